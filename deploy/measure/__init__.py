@@ -1,4 +1,4 @@
-"""What a pair of models is worth on prompts of one's own, measured without a service. Imports torch."""
+"""Measures how much a pair of models gains on given prompts, without a service. Imports torch."""
 
 from deploy.measure.agreement import of_guesser
 from deploy.measure.prediction import Timing

@@ -1,7 +1,7 @@
-"""How far guesses agree with what a target wrote: acceptance by depth, for a draft and for guessers without a model.
+"""How often guesses agree with a target's output: acceptance by depth, for a draft and for guessers without a model.
 
-Knows recordings as arrays and the laws of verification; must not know models. Every place of a text begins a chain:
-so a few texts say as much as can be said. A chain's guesses below one that was not accepted count for nothing.
+Knows recordings as arrays and the rules of verification; must not know models. A chain of guesses begins at every place
+of a text, so that a few texts are enough. Guesses behind a rejected one are not counted.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Float64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Numbers of places by depth, from 0; they are expected values where acceptance is a matter of chance."""
+    """The number of places at each depth, counted from 0; expected values where acceptance is random."""
 
     reached: Float64
-    """Places whose guesses above were all accepted, and where the text goes on."""
+    """Places where all guesses at lower depths were accepted and the text continues."""
     guessed: Float64
-    """Of these, those with a guess."""
+    """The places of `reached` that have a guess."""
     accepted: Float64
-    """Of these, those whose guess was accepted."""
+    """The places of `guessed` whose guess was accepted."""
 
     def __add__(self, other: Agreement) -> Agreement:
         return Agreement(self.reached + other.reached, self.guessed + other.guessed, self.accepted + other.accepted)
 
     @property
     def alpha(self) -> float:
-        """Acceptance rate of a guess, over all places that have one."""
+        """Acceptance rate of the first guess, over all places that have one."""
         return _ratio(self.accepted[0], self.guessed[0])
 
     @property
@@ -46,12 +46,12 @@ class Agreement:
 
     @property
     def by_depth(self) -> list[float]:
-        """Acceptance rate of a guess at each depth, if those above it were accepted; NaN where there was none."""
+        """Acceptance rate of a guess at each depth, if all before it were accepted; NaN where there was no guess."""
         return [_ratio(*pair) if pair[1] else float("nan") for pair in zip(self.accepted, self.guessed, strict=True)]
 
     @property
     def rates(self) -> list[float]:
-        """The same for a place that may have no guess: what `core.theory.chain_tokens` asks for."""
+        """The same over all places, a missing guess counted as rejected: the input of `core.theory.chain_tokens`."""
         return [_ratio(*pair) for pair in zip(self.accepted, self.reached, strict=True)]
 
 
@@ -60,21 +60,22 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def nothing(depth: int) -> Agreement:
-    """Before any text."""
+    """The agreement before any text is counted."""
     return Agreement(np.zeros(depth), np.zeros(depth), np.zeros(depth))
 
 
 def coupled(guesses: Sequence[int], output: Sequence[int], depth: int) -> Agreement:
-    """Of a draft whose guess at each place is known: accepted where it is the token, with the same noise."""
+    """The agreement of a draft that draws with the target's noise: a guess is accepted if it equals the token there."""
     is_same = np.array([guess == token for guess, token in zip(guesses, output, strict=True)], dtype=np.float64)
     return _chains(is_same, is_same, depth)
 
 
 def rejection(log_p: Float32, log_q: Float32, output: Sequence[int], q_top_tokens: int, depth: int) -> Agreement:
-    """Of a draft that samples from its q, cut to `q_top_tokens` tokens, expected from both distributions [N, V].
+    """The expected agreement of a draft that samples from q cut to `q_top_tokens` tokens; p and q are given.  # [N, V]
 
-    A chain from q is accepted down to a prefix x with probability prod min(p(x_i), q(x_i)). Texts come from p, so each
-    place counts for prod min(1, q(x_i) / p(x_i)) of the places above it, and the guess there for sum_x min(p, q).
+    The first guesses x of a chain are drawn and accepted with probability prod min(p(x_i), q(x_i)). The text was drawn
+    from p, so a place has the weight prod min(1, q(x_i) / p(x_i)) over the places before it in the chain, and the guess
+    there is accepted with probability sum_x min(p, q).
     """
     p, q = np.exp(log_p.astype(np.float64)), _cut(np.exp(log_q.astype(np.float64)), q_top_tokens)
     places = np.arange(len(output))
@@ -83,7 +84,8 @@ def rejection(log_p: Float32, log_q: Float32, output: Sequence[int], q_top_token
 
 
 def _cut(q: Float64, top_tokens: int) -> Float64:
-    """What q is defined as: the likeliest tokens of each row that hold `Q_MASS`, `top_tokens` at most, renormalised."""
+    """q as rejection verification defines it: the likeliest tokens that hold `Q_MASS`, at most `top_tokens`,
+    renormalised."""
     kept = np.argsort(-q, axis=1)[:, :top_tokens]
     held, cut = np.take_along_axis(q, kept, axis=1), np.zeros_like(q)
     is_within = held.cumsum(axis=1) - held < Q_MASS
@@ -93,11 +95,11 @@ def _cut(q: Float64, top_tokens: int) -> Float64:
 
 
 def _chains(weights: Float64, chances: Float64, depth: int) -> Agreement:
-    """A chain at each place: `chances` that its guess is accepted, `weights` of what is below a guess at that place."""
+    """The agreement of a chain at each place: its guess is accepted with `chances`, and followed with `weights`."""
     reached, accepted = np.zeros(depth), np.zeros(depth)
     arriving = np.ones(len(weights))
     for level in range(min(depth, len(weights))):
-        arriving = arriving[: len(weights) - level]  # places from which the text goes on so far
+        arriving = arriving[: len(weights) - level]  # places whose text is longer than this depth
         reached[level] = arriving.sum()
         accepted[level] = (arriving * chances[level:]).sum()
         arriving = arriving * weights[level:]
@@ -106,12 +108,12 @@ def _chains(weights: Float64, chances: Float64, depth: int) -> Agreement:
 
 @dataclass(frozen=True, slots=True)
 class GuesserAgreement:
-    """Of a guesser on one text or more."""
+    """The agreement of a guesser on one or more texts, by kind of verification."""
 
     coupled: Agreement
     rejection: Agreement
     propose_s: float
-    """Of all proposals together."""
+    """Time of all proposals together, in seconds."""
 
     def __add__(self, other: GuesserAgreement) -> GuesserAgreement:
         both = self.coupled + other.coupled, self.rejection + other.rejection
@@ -119,17 +121,17 @@ class GuesserAgreement:
 
     @property
     def guess_s(self) -> float:
-        """Of one proposal."""
+        """Time of one proposal, in seconds."""
         return _ratio(self.propose_s, self.coupled.reached[0])
 
 
 def of_guesser(
     guesser: Guesser, prompt: Sequence[int], output: Sequence[int], log_p: Float32, depth: int
 ) -> GuesserAgreement:
-    """Ask at each place of a text, as a session would that came by there.
+    """Ask the guesser at each place of a text, as a session does there.
 
-    Coupled and greedy verification follow the proposed tree. Rejection has its first chain, whose tokens are as good as
-    certain to their guesser: each is accepted with p(token).
+    Coupled and greedy verification follow the proposed tree. Rejection verifies its first chain; the guesser has q = 1
+    for each of its tokens, so that a token is accepted with p(token).
     """
     text, whole = list(prompt), [*prompt, *output]
     coupled, rejection, propose_s = nothing(depth), nothing(depth), 0.0
@@ -145,7 +147,7 @@ def of_guesser(
 
 
 def _followed(guesses: Guesses, rest: Sequence[int], depth: int) -> Agreement:
-    """Down the tree as far as it has what the text has."""
+    """Follow the tree as long as it has the text's next token."""
     found, node = nothing(depth), ROOT
     for level, token in enumerate(rest):
         below = [each for each, parent in enumerate(guesses.parents) if parent == node]
@@ -158,7 +160,7 @@ def _followed(guesses: Guesses, rest: Sequence[int], depth: int) -> Agreement:
 
 
 def _judged(guesses: Guesses, rest: Sequence[int], log_p: Float32, depth: int) -> Agreement:
-    """Down the first chain as far as the text goes that way, each guess for what p makes of it."""
+    """Follow the first chain as long as it has the text's next token; each guess counts with its p."""
     found, node = nothing(depth), ROOT
     for level, token in enumerate(rest):
         found.reached[level] = 1.0

@@ -1,7 +1,7 @@
-"""What a measured agreement would be worth on hardware whose passes are known: the best draft length by streams.
+"""Predicts the gain of a measured agreement on hardware whose pass times are known: the best draft length by streams.
 
-Knows acceptance by depth and laws of time; must not know where either comes from. The way to engines takes no time
-here: `outrider simulate` has it, and all else.
+Knows acceptance by depth and pass times; must not know where they come from. Transport to engines takes no time here;
+`outrider simulate` models it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from core.theory import chain_tokens
 
 STREAMS = (1, 2, 4, 8, 16, 32)
 WORTH_IT = 1.03
-"""A factor from which drafting pays: below it, the service itself would rest (docs/control.md)."""
+"""The least factor with which drafting pays: below it the service stops drafting for a while (docs/control.md)."""
 
 PassTime = Callable[[int], float]
 """Seconds of a pass by its rows."""
@@ -21,7 +21,7 @@ PassTime = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long passes take on some hardware."""
+    """The duration of passes on some hardware."""
 
     name: str
     target: PassTime
@@ -29,23 +29,23 @@ class Timing:
 
     @property
     def c(self) -> float:
-        """Of a draft pass over a target pass, one row each."""
+        """The cost of a draft pass over a target pass, with one row each; 0 without a draft."""
         return self.draft(1) / self.target(1) if self.draft is not None else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Guessing:
-    """Where guesses come from, in time."""
+    """What a prediction has to know of a source of guesses."""
 
     rates: Sequence[float]
-    """Acceptance by depth, of places that may have no guess."""
+    """Acceptance rate by depth, over all places; a place without a guess counts as rejected."""
     guess_s: float | None = None
-    """Of a proposal; None for a draft, which takes a pass for each guess."""
+    """Seconds of a proposal; None for a draft, which takes a pass for each guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The best draft length with this number of streams, and its factor over plain decoding."""
+    """The best draft length at a number of streams, and the speed with it over that of plain decoding."""
 
     num_streams: int
     gamma: int
@@ -53,12 +53,15 @@ class Prediction:
 
 
 def predict(guessing: Guessing, timing: Timing, *, is_pipelined: bool) -> list[Prediction]:
-    """For each number of streams. Pipelined: drafting on a device of its own, hidden behind verification, and ready."""
+    """The prediction for each number of streams.
+
+    `is_pipelined`: the draft has a device of its own, and the next block is ready when a verdict comes.
+    """
     return [_best(guessing, timing, num_streams, is_pipelined) for num_streams in STREAMS]
 
 
 def pays_up_to(predictions: Iterable[Prediction]) -> int:
-    """The most streams with which drafting pays, and with all fewer; 0 if never."""
+    """The largest number of streams up to which drafting always pays; 0 if it never does."""
     most = 0
     for each in predictions:
         if each.factor < WORTH_IT:

@@ -1,6 +1,6 @@
-"""What a target writes after a prompt, and what target and draft think of each place of it.
+"""Records a target's output after a prompt, with the distributions of target and draft at each place of it.
 
-Knows runtimes, sampling and noise: models are driven by hand, in this process. Must not know guessers or figures.
+Knows runtimes, sampling and noise: it runs the models itself, in this process. Must not know guessers or figures.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from workers.step import SequenceKV, StepRows
 Float32 = NDArray[np.float32]
 
 TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64)
-"""Rows of the passes that are timed; beyond, a pass is taken to cost in proportion."""
+"""The numbers of rows whose passes are timed; the time of a wider pass is taken to be proportional to its rows."""
 NUM_TIMED = 7
-"""Passes of each width, of which the median counts."""
+"""The number of timed passes of each width; their median counts."""
 CONTEXT_TOKENS = 64
-"""Behind which passes are timed."""
+"""The length of the context of timed passes, in tokens."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Recording:
-    """One text of the target's. Distributions are those that the next token was drawn from, place by place."""
+    """One output of the target, and the distributions that its tokens were drawn from."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     log_p: Float32  # [output, V]
     log_q: Float32 | None = None  # [output, V], of the draft, if there is one
     guesses: tuple[int, ...] = ()
-    """What the draft would have guessed at each place with the noise that it shares with the target."""
+    """The draft's guess at each place, drawn with the noise that it shares with the target."""
 
 
 class MeasuredModel:
-    """A model that is ready, and what it costs."""
+    """A loaded and warm model, its memory and its pass times."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Load it. Raises: StartupError."""
+        """Load the model and warm it up. Raises: StartupError."""
         loaded = load(config, _quiet)
         self.weights_bytes = sum(parameter.nbytes for parameter in loaded.model.parameters())
         self._runtime = ModelRuntime(loaded, config)
@@ -62,7 +62,7 @@ class MeasuredModel:
 
     @torch.inference_mode()
     def write(self, prompt: Sequence[int], sampling: Sampling, max_tokens: int) -> Recording:
-        """Up to `max_tokens` tokens with the noise of `sampling.seed`, as plain decoding draws them."""
+        """Generate up to `max_tokens` tokens by plain decoding, with the noise of `sampling.seed`."""
         tokens, laws = list(prompt), list[Float32]()
         with self._sequence() as kv:
             logits = self._prefill(kv, prompt)
@@ -78,7 +78,7 @@ class MeasuredModel:
 
     @torch.inference_mode()
     def follow(self, text: Recording, sampling: Sampling) -> Recording:
-        """The same text, with what this model, as the draft, thinks of it."""
+        """The same text with the distributions and guesses of this model, which is the draft."""
         tokens, start = (*text.prompt, *text.output), len(text.prompt)
         with self._sequence() as kv:
             logits = torch.cat([self._prefill(kv, text.prompt), *self._read(kv, text.output[:-1])])
@@ -89,7 +89,10 @@ class MeasuredModel:
 
     @torch.inference_mode()
     def pass_law(self) -> PassLaw:
-        """Seconds of a pass by its rows, measured now. Widths take turns, and none is dearer than a wider one."""
+        """Measure the seconds of a pass by its rows.
+
+        The widths take turns, so that a change of load affects all; times never fall with more rows.
+        """
         cost = PassCost(prior_s=0.0)
         with self._sequence() as kv:
             self._prefill(kv, [0] * CONTEXT_TOKENS)
@@ -138,7 +141,8 @@ def record(
     max_tokens: int,
     draft_temperature: float | None = None,
 ) -> Recording:
-    """What the target writes after `prompt`, and what both think of it: the draft at its own temperature, if any."""
+    """The target's output after `prompt`, and the distributions of both models; the draft has `draft_temperature`, if
+    given."""
     text = target.write(prompt, sampling, max_tokens)
     if draft is None:
         return text
@@ -147,9 +151,9 @@ def record(
 
 
 def _chain(kv: SequenceKV, tokens: Sequence[int]) -> StepRows:
-    """Rows of which each has logits: a token, and the others in a row below it."""
+    """Rows that all have logits: the first token, and the others as a chain of guesses below it."""
     return StepRows(kv, tokens[:1], TokenTree.chain(tuple(tokens[1:])))
 
 
 def _quiet(_: str) -> None:
-    """Progress is shown by whoever loads."""
+    """Drop the progress of one model; the survey reports its own."""

@@ -1,4 +1,4 @@
-"""A survey for people and for scripts: tables, results, and the options of `outrider simulate` that stand for them.
+"""A survey as tables for people and as results for scripts, with the options of `outrider simulate` for the same pair.
 
 Knows surveys and hardware by name; must not know how anything was measured.
 """
@@ -18,11 +18,11 @@ from deploy.measure.survey import Source, Survey
 
 MB, KB = 1e6, 1e3
 WAYS = {"in turn": False, "pipelined": True}
-"""Whether drafting is hidden; what needs no draft model has nothing to hide."""
+"""Whether drafting is hidden behind verification. A guesser without a model has only one way."""
 
 
 def lines(survey: Survey, timings: Sequence[Timing]) -> Iterator[str]:
-    """What was measured, then what it would be worth: on this machine, and on other hardware with `timings`."""
+    """The measured acceptance, then the predicted gain on this machine and on each hardware of `timings`."""
     yield from _acceptance_lines(survey)
     for timing in (survey.timing, *timings):
         yield ""
@@ -89,7 +89,7 @@ def _memory_lines(survey: Survey) -> Iterator[str]:
 
 
 def _simulations(survey: Survey) -> Mapping[float, str]:
-    """By temperature, the options of `outrider simulate` that stand for the draft and this machine."""
+    """The options of `outrider simulate` for the draft on this machine, by temperature."""
     timing, law = survey.timing, survey.timing.draft
     if law is None:
         return {}
@@ -107,7 +107,7 @@ def _simulations(survey: Survey) -> Mapping[float, str]:
 
 
 def results(survey: Survey, timings: Sequence[Timing]) -> list[Result]:
-    """Every figure that the tables have, and more digits of them."""
+    """All figures of the tables, with more digits."""
     return [
         *(result for source in survey.sources for result in _source_results(source)),
         *(result for timing in (survey.timing, *timings) for result in _timing_results(survey, timing)),

@@ -1,15 +1,16 @@
-"""Which of a target's layers make the best draft of it: greedy removal, judged on what the target writes.
+"""Finds the layers of a target that make its best draft, by greedy removal, scored on the target's own output.
 
-Knows models and texts; must not know how figures are shown. A subset is tried in the loaded model itself, one pass a
-text, so that nothing is loaded twice. Source of the search: SWIFT (Xia et al. 2024) and Draft & Verify (Zhang et al.
-2023) search by Bayesian optimisation; removing the layer that is missed least is simpler and gives a whole curve.
+Knows models and texts; must not know how figures are shown. Subsets are tried in the loaded model, with one pass for
+each text, so that nothing is loaded twice. Source of the idea: SWIFT (Xia et al. 2024) and Draft & Verify (Zhang et al.
+2023), which search by Bayesian optimisation; greedy removal is simpler and gives a subset of every size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import add
 
 import torch
 
@@ -27,41 +28,41 @@ Score = Callable[[Layers], Agreement]
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """What is searched."""
+    """The input of a search."""
 
     target: EngineConfig
     prompts: Sequence[Sequence[int]]
     num_tokens: int
-    """Of each output, greedy, at most."""
+    """Largest number of tokens of each output, which is greedy."""
     depth: int
-    """Guesses in a row, at most."""
+    """Largest number of guesses in a row."""
     budget: int
-    """Subsets that are tried, at most."""
+    """Largest number of subsets that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A draft out of some layers."""
+    """A draft made of some of the target's layers."""
 
     layers: Layers
     agreement: Agreement
     c: float
-    """Time of its pass over the target's, on this machine."""
+    """The cost of its pass over a pass of the target, on this machine."""
     depth: int
 
     @property
     def alpha(self) -> float:
-        """Share of guesses that the target says itself."""
+        """Acceptance rate of its guesses."""
         return self.agreement.alpha
 
     @property
     def in_turn(self) -> tuple[float, int]:
-        """Times plain decoding, and the draft length: Theorem 3.8."""
+        """The speed over plain decoding by Leviathan's Theorem 3.8, and the draft length that gives it."""
         return _best(partial(walltime_factor, self.alpha, c=self.c), self.depth)
 
     @property
     def pipelined(self) -> tuple[float, int]:
-        """The same where drafting is hidden behind verification, on a device of its own."""
+        """The same for a draft on a device of its own, hidden behind verification."""
         return _best(partial(pipelined_factor, self.alpha, c=self.c), self.depth)
 
 
@@ -71,7 +72,7 @@ def _best(factor: Callable[[int], float], depth: int) -> tuple[float, int]:
 
 
 def search(plan: SearchPlan, progress: Callable[[], None]) -> list[Candidate]:
-    """The best subset that was found of each size, the largest first; `progress` is told of each that was tried.
+    """The best subset found of each size, the largest first; `progress` is called for each subset that is tried.
 
     Raises: StartupError, of which ConfigError for a budget that is too small.
     """
@@ -81,22 +82,22 @@ def search(plan: SearchPlan, progress: Callable[[], None]) -> list[Candidate]:
 
     def score(layers: Layers) -> Agreement:
         progress()
-        return _sum([_judge(model, layers, text, plan.depth) for text in texts])
+        return reduce(add, [_judge(model, layers, text, plan.depth) for text in texts])
 
     found = removal(num_layers, plan.budget, score)
     return [Candidate(layers, agreement, cost(len(layers)), plan.depth) for layers, agreement in found]
 
 
 def removal(num_layers: int, budget: int, score: Score) -> list[tuple[Layers, Agreement]]:
-    """Subsets of falling size, each of the one before it.
+    """Subsets of falling size, each a part of the one before.
 
-    In each step every layer is tried without, and those that are missed least are removed: one, or as many as the
-    budget asks for. Raises: ConfigError.
+    Each step scores the subset without each of its layers, and removes the layers whose loss costs least: one, or
+    several if the budget is too small for one at a time. Raises: ConfigError.
     """
     if num_layers < 2:
-        raise ConfigError("--target must have two layers at least, for some of them to be a draft")
+        raise ConfigError("--target has one layer: give a model of two or more, so that some of them can be the draft")
     if budget < (least := num_tried(num_layers, num_layers)):
-        raise ConfigError(f"--budget must be at least {least} for {num_layers} layers, got {budget}")
+        raise ConfigError(f"--budget {budget} is too small for a model of {num_layers} layers: give {least} or more")
     at_once = next(each for each in range(1, num_layers + 1) if num_tried(num_layers, each) <= budget)
     kept, found = tuple(range(num_layers)), list[tuple[Layers, Agreement]]()
     while len(kept) > 1:
@@ -109,7 +110,7 @@ def removal(num_layers: int, budget: int, score: Score) -> list[tuple[Layers, Ag
 
 
 def num_tried(num_layers: int, at_once: int) -> int:
-    """The number of subsets that a search tries which removes up to `at_once` of `num_layers` layers in each step."""
+    """The number of subsets that a search tries if it removes up to `at_once` of `num_layers` layers in each step."""
     tried, left = 0, num_layers
     while left > 1:
         removed = min(at_once, left - 1)
@@ -122,7 +123,10 @@ def _less(layers: Layers, layer: int) -> Layers:
 
 
 def _texts_and_cost(plan: SearchPlan) -> tuple[list[Recording], Callable[[int], float]]:
-    """What the target writes, and what part of its pass one of some layers takes: each layer takes the same."""
+    """The target's outputs, and the cost of a pass by its number of layers, over that of a whole pass.
+
+    All layers are taken to cost the same.
+    """
     sampling = Sampling(temperature=0.0)
     whole = MeasuredModel(plan.target)
     texts = [whole.write(prompt, sampling, plan.num_tokens) for prompt in plan.prompts]
@@ -135,15 +139,8 @@ def _texts_and_cost(plan: SearchPlan) -> tuple[list[Recording], Callable[[int], 
 
 @torch.inference_mode()
 def _judge(model: torch.nn.Module, layers: Layers, text: Recording, depth: int) -> Agreement:
-    """What these layers would have guessed at each place of the text."""
+    """The agreement of a draft made of these layers with this text."""
     ids = torch.tensor([[*text.prompt, *text.output[:-1]]], device=next(model.parameters()).device)
     with LayerSubset(layers).of(model):
         logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(text.output)).logits[0]
     return coupled(logits.argmax(dim=-1).tolist(), text.output, depth)
-
-
-def _sum(agreements: Sequence[Agreement]) -> Agreement:
-    first, *others = agreements
-    for each in others:
-        first += each
-    return first

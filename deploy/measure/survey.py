@@ -1,13 +1,14 @@
-"""Measures a pair on prompts: what each source of guesses agrees with, how long passes take, what memory they cost.
+"""Measures a pair on prompts: the acceptance of each source of guesses, the time of passes, and the memory of models.
 
-Puts models, guessers and the laws of verification together; must not know how figures are shown.
+Puts models, guessers and the rules of verification together; must not know how figures are shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import add
 
 from core.config import EngineConfig, SpeculationConfig
 from core.errors import ConfigError
@@ -23,24 +24,24 @@ THIS_MACHINE = "this machine"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured."""
+    """The input of a survey."""
 
     target: EngineConfig
     draft: EngineConfig | None
     prompts: Sequence[Sequence[int]]
     temperatures: Sequence[float]
     num_tokens: int
-    """Of each output, at most."""
+    """Largest number of tokens of each output."""
     depth: int
-    """Guesses in a row, at most."""
+    """Largest number of guesses in a row."""
     q_top_tokens: int = SpeculationConfig().q_top_tokens
-    """What the draft's q is cut to in rejection verification."""
+    """Largest number of tokens of the draft's q in rejection verification."""
     draft_temperature: float | None = None
-    """Of the draft alone, where the target samples; None for the target's."""
+    """Temperature of the draft where the target samples; None for the target's own."""
 
     @property
     def num_steps(self) -> int:
-        """Times that progress is told."""
+        """The number of times that progress is reported."""
         return (2 if self.draft is not None else 1) * 2 + len(self.temperatures) * len(self.prompts)
 
 
@@ -51,10 +52,10 @@ class Source:
     name: str
     temperature: float
     verification: Verification
-    """Greedy decoding is the same under all of them, and stands under coupled."""
+    """At temperature 0 all rules decide alike; results are listed under `coupled`."""
     agreement: Agreement
     guess_s: float | None
-    """Of a proposal; None for the draft."""
+    """Seconds of a proposal; None for the draft."""
 
     @property
     def guessing(self) -> Guessing:
@@ -63,7 +64,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one model."""
+    """The memory of one model."""
 
     weights_bytes: int
     kv_bytes_a_token: int
@@ -71,21 +72,21 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All that was measured."""
+    """The results of a survey."""
 
     sources: Sequence[Source]
     timing: Timing
-    """Of this machine."""
+    """Pass times on this machine."""
     memory: Mapping[str, Memory]
-    """By role."""
+    """The memory of each model, by role."""
     num_tokens: Mapping[float, int]
-    """Written, by temperature."""
+    """The number of tokens written, by temperature."""
 
 
 def survey(plan: Plan, progress: Callable[[str], None]) -> Survey:
-    """Measure; `progress` is told what has been done, `plan.num_steps` times.
+    """Measure the pair; `progress` gets a line for each step that is done, `plan.num_steps` in all.
 
-    Raises: StartupError for models that cannot be served; ConfigError for a prompt that is too long for one.
+    Raises: StartupError for models that cannot be served; ConfigError for a prompt that is too long for a model.
     """
     models = dict(_loaded(plan, progress))
     _check_lengths(plan, models)
@@ -116,8 +117,8 @@ def _check_lengths(plan: Plan, models: Mapping[str, MeasuredModel]) -> None:
         for number, prompt in enumerate(plan.prompts, 1):
             if len(prompt) > room:
                 raise ConfigError(
-                    f"--prompts: prompt {number} has {len(prompt)} tokens, and with --tokens {plan.num_tokens} that is "
-                    f"more than the {role}'s context of {model.info.max_context_tokens}"
+                    f"--prompts: prompt {number} has {len(prompt)} tokens; with --tokens {plan.num_tokens} it exceeds "
+                    f"the {role}'s context of {model.info.max_context_tokens}: shorten it, or lower --tokens"
                 )
 
 
@@ -128,7 +129,7 @@ def _texts(
     temperature: float,
     progress: Callable[[str], None],
 ) -> Iterator[Recording]:
-    """Each prompt has a seed of its own."""
+    """A recording of each prompt, each with its own seed."""
     for number, prompt in enumerate(plan.prompts):
         sampling = Sampling(temperature=temperature, seed=number)
         yield record(target, draft, prompt, sampling, plan.num_tokens, plan.draft_temperature)
@@ -137,10 +138,10 @@ def _texts(
 
 def _sources(plan: Plan, texts: Sequence[Recording], temperature: float) -> Iterator[Source]:
     if plan.draft is not None:
-        found = _sum([coupled(text.guesses, text.output, plan.depth) for text in texts])
+        found = reduce(add, [coupled(text.guesses, text.output, plan.depth) for text in texts])
         yield Source(DRAFT, temperature, Verification.COUPLED, found, None)
         if temperature:
-            yield Source(DRAFT, temperature, Verification.REJECTION, _sum(_rejections(plan, texts)), None)
+            yield Source(DRAFT, temperature, Verification.REJECTION, reduce(add, _rejections(plan, texts)), None)
     for name, new in guessers(plan.depth).items():
         total = _of_guesser(new, texts, plan.depth)
         yield Source(name, temperature, Verification.COUPLED, total.coupled, total.guess_s)
@@ -156,23 +157,13 @@ def _rejections(plan: Plan, texts: Sequence[Recording]) -> list[Agreement]:
     ]
 
 
-def _sum(agreements: Sequence[Agreement]) -> Agreement:
-    first, *others = agreements
-    for each in others:
-        first += each
-    return first
-
-
 def _of_guesser(new: Callable[[], Guesser], texts: Sequence[Recording], depth: int) -> GuesserAgreement:
-    """A guesser of its own for each text, as each session has."""
-    first, *others = (of_guesser(new(), text.prompt, text.output, text.log_p, depth) for text in texts)
-    for each in others:
-        first += each
-    return first
+    """The agreement of a guesser over all texts; each text has a new guesser, as each session does."""
+    return reduce(add, [of_guesser(new(), text.prompt, text.output, text.log_p, depth) for text in texts])
 
 
 def guessers(depth: int) -> Mapping[str, Callable[[], Guesser]]:
-    """Those that need no more than the text, by name, as the default settings have them: each makes one session's."""
+    """The guessers that need only the text, by name, with default settings; each value makes one session's guesser."""
     means = Means(SpeculationConfig(), depth)
     names = [name for name in available_sources(means.config) if name in BY_TEXT and name not in ASKING]
     return {name: partial(GUESSERS[name], means) for name in names}

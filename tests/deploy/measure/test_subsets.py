@@ -81,4 +81,4 @@ def test_what_cannot_be_written_or_tried_is_refused_by_name(tmp_path, capsys):
     assert main([*argv, "--json", str(tmp_path / "nowhere" / "a.json")]) == 2
     assert "is not a directory" in capsys.readouterr().err
     assert main([*argv, "--budget", "3"]) == 2
-    assert "--budget must be at least 10 for 6 layers, got 3" in capsys.readouterr().err
+    assert "--budget 3 is too small for a model of 6 layers: give 10 or more" in capsys.readouterr().err

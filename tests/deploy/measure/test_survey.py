@@ -185,7 +185,7 @@ def test_what_cannot_be_measured_is_said_in_one_line_that_names_the_option(argv,
 
 def test_a_prompt_that_is_too_long_is_named(plan):
     long = Plan(plan.target, None, [*plan.prompts, (1,) * 2040], (0.0,), NUM_TOKENS, DEPTH)
-    with pytest.raises(ConfigError, match=r"^--prompts: prompt 3 has 2040 tokens, and with --tokens 12 .* target"):
+    with pytest.raises(ConfigError, match=r"^--prompts: prompt 3 has 2040 tokens; with --tokens 12 .* target"):
         survey(long, lambda _: None)
 
 
