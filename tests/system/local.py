@@ -8,19 +8,20 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
+from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import Unavailable
-from core.records import Chunk, DraftUpdate, GenerationRequest, Sampling
+from core.records import Chunk, DraftUpdate, GenerationRequest, ModelInfo, Sampling
 from deploy.clock import MonotonicClock
 from orchestrator.policy.policies import Policies
 from orchestrator.service import Service
@@ -78,7 +79,9 @@ class LocalLease:
 class LocalLeases:
     """Grants places on the one target and the one draft; `restart_target` replaces the target as a crash would."""
 
-    def __init__(self, target: TargetEngine, draft: DraftEngine | None, extra: Sequence[DraftEngine] = ()) -> None:
+    def __init__(
+        self, target: TargetEngine, draft: DraftEngine | None, extra: Sequence[DraftEngine | None] = ()
+    ) -> None:
         self.open_leases: set[int] = set()
         self.num_leases = 0
         self.engines = {"target": target, "draft": draft, **{f"draft{n}": each for n, each in enumerate(extra, 1)}}
@@ -169,51 +172,58 @@ async def system(
     target: Path = DEMO / "target",
     draft: Path | None = DEMO / "draft",
     *,
+    extra_drafts: Sequence[Path] = (),
     gamma: int = 4,
-    limits: Limits | None = None,
-    deterministic: bool = True,
     speculation: SpeculationConfig | None = None,
     policies: Policies | None = None,
-    draft_layers: tuple[int, ...] | None = None,
-    extra_drafts: Sequence[Path] = (),
-    cascade_tokens: int = 0,
+    drafts: Mapping[str, Any] = MappingProxyType({}),
     **engine: Any,
 ) -> AsyncIterator[System]:
-    """A service over the checkpoints; `engine` changes settings of both engines.
+    """A service over the checkpoints; `engine` changes settings of all engines, `drafts` those of the drafts' engines.
 
     Drafts chains of `gamma` behind verification unless told otherwise: the adaptive policy would rest where a draft is
     slow or wrong, and then nothing would be tested.
     """
     torch.set_num_threads(1)
-    target_config = EngineConfig(str(target), deterministic=deterministic, **engine)
-    own = {"layers": draft_layers, "cascade_tokens": cascade_tokens}
-    draft_config = replace(target_config, model=str(draft), **own) if draft else None
-    extra_configs = [replace(target_config, model=str(each), cascade_tokens=cascade_tokens) for each in extra_drafts]
-    config = ServiceConfig(
-        TargetConfig(target_config),
-        DraftConfig(draft_config) if draft_config else None,
-        tuple(map(DraftConfig, extra_configs)),
-        speculation=speculation or SpeculationConfig(policy="static", max_draft_tokens=gamma, draft_timeout_s=30.0),
-        limits=limits or Limits(),
-    )
-    target_engine = TargetEngine.load(target_config, 1, lambda _: None)
-    draft_engine = DraftEngine.load(draft_config, 2, 64, lambda _: None) if draft_config else None
-    extra = [DraftEngine.load(each, 2 + number, 64, lambda _: None) for number, each in enumerate(extra_configs, 1)]
-    leases = LocalLeases(target_engine, draft_engine, extra)
-    tokenizer = _tokenizer(target)
-    draft_info = draft_engine.info if draft_engine else None
-    info = target_engine.info
-    grammars = Grammars(
-        lambda: GrammarCompiler.of_model(target, info.vocab_size, info.eos_token_ids), info.vocab_size, 32
-    )
-    service = Service(config, info, draft_info, tokenizer, leases, MonotonicClock(), policies, grammars)
-    for number, each in enumerate(extra, 1):
-        service.use_extra_draft(number, each.info)
+    speculation = speculation or SpeculationConfig(policy="static", max_draft_tokens=gamma, draft_timeout_s=30.0)
+    own = EngineConfig(str(target), deterministic=True, **engine)
+    first, *others = [
+        DraftConfig(replace(own, model=str(each), **drafts)) if each else None for each in (draft, *extra_drafts)
+    ]
+    config = ServiceConfig(TargetConfig(own), first, tuple(others), speculation=speculation)
+    leases = _leases_of(config)
+    grammars = _grammars_of(target, leases.engines["target"].info)
+    service = _service_of(config, leases, _tokenizer(target), policies, grammars)
     try:
-        yield System(service, leases, tokenizer)
+        yield System(service, leases, _tokenizer(target))
     finally:
         await leases.close()
         grammars.close()
+
+
+def _leases_of(config: ServiceConfig) -> LocalLeases:
+    """Leases on engines with these settings."""
+    target = TargetEngine.load(config.target.engine, 1, lambda _: None)
+    configs = enumerate((config.draft, *config.extra_drafts), 2)
+    draft, *extra = [
+        DraftEngine.load(each.engine, epoch, 64, lambda _: None) if each else None for epoch, each in configs
+    ]
+    return LocalLeases(target, draft, extra)
+
+
+def _grammars_of(target: Path, info: ModelInfo) -> Grammars:
+    return Grammars(lambda: GrammarCompiler.of_model(target, info.vocab_size, info.eos_token_ids), info.vocab_size, 32)
+
+
+def _service_of(
+    config: ServiceConfig, leases: LocalLeases, tokenizer: Tokenizer, policies: Policies | None, grammars: Grammars
+) -> Service:
+    infos = {name: each.info for name, each in leases.engines.items() if each is not None}
+    info, draft = infos.pop("target"), infos.pop("draft", None)
+    service = Service(config, info, draft, tokenizer, leases, MonotonicClock(), policies, grammars)
+    for number, extra in enumerate(infos.values(), 1):
+        service.use_extra_draft(number, extra)
+    return service
 
 
 def request(prompt: Sequence[int], max_tokens: int = 32, **changes: Any) -> GenerationRequest:

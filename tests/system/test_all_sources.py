@@ -44,7 +44,7 @@ IN_A_HURRY = ("static_tree in turn", "adaptive")
 POLICY = pytest.mark.parametrize(
     "policy", [name if name in IN_A_HURRY else pytest.param(name, marks=pytest.mark.slow) for name in POLICIES]
 )
-CASCADE_TOKENS = 4
+CASCADE = {"cascade_tokens": 4}
 NUM_TOKENS, NUM_STREAMS, NUM_AT_ONCE = 4, 640, 32
 
 
@@ -91,7 +91,7 @@ async def check_outputs(served, plain):
 
 @POLICY
 async def test_tokens_are_those_of_plain_decoding(other, plain, policy):
-    async with system(extra_drafts=[other], speculation=POLICIES[policy], cascade_tokens=CASCADE_TOKENS) as served:
+    async with system(extra_drafts=[other], speculation=POLICIES[policy], drafts=CASCADE) as served:
         found = await check_outputs(served, plain)
     assert {"draft", "draft_2"} <= set(found) or not policy.startswith("static_tree"), f"both meet in one tree: {found}"
 
@@ -112,7 +112,7 @@ def lying(reply, dice):
 
 @POLICY
 async def test_a_lying_extra_draft_changes_no_token(other, plain, policy, monkeypatch):
-    async with system(extra_drafts=[other], speculation=POLICIES[policy], cascade_tokens=CASCADE_TOKENS) as served:
+    async with system(extra_drafts=[other], speculation=POLICIES[policy], drafts=CASCADE) as served:
         dice, told = Random(5), Counter()
 
         def perhaps(reply):
@@ -148,9 +148,7 @@ async def test_where_the_draft_samples_the_law_is_the_targets(verification, poli
     guessers = tuple(source for source in EVERYBODY if source != "grammar")
     speculation = replace(POLICIES[policy], guessers=guessers, lookup_min_match=1)
     counts = Counter()
-    async with system(
-        target, draft, extra_drafts=[second], speculation=speculation, cascade_tokens=CASCADE_TOKENS
-    ) as served:
+    async with system(target, draft, extra_drafts=[second], speculation=speculation, drafts=CASCADE) as served:
         for first in range(0, NUM_STREAMS, NUM_AT_ONCE):
             jobs = [
                 request(
