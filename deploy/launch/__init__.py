@@ -1,4 +1,4 @@
-"""Starts the application: on this machine, or on an existing Ray cluster."""
+"""Starts the application on this machine or on an existing Ray cluster."""
 
 from deploy.launch.cluster import OBJECT_STORE_BYTES, Endpoints, local_cluster
 from deploy.launch.local import changed_settings, describe_models, drain, served

@@ -1,4 +1,4 @@
-"""Deploys the application from Python: common mistakes are found first, and reported in a line.
+"""Deploys the application from Python. Common mistakes are found before the start, and reported in one line.
 
 Knows checkpoints on disk and Serve's status; `deploy.app` defines the application.
 """
@@ -29,7 +29,7 @@ WIND_DOWN_TIMEOUT_S = 5.0
 
 
 def check_pair(config: ServiceConfig) -> None:
-    """Find the common mistakes before anything is started. Raises: StartupError."""
+    """Check models, vocabularies, keys and certificates before anything is started. Raises: StartupError."""
     from workers.model import check_checkpoint  # imports torch, which replicas of this module's deployments do without
 
     Authenticator(tokens_path(config.orchestrator.tokens_file))
@@ -48,14 +48,14 @@ def check_pair(config: ServiceConfig) -> None:
 def _directory(name: str, config: WorkerConfig) -> Path:
     path = Path(config.engine.model)
     if not path.is_dir():
-        raise ConfigError(f"{name}.engine.model: there is no directory {path}")
+        raise ConfigError(f"{name}.engine.model: {path} is not a directory; give the directory of a checkpoint")
     return path
 
 
 def run(config: ServiceConfig, report: Callable[[str], None] = lambda _: None, engines: Engines = ENGINES) -> None:
-    """Deploy on the cluster that this process is connected to, and return when it serves.
+    """Deploy on the cluster that this process is connected to, and return when the application serves.
 
-    `report` gets each deployment that is ready. Raises: StartupError.
+    `report` gets a line for each deployment that is ready. Raises: StartupError.
     """
     try:
         with _reporting(report):
@@ -82,7 +82,7 @@ def cut_off() -> None:
 
 def _ask_orchestrators(method: str) -> list[Any]:
     answer: Future[list[Any]] = Future()
-    # In a thread, since Serve may wait for its controller for ever.
+    # In a thread, because Serve may wait for its controller forever.
     Thread(target=_ask_each, args=(method, answer), daemon=True).start()
     try:
         return answer.result(WIND_DOWN_TIMEOUT_S)
@@ -93,13 +93,13 @@ def _ask_orchestrators(method: str) -> list[Any]:
 def _ask_each(method: str, answer: Future[list[Any]]) -> None:
     try:
         answer.set_result(serve.get_app_handle(APPLICATION).broadcast(method).results(timeout_s=WIND_DOWN_TIMEOUT_S))
-    except Exception as error:  # noqa: BLE001  it is the asker's to handle, not this thread's
+    except Exception as error:  # noqa: BLE001  the caller handles it, not this thread
         answer.set_exception(error)
 
 
 @contextmanager
 def _reporting(report: Callable[[str], None]) -> Iterator[None]:
-    """Tell `report` of deployments as they become healthy; `serve.run` itself is silent until the end."""
+    """Report each deployment when it is healthy; `serve.run` itself is silent until the end."""
     is_over = Event()
     watch = Thread(target=_report_health, args=(report, is_over), daemon=True)
     watch.start()
@@ -121,7 +121,7 @@ def _report_health(report: Callable[[str], None], is_over: Event) -> None:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Why a deployment failed, in one line: our own error out of the replica's trace, if there is one."""
+    """Why a deployment failed, in one line: the last error of ours in the replica's trace, if there is one."""
     application = serve.status().applications.get(APPLICATION)
     for deployment in application.deployments.values() if application else ():
         ours = [line for line in deployment.message.splitlines() if line.startswith("core.errors.")]

@@ -1,6 +1,6 @@
-"""A Ray cluster with Serve on this machine, for as long as a block of code runs.
+"""A Ray cluster with Serve on this machine, which lives as long as a block of code.
 
-Knows how Ray and Serve are started and stopped; knows nothing of what is deployed on them.
+Knows how Ray and Serve are started and stopped; must not know what is deployed on them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SERVICERS = (
 )
 """The services of Serve's gRPC proxy; Kubernetes manifests name the same."""
 PREPARE = "deploy.proxy.prepare"
-"""The callback of Serve's proxies at their start."""
+"""Function that Serve's proxies call when they start."""
 OBJECT_STORE_BYTES = 128 * 2**20
 """Ray's default is a third of the memory; requests and replies are far too small to need the store."""
 MAX_MESSAGE_BYTES = 8 * 2**20
@@ -38,16 +38,17 @@ MAX_MESSAGE_BYTES = 8 * 2**20
 SERVE_ENVIRONMENT: Mapping[str, str] = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": PREPARE,
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),
-    # Proxies pass calls on by gRPC, and replicas have one event loop: by a stream of Ray's, with a thread for Serve and
-    # one for us, a chunk takes half as much again of the processors (docs/adr/0025).
+    # Proxies call replicas by gRPC, and a replica has one event loop. Ray's streams, with a second thread for Serve,
+    # would take 1.5 times as much processor time for each chunk (docs/adr/0025).
     "RAY_SERVE_PROXY_USE_GRPC": "1",
-    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2 * MAX_MESSAGE_BYTES),  # a call is longer than its message
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2 * MAX_MESSAGE_BYTES),  # a call adds a header to its message
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
 """Environment that Serve reads at its start. Every container of a Kubernetes manifest has the same."""
 PROXY_START_S = "60"
-"""Serve by itself kills a proxy that takes longer than 5 s to start, as on a busy machine, and does not start then."""
+"""Seconds that a proxy may take to start. Serve's default is 5 s, after which Serve kills it and fails: too short for a
+busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,11 @@ class Endpoints:
     """The addresses of a local cluster."""
 
     host: str
-    """The interface of HTTP; Serve's gRPC proxy listens on all interfaces."""
+    """The interface that the HTTP proxy listens on; Serve's gRPC proxy listens on all interfaces."""
     grpc_port: int
     http_port: int
     metrics_port: int = 0
-    """The address of this node's metrics for Prometheus."""
+    """The port of this node's metrics for Prometheus."""
 
 
 @contextmanager
@@ -74,12 +75,12 @@ def local_cluster(
 ) -> Iterator[Endpoints]:
     """Run Ray and Serve, with `num_cpus` logical CPUs whatever the machine has; port 0 takes a free one.
 
-    On leaving, all of it is stopped at once, running streams included; other clusters of the machine are not touched.
-    Raises: StartupError when Ray or Serve does not start; RuntimeError when this process has a cluster already.
+    At the end of the block all of it is stopped at once, with its running streams; other clusters are not touched.
+    Raises: StartupError when Ray or Serve does not start; RuntimeError when this process is connected to a cluster.
     """
     endpoints = Endpoints(host, grpc_port or _free_port(host), http_port or _free_port(host))
     if ray.is_initialized():
-        raise RuntimeError("this process is connected to a Ray cluster already")
+        raise RuntimeError("this process is already connected to a Ray cluster: call ray.shutdown() first")
     _prepare_environment()
     _shorten_advice()
     try:
@@ -95,14 +96,14 @@ def local_cluster(
 def _told_in_a_line() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # Ray raises the bare class, too
-        raise StartupError(f"Ray Serve does not start: {first_line(error)}") from error
+    except Exception as error:  # Ray also raises Exception itself
+        raise StartupError(f"Ray Serve could not be started on this machine: {first_line(error)}") from error
 
 
 def _start_ray(num_cpus: float, resources: Mapping[str, float]) -> None:
     ray.init(
         address="local",
-        num_cpus=ceil(num_cpus),  # a node has whole resources, though an actor may ask for a part of one
+        num_cpus=ceil(num_cpus),  # a node has whole resources; an actor may ask for a part of one
         resources={name: ceil(amount) for name, amount in resources.items()},
         object_store_memory=OBJECT_STORE_BYTES,
         include_dashboard=False,
@@ -126,10 +127,10 @@ def _start_serve(endpoints: Endpoints, request_timeout_s: float | None) -> None:
 
 
 def _prepare_environment() -> None:
-    """Set Ray's environment: no usage reports, and a token without which nobody runs code on the cluster.
+    """Set Ray's environment: no usage reports, and a token that is needed to run code on the cluster.
 
-    Token authentication is Ray's default for such a cluster; left alone, it writes its token to the home directory.
-    Ray reads RAY_AUTH_MODE when it is imported, so that this function would be too late to set it.
+    Ray authenticates by token by default, and would write its own token to the home directory. RAY_AUTH_MODE cannot be
+    set here, because Ray reads it when it is imported.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", PROXY_START_S)
@@ -141,7 +142,7 @@ def _prepare_environment() -> None:
 
 
 def _shorten_advice() -> None:
-    """Shorten Ray's message about a dead process, a kilobyte of advice on memory, to a line."""
+    """Shorten Ray's message about a dead process, which is a kilobyte of advice on memory, to one line."""
     if not isinstance(ray_worker.print_to_stdstream, partial):
         ray_worker.print_to_stdstream = partial(_tell_in_lines, ray_worker.print_to_stdstream)
 
@@ -151,11 +152,11 @@ def _tell_in_lines(tell: Callable[..., None], data: Mapping[str, Any], *args: An
 
 
 def without_advice(message: str) -> str:
-    """Ray's output for a terminal (2.60), shortened where it is about a dead process."""
+    """A message of Ray (2.60) for the terminal, shortened if it is about a dead process."""
     process = re.search(r"Worker PID: (\d+)", message)
     if process is None or not message.startswith("A worker died or was killed"):
         return message
-    return f"process {process[1]} has died; logs/serve in the session's folder of Ray tells whose it was"
+    return f"process {process[1]} has died; the files in logs/serve of Ray's session folder say which replica it was"
 
 
 def _free_port(host: str) -> int:

@@ -1,6 +1,6 @@
-"""The whole service on this machine: a Ray cluster of its own, the application on it, up for a block of code.
+"""The whole service on this machine, for a block of code: its own Ray cluster, and the application on it.
 
-Knows the order of the start, and the messages about it; deploy.app defines the parts.
+Knows the order of the start and the messages about it; `deploy.app` defines the application.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from deploy.settings import flat
 from outrider_client import Client, DeadlinePassed
 
 READY_TIMEOUT_S = 60.0
-"""Seconds from the loaded models to the first answer through the proxy."""
+"""Longest time from the end of loading to the first answer through the proxy, in seconds."""
 DRAIN_PERIOD_S = 0.2
 LAST_WORDS_S = 0.5
-"""Seconds for Serve's proxy to send the last chunks of the orchestrators."""
+"""Time that Serve's proxy gets to send the last chunks, in seconds."""
 Worker = TypeVar("Worker", bound=WorkerConfig)
 BUILT_IN_RESOURCES = ("CPU", "GPU")
-"""Ray's own; GPUs it counts by itself."""
+"""Resources that Ray counts by itself."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def served(
     http_port: int = 0,
     engines: app.Engines = app.ENGINES,
 ) -> Iterator[Endpoints]:
-    """Serve `config` until the block ends; port 0 takes a free one. `report` gets each stage in a line.
+    """Serve `config` until the block ends; port 0 takes a free one. `report` gets a line for each stage of the start.
 
     Raises: StartupError.
     """
@@ -54,7 +54,7 @@ def served(
     needed = app.resources(config)
     custom = {name: amount for name, amount in needed.items() if name not in BUILT_IN_RESOURCES}
     report("starting Ray and Serve")
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # `report` says what is happening
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # `report` tells the progress
     with (
         local_cluster(ceil(needed["CPU"]), resources=custom, grpc_port=grpc_port, http_port=http_port) as endpoints,
         _interrupted_by_sigterm(),
@@ -68,8 +68,8 @@ def served(
 def drain(timeout_s: float, hurry: threading.Event, report: Callable[[str], None]) -> bool:
     """Stop admission, and return when all streams have ended, after `timeout_s`, or when `hurry` is set.
 
-    Returns whether all have ended by themselves; the others are ended, with the reason for their callers. Orchestrators
-    that do not answer may still have streams, and are asked again.
+    Returns whether all streams ended by themselves; the others are cut off, with an error that tells callers why.
+    Orchestrators that do not answer may still have streams, and are asked again.
     """
     end_s = time.monotonic() + timeout_s
     told = ""
@@ -77,9 +77,9 @@ def drain(timeout_s: float, hurry: threading.Event, report: Callable[[str], None
         left_s = end_s - time.monotonic()
         try:
             num = application.wind_down()
-            left, why = _streams(num), f"nothing new is taken; {_streams(num)} may go on for {left_s:.0f} s"
+            left, why = _streams(num), f"new requests are refused; {_streams(num)} may continue for {left_s:.0f} s"
         except Unavailable as error:
-            num, left, why = None, "what still streams", str(error)
+            num, left, why = None, "the remaining streams", str(error)
         if num == 0:
             hurry.wait(LAST_WORDS_S)
             return True
@@ -96,7 +96,7 @@ def _cut_off(report: Callable[[str], None]) -> None:
     try:
         application.cut_off()
     except Unavailable as error:
-        report(f"callers may not be told: {error}")
+        report(f"some streams may end without an error message: {error}")
     time.sleep(LAST_WORDS_S)
 
 
@@ -105,15 +105,15 @@ def _streams(num: int) -> str:
 
 
 def _what_is_done(config: ServiceConfig) -> str:
-    """To the models, before they serve."""
+    """The work on the models before they serve."""
     workers = (config.target, config.draft, *config.extra_drafts)
     if any(worker.engine.compile for worker in workers if worker is not None):
-        return "loading, compiling (a minute or two for a model that is new here) and warming up"
+        return "loading, compiling (one or two minutes the first time a model is used here) and warming up"
     return "loading and warming up"
 
 
 def describe_models(config: ServiceConfig) -> str:
-    """The models with their settings, in a few words."""
+    """Paths and dtypes of the models, in one line."""
     target = f"target {config.target.engine.model} ({config.target.engine.dtype})"
     if config.draft is None:
         return f"{target}, without a draft"
@@ -129,7 +129,7 @@ def changed_settings(config: ServiceConfig) -> list[str]:
 
 
 def _anywhere(config: ServiceConfig) -> ServiceConfig:
-    """Drop the labels that distinguish the nodes of a cluster: here there is one."""
+    """The settings without node labels: this cluster has one node."""
     draft = replace(config.draft, labels={}) if config.draft is not None else None
     extra = tuple(replace(each, labels={}) for each in config.extra_drafts)
     orchestrator, target = replace(config.orchestrator, labels={}), replace(config.target, labels={})
@@ -142,26 +142,26 @@ def _plain(worker: Worker) -> Worker:
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM as a KeyboardInterrupt, so that blocks are left; the handler that Ray has put in place dumps stacks."""
+    """Turn SIGTERM into KeyboardInterrupt, so that `with` blocks end in order; Ray's own handler dumps stacks."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is interrupted
+        yield  # Python delivers signals to the main thread only
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # or what stops now would be stopped half way
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # else a shutdown is in progress
             signal.signal(signal.SIGTERM, before)
 
 
 def _check_free(setting: str, port: int) -> None:
-    """Serve would not say which port it failed on."""
+    """Check that a port is free: Serve's own error would not name it. Raises: ConfigError."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except (OSError, OverflowError) as error:
-            raise ConfigError(f"{setting} {port} cannot be used: {error}") from error
+            raise ConfigError(f"{setting} {port} cannot be used ({error}): give a free port, or 0 for any") from error
 
 
 def _wait_until_serving(address: str) -> None:

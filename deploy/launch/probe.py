@@ -10,11 +10,11 @@ from deploy.app import APPLICATION
 from deploy.serve import LeaseGrant, Refusal
 
 LEASES_EACH = 8
-"""Most leases on each replica until all engines have been found."""
+"""Largest number of leases to take for each replica before the search is given up."""
 
 
 async def engine_of(role: str) -> Any:
-    """The engine actor of one replica of `role` (target or draft), by a lease that ends at once."""
+    """The engine actor of one replica of `role` (target or draft). Takes a lease, and ends it at once."""
     stream = _lease_stream(role)
     try:
         return (await _granted(stream)).engine
@@ -23,9 +23,9 @@ async def engine_of(role: str) -> Any:
 
 
 async def engines_of(role: str, num_replicas: int) -> list[Any]:
-    """The engine actors of all `num_replicas` replicas of `role`: a lease that is held sends the next one elsewhere.
+    """The engine actors of all `num_replicas` replicas of `role`.
 
-    Raises: RuntimeError when one is not found.
+    Holds each lease until the end, so that Serve sends the next one to another replica. Raises: RuntimeError.
     """
     found: dict[str, Any] = {}
     held: list[Any] = []
@@ -39,7 +39,7 @@ async def engines_of(role: str, num_replicas: int) -> list[Any]:
     finally:
         for stream in held:
             stream.cancel()
-    raise RuntimeError(f"of {num_replicas} engines of {role} only {sorted(found)} were found")
+    raise RuntimeError(f"found {len(found)} of {num_replicas} engines of {role}: {sorted(found)}; check `serve status`")
 
 
 def _lease_stream(role: str) -> Any:

@@ -51,7 +51,7 @@ def test_a_stream_runs_to_its_end_and_what_comes_is_refused(serving):
         received += [token for chunk in stream for token in chunk.token_ids]
     assert len(received) == NUM_TOKENS
     assert serving.process.wait(60) == 0
-    assert "nothing new is taken; 1 stream may go on" in serving.log.read_text()
+    assert "new requests are refused; 1 stream may continue" in serving.log.read_text()
 
 
 @pytest.mark.ray
@@ -137,7 +137,9 @@ def test_streams_that_are_cut_off_are_told_so_and_it_is_a_failure(answers, monke
 def test_callers_that_may_not_be_told_are_mentioned_and_nobody_waits_for_them(answers, monkeypatch):
     monkeypatch.setattr(application, "cut_off", CutOff(Unavailable("not all orchestrators answer: x")))
     answers.append(1)
-    assert drained(timeout_s=0.05)[-1] == "callers may not be told: not all orchestrators answer: x"
+    assert (
+        drained(timeout_s=0.05)[-1] == "some streams may end without an error message: not all orchestrators answer: x"
+    )
 
 
 def test_an_idle_server_says_nothing(answers):
@@ -166,7 +168,7 @@ def test_orchestrators_that_do_not_answer_are_asked_again(answers):
 
 def test_orchestrators_that_never_answer_are_waited_for_no_longer_than_streams(answers):
     answers.append(Unavailable("not all orchestrators answer: x"))
-    assert drained(timeout_s=0.05) == ["not all orchestrators answer: x", "what still streams will be cut off"]
+    assert drained(timeout_s=0.05) == ["not all orchestrators answer: x", "the remaining streams will be cut off"]
 
 
 class Waits(threading.Event):
@@ -205,7 +207,10 @@ def test_a_cluster_that_does_not_start_says_so_in_a_line(monkeypatch):
 
     monkeypatch.setattr(cluster, "_start_ray", fail)
     monkeypatch.setattr(cluster, "_prepare_environment", lambda: None)
-    with pytest.raises(StartupError, match=r"^Ray Serve does not start: no port is free$"), cluster.local_cluster(1):
+    with (
+        pytest.raises(StartupError, match=r"^Ray Serve could not be started on this machine: no port is free$"),
+        cluster.local_cluster(1),
+    ):
         pass
 
 
