@@ -17,6 +17,7 @@ from itertools import chain, zip_longest
 from random import Random
 
 from bench.control.workload_texts import Recorded, Recorder, ReplayLaw, ReplayText, workloads
+from bench.progress import say
 from bench.results import Result, at_least
 from core.config import SpeculationConfig
 from core.records import GenerationRequest, Sampling
@@ -50,7 +51,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
     for workload in workloads(args.texts):
         if args.only is not None and not workload.name.startswith(args.only):
             continue
-        _say(f"recording {workload.name}, T = {workload.temperature:g}")
+        say(f"recording {workload.name}, T = {workload.temperature:g}")
         recorded.append(recorder.record(workload))
     results = [result for each in recorded for result in _of_workload(each, recorder.vocab_size)]
     return results if args.only is not None else [*results, *_of_mix(recorded, recorder.vocab_size)]
@@ -155,7 +156,7 @@ def _accepted(seen: Sequence[StreamSeen]) -> Mapping[str, int]:
 
 def _of_workload(recorded: Recorded, vocab_size: int) -> Iterator[Result]:
     title = f"{recorded.workload.name}, T = {recorded.workload.temperature:g}"
-    _say(f"decoding {title}")
+    say(f"decoding {title}")
     decoded = {way: decode(jobs_of(recorded), guessing, vocab_size) for way, guessing in sources().items()}
     for way in [*decoded][1:]:
         yield from _of_way(f"{title}: {way}", decoded[way], decoded[PLAIN])
@@ -173,7 +174,7 @@ def _of_workload(recorded: Recorded, vocab_size: int) -> Iterator[Result]:
 
 def _of_mix(recorded: Sequence[Recorded], vocab_size: int) -> Iterator[Result]:
     """One service for texts of all kinds in turn, as they come to a server."""
-    _say("decoding all of them mixed")
+    say("decoding all of them mixed")
     in_turn = zip_longest(*map(jobs_of, recorded))
     jobs = [job for job in chain.from_iterable(in_turn) if job is not None]
     decoded = {way: decode(jobs, guessing, vocab_size) for way, guessing in sources().items()}
@@ -235,7 +236,3 @@ def _memory_bytes(new: Callable[[], Guesser], text: Recording) -> int:
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return held
-
-
-def _say(line: str) -> None:
-    print(f"... {line}", flush=True)

@@ -25,6 +25,7 @@ from bench.harness.hosts import Host, missing, two_hosts
 from bench.harness.nodes import Nodes, manifest, nodes, num_running, until
 from bench.harness.traffic import AS_SERVED, PLAINLY, Run, Way, connected, request, run
 from bench.models.prompts import held_out_prompts
+from bench.progress import say
 from bench.results import Result, at_least, at_most, spread
 from core.errors import StartupError
 from deploy.files import STOP_FILE
@@ -82,7 +83,7 @@ async def _measure(up: Nodes, near: Host, far: Host, num_repeats: int, folder: P
     said_s: dict[bool, list[float]] = {}
     unlike, num_under_way, expected = 0, 0, None
     for number, has_file in enumerate([True, False] * num_repeats):
-        _say(f"drain {number + 1} of {2 * num_repeats}")
+        say(f"drain {number + 1} of {2 * num_repeats}")
         stop_file = folder / str(number)
         with _environment(STOP_FILE, str(stop_file)):
             far.enter()
@@ -106,8 +107,8 @@ async def _measure(up: Nodes, near: Host, far: Host, num_repeats: int, folder: P
                 unlike += (await streaming).tokens != expected.tokens
             except grpc.aio.AioRpcError as error:
                 unlike += 1
-                _say(f"the stream failed: {error.details()}")
-        _say(f"said after {said_s[has_file][-1]:.2f} s")
+                say(f"the stream failed: {error.details()}")
+        say(f"said after {said_s[has_file][-1]:.2f} s")
         up.cluster.remove_node(node)
     return [
         at_most(SAID_GOAL_S, spread("from the hook's beginning to NOT_SERVING", said_s[True], "s")),
@@ -147,7 +148,3 @@ async def _until_health(far: Host, up: Nodes, status: int) -> None:
                     return
             await asyncio.sleep(POLL_S)
     raise TimeoutError(f"health was not {status} within {UNTIL_SAID_S:g} s")
-
-
-def _say(line: str) -> None:
-    print(f"... {line}", flush=True)

@@ -22,6 +22,7 @@ from bench.disruption.freeze import measure_freeze
 from bench.harness.traffic import AS_SERVED, PLAINLY, Arrival, Way, connected, request, run
 from bench.harness.victims import kill_engine, kill_replica, serving, until_replaced
 from bench.models.prompts import held_out_prompts
+from bench.progress import say
 from bench.results import Result, at_most, spread
 from deploy.launch import served
 from deploy.settings import demo_config
@@ -104,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> list[Result]:
     """Serve the demo pair with two targets and two orchestrators, and kill."""
-    with served(demo_config(SETTINGS), _say) as endpoints:
+    with served(demo_config(SETTINGS), say) as endpoints:
         return asyncio.run(_measure(f"localhost:{endpoints.grpc_port}", args))
 
 
@@ -129,7 +130,7 @@ async def _measure(address: str, args: argparse.Namespace) -> list[Result]:
         ):
             results += await _try(trial, expected, chooser)
         if args.stop_s:
-            _say(f"stopping the draft for {args.stop_s:g} s")
+            say(f"stopping the draft for {args.stop_s:g} s")
             results += await measure_freeze(stub, prompts, args.stop_s)
     return results
 
@@ -155,7 +156,7 @@ async def _stream_by_client(client: AsyncClient, prompt: str, index: int, show: 
 async def _try(trial: Trial, expected: Sequence[tuple[int, ...]], chooser: random.Random) -> list[Result]:
     deaths = []
     for number in range(trial.num_kills):
-        _say(f"{trial.role}: death {number + 1} of {trial.num_kills}")
+        say(f"{trial.role}: death {number + 1} of {trial.num_kills}")
         deaths.append(await _die(trial, [WatchedStream(tokens) for tokens in expected], chooser))
     return _results(f"{trial.role} killed {trial.num_kills} times", deaths) if deaths else []
 
@@ -178,7 +179,7 @@ async def _follow(trial: Trial, index: int, stream: WatchedStream) -> None:
         stream.has_felt = await trial.complete(index, stream.take)
     except (grpc.aio.AioRpcError, OutriderError) as error:
         stream.failure = str(error)
-        _say(f"stream {index} failed: {' '.join(stream.failure.split())}")
+        say(f"stream {index} failed: {' '.join(stream.failure.split())}")
     finally:
         stream.is_over = True
         stream.has_begun.set()
@@ -200,7 +201,3 @@ def _results(title: str, deaths: Sequence[Death]) -> list[Result]:
         at_most(STALL_GOAL_S, stall) if title.startswith("draft") else stall,
         spread(f"{title}: replaced after", [death.replaced_s for death in deaths], "s"),
     ]
-
-
-def _say(line: str) -> None:
-    print(f"... {line}", flush=True)

@@ -22,6 +22,7 @@ import grpc
 from bench.harness.traffic import AS_SERVED, PLAINLY, Way, connected, request, run
 from bench.harness.victims import engine_pids
 from bench.models.prompts import held_out_prompts
+from bench.progress import say
 from bench.results import Result, at_most
 from deploy.launch import served
 from deploy.settings import demo_config
@@ -73,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> list[Result]:
     """Serve the demo pair, and kill."""
-    with served(demo_config(), _say) as endpoints:
+    with served(demo_config(), say) as endpoints:
         return asyncio.run(_measure(f"localhost:{endpoints.grpc_port}", args))
 
 
@@ -112,7 +113,7 @@ async def _listen(stub: Any, message: pb.GenerateRequest, listener: Listener) ->
                     position += len(chunk.token_ids)
         except grpc.aio.AioRpcError as error:
             listener.num_failed += 1
-            _say(f"a stream failed: {error.code().name} {error.details()}")
+            say(f"a stream failed: {error.code().name} {error.details()}")
             await asyncio.sleep(SETTLE_S)
 
 
@@ -125,7 +126,7 @@ async def _kill_on(args: argparse.Namespace, began_s: float) -> None:
         victims = [(pid, role) for role in ROLES[args.role] for pid in engine_pids(role)]
         if victims:
             pid, role = chooser.choice(victims)
-            _say(f"{time.monotonic() - began_s:.1f} s: a {role} is killed")
+            say(f"{time.monotonic() - began_s:.1f} s: a {role} is killed")
             os.kill(pid, signal.SIGKILL)
     await asyncio.sleep(began_s + args.duration_s - time.monotonic())
 
@@ -142,7 +143,3 @@ def _results(title: str, listeners: Sequence[Listener], ended_s: float) -> list[
             0, Result(f"{title}: tokens unlike plain decoding", sum(each.num_changed for each in listeners), "chunks")
         ),
     ]
-
-
-def _say(line: str) -> None:
-    print(f"... {line}", flush=True)

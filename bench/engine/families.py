@@ -27,6 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
+from bench.progress import say
 from bench.results import Result, at_most
 from core.config import EngineConfig
 from core.errors import StartupError
@@ -140,7 +141,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
     findings = []
     for family in args.only:
         findings.append(try_family(family))
-        print(f"... {family}: {findings[-1].outcome} ({findings[-1].detail})", flush=True)
+        say(f"{family}: {findings[-1].outcome} ({findings[-1].detail})")
     if args.write is not None:
         args.write.write_text(_document(findings))
     count = Counter(finding.outcome for finding in findings)

@@ -28,6 +28,7 @@ from bench.engine.peer import Peer
 from bench.models.grow import DEFAULT_CACHE, cached
 from bench.models.prompts import held_out_prompts
 from bench.models.sizes import Shape, parse_size, read_shape, shape_of_size
+from bench.progress import say
 from bench.results import Result, at_most, spread
 from core.config import Dtype, EngineConfig
 from deploy.settings import DEMO_DIRECTORY
@@ -70,9 +71,9 @@ def measure(args: argparse.Namespace) -> list[Result]:
     source, draft = DEMO_DIRECTORY / "target", DEMO_DIRECTORY / "draft"
     shape = shape_of_size(read_shape(source), args.size)
     size = f"{shape.num_parameters / 1e6:.0f}M"
-    _say(f"growing the target to {size}, unless that has been done")
+    say(f"growing the target to {size}, unless that has been done")
     target = cached(source, shape, args.dtype, args.cache)
-    _say("loading")
+    say("loading")
     pair = EnginePair.load(_config(target, args), _config(draft, args))
     peer, assistant = Peer(target, args.dtype, device), Peer(draft, args.dtype, device)
     tokenizer = AutoTokenizer.from_pretrained(target)
@@ -82,7 +83,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
     results = ratios(times, bytes_read(shape, args.dtype))
     if device.type == "cuda":
         results += [_waits(name, sides[name], device, prompts[0], args.tokens) for name in (PLAIN, VERIFYING, DRAFT)]
-    _say("comparing completions")
+    say("comparing completions")
     results += _texts(pair, peer, prompts, args.tokens, args.gamma)
     settings = {"card": device_name(device), "dtype": args.dtype, "parameters": size, "tokens": args.tokens}
     return [replace(result, settings={**result.settings, **settings}) for result in results]
@@ -123,7 +124,7 @@ def take_turns(
     memory = memory_loop(device)
     times: dict[str, list[float]] = {name: [] for name in (MEMORY, *sides)}
     for number in range(1 + num_repeats):
-        _say(f"repeat {number} of {num_repeats}" if number else "warming up")
+        say(f"repeat {number} of {num_repeats}" if number else "warming up")
         times[MEMORY].append(memory())
         for name, complete in sides.items():
             prompt = prompts[number % len(prompts)]
@@ -208,11 +209,7 @@ def equality(
         if one != other
     ]
     for each in found:
-        _say(f"{title}: prompt {each.prompt} differs from token {each.position} on; the two are {each.gap:.2g} apart")
+        say(f"{title}: prompt {each.prompt} differs from token {each.position} on; the two are {each.gap:.2g} apart")
     share = round(1 - len(found) / len(prompts), 3)
     settings = {"prompts": len(prompts), "gaps, nats": [round(each.gap, 5) for each in found]}
     return Result(f"{title}: equal to plain", share, "share", settings=settings)
-
-
-def _say(line: str) -> None:
-    print(f"... {line}", flush=True)

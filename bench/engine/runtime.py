@@ -26,6 +26,7 @@ from bench.engine.driver import DrivenStream, load_engine, new_stream, play
 from bench.engine.peer import Peer
 from bench.models.grow import DEFAULT_CACHE, cached
 from bench.models.sizes import parse_size, read_shape, shape_of_size
+from bench.progress import say
 from bench.results import Result, at_least, at_most, spread
 from core.config import Dtype, EngineConfig
 from core.errors import StartupError
@@ -81,7 +82,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
     sides["read"] = _read_loop()
     times: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(args.repeats):
-        _say(f"repeat {number + 1} of {args.repeats}")
+        say(f"repeat {number + 1} of {args.repeats}")
         for name, seconds in sides.items():
             times[name].append(seconds())
     settings = {"parameters": f"{shape.num_parameters / 1e6:.0f}M", "threads": args.threads}
@@ -92,7 +93,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 
 def _sides_of(model: Path, dtype: Dtype, num_threads: int) -> Mapping[str, Seconds]:
-    _say(f"loading the target in {dtype}")
+    say(f"loading the target in {dtype}")
     config = EngineConfig(str(model), dtype=dtype, num_threads=num_threads, kv_cache_tokens=16_384, compile=True)
     engine = load_engine(config)
     eager = load_engine(replace(config, compile=False))
@@ -283,7 +284,3 @@ def _bandwidth(reads: Sequence[float], steps: Sequence[float], num_parameters: i
     num_bytes = num_parameters * torch.finfo(getattr(torch, dtype)).bits // 8
     share = [num_bytes * read / step for read, step in zip(reads, steps, strict=True)]
     return spread("weights read, of a plain read loop's bandwidth", share, "share", dtype=dtype)
-
-
-def _say(line: str) -> None:
-    print(f"... {line}", flush=True)

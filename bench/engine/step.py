@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.engine.driver import GREEDY, DrivenStream, load_engine, new_stream, play
+from bench.progress import say
 from bench.results import Result, at_most, spread
 from core.config import EngineConfig
 from core.records import Sampling, Verdict
@@ -114,7 +115,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
     passes = _pass_sides(args.compile)
     times: dict[str, Times] = {name: Times() for name in (*(side.name for side in steps), *passes)}
     for number in range(args.repeats):
-        print(f"... repeat {number + 1} of {args.repeats}", flush=True)
+        say(f"repeat {number + 1} of {args.repeats}")
         for side in steps:
             _note(times[side.name], side.turn())
         for name, turn in passes.items():

@@ -18,6 +18,7 @@ from typing import Any
 
 from bench.harness.traffic import Way, connected
 from bench.models.prompts import held_out_prompts
+from bench.progress import say
 from bench.results import Result, at_least, at_most, spread
 from bench.rounds.anatomy import Round
 from bench.rounds.recorded_engines import RECORDED
@@ -36,7 +37,6 @@ from bench.rounds.ways import (
     ratio,
     repeat,
     rounds_by_way,
-    say,
     unlike_plain,
 )
 from bench.service.links import cpu_s

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bench.progress import say
 from bench.results import Result, at_least
 from core.config import SpeculationConfig
 from core.records import Verification
@@ -60,7 +61,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
     load = Closed(num_streams=args.texts)
     results: list[Result] = []
     for temperature in TEMPERATURES:
-        _say(f"simulated, T = {temperature:g}")
+        say(f"simulated, T = {temperature:g}")
         scenario = Scenario(temperature=temperature, load=load, max_tokens=args.text_tokens, speculation=BASE)
         results += _results(temperature, _compared(scenario))
     return results
@@ -144,7 +145,3 @@ def _tokens_a_round(name: str, each: Run) -> Result:
 
 def _round(value: float) -> float:
     return round(value, 3)
-
-
-def _say(line: str) -> None:
-    print(f"... {line}", flush=True)

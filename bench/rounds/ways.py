@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.harness.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, Way, request, run
+from bench.progress import say
 from bench.results import Result, spread
 from bench.rounds.anatomy import Round, hidden_share, rounds_of, waiting_share
 
@@ -144,8 +145,3 @@ def unlike_plain(title: str, repeats: Sequence[Runs]) -> Result:
     num_unlike = sum(tokens != expected for tokens, expected in pairs)
     settings = {"num_completions": len(pairs)}
     return Result(f"{title}: completions unlike plain decoding", num_unlike, "streams", settings=settings)
-
-
-def say(line: str) -> None:
-    """What is being done."""
-    print(f"... {line}", flush=True)

@@ -21,10 +21,11 @@ from bench.harness.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, Way, connect
 from bench.models.grow import DEFAULT_CACHE
 from bench.models.prompts import held_out_prompts
 from bench.models.sizes import parse_size
+from bench.progress import say
 from bench.results import Result, at_least, at_most, spread
 from bench.rounds.anatomy import Round, hidden_share, rounds_of
 from bench.rounds.real import grown_pair
-from bench.rounds.ways import PIPELINED, SEQUENTIAL, say
+from bench.rounds.ways import PIPELINED, SEQUENTIAL
 from core.config import DraftConfig, EngineConfig, TargetConfig
 from core.errors import StartupError
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from bench.progress import say
 from bench.results import Result, spread
 from deploy.launch import engine_of, served
 from deploy.settings import demo_config
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> list[Result]:  # noqa: ARG001
     """Serve the demo pair and measure it."""
-    with served(demo_config(), lambda stage: print(f"... {stage}", flush=True)) as endpoints:
+    with served(demo_config(), say) as endpoints:
         return asyncio.run(_measure(f"localhost:{endpoints.grpc_port}"))
 
 

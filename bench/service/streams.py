@@ -25,6 +25,7 @@ import grpc
 import grpc.aio
 import uvloop
 
+from bench.progress import say
 from bench.results import Result, spread
 from bench.service.stream_engines import GRPC, LINK, METHOD, ONE_THREAD, PASS_S, PASSES, serve
 from core.records import Base, DraftRequest, DraftUpdate, Stamp, VerifyRequest
@@ -122,7 +123,7 @@ async def _measure(engines: Mapping[str, Connection], num_repeats: int, num_roun
         turns: dict[str, list[Turn]] = {way: [] for way in WAYS}
         with _busy(num_busy):
             for repeat in range(num_repeats):
-                print(f"... {num_busy} busy processes, repeat {repeat + 1} of {num_repeats}", flush=True)
+                say(f"{num_busy} busy processes, repeat {repeat + 1} of {num_repeats}")
                 for place in range(len(WAYS)):
                     way = WAYS[(repeat + place) % len(WAYS)]  # each is first, second and last as often as the others
                     turns[way].append(await lines[way].turn(num_rounds))
