@@ -19,11 +19,12 @@ from bench.harness.load import Expected, SteadyLoad, Tally
 from bench.harness.nodes import ROLES, Nodes, manifest, nodes, num_running, only_running, until
 from bench.harness.traffic import PLAINLY, connected, request, run
 from bench.models.prompts import held_out_prompts
+from bench.progress import say
 from bench.results import Result, at_least, at_most, spread
 from core.config import DraftScaling, OrchestratorScaling, TargetScaling
 from deploy.settings import override
 from outrider_client import AsyncClient
-from simulation.report import Sample, scaling_picture
+from simulation.report import Moment, scaling_picture
 
 MAX_TOKENS = 128
 TEMPERATURES = (0.0, 0.8)
@@ -111,30 +112,30 @@ async def _deploy(up: Nodes, changed: Mapping[str, Any]) -> None:
 
 async def _ramp(up: Nodes, jobs: Sequence[Expected], args: argparse.Namespace) -> list[Result]:
     await _deploy(up, settings(**{role: {"autoscaling": asdict(scaling)} for role, scaling in SCALING.items()}))
-    samples: list[Sample] = []
+    samples: list[Moment] = []
     async with _load(up, jobs) as load:
         for level in LEVELS:
-            _say(f"{level} streams")
+            say(f"{level} streams")
             load.keep(level)
             samples += await _watch(load, args.level_s)
-    _say("no streams")
+    say("no streams")
     samples += await _watch(load, args.level_s)
     if args.svg:
         args.svg.write_text(scaling_picture(samples))
     return [*_counts(samples), *_tallied("load rises and falls", load.tally)]
 
 
-async def _watch(load: SteadyLoad, duration_s: float) -> list[Sample]:
+async def _watch(load: SteadyLoad, duration_s: float) -> list[Moment]:
     samples = []
     end_s = time.monotonic() + duration_s
     while time.monotonic() < end_s:
         counts = await asyncio.to_thread(lambda: {role: num_running(role) for role in ROLES})
-        samples.append(Sample(time.monotonic(), load.num_running, counts))
+        samples.append(Moment(time.monotonic(), load.num_running, counts))
         await asyncio.sleep(SAMPLE_PERIOD_S)
     return samples
 
 
-def _counts(samples: Sequence[Sample]) -> list[Result]:
+def _counts(samples: Sequence[Moment]) -> list[Result]:
     results = []
     for role in ROLES:
         counts = [sample.num_replicas[role] for sample in samples]
@@ -153,7 +154,7 @@ async def _update(up: Nodes, jobs: Sequence[Expected], num_updates: int) -> list
     times_s = []
     async with _load(up, jobs) as load:
         for number in range(num_updates):
-            _say(f"update {number + 1} of {num_updates}")
+            say(f"update {number + 1} of {num_updates}")
             began_s = time.monotonic()
             await _deploy(up, _version(number))
             await until(lambda: only_running(REPLICAS), UPDATE_TIMEOUT_S)
@@ -172,7 +173,7 @@ async def _kill(up: Nodes, jobs: Sequence[Expected], role: str, num_kills: int) 
     async with _load(up, jobs) as load:
         up.add(role)  # the replacement finds a node; the one that dies is replaced after each death
         for number in range(num_kills):
-            _say(f"{role} node: death {number + 1} of {num_kills}")
+            say(f"{role} node: death {number + 1} of {num_kills}")
             began_s = time.monotonic()
             await asyncio.to_thread(up.kill, role)
             await until(lambda: not only_running(REPLICAS), NOTICE_TIMEOUT_S)
@@ -185,14 +186,10 @@ async def _kill(up: Nodes, jobs: Sequence[Expected], role: str, num_kills: int) 
 
 def _tallied(title: str, tally: Tally) -> list[Result]:
     for failure in tally.failures:
-        _say(f"failed: {failure}")
-    _say(f"{title}: {tally.num_done} streams, {len(tally.failures)} failed, {tally.num_wrong} unlike plain decoding")
+        say(f"failed: {failure}")
+    say(f"{title}: {tally.num_done} streams, {len(tally.failures)} failed, {tally.num_wrong} unlike plain decoding")
     counts = {"streams": tally.num_done, "resumed by the client": tally.num_resumed}
     return [
         at_most(0, Result(f"{title}: failed streams", len(tally.failures), "streams", settings=counts)),
         at_most(0, Result(f"{title}: streams unlike plain decoding", tally.num_wrong, "streams")),
     ]
-
-
-def _say(line: str) -> None:
-    print(f"... {line}", flush=True)

@@ -68,13 +68,13 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The cluster at one tick."""
+    """Sessions and replicas of a cluster at one moment."""
 
     at_s: float
     num_sessions: float
     num_replicas: Mapping[str, int]
     """Number of replicas that serve."""
-    num_short: float
+    num_short: float = 0.0
     """Sessions beyond what the targets can hold, which are refused or wait."""
 
 

@@ -1,14 +1,14 @@
 """Draws sessions and replicas over time: of a simulated day, or of a cluster under `python -m bench cluster`.
 
-Knows samples and canvases; must not know how they were taken.
+Knows moments and canvases; must not know how they were taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from core.canvas import Canvas
+from simulation.report.day import Moment
 
 COLORS = {"orchestrator": "#4c9f70", "draft": "#3b7dbd", "target": "#c2543c"}
 SESSIONS_COLOR = "#8a9099"
@@ -19,19 +19,10 @@ TICKS = ((30, 1, "s"), (60, 60, "min"), (600, 60, "min"), (7200, 3600, "h"), (86
 MAX_TICKS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Sessions and replicas at one moment."""
-
-    at_s: float
-    num_sessions: float
-    num_replicas: Mapping[str, int]
-
-
-def scaling_picture(samples: Sequence[Sample]) -> str:
+def scaling_picture(moments: Sequence[Moment]) -> str:
     """The text of the SVG file: one panel for the load, one for each deployment, over the same time."""
-    panels = [_Panel("sessions", SESSIONS_COLOR, samples, lambda sample: sample.num_sessions)]
-    panels += [_Panel(f"{role} replicas", color, samples, _replicas_of(role)) for role, color in COLORS.items()]
+    panels = [_Panel("sessions", SESSIONS_COLOR, moments, lambda moment: moment.num_sessions)]
+    panels += [_Panel(f"{role} replicas", color, moments, _replicas_of(role)) for role, color in COLORS.items()]
     width = LEFT_PX + WIDTH_PX + LABEL_PX
     height = TOP_PX + (PANEL_PX + GAP_PX) * len(panels)
     canvas = Canvas(width, height)
@@ -41,19 +32,19 @@ def scaling_picture(samples: Sequence[Sample]) -> str:
     return str(canvas)
 
 
-def _replicas_of(role: str) -> Callable[[Sample], float]:
-    return lambda sample: sample.num_replicas[role]
+def _replicas_of(role: str) -> Callable[[Moment], float]:
+    return lambda moment: moment.num_replicas[role]
 
 
 class _Panel:
     """One count over time, its origin at the top left of the plot area."""
 
-    def __init__(self, title: str, color: str, samples: Sequence[Sample], count: Callable[[Sample], float]) -> None:
+    def __init__(self, title: str, color: str, moments: Sequence[Moment], count: Callable[[Moment], float]) -> None:
         self._title = title
         self._color = color
-        self._began_s = samples[0].at_s
-        self._duration_s = max(samples[-1].at_s - self._began_s, 1.0)
-        self._points = [(sample.at_s - self._began_s, count(sample)) for sample in samples]
+        self._began_s = moments[0].at_s
+        self._duration_s = max(moments[-1].at_s - self._began_s, 1.0)
+        self._points = [(moment.at_s - self._began_s, count(moment)) for moment in moments]
         self._most = max(1, *(value for _, value in self._points))
 
     def draw(self, canvas: Canvas) -> None:
@@ -67,7 +58,7 @@ class _Panel:
         canvas.text(WIDTH_PX + 8, self._y(self._points[-1][1]) + 4, self._title, fill=self._color)
 
     def _steps(self) -> str:
-        """A count keeps its value until the next sample."""
+        """A count keeps its value until the next moment."""
         first_s, first = self._points[0]
         path = [f"M{self._x(first_s):.1f} {self._y(first):.1f}"]
         path += [f"H{self._x(at_s):.1f}V{self._y(value):.1f}" for at_s, value in self._points[1:]]

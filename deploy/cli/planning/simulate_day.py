@@ -17,7 +17,7 @@ from core.ranges import Range
 from core.results import Result
 from deploy.cli.options import number
 from deploy.settings import read_config
-from simulation.report import REVERSAL_S, ROLES, TICK_S, Day, Demand, Sample, Scaling, scaling_picture, simulate_day
+from simulation.report import REVERSAL_S, ROLES, TICK_S, Day, Demand, Scaling, scaling_picture, simulate_day
 
 MAX_REPLICAS = 64
 DRAWN_S = 120.0
@@ -108,6 +108,4 @@ def results(day: Day) -> list[Result]:
 def draw(day: Day) -> str:
     """An SVG of sessions and replicas over the day."""
     every = round(DRAWN_S / TICK_S)
-    return scaling_picture(
-        [Sample(moment.at_s, moment.num_sessions, moment.num_replicas) for moment in day.moments[::every]]
-    )
+    return scaling_picture(day.moments[::every])
