@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from core.continuations import Continuations, refusal_of_offer
 from core.errors import WorkerLost
-from core.protocol import Continuations, HeldTokens, refusal_of_offer
+from core.protocol import HeldTokens
 from core.records import Continuation, Refused, SequenceSpec, TokenLogprobs, Verdict, VerifyReply, VerifyRequest, Want
 from core.rules import Outcome
 from core.speculation import ROOT, TokenTree

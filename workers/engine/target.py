@@ -9,7 +9,7 @@ from itertools import chain
 from torch import Tensor
 
 from core.config import EngineConfig
-from core.protocol import Continuations, refusal_of_offer
+from core.continuations import Continuations, refusal_of_offer
 from core.records import (
     Continuation,
     Refused,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.protocol import UNUSED, Continuations
+from core.continuations import UNUSED, Continuations
 from core.records import Chunk, Continuation, DraftRequest, Refused, Timing, VerifyRequest
 from core.rules import Outcome
 from core.speculation.token_tree import ROOT, TokenTree

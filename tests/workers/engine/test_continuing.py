@@ -10,7 +10,8 @@ from time import monotonic
 import pytest
 
 from core.config import EngineConfig
-from core.protocol import ENDED, OVERTAKEN, UNUSED
+from core.continuations import UNUSED
+from core.protocol import ENDED, OVERTAKEN
 from core.records import Continuation, Refused, Sampling, Stamp, Verdict, Verification
 from core.speculation.token_tree import EMPTY_BLOCK, TokenTree
 from tests.checkpoints import VOCAB_SIZE, write
