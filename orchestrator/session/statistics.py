@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from core.records import Call, CallTrace, SourceStats, SpeculationStats
+from core.records import Call, CallTrace, SourceStats, SpeculationStats, Timing
 from orchestrator.policy import Explanation, Found
 from orchestrator.session.verdicts import Judged
 
@@ -65,6 +65,8 @@ class Statistics:
     began_s: float = 0.0
     """On the orchestrator's clock; traces count from here."""
     trace: list[CallTrace] = field(default_factory=list)
+    _last_pass: CallTrace | None = None
+    """A pass of the draft, until it is known how many of its guesses are verified next."""
     _verified: deque[Interval] = field(default_factory=_recent)
     _drafted: deque[Interval] = field(default_factory=_recent)
 
@@ -118,6 +120,20 @@ class Statistics:
         self.draft_time_s += received_s - sent_s
         self.hidden_draft_time_s += _overlap(sent_s, received_s, self._verified)
         self._drafted.append((sent_s, received_s))
+
+    def record_pass(self, num_grown: int, timing: Timing, received_s: float) -> None:
+        """Count a pass in which `num_grown` nodes grew."""
+        began_s = received_s - timing.computed_s
+        self.record_draft(began_s, received_s)
+        if self.is_traced:
+            self.trace_pass()
+            self._last_pass = CallTrace(Call.GROWTH, began_s, received_s, num_grown, timing=timing)
+
+    def trace_pass(self, num_used: int = 0) -> None:
+        """Trace the draft's last pass, of whose guesses `num_used` are verified next."""
+        last, self._last_pass = self._last_pass, None
+        if last is not None:
+            self.trace_call(replace(last, num_used=num_used))
 
     @property
     def draft_wait(self) -> DraftWait:

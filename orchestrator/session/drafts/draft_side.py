@@ -11,16 +11,7 @@ import random
 from dataclasses import replace
 
 from core.config import DECODE_TOKENS
-from core.records import (
-    Call,
-    CallTrace,
-    DraftDone,
-    DraftRequest,
-    DraftUpdate,
-    Missing,
-    Stamp,
-    Timing,
-)
+from core.records import Call, CallTrace, DraftDone, DraftRequest, DraftUpdate, Missing, Stamp
 from orchestrator.policy import TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.block_chooser import BlockChooser
@@ -45,14 +36,7 @@ class DraftSide:
     Several messages may be in flight: each overtakes the ones before, and the draft says so.
     """
 
-    def __init__(
-        self,
-        text: SessionText,
-        pair: Pair,
-        policy: TreePolicy,
-        stats: Statistics,
-        number: int = 0,
-    ) -> None:
+    def __init__(self, text: SessionText, pair: Pair, policy: TreePolicy, stats: Statistics, number: int = 0) -> None:
         """`number` says which of the pair's drafts it is: 0 is the first."""
         self.stats = stats
         self._number = number
@@ -77,8 +61,6 @@ class DraftSide:
         """Of the message since which the draft's numbers hold."""
         self._known_to: dict[int, int] = {}
         """By message, how many tokens it told of; of those that it may still answer."""
-        self._last_pass: CallTrace | None = None
-        """Of the draft; whether the next block is its doing is not known yet."""
         self._is_behind = False
         """Whether it has not been told of the last verdict, since too many messages are open."""
         self._waits_for: Stamp | None = None
@@ -125,7 +107,7 @@ class DraftSide:
 
     def _leave(self) -> None:
         self._machine.fire(Trigger.LOST)
-        self._keep_trace()
+        self.stats.trace_pass()
         self.blocks.reset()
         self._view.awaiting = None
         self._is_late, self._num_late_rounds, self._waits_for, self._turn = False, 0, None, 0
@@ -219,7 +201,8 @@ class DraftSide:
             self._is_over = draft_update.is_over
             self._num_passes += draft_update.timing is not None
         if draft_update.timing is not None:
-            self._observe_pass(len(draft_update.new_nodes), draft_update.timing, event.received_s)
+            self._policy.saw_pass(draft_update.timing)
+            self.stats.record_pass(len(draft_update.new_nodes), draft_update.timing, event.received_s)
         return self.tell() if self.blocks.tree.has_lost_some else []
 
     def _take_in(self, grown: DraftUpdate | DraftDone) -> bool:
@@ -259,27 +242,13 @@ class DraftSide:
         if not 0 <= grown.held <= len(self._log):
             raise ValueError("a draft holds more than it was sent")
 
-    def _observe_pass(self, num_grown: int, timing: Timing, now_s: float) -> None:
-        began_s = now_s - timing.computed_s
-        self._policy.saw_pass(timing)
-        self.stats.record_draft(began_s, now_s)
-        if not self.stats.is_traced:
-            return
-        self._keep_trace()
-        self._last_pass = CallTrace(Call.GROWTH, began_s, now_s, num_grown, timing=timing)
-
     def used(self, guess: Guess) -> None:
         """This is verified next: the pass that was told of last has made it what it is."""
         self._turn = 0
         num_used = len(guess) - guess.shape.num_looked_up
         if num_used:
             self._pause_s = self._pair.speculation.draft_retry_s
-        self._keep_trace(num_used)
-
-    def _keep_trace(self, num_used: int = 0) -> None:
-        last, self._last_pass = self._last_pass, None
-        if last is not None:
-            self.stats.trace_call(replace(last, num_used=num_used))
+        self.stats.trace_pass(num_used)
 
     def ended(self, event: m.DraftReplied) -> list[m.Command]:
         """The draft has ended a message: one that was overtaken, or grown for; or it cannot go on."""
