@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Generic, TypeVar
 
-from core.records import DraftRequest, Timing, VerifyRequest
-from core.speculation import TokenTree
+from core.records import DraftRequest, Timing, VerifyRequest, Want
+from core.rules import Outcome
+from core.speculation import ROOT, TokenTree
 from core.text import BlockHash
 from workers.engine.scheduler import Share
 from workers.engine.sequences import HeldSequence
+from workers.sampling import Row
 from workers.sampling.prompt_scores import SCORED_ROWS, PromptScores
+from workers.sampling.sampler import is_argmax
 from workers.step import StepRows
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
@@ -141,6 +145,34 @@ class VerifyJob(Job[VerifyRequest]):
 
     def last_rows(self) -> StepRows:
         return StepRows(self.held.kv, self.pending, self.block)
+
+    def draws(self) -> list[Row]:
+        """What the tokens after the last committed one and after each node of the block are drawn from."""
+        spec, num_committed = self.held.spec, len(self.held.log)
+        masks = self.held.masks(lambda: _paths(self.block, ()))
+        if is_argmax(spec.sampling) and masks is None:
+            row = Row(spec.sampling, num_committed, (), spec.prompt_len, lenience=spec.lenience)
+            return [row] * (1 + len(self.block))
+        unread: list[Sequence[int]] = [()] * (1 + len(self.block))
+        paths = _paths(self.block, self.held.log.tokens) if spec.sampling.reads_tokens else unread
+        depths = (0, *self.block.depths)
+        return [
+            Row(spec.sampling, num_committed + depth, path, spec.prompt_len, mask, spec.lenience)
+            for depth, path, mask in zip(depths, paths, masks or [None] * len(paths), strict=True)
+        ]
+
+    def samples_of(self, outcome: Outcome) -> tuple[int, ...]:
+        """The tokens drawn after each node, if the message wants them and the whole block was judged; else none."""
+        is_whole = len(outcome.samples) == 1 + len(self.block)
+        return outcome.samples if is_whole and Want.SAMPLES in self.request.wants else ()
+
+
+def _paths(block: TokenTree, committed: Sequence[int]) -> list[Sequence[int]]:
+    """The tokens up to the root and to each node, after `committed`."""
+    paths: list[Sequence[int]] = [list(committed)]
+    for token, parent in zip(block.tokens, block.parents, strict=True):
+        paths.append([*paths[parent + 1 if parent != ROOT else 0], token])
+    return paths
 
 
 def scores_of(request: VerifyRequest) -> PromptScores | None:

@@ -19,10 +19,9 @@ from core.records import (
     Verdict,
     VerifyReply,
     VerifyRequest,
-    Want,
 )
 from core.rules import Outcome, Rule
-from core.speculation import EMPTY_BLOCK, ROOT, TokenTree
+from core.speculation import EMPTY_BLOCK, TokenTree
 from workers.engine.base import Engine
 from workers.engine.jobs import Job, VerifyJob, scores_of
 from workers.engine.scheduler import Share
@@ -239,7 +238,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             continued,
             tuple(job.scores.found) if job.scores is not None else (),
             outcome.num_relaxed,
-            _samples(job, outcome),
+            job.samples_of(outcome),
             job.num_adopted,
         )
 
@@ -259,16 +258,10 @@ def _nothing() -> None:
     """The default for `take_offers`: without a thread, offers come between steps."""
 
 
-def _samples(job: VerifyJob, outcome: Outcome) -> tuple[int, ...]:
-    """The tokens drawn after each node, if the message wants them and the whole block was judged; else none."""
-    is_whole = len(outcome.samples) == 1 + len(job.block)
-    return outcome.samples if is_whole and Want.SAMPLES in job.request.wants else ()
-
-
 def _stretches(jobs: Sequence[VerifyJob]) -> Iterator[_Judged]:
     start = 0
     for job in jobs:
-        yield _Judged(job, start, _rows(job), job.block)
+        yield _Judged(job, start, job.draws(), job.block)
         start += 1 + len(job.block)
 
 
@@ -303,29 +296,6 @@ def _ending_before(item: _Judged, outcome: Outcome, is_bad: Sequence[bool]) -> O
         if is_bad[node]:
             return Outcome(outcome.path[:place], item.block.tokens[node])
     return outcome
-
-
-def _rows(job: VerifyJob) -> list[Row]:
-    """What the tokens after the root and after each node are drawn from."""
-    spec, num_committed = job.held.spec, len(job.held.log)
-    masks = job.held.masks(lambda: _paths(job.block, ()))
-    if sampler.is_argmax(spec.sampling) and masks is None:
-        return [Row(spec.sampling, num_committed, (), spec.prompt_len, lenience=spec.lenience)] * (1 + len(job.block))
-    unread: list[Sequence[int]] = [()] * (1 + len(job.block))
-    paths = _paths(job.block, job.held.log.tokens) if spec.sampling.reads_tokens else unread
-    depths = (0, *job.block.depths)
-    return [
-        Row(spec.sampling, num_committed + depth, path, spec.prompt_len, mask, spec.lenience)
-        for depth, path, mask in zip(depths, paths, masks or [None] * len(paths), strict=True)
-    ]
-
-
-def _paths(block: TokenTree, committed: Sequence[int]) -> list[Sequence[int]]:
-    """The tokens up to the root and to each node, after `committed`."""
-    paths: list[Sequence[int]] = [list(committed)]
-    for token, parent in zip(block.tokens, block.parents, strict=True):
-        paths.append([*paths[parent + 1 if parent != ROOT else 0], token])
-    return paths
 
 
 def _logprobs(
