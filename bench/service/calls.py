@@ -25,6 +25,7 @@ from deploy.cli.load.records import Arrival, Ask
 from deploy.launch import Endpoints, served
 from deploy.settings import demo_config
 
+WAYS = ("grpc", "http")
 RATIO_GOAL = 1.3
 WAITING_GOAL_MB = 50.0
 OUTPUT_TOKENS = 8
@@ -47,17 +48,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Serve the demo pair with few places and a long queue, and call it."""
+    """Call the demo pair, with few places and a long queue; anew for each memory, as freed memory is used again."""
     config = demo_config()
     limits = replace(config.limits, max_sessions=PLACES, max_queued=args.waiting + PLACES)
-    with served(replace(config, limits=limits), lambda line: print(line, flush=True)) as endpoints:
-        return asyncio.run(_measure(endpoints, args.calls, args.waiting))
+    config = replace(config, limits=limits)
+    with served(config, _say) as endpoints:
+        results = asyncio.run(_first_tokens(endpoints, args.calls))
+    for name in WAYS:
+        with served(config, _say) as endpoints:
+            results.append(asyncio.run(_memory(endpoints, name, args.waiting)))
+    return results
 
 
-async def _measure(endpoints: Endpoints, num_calls: int, num_waiting: int) -> list[Result]:
-    async with _callers(endpoints) as callers:
-        results = await _first_tokens(callers, num_calls)
-        return results + [await _memory(name, caller, num_waiting) for name, caller in callers.items()]
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 @asynccontextmanager
@@ -76,16 +80,21 @@ async def _callers(endpoints: Endpoints) -> AsyncIterator[Mapping[str, LoadCalle
 # Time to the first token
 
 
-async def _first_tokens(callers: Mapping[str, LoadCaller], num_calls: int) -> list[Result]:
-    times_s: dict[str, list[float]] = {name: [] for name in callers}
+async def _first_tokens(endpoints: Endpoints, num_calls: int) -> list[Result]:
+    async with _callers(endpoints) as callers:
+        times_s = await _times_s(callers, num_calls)
+    return [result for share in (0.5, 0.9) for result in _compared(times_s, share)]
+
+
+async def _times_s(callers: Mapping[str, LoadCaller], num_calls: int) -> dict[str, list[float]]:
+    times_s: dict[str, list[float]] = {name: [] for name in WAYS}
     for number in range(WARM_UP + num_calls):
-        ways = list(callers) if number % 2 else list(callers)[::-1]
-        for name in ways:
+        for name in WAYS if number % 2 else WAYS[::-1]:
             took_s = await _first_token_s(callers[name], number)
             if number >= WARM_UP:
                 times_s[name].append(took_s)
             await asyncio.sleep(PAUSE_S)
-    return [result for share in (0.5, 0.9) for result in _compared(times_s, share)]
+    return times_s
 
 
 async def _first_token_s(caller: LoadCaller, number: int) -> float:
@@ -111,9 +120,10 @@ def _compared(times_s: Mapping[str, Sequence[float]], share: float) -> list[Resu
 # Memory of streams that wait
 
 
-async def _memory(name: str, caller: LoadCaller, num_waiting: int) -> Result:
+async def _memory(endpoints: Endpoints, name: str, num_waiting: int) -> Result:
     """Of `num_waiting` streams behind those that have the places."""
-    async with _streams(caller, PLACES, HELD_TOKENS) as holders:
+    async with _callers(endpoints) as callers, _streams(callers[name], PLACES, HELD_TOKENS) as holders:
+        caller = callers[name]
         await asyncio.wait(holders)  # for their first tokens: they have the places
         async with _streams(caller, WARM_UP, 1):
             await asyncio.sleep(SETTLE_S)
