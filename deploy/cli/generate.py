@@ -9,86 +9,33 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-import grpc
 from typer import Argument, Option
 
-from core.ranges import DRAFT_TEMPERATURE, LENIENCE, SAMPLING, Range
-from core.records import Policy
 from deploy.cli import terminal
-from deploy.cli.jobs import BEARER_VARIABLE, DEFAULT_GRPC_PORT, MAX_RETRIES, Job, bearer_token
-from deploy.cli.options import number
+from deploy.cli.jobs import BEARER_VARIABLE, MAX_RETRIES, CallOptions, Job, bearer_token, explain, is_token_fit
 from deploy.cli.replay import save
 from deploy.trace import Stream, export
-from outrider_client import Client, GenerateFields, OutriderError, Retry, Verification
+from outrider_client import Client, GenerateFields, OutriderError, Retry
 
 EXIT_FAILED = 1
 MAX_NAME_CHARS = 60
 
 
 @dataclass(frozen=True)
-class GenerateOptions:
+class GenerateOptions(CallOptions):
     """Stream completions from a server to the terminal.
 
     Options that are not given take the server's defaults. The environment variable OUTRIDER_TOKEN holds the token for a
     server that requires one.
     """
 
-    prompts: Annotated[list[str], Argument(metavar="PROMPT", help="Text to continue; - reads standard input.")]
-    address: Annotated[str, Option(metavar="HOST:PORT", help="Address of the server.")] = (
-        f"localhost:{DEFAULT_GRPC_PORT}"
+    prompts: Annotated[list[str], Argument(metavar="PROMPT", help="Text to continue; - reads standard input.")] = field(
+        kw_only=True
     )
-    model: Annotated[str | None, Option(metavar="NAME", help="One of the models that the server has.")] = None
-    max_tokens: Annotated[int | None, number(Range(1, 2**31 - 1, is_whole=True), "Tokens of output at most")] = None
-    temperature: Annotated[float | None, number(SAMPLING["temperature"], "Sampling temperature", metavar="T")] = None
-    top_k: Annotated[int | None, number(SAMPLING["top_k"], "Sample from the N likeliest tokens")] = None
-    top_p: Annotated[
-        float | None,
-        number(SAMPLING["top_p"], "Sample from the likeliest tokens with a total probability of P", metavar="P"),
-    ] = None
-    seed: Annotated[
-        int | None,
-        number(
-            SAMPLING["seed"],
-            "The same seed gives the same text, except with a --verification other than coupled",
-            metavar="S",
-        ),
-    ] = None
-    stop: Annotated[
-        list[str] | None, Option(metavar="TEXT", help="End the output before this text; may be repeated.")
-    ] = None
-    verification: Annotated[Verification | None, Option(help="How the target verifies the draft's guesses.")] = None
-    lenience: Annotated[
-        float | None,
-        number(
-            LENIENCE, "For lenient rules: a guess may be less likely than the best token by this factor", metavar="L"
-        ),
-    ] = None
-    policy: Annotated[Policy | None, Option(help="How the draft length is chosen.")] = None
-    pipelining: Annotated[
-        bool | None,
-        Option(
-            "--pipelining/--no-pipelining",
-            help="Draft the next block while the last one is verified, or alternate.",
-        ),
-    ] = None
-    guesser: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME",
-            help="Source of guesses: draft, prompt_lookup and others that the server has; may be repeated.",
-        ),
-    ] = None
-    draft_temperature: Annotated[
-        float | None,
-        number(
-            DRAFT_TEMPERATURE, "Temperature of the draft; the output's distribution stays the target's", metavar="T"
-        ),
-    ] = None
-    no_draft: Annotated[bool, Option("--no-draft", help="Decode without a draft.")] = False
     trace: Annotated[
         Path | None,
         Option(
@@ -101,27 +48,11 @@ class GenerateOptions:
         Path | None,
         Option(metavar="FILE", help="Write receipt, request and tokens of one prompt to FILE, for outrider replay."),
     ] = None
-    color: Annotated[
-        Literal["auto", "always", "never"], Option(help="Colour guessed tokens; auto does so in a terminal.")
-    ] = "auto"
 
     def fields(self) -> GenerateFields:
         """The request fields that go with each prompt."""
         return {
-            "model": self.model,
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "seed": self.seed,
-            "stop": self.stop,
-            "verification": self.verification,
-            "lenience": self.lenience,
-            "policy": self.policy,
-            "pipelining": self.pipelining,
-            "guessers": self.guesser,
-            "draft_temperature": self.draft_temperature,
-            "max_draft_tokens": 0 if self.no_draft else None,
+            **super().fields(),
             "trace": True if self.trace else None,
             "explain": self.explain or None,
             "receipt": True if self.save else None,
@@ -130,8 +61,7 @@ class GenerateOptions:
 
 def generate(options: GenerateOptions) -> int:
     """Returns the exit status."""
-    token = bearer_token()
-    if token is not None and not (token.isascii() and token.isprintable()):  # gRPC's own message is long
+    if not is_token_fit():
         terminal.say(f"outrider: {BEARER_VARIABLE} must be of printable ASCII characters")
         return EXIT_FAILED
     if options.save is not None and len(options.prompts) > 1:
@@ -141,12 +71,12 @@ def generate(options: GenerateOptions) -> int:
     # A retry may reach another server, whose clock differs.
     retry = Retry(max_retries=0 if options.trace else MAX_RETRIES)
     is_written = True
-    with Client(options.address, token=token, retry=retry) as client:
+    with Client(options.address, token=bearer_token(), retry=retry) as client:
         try:
             _run(client, jobs, options)
         except OutriderError as error:
             sys.stdout.flush()
-            terminal.say(f"outrider: {_explain(error, client, options.address)}")
+            terminal.say(f"outrider: {explain(error, client, options.address)}")
             return EXIT_FAILED
         finally:
             if options.trace is not None:
@@ -213,12 +143,6 @@ def _write_trace(path: Path, jobs: Sequence[Job]) -> bool:
         return False
     terminal.say(f"trace of {len(traced)} {'stream' if len(traced) == 1 else 'streams'} in {path}")
     return True
-
-
-def _explain(error: OutriderError, client: Client, address: str) -> str:
-    if error.code is grpc.StatusCode.UNAVAILABLE and not client.is_serving():
-        return f"no server answers at {address}; start one with: outrider serve"
-    return str(error)
 
 
 def _printable(prompt: str) -> str:

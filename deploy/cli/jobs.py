@@ -1,4 +1,4 @@
-"""A server and its address, and one prompt sent to it with the chunks that came back."""
+"""A server and its address, what is asked of it, and one prompt sent to it with the chunks that came back."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from outrider_client import Chunk, Client, Finish, GenerateFields
+import grpc
+from typer import Option
+
+from core.ranges import DRAFT_TEMPERATURE, LENIENCE, SAMPLING, Range
+from core.records import Policy
+from deploy.cli.options import number
+from outrider_client import Chunk, Client, Finish, GenerateFields, OutriderError, Stream, Verification
 
 DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT = 9000, 8000
 MAX_RETRIES = 3
@@ -21,11 +28,104 @@ def bearer_token() -> str | None:
     return os.environ.get(BEARER_VARIABLE, "").strip() or None
 
 
+def is_token_fit() -> bool:
+    """Whether the token, if there is one, can be sent; gRPC's own message of one that cannot is long."""
+    token = bearer_token()
+    return token is None or (token.isascii() and token.isprintable())
+
+
+def explain(error: OutriderError, client: Client, address: str) -> str:
+    """The error in a line; where no server answers, how to start one."""
+    if error.code is grpc.StatusCode.UNAVAILABLE and not client.is_serving():
+        return f"no server answers at {address}; start one with: outrider serve"
+    return str(error)
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """Which server, what is asked of it, and how its streams are shown."""
+
+    address: Annotated[str, Option(metavar="HOST:PORT", help="Address of the server.")] = (
+        f"localhost:{DEFAULT_GRPC_PORT}"
+    )
+    model: Annotated[str | None, Option(metavar="NAME", help="One of the models that the server has.")] = None
+    max_tokens: Annotated[int | None, number(Range(1, 2**31 - 1, is_whole=True), "Tokens of output at most")] = None
+    temperature: Annotated[float | None, number(SAMPLING["temperature"], "Sampling temperature", metavar="T")] = None
+    top_k: Annotated[int | None, number(SAMPLING["top_k"], "Sample from the N likeliest tokens")] = None
+    top_p: Annotated[
+        float | None,
+        number(SAMPLING["top_p"], "Sample from the likeliest tokens with a total probability of P", metavar="P"),
+    ] = None
+    seed: Annotated[
+        int | None,
+        number(
+            SAMPLING["seed"],
+            "The same seed gives the same text, except with a --verification other than coupled",
+            metavar="S",
+        ),
+    ] = None
+    stop: Annotated[
+        list[str] | None, Option(metavar="TEXT", help="End the output before this text; may be repeated.")
+    ] = None
+    verification: Annotated[Verification | None, Option(help="How the target verifies the draft's guesses.")] = None
+    lenience: Annotated[
+        float | None,
+        number(
+            LENIENCE, "For lenient rules: a guess may be less likely than the best token by this factor", metavar="L"
+        ),
+    ] = None
+    policy: Annotated[Policy | None, Option(help="How the draft length is chosen.")] = None
+    pipelining: Annotated[
+        bool | None,
+        Option(
+            "--pipelining/--no-pipelining",
+            help="Draft the next block while the last one is verified, or alternate.",
+        ),
+    ] = None
+    guesser: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help="Source of guesses: draft, prompt_lookup and others that the server has; may be repeated.",
+        ),
+    ] = None
+    draft_temperature: Annotated[
+        float | None,
+        number(
+            DRAFT_TEMPERATURE, "Temperature of the draft; the output's distribution stays the target's", metavar="T"
+        ),
+    ] = None
+    no_draft: Annotated[bool, Option("--no-draft", help="Decode without a draft.")] = False
+    color: Annotated[
+        Literal["auto", "always", "never"], Option(help="Colour guessed tokens; auto does so in a terminal.")
+    ] = "auto"
+
+    def fields(self) -> GenerateFields:
+        """The fields of each request."""
+        return {
+            "model": self.model,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "stop": self.stop,
+            "verification": self.verification,
+            "lenience": self.lenience,
+            "policy": self.policy,
+            "pipelining": self.pipelining,
+            "guessers": self.guesser,
+            "draft_temperature": self.draft_temperature,
+            "max_draft_tokens": 0 if self.no_draft else None,
+        }
+
+
 @dataclass
 class Job:
     """One prompt, and the chunks of its stream so far."""
 
     prompt: str
+    """Empty where the fields have a chat instead."""
     fields: GenerateFields
     began_s: float = 0.0
     duration_s: float = 0.0
@@ -34,8 +134,16 @@ class Job:
 
     def run(self, client: Client, show: Callable[[Chunk], None] = lambda _: None) -> Job:
         """Stream to the end; `show` is given each chunk as it comes. Raises: OutriderError."""
+        return self.read(self.stream(client), show)
+
+    def stream(self, client: Client) -> Stream:
+        """The stream that `read` reads; nothing is sent before that."""
+        return client.stream(None if "messages" in self.fields else self.prompt, **self.fields)
+
+    def read(self, stream: Stream, show: Callable[[Chunk], None]) -> Job:
+        """To the end, or until another thread closes the stream. Raises: OutriderError."""
         self.began_s = time.monotonic()
-        with client.stream(self.prompt, **self.fields) as stream:
+        with stream:
             for chunk in stream:
                 self.duration_s = time.monotonic() - self.began_s
                 self.chunks.append(chunk)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import typer
 
 from core.errors import StartupError
+from deploy.cli.chat import ChatOptions, chat
 from deploy.cli.generate import GenerateOptions, generate
 from deploy.cli.index import IndexOptions, index
 from deploy.cli.keys import NewKeyOptions, new
@@ -31,6 +32,7 @@ app = typer.Typer(help="Speculative decoding across machines, served.", pretty_e
 add_command(app, "serve", ServeOptions, serve)
 add_command(app, "settings", SettingsOptions, settings)
 add_command(app, "generate", GenerateOptions, generate)
+add_command(app, "chat", ChatOptions, chat)
 add_command(app, "replay", ReplayOptions, replay)
 add_command(app, "bench", BenchOptions, bench)
 add_command(app, "simulate", SimulateOptions, simulate)

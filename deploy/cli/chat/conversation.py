@@ -1,0 +1,59 @@
+"""What has been said, and what is typed next.
+
+Knows messages and lines; must not know servers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+PROMPT, MORE = ">>> ", "... "
+FENCE = '"""'
+"""Around a message of several lines."""
+_COMMAND = re.compile(r"/([a-z]+)(?: +(.*))?")
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Questions and answers in turn, behind a system prompt if there is one."""
+
+    system: str | None = None
+    _said: list[Mapping[str, str]] = field(default_factory=list)
+
+    def asking(self, question: str) -> list[Mapping[str, str]]:
+        """All messages of a request, with one more question."""
+        before = [_message("system", self.system)] if self.system else []
+        return [*before, *self._said, _message("user", question)]
+
+    def add(self, question: str, answer: str) -> None:
+        """Keep a question with its answer, so that those that follow may refer to it."""
+        self._said += [_message("user", question), _message("assistant", answer)]
+
+    def reset(self) -> None:
+        """Forget all but the system prompt."""
+        self._said.clear()
+
+
+def _message(role: str, content: str) -> Mapping[str, str]:
+    return {"role": role, "content": content}
+
+
+def typed(read: Callable[[str], str]) -> str:
+    """The next message or command; `read` is given the prompt of a line. Raises what `read` raises, EOFError mostly."""
+    line = read(PROMPT)
+    if not line.startswith(FENCE):
+        return line.strip()
+    lines = [line.removeprefix(FENCE)]
+    with suppress(EOFError):  # the end of the input ends the message, too
+        while not lines[-1].endswith(FENCE):
+            lines.append(read(MORE))
+    return "\n".join(lines).removesuffix(FENCE).strip()
+
+
+def command_in(text: str) -> tuple[str, str] | None:
+    """The name of a command and what follows it; None for a message, as one that begins with a path."""
+    found = _COMMAND.fullmatch(text)
+    return (found[1], found[2] or "") if found else None
