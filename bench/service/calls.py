@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 from ray._private.state import actors
 
@@ -35,6 +36,9 @@ HELD_TOKENS = 2000
 WARM_UP = 20
 SETTLE_S = 3.0
 """From the last call to the look at memory."""
+ARRIVAL_TIMEOUT_S = 60.0
+"""For the calls to reach the queue."""
+POLL_S = 0.5
 PAUSE_S = 0.01
 FIELDS = Fields(model=None, temperature=0.0, ignore_eos=True, no_draft=False)
 WAITING_IN = ("ProxyActor", "orchestrator")
@@ -129,12 +133,25 @@ async def _memory(endpoints: Endpoints, name: str, num_waiting: int) -> Result:
             await asyncio.sleep(SETTLE_S)
         before_mb = _resident_mb()
         async with _streams(caller, num_waiting, 1) as waiting:
+            num_queued = await _queued(endpoints, num_waiting)
             await asyncio.sleep(SETTLE_S)
             after_mb = _resident_mb()
             num_begun = len([task.result() for task in waiting if task.done()])  # raises what one was refused with
     grown_mb = {part: round(after_mb[part] - before_mb[part], 1) for part in WAITING_IN}
-    settings = {"streams": num_waiting, "begun": num_begun, **grown_mb}
+    settings = {"streams": num_waiting, "queued": num_queued, "begun": num_begun, **grown_mb}
     return at_most(WAITING_GOAL_MB, Result(f"waiting_{name}", sum(grown_mb.values()), "MB", settings=settings))
+
+
+async def _queued(endpoints: Endpoints, num_waiting: int) -> int:
+    """How many wait at the orchestrator, by its own account; returns when all do, or after a while."""
+    url = f"http://localhost:{endpoints.http_port}/v1/outrider/status"
+    end_s, num_queued = time.monotonic() + ARRIVAL_TIMEOUT_S, 0
+    async with aiohttp.ClientSession() as session:
+        while num_queued < num_waiting and time.monotonic() < end_s:
+            await asyncio.sleep(POLL_S)
+            async with session.get(url) as response:
+                num_queued = (await response.json())["models"][0]["queue"]["waiting"]
+    return num_queued
 
 
 @asynccontextmanager
