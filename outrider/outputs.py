@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from core.records import Chunk, FinishReason, GenerationRequest, SpeculationStats, TokenLogprobs
+from deploy.receipts import receipt_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,10 @@ class Output:
     """One for each id if they were asked for, else none."""
     stats: SpeculationStats
     """What speculation did for it."""
+    explanation: tuple[str, ...] = ()
+    """Why its rounds were what they were, a line each, if that was asked for."""
+    receipt: Mapping[str, Any] | None = None
+    """Everything that determined it, if that was asked for: as JSON it is a file for `outrider replay`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +74,6 @@ def to_output(index: int, request: GenerationRequest, chunks: Sequence[Chunk]) -
         request.sampling.seed,
         tuple(each for chunk in chunks for each in chunk.logprobs),
         last.stats or SpeculationStats(),
+        tuple(line for chunk in chunks for line in chunk.explanation),
+        receipt_fields(last.receipt) if last.receipt is not None else None,
     )

@@ -67,6 +67,12 @@ class SamplingParams:
     policy: Policy | None = None
     pipelining: bool | None = None
     guessers: tuple[str, ...] = ()
+    draft_temperature: float | None = None
+    """Of the draft's own law; the output's law stays the target's."""
+    explain: bool = False
+    """Say with each output why its rounds were what they were."""
+    receipt: bool = False
+    """Have a receipt with each output: everything that determined it."""
     timeout_s: float | None = None
     """Seconds from the call of `generate` to the end of the output."""
 
@@ -94,6 +100,9 @@ class SamplingParams:
             policy=self.policy or "",
             pipelining=self.pipelining,
             guessers=self.guessers,
+            draft_temperature=self.draft_temperature,
+            wants_explanation=self.explain,
+            wants_receipt=self.receipt,
             num_logprobs=self.logprobs,
             num_prompt_logprobs=self.prompt_logprobs,
             num_samples=self.n,

@@ -18,7 +18,7 @@ import torch
 from core.config import EngineConfig, ServiceConfig
 from core.errors import ConfigError, OutriderError
 from core.records import Chunk, GenerationRequest
-from deploy.api import Served, sampling_defaults
+from deploy.api import Served, receipt_maker, sampling_defaults
 from deploy.clock import MonotonicClock
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
@@ -87,9 +87,10 @@ class Running:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _one(self, request: GenerationRequest, done: Callable[[int], None]) -> list[Chunk]:
+        receipt = receipt_maker(request, self.served)
         async with self._places, aclosing(self._service.generate(request)) as stream:
             try:
-                chunks = [chunk async for chunk in stream]
+                chunks = [chunk if receipt is None else receipt.saw(chunk) async for chunk in stream]
             except OutriderError as error:
                 error.add_note(f"while going on from {request.request_id}")
                 raise

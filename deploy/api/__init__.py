@@ -9,7 +9,7 @@ from deploy.api.offload import LONG_BYTES, Offload
 from deploy.api.proxy_admission import RETRY_S, Places, ProxyAdmission
 from deploy.api.proxy_places import admission_behind
 from deploy.api.request import prompt_ids, sampling_defaults
-from deploy.api.samples import Samples, SamplesUsage, completed, sample_seed, to_requests
+from deploy.api.samples import Samples, SamplesUsage, completed, receipt_maker, sample_seed, to_requests
 from deploy.api.statistics import speculation_fields
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "completed",
     "new_key",
     "prompt_ids",
+    "receipt_maker",
     "require",
     "sample_seed",
     "sampling_defaults",

@@ -139,14 +139,17 @@ async def _traced(stream: AsyncGenerator[Chunk, None], spans: SampleSpans | None
 async def _measured(
     model: Hosted, request: GenerationRequest, stream: AsyncGenerator[Chunk, None], meter: RequestMeter
 ) -> AsyncGenerator[Chunk, None]:
-    receipt = _receipt_maker(model.served, request) if request.wants_receipt else None
+    receipt = receipt_maker(request, model.served)
     async with aclosing(stream) as chunks:
         async for chunk in chunks:
             measured = meter.saw(chunk)
             yield measured if receipt is None else receipt.saw(measured)
 
 
-def _receipt_maker(served: Served, request: GenerationRequest) -> ReceiptMaker:
+def receipt_maker(request: GenerationRequest, served: Served) -> ReceiptMaker | None:
+    """What follows the output, if the request wants a receipt of it."""
+    if not request.wants_receipt:
+        return None
     return ReceiptMaker(request, served.config.model_name, served.target, served.draft, served.tokenizer.digest)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from core.errors import ConfigError, DeadlinePassed, InvalidRequest
+from deploy.receipts import Outcome, compare
+from deploy.receipts.making import digest_of_tokens
 from outrider import LLM, SamplingParams
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -80,6 +83,35 @@ def test_prompts_may_be_ids_and_outputs_stop_and_tell_probabilities(llm):
     stopped = llm.generate(PROMPTS[1], max_tokens=24, temperature=0, stop=stop)[0]
     assert (stopped.finish_reason, stopped.outputs[0].matched_stop) == ("stop", stop)
     assert stop not in stopped.text
+
+
+def test_an_output_comes_with_the_receipt_by_which_it_comes_again(llm):
+    fields = {"max_tokens": 12, "temperature": 0.9, "seed": 5, "receipt": True}
+    (request,) = llm.generate(["import os"], n=2, **fields)
+    first, second = (output.receipt for output in request.outputs)
+    assert (first["model"], first["prompt_tokens"]) == (llm.config.model_name, len(request.prompt_token_ids))
+    assert first["prompt_digest"] == digest_of_tokens(request.prompt_token_ids)
+    assert first["output_digest"] == digest_of_tokens(request.token_ids)
+    assert (first["sampling"]["seed"], second["sampling"]["seed"]) == tuple(each.seed for each in request.outputs)
+    assert first["target"]["digest"] != first["draft"]["digest"]
+    again = llm.generate(["import os"], max_draft_tokens=0, **fields)[0].outputs[0]
+    kept = json.loads(json.dumps(first))
+    assert compare(kept, again.receipt, request.token_ids, again.token_ids).outcome is Outcome.SAME
+
+
+def test_an_output_comes_with_a_line_for_each_decision_if_asked(llm):
+    silent, explained = (
+        llm.generate("import os", max_tokens=8, explain=asked)[0].outputs[0] for asked in (False, True)
+    )
+    assert silent.explanation == ()
+    assert silent.receipt is None
+    assert explained.explanation
+
+
+def test_the_drafts_temperature_changes_no_output(llm):
+    fields = {"max_tokens": 16, "temperature": 0.9, "seed": 5}
+    plain, drafted = (llm.generate("import os", draft_temperature=each, **fields)[0] for each in (None, 0.5))
+    assert plain.token_ids == drafted.token_ids
 
 
 def test_an_output_may_be_held_to_a_grammar(llm):
