@@ -2,8 +2,8 @@
 
 Serve's own handlers (Ray 2.60) fall short of what callers may expect, and are wrapped here:
 
-- *One message a call, as bytes.* A call with no message or with several is refused. Bytes are decoded where an error
-  can be reported.
+- *One message a call, as bytes.* A call with no message or with several is refused, and so is one whose message does
+  not come (`deploy.grpc.reading`). Bytes are decoded where an error can be reported.
 - *Overload* is refused before Serve's router, in which a call waits for its refusal (`deploy.api.proxy_admission`).
 - *Errors* arrive as a status with a last message, which is dropped. Streams thus have details too, and no error is
   raised, and logged with a trace, on the way. Serve's own errors are reworded for callers.
@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -39,6 +39,7 @@ from deploy.api import RETRY_S, ProxyAdmission, admission_behind
 from deploy.files import is_to_stop
 from deploy.grpc.proxy_deadline import punctual
 from deploy.grpc.proxy_names import LastingContext, identified, trailers
+from deploy.grpc.reading import RawServer, Reader, reader_behind
 from deploy.grpc.status import DETAILS_KEY, status_of
 from protos.outrider.v1 import generation_pb2_grpc
 
@@ -51,6 +52,7 @@ MAX_PENDING_CALLS = 50_000
 kilobytes."""
 COMPLETIONS = frozenset({"Generate", "GenerateStream"})
 """The methods that count as completions in admission."""
+ONE_MESSAGE = "this method takes one message"
 _OF_ONE = {
     gRPCStreamingType.STREAM_UNARY: gRPCStreamingType.UNARY_UNARY,
     gRPCStreamingType.STREAM_STREAM: gRPCStreamingType.UNARY_STREAM,
@@ -70,10 +72,12 @@ CONNECTION_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.absolute_max_metadata_size", 32 * 1024),
+    ("grpc.max_concurrent_streams", 4096),
 )
 """Options of each connection: it is closed after ten minutes without a call; clients may send keep-alive pings every
 ten seconds (gRPC's default of five minutes breaks the streams of clients that ping more often); soft and hard limits on
-the size of metadata in bytes."""
+the size of metadata in bytes; calls in progress, after which further ones wait in the client, where gRPC's default is
+2 billion."""
 
 
 def take_bursts() -> None:
@@ -93,13 +97,14 @@ def take_bursts() -> None:
 
 def add_generation_service(servicer: Any, server: Any) -> None:
     """Serve calls this to learn the methods of the service; `server` is its gRPC server, which makes the handlers."""
-    admission = admission_behind(_proxy_of(server).proxy_router)
+    router = _proxy_of(server).proxy_router
+    admission, reader = admission_behind(router), reader_behind(router)
 
     def wrap(handler: Handler, method: str) -> Handler:
         is_completion = method in COMPLETIONS
         explained = refusing(handler)
         inner = punctual(explained) if is_completion else explained
-        return identified(admitted(inner, admission, is_completion=is_completion))
+        return identified(admitted(inner, admission, reader, is_completion=is_completion))
 
     with _wrapped(server, wrap):
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, RawServer(server))
@@ -108,10 +113,12 @@ def add_generation_service(servicer: Any, server: Any) -> None:
 def add_health_service(servicer: Any, server: Any) -> None:
     """As `add_generation_service`, for Health."""
     proxy = _proxy_of(server)
+    reader = reader_behind(proxy.proxy_router)
 
     def wrap(handler: Handler, method: str) -> Handler:
         is_check = method == "Check" and not inspect.isasyncgenfunction(handler)
-        return identified(one_message(refusing(honest(handler, proxy._is_draining) if is_check else handler)))
+        refused = refusing(honest(handler, proxy._is_draining) if is_check else handler)
+        return identified(one_message(refused, reader))
 
     with _wrapped(server, wrap):
         health_pb2_grpc.add_HealthServicer_to_server(servicer, RawServer(server))
@@ -140,74 +147,65 @@ def _wrapped(server: Any, wrap: Callable[[Handler, str], Handler]) -> Iterator[N
         server.service_handler_factory = make_handler
 
 
-class RawServer:
-    """Registers methods with a server so that they take bytes, and any number of messages.
-
-    gRPC itself reads only the first message of a unary call, leaves a call without a message unanswered, and reports a
-    message that it cannot decode as UNKNOWN, with the name of a Python class.
-    """
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        for handler in handlers:
-            handler._method_handlers = _taking_bytes(handler._method_handlers)
-        self._server.add_generic_rpc_handlers(handlers)
-
-    def add_registered_method_handlers(self, service: str, methods: Mapping[str, Any]) -> None:
-        self._server.add_registered_method_handlers(service, _taking_bytes(methods))
-
-
-def _taking_bytes(methods: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: each._replace(request_streaming=True, request_deserializer=None) for name, each in methods.items()}
-
-
-def one_message(handler: Handler) -> Handler:
+def one_message(handler: Handler, reader: Reader | None = None) -> Handler:
     """The handler for calls whose messages come as a stream, which must have exactly one.
 
     Any other number is refused with UNIMPLEMENTED, as gRPC specifies.
     """
+    reader = reader or Reader()
 
     async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
-        answer: bytes = await handler(await _only(messages, context), context)
+        answer: bytes = await handler(await read(messages, context), context)
         return answer
 
     async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
-        replies = handler(await _only(messages, context), context)
+        replies = handler(await read(messages, context), context)
         try:
             async for reply in replies:
                 yield reply
         finally:
             await replies.aclose()
 
+    async def read(messages: AsyncIterator[bytes], context: Any) -> bytes:
+        try:
+            return await _only(messages, context, reader)
+        except RequestError as error:
+            await _abort(context, error)
+
     return stream if inspect.isasyncgenfunction(handler) else unary
 
 
-async def _only(messages: AsyncIterator[bytes], context: Any) -> bytes:
-    """The only message of a call; returns when the caller has ended its stream of messages."""
+async def _only(messages: AsyncIterator[bytes], context: Any, reader: Reader) -> bytes:
+    """The only message of a call; returns when the caller has ended its stream of messages.
+
+    Raises: Overloaded, DeadlinePassed.
+    """
     only: bytes | None = None
-    async for message in messages:
-        if only is not None:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method takes one message, got more", trailers())
-        only = message
+    async with reader.reading():
+        async for message in messages:
+            if only is not None:
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{ONE_MESSAGE}, got more", trailers())
+            only = message
     if only is None:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method takes one message, got none", trailers())
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{ONE_MESSAGE}, got none", trailers())
         raise AssertionError("abort raises")
     return only
 
 
-def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool) -> Handler:
+def admitted(
+    handler: Handler, admission: ProxyAdmission, reader: Reader | None = None, *, is_completion: bool
+) -> Handler:
     """The handler for one message, with admission: too long messages and overload are refused here.
 
     Capacity is checked before the message is read, and again when it is complete: a caller that sends nothing takes no
     place.
     """
+    reader = reader or Reader()
 
     async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
         try:
             admission.arrived(is_completion=is_completion)
-            message = await _only(messages, context)
+            message = await _only(messages, context, reader)
             admission.check_length(len(message))
             with admission.call(is_completion=is_completion), admission.waiting(len(message)):
                 await admission.turn()
@@ -219,7 +217,7 @@ def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool
     async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
         try:
             admission.arrived(is_completion=is_completion)
-            message = await _only(messages, context)
+            message = await _only(messages, context, reader)
             admission.check_length(len(message))
             with admission.call(is_completion=is_completion), admission.waiting(len(message)) as answered:
                 await admission.turn()

@@ -33,6 +33,7 @@ from deploy.api.hosted import Hosted, Models, Served
 from deploy.api.offload import Offload
 from deploy.clock import MonotonicClock
 from deploy.grpc.proxy import CONNECTION_OPTIONS, one_message, refusing
+from deploy.grpc.reading import Reader
 from deploy.grpc.servicer import Servicer
 from deploy.metrics.instruments import CATALOGUE, Metric, MetricKind
 from deploy.metrics.meters import Meters
@@ -217,18 +218,18 @@ def served(config: ServiceConfig = CONFIG) -> Served:
     return Served(INFO, None, TOKENIZER, Sampling(temperature=0.7), config)
 
 
-def _handlers(servicer: Servicer, methods: Mapping[str, Any]) -> dict[str, grpc.RpcMethodHandler]:
+def _handlers(servicer: Servicer, methods: Mapping[str, Any], reader: Reader) -> dict[str, grpc.RpcMethodHandler]:
     """As they are in Serve's proxy, without Serve between."""
     handlers = {}
     for name in methods:
-        handler = one_message(refusing(getattr(servicer, name)))
+        handler = one_message(refusing(getattr(servicer, name)), reader)
         is_stream = inspect.isasyncgenfunction(handler)
         make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler
         handlers[name] = make(handler, None, lambda message: message.SerializeToString())
     return handlers
 
 
-async def _start(completions: Script, authenticator: Authenticator) -> tuple[grpc.aio.Server, int]:
+async def _start(completions: Script, authenticator: Authenticator, reader: Reader) -> tuple[grpc.aio.Server, int]:
     grpc_server = grpc.aio.server(options=CONNECTION_OPTIONS)
     clock = MonotonicClock()
     rpcs = Servicer(
@@ -236,7 +237,7 @@ async def _start(completions: Script, authenticator: Authenticator) -> tuple[grp
     )
     services = {"outrider.v1.GenerationService": METHODS, "grpc.health.v1.Health": HEALTH}
     for service, methods in services.items():
-        handlers = _handlers(rpcs, methods)
+        handlers = _handlers(rpcs, methods, reader)
         grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     port = grpc_server.add_insecure_port("localhost:0")
     await grpc_server.start()
@@ -244,13 +245,15 @@ async def _start(completions: Script, authenticator: Authenticator) -> tuple[grp
 
 
 @contextmanager
-def server(completions: Script, authenticator: Authenticator | None = None) -> Iterator[str]:
+def server(
+    completions: Script, authenticator: Authenticator | None = None, reader: Reader | None = None
+) -> Iterator[str]:
     """The address of a server that runs in a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     grpc_server, port = asyncio.run_coroutine_threadsafe(
-        _start(completions, authenticator or Authenticator(None)), loop
+        _start(completions, authenticator or Authenticator(None), reader or Reader()), loop
     ).result(10)
     try:
         yield f"localhost:{port}"
