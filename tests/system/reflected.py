@@ -32,10 +32,14 @@ class Method:
         reply = message_factory.GetMessageClass(self.descriptor.output_type)
         path = f"/{self.descriptor.containing_service.full_name}/{self.descriptor.name}"
         encoded = [each if isinstance(each, bytes) else each.SerializeToString() for each in requests]
+        # A stream of messages whose call is refused before the first one is sent fails in the client (grpcio 1.85).
+        is_one = len(encoded) == 1
+        sent = encoded[0] if is_one else _each(encoded)
         if self.descriptor.server_streaming:
-            call = self.channel.stream_stream(path, None, reply.FromString)(_each(encoded))
-            return [message async for message in call]
-        return [await self.channel.stream_unary(path, None, reply.FromString)(_each(encoded))]
+            begin = self.channel.unary_stream if is_one else self.channel.stream_stream
+            return [message async for message in begin(path, None, reply.FromString)(sent)]
+        begin = self.channel.unary_unary if is_one else self.channel.stream_unary
+        return [await begin(path, None, reply.FromString)(sent)]
 
     async def error(self, *requests: Message | bytes) -> grpc.aio.AioRpcError:
         """What such a call fails of."""
