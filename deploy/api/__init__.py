@@ -1,9 +1,9 @@
 """What the languages of the API share: who may call, which models there are, which values are allowed, how much."""
 
 from deploy.api.authentication import Authenticator, Caller, KeyLimits, new_key, tokens_path
-from deploy.api.checks import check_length, require, token_ids
+from deploy.api.checks import check_length, check_tools, json_object, require, token_ids
 from deploy.api.failures import shortened, told
-from deploy.api.given import GIVEN_SAMPLING, MODEL_SAMPLING, Given
+from deploy.api.given import GIVEN_SAMPLING, MODEL_SAMPLING, Given, GivenTool, template_call
 from deploy.api.hosted import Hosted, Models, Served
 from deploy.api.offload import LONG_BYTES, Offload
 from deploy.api.proxy_admission import RETRY_S, Places, ProxyAdmission
@@ -20,6 +20,7 @@ __all__ = [
     "Authenticator",
     "Caller",
     "Given",
+    "GivenTool",
     "Hosted",
     "KeyLimits",
     "Models",
@@ -31,7 +32,9 @@ __all__ = [
     "Served",
     "admission_behind",
     "check_length",
+    "check_tools",
     "completed",
+    "json_object",
     "new_key",
     "prompt_ids",
     "receipt_maker",
@@ -40,6 +43,7 @@ __all__ = [
     "sampling_defaults",
     "shortened",
     "speculation_fields",
+    "template_call",
     "to_requests",
     "token_ids",
     "tokens_path",

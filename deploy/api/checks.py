@@ -5,13 +5,19 @@ Knows tokenizers and models; must not know requests.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from core.config import Limits
 from core.errors import InvalidRequest
 from core.ranges import shown
 from core.records import ModelInfo, Sampling
+from deploy.api.given import GivenTool
 from orchestrator.text import Tokenizer
+
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 def token_ids(ids: Iterable[int], field: str, info: ModelInfo) -> tuple[int, ...]:
@@ -27,6 +33,26 @@ def require(condition: bool, field: str, allowed: str, value: object) -> None:
     """Raises: InvalidRequest, which says what is allowed, unless `condition` holds."""
     if not condition:
         raise InvalidRequest(field, f"must be {allowed}, got {shown(value)}")
+
+
+def check_tools(given: Sequence[GivenTool]) -> None:
+    """Raises: InvalidRequest for a name that is no name, or stands there twice."""
+    for index, tool in enumerate(given):
+        is_fit = TOOL_NAME.fullmatch(tool.name) is not None
+        require(is_fit, f"{tool.field}.name", "1 to 128 letters, digits, '_', '-' or '.'", tool.name)
+        is_new = tool.name not in {other.name for other in given[:index]}
+        require(is_new, f"{tool.field}.name", "another name than those before", tool.name)
+
+
+def json_object(text: str, field: str) -> dict[str, Any]:
+    """The object that `text` writes; an empty one for an empty text. Raises: InvalidRequest."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequest(field, "must be a JSON object, written as a string")
+    return value
 
 
 def check_length(text: str, field: str, tokenizer: Tokenizer, context: int) -> None:

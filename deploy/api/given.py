@@ -19,6 +19,28 @@ Chat = Sequence[Mapping[str, Any]]
 """Messages, each with `role` and `content`, and what else the model's chat template may know."""
 
 
+@dataclass(frozen=True, slots=True)
+class GivenTool:
+    """A tool of a chat, and where it stands."""
+
+    field: str
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    """The JSON schema of its arguments; None takes any object."""
+
+    @property
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates have it."""
+        function = {"name": self.name, "description": self.description or "", "parameters": {**(self.parameters or {})}}
+        return {"type": "function", "function": function}
+
+
+def template_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A call that the model has made, as chat templates have it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": {**arguments}}}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
     """What a caller gives, before it is checked; None, or nothing, where it gives nothing."""

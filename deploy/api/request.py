@@ -158,6 +158,8 @@ def _chat_text(chat: Chat, given: Given, tokenizer: Tokenizer) -> str:
     for index, message in enumerate(chat):
         if not message["role"]:
             raise InvalidRequest(f"chat.messages[{index}].role", "must not be empty")
+    if given.tools and "tools" not in (tokenizer.template or "tools"):
+        raise InvalidRequest("chat.tools", "must not be given: this model's chat template takes no tools")
     return tokenizer.chat_text(chat, given.tools, given.template_arguments)
 
 

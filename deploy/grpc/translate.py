@@ -11,11 +11,13 @@ from typing import Any
 from core.errors import InvalidRequest
 from core.records import GenerationRequest, Verification
 from deploy import api
-from deploy.api import GIVEN_SAMPLING, Given, Served, require
+from deploy.api import GIVEN_SAMPLING, Given, GivenTool, Served, check_tools, json_object, require, template_call
 from deploy.calls import CallId
 from protos.outrider.v1 import generation_pb2 as pb
 from workers.grammar import STRUCTURES, Structure
 
+MAX_TOOLS = 128
+"""As by HTTP."""
 VERIFICATION_PREFIX = "VERIFICATION_"
 VERIFICATIONS = {pb.Verification.Value(VERIFICATION_PREFIX + each.name): each for each in Verification}
 
@@ -40,7 +42,7 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
     return Given(
         text=message.text if prompt == "text" else None,
         token_ids=message.token_ids.ids if prompt == "token_ids" else None,
-        chat=[_chat_message(each) for each in message.chat.messages] if prompt == "chat" else None,
+        **(_chat(message.chat) if prompt == "chat" else {}),
         request_id=message.request_id or (call.request_id if call is not None else ""),
         caller=call.caller if call is not None else "",
         priority=message.priority,
@@ -93,8 +95,34 @@ def _given(message: Any, name: str) -> Any:
     return getattr(message, name) if message.HasField(name) else None
 
 
-def _chat_message(message: pb.ChatMessage) -> dict[str, str]:
-    return {"role": message.role, "content": message.content}
+def _chat(message: pb.ChatMessages) -> dict[str, Any]:
+    field, most = "chat.tools", MAX_TOOLS
+    require(len(message.tools) <= most, field, f"at most {most}", len(message.tools))
+    tools = [_tool(tool, f"{field}[{index}]") for index, tool in enumerate(message.tools)]
+    check_tools(tools)
+    return {
+        "chat": [_chat_message(each, f"chat.messages[{index}]") for index, each in enumerate(message.messages)],
+        "tools": [tool.for_template for tool in tools],
+        "template_arguments": json_object(message.template_arguments, "chat.template_arguments"),
+    }
+
+
+def _tool(tool: pb.Tool, field: str) -> GivenTool:
+    return GivenTool(field, tool.name, tool.description, json_object(tool.parameters, f"{field}.parameters"))
+
+
+def _chat_message(message: pb.ChatMessage, field: str) -> dict[str, Any]:
+    """Templates ask whether a message has a part: what is empty is left out."""
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidRequest(f"{field}.tool_calls", "must not be given unless role is assistant")
+    if message.tool_call_id and message.role != "tool":
+        raise InvalidRequest(f"{field}.tool_call_id", "must not be given unless role is tool")
+    calls = [
+        template_call(call.id, call.name, json_object(call.arguments, f"{field}.tool_calls[{index}].arguments"))
+        for index, call in enumerate(message.tool_calls)
+    ]
+    more = {"tool_calls": calls, "tool_call_id": message.tool_call_id, "name": message.name}
+    return {"role": message.role, "content": message.content, **{name: each for name, each in more.items() if each}}
 
 
 def _verification(number: pb.Verification) -> Verification | None:

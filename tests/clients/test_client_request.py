@@ -181,6 +181,30 @@ def test_an_argument_that_does_not_exist_is_an_error_of_the_program(name):
         to_message("hello", {name: None})
 
 
+def test_tools_and_their_calls_arrive_in_a_chat():
+    call = {"id": "1", "name": "f", "arguments": {"a": 1}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "2", "tool_call_id": "1"}]
+    tools = [{"name": "f", "description": "adds", "parameters": {"type": "object"}}, {"name": "g", "parameters": "{}"}]
+    chat = to_message(None, {"messages": messages, "tools": tools, "template_arguments": {"mood": "glad"}}).chat
+    assert chat == pb.ChatMessages(
+        messages=[
+            pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall(id="1", name="f", arguments='{"a": 1}')]),
+            pb.ChatMessage(role="tool", content="2", tool_call_id="1"),
+        ],
+        tools=[
+            pb.Tool(name="f", description="adds", parameters='{"type": "object"}'),
+            pb.Tool(name="g", parameters="{}"),
+        ],
+        template_arguments='{"mood": "glad"}',
+    )
+
+
+@pytest.mark.parametrize("fields", [{"tools": [{"name": "f"}]}, {"template_arguments": {}}])
+def test_what_is_for_a_chats_template_is_refused_beside_another_prompt(fields):
+    with pytest.raises(InvalidRequest, match="must not be given without messages"):
+        to_message("hello", fields)
+
+
 def paths(descriptor, prefix=""):
     for field in descriptor.fields:
         if field.message_type is None or field.message_type.GetOptions().map_entry:
@@ -189,8 +213,13 @@ def paths(descriptor, prefix=""):
             yield from paths(field.message_type, f"{prefix}{field.name}.")
 
 
+PARTS = {"chat.messages": pb.ChatMessage, "chat.tools": pb.Tool}
+"""Arguments that are mappings of a message's fields."""
+
+
 def test_whatever_a_request_may_hold_has_an_argument():
-    offered = set(_PATHS.values()) - {"chat.messages"} | {"chat.messages.role", "chat.messages.content"}
+    given = {name: set(paths(message.DESCRIPTOR, f"{name}.")) for name, message in PARTS.items()}
+    offered = (set(_PATHS.values()) - set(PARTS)).union(*given.values())
     assert set(paths(pb.GenerateRequest.DESCRIPTOR)) == offered
     assert set(GenerateFields.__annotations__) == set(_PATHS) - {"text"} >= set(EVERYTHING)
 

@@ -28,8 +28,14 @@ class GenerateFields(TypedDict, total=False):
 
     token_ids: Sequence[int] | None
     """A prompt of token ids, instead of a text."""
-    messages: Sequence[Mapping[str, str]] | None
-    """A chat, instead of a text: each message has `role` and `content`."""
+    messages: Sequence[Mapping[str, Any]] | None
+    """A chat, instead of a text: each message has `role` and `content`, and may have `name`; that of an assistant
+    `tool_calls`, each with `id`, `name` and `arguments`; that of a tool the `tool_call_id` that it answers."""
+    tools: Sequence[Mapping[str, Any]] | None
+    """What the model may call in a chat, each with `name`, and perhaps `description` and `parameters`, a JSON schema.
+    The model's calls are in the text, as it writes them."""
+    template_arguments: str | Mapping[str, Any] | None
+    """What else the chat's template is given."""
     model: str | None
     request_id: str | None
     """The name of the request in the server's logs; drawn when not given."""
@@ -105,8 +111,30 @@ class GenerateFields(TypedDict, total=False):
     """Have a receipt with the last chunk: everything that determined the output."""
 
 
-def _put_chat(message: pb.GenerateRequest, messages: Sequence[Mapping[str, str]]) -> None:
-    message.chat.messages.extend(pb.ChatMessage(**entry) for entry in messages)
+def _put_chat(message: pb.GenerateRequest, messages: Sequence[Mapping[str, Any]]) -> None:
+    message.chat.messages.extend(_chat_message(entry) for entry in messages)
+
+
+def _chat_message(entry: Mapping[str, Any]) -> pb.ChatMessage:
+    calls = [pb.ToolCall(**_in_json(call, "arguments")) for call in entry.get("tool_calls") or ()]
+    return pb.ChatMessage(**{**entry, "tool_calls": calls})
+
+
+def _put_tools(message: pb.GenerateRequest, tools: Sequence[Mapping[str, Any]]) -> None:
+    message.chat.tools.extend(pb.Tool(**_in_json(tool, "parameters")) for tool in tools)
+
+
+def _put_template_arguments(message: pb.GenerateRequest, arguments: str | Mapping[str, Any]) -> None:
+    message.chat.template_arguments = _json_text(arguments)
+
+
+def _in_json(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The fields, that one as a text."""
+    return {**fields, name: _json_text(fields[name])} if name in fields else {**fields}
+
+
+def _json_text(value: str | Mapping[str, Any]) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _put_token_ids(message: pb.GenerateRequest, token_ids: Sequence[int]) -> None:
@@ -127,7 +155,7 @@ def _put_stop(message: pb.GenerateRequest, stop: str | Sequence[str]) -> None:
 
 
 def _put_json_schema(message: pb.GenerateRequest, schema: str | Mapping[str, Any]) -> None:
-    message.structured_output.json_schema = schema if isinstance(schema, str) else json.dumps(schema)
+    message.structured_output.json_schema = _json_text(schema)
 
 
 def _put_choice(message: pb.GenerateRequest, choices: Sequence[str]) -> None:
@@ -189,6 +217,8 @@ _PATHS = {
 } | {
     "token_ids": "token_ids.ids",
     "messages": "chat.messages",
+    "tools": "chat.tools",
+    "template_arguments": "chat.template_arguments",
     "resume_samples": "resume_samples.ids",
     "bad_word_ids": "sampling.bad_word_ids.ids",
     "choice": "structured_output.choice.choices",
@@ -196,6 +226,8 @@ _PATHS = {
 """Where in the message each argument goes: the path that the server, too, names it by."""
 _SPECIAL: dict[str, Callable[[pb.GenerateRequest, Any], None]] = {
     "messages": _put_chat,
+    "tools": _put_tools,
+    "template_arguments": _put_template_arguments,
     "token_ids": _put_token_ids,
     "resume_samples": _put_resume_samples,
     "bad_word_ids": _put_bad_word_ids,
@@ -217,6 +249,8 @@ def to_message(prompt: str | None, fields: Mapping[str, Any]) -> pb.GenerateRequ
         raise TypeError(f"there is no argument {min(unknown)!r}")
     if sum(name in given for name in _PROMPTS) != 1:
         raise _invalid("prompt", "exactly one of prompt, token_ids and messages must be given")
+    if "messages" not in given and (lonely := [name for name in ("tools", "template_arguments") if name in given]):
+        raise _invalid(_PATHS[lonely[0]], "must not be given without messages")
     if sum(name in given for name in _STRUCTURES) > 1:
         raise _invalid("structured_output", f"at most one of {', '.join(_STRUCTURES)} may be given")
     message = pb.GenerateRequest()

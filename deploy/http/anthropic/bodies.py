@@ -11,8 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, FailFast, Field, ValidationError
 
 from core.errors import InvalidRequest
+from deploy.api import GivenTool, template_call
 from deploy.http.bodies import MAX_MESSAGES, MAX_TOOLS, TEXT_ALONE, Body, Chat, Ignored, Part, few, neutral, refusal_of
-from deploy.http.tools import AUTO, NAMED, NO_CALLS, REQUIRED, AskedTools, GivenTool, asked_tools, template_call
+from deploy.http.tools import AUTO, NAMED, NO_CALLS, REQUIRED, AskedTools, asked_tools
 from workers.grammar import Structure
 
 CHOICES: Mapping[str, str] = {"auto": AUTO, "any": REQUIRED, "none": NO_CALLS, "tool": NAMED}

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, FailFast, Field
 
 from core.errors import InvalidRequest
+from deploy.api import GivenTool, json_object, template_call
 from deploy.http.bodies import MAX_MESSAGES, MAX_TOOLS, TEXT_ALONE, Chat, Ignored, Part, neutral
 from deploy.http.openai.bodies import SampledBody
-from deploy.http.tools import AUTO, NAMED, AskedTools, GivenTool, arguments_of, asked_tools, template_call
+from deploy.http.tools import AUTO, NAMED, AskedTools, asked_tools
 
 NO_FUNCTIONS = "is not supported: send tools"
 NO_AUDIO = "is not supported: this server writes text alone"
@@ -78,7 +79,7 @@ class Message(Part):
                 template_call(
                     call.id,
                     call.function.name,
-                    arguments_of(call.function.arguments, f"{field}.tool_calls[{index}].function.arguments"),
+                    json_object(call.function.arguments, f"{field}.tool_calls[{index}].function.arguments"),
                 )
                 for index, call in enumerate(self.tool_calls)
             ]

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, FailFast, Field, PlainValidator, ValidationError
 
 from core.errors import InvalidRequest
+from deploy.api import GivenTool, json_object, template_call
 from deploy.http.bodies import (
     MAX_TOOLS,
     TEXT_ALONE,
@@ -23,7 +24,7 @@ from deploy.http.bodies import (
     strings,
 )
 from deploy.http.openai.bodies import OpenAiBody, structure_of_format
-from deploy.http.tools import AUTO, NAMED, AskedTools, GivenTool, arguments_of, asked_tools, template_call
+from deploy.http.tools import AUTO, NAMED, AskedTools, asked_tools
 from workers.grammar import Structure
 
 NOT_KEPT = "is not supported: this server keeps nothing between calls; send what went before as input"
@@ -235,7 +236,7 @@ def _add(messages: Chat, item: Item, field: str) -> None:
     if isinstance(item, CallOutputItem):
         messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
     elif isinstance(item, CallItem):
-        call = template_call(item.call_id, item.name, arguments_of(item.arguments, f"{field}.arguments"))
+        call = template_call(item.call_id, item.name, json_object(item.arguments, f"{field}.arguments"))
         _assistant(messages).setdefault("tool_calls", []).append(call)
     elif isinstance(item, ReasoningItem):
         messages.append({"role": "assistant", "content": "", "reasoning_content": item.content or item.summary})

@@ -201,6 +201,35 @@ def test_text_gets_the_special_tokens_of_the_tokenizer_and_chat_those_of_its_tem
     assert translate(pb.GenerateRequest(chat=chat)).prompt == TOKENIZER.encode("ab", add_special_tokens=False)
 
 
+def test_a_template_gets_tools_calls_and_what_else_is_given():
+    template = "{{ tools | tojson }} {{ messages | tojson }} {{ mood }}"
+    schema = {"type": "object"}
+    chat = pb.ChatMessages(
+        messages=[
+            pb.ChatMessage(role="user", content="hi"),
+            pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall(id="1", name="f", arguments='{"a": 1}')]),
+            pb.ChatMessage(role="tool", content="2", tool_call_id="1", name="f"),
+        ],
+        tools=[pb.Tool(name="f", description="adds", parameters=json.dumps(schema)), pb.Tool(name="g")],
+        template_arguments='{"mood": "glad"}',
+    )
+    info = replace(INFO, max_context_tokens=2000)
+    (request,) = to_requests(pb.GenerateRequest(chat=chat), served(as_product(byte_level(), template), info=info), NOW)
+    shown = [
+        {"type": "function", "function": {"name": "f", "description": "adds", "parameters": schema}},
+        {"type": "function", "function": {"name": "g", "description": "", "parameters": {}}},
+    ]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "1", "name": "f"},
+    ]
+    expected = as_product(byte_level(), template).chat_text(messages, shown, {"mood": "glad"})
+    assert TOKENIZER.decode(request.prompt) == expected
+    assert expected.endswith(" glad")
+
+
 def test_given_fields_go_before_the_models_own_and_zero_is_given():
     defaults = Sampling(temperature=0.6, top_k=20)
     assert translate(message(), defaults=defaults).sampling.top_k == 20
@@ -327,6 +356,18 @@ def test_relaxed_rules_are_refused_by_name_where_they_promise_nothing(wrong, con
 # What is refused, and how it is named
 
 CHAT = pb.ChatMessages
+
+
+def CALLED(**fields: Any) -> pb.GenerateRequest:  # noqa: N802 - as the messages beside it
+    """A chat of one message."""
+    return pb.GenerateRequest(chat=CHAT(messages=[pb.ChatMessage(**{"role": "assistant", **fields})]))
+
+
+def TOOLS(*tools: pb.Tool, **fields: Any) -> pb.GenerateRequest:  # noqa: N802
+    """A chat with tools."""
+    return pb.GenerateRequest(chat=CHAT(messages=[pb.ChatMessage(role="user", content="x")], tools=tools, **fields))
+
+
 REFUSED = [
     (pb.GenerateRequest(), "prompt", "one of text, token_ids and chat"),
     (pb.GenerateRequest(token_ids=pb.TokenIds()), "token_ids.ids", "at least one token"),
@@ -336,6 +377,19 @@ REFUSED = [
     (pb.GenerateRequest(chat=CHAT()), "chat.messages", "at least one message"),
     (pb.GenerateRequest(chat=CHAT(messages=[pb.ChatMessage(content="x")])), "chat.messages[0].role", "not be empty"),
     (pb.GenerateRequest(chat=CHAT(messages=[pb.ChatMessage(role="x")])), "chat.messages", "at least one token"),
+    (
+        CALLED(tool_calls=[pb.ToolCall(name="f", arguments="[]")]),
+        "chat.messages[0].tool_calls[0].arguments",
+        "JSON object",
+    ),
+    (CALLED(role="user", tool_calls=[pb.ToolCall()]), "chat.messages[0].tool_calls", "role is assistant"),
+    (CALLED(tool_call_id="1"), "chat.messages[0].tool_call_id", "role is tool"),
+    (TOOLS(pb.Tool(name="f")), "chat.tools", "takes no tools"),
+    (TOOLS(pb.Tool(name="f g")), "chat.tools[0].name", "1 to 128 letters"),
+    (TOOLS(pb.Tool(name="f"), pb.Tool(name="f")), "chat.tools[1].name", "another name"),
+    (TOOLS(pb.Tool(name="f", parameters="{")), "chat.tools[0].parameters", "JSON object"),
+    (TOOLS(*[pb.Tool(name="f")] * 129), "chat.tools", "at most 128"),
+    (TOOLS(template_arguments="5"), "chat.template_arguments", "JSON object"),
     (message(request_id="x" * 129), "request_id", "at most 128"),
     (message(request_id="a\nb"), "request_id", "printable"),
     (message(logprobs=5), "logprobs", "[0, 4]"),
