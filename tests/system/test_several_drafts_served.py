@@ -18,7 +18,7 @@ from outrider_client import Client
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 PROMPT = "def parse_args(self, args):\n    "
-FIELDS = {"max_tokens": 96, "ignore_eos": True}
+FIELDS = {"max_tokens": 64, "ignore_eos": True}
 WAYS = {"draft": {"temperature": 0.0}, "draft2": {"temperature": 0.8, "seed": 5}}
 """By the draft that dies meanwhile."""
 
@@ -36,8 +36,7 @@ def test_two_drafts_change_no_token_and_each_may_die(config, cluster):
     with deployed_for(config, cluster) as server, Client(server.address) as client:
         for role, way in WAYS.items():
             plain = client.generate(PROMPT, **way, **FIELDS, max_draft_tokens=0)
-            streams = [client.generate(PROMPT, **way, **FIELDS) for _ in range(3)]
-            assert {stream.token_ids for stream in streams} == {plain.token_ids}
+            assert client.generate(PROMPT, **way, **FIELDS).token_ids == plain.token_ids
             assert asyncio.run(server.stats("draft2")).num_steps > 0, "both have drafted"
             chunks = client.stream(PROMPT, **way, **FIELDS)
             tokens = list(next(chunks).token_ids)
