@@ -17,7 +17,7 @@ from core.config import Limits
 from core.errors import DeadlinePassed, OutriderError, Overloaded
 from core.ports import Clock
 from core.records import GenerationRequest
-from orchestrator.quotas import Charge, Quotas
+from orchestrator.quotas import Charge, Quotas, own_or
 
 MAX_WAITS = 4096
 """Admissions that are remembered until somebody asks for a report."""
@@ -44,6 +44,8 @@ class _Waiting:
     priority: int
     number: int
     num_places: int
+    most: int
+    """Places that its caller may have at once; 0 sets no limit."""
     turn: asyncio.Future[None]
 
     def refuse(self, error: OutriderError) -> None:
@@ -73,8 +75,8 @@ class Place:
 class Admission:
     """The places for completions of one orchestrator, and the queue for them.
 
-    Invariant: fewer places are free than the first of the queue needs. So a call for several waits behind no later one,
-    and places stay free for it meanwhile.
+    Invariant: fewer places are free than the first of the queue needs, those apart whose callers have all that they
+    may. So a call for several waits behind no later one, and places stay free for it meanwhile.
     """
 
     def __init__(self, limits: Limits, clock: Clock) -> None:
@@ -159,7 +161,8 @@ class Admission:
         """Raises: Overloaded when the queue is full of those who come before this one."""
         self._num_arrived += 1
         turn = asyncio.get_running_loop().create_future()
-        newest = _Waiting(request.caller, request.priority, self._num_arrived, num_places, turn)
+        most = own_or(request.quota.max_sessions, self._limits.max_sessions_per_caller)
+        newest = _Waiting(request.caller, request.priority, self._num_arrived, num_places, most, turn)
         self._waiting.append(newest)
         self._admit()
         if newest not in self._waiting:
@@ -167,10 +170,10 @@ class Admission:
         refused = self._too_many(newest)
         if newest in refused:
             self._waiting.remove(newest)
-            raise self._refusal(num_places)
+            raise self._refusal(newest)
         for last in refused:
             self._waiting.remove(last)
-            last.refuse(self._refusal(last.num_places))
+            last.refuse(self._refusal(last))
         if refused:
             self._admit()
         return newest
@@ -214,9 +217,13 @@ class Admission:
             first.turn.set_result(None)
 
     def _next(self) -> _Waiting | None:
-        """Not of those that have been cancelled this moment, and are about to leave."""
-        waiting = (each for each in self._waiting if not each.turn.done())
+        """Not of those that have been cancelled this moment, and are about to leave, or whose caller has its share."""
+        waiting = (each for each in self._waiting if not each.turn.done() and not self._has_share(each))
         return min(waiting, key=lambda each: (each.priority, self._running[each.caller], each.number), default=None)
+
+    def _has_share(self, waiting: _Waiting) -> bool:
+        """Whether its caller would have more than it may."""
+        return 0 < waiting.most < self._running[waiting.caller] + waiting.num_places
 
     async def _until_turn(self, waiting: _Waiting, deadline: float | None) -> None:
         if deadline is None or waiting.turn.done():
@@ -251,8 +258,12 @@ class Admission:
             return 0.0
         return (num_places + self._num_waiting) * self._place_s / self._limits.max_sessions
 
-    def _refusal(self, num_places: int) -> Overloaded:
-        limits, wait_s = self._limits, max(self._limits.retry_after_s, self._wait_s(num_places))
+    def _refusal(self, refused: _Waiting) -> Overloaded:
+        limits, num_places = self._limits, refused.num_places
+        if self._has_share(refused):
+            told = f"this caller has {self._running[refused.caller]} of the {refused.most} places that it may have"
+            return Overloaded(f"{told}; try again in {limits.retry_after_s:.3g} s", limits.retry_after_s)
+        wait_s = max(limits.retry_after_s, self._wait_s(num_places))
         taken = "all" if self.num_admitted == limits.max_sessions else f"{self.num_admitted} of"
         asked = "" if num_places == 1 else f"; all {num_places} samples of a call start together or none"
         queue = f" and {self._num_waiting} requests wait for one" if limits.max_queued else ""

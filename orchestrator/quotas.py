@@ -41,6 +41,11 @@ class _Bucket:
         return max(0.0, amount - self.left) * MINUTE_S / self.most
 
 
+def own_or(own: int | None, of_all: int) -> int:
+    """A caller's own limit, where its key has one."""
+    return of_all if own is None else own
+
+
 class Quotas:
     """The quotas of all callers. 0 is no quota."""
 
@@ -76,10 +81,9 @@ class Quotas:
 
     def _most(self, own: Quota) -> dict[str, int]:
         limits = self._limits
-        requests, tokens = own.max_requests_per_minute, own.max_tokens_per_minute
         return {
-            "requests": limits.max_requests_per_minute if requests is None else requests,
-            "tokens": limits.max_tokens_per_minute if tokens is None else tokens,
+            "requests": own_or(own.max_requests_per_minute, limits.max_requests_per_minute),
+            "tokens": own_or(own.max_tokens_per_minute, limits.max_tokens_per_minute),
         }
 
     def _of(self, caller: str, most: Mapping[str, int]) -> dict[str, _Bucket]:

@@ -45,8 +45,8 @@ class OrchestratorConfig:
     tokens_file: str | None = None
     """Path of a file of keys; callers must send one of them as metadata `authorization: Bearer KEY`. Each line is
     NAME:SHA256, perhaps with limits of this caller's own (:max_priority=N:max_requests_per_minute=N
-    :max_tokens_per_minute=N), as printed by `outrider keys new NAME`; several lines with one name are keys of the same
-    caller. A line without a colon is a plain token. Changes of the file apply at once. With None, and
+    :max_tokens_per_minute=N:max_sessions=N), as printed by `outrider keys new NAME`; several lines with one name are
+    keys of the same caller. A line without a colon is a plain token. Changes of the file apply at once. With None, and
     without the environment variable OUTRIDER_TOKENS_FILE, every caller is served. Set it where others can reach the
     ports."""
     json_logs: bool = False
@@ -131,6 +131,11 @@ class Limits:
     """Largest number of completions that wait in one orchestrator's queue, at least 0. When it is full the request of
     the lowest priority is refused, among equals one of the caller that has most. With 0 nothing waits, which suits
     callers that retry elsewhere. Raise it where bursts are long and callers can wait."""
+    max_sessions_per_caller: int = 0
+    """Largest number of completions that one caller may have in progress on one orchestrator, at least 0; further ones
+    wait in its queue, and others pass them. 0 sets no limit but `max_sessions`. Callers are told apart by their key;
+    without keys all of them share the limit. The key of a caller may set its own limit (`tokens_file`). Set it where
+    long outputs of one caller must not take every place."""
     max_requests_per_minute: int = 0
     """Largest number of completions that one caller may start on one orchestrator in a minute, at least 0; 0 sets no
     limit. Callers are told apart by their key; without keys all of them share the limit. The key of a caller may
@@ -196,7 +201,12 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("max_sessions", "default_max_tokens", "max_stop_chars", "max_message_bytes"):
             check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        for name in ("max_queued", "max_requests_per_minute", "max_tokens_per_minute"):
+        for name in (
+            "max_queued",
+            "max_sessions_per_caller",
+            "max_requests_per_minute",
+            "max_tokens_per_minute",
+        ):
             check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         check(self.max_priority in PRIORITY, "max_priority", str(PRIORITY), self.max_priority)
         counts = ("max_stop_strings", "max_stop_token_ids", "max_logit_bias", "max_allowed_token_ids", "max_bad_words")

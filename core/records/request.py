@@ -93,11 +93,13 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one caller may ask of one orchestrator in a minute, in place of the service's limits: None leaves it to
-    these, 0 sets no limit."""
+    """What one caller may ask of one orchestrator, in place of the service's limits: None leaves it to these, 0 sets
+    no limit."""
 
     max_requests_per_minute: int | None = None
     max_tokens_per_minute: int | None = None
+    max_sessions: int | None = None
+    """Completions at once."""
 
 
 NO_QUOTA = Quota()

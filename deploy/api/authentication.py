@@ -50,10 +50,11 @@ class KeyLimits:
     max_priority: int | None = None
     max_requests_per_minute: int | None = None
     max_tokens_per_minute: int | None = None
+    max_sessions: int | None = None
 
     @property
     def quota(self) -> Quota:
-        return Quota(self.max_requests_per_minute, self.max_tokens_per_minute)
+        return Quota(self.max_requests_per_minute, self.max_tokens_per_minute, self.max_sessions)
 
 
 NO_LIMITS = KeyLimits()
@@ -61,6 +62,7 @@ LIMITS: Mapping[str, Range] = {
     "max_priority": PRIORITY,
     "max_requests_per_minute": QUOTA,
     "max_tokens_per_minute": QUOTA,
+    "max_sessions": QUOTA,
 }
 """The fields of a key's line, and the numbers that each may have."""
 

@@ -40,6 +40,7 @@ def to_requests(given: Given, served: Served, now: float) -> list[GenerationRequ
     """
     num_samples = _num_samples(given, served.config)
     request = to_generation_request(given, served, now)
+    _check_share(num_samples, request, served.config)
     return samples_of(request, num_samples, _resumed(given, num_samples, request, served.target))
 
 
@@ -48,6 +49,13 @@ def _num_samples(given: Given, config: ServiceConfig) -> int:
     asked = 1 if given.num_samples is None else given.num_samples
     require(1 <= asked <= most, "n", f"in [1, {most}]", asked)
     return asked
+
+
+def _check_share(num_samples: int, request: GenerationRequest, config: ServiceConfig) -> None:
+    """All samples start together: a caller cannot have more of them than it may have at once."""
+    own, of_all = request.quota.max_sessions, config.limits.max_sessions_per_caller
+    most = of_all if own is None else own
+    require(not most or num_samples <= most, "n", f"at most {most}, the places that this caller may have", num_samples)
 
 
 def _resumed(given: Given, num_samples: int, request: GenerationRequest, info: ModelInfo) -> list[tuple[int, ...]]:

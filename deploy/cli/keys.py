@@ -32,13 +32,19 @@ class NewKeyOptions:
         int | None,
         Option(metavar="N", help="Tokens a minute, in place of limits.max_tokens_per_minute; 0 sets no limit."),
     ] = None
+    max_sessions: Annotated[
+        int | None,
+        Option(metavar="N", help="Completions at once, in place of limits.max_sessions_per_caller; 0 sets no limit."),
+    ] = None
 
 
 def new(options: NewKeyOptions) -> int:
     """Returns the exit status. Raises: ConfigError."""
     from deploy.api import KeyLimits, new_key  # imports Ray
 
-    limits = KeyLimits(options.max_priority, options.max_requests_per_minute, options.max_tokens_per_minute)
+    limits = KeyLimits(
+        options.max_priority, options.max_requests_per_minute, options.max_tokens_per_minute, options.max_sessions
+    )
     key, line = new_key(options.name, limits)
     sys.stdout.write(f"{key}\n")
     say(f"the line for orchestrator.tokens_file, which has only the key's digest:\n{line}")

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from core.config import Limits
 from core.errors import DeadlinePassed, Overloaded, Unavailable
-from core.records import GenerationRequest, Sampling
+from core.records import GenerationRequest, Quota, Sampling
 from orchestrator.admission import Admission
+
+NO_QUOTA = Quota()
 
 
 class HandClock:
@@ -42,8 +44,9 @@ async def settled():
         await asyncio.sleep(0)
 
 
-def request(name, caller="", priority=0, deadline=None, max_tokens=10, prompt=(1,)):
-    return GenerationRequest(name, prompt, Sampling(), max_tokens, caller=caller, priority=priority, deadline=deadline)
+def request(name, caller="", priority=0, deadline=None, max_tokens=10, prompt=(1,), quota=NO_QUOTA):
+    fields = {"caller": caller, "priority": priority, "deadline": deadline, "quota": quota}
+    return GenerationRequest(name, prompt, Sampling(), max_tokens, **fields)
 
 
 class World:
@@ -144,6 +147,33 @@ async def test_a_caller_with_many_requests_delays_its_own():
     await world.ask("one", caller="one")
     await world.end("many0")
     assert world.served == ["many0", "many1", "one"]
+
+
+async def test_a_caller_that_has_its_share_waits_and_others_pass_it():
+    world = World(max_sessions=4, max_queued=4, max_sessions_per_caller=2)
+    for name in ("a", "b", "c"):
+        await world.ask(name, caller="hog")
+    await world.ask("d", caller="other")
+    assert world.served == ["a", "b", "d"], "a place is free, and not for who has two"
+    await world.end("d")
+    assert world.served == ["a", "b", "d"]
+    await world.end("a")
+    assert world.served == ["a", "b", "d", "c"]
+
+
+async def test_a_key_sets_its_callers_own_share_and_a_refusal_says_how_much_that_is():
+    world = World(max_sessions=4, max_queued=0, max_sessions_per_caller=1)
+    for name in ("a", "b"):
+        await world.ask(name, caller="big", quota=Quota(max_sessions=2))
+    await world.ask("c", caller="big", quota=Quota(max_sessions=2))
+    assert "this caller has 2 of the 2 places that it may have" in str(await world.error("c"))
+    await world.ask("d", caller="small")
+    await world.ask("e", caller="small")
+    assert isinstance(await world.error("e"), Overloaded)
+    for name in ("f", "g"):
+        await world.ask(name, caller="free", quota=Quota(max_sessions=0))
+    assert world.served == ["a", "b", "d", "f"]
+    assert "all 4 places are taken" in str(await world.error("g"))
 
 
 async def test_a_full_queue_has_room_for_a_caller_that_has_less():
@@ -281,12 +311,16 @@ async def test_a_call_that_gives_up_lets_those_behind_it_in():
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["ask", "end", "leave", "cancel", "time"]), st.integers(0, 17)), max_size=40))
-def test_no_place_is_ever_lost_or_given_twice(steps):
-    """However calls come, end and leave: at most three places are taken, and nobody waits for places that are free."""
+@given(
+    st.lists(st.tuples(st.sampled_from(["ask", "end", "leave", "cancel", "time"]), st.integers(0, 17)), max_size=40),
+    st.integers(0, 3),
+)
+def test_no_place_is_ever_lost_or_given_twice(steps, most):
+    """However calls come, end and leave: at most three places are taken, no caller has more than it may, and nobody
+    else waits for places that are free."""
 
     async def run():
-        world, num = World(max_sessions=3, max_queued=4), 0
+        world, num = World(max_sessions=3, max_queued=4, max_sessions_per_caller=most), 0
         for step, index in steps:
             names = list(world._tasks)
             live = [name for name in names if not world._tasks[name].done()]
@@ -307,6 +341,7 @@ def test_no_place_is_ever_lost_or_given_twice(steps):
             await settled()
             running = [place for name in world.served for place in world.places[name] if not place._is_left]
             assert len(running) == world.admission.num_admitted <= 3
+            assert not most or max(world.admission._running.values(), default=0) <= most
             first = world.admission._next()
             assert first is None or len(running) + first.num_places > 3
         for name in world._tasks:

@@ -42,17 +42,17 @@ def test_a_new_key_is_printed_once_and_its_line_lets_it_in(tmp_path, capsys):
 
 
 def test_a_key_has_its_caller_s_own_quota(tmp_path, capsys):
-    given = ["--max-tokens-per-minute", "9000", "--max-requests-per-minute", "0"]
+    given = ["--max-tokens-per-minute", "9000", "--max-requests-per-minute", "0", "--max-sessions", "7"]
     assert main(["keys", "new", "billing", *given]) == 0
     said = capsys.readouterr()
     line = said.err.splitlines()[-1]
-    assert line.endswith(":max_requests_per_minute=0:max_tokens_per_minute=9000")
+    assert line.endswith(":max_requests_per_minute=0:max_tokens_per_minute=9000:max_sessions=7")
     name, digest, *fields = line.split(":")
     for order in (fields, fields[::-1], [*fields, "max_priority=3"]):
         write(tmp_path / "keys", ":".join([name, digest, *order]))
         limits = Authenticator(tmp_path / "keys").check(bearer(said.out.strip())).limits
-        assert limits.quota == Quota(max_requests_per_minute=0, max_tokens_per_minute=9000)
-        assert limits.max_priority == (3 if len(order) == 3 else None)
+        assert limits.quota == Quota(max_requests_per_minute=0, max_tokens_per_minute=9000, max_sessions=7)
+        assert limits.max_priority == (3 if len(order) == 4 else None)
 
 
 @pytest.mark.parametrize(
