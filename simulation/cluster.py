@@ -228,15 +228,20 @@ class Fleet(Generic[Engine]):
 class Cluster:
     """Both fleets, as `core.ports.Leases`."""
 
-    def __init__(self, targets: Fleet[SimTarget], drafts: Fleet[SimDraft]) -> None:
+    def __init__(
+        self, targets: Fleet[SimTarget], drafts: Fleet[SimDraft], other_drafts: Sequence[Fleet[SimDraft]] = ()
+    ) -> None:
+        """`other_drafts`: engines of the drafts with the next numbers; any other shares the first one's."""
         self.targets = targets
         self.drafts = drafts
+        self._fleets = dict(enumerate((drafts, *other_drafts)))
 
     async def take_target(self, session: str, tokens: Sequence[int] = ()) -> Lease[TargetPort]:  # noqa: ARG002
         return await self.targets.take(session)
 
     async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> Lease[DraftPort]:  # noqa: ARG002
         """Raises: Unavailable, at once where there is no draft to serve."""
-        if not self.drafts.replicas:
+        fleet = self._fleets.get(draft, self.drafts)
+        if not fleet.replicas:
             raise Unavailable("this pair has no draft")
-        return await self.drafts.take(session)
+        return await fleet.take(session)

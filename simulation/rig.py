@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import cast
 
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.costs import PassLaw
+from core.ports import Grammars
 from core.records import ModelInfo
 from orchestrator.policy import Policies
 from orchestrator.service import Service
@@ -24,6 +25,7 @@ class SimTokenizer:
     """One letter a token; the end-of-text token has none."""
 
     is_byte_level = True
+    vocabulary_hash = "simulated"
 
     def is_special(self, token_id: int) -> bool:
         return token_id == EOS
@@ -48,6 +50,8 @@ class Blueprint:
     num_drafts: int = 1
     num_extra_drafts: int = 0
     """Drafts beside the first that sessions have a lease on, all on the engines of the one fleet."""
+    other_drafts: tuple[Text, ...] = ()
+    """What further ones say, each with an engine of its own like the first one's."""
     has_noise: bool = True
     """Whether the draft ranks candidates with the noise it shares with the target."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
@@ -64,6 +68,7 @@ class Rig:
         random: Random,
         new_wire: Callable[[HopLaw, Random], Wire] = Wire,
         policies: Policies | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """`new_wire` makes the way to either fleet."""
         self.blueprint = blueprint
@@ -75,17 +80,21 @@ class Rig:
         self.cluster = Cluster(
             Fleet("target", blueprint.num_targets, _target_builder(blueprint), self.target_wire, limits),
             Fleet("draft", blueprint.num_drafts, _draft_builder(blueprint), self.draft_wire, limits),
+            [
+                Fleet(f"draft {number}", 1, _draft_builder(replace(blueprint, text=text)), self.draft_wire, limits)
+                for number, text in enumerate(blueprint.other_drafts, 2)
+            ],
         )
         engine = EngineConfig("simulated")
-        extra = (DraftConfig(engine),) * blueprint.num_extra_drafts
+        extra = (DraftConfig(engine),) * (len(blueprint.other_drafts) + blueprint.num_extra_drafts)
         config = ServiceConfig(
             TargetConfig(engine), DraftConfig(engine), extra, speculation=blueprint.speculation, limits=blueprint.limits
         )
         info = model_info(blueprint.text)
         draft = info if blueprint.num_drafts else None
         tokenizer = cast("Tokenizer", SimTokenizer())
-        self.service = Service(config, info, draft, tokenizer, self.cluster, self.clock, policies)
-        for number in range(1, 1 + blueprint.num_extra_drafts):
+        self.service = Service(config, info, draft, tokenizer, self.cluster, self.clock, policies, grammars)
+        for number in range(1, 1 + len(extra)):
             self.service.use_extra_draft(number, info)
 
 

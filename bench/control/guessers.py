@@ -1,8 +1,9 @@
-"""Guessers that need no model: what a round of each costs the event loop, and how many tokens it finds on real texts.
+"""Every guesser: what it costs the event loop, finds on real texts, and is worth on each kind of text beside a draft.
 
-No model runs. The text is what the target says, so a guess is right if the text goes on with it; a round commits the
-accepted path of the `--nodes` likeliest nodes, and one token more. Controls that know no text but a corpus (unigram,
-bigram, random) show what is found by chance. Times are of the thread's own processor time, medians over rounds.
+The third part is `bench workloads`, which has the table of docs/guessers.md. In the others no model runs. The text is
+what the target says, so a guess is right if the text goes on with it; a round commits the accepted path of the
+`--nodes` likeliest nodes, and one token more. Controls that know no text but a corpus (unigram, bigram, random) show
+what is found by chance. Times are of the thread's own processor time, medians over rounds.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import argparse
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Final
 
+from bench.control import workloads
 from bench.results import Result, at_most, spread
 from core.config import SpeculationConfig
 from core.speculation import NO_GUESSES, ROOT, Asker, Guesser, Guesses, SourceWorth, SpeculationTree
@@ -72,14 +74,19 @@ def controls(corpus: Sequence[int]) -> Mapping[str, NewGuesser]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is measured."""
-    parser.add_argument("--only", choices=("cost", "worth"), help="one part; both without it")
+    parser.add_argument("--only", choices=("cost", "worth", "table"), help="one part; all without it")
     parser.add_argument("--nodes", type=int, default=16, metavar="N", help="of a block (default: 16)")
+    workloads.add_arguments(parser)
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
     """Costs first."""
     tokenizer = Tokenizer.from_directory(ROOT_DIR / "models" / "demo" / "target")
-    parts = {"cost": lambda: costs(tokenizer), "worth": lambda: worths(tokenizer, args.nodes)}
+    parts: Mapping[str, Callable[[], Iterable[Result]]] = {
+        "cost": lambda: costs(tokenizer),
+        "worth": lambda: worths(tokenizer, args.nodes),
+        "table": lambda: workloads.measure(args),
+    }
     return [result for part in parts if args.only in (None, part) for result in parts[part]()]
 
 

@@ -1,7 +1,7 @@
 """Lookahead decoding alone, without a draft: tokens and rows of a pass, by the size of its window.
 
-A real orchestrator and the demo target, in this process; each text is compared with plain decoding. Kinds of text and
-other sources: `bench workloads`, whose targets are recordings and cannot be asked.
+A real orchestrator and the demo target, in this process; each text is compared with plain decoding. Other kinds of
+text, and other sources beside it: `bench workloads`.
 """
 
 from __future__ import annotations

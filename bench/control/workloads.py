@@ -1,238 +1,207 @@
-"""Who should guess, by kind of text: the draft, each guesser that needs no model, and the automatic choice of all.
+"""Every guesser on every kind of text: what it finds and costs, what it is worth over plain, what theory promised.
 
 The orchestrator is the real one, on a virtual clock with passes of a 70B and a 1B (preset "70b+1b"), one stream at a
-time. The texts and the draft's agreement along them are recorded from the demo pair (`bench.control.workload_texts`).
-What a proposal takes of the processor is measured apart, and is no part of the virtual time: a target pass is 500 times
-as long.
+time; the first half of the texts is not counted, so what is measured is a service that has learned. The texts, and how
+drafts agree along them, are recorded from the demo pair (`bench.control.workload_texts`, `recorder`, `replay`). What a
+guess takes of the processor is measured apart, and is no part of the virtual time: a target pass is 500 times as long.
 """
 
 from __future__ import annotations
 
 import argparse
-import tracemalloc
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
 from itertools import chain, zip_longest
-from random import Random
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from bench.control.workload_texts import Recorded, Recorder, ReplayLaw, ReplayText, workloads
+import torch
+
+from bench.control.alone import alone
+from bench.control.guesser_table import Row, picture, table
+from bench.control.recorder import Recorded, Recorder
+from bench.control.replay import PLAIN_WAY, Decoded, GuessingWay, Job, decode
+from bench.control.workload_texts import Workload, workloads
 from bench.progress import say
 from bench.results import Result, at_least
 from core.config import SpeculationConfig
-from core.records import GenerationRequest, Sampling
 from core.speculation import DRAFT, Guesser
-from core.theory import optimal_gamma, walltime_factor
-from deploy.measure import Recording, guessers, of_guesser
+from core.theory import expected_tokens
+from deploy.measure import Recording
 from deploy.settings import DEMO_DIRECTORY
-from simulation.clock import new_loop
-from simulation.engines import PRESETS, Agreement
-from simulation.measure import Report, StreamSeen, sum_up
-from simulation.rig import Blueprint, Rig
+from models.train.corpus import load_split
+from orchestrator.guessers import ASKING, GUESSERS, CorpusIndex, Means, encode_index, write_index
+from orchestrator.text import Tokenizer
 
 DEPTH = SpeculationConfig().max_draft_tokens
-HARDWARE = PRESETS["70b+1b"]
-AUTOMATIC, PLAIN = "automatic", "plain"
+AUTOMATIC, SECOND_DRAFT, TWO_DRAFTS = "automatic", "second draft", "two drafts"
+MIX = "all of them mixed"
+WAYS = (DRAFT, SECOND_DRAFT, TWO_DRAFTS, *GUESSERS, AUTOMATIC)
+"""In the order of the table."""
+BY_TEXT = ("prompt_lookup", "ngram", "suffix", "retrieval")
 COPYING = ("prompt_lookup", "suffix")
 AUTOMATIC_GOAL, MIX_GOAL, COPY_GOAL = 0.98, 1.1, 1.5
+CORPUS_CHARS = 1_000_000
+"""Of the files that the pair was trained on, which is what `retrieval` looks into."""
+VOCABULARY = "simulated"
+"""What the simulated tokenizer calls its own."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How much is decoded."""
+    """How much is decoded, and what is written."""
     parser.add_argument("--texts", type=int, default=8, help="of each workload")
     parser.add_argument("--tokens", type=int, default=128, help="of each text at most")
-    parser.add_argument("--only", metavar="NAME", help="workloads whose names begin so, without the mix of all")
+    parser.add_argument("--workload", metavar="NAME", help="those whose names begin so, without the mix of all")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="write the table as Markdown")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw it")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
     """Record, decode each workload in every way, then all of them mixed."""
-    recorder = Recorder(DEMO_DIRECTORY, args.tokens)
-    recorded = []
-    for workload in workloads(args.texts):
-        if args.only is not None and not workload.name.startswith(args.only):
-            continue
-        say(f"recording {workload.name}, T = {workload.temperature:g}")
-        recorded.append(recorder.record(workload))
-    results = [result for each in recorded for result in _of_workload(each, recorder.vocab_size)]
-    return results if args.only is not None else [*results, *_of_mix(recorded, recorder.vocab_size)]
+    asked = [each for each in workloads(args.texts) if args.workload is None or each.name.startswith(args.workload)]
+    with TemporaryDirectory() as folder, ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        index = _index_corpus(Path(folder))
+        measured = list(pool.map(partial(_measured, args.tokens, index), asked))
+        rows = [row for _, own in measured for row in own]
+        if args.workload is None:
+            rows += _Bench(args.tokens, index).mixed([each for each, _ in measured])
+    rows.sort(key=lambda row: WAYS.index(row.way))
+    if args.table is not None:
+        args.table.write_text(table(rows))
+    if args.svg is not None:
+        args.svg.write_text(picture(rows))
+    return [*map(_result, rows), *judged(rows)]
 
 
-def sources() -> Mapping[str, tuple[str, ...]]:
-    """Who guesses, by the name of the way. Nobody decodes plainly."""
-    names = (DRAFT, *guessers(DEPTH))
-    return {PLAIN: (), **{name: (name,) for name in names}, AUTOMATIC: names}
+def ways(recorded: Recorded, index: str | None) -> Mapping[str, GuessingWay]:
+    """Who guesses. Of a given text no target can be asked, and nothing is forced where no grammar is."""
+    names = _sources(recorded)
+    found = _ways({name: (name,) for name in names} | {AUTOMATIC: names}, index)
+    for way, drafts in ((SECOND_DRAFT, (1,)), (TWO_DRAFTS, (0, 1))):
+        found[way] = replace(found[DRAFT], drafts=drafts)
+    return found
 
 
-# Decoding on the virtual clock
+def _ways(sources: Mapping[str, tuple[str, ...]], index: str | None) -> dict[str, GuessingWay]:
+    own = SpeculationConfig(retrieval_index=index)
+    return {name: GuessingWay(replace(own, guessers=named)) for name, named in sources.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One text to decode."""
-
-    text: Recording
-    temperature: float
-    agreements: Sequence[Agreement]
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """All texts, decoded in one way."""
-
-    report: Report
-    accepted: Mapping[str, int]
-    """Guesses, by their source."""
+def _sources(recorded: Recorded) -> tuple[str, ...]:
+    workload = recorded.workload
+    forced = ("grammar",) if workload.grammar is not None else ()
+    return (DRAFT, *BY_TEXT, *forced, *(() if workload.outputs else ("lookahead",)))
 
 
 def jobs_of(recorded: Recorded) -> list[Job]:
     """One for each text."""
-    temperature = recorded.workload.temperature
+    workload = recorded.workload
     return [
-        Job(text, temperature, agreements) for text, agreements in zip(recorded.texts, recorded.agreements, strict=True)
+        Job(text, workload.temperature, agreements, workload.grammar)
+        for text, agreements in zip(recorded.texts, recorded.agreements, strict=True)
     ]
 
 
-def decode(jobs: Sequence[Job], guessing: Sequence[str], vocab_size: int) -> Decoded:
-    """One after the other, by one service that learns as it goes. Raises: RuntimeError if a text comes out changed."""
-    loop = new_loop()
-    rig = Rig(_blueprint(jobs, guessing, vocab_size), loop, Random(0))
-
-    async def run() -> tuple[list[StreamSeen], Report]:
-        try:
-            seen = [await _stream(rig, job, number, loop.time) for number, job in enumerate(jobs)]
-            return seen, sum_up(seen, rig.cluster, rig.service.report())
-        finally:
-            await rig.service.close()
-
-    try:
-        seen, report = loop.run_until_complete(run())
-    finally:
-        loop.close()
-    return Decoded(report, _accepted(seen))
+def _index_corpus(folder: Path) -> Path:
+    tokenizer, path = Tokenizer.from_directory(DEMO_DIRECTORY / "target"), folder / "corpus.index"
+    corpus = "".join(document.text for document in load_split().training)[:CORPUS_CHARS]
+    write_index(*encode_index([tokenizer.encode(corpus)], vocab_size=tokenizer.vocab_size, vocabulary=VOCABULARY), path)
+    return path
 
 
-def _blueprint(jobs: Sequence[Job], guessing: Sequence[str], vocab_size: int) -> Blueprint:
-    law = ReplayLaw([job.agreements for job in jobs])
-    speculation = SpeculationConfig(guessers=tuple(guessing)) if guessing else SpeculationConfig(max_draft_tokens=0)
-    return Blueprint(
-        target=HARDWARE.target,
-        draft=HARDWARE.draft,
-        target_hop=HARDWARE.target_hop,
-        draft_hop=HARDWARE.draft_hop,
-        text=ReplayText(law, vocab_size, outputs=[job.text.output for job in jobs]),
-        speculation=speculation,
+def _measured(num_tokens: int, index: Path, workload: Workload) -> tuple[Recorded, list[Row]]:
+    """In a process of its own."""
+    say(workload.title)
+    torch.set_num_threads(1)
+    bench = _Bench(num_tokens, index)
+    recorded = bench.recorder.record(workload)
+    return recorded.without_laws(), list(bench.rows(recorded))
+
+
+class _Bench:
+    """The recorder, and the corpus that is retrieved from."""
+
+    def __init__(self, num_tokens: int, index: Path) -> None:
+        self.recorder = Recorder(DEMO_DIRECTORY, num_tokens)
+        self._index = str(index)
+        self._corpus = CorpusIndex.open(index, VOCABULARY)
+
+    def rows(self, recorded: Recorded) -> Iterator[Row]:
+        """Each way of guessing, and beside each single source what Theorem 3.8 promises of its chains in turn."""
+        title, jobs = recorded.workload.title, jobs_of(recorded)
+        plain = self._decode(jobs, PLAIN_WAY)
+        decoded = {name: self._decode(jobs, way) for name, way in ways(recorded, self._index).items()}
+        for name, found in decoded.items():
+            row = _row(title, name, found, plain)
+            yield self._with_theory(row, recorded, jobs) if name in (DRAFT, *GUESSERS) else row
+
+    def mixed(self, recorded: Sequence[Recorded]) -> list[Row]:
+        """One service for texts of all kinds in turn, as they come to a server."""
+        say("decoding all of them mixed")
+        in_turn = zip_longest(*map(jobs_of, recorded))
+        jobs = [job for job in chain.from_iterable(in_turn) if job is not None]
+        names = (DRAFT, *BY_TEXT)
+        named = _ways({name: (name,) for name in names} | {AUTOMATIC: (*names, "grammar")}, self._index)
+        plain = self._decode(jobs, PLAIN_WAY)
+        return [_row(MIX, name, self._decode(jobs, way), plain) for name, way in named.items()]
+
+    def _decode(self, jobs: Sequence[Job], way: GuessingWay, *, has_learned: bool = True) -> Decoded:
+        return decode(jobs, way, self.recorder.vocab_size, self.recorder, len(jobs) // 2 if has_learned else 0)
+
+    def _with_theory(self, row: Row, recorded: Recorded, jobs: Sequence[Job]) -> Row:
+        in_turn = self._decode(jobs, _in_turn(row.way, self._index), has_learned=False)
+        alpha = recorded.alpha
+        if row.way != DRAFT:
+            found = alone(partial(self._guesser, row.way, recorded), recorded.texts)
+            row = replace(row, guess_us=found.guess_us, memory_kb=found.memory_kb)
+            alpha = in_turn.first_accepted if row.way in ASKING else found.alpha  # it depends on what has been asked
+        promised, measured = expected_tokens(alpha, DEPTH), in_turn.report.tokens_per_round
+        return replace(row, alpha=alpha, promised=promised, in_turn=measured)
+
+    def _guesser(self, name: str, recorded: Recorded, text: Recording) -> Guesser:
+        grammar = recorded.workload.grammar
+        forced = self.recorder.grammars.forced(grammar) if grammar is not None else None
+        return GUESSERS[name](Means(SpeculationConfig(), DEPTH, self._corpus, forced, len(text.prompt)))
+
+
+def _in_turn(name: str, index: str) -> GuessingWay:
+    """Chains, drafted and verified in turn: what the theorem is about."""
+    chains = SpeculationConfig(policy="static", pipelining=False, guessers=(name,), retrieval_index=index)
+    return GuessingWay(chains)
+
+
+def _row(title: str, way: str, found: Decoded, plain: Decoded) -> Row:
+    drafted, accepted = sum(found.drafted.values()), sum(found.accepted.values())
+    return Row(
+        title,
+        way,
+        acceptance=accepted / drafted if drafted else 0.0,
+        tokens_a_pass=found.report.tokens_per_round,
+        over_plain=found.rate / plain.rate,
+        accepted=found.accepted,
     )
 
 
-async def _stream(rig: Rig, job: Job, number: int, now: Callable[[], float]) -> StreamSeen:
-    """Its number is its seed, by which the simulated pair knows the text."""
-    seen, tokens = StreamSeen(started_s=now()), list[int]()
-    request = GenerationRequest(
-        f"text-{number}",
-        job.text.prompt,
-        Sampling(temperature=job.temperature, seed=number),
-        max_tokens=len(job.text.output),
-        ignore_eos=True,
-        wants_trace=True,
-    )
-    async for chunk in rig.service.generate(request):
-        seen.take(chunk, now())
-        tokens += chunk.token_ids
-    if tuple(tokens) != job.text.output:
-        raise RuntimeError(f"text {number} came out changed")
-    return seen
+def _result(row: Row) -> Result:
+    return Result(f"{row.workload}: {row.way}, over plain", round(row.over_plain, 3), "x", settings=row.settings)
 
 
-def _accepted(seen: Sequence[StreamSeen]) -> Mapping[str, int]:
-    counts: Counter[str] = Counter()
-    for stream in seen:
-        for source in stream.stats.sources if stream.stats is not None else ():
-            counts[source.name] += source.num_accepted_tokens
-    return counts
+def judged(rows: Sequence[Row]) -> Iterator[Result]:
+    """Of each workload, what is judged against what."""
+    for title in dict.fromkeys(row.workload for row in rows):
+        factors = {row.way: row.over_plain for row in rows if row.workload == title}
+        goal = MIX_GOAL if title == MIX else AUTOMATIC_GOAL
+        yield at_least(goal, _over_best(title, factors, AUTOMATIC, (DRAFT, *GUESSERS)))
+        if TWO_DRAFTS in factors:
+            yield _over_best(title, factors, TWO_DRAFTS, (DRAFT, SECOND_DRAFT))
+        if title.startswith("copy"):
+            copying = max(COPYING, key=lambda way: factors[way])
+            yield at_least(COPY_GOAL, _over_best(title, factors, copying, (DRAFT,)))
 
 
-# Results
-
-
-def _of_workload(recorded: Recorded, vocab_size: int) -> Iterator[Result]:
-    title = f"{recorded.workload.name}, T = {recorded.workload.temperature:g}"
-    say(f"decoding {title}")
-    decoded = {way: decode(jobs_of(recorded), guessing, vocab_size) for way, guessing in sources().items()}
-    for way in [*decoded][1:]:
-        yield from _of_way(f"{title}: {way}", decoded[way], decoded[PLAIN])
-    ranks = [agreement.rank for agreements in recorded.agreements for agreement in agreements]
-    yield _promised(f"{title}: {DRAFT}", ranks.count(0) / len(ranks), HARDWARE.draft.pass_s(1))
-    for name in guessers(DEPTH):
-        yield from _alone(f"{title}: {name}", name, recorded)
-    yield _against_best(title, decoded, AUTOMATIC_GOAL)
-    if recorded.workload.name.startswith("copy"):
-        copying = max((decoded[way] for way in COPYING), key=_rate)
-        yield at_least(
-            COPY_GOAL, _ratio(f"{title}: the best of {', '.join(COPYING)} over draft", copying, decoded[DRAFT])
-        )
-
-
-def _of_mix(recorded: Sequence[Recorded], vocab_size: int) -> Iterator[Result]:
-    """One service for texts of all kinds in turn, as they come to a server."""
-    say("decoding all of them mixed")
-    in_turn = zip_longest(*map(jobs_of, recorded))
-    jobs = [job for job in chain.from_iterable(in_turn) if job is not None]
-    decoded = {way: decode(jobs, guessing, vocab_size) for way, guessing in sources().items()}
-    for way in [*decoded][1:]:
-        yield from _of_way(f"mix: {way}", decoded[way], decoded[PLAIN])
-    yield _against_best("mix", decoded, MIX_GOAL)
-
-
-def _rate(found: Decoded) -> float:
-    return found.report.tokens_per_s_a_stream
-
-
-def _ratio(name: str, fast: Decoded, slow: Decoded, **settings: object) -> Result:
-    return Result(name, round(_rate(fast) / _rate(slow), 3), "x", settings=settings)
-
-
-def _of_way(name: str, found: Decoded, plain: Decoded) -> Iterator[Result]:
-    report, accepted = found.report, dict(found.accepted)
-    acceptance = round(report.acceptance_rate, 3)
-    yield _ratio(f"{name}, over plain", found, plain, acceptance=acceptance, accepted_by_source=accepted)
-    times_ms = {"verify_ms": round(1e3 * report.verify_s, 2), "wait_ms": round(1e3 * report.block_s, 2)}
-    settings = {**times_ms, "share_of_hits": round(report.share_of_hits, 3)}
-    yield Result(f"{name}, tokens a pass", round(report.tokens_per_round, 3), "tokens", settings=settings)
-
-
-def _against_best(title: str, decoded: Mapping[str, Decoded], goal: float) -> Result:
-    best = max((way for way in decoded if way not in (PLAIN, AUTOMATIC)), key=lambda way: _rate(decoded[way]))
-    name = f"{title}: {AUTOMATIC} over the best single source"
-    return at_least(goal, _ratio(name, decoded[AUTOMATIC], decoded[best], best=best))
-
-
-def _promised(name: str, alpha: float, guess_s: float) -> Result:
-    """Theorem 3.8 with the best draft length, for one alpha: a place without a guess counts as a wrong one."""
-    c = guess_s / HARDWARE.target.pass_s(1)
-    gamma = optimal_gamma(lambda gamma: walltime_factor(alpha, gamma, c), DEPTH)
-    factor = round(walltime_factor(alpha, gamma, c), 3)
-    return Result(f"{name}, by theorem 3.8", factor, "x", settings={"alpha": round(alpha, 3), "gamma": gamma})
-
-
-def _alone(name: str, source: str, recorded: Recorded) -> Iterator[Result]:
-    """Of a guesser asked at each place of each text, without a service: what theory promises, its time and memory."""
-    new, texts = guessers(DEPTH)[source], recorded.texts
-    first, *others = (of_guesser(new(), text.prompt, text.output, text.log_p, DEPTH) for text in texts)
-    found = sum(others, first)
-    yield _promised(name, found.coupled.rates[0], 0.0)
-    coverage = round(found.coupled.coverage, 3)
-    yield Result(f"{name}, acceptance", round(found.coupled.alpha, 3), "share", settings={"has_a_guess": coverage})
-    yield Result(f"{name}, a proposal", round(1e6 * found.guess_s, 1), "us")
-    yield Result(f"{name}, memory of a session", round(_memory_bytes(new, texts[0]) / 1e3, 1), "kB")
-
-
-def _memory_bytes(new: Callable[[], Guesser], text: Recording) -> int:
-    """What a guesser keeps of a whole text."""
-    tokens = [*text.prompt, *text.output]
-    tracemalloc.start()
-    guesser = new()
-    for end in range(len(text.prompt), len(tokens) + 1):
-        guesser.propose(tokens[:end])
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return held
+def _over_best(title: str, factors: Mapping[str, float], way: str, others: Sequence[str]) -> Result:
+    best = max((name for name in others if name in factors), key=lambda name: factors[name])
+    return Result(f"{title}: {way} over {best}", round(factors[way] / factors[best], 3), "x")

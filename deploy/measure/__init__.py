@@ -1,10 +1,9 @@
 """Measures how much a pair of models gains on given prompts, without a service. Imports torch."""
 
-from deploy.measure.agreement import of_guesser
 from deploy.measure.prediction import Timing
 from deploy.measure.recording import MeasuredModel, Recording
 from deploy.measure.report import lines, results
-from deploy.measure.survey import Plan, Survey, guessers, survey
+from deploy.measure.survey import Plan, Survey, survey
 
 __all__ = [
     "MeasuredModel",
@@ -12,9 +11,7 @@ __all__ = [
     "Recording",
     "Survey",
     "Timing",
-    "guessers",
     "lines",
-    "of_guesser",
     "results",
     "survey",
 ]

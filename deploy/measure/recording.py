@@ -18,6 +18,7 @@ from core.config import EngineConfig
 from core.costs import PassCost, PassLaw
 from core.records import Sampling, SequenceSpec
 from core.speculation import TokenTree
+from workers.grammar import GrammarState, Mask
 from workers.model import load
 from workers.runtime import ModelRuntime
 from workers.sampling import Row, perturbed, process
@@ -61,13 +62,15 @@ class MeasuredModel:
         self.kv_bytes_a_token = sum(tensor[0].nbytes for tensor in (*cache.keys, *cache.values))
 
     @torch.inference_mode()
-    def write(self, prompt: Sequence[int], sampling: Sampling, max_tokens: int) -> Recording:
+    def write(
+        self, prompt: Sequence[int], sampling: Sampling, max_tokens: int, grammar: GrammarState | None = None
+    ) -> Recording:
         """Generate up to `max_tokens` tokens by plain decoding, with the noise of `sampling.seed`."""
         tokens, laws = list(prompt), list[Float32]()
         with self._sequence() as kv:
             logits = self._prefill(kv, prompt)
             while True:
-                row = Row(sampling, len(tokens), tokens, len(prompt))
+                row = Row(sampling, len(tokens), tokens, len(prompt), _mask(grammar, tokens[len(prompt) :]))
                 log_p = process(logits, [row])
                 laws.append(log_p[0].cpu().numpy())
                 tokens.append(int(perturbed(log_p, [row]).argmax()))
@@ -77,12 +80,15 @@ class MeasuredModel:
         return Recording(tuple(prompt), tuple(tokens[len(prompt) :]), np.stack(laws))
 
     @torch.inference_mode()
-    def follow(self, text: Recording, sampling: Sampling) -> Recording:
+    def follow(self, text: Recording, sampling: Sampling, grammar: GrammarState | None = None) -> Recording:
         """The same text with the distributions and guesses of this model, which is the draft."""
         tokens, start = (*text.prompt, *text.output), len(text.prompt)
         with self._sequence() as kv:
             logits = torch.cat([self._prefill(kv, text.prompt), *self._read(kv, text.output[:-1])])
-        rows = [Row(sampling, place, tokens[:place], start) for place in range(start, len(tokens))]
+        rows = [
+            Row(sampling, place, tokens[:place], start, _mask(grammar, tokens[start:place]))
+            for place in range(start, len(tokens))
+        ]
         log_q = process(logits, rows)
         guesses = perturbed(log_q, rows).argmax(dim=-1).tolist()
         return Recording(text.prompt, text.output, text.log_p, log_q.cpu().numpy(), tuple(guesses))
@@ -131,6 +137,11 @@ class MeasuredModel:
             yield kv
         finally:
             self._runtime.cache.free(kv)
+
+
+def _mask(grammar: GrammarState | None, output: Sequence[int]) -> Mask | None:
+    """Of what may come after all of `output`."""
+    return grammar.masks(output, [()])[0] if grammar is not None else None
 
 
 def record(

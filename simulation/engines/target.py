@@ -61,15 +61,8 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
         tokens.append(place.next_token)
         log.extend(tokens[:-1])
         logprobs = tuple(map(logprob_of, tokens)) if spec.num_logprobs is not None else ()
-        samples = self._samples(block, first) if Want.SAMPLES in job.request.wants else ()
+        samples = self._text.samples(block, first) if Want.SAMPLES in job.request.wants else ()
         return Outcome(tuple(path), tokens[-1], num_relaxed, samples), logprobs
-
-    def _samples(self, block: TokenTree, root: Place) -> tuple[int, ...]:
-        """The target's token after the root and after each node."""
-        places = [root]
-        for token, parent in zip(block.tokens, block.parents, strict=True):
-            places.append(self._text.after(places[parent + 1], token))
-        return tuple([place.next_token for place in places])
 
     def _accepted(self, block: TokenTree, parent: int, place: Place, spec: SequenceSpec) -> int | None:
         """The child that stands: the text's own token, or else one that a relaxed rule tolerates."""

@@ -14,7 +14,7 @@ from functools import lru_cache, reduce
 from typing import Protocol
 
 from core.records import SequenceSpec
-from core.speculation import Candidates, SparseDistribution
+from core.speculation import Candidates, SparseDistribution, TokenTree
 from core.text import TokenLog, extended
 
 EOS = 0
@@ -136,6 +136,13 @@ class Text:
         """The place one token further."""
         is_true = place.is_true and token == place.next_token
         return self._place(extended(place.prefix_hash, token), place.index + 1, place.seed, is_true)
+
+    def samples(self, block: TokenTree, root: Place) -> tuple[int, ...]:
+        """The target's token after the root and after each node."""
+        places = [root]
+        for token, parent in zip(block.tokens, block.parents, strict=True):
+            places.append(self.after(places[parent + 1], token))
+        return tuple([place.next_token for place in places])
 
     def plain(self, prompt: Sequence[int], seed: int, num_tokens: int) -> list[int]:
         """The beginning of every correct completion of `prompt`."""
