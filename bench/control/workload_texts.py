@@ -54,8 +54,12 @@ class Workload:
 
 
 def workloads(num_texts: int) -> Iterator[Workload]:
-    """Each kind at temperatures 0 and 1; high entropy is a temperature."""
-    code, prose, json_prompts = list(_pieces(num_texts)), list(_docstrings(num_texts)), list(_json_prompts(num_texts))
+    """Each kind at temperatures 0 and 1; high entropy is a temperature.
+
+    Of JSON there are twice as many texts, since they are short: of eight, one pass more or less is 1%.
+    """
+    code, prose = list(_pieces(num_texts)), list(_docstrings(num_texts))
+    json_prompts = list(_json_prompts(2 * num_texts))
     edits, edited = zip(*_edits(num_texts), strict=True)
     for temperature in (0.0, 1.0):
         yield Workload("code completion", temperature, code)
