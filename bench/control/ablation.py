@@ -23,7 +23,7 @@ from bench.control.control import adaptive as run_adaptive
 from bench.results import Result
 from core.costs import engine_cost
 from core.speculation import PRIOR, calibration, chances, logit, tree_builder
-from orchestrator.policy import adaptive, pause, shared_estimates, tree_policy
+from orchestrator.policy import adaptive, pause, reach, shared_estimates, tree_policy
 from simulation.engines import PRESETS, HopLaw
 from simulation.scenario import Arrivals, Change, Closed, Scenario
 
@@ -36,6 +36,10 @@ def _constant(value: Any) -> Any:
     return lambda *_args, **_settings: value
 
 
+def _one_after_the_other(costs: engine_cost.CostModel, nodes: float, rows: float, num_passes: int) -> float:
+    return costs.verify_s(nodes) + costs.draft_s(rows, num_passes)
+
+
 PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
     "how sure the draft is": ((tree_policy.TreePolicy, "_calibration", (logit(PRIOR), 0.0)),),
     "calibration": ((calibration, "STEP", 0.0),),
@@ -43,6 +47,8 @@ PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
     "averages over more": ((calibration, "WINDOW", 256.0),),
     "plain decoding as the least rate": ((engine_cost.CostModel, "least_rate", 0.0),),
     "passes by forecast": ((adaptive.AdaptivePolicy, "_forecast", lambda self: self.max_depth),),
+    "reach by depth": ((reach.Reach, "see", _constant(None)),),
+    "groups that take turns": ((engine_cost.CostModel, "turn_s", _one_after_the_other),),
     "a pass costs more beyond what was seen": ((engine_cost.Curve, "_slope", _constant(0.0)),),
     "costs looked at always": ((shared_estimates, "LOOK_ROUNDS", 1),),
     "costs of one pass": ((engine_cost, "NUM_RECENT", 1),),
@@ -52,6 +58,7 @@ PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
     "waiting for a first guess": ((adaptive.AdaptivePolicy, "is_worth_waiting", _constant(False)),),
     "hope beyond what was seen": ((engine_cost, "HOPE", 1.0),),
     "rows by what a pass costs": ((engine_cost.CostModel, "rows_worth", 8),),
+    "trials by what they cost": ((adaptive.AdaptivePolicy, "_may_try", _constant(True)),),
     "rest": ((adaptive.AdaptivePolicy, "wants_rest", False),),
     "rest soon": ((adaptive, "REST_ROUNDS", 8),),
     "pause": ((pause.DraftingPause, "saw_round", _constant("")),),

@@ -182,8 +182,10 @@ class EngineCost:
 
     @property
     def wire_s(self) -> float:
-        """Seconds of a call and its answer on the wire and in the batcher: the median of the last few."""
-        return median(self._wires)
+        """Seconds of a call and its answer on the wire and in the batcher: the lower quartile of the last few, since
+        many at a time may have waited behind a prompt.
+        """
+        return sorted(self._wires)[len(self._wires) // 4]
 
     def see(self, timing: Timing, elapsed_s: float, branches: float = 0.0, *, is_call: bool = True) -> None:
         """One answered call, or with `is_call` false the engine's work since its last answer.
@@ -252,6 +254,23 @@ class CostModel:
     def draft_s(self, rows: float, num_passes: int) -> float:
         """A round trip to the draft for passes that have `rows` rows of each session."""
         return num_passes * self.draft_pass_s(self.num_drafting * rows) + self.draft_wire_s
+
+    def turn_s(self, nodes: float, rows: float, num_passes: int) -> float:
+        """A round in turn: `num_passes` of the draft with `rows` rows, then a block of `nodes` nodes.
+
+        Sessions that share passes fall into groups that have their blocks verified one after the other, as many groups
+        as are needed to hide the drafting of each behind the verification of the others.
+        """
+        if not self.is_shared:
+            return self.verify_s(nodes) + self.draft_s(rows, num_passes)
+        groups, most = 1, int(self.num_verifying)
+        hidden_s, drafting_s = 0.0, math.inf
+        while hidden_s < drafting_s and groups < most:
+            groups += 1
+            group_s = self.verify_pass_s(self.num_verifying / groups * (nodes + 1.0)) + self.verify_wire_s
+            drafting_s = num_passes * self.draft_pass_s(self.num_drafting / groups * rows) + self.draft_wire_s
+            hidden_s = (groups - 1) * group_s
+        return group_s + max(hidden_s, drafting_s)
 
     @cached_property
     def rows_worth(self) -> int:

@@ -61,9 +61,11 @@ class Average:
 
     value: float
     num_seen: int = 0
+    prior_weight: float = WINDOW
+    """The number of observations that what is expected counts for."""
 
     def see(self, value: float) -> None:
-        self.value += (value - self.value) / WINDOW
+        self.value += (value - self.value) / min(WINDOW, self.num_seen + self.prior_weight)
         self.num_seen += 1
 
 
@@ -73,7 +75,11 @@ class Calibration:
 
     shift: float = 0.0
 
+    def chance(self, confidence: float) -> float:
+        """Of what comes with this confidence."""
+        return logistic(self.shift + logit(confidence))
+
     def see(self, confidence: float, is_accepted: bool) -> None:
         """By the gradient of the log likelihood."""
-        shift = self.shift + STEP * (is_accepted - logistic(self.shift + logit(confidence)))
+        shift = self.shift + STEP * (is_accepted - self.chance(confidence))
         self.shift = min(max(shift, -MAX_LOGIT), MAX_LOGIT)

@@ -14,7 +14,7 @@ from core.config import SpeculationConfig
 from core.records import GenerationRequest
 from core.speculation import USUAL_TAIL, Floats, Ints, Part, TreeSpec, fixed_shape
 from orchestrator.policy.policy import Found, RoundSeen
-from orchestrator.policy.shared_estimates import SharedEstimates
+from orchestrator.policy.shared_estimates import TRIAL_SHARE, SharedEstimates
 from orchestrator.policy.tree_policy import CATCH_UP, TreePolicy, TreeView
 
 REST_ROUNDS = 32
@@ -78,16 +78,13 @@ class AdaptivePolicy(TreePolicy):
     def _rates_in_turn(self) -> list[float]:
         """Tokens a second by the number of draft passes, from 0.
 
-        For a chain and constant costs. Source: Leviathan et al. 2023 (arXiv 2211.17192), Theorem 3.8.
+        As Theorem 3.8 of Leviathan et al. 2023 (arXiv 2211.17192), with a chance for each depth and the costs of today.
         """
-        costs, chance = self._known.costs, self._learned.accepted.value
+        costs, depth = self._known.costs, min(self.max_depth, self.max_nodes)
         rows = 1 if self._is_sampled and not self.draws_trees else costs.rows_worth
-        rates, tokens, path_prob = [1.0 / costs.verify_s(0)], 1.0, 1.0
-        for num in range(1, min(self.max_depth, self.max_nodes) + 1):
-            path_prob *= chance
-            tokens += path_prob
-            rates.append(tokens / (costs.verify_s(num) + costs.draft_s(rows, num)))
-        return rates
+        tokens = 1.0 + np.cumsum(self._learned.reach.path_prob(depth, self._first_chance))
+        drafted = [tokens[num - 1] / costs.turn_s(num, rows, num) for num in range(1, depth + 1)]
+        return [costs.least_rate, *drafted]
 
     def _chain(self, depth: int) -> TreeSpec:
         return super()._chain(max(1, min(depth, self._forecast())))
@@ -221,7 +218,8 @@ class AdaptivePolicy(TreePolicy):
         return self._num_idle >= REST_ROUNDS
 
     def rest(self) -> None:
-        self._num_idle, self._num_trials, self._is_resting, self._has_draft = 0, TRIAL_ROUNDS, True, False
+        self._num_idle, self._is_resting, self._has_draft = 0, True, False
+        self._num_trials = TRIAL_ROUNDS if self._may_try() else 0
         costs = self._known.costs
         plain_ms, more_ms = (1e3 * costs.verify_s(num) for num in (0, 1))
         self._known.note(
@@ -232,6 +230,17 @@ class AdaptivePolicy(TreePolicy):
             0,
         )
 
+    def _may_try(self) -> bool:
+        """Whether rounds in turn that are forecast to lose may be made to learn: over all sessions they cost
+        `TRIAL_SHARE` at most.
+        """
+        plain, *drafted = self._rates_in_turn()
+        lost_rounds = TRIAL_ROUNDS * max(0.0, 1.0 - max(drafted, default=0.0) / plain)
+        if self._learned.untried_rounds * TRIAL_SHARE < lost_rounds:
+            return False
+        self._learned.untried_rounds = 0
+        return True
+
     # Seeing
 
     def begin_drafting(self) -> None:
@@ -239,6 +248,9 @@ class AdaptivePolicy(TreePolicy):
 
     def saw_round(self, seen: RoundSeen) -> None:
         super().saw_round(seen)
+        self._learned.untried_rounds += 1
+        if self.is_in_turn and len(seen.shape) > seen.shape.num_looked_up:
+            self._learned.reach.see(len(seen.path), self._num_passes, self._first_chance)
         if seen.gained is not None:
             self._learned.answers.see(seen.gained)
         if seen.shape.num_looked_up < len(seen.shape) or self.is_paused:

@@ -11,22 +11,24 @@ from dataclasses import dataclass, field
 from core.costs import CostModel, EngineCost
 from core.speculation import PRIOR, Average, Calibration, SourceWorth
 from orchestrator.policy.pause import DraftingPause
+from orchestrator.policy.reach import Reach
 
-PRIOR_VERIFY_S, PRIOR_DRAFT_S = 0.025, 0.003
-"""Seconds of a pass before any was observed."""
+PRIOR_VERIFY_S, PRIOR_DRAFT_S = 0.025, 0.0005
+"""Seconds of a pass before any was observed. A draft that is thought too dear would never be tried."""
 LOOK_ROUNDS = 8
 """Observations of all sessions after which costs, and everything derived from them, are computed anew."""
 ASKING_TRIAL_ROUNDS = 32
 """Rounds that ask the target after a time without questions: a window is full after a few, its n-grams come after."""
 TRIAL_SHARE = 0.02
-"""Of the tokens of the rounds in between, what such a trial may cost."""
+"""Of the tokens of the rounds in between, what a trial may cost."""
 
 
 @dataclass(slots=True)
 class AnswersWorth:
     """Whether the questions of guessers pay: accepted guesses of theirs a round, against the price of the rows."""
 
-    tokens: Average = field(default_factory=lambda: Average(1.0))
+    tokens: Average = field(default_factory=lambda: Average(1.0, prior_weight=8.0))
+    """Accepted guesses of theirs a round. Hope for too long costs 2% of a service's first rounds."""
     num_trials: int = 0
     """Rounds that still ask whatever it costs, to learn."""
     unasked_rounds: int = 0
@@ -59,6 +61,10 @@ class Learned:
     """What guessers have been worth."""
     answers: AnswersWorth = field(default_factory=AnswersWorth)
     """What the target's answers to guessers have been worth."""
+    reach: Reach = field(default_factory=Reach)
+    """Of blocks that were drafted in turn."""
+    untried_rounds: int = 0
+    """Of all sessions, since one of them drafted in turn for a trial."""
     tokens: Average = field(default_factory=lambda: Average(1.0))
     """Of a round of any session."""
     seconds: Average | None = None

@@ -172,6 +172,20 @@ def test_what_rounds_cost_counts_all_that_share_a_pass():
     assert shared.least_rate == pytest.approx(1 / 0.006)
 
 
+@pytest.mark.parametrize(("num_passes", "round_ms"), [(3, 12.0), (5, 12.0), (6, 18.0), (8, 18.0), (30, 37.0)])
+def test_sessions_in_turn_hide_drafts_behind_each_others_verification(num_passes, round_ms):
+    """As simulated: 5 ms and 1 ms of way for a verification, 1 ms a pass and 1 ms of way for a draft, four sessions."""
+    flat, thin = Curve((1.0, 100.0), (0.005, 0.005)), Curve((1.0, 100.0), (0.001, 0.001))
+    shared = CostModel(flat, thin, 0.001, 0.001, num_verifying=4.0, num_drafting=4.0)
+    assert 1e3 * shared.turn_s(num_passes, 1, num_passes) == pytest.approx(round_ms)
+
+
+def test_a_session_alone_drafts_and_then_verifies():
+    curve = Curve((1.0, 100.0), (0.001, 0.1))
+    alone = CostModel(curve, curve, 0.002, 0.003)
+    assert alone.turn_s(3, 2, 4) == pytest.approx(alone.verify_s(3) + alone.draft_s(2, 4))
+
+
 def test_what_is_shown_is_shown_at_few_and_always_the_same_rows():
     cost = learned()
     rows = [3, 5, 7, 11, 23, 40, 70, 71, 73, 90] * 8
@@ -206,7 +220,12 @@ def test_the_wire_is_what_is_neither_waiting_nor_computing():
     for _ in range(9):
         engine.see(Timing(0.002, 0.003, 1, 4), 0.006)
     assert engine.wire_s == pytest.approx(0.001)
-    for _ in range(20):  # calls that wait for one another
+    for _ in range(10):  # most have waited behind a prompt
+        engine.see(Timing(0.002, 0.003, 1, 4), 0.036)
+    for _ in range(5):
+        engine.see(Timing(0.002, 0.003, 1, 4), 0.006)
+    assert engine.wire_s == pytest.approx(0.001)
+    for _ in range(20):  # all calls wait for one another
         engine.see(Timing(0.002, 0.003, 1, 4), 0.036)
     assert engine.wire_s == pytest.approx(0.031)
 
