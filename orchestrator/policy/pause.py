@@ -6,10 +6,13 @@ both become slower, plain decoding too, and no estimate of a pass says by how mu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import fmean
 
 WINDOW_ROUNDS = 8
-"""Rounds of each session over which a rate is measured, and at least `LEAST_ROUNDS` of all together."""
+PLAIN_ROUNDS = 3
+"""Rounds of each session over which a rate is measured: with drafting; and without, where each yields one token. At
+least `LEAST_ROUNDS` of all together."""
 LEAST_ROUNDS = 32
 SETTLING_ROUNDS = 2
 """Rounds of each session that are not measured after a change: passes are still under way, drafts have to catch up."""
@@ -34,7 +37,9 @@ class DraftingPause:
         """Windows since the last trial."""
         self._num_wanted = 1
         self._num_settling = 0
-        self._rounds = self._tokens = self._seconds = 0.0
+        self._tokens: list[int] = []
+        """Of this window and the one before."""
+        self._seconds: list[float] = []
 
     def __repr__(self) -> str:
         return f"<DraftingPause {'plain' if self.is_paused else 'drafting'}, {self._usual:.1f} tokens/s>"
@@ -48,17 +53,18 @@ class DraftingPause:
         if self._num_settling > 0:
             self._num_settling -= 1
             return ""
-        self._rounds += 1
-        self._tokens += num_tokens
-        self._seconds += elapsed_s
-        if self._rounds < max(LEAST_ROUNDS, WINDOW_ROUNDS * num_sessions):
+        self._tokens.append(num_tokens)
+        self._seconds.append(elapsed_s)
+        num_rounds = PLAIN_ROUNDS if self.is_paused else WINDOW_ROUNDS
+        if len(self._seconds) < max(LEAST_ROUNDS, num_rounds * num_sessions):
             return ""
-        rate = self._tokens / self._seconds if self._seconds > 0.0 else 0.0
+        seconds = usual_s(self._seconds)
+        rate = fmean(self._tokens) / seconds if seconds > 0.0 else 0.0
         if self._is_trial:
             return self._end_trial(rate, num_sessions)
         self._usual, self._usual_sessions = rate, num_sessions
         self._num_windows += 1
-        self._rounds, self._tokens, self._seconds = 0.0, self._tokens / 2, self._seconds / 2
+        self._tokens, self._seconds = self._tokens[-len(self._seconds) :], []
         if self._num_windows >= self._num_wanted and (self.is_paused or rate < most_plain()):
             self._is_trial = True
             self._change(num_sessions)
@@ -72,11 +78,17 @@ class DraftingPause:
         if not is_better:
             self._change(num_sessions)
             return ""
-        self._rounds, self._tokens, self._seconds = 0.0, self._tokens / 2, self._seconds / 2
+        self._tokens, self._seconds = self._tokens[-len(self._seconds) :], []
         way, other = ("without", "with") if self.is_paused else ("with", "without")
         return f"sessions made {rate:.1f} tokens/s {way} drafting, {self._usual:.1f} {other}"
 
     def _change(self, num_sessions: int) -> None:
         self.is_paused = not self.is_paused
         self._num_settling = SETTLING_ROUNDS * num_sessions
-        self._rounds = self._tokens = self._seconds = 0.0
+        self._tokens, self._seconds = [], []
+
+
+def usual_s(seconds: Sequence[float]) -> float:
+    """The mean of the middle half: a prompt that is taken in makes the rounds beside it long, in either way."""
+    cut = len(seconds) // 4
+    return fmean(sorted(seconds)[cut : len(seconds) - cut])

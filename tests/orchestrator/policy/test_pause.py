@@ -6,7 +6,14 @@ import pytest
 
 from core.config import SpeculationConfig
 from core.records import Timing
-from orchestrator.policy.pause import LEAST_ROUNDS, MAX_WINDOWS, SETTLING_ROUNDS, WINDOW_ROUNDS, DraftingPause
+from orchestrator.policy.pause import (
+    LEAST_ROUNDS,
+    MAX_WINDOWS,
+    PLAIN_ROUNDS,
+    SETTLING_ROUNDS,
+    WINDOW_ROUNDS,
+    DraftingPause,
+)
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.tree_policy import CATCH_UP
 from tests.orchestrator.policy.test_policies import chain, request, verdict
@@ -90,6 +97,27 @@ def test_rates_of_unlike_numbers_of_sessions_are_not_compared(num_after):
     sessions.run(8 * SETTLING_ROUNDS + max(LEAST_ROUNDS, num_after * WINDOW_ROUNDS))
     assert not sessions.pause.is_paused  # the trial has ended
     assert not sessions.reasons
+
+
+def test_a_few_long_rounds_beside_a_prompt_decide_nothing():
+    sessions = FakeSessions(drafting=20.0, plain=19.0)
+    sessions.run(3 * LEAST_ROUNDS // 4)
+    sessions.drafting = 1.0
+    sessions.run(LEAST_ROUNDS - 3 * LEAST_ROUNDS // 4)
+    assert sessions.pause.is_paused  # the trial
+    sessions.drafting = 20.0
+    sessions.run(SETTLING_ROUNDS + LEAST_ROUNDS)
+    assert not sessions.pause.is_paused
+    assert not sessions.reasons
+
+
+def test_plain_rounds_are_measured_for_a_shorter_time():
+    sessions = FakeSessions(drafting=20.0, plain=30.0, num=32)
+    sessions.run(32 * WINDOW_ROUNDS)
+    assert sessions.pause.is_paused
+    assert not sessions.reasons
+    sessions.run(32 * (SETTLING_ROUNDS + PLAIN_ROUNDS))
+    assert sessions.reasons == ["sessions made 30.0 tokens/s without drafting, 20.0 with"]
 
 
 # What the adaptive policy makes of it
