@@ -32,7 +32,7 @@ from deploy.serve import ServeLeases, replicas_now
 from deploy.spans import open_tracing
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
-from workers.grammar import GrammarCompiler, Grammars
+from workers.grammar import Grammars
 from workers.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class _Host:
         drafts = [(handle, draft.engine.link_tls) for handle, draft in zip(handles, _drafts(config), strict=True)]
         leases = ServeLeases(member.target, drafts, config.limits, target_tls=config.target.engine.link_tls)
         info = await _described(leases.describe_target)
-        return cls(member, info, leases, clock, _grammars(config, info), tracing)
+        return cls(member, info, leases, clock, Grammars.of_service(config, info), tracing)
 
     def count_replicas(self, num_running: Mapping[str, int]) -> None:
         """Show how many replicas this model has; `num_running` is by deployment."""
@@ -187,21 +187,6 @@ class _Host:
                 told = now
             except Unavailable as error:
                 logger.info("waiting times could not be reported to the draft's autoscaling: %s", error)
-
-
-def _grammars(config: ServiceConfig, info: ModelInfo) -> Grammars | None:
-    """What guesses outputs by their grammars, where these are served; at the start, since the tokenizer of a large
-    vocabulary takes seconds, in which nothing else would run."""
-    if config.limits.max_grammar_bytes == 0:
-        return None
-    engine = config.target.engine
-    grammars = Grammars(
-        lambda: GrammarCompiler.of_model(engine.model, info.vocab_size, info.eos_token_ids),
-        info.vocab_size,
-        engine.max_grammars,
-    )
-    grammars.prepare()
-    return grammars
 
 
 async def _watch_replicas(hosts: Sequence[_Host], clock: Clock) -> NoReturn:

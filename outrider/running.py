@@ -24,6 +24,7 @@ from orchestrator.service import Service
 from orchestrator.text import Tokenizer
 from outrider.in_process import ThreadLeases
 from workers.engine import DraftEngine, Engine, TargetEngine
+from workers.grammar import Grammars
 from workers.runtime import this_machine
 from workers.vocabulary import check_same_vocabulary
 
@@ -43,7 +44,10 @@ class Running:
         defaults = sampling_defaults(config.target.engine.model)
         self.served = Served(target.info, draft_info, tokenizer, defaults, config)
         self._leases = ThreadLeases(target, draft)
-        self._service = Service(config, target.info, draft_info, tokenizer, self._leases, self.clock)
+        self._grammars = Grammars.of_service(config, target.info)
+        self._service = Service(
+            config, target.info, draft_info, tokenizer, self._leases, self.clock, grammars=self._grammars
+        )
         self._places = asyncio.Semaphore(config.limits.max_sessions)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="outrider", daemon=True)
@@ -100,6 +104,8 @@ class Running:
     async def _stop(self) -> None:
         await self._service.close()
         await self._leases.close()
+        if self._grammars is not None:
+            self._grammars.close()
 
 
 def _engines(config: ServiceConfig, report: Callable[[str], None]) -> tuple[TargetEngine, DraftEngine | None]:

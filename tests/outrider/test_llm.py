@@ -118,6 +118,18 @@ def test_an_output_may_be_held_to_a_grammar(llm):
     assert llm.generate("version = ", choice=["one", "two"], temperature=0)[0].text in ("one", "two")
 
 
+def test_what_the_grammar_of_an_output_forces_is_guessed(llm):
+    schema = {"type": "object", "properties": {"version": {"type": "boolean"}}, "required": ["version"]}
+    schema["additionalProperties"] = False
+    fields = {"json_schema": schema, "temperature": 0, "max_tokens": 40}
+    guessed, plain = (
+        llm.generate("x = ", **fields, **given)[0] for given in ({"guessers": ("grammar",)}, {"max_draft_tokens": 0})
+    )
+    found = {source.name: source for source in guessed.outputs[0].stats.sources}
+    assert found["grammar"].num_accepted_tokens > 0
+    assert guessed.token_ids == plain.token_ids
+
+
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [

@@ -8,8 +8,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
-from core.records import Grammar
+from core.config import ServiceConfig
+from core.records import Grammar, ModelInfo
 from workers.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarProblem
 from workers.grammar.forced import ForcedTokens
 from workers.grammar.state import GrammarState
@@ -28,6 +30,20 @@ class Grammars:
         self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+
+    @classmethod
+    def of_service(cls, config: ServiceConfig, target: ModelInfo) -> Grammars | None:
+        """What guesses outputs by their grammars; None where no grammars are served.
+
+        Prepared, since the tokenizer of a large vocabulary takes seconds, in which nothing else would run.
+        """
+        if config.limits.max_grammar_bytes == 0:
+            return None
+        engine, size = config.target.engine, target.vocab_size
+        compiler = partial(GrammarCompiler.of_model, engine.model, size, target.eos_token_ids)
+        grammars = cls(compiler, size, engine.max_grammars)
+        grammars.prepare()
+        return grammars
 
     def prepare(self) -> None:
         """Read the tokenizer, so that no request waits for it; without one that serves, each grammar is refused."""
