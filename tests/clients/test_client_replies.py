@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from outrider_client import Source
 from outrider_client._proto import generation_pb2 as pb
-from outrider_client._replies import to_chunk
+from outrider_client._replies import to_chunk, to_model_info
 
 
 def test_the_statistics_tell_of_each_source():
@@ -20,3 +22,21 @@ def test_the_statistics_tell_of_each_source():
     assert finish.speculation is not None
     assert finish.speculation.sources == (Source("draft", 9, 4, 0), Source("prompt_lookup", 2, 2, 1))
     assert (finish.speculation.accepted_per_position, finish.speculation.drafted_tokens) == ((2, 1), 11)
+
+
+NEWER = 99
+"""A number that no enum of this client has."""
+
+
+@pytest.mark.parametrize("number", [0, NEWER])
+def test_a_value_that_this_client_does_not_know_is_unknown_and_the_rest_of_the_reply_stands(number):
+    receipt = pb.Receipt(lenience=0.5, verification=number)
+    finish = pb.Finish(reason=number, seed=7, receipt=receipt)
+    chunk = to_chunk(pb.GenerateChunk(text="a", finish=finish, trace=[pb.CallTrace(call=number, used=2)]))
+    assert chunk.finish is not None
+    assert chunk.finish.receipt is not None
+    assert (chunk.text, chunk.finish.reason, chunk.finish.seed) == ("a", "unknown", 7)
+    assert (chunk.finish.receipt["verification"], chunk.finish.receipt["lenience"]) == ("unknown", 0.5)
+    assert (chunk.trace[0].call, chunk.trace[0].used) == ("unknown", 2)
+    info = to_model_info(pb.GetModelInfoResponse(model="demo", verification=number))
+    assert (info.model, info.verification) == ("demo", "unknown")

@@ -26,12 +26,14 @@ from outrider_client.records import (
     Speculation,
     Timing,
     TokenLogprob,
+    Unknown,
     Usage,
     Verification,
     VerifiedBlock,
 )
 
 Record = TypeVar("Record")
+Name = TypeVar("Name", bound=str)
 
 _REASONS: dict[int, FinishReason] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 _VERIFICATIONS: dict[int, Verification] = {
@@ -102,7 +104,7 @@ def to_model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         target=_record(Model, message.target),
         draft=_record(Model, message.draft) if message.HasField("draft") else None,
         max_draft_tokens=message.max_draft_tokens,
-        verification=_VERIFICATIONS[message.verification],
+        verification=_named(_VERIFICATIONS, message.verification),
         sampling_defaults=_record(SamplingDefaults, message.sampling_defaults),
         control=_record(Control, message.control) if message.HasField("control") else None,
     )
@@ -111,12 +113,17 @@ def to_model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
 def _finish(message: pb.Finish) -> Finish:
     matched = message.WhichOneof("matched")
     return Finish(
-        reason=_REASONS[message.reason],
+        reason=_named(_REASONS, message.reason),
         matched=getattr(message, matched) if matched else None,
         seed=message.seed,
         speculation=_speculation(message.speculation) if message.HasField("speculation") else None,
         receipt=_json(message.receipt) if message.HasField("receipt") else None,
     )
+
+
+def _named(names: Mapping[int, Name], number: int) -> Name | Unknown:
+    """The name of an enum's value. A newer server may send one without a name here, and the stream goes on with it."""
+    return names.get(number, "unknown")
 
 
 def _json(message: Message) -> dict[str, Any]:
@@ -127,7 +134,7 @@ def _json(message: Message) -> dict[str, Any]:
 
 def _json_value(name: str, value: Any) -> Any:
     if name == "verification":
-        return _VERIFICATIONS[value]
+        return _named(_VERIFICATIONS, value)
     if isinstance(value, pb.TokenIds):
         return list(value.ids)
     if isinstance(value, Message):
@@ -151,7 +158,7 @@ def _logprob(message: pb.TokenLogprob) -> TokenLogprob:
 
 def _call(message: pb.CallTrace) -> CallTrace:
     return CallTrace(
-        call=_CALLS[message.call],
+        call=_named(_CALLS, message.call),
         sent_s=message.sent_s,
         received_s=message.received_s,
         guesses=message.guesses,

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+Unknown = Literal["unknown"]
+"""In place of a value that this client has no name for, as a newer server may send: the rest of the reply stands."""
 FinishReason = Literal["stop", "length"]
 Verification = Literal[
     "coupled",
@@ -90,7 +92,7 @@ class Speculation:
 class Finish:
     """How a stream ended."""
 
-    reason: FinishReason
+    reason: FinishReason | Unknown
     matched: str | int | None
     """The stop string or stop token id that ended it; None for an end-of-sequence token or the limit.
 
@@ -137,7 +139,7 @@ class VerifiedBlock:
 class CallTrace:
     """One answered call of a stream to an engine."""
 
-    call: Call
+    call: Call | Unknown
     sent_s: float
     """Seconds since the stream began, on the server's clock, as is `received_s`."""
     received_s: float
@@ -281,7 +283,7 @@ class ModelInfo:
     draft: Model | None
     """None when the target is served without one."""
     max_draft_tokens: int
-    verification: Verification
+    verification: Verification | Unknown
     sampling_defaults: SamplingDefaults
     control: Control | None
     """None from an orchestrator that does not report it."""
