@@ -10,7 +10,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from core.errors import ConfigError
+from core.errors import CheckpointError, ConfigError
 from deploy.cli.terminal import progress, say
 
 
@@ -30,7 +30,7 @@ class IndexOptions:
 
 
 def index(options: IndexOptions) -> int:
-    """Returns the exit status. Raises: ConfigError, CheckpointError."""
+    """Returns the exit status. Raises: ConfigError."""
     from orchestrator.guessers import (  # numpy and tokenizers, which most commands do not need
         NUM_PASSES,
         encode_index,
@@ -38,7 +38,10 @@ def index(options: IndexOptions) -> int:
     )
     from orchestrator.text import Tokenizer
 
-    tokenizer = Tokenizer.from_directory(options.tokenizer)
+    try:
+        tokenizer = Tokenizer.from_directory(options.tokenizer)
+    except CheckpointError as error:
+        raise ConfigError(f"--tokenizer: {error}") from error
     files = list(_files(options))
     with progress("reading", len(files)) as saw_file:
         documents = []

@@ -1,6 +1,7 @@
 """The grammar of an output as a guesser: what it forces comes next, whatever the models say.
 
-Knows where the output begins; what a grammar forces is told by a port, since grammars are compiled elsewhere.
+Source: jump-forward decoding (SGLang, Zheng et al. 2023, arXiv 2312.07104), here as guesses, which are verified. Knows
+where the output begins; what a grammar forces is told by a port, since grammars are compiled elsewhere.
 """
 
 from __future__ import annotations

@@ -198,6 +198,8 @@ class _Run:
                 counts["finished"] += 1
                 counts["finished a resumed one"] += bool(stream.script.request.resume_tokens)
                 counts["finished with a slow reader"] += stream.script.pause_s > 0
+                verified = [source for source in stream.last.stats.sources if source.num_drafted_tokens]
+                counts["three sources in one tree"] += len(verified) >= 3
                 for source in stream.last.stats.sources:
                     counts[f"accepted of {source.name}"] += source.num_accepted_tokens
                     counts[f"failures of {source.name}"] += source.num_failures

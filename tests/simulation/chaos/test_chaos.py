@@ -54,7 +54,7 @@ AT_LEAST = {
     500: ("num_hits", "num_misses", "next: hit", "next: miss", "next: not asked"),
     200: ("num_continued", "num_lookup_tokens", "tree verified", "num_draft_failures", "num_target_failures"),
     100: ("finished a resumed one", "finished with a slow reader", "cancelled", "echo", "num_relaxed_tokens"),
-    50: ("shutdown", "failed Overloaded", "failed Unavailable", "failed DeadlinePassed"),
+    50: ("three sources in one tree", "shutdown", "failed Overloaded", "failed Unavailable", "failed DeadlinePassed"),
 }
 
 
