@@ -160,7 +160,10 @@ async def _until_the_last(pieces: asyncio.Queue[Chunk | OutriderError]) -> Async
     while True:
         piece = await pieces.get()
         if isinstance(piece, OutriderError):
-            raise piece
+            try:
+                raise piece
+            finally:
+                del piece  # its traceback holds this frame: the cycle would keep the session until a collection
         yield piece
         if piece.finish_reason is not None:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +22,7 @@ from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable, 
 from core.records import Call, Refused
 from orchestrator.policy.policy import RoundSeen
 from orchestrator.service import Service
+from orchestrator.session import Session
 from tests.orchestrator.fakes import (
     FakeDraftEngine,
     FakePolicies,
@@ -251,6 +253,31 @@ async def test_a_deadline_ends_the_stream_and_frees_everything(world):
     await world.check_nothing_is_held()
     with pytest.raises(DeadlinePassed):
         await World().tokens(request((1,), 10, deadline=99.0))
+
+
+async def _ended_by_its_deadline(world):
+    stream = asyncio.ensure_future(world.tokens(request((1,), 10, deadline=105.0)))
+    await settle()
+    await world.clock.advance(5.0)
+    assert isinstance(stream.exception(), DeadlinePassed)  # raised here, its traceback would hold this frame
+
+
+def _num_tracked(kind):
+    return sum(type(each) is kind for each in gc.get_objects())
+
+
+async def test_a_session_that_an_error_has_ended_is_freed_without_a_garbage_collection(world):
+    world.leases.target.gate.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        before = _num_tracked(Session)
+        await _ended_by_its_deadline(world)
+        world.leases.target.gate.set()
+        await settle()
+        assert _num_tracked(Session) == before
+    finally:
+        gc.enable()
 
 
 async def test_the_next_session_is_refused_at_once_when_all_places_are_taken():
