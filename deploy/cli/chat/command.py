@@ -135,9 +135,8 @@ class _Talk:
         """In another thread: gRPC's own code, interrupted at a bad moment, would wait for ever."""
         stream = job.stream(self._client)
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(job.read, stream, self._write)
-            try:
-                answer.result()
+            try:  # around the beginning, too: an answer that nobody cancels would be waited for
+                pool.submit(job.read, stream, self._write).result()
             finally:
                 stream.close()
 

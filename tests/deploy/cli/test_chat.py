@@ -47,7 +47,7 @@ def test_each_line_is_asked_after_what_was_said_before(monkeypatch, capsys):
     assert second == [*first, ("assistant", "123"), ("user", "two")]
     out, err = capsys.readouterr()
     assert out == "123\n123\n"
-    assert err.count("3 tokens") == 2
+    assert err.count("3 tokens; ") == 2
 
 
 def test_the_options_are_those_of_generate(monkeypatch):
