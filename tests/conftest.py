@@ -38,6 +38,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)
     for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()) and item.get_closest_marker("ray") is None:
+            raise pytest.UsageError(f"{item.nodeid} takes the cluster but is not marked `ray`")  # too early for _no_ray
         if item.get_closest_marker("ci") is not None:
             item.add_marker(pytest.mark.slow)
         if THOROUGH.intersection(item.path.parents) or has_a_further_seed(item):
