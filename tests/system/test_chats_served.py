@@ -26,7 +26,7 @@ def test_lines_are_answered_in_turn_by_the_models_template(guarded, grpc_client,
         said.append({"role": "assistant", "content": answer})
     out, err = capsys.readouterr()
     assert out.endswith(f"{said[1]['content']}\n{said[3]['content']}\n")
-    assert err.count("12 tokens; ") == 3
+    assert err.count("12 tokens in ") == 3
 
 
 def test_tools_and_calls_go_to_the_template_as_by_http(client, grpc_client):
