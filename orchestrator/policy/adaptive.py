@@ -57,9 +57,9 @@ class AdaptivePolicy(TreePolicy):
             return CATCH_UP  # which ends the growth that is under way
         if self._is_resting:
             self._is_resting = False
-            self._known.note(
-                f"{self.kind}: gamma 0 -> {self.max_depth}, a trial after rest", self.max_depth, self.max_nodes
-            )
+            is_tried = not self.is_in_turn or self._num_trials > 0
+            why = "a trial after rest" if is_tried else "after rest, where it is forecast to pay"
+            self._known.note(f"{self.kind}: gamma 0 -> {self.max_depth}, {why}", self.max_depth, self.max_nodes)
         return super().tree_spec(room, turn)
 
     def wants_turn(self) -> bool:
@@ -219,7 +219,7 @@ class AdaptivePolicy(TreePolicy):
 
     def rest(self) -> None:
         self._num_idle, self._is_resting, self._has_draft = 0, True, False
-        self._num_trials = TRIAL_ROUNDS if self._may_try() else 0
+        self._num_trials = TRIAL_ROUNDS if self.is_in_turn and self._may_try() else 0
         costs = self._known.costs
         plain_ms, more_ms = (1e3 * costs.verify_s(num) for num in (0, 1))
         self._known.note(

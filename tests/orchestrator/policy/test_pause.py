@@ -25,13 +25,16 @@ class FakeSessions:
     def __init__(self, drafting, plain, num=1, most_plain=1e9):
         self.pause, self.num, self.most_plain = DraftingPause(), num, most_plain
         self.drafting, self.plain = drafting, plain
+        self.num_drafted = 1
+        """Tokens of a round with drafting."""
         self.ways = []
         self.reasons = []
 
     def round(self):
         rate = self.plain if self.pause.is_paused else self.drafting
         self.ways.append(self.pause.is_paused)
-        reason = self.pause.saw_round(1, 1.0 / rate, self.num, lambda: self.most_plain)
+        num_tokens = 1 if self.pause.is_paused else self.num_drafted
+        reason = self.pause.saw_round(num_tokens, num_tokens / rate, self.num, lambda: self.most_plain)
         self.reasons += [reason] if reason else []
 
     def run(self, num_rounds):
@@ -106,6 +109,16 @@ def test_a_few_long_rounds_beside_a_prompt_decide_nothing():
     sessions.run(LEAST_ROUNDS - 3 * LEAST_ROUNDS // 4)
     assert sessions.pause.is_paused  # the trial
     sessions.drafting = 20.0
+    sessions.run(SETTLING_ROUNDS + LEAST_ROUNDS)
+    assert not sessions.pause.is_paused
+    assert not sessions.reasons
+
+
+def test_tokens_of_one_way_do_not_count_for_the_other():
+    sessions = FakeSessions(drafting=20.0, plain=18.0)
+    sessions.num_drafted = 4
+    sessions.run(LEAST_ROUNDS)
+    assert sessions.pause.is_paused  # the trial, of which each round has one token
     sessions.run(SETTLING_ROUNDS + LEAST_ROUNDS)
     assert not sessions.pause.is_paused
     assert not sessions.reasons

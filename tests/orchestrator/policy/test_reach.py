@@ -61,11 +61,33 @@ def test_blocks_become_deeper_where_verdicts_go_far_although_first_candidates_ar
 
 def test_only_verdicts_on_what_was_drafted_count():
     policy = in_turn()
-    policy.saw_round(verdict(chain(0), 0))
-    assert not policy._learned.reach.steps
     policy.tree_spec(100, 64)
+    before = policy._learned.reach.path_prob(8, 0.5).tolist()
+    policy.saw_round(verdict(chain(0), 0))  # the draft was late
+    assert policy._learned.reach.path_prob(8, 0.5).tolist() == before
     policy.saw_round(verdict(chain(2), 1))
-    assert policy._learned.reach.steps
+    assert policy._learned.reach.path_prob(8, 0.5).tolist() != before
+
+
+def test_after_a_rest_a_session_tries_again_when_enough_rounds_have_been_made_without():
+    policy = in_turn()
+    policy._learned.accepted.value = 0.01
+    policy.rest()
+    assert not policy.wants_turn(), "no round of any session has paid for a trial"
+    policy.tree_spec(100, 0)
+    assert "where it is forecast to pay" in policy.last_reason
+    for _ in range(int(TRIAL_ROUNDS / TRIAL_SHARE)):
+        policy.saw_round(verdict(chain(0), 0))
+    policy._learned.accepted.value = 0.01
+    policy.rest()
+    assert [policy.wants_turn() for _ in range(TRIAL_ROUNDS + 1)] == [True] * TRIAL_ROUNDS + [False]
+
+
+def test_the_rest_of_a_pipelined_session_takes_no_trial_from_those_in_turn():
+    policy = Controller(SpeculationConfig()).policy(request())
+    policy._learned.untried_rounds = 1000
+    policy.rest()
+    assert policy._learned.untried_rounds == 1000
 
 
 def test_trials_that_are_forecast_to_lose_cost_a_share_of_the_rounds_of_all_sessions():
