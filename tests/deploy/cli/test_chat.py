@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
 
 from deploy.cli import main
+from deploy.cli.chat import command
 from deploy.cli.chat.conversation import Conversation, command_in, typed
 from outrider_client._proto import generation_pb2 as pb
 from tests.clients.scripted import Refusal, Scripted, chunk, listening
@@ -100,6 +102,21 @@ def test_an_interrupt_while_lines_are_piped_cancels_the_call_and_ends(monkeypatc
     assert run("one\ntwo\n", scripted, monkeypatch) == 130
     assert scripted.is_cancelled.wait(WAIT_S)
     assert len(scripted.requests) == 1
+
+
+class InterruptedAtOnce(ThreadPoolExecutor):
+    """Ctrl-C comes as soon as the answer has begun."""
+
+    def submit(self, *args: Any, **settings: Any) -> Any:
+        super().submit(*args, **settings)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_as_an_answer_begins_cancels_the_call_too(monkeypatch):
+    scripted = Scripted([lambda context: _until(lambda: not context.is_active())])
+    monkeypatch.setattr(command, "ThreadPoolExecutor", InterruptedAtOnce)
+    assert run("one\ntwo\n", scripted, monkeypatch) == 130
+    assert len(scripted.requests) <= 1
 
 
 # In a terminal
