@@ -152,6 +152,17 @@ def test_a_target_that_goes_on_where_the_offer_has_nothing_is_left(stage):
     assert [type(command) for command in sent] == [m.ReleaseTarget, m.LeaseTarget]
 
 
+def test_a_target_that_goes_on_with_what_another_was_offered_is_left(stage):
+    stage.grows_right(3)
+    of_another = stage.offer.stamp.round
+    stage.event(m.TargetLost(1, "gone"))
+    stage.target.forget("t")
+    stage.event(m.TargetLeased("t2", 1))
+    assert stage.offer.stamp.round > of_another, "the same was offered once more"
+    sent = stage.event(stage.next_verdict(continued=of_another))
+    assert [type(command) for command in sent] == [m.ReleaseTarget, m.LeaseTarget]
+
+
 def test_what_a_lost_target_went_on_with_is_verified_by_the_next(stage):
     text = stage.right(4)
     stage.grows_right(4)
