@@ -252,6 +252,8 @@ class Refused:
     reason: str
     is_final: bool = False
     """Whether every engine of this model would refuse it, so that a repetition cannot help."""
+    field: str | None = None
+    """Of the client's request, the one whose value is the reason; None where the model is."""
 
 
 VerifyReply = Verdict | Missing | Refused

@@ -52,9 +52,8 @@ def _encode(number: int, reply: Reply) -> pb.Reply:
         case Missing():
             return pb.Reply(number=number, stamp=stamp, missing=pb.Missing(held=reply.held))
         case Refused():
-            return pb.Reply(
-                number=number, stamp=stamp, refused=pb.Refused(reason=reply.reason, is_final=reply.is_final)
-            )
+            refused = pb.Refused(reason=reply.reason, is_final=reply.is_final, field=reply.field)
+            return pb.Reply(number=number, stamp=stamp, refused=refused)
 
 
 def _decode(message: pb.Reply) -> Reply:
@@ -69,7 +68,9 @@ def _decode(message: pb.Reply) -> Reply:
         case "missing":
             return Missing(stamp, message.missing.held)
         case "refused":
-            return Refused(stamp, message.refused.reason, message.refused.is_final)
+            refused = message.refused
+            field = refused.field if refused.HasField("field") else None
+            return Refused(stamp, refused.reason, refused.is_final, field)
     raise ValueError("unknown kind of reply; both ends must have the same version")
 
 

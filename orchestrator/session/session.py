@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from core.errors import OutriderError, ServiceError, Unavailable, UnsoundScores
+from core.errors import InvalidRequest, OutriderError, ServiceError, Unavailable, UnsoundScores
 from core.records import Chunk, GenerationRequest, Missing, Refused, SequenceSpec, Verdict
 from core.speculation import DRAFT, MAX_GUESSES
 from core.text import TokenLog
@@ -232,7 +232,7 @@ class Session:
                 again = self._target.resend(reply)
                 return [again] if again is not None else self._lose_target("it does not keep what it is sent")
             case Refused():
-                return self._fail(UnsoundScores(reply.reason) if reply.is_final else ServiceError(reply.reason))
+                return self._fail(_error_of(reply))
 
     def _on_verdict(self, verdict: Verdict, event: m.TargetReplied) -> list[m.Command]:
         """Commit a verdict and go on, or leave a target whose verdict cannot be right."""
@@ -285,3 +285,10 @@ class Session:
     def _close(self) -> list[m.Command]:
         self._target.close()
         return [m.ReleaseTarget(), *self._drafts.close()]
+
+
+def _error_of(refused: Refused) -> OutriderError:
+    """Who can do something about it: the caller, the owner of the model, or whoever tries again."""
+    if refused.field is not None:
+        return InvalidRequest(refused.field, refused.reason)
+    return UnsoundScores(refused.reason) if refused.is_final else ServiceError(refused.reason)

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from wild import PATIENT, WildPolicies
 
 from core.config import EngineConfig, SpeculationConfig
-from core.errors import UnsoundScores
+from core.errors import InvalidRequest
 from core.records import FinishReason, Grammar, GrammarKind, Sampling, Verification
 from workers.engine.target import TargetEngine
 
@@ -262,8 +262,18 @@ async def test_a_stream_is_resumed_in_the_middle_of_a_word_of_its_grammar():
             for num_received in (1, len(tokens) // 2, len(tokens) - 1):
                 resumed = replace(job, resume_tokens=tuple(tokens[:num_received]))
                 assert await served.tokens(resumed) == tokens[num_received:]
-        with pytest.raises(UnsoundScores, match="forbids what the output already has"):
+        with pytest.raises(InvalidRequest, match=r"^structured_output: .*forbids what the output already has"):
             await served.tokens(replace(jobs[0], resume_tokens=tuple(served.tokenizer.encode("def"))))
+        await served.check_nothing_is_held()
+
+
+async def test_a_grammar_too_large_for_the_models_vocabulary_is_refused_by_its_field_and_others_go_on():
+    grammar = Grammar(GrammarKind.REGEX, "(a{1000}){1000}")
+    async with system(gamma=4) as served:
+        prompt = served.tokenizer.encode("x = ")
+        with pytest.raises(InvalidRequest, match=r"^structured_output: cannot be followed: "):
+            await served.tokens(request(prompt, 64, grammar=grammar, ignore_eos=False))
+        assert len(await served.tokens(request(prompt, 8))) == 8
         await served.check_nothing_is_held()
 
 

@@ -26,6 +26,7 @@ from workers.engine.base import Engine
 from workers.engine.jobs import Job, VerifyJob, scores_of
 from workers.engine.scheduler import Share
 from workers.engine.sequences import HeldSequence
+from workers.grammar import FIELD
 from workers.parallel import Rank, load_runtime, log_loss
 from workers.runtime import ModelRuntime
 from workers.sampling import Row, sampler, verify
@@ -185,7 +186,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
                 self._runtime.cache.suspect(item.job.held.kv)
             if root or (item.job.scores is not None and item.job.scores.is_unsound):
                 self._roll_back(item.job, ())
-                self._answer(item.job, Refused(item.job.request.stamp, _why_unsound(item), is_final=True))
+                self._answer(item.job, _unsound(item))
             elif any(guesses) and (has_spoilt or not item.rule.needs_q):
                 again.append(_without_guesses(item))
             elif any(guesses) and item.rule.takes_trees:
@@ -265,9 +266,12 @@ def _stretches(jobs: Sequence[VerifyJob]) -> Iterator[_Judged]:
         start += 1 + len(job.block)
 
 
-def _why_unsound(item: _Judged) -> str:
-    grammar, mask = item.job.held.grammar, item.rows[0].mask
-    return _UNSOUND if grammar is None or mask is None or mask.any() else grammar.problem or _UNSOUND
+def _unsound(item: _Judged) -> Refused:
+    """Nothing can be drawn after the root: its grammar cannot be followed, or the model is broken."""
+    stamp, grammar, mask = item.job.request.stamp, item.job.held.grammar, item.rows[0].mask
+    if grammar is None or grammar.problem is None or mask is None or mask.any():
+        return Refused(stamp, _UNSOUND, is_final=True)
+    return Refused(stamp, f"cannot be followed: {grammar.problem}", is_final=True, field=FIELD)
 
 
 def _without_guesses(item: _Judged) -> _Judged:

@@ -60,7 +60,7 @@ class GrammarState:
         return self._compiled.exception() is None and self._compiled.result().is_spent
 
     def _give_up(self, problem: GrammarProblem, num_paths: int) -> list[Mask | None]:
-        self.problem = f"the output's grammar: {problem}"
+        self.problem = str(problem)
         return [self._nothing] * num_paths
 
     def _masks(self, output: list[int], paths: Sequence[Sequence[int]]) -> list[Mask | None]:
@@ -79,7 +79,7 @@ class GrammarState:
                     raise
                 for left in order[done:]:
                     masks[left] = self._nothing
-                self.problem = f"the output's grammar: {problem}"
+                self.problem = str(problem)
                 return masks
         self._go_to(len(output), ())
         return masks

@@ -159,5 +159,5 @@ replies = st.one_of(
     st.builds(DraftUpdate, stamps, all_new_nodes(), counts, st.none() | timings, st.booleans()),
     st.builds(DraftDone, stamps, all_new_nodes(), counts, st.none() | timings),
     st.builds(Missing, stamps, counts),
-    st.builds(Refused, stamps, st.text(), st.booleans()),
+    st.builds(Refused, stamps, st.text(), st.booleans(), st.none() | st.text()),
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.errors import RequestCancelled, ServiceError, Unavailable, UnsoundScores
+from core.errors import InvalidRequest, RequestCancelled, ServiceError, Unavailable, UnsoundScores
 from core.records import (
     DraftDone,
     DraftRequest,
@@ -380,11 +380,15 @@ def test_a_lost_draft_is_leased_again_after_pauses_that_grow(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("is_final", "error", "status"),
-    [(False, ServiceError, "UNAVAILABLE"), (True, UnsoundScores, "FAILED_PRECONDITION")],
+    ("is_final", "field", "error", "status"),
+    [
+        (False, None, ServiceError, "UNAVAILABLE"),
+        (True, None, UnsoundScores, "FAILED_PRECONDITION"),
+        (True, "structured_output", InvalidRequest, "INVALID_ARGUMENT"),
+    ],
 )
 def test_a_refusal_by_the_target_ends_the_stream_and_a_refusal_by_the_draft_does_not(
-    tokenizer, is_final, error, status
+    tokenizer, is_final, field, error, status
 ):
     world = World(request(), tokenizer, gamma=2).start()
     world.deliver()
@@ -392,10 +396,10 @@ def test_a_refusal_by_the_target_ends_the_stream_and_a_refusal_by_the_draft_does
     draft_stamp = commands(world, DraftRequest)[-1].stamp
     world.handle(m.DraftReplied(Refused(draft_stamp, "no room")))
     assert world.error is None
-    world.handle(m.TargetReplied(Refused(commands(world, VerifyRequest)[-1].stamp, "no room", is_final)))
+    world.handle(m.TargetReplied(Refused(commands(world, VerifyRequest)[-1].stamp, "no room", is_final, field)))
     assert type(world.error) is error
     assert world.error.status == status, "which says whether a client may try again"
-    assert "no room" in str(world.error)
+    assert str(world.error) == ("no room" if field is None else f"{field}: no room")
 
 
 def test_a_cancelled_session_releases_both_sides_and_says_nothing_more(tokenizer):

@@ -100,6 +100,7 @@ def test_a_grammar_that_does_not_compile_is_refused_for_good_and_others_go_on(en
     assert isinstance(refused, Refused)
     assert refused.is_final
     assert problem in refused.reason
+    assert refused.field == "structured_output"
     assert len(driver(engine, f"good {problem}").run(3)) == 3
     engine.release([f"bad {problem}", f"good {problem}"])
 

@@ -376,9 +376,11 @@ class Missing(_message.Message):
     def __init__(self, held: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("reason", "is_final")
+    __slots__ = ("reason", "is_final", "field")
     REASON_FIELD_NUMBER: _ClassVar[int]
     IS_FINAL_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
     reason: str
     is_final: bool
-    def __init__(self, reason: _Optional[str] = ..., is_final: _Optional[bool] = ...) -> None: ...
+    field: str
+    def __init__(self, reason: _Optional[str] = ..., is_final: _Optional[bool] = ..., field: _Optional[str] = ...) -> None: ...
