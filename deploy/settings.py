@@ -79,13 +79,8 @@ def explained_config(file: Path | None, given: Sequence[Setting]) -> tuple[Servi
     return _service(_put_all(settings, given), file.resolve().parent, sources), sources
 
 
-def as_yaml(config: ServiceConfig) -> str:
-    """The text of a file from which `read_config` makes the same configuration."""
-    return yaml.safe_dump(_SERVICE_CONFIG.dump_python(config, mode="json"), sort_keys=False)
-
-
 def as_explained_yaml(config: ServiceConfig, sources: Sources) -> str:
-    """The same text, with the source of each value in a comment beside it."""
+    """The text of a file from which `read_config` makes the same configuration; comments name each value's source."""
     return "".join(_explained(_SERVICE_CONFIG.dump_python(config, mode="json"), sources))
 
 

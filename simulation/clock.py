@@ -42,7 +42,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     """
 
     def __init__(self, after_event: Callable[[], None] | None = None) -> None:
-        self.num_events = 0
         self._after_event = after_event
         self._now_s = 0.0
         self._num_events_now = 0
@@ -72,12 +71,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 self._turn()
         return task.result()
 
-    def run_until_idle(self) -> None:
-        """Run until nothing is ready and no timer is set."""
-        with self._current():
-            while self._ready or self.num_timers:
-                self._turn()
-
     def abandon(self) -> None:
         """Cancel the tasks of a failed run, and let them end."""
         self._after_event, self._num_events_now = None, 0
@@ -96,7 +89,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """One event, and the invariants after it."""
         if not self._ready:
             self._go_to_next_timer()
-        self.num_events += 1
         self._num_events_now += 1
         if self._num_events_now > MAX_EVENTS_AT_ONE_TIME:
             raise Livelock(f"{self._num_events_now} events at {self._now_s:.6f} s; the next is {self._ready[0]}")

@@ -21,7 +21,7 @@ from core.records import Verification
 from deploy.settings import (
     DEMO_DIRECTORY,
     Setting,
-    as_yaml,
+    as_explained_yaml,
     demo_config,
     environment_settings,
     override,
@@ -30,6 +30,7 @@ from deploy.settings import (
     read_config,
     service_config,
 )
+from deploy.sources import Sources
 
 MINIMAL = {"target": {"engine": {"model": "/models/target"}}}
 
@@ -221,7 +222,7 @@ def test_a_configuration_survives_being_written(tmp_path):
             "speculation": {"verification": "block"},
         }
     )
-    (tmp_path / "again.yaml").write_text(as_yaml(config))
+    (tmp_path / "again.yaml").write_text(as_explained_yaml(config, Sources()))
     assert read_config(tmp_path / "again.yaml") == config
 
 
