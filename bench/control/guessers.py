@@ -20,10 +20,24 @@ from random import Random
 from typing import Final
 
 from bench.control import workloads
+from bench.control.loops import Exchange, loops
 from bench.results import Result, at_most, spread
 from core.config import SpeculationConfig
 from core.speculation import NO_GUESSES, ROOT, Asker, Guesser, Guesses, SourceWorth, SpeculationTree
-from orchestrator.guessers import ASKING, BY_TEXT, GUESSERS, Breaker, CorpusIndex, Guessers, Means, Panel, encode_index
+from orchestrator.guessers import (
+    ASKING,
+    BY_TEXT,
+    GUESSERS,
+    Breaker,
+    CorpusIndex,
+    Guessers,
+    Histories,
+    History,
+    Means,
+    OutputForm,
+    Panel,
+    encode_index,
+)
 from orchestrator.text import Tokenizer
 
 ROOT_DIR: Final = Path(__file__).resolve().parents[2]
@@ -39,6 +53,9 @@ CODE: Final = (
     "deploy/api/request.py",
 )
 PROSE: Final = ("docs/control.md", "docs/exactness.md")
+HISTORY_TOKENS: Final = SpeculationConfig().suffix_history_tokens
+OUTPUT_TOKENS: Final = 250
+"""Of each output that is remembered."""
 EDITED: Final = "orchestrator/policy/tree_policy.py"
 
 NewGuesser = Callable[[], Guesser]
@@ -105,18 +122,29 @@ def costs(tokenizer: Tokenizer) -> Iterator[Result]:
     """Of a round at 8k tokens: what the guesser takes, and all that is done with its answer; and of the first round."""
     text = _texts(tokenizer)["code"]
     text = (text * (1 + (CONTEXT_TOKENS + NUM_ROUNDS * ROUND_TOKENS) // len(text)))[: CONTEXT_TOKENS * 2]
-    for name, (source, means) in guessers(tokenizer).items():
+    asked = dict(guessers(tokenizer))
+    asked["suffix, full of recent outputs"] = "suffix", _remembering(_texts(tokenizer)["corpus"])
+    for name, (source, means) in asked.items():
         guesser, log = GUESSERS[source](means), text[:CONTEXT_TOKENS]
         work = partial(_talk, guesser, log, text) if isinstance(guesser, Asker) else partial(guesser.propose, log)
         first_us = _elapsed_us(work)
         alone = list(_rounds(text, log, work))
-        panel = Guessers(means.index).panel([source], means.config, DEPTH, SourceWorth(), tokenizer.vocab_size)
+        panel = Panel({source: GUESSERS[source](means)}, {source: Breaker(source)}, SourceWorth(), tokenizer.vocab_size)
         log = text[:CONTEXT_TOKENS]
         panel.ask(log)
         whole = list(_rounds(text, log, partial(_ask, panel, log)))
         yield at_most(MAX_COST_US, spread(f"{name}: guessing", alone, "us"))
         yield spread(f"{name}: with checks, calibration, the tree and learning", whole, "us")
         yield Result(f"{name}: the first time, in a text of 8k", round(first_us, 1), "us")
+
+
+def _remembering(corpus: Sequence[int]) -> Means:
+    """With a history that has been filled twice, and is indexed."""
+    history = History(HISTORY_TOKENS)
+    for first in range(0, 2 * HISTORY_TOKENS, OUTPUT_TOKENS):
+        history.add(corpus[first : first + OUTPUT_TOKENS], 0)
+        history.continuations((), 0, 0)
+    return Means(SpeculationConfig(), DEPTH, history=history)
 
 
 def _rounds(text: Sequence[int], log: list[int], work: Callable[[], object]) -> Iterator[float]:
@@ -160,12 +188,18 @@ def worths(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
         together = {source: GUESSERS[source](means) for source, means in asked_for.values()}
         for name, asked in (*alone.items(), ("all together", together)):
             yield Result(f"{kind}: {name}", _tokens_a_round(texts[kind], asked, num_nodes, num_ids), "tokens")
+    yield from worths_of_history(tokenizer, num_nodes)
 
 
 def _tokens_a_round(text: Sequence[int], guessers: Mapping[str, Guesser], num_nodes: int, vocab_size: int) -> float:
     breakers = {name: Breaker(name) for name in guessers}
-    panel = Panel(guessers, breakers, SourceWorth(), vocab_size)
     begin = int(len(text) * PROMPT_SHARE)
+    num_rounds = _num_rounds(Panel(guessers, breakers, SourceWorth(), vocab_size), text, begin, num_nodes)
+    return round((len(text) - begin) / num_rounds, 3)
+
+
+def _num_rounds(panel: Panel, text: Sequence[int], begin: int, num_nodes: int) -> int:
+    """Until the whole text is committed, of which the prompt is what stands before `begin`."""
     log, num_rounds = list(text[:begin]), 0
     while len(log) < len(text):
         tree = SpeculationTree()
@@ -182,7 +216,32 @@ def _tokens_a_round(text: Sequence[int], guessers: Mapping[str, Guesser], num_no
         panel.saw(committed)
         log += committed
         num_rounds += 1
-    return round((len(text) - begin) / num_rounds, 3)
+    return num_rounds
+
+
+def worths_of_history(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
+    """Tokens a round of a caller's later requests, without its earlier outputs and with them."""
+    prose = (ROOT_DIR / PROSE[0]).read_text(encoding="utf-8")
+    edited = (ROOT_DIR / EDITED).read_text(encoding="utf-8")
+    for kind, exchanges in loops(tokenizer, edited, prose).items():
+        for name, max_tokens in (("suffix", 0), ("suffix with recent outputs", HISTORY_TOKENS)):
+            found = _tokens_a_round_later(exchanges, max_tokens, num_nodes, tokenizer.vocab_size)
+            yield Result(f"{kind}: {name}", found, "tokens")
+
+
+def _tokens_a_round_later(exchanges: Sequence[Exchange], max_tokens: int, num_nodes: int, vocab_size: int) -> float:
+    """Of all requests but the first."""
+    config = SpeculationConfig()
+    asked, worth, num_tokens, num_rounds = Guessers(histories=Histories(max_tokens)), SourceWorth(), 0, 0
+    for number, (prompt, output) in enumerate(exchanges):
+        text = [*prompt, *output]
+        form = OutputForm(len(prompt), isolation="caller")
+        panel = asked.panel(["suffix"], config, DEPTH, worth, vocab_size, form)
+        num = _num_rounds(panel, text, len(prompt), num_nodes)
+        panel.ended(text)
+        num_tokens += len(output) * (number > 0)
+        num_rounds += num * (number > 0)
+    return round(num_tokens / num_rounds, 3)
 
 
 # Texts

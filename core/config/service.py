@@ -45,10 +45,10 @@ class OrchestratorConfig:
     tokens_file: str | None = None
     """Path of a file of keys; callers must send one of them as metadata `authorization: Bearer KEY`. Each line is
     NAME:SHA256, perhaps with limits of this caller's own (:max_priority=N:max_requests_per_minute=N
-    :max_tokens_per_minute=N:max_sessions=N), as printed by `outrider keys new NAME`; several lines with one name are
-    keys of the same caller. A line without a colon is a plain token. Changes of the file apply at once. With None, and
-    without the environment variable OUTRIDER_TOKENS_FILE, every caller is served. Set it where others can reach the
-    ports."""
+    :max_tokens_per_minute=N:max_sessions=N) and its tenant (:tenant=NAME), as printed by `outrider keys new NAME`;
+    several lines with one name are keys of the same caller. A line without a colon is a plain token. Changes of the
+    file apply at once. With None, and without the environment variable OUTRIDER_TOKENS_FILE, every caller is served.
+    Set it where others can reach the ports."""
     json_logs: bool = False
     """Whether to log JSON to standard output, one object a line with request id and trace id, in place of text in
     Serve's log. Neither log contains prompts or outputs. Set it where a collector reads the logs."""

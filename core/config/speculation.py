@@ -12,6 +12,7 @@ from core.records import Policy, Verification
 Continuation = Literal["latest", "most_frequent"]
 MAX_LOOKUP_MATCH = 16
 MAX_LOOKUP_BRANCHES = 4
+MAX_HISTORY_TOKENS, MAX_HISTORY_CALLERS = 2**20, 4096
 MAX_LOOKAHEAD_WINDOW, MAX_LOOKAHEAD_NGRAM = 32, 8
 """A window of this size has 223 rows, and no block has more than 256."""
 
@@ -67,6 +68,16 @@ class SpeculationConfig:
     lookup_branches: int = 1
     """Prompt lookup: number of different continuations that are guessed side by side, in [1, 4]. Raise it where more
     rows cost the target little and texts repeat themselves with changes."""
+    suffix_history_tokens: int = 16_384
+    """Suffix: largest number of tokens of recent outputs that are remembered for each caller, or each tenant that keys
+    are configured to belong to, in [0, 1048576]; each takes about 120 bytes of an orchestrator. The guesser looks them
+    up in later outputs of the same caller or tenant and of no other; callers without a key have none, and only outputs
+    that this guesser guesses are remembered. Set 0 where one key serves people who must not learn of each other
+    from response times; raise it where outputs resemble much earlier ones."""
+    suffix_history_callers: int = 64
+    """Suffix: largest number of callers and tenants whose recent outputs an orchestrator remembers, in [1, 4096]; those
+    who have asked least recently are forgotten. With `suffix_history_tokens` it bounds the memory. Raise it where more
+    callers are active at a time."""
     retrieval_index: str | None = None
     """Path of an index made by `outrider index`, which the guesser "retrieval" needs; with None that guesser is not
     available. The file must exist on each node of an orchestrator and come from the same tokenizer. Set it where
@@ -119,6 +130,7 @@ class SpeculationConfig:
         check(len(set(self.guessers)) == len(self.guessers), "guessers", "different names", self.guessers)
         self._check_lookup()
         self._check_lookahead()
+        self._check_history()
         check(1 <= self.q_top_tokens <= 4096, "q_top_tokens", "in [1, 4096]", self.q_top_tokens)
         is_warm = self.draft_temperature is None or self.draft_temperature in DRAFT_TEMPERATURE
         check(is_warm, "draft_temperature", str(DRAFT_TEMPERATURE), self.draft_temperature)
@@ -140,3 +152,9 @@ class SpeculationConfig:
         is_wide = 2 <= window <= MAX_LOOKAHEAD_WINDOW
         check(is_wide, "lookahead_window", f"in [2, {MAX_LOOKAHEAD_WINDOW}]", window)
         check(3 <= ngram <= MAX_LOOKAHEAD_NGRAM, "lookahead_ngram", f"in [3, {MAX_LOOKAHEAD_NGRAM}]", ngram)
+
+    def _check_history(self) -> None:
+        tokens, callers = self.suffix_history_tokens, self.suffix_history_callers
+        allowed = f"in [0, {MAX_HISTORY_TOKENS}]"
+        check(0 <= tokens <= MAX_HISTORY_TOKENS, "suffix_history_tokens", allowed, tokens)
+        check(1 <= callers <= MAX_HISTORY_CALLERS, "suffix_history_callers", f"in [1, {MAX_HISTORY_CALLERS}]", callers)

@@ -151,6 +151,9 @@ class GenerationRequest:
     """Whose share of places, queue and quota it takes; empty for all who are not told apart."""
     quota: Quota = NO_QUOTA
     """The caller's own, as its key has it."""
+    isolation: str = ""
+    """Name of those whose outputs may show in the speed of this one, and it in theirs: one caller or tenant; empty for
+    nobody."""
 
     def __post_init__(self) -> None:
         ranges.check("lenience", self.lenience, ranges.LENIENCE)

@@ -24,6 +24,7 @@ from core.speculation.guesser import (
     BadGuesserInput,
     Guesser,
     Guesses,
+    Keeper,
 )
 from core.speculation.source_worth import SourceWorth
 from core.speculation.speculation_tree import SpeculationTree
@@ -73,6 +74,7 @@ __all__ = [
     "Guesses",
     "HeldTree",
     "Ints",
+    "Keeper",
     "Measure",
     "NewNodes",
     "Part",

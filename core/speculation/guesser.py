@@ -89,3 +89,12 @@ class Asker(Guesser, Protocol):
     def answered(self, samples: Sequence[int]) -> None:
         """What the target says after the root and after each node of the last questions."""
         ...
+
+
+@runtime_checkable
+class Keeper(Guesser, Protocol):
+    """A guesser that keeps outputs for later ones."""
+
+    def ended(self, text: Sequence[int]) -> None:
+        """Nothing will be added to `text`, however its request ended: all of it is committed."""
+        ...

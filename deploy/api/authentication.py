@@ -32,6 +32,10 @@ CALLER_CHARS = 16
 KEY_BYTES = 32
 """Random bytes of a key: 256 bits cannot be guessed from a digest, however fast the digest is to compute."""
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+NAME_CHARS = "1 to 64 letters, digits or any of '._@-'"
+TENANT = "tenant"
+"""The field of a key's line with the name of its caller's tenant."""
+_OF_TENANT = f"{TENANT}="
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FIELD = re.compile(r"([a-z_]{1,64})=(.*)")
 _NUMBER = re.compile(r"-?\d{1,10}")
@@ -70,34 +74,52 @@ LIMITS: Mapping[str, Range] = {
 class Caller(str):
     """The name of a caller, and what its key allows."""
 
-    __slots__ = ("limits",)
+    __slots__ = ("limits", "tenant")
     limits: KeyLimits
+    tenant: str
+    """Callers of one tenant may learn of each other's outputs by how fast theirs are; empty for a caller by itself."""
 
-    def __new__(cls, name: str, limits: KeyLimits = NO_LIMITS) -> Caller:
+    def __new__(cls, name: str, limits: KeyLimits = NO_LIMITS, tenant: str = "") -> Caller:
         caller = super().__new__(cls, name)
         caller.limits = limits
+        caller.tenant = tenant
         return caller
 
+    @property
+    def isolation(self) -> str:
+        """Name of those who may learn of each other: no caller's is a tenant's. Empty for all who send no key."""
+        if self.tenant:
+            return f"tenant:{self.tenant}"
+        return f"caller:{self}" if self else ""
 
-def new_key(name: str, limits: KeyLimits = NO_LIMITS) -> tuple[str, str]:
+
+def new_key(name: str, limits: KeyLimits = NO_LIMITS, tenant: str = "") -> tuple[str, str]:
     """A key for the caller `name`, and the line of the file that lets it in. Raises: ConfigError for no such name."""
-    if NAME.fullmatch(name) is None:
-        raise ConfigError(f"a caller's name must be 1 to 64 letters, digits or any of '._@-', got {name!r}")
+    _check_name("a caller's", name)
     given = {field: value for field, value in asdict(limits).items() if value is not None}
     for field, value in given.items():
         if value not in LIMITS[field]:
             raise ConfigError(f"{field} must be {LIMITS[field]}, got {value}")
+    fields = [f"{field}={value}" for field, value in given.items()]
+    if tenant:
+        _check_name("a tenant's", tenant)
+        fields.append(f"{TENANT}={tenant}")
     key = secrets.token_urlsafe(KEY_BYTES)
-    return key, ":".join([name, _digest(key.encode()).hex(), *(f"{field}={value}" for field, value in given.items())])
+    return key, ":".join([name, _digest(key.encode()).hex(), *fields])
+
+
+def _check_name(whose: str, name: str) -> None:
+    if NAME.fullmatch(name) is None:
+        raise ConfigError(f"{whose} name must be {NAME_CHARS}, got {name!r}")
 
 
 class Authenticator:
     """Lets a call pass whose metadata carry one of the keys. What is in progress has passed, whatever comes of its key.
 
-    A line of the file is NAME:SHA256, and behind it what the key allows, as in :max_priority=N (`LIMITS`); a caller may
-    have several. A line without a colon is a token as it is sent. The file is checked at each call and read when it has
-    changed, so that keys can be replaced at run time. While it cannot be read or a line is wrong, the keys from before
-    stay valid: neither everybody nor nobody is admitted then.
+    A line of the file is NAME:SHA256, and behind it what the key allows, as in :max_priority=N (`LIMITS`), and perhaps
+    :tenant=NAME; a caller may have several. A line without a colon is a token as it is sent. The file is checked at
+    each call and read when it has changed, so that keys can be replaced at run time. While it cannot be read or a line
+    is wrong, the keys from before stay valid: neither everybody nor nobody is admitted then.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -156,20 +178,34 @@ def _caller(path: Path, number: int, line: str) -> tuple[bytes, Caller]:
     if not fields:
         token = _digest(line.encode())
         return token, Caller(token.hex()[:CALLER_CHARS])
-    digest, *limits = fields
+    digest, *about = fields
     if NAME.fullmatch(name) is None or _DIGEST.fullmatch(digest) is None:
-        raise ConfigError(f"{where} must be NAME:SHA256 and perhaps :FIELD=N, as `outrider keys new NAME` prints it")
-    return bytes.fromhex(digest), Caller(name, _limits(where, limits))
+        raise ConfigError(
+            f"{where} must be NAME:SHA256 and perhaps :FIELD=VALUE, as `outrider keys new NAME` prints it"
+        )
+    return bytes.fromhex(digest), Caller(name, _limits(where, about), _tenant(where, about))
+
+
+def _tenant(where: str, fields: Sequence[str]) -> str:
+    """Empty for none. Raises: ConfigError, which names the field."""
+    found = [field.removeprefix(_OF_TENANT) for field in fields if field.startswith(_OF_TENANT)]
+    if len(found) > 1:
+        raise ConfigError(f"{where} must have {TENANT} once")
+    if found and NAME.fullmatch(found[0]) is None:
+        raise ConfigError(f"{where} must have {TENANT} {NAME_CHARS}")
+    return found[0] if found else ""
 
 
 def _limits(where: str, fields: Sequence[str]) -> KeyLimits:
     """Raises: ConfigError, which names the field."""
     found: dict[str, int] = {}
     for number, text in enumerate(fields, 1):
+        if text.startswith(_OF_TENANT):
+            continue
         field = _FIELD.fullmatch(text)
         if field is None or field[1] not in LIMITS:
             raise ConfigError(
-                f"{where} must have {', '.join(LIMITS)} behind the digest: field {number} is none of these"
+                f"{where} must have {', '.join([*LIMITS, TENANT])} behind the digest: field {number} is none of these"
             )
         name, value = field[1], field[2]
         if name in found:

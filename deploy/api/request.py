@@ -90,6 +90,7 @@ def to_generation_request(given: Given, served: Served, now: float) -> Generatio
         priority=_priority(given, limits),
         caller=str(given.caller),
         quota=_key_limits(given).quota,
+        isolation=given.caller.isolation if isinstance(given.caller, Caller) else "",
     )
     return _with_speculation(_with_reports(request, given, limits), given, served.config)
 

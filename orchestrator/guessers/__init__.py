@@ -2,6 +2,7 @@
 
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.corpus_index import NUM_PASSES, CorpusIndex, encode_index, write_index
+from orchestrator.guessers.history import Histories, History
 from orchestrator.guessers.panel import Panel
 from orchestrator.guessers.registry import (
     ASKING,
@@ -24,6 +25,8 @@ __all__ = [
     "Breaker",
     "CorpusIndex",
     "Guessers",
+    "Histories",
+    "History",
     "Means",
     "OutputForm",
     "Panel",

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from core.speculation import MAX_GUESSES, ROOT, Asker, Guesser, Guesses, SourceWorth, TokenTree
+from core.speculation import MAX_GUESSES, ROOT, Asker, Guesser, Guesses, Keeper, SourceWorth, TokenTree
 from orchestrator.guessers.breaker import Breaker
 
 Proposal = tuple[str, Guesses]
@@ -90,6 +90,15 @@ class Panel:
         for source, guesses in self._proposed:
             self._learn(source, guesses, tokens)
         self._proposed = []
+
+    def ended(self, text: Sequence[int]) -> None:
+        """The text is complete, or goes on no more: for guessers that keep outputs."""
+        for source, guesser in tuple(self._guessers.items()):
+            if isinstance(guesser, Keeper):
+                try:
+                    guesser.ended(text)
+                except Exception as error:  # noqa: BLE001
+                    self._leave_out(source, error)
 
     def _learn(self, source: str, guesses: Guesses, tokens: Sequence[int]) -> None:
         """From each place of the text that its guesses reached."""

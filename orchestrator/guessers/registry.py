@@ -18,6 +18,7 @@ from core.speculation import DRAFT, Guesser, SourceWorth
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.corpus_index import CorpusIndex
 from orchestrator.guessers.grammar import GrammarGuesser
+from orchestrator.guessers.history import Histories, History
 from orchestrator.guessers.lookahead import Lookahead
 from orchestrator.guessers.ngram import NgramTables
 from orchestrator.guessers.panel import Panel
@@ -35,10 +36,12 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """Where the output begins in the text, and what it must look like."""
+    """Where the output begins in the text, what it must look like, and whose it is."""
 
     prompt_len: int = 0
     grammar: Grammar | None = None
+    isolation: str = ""
+    """Name of the caller or tenant whose outputs may guess it, and whose it may guess; empty for none."""
 
 
 FREE = OutputForm()
@@ -56,6 +59,8 @@ class Means:
     forced: Forced | None = None
     """What the grammar of the output forces, where it has one."""
     prompt_len: int = 0
+    history: History | None = None
+    """Recent outputs of the same caller or tenant."""
 
     @property
     def forced_output(self) -> Forced:
@@ -78,7 +83,7 @@ GUESSERS: Mapping[str, Callable[[Means], Guesser]] = {
     ),
     "ngram": lambda means: NgramTables(means.max_depth),
     "grammar": lambda means: GrammarGuesser(means.forced_output, means.prompt_len, means.max_depth),
-    "suffix": lambda means: SuffixIndex(means.max_depth),
+    "suffix": lambda means: SuffixIndex(means.max_depth, means.history, means.prompt_len),
     "retrieval": lambda means: Retrieval(means.corpus, means.max_depth),
     "lookahead": lambda means: Lookahead(
         means.max_depth, window=means.config.lookahead_window, ngram=means.config.lookahead_ngram
@@ -96,9 +101,15 @@ SOURCES = (DRAFT, *GUESSERS)
 class Guessers:
     """The guessers of one orchestrator, and their breakers; a panel of its own for each session."""
 
-    def __init__(self, index: CorpusIndex | None = None, grammars: Grammars | None = None) -> None:
+    def __init__(
+        self,
+        index: CorpusIndex | None = None,
+        grammars: Grammars | None = None,
+        histories: Histories | None = None,
+    ) -> None:
         self._index = index
         self._grammars = grammars
+        self._histories = histories if histories is not None else Histories()
         self._breakers = {source: Breaker(source) for source in GUESSERS}
 
     def __repr__(self) -> str:
@@ -110,7 +121,7 @@ class Guessers:
         check_sources(config)
         path = config.retrieval_index
         index = CorpusIndex.open(Path(path), tokenizer.vocabulary_hash) if path is not None else None
-        return cls(index, grammars)
+        return cls(index, grammars, Histories(config.suffix_history_tokens, config.suffix_history_callers))
 
     def panel(
         self,
@@ -125,7 +136,8 @@ class Guessers:
         has_grammar = self._grammars is not None and output.grammar is not None
         possible = GUESSERS if has_grammar else BY_TEXT
         names = [name for name in sources if name in possible and max_depth > 0 and self._breakers[name].admits()]
-        means = Means(config, max_depth, self._index, self._forced(names, output), output.prompt_len)
+        history = self._histories.of(output.isolation) if "suffix" in names else None
+        means = Means(config, max_depth, self._index, self._forced(names, output), output.prompt_len, history)
         return Panel({name: GUESSERS[name](means) for name in names}, self._breakers, worth, vocab_size)
 
     def _forced(self, names: Sequence[str], output: OutputForm) -> Forced | None:

@@ -70,7 +70,7 @@ class Session:
             policy.max_depth,
             policy.sources,
             pair.target.vocab_size,
-            OutputForm(spec.prompt_len, spec.grammar),
+            OutputForm(spec.prompt_len, spec.grammar, request.isolation),
         )
         self.stats.source_failures = self._panel.failures
 
@@ -283,6 +283,7 @@ class Session:
         return [m.Fail(error), *self._close()]
 
     def _close(self) -> list[m.Command]:
+        self._panel.ended(self._log.tokens)
         self._target.close()
         return [m.ReleaseTarget(), *self._drafts.close()]
 

@@ -10,6 +10,7 @@ from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
 from core.records import Chunk, DraftDone, DraftRequest, GenerationRequest, VerifyRequest
 from core.speculation.token_tree import ROOT, NewNodes
+from orchestrator.guessers import Guessers
 from orchestrator.session import messages as m
 from orchestrator.session.pair import Pair
 from orchestrator.session.session import Session
@@ -21,17 +22,29 @@ class World:
     """Holds what has been asked and not yet been answered; `deliver` answers one of it."""
 
     def __init__(
-        self, request: GenerationRequest, tokenizer, *, gamma=4, with_draft=True, limits=None, guessers=("draft",)
+        self,
+        request: GenerationRequest,
+        tokenizer,
+        *,
+        gamma=4,
+        with_draft=True,
+        limits=None,
+        guessers=("draft",),
+        shared=None,
+        policies=None,
     ) -> None:
+        """`shared`: the guessers of the orchestrator, for sessions that have them in common; so `policies`."""
         pair = Pair(
             model_info(),
             model_info("draft") if with_draft else None,
             SpeculationConfig(max_draft_tokens=gamma, guessers=guessers),
             limits or Limits(),
+            shared or Guessers(),
         )
         detokenizer = IncrementalDetokenizer(tokenizer, request.stop, request.include_stop)
         asked = request.max_draft_tokens
-        self.policy = FakePolicy(gamma if asked is None else min(asked, gamma))
+        fixed = FakePolicy(gamma if asked is None else min(asked, gamma))
+        self.policy = fixed if policies is None else policies.policy(request)
         self.session = Session(request, pair, self.policy, detokenizer, "s")
         self.target = FakeTargetEngine(epoch=1)
         self.draft = FakeDraftEngine(epoch=1)

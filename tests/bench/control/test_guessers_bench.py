@@ -26,6 +26,7 @@ def test_the_cost_of_each_guesser_is_held_against_the_goal(measured):
     for name in BY_TEXT:
         assert results[f"{name}: guessing"].goal == guessers.MAX_COST_US
         assert results[f"{name}: the first time, in a text of 8k"].value > 0
+    assert results["suffix, full of recent outputs: guessing"].goal == guessers.MAX_COST_US
 
 
 @pytest.mark.ci
@@ -35,4 +36,7 @@ def test_copies_are_found_and_chance_finds_nothing(measured):
     assert worth["edits: suffix"] > 4
     assert worth["log: ngram"] > 2
     assert worth["code: retrieval"] > 1.2
+    for kind in ("the file, edited again", "the file unseen, written again", "records of one schema"):
+        assert worth[f"{kind}: suffix with recent outputs"] > 1.1 * worth[f"{kind}: suffix"]
+    assert worth["other parts of a text: suffix with recent outputs"] >= worth["other parts of a text: suffix"]
     assert all(1 <= worth[f"{kind}: random"] < 1.05 for kind in ("code", "prose", "edits", "log"))

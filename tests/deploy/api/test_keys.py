@@ -55,9 +55,27 @@ def test_a_key_has_its_caller_s_own_quota(tmp_path, capsys):
         assert limits.max_priority == (3 if len(order) == 4 else None)
 
 
+def test_callers_are_isolated_from_each_other_unless_they_are_of_one_tenant(tmp_path, capsys):
+    keys, lines = [], []
+    for words in (["a"], ["b"], ["c", "--tenant", "a"], ["d", "--max-priority", "3", "--tenant", "a"]):
+        assert main(["keys", "new", *words]) == 0
+        said = capsys.readouterr()
+        keys.append(said.out.strip())
+        lines.append(said.err.splitlines()[-1])
+    write(tmp_path / "keys", *lines, "plain")
+    authenticator = Authenticator(tmp_path / "keys")
+    callers = [authenticator.check(bearer(key)) for key in (*keys, "plain")]
+    assert [caller.isolation for caller in callers[:4]] == ["caller:a", "caller:b", "tenant:a", "tenant:a"]
+    assert callers[4].isolation == f"caller:{callers[4]}"
+    assert (callers[3], callers[3].limits) == ("d", KeyLimits(max_priority=3))
+    assert Authenticator(None).check(()).isolation == "", "who sends no key shares nothing"
+
+
 @pytest.mark.parametrize(
     "words",
     [
+        ["ok", "--tenant", "a:b"],
+        ["ok", "--tenant", "x" * 65],
         ["a b"],
         ["a:b"],
         [""],
@@ -141,6 +159,11 @@ def test_a_broken_file_keeps_the_old_keys_and_says_where_in_one_line(tmp_path, c
         ("max_priority=1:max_priority=1", "must have max_priority once"),
         ("max_priority=1:tokens=5", "field 2 is none of these"),
         ("max_priority=1:", "field 2 is none of these"),
+        ("tenant=", "must have tenant 1 to 64 letters"),
+        ("tenant=a b", "must be one token"),
+        ("tenant=a/b", "must have tenant 1 to 64 letters"),
+        ("tenant=a:max_priority=1:tenant=b", "must have tenant once"),
+        ("tenant=a:tokens=5", "field 2 is none of these"),
     ],
 )
 def test_a_wrong_limit_is_refused_by_file_line_and_field(tmp_path, fields, said):

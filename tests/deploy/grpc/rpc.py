@@ -38,6 +38,7 @@ from deploy.grpc.servicer import Servicer
 from deploy.metrics.instruments import CATALOGUE, Metric, MetricKind
 from deploy.metrics.meters import Meters
 from orchestrator.policy.policy import ControlReport
+from orchestrator.service import Service
 from protos.outrider.v1 import generation_pb2
 from tests.vocabularies import as_product, byte_level
 
@@ -229,11 +230,14 @@ def _handlers(servicer: Servicer, methods: Mapping[str, Any], reader: Reader) ->
     return handlers
 
 
-async def _start(completions: Script, authenticator: Authenticator, reader: Reader) -> tuple[grpc.aio.Server, int]:
+async def start(
+    completions: Script | Service, authenticator: Authenticator, reader: Reader, about: Served
+) -> tuple[grpc.aio.Server, int]:
+    """A server on this loop, and its port."""
     grpc_server = grpc.aio.server(options=CONNECTION_OPTIONS)
     clock = MonotonicClock()
     rpcs = Servicer(
-        Models([Hosted(completions, served(), Meters(Recorded(), clock.now))]), clock, authenticator, Offload()
+        Models([Hosted(completions, about, Meters(Recorded(), clock.now))]), clock, authenticator, Offload()
     )
     services = {"outrider.v1.GenerationService": METHODS, "grpc.health.v1.Health": HEALTH}
     for service, methods in services.items():
@@ -253,7 +257,7 @@ def server(
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     grpc_server, port = asyncio.run_coroutine_threadsafe(
-        _start(completions, authenticator or Authenticator(None), reader or Reader()), loop
+        start(completions, authenticator or Authenticator(None), reader or Reader(), served()), loop
     ).result(10)
     try:
         yield f"localhost:{port}"

@@ -141,6 +141,15 @@ async def test_a_stream_of_a_chat_says_the_role_once():
     assert deltas == [{"role": "assistant", "content": "hello"}, {"content": " word"}]
 
 
+async def test_an_unknown_guesser_is_refused_by_name_and_nothing_runs():
+    script = Script(*greeting())
+    head, told = await error(servicer(script), call(speculation={"guessers": ["draft", "oracle"]}))
+    assert (head.status, told["param"]) == (400, "speculation.guessers[1]")
+    assert "one of draft, prompt_lookup" in told["message"]
+    assert "'oracle'" in told["message"]
+    assert script.requests == []
+
+
 LOGPROBS = (TokenLogprobs(-0.5, ((7, -0.5), (8, -1.5))), TokenLogprobs(-2.0))
 
 
@@ -157,6 +166,7 @@ async def test_a_request_is_its_caller_s_and_waits_by_its_priority(tmp_path):
     callers = [authenticator.check([("authorization", f"Bearer {token}")]) for token in ("one", "two")]
     assert [(each.caller, each.priority) for each in script.requests] == [(name, -2) for name in callers]
     assert len(set(callers)) == 2
+    assert [each.isolation for each in script.requests] == [f"caller:{name}" for name in callers]
 
 
 async def test_a_prompt_is_repeated_with_its_logprobs_if_they_are_asked_for():

@@ -155,6 +155,25 @@ def test_a_request_s_fault_is_no_sound_answer_either():
     assert breaker.is_open
 
 
+class Keeps(Says):
+    """Keeps the texts that have ended, or cannot."""
+
+    def ended(self, text):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        self.kept = list(text)
+
+
+def test_a_text_that_has_ended_is_told_to_those_that_keep_outputs_and_costs_nobody_else(worth):
+    breakers = {name: Breaker(name) for name in ("a", "b", "c")}
+    keeper = Keeps(TREE)
+    asked = Panel({"a": Keeps(ValueError()), "b": Says(TREE), "c": keeper}, breakers, worth, VOCAB_SIZE)
+    asked.ended([1, 2, 3])
+    assert keeper.kept == [1, 2, 3]
+    assert asked.failures == {"a": 1}
+    assert [breakers[name].num_failures for name in "abc"] == [1, 0, 0]
+
+
 class Asks(Says):
     """Asks always the same, and keeps the answers."""
 

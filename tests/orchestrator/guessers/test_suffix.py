@@ -13,19 +13,20 @@ from core.speculation.token_tree import ROOT
 from orchestrator.guessers import suffix
 from orchestrator.guessers.continuations import MAX_NODES
 from orchestrator.guessers.suffix import SuffixIndex
+from orchestrator.guessers.suffix_array import MAX_MATCH, MIN_MATCH
 
 
 def match_of(text, end):
     """By hand, as far as endings are told apart."""
     match = 0
-    while match < min(end, suffix.MAX_MATCH) and text[end - 1 - match] == text[len(text) - 1 - match]:
+    while match < min(end, MAX_MATCH) and text[end - 1 - match] == text[len(text) - 1 - match]:
         match += 1
     return match
 
 
 def matches_by_hand(text):
     found = sorted((match_of(text, end) for end in range(1, len(text))), reverse=True)
-    return [match for match in found if match >= suffix.MIN_MATCH][: suffix.MAX_PLACES]
+    return [match for match in found if match >= MIN_MATCH][: suffix.MAX_PLACES]
 
 
 @given(st.lists(st.integers(0, 2), max_size=80), st.lists(st.integers(1, 20), max_size=40))
@@ -35,9 +36,9 @@ def test_the_places_with_the_longest_endings_in_common_are_found_however_the_tex
         end = min(len(tokens), end + piece)
         text = tokens[:end]
         index._index(text)
-        found = list(index._nearest(text))
-        assert [min(match, suffix.MAX_MATCH) for _, match in found] == matches_by_hand(text)
-        assert all(min(match, suffix.MAX_MATCH) == match_of(text, place) for place, match in found)
+        found = list(index._array.nearest(text, text, suffix.MAX_PLACES))
+        assert [min(match, MAX_MATCH) for _, match in found] == matches_by_hand(text)
+        assert all(min(match, MAX_MATCH) == match_of(text, place) for place, match in found)
 
 
 def test_many_tokens_at_once_are_indexed_as_one_by_one():
@@ -46,8 +47,8 @@ def test_many_tokens_at_once_are_indexed_as_one_by_one():
     at_once._index(text)
     for end in range(1, len(text) + 1):
         one_by_one._index(text[:end])
-    assert {token: set(ends) for token, ends in at_once._ends.items()} == {
-        token: set(ends) for token, ends in one_by_one._ends.items()
+    assert {token: set(ends) for token, ends in at_once._array._ends.items()} == {
+        token: set(ends) for token, ends in one_by_one._array._ends.items()
     }
     assert at_once.propose(text) == one_by_one.propose(text)
 
@@ -86,7 +87,7 @@ def test_memory_is_bounded_and_what_was_forgotten_is_not_found(monkeypatch):
     for token in range(500):
         text.append(token % 50)
         index._index(text)
-        assert sum(map(len, index._ends.values())) <= 64 + 8
+        assert len(index._array) <= 64 + 8
     text += [90, 91]
     assert index.propose(text) == NO_GUESSES
     text += [7, 8]
@@ -104,7 +105,7 @@ def test_a_million_tokens_leave_it_as_large_as_the_window():
         else:
             text += [dice.randrange(1000) for _ in range(dice.randrange(1, 10))]
         index.propose(text).check(vocab_size=1000)
-        num_places = sum(map(len, index._ends.values()))
+        num_places = len(index._array)
         assert num_places <= suffix.MAX_INDEXED_TOKENS * 9 // 8
-        assert len(index._ends) <= num_places
+        assert len(index._array._ends) <= num_places
     assert index._end == len(text)

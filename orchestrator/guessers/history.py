@@ -1,0 +1,105 @@
+"""Recent outputs of one caller or tenant, indexed as the text of a session is, in bounded memory.
+
+What one isolation domain has been answered shows in how fast its next outputs are, so no history is ever looked up for
+another (docs/guessers.md). Knows names of domains and tokens; must not know sessions.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from orchestrator.guessers.suffix_array import MAX_MATCH, MIN_MATCH, SuffixArray
+
+BETWEEN = -1
+"""Stands before each output: no text has this token, so no match and no continuation reaches over it."""
+NUM_PARTS = 2
+"""Of a history: the newer one grows, the older one is forgotten as a whole."""
+INDEXED_A_LOOK = 256
+"""Tokens of recent outputs that one look-up takes into the index, about 3 microseconds each: all streams wait."""
+
+
+class _Part:
+    """Some outputs behind each other."""
+
+    def __init__(self) -> None:
+        self.text = array("i", [BETWEEN] * MIN_MATCH)
+        self._array = SuffixArray()
+        self._end = MIN_MATCH
+        """The places before are indexed."""
+
+    def add(self, tokens: Sequence[int]) -> None:
+        self.text.extend(tokens)
+        self.text.append(BETWEEN)
+
+    def index(self, most: int) -> int:
+        """Take in at most so many places; returns their number."""
+        first, self._end = self._end, min(self._end + most, len(self.text))
+        self._array.add(self.text, filter(self._is_inside, range(first, self._end)))
+        return self._end - first
+
+    def _is_inside(self, end: int) -> bool:
+        """Whether an ending of one output ends here, that goes on."""
+        return BETWEEN not in self.text[end - MIN_MATCH : end + 1]
+
+    def continuations(self, ending: Sequence[int], most: int, max_depth: int) -> Iterator[tuple[int, list[int]]]:
+        for end, match in self._array.nearest(self.text, ending, most):
+            tokens = self.text[end : end + max_depth].tolist()
+            yield match, tokens[: tokens.index(BETWEEN)] if BETWEEN in tokens else tokens
+
+
+class History:
+    """The last outputs of one domain: between half of `max_tokens` tokens and all of them."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._most_of_part = max_tokens // NUM_PARTS
+        self._parts = deque([_Part()], maxlen=NUM_PARTS)
+
+    def __repr__(self) -> str:
+        return f"<History of {len(self)} tokens>"
+
+    def __len__(self) -> int:
+        return sum(len(part.text) for part in self._parts)
+
+    def add(self, text: Sequence[int], prompt_len: int) -> None:
+        """An output, behind the end of its prompt, by which its beginning is found."""
+        room = self._most_of_part - MIN_MATCH - 1
+        first = max(prompt_len - MAX_MATCH, len(text) - room, 0)
+        if len(text) <= prompt_len or room <= 0:
+            return
+        tokens = text[first:]
+        if len(self._parts[-1].text) + len(tokens) + 1 > self._most_of_part:
+            self._parts.append(_Part())
+        self._parts[-1].add(tokens)
+
+    def continuations(self, ending: Sequence[int], most: int, max_depth: int) -> Iterator[tuple[int, list[int]]]:
+        """What followed the places that end most like the text, and the tokens that these have in common with it."""
+        left = INDEXED_A_LOOK
+        for part in reversed(self._parts):
+            left -= part.index(left)
+        return chain.from_iterable(part.continuations(ending, most, max_depth) for part in reversed(self._parts))
+
+
+class Histories:
+    """One of each domain; those that have been asked for least recently are forgotten."""
+
+    def __init__(self, max_tokens: int = 0, max_domains: int = 1) -> None:
+        """`max_tokens`: of each; with 0 nobody has one."""
+        self._max_tokens = max_tokens
+        self._max_domains = max_domains
+        self._by_domain: OrderedDict[str, History] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Histories of {len(self._by_domain)} domains>"
+
+    def of(self, domain: str) -> History | None:
+        """That of a domain, or none where nobody is told apart."""
+        if not domain or not self._max_tokens:
+            return None
+        history = self._by_domain.pop(domain, None) or History(self._max_tokens)
+        self._by_domain[domain] = history
+        if len(self._by_domain) > self._max_domains:
+            self._by_domain.popitem(last=False)
+        return history
