@@ -133,7 +133,7 @@ def _service(settings: Mapping[str, Any], base: Path, sources: Sources = NO_SOUR
         raise ConfigError(
             f"shared_draft: only models of a fleet share drafts; set draft instead, got {config.shared_draft!r}"
         )
-    return _located(config, base)
+    return _located(config, base, sources)
 
 
 def parse_fleet(settings: Mapping[str, Any], directory: Path | None = None) -> FleetConfig:
@@ -160,8 +160,11 @@ def _validated(kind: TypeAdapter[Config], settings: Mapping[str, Any], sources: 
         raise ConfigError("; ".join(problems)) from None
 
 
-def _located(config: ServiceConfig, base: Path) -> ServiceConfig:
-    check_sources(config.speculation)
+def _located(config: ServiceConfig, base: Path, sources: Sources = NO_SOURCES) -> ServiceConfig:
+    try:
+        check_sources(config.speculation)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{sources.of_problem('speculation.guessers')}") from None
     draft = _resolve(config.draft, base) if config.draft is not None else None
     speculation = config.speculation
     if speculation.retrieval_index is not None:

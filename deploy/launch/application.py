@@ -21,6 +21,8 @@ from core.errors import ConfigError, StartupError, Unavailable, first_line
 from deploy.api import Authenticator, tokens_path
 from deploy.app import APPLICATION, ENGINES, Engines, build_with
 from deploy.link.tls import Certificates
+from orchestrator.guessers import Guessers
+from orchestrator.text import Tokenizer
 from workers.vocabulary import check_same_vocabulary, read_vocabulary
 
 STATUS_PERIOD_S = 0.3
@@ -29,7 +31,7 @@ WIND_DOWN_TIMEOUT_S = 5.0
 
 
 def check_pair(config: ServiceConfig) -> None:
-    """Check models, vocabularies, keys and certificates before anything is started. Raises: StartupError."""
+    """Check models, vocabularies, keys, certificates and corpus before anything is started. Raises: StartupError."""
     from workers.model import check_checkpoint  # imports torch, which replicas of this module's deployments do without
 
     Authenticator(tokens_path(config.orchestrator.tokens_file))
@@ -43,6 +45,8 @@ def check_pair(config: ServiceConfig) -> None:
     for worker_config in filter(None, (config.target, config.draft, *config.extra_drafts)):
         check_checkpoint(worker_config.engine)
         Certificates.of(worker_config.engine.link_tls)
+    if config.speculation.retrieval_index is not None:
+        Guessers.open(config.speculation, Tokenizer.from_directory(target))
 
 
 def _directory(name: str, config: WorkerConfig) -> Path:

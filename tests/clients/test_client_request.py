@@ -163,6 +163,7 @@ def test_exactly_one_prompt_must_be_given(fields):
         ("priority", 2**31, "priority"),
         ("allowed_token_ids", [-1], "sampling.allowed_token_ids"),
         ("bad_words", [7], "sampling.bad_words"),
+        ("guessers", ["draft", 7], "speculation.guessers"),
         ("bad_word_ids", [["x"]], "sampling.bad_word_ids.ids"),
         ("resume_samples", [[-1]], "resume_samples.ids"),
     ],

@@ -355,6 +355,20 @@ def test_guessers_are_named_by_names_that_there_are(value, problem):
     assert demo_config(["speculation.guessers=[prompt_lookup]"]).speculation.guessers == ("prompt_lookup",)
 
 
+def test_an_unknown_guesser_is_refused_with_where_it_was_given(tmp_path):
+    file = write(tmp_path / "pair.yaml", {**MINIMAL, "speculation": {"guessers": ["draft", "oracle"]}})
+    variable = "OUTRIDER_SPECULATION__GUESSERS"
+    name = r"^speculation\.guessers\[0\] must be one of draft, .*, got 'oracle' "
+    with pytest.raises(ConfigError, match=rf"speculation\.guessers\[1\] .*'oracle' \({file}:\d\)$"):
+        read_config(file)
+    with pytest.raises(ConfigError, match=rf"{name}\(--set speculation\.guessers=\[oracle\]\)$"):
+        read_config(file, ["speculation.guessers=[oracle]"])
+    with pytest.raises(ConfigError, match=rf"{name}\({variable} in the environment\)$"):
+        service_config(file, list(environment_settings({variable: "[oracle]"})))
+    with pytest.raises(ConfigError, match=r"needs speculation\.retrieval_index"):
+        read_config(file, ["speculation.guessers=[retrieval]"])
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

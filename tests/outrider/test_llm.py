@@ -138,6 +138,7 @@ def test_what_the_grammar_of_an_output_forces_is_guessed(llm):
         ({"max_tokens": "many"}, r"^max_tokens: .*valid integer.*got 'many'"),
         ({"temprature": 1.0}, r"^temprature: there is no such argument"),
         ({"regex": "a", "choice": ["b"]}, r"^choice: cannot be given beside regex"),
+        ({"guessers": ("draft", "oracle")}, r"^guessers\[1\]: must be one of draft, .*, got 'oracle'"),
         ({"lenience": 0.5}, r"^lenience: must not be given with coupled"),
     ],
 )

@@ -6,8 +6,9 @@ import pytest
 
 from core.errors import ConfigError
 from deploy.cli.main import EXIT_NO_START, main
+from deploy.launch import application
 from deploy.settings import DEMO_DIRECTORY, demo_config
-from orchestrator.guessers import CorpusIndex, Guessers
+from orchestrator.guessers import CorpusIndex, Guessers, corpus_index, encode_index, write_index
 from orchestrator.text import Tokenizer
 from tests.vocabularies import as_product, byte_level
 
@@ -54,6 +55,26 @@ def test_a_service_takes_the_index_of_its_tokenizer_alone(corpus, tmp_path):
         Guessers.open(config, as_product(byte_level()))
     with pytest.raises(ConfigError, match=r"needs speculation\.retrieval_index"):
         demo_config(settings[1:])
+
+
+def test_an_index_that_does_not_fit_is_refused_before_anything_starts(corpus, tmp_path):
+    out = tmp_path / "corpus.index"
+    indexed(corpus, out, "--glob", "*.py")
+    application.check_pair(demo_config([f"speculation.retrieval_index={out}"]))
+    ids = [[1, 2, 3]]
+    write_index(*encode_index(ids, vocab_size=9, vocabulary="another"), tmp_path / "other.index")
+    for name, problem in (("other.index", "another tokenizer"), ("none.index", "No such file")):
+        with pytest.raises(ConfigError, match=rf"speculation\.retrieval_index: .*{name} .*{problem}"):
+            application.check_pair(demo_config([f"speculation.retrieval_index={tmp_path / name}"]))
+
+
+def test_a_corpus_that_is_too_large_is_refused_with_its_size(corpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(corpus_index, "MAX_TOKENS", 20)
+    assert indexed(corpus, tmp_path / "out", "--glob", "*.py") == EXIT_NO_START
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'out'} cannot be made of {corpus}" in said
+    assert "tokens, where 1 to 19 can be indexed" in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_indexed_is_said(tmp_path, capsys):
