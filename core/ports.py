@@ -92,7 +92,7 @@ class Leases(Protocol):
 
 
 class Forced(Protocol):
-    """What the grammar of one output forces."""
+    """What the grammar, or the template, of one output forces."""
 
     def after(self, output: Sequence[int], max_depth: int) -> Guesses:
         """What must follow `output`, at most `max_depth` tokens in a row; `output` only grows from one question to the
@@ -105,8 +105,8 @@ class Forced(Protocol):
 class Grammars(Protocol):
     """Compiles grammars beside the event loop, for one vocabulary."""
 
-    def forced(self, grammar: Grammar) -> Forced:
-        """Of a new output; returns at once."""
+    def forced(self, grammar: Grammar, *, is_binding: bool = True) -> Forced:
+        """Of a new output; returns at once. One that it does not bind may leave it: then nothing is forced any more."""
         ...
 
 

@@ -67,6 +67,8 @@ class SamplingParams:
     policy: Policy | None = None
     pipelining: bool | None = None
     guessers: tuple[str, ...] = ()
+    template: str | None = None
+    """What the output usually looks like, as a regular expression, to be guessed; it is held to nothing."""
     draft_temperature: float | None = None
     """Of the draft's own law; the output's law stays the target's."""
     explain: bool = False
@@ -100,6 +102,7 @@ class SamplingParams:
             policy=self.policy or "",
             pipelining=self.pipelining,
             guessers=self.guessers,
+            template=self.template,
             draft_temperature=self.draft_temperature,
             wants_explanation=self.explain,
             wants_receipt=self.receipt,

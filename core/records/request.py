@@ -124,6 +124,8 @@ class GenerationRequest:
     """Whether the next block is prepared while the last one is verified."""
     guessers: tuple[str, ...] = ()
     """Who guesses; empty leaves it to the service. A draft is asked only where "draft" is among them."""
+    template: Grammar | None = None
+    """What the output usually looks like, for the guesser of that name; it holds the output to nothing."""
     draft_temperature: float | None = None
     """Of the draft's law q, where the target samples; None takes the service's setting."""
     resume_tokens: tuple[int, ...] = ()

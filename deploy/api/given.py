@@ -72,6 +72,7 @@ class Given:
     policy: str = ""
     pipelining: bool | None = None
     guessers: Sequence[str] = ()
+    template: str | None = None
     draft_temperature: float | None = None
     wants_trace: bool = False
     wants_explanation: bool = False

@@ -35,7 +35,7 @@ from deploy.api.hosted import Served
 from deploy.calls import MAX_REQUEST_ID_CHARS, is_request_id
 from orchestrator.guessers import available_sources
 from orchestrator.text import Tokenizer
-from workers.grammar import FIELD, grammar_of
+from workers.grammar import FIELD, TEMPLATE_FIELD, grammar_of, template_of
 
 MAX_TIMEOUT_S = 86_400.0
 MAX_DRAFT_TOKENS = 64
@@ -92,7 +92,7 @@ def to_generation_request(given: Given, served: Served, now: float) -> Generatio
         quota=_key_limits(given).quota,
         isolation=given.caller.isolation if isinstance(given.caller, Caller) else "",
     )
-    return _with_speculation(_with_reports(request, given, limits), given, served.config)
+    return _with_speculation(_with_reports(request, given, limits), given, served)
 
 
 def _with_reports(request: GenerationRequest, given: Given, limits: Limits) -> GenerationRequest:
@@ -107,7 +107,8 @@ def _with_reports(request: GenerationRequest, given: Given, limits: Limits) -> G
     )
 
 
-def _with_speculation(request: GenerationRequest, given: Given, config: ServiceConfig) -> GenerationRequest:
+def _with_speculation(request: GenerationRequest, given: Given, served: Served) -> GenerationRequest:
+    config = served.config
     request = replace(
         request,
         verification=_verification(given, config),
@@ -116,6 +117,7 @@ def _with_speculation(request: GenerationRequest, given: Given, config: ServiceC
         policy=_policy(given.policy),
         pipelining=given.pipelining,
         guessers=_guessers(given.guessers, config.speculation),
+        template=_template(given.template, served.target, config.limits),
         draft_temperature=_draft_temperature(given.draft_temperature),
     )
     _check_resumable(request)
@@ -288,6 +290,13 @@ def _guessers(given: Sequence[str], settings: SpeculationConfig) -> tuple[str, .
     return tuple(given)
 
 
+def _template(given: str | None, info: ModelInfo, limits: Limits) -> Grammar | None:
+    if given is None:
+        return None
+    _require_eos(TEMPLATE_FIELD, info)
+    return template_of(given, limits)
+
+
 def _draft_temperature(given: float | None) -> float | None:
     is_allowed = given is None or given in DRAFT_TEMPERATURE
     require(is_allowed, "speculation.draft_temperature", str(DRAFT_TEMPERATURE), given)
@@ -327,13 +336,17 @@ def _priority(given: Given, limits: Limits) -> int:
     return priority
 
 
+def _require_eos(field: str, info: ModelInfo) -> None:
+    if not info.eos_token_ids:
+        raise InvalidRequest(
+            field, "cannot be given: the model has no end-of-sequence token, which has to end the output"
+        )
+
+
 def _grammar(given: Given, info: ModelInfo, limits: Limits) -> Grammar | None:
     if given.structure is None:
         return None
-    if not info.eos_token_ids:
-        raise InvalidRequest(
-            FIELD, "cannot be given: the model has no end-of-sequence token, which has to end the output"
-        )
+    _require_eos(FIELD, info)
     if given.ignore_eos:
         raise InvalidRequest("stopping.ignore_eos", f"must be false beside {FIELD}: nothing else ends the output")
     if given.allowed_token_ids is not None:

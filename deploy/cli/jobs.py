@@ -89,6 +89,10 @@ class CallOptions:
             help="Source of guesses: draft, prompt_lookup and others that the server has; may be repeated.",
         ),
     ] = None
+    template: Annotated[
+        str | None,
+        Option(metavar="REGEX", help="What the output usually looks like, to be guessed; it is held to nothing."),
+    ] = None
     draft_temperature: Annotated[
         float | None,
         number(
@@ -115,6 +119,7 @@ class CallOptions:
             "policy": self.policy,
             "pipelining": self.pipelining,
             "guessers": self.guesser,
+            "template": self.template,
             "draft_temperature": self.draft_temperature,
             "max_draft_tokens": 0 if self.no_draft else None,
         }

@@ -234,7 +234,7 @@ class Servicer:
         _check_size(message, served)
         size = message.ByteSize()
         return await self._offload.run(
-            max(size, LONG_BYTES) if message.HasField("structured_output") else size,  # compiling a grammar takes long
+            max(size, LONG_BYTES) if _has_grammar(message) else size,  # compiling one takes long
             translate.to_requests,
             message,
             served,
@@ -285,6 +285,10 @@ def _check_size(message: Message, served: Served) -> None:
     most, size = served.config.limits.max_message_bytes, message.ByteSize()
     if size > most:
         raise InvalidRequest("request", f"must be at most {most} bytes long, got {size}")
+
+
+def _has_grammar(message: pb.GenerateRequest) -> bool:
+    return message.HasField("structured_output") or message.speculation.HasField("template")
 
 
 def _tell(context: CallContext, error: Exception) -> str:

@@ -77,6 +77,7 @@ def _speculation(message: pb.SpeculationParams) -> dict[str, Any]:
         "policy": message.policy,
         "pipelining": _given(message, "pipelining"),
         "guessers": message.guessers,
+        "template": _given(message, "template"),
         "draft_temperature": _given(message, "draft_temperature"),
         "wants_trace": message.trace,
         "wants_explanation": message.explain,

@@ -76,6 +76,7 @@ class Speculation(Part):
     policy: str | None = None
     pipelining: bool | None = None
     guessers: Annotated[list[str] | None, BeforeValidator(few)] = None
+    template: str | None = None
     draft_temperature: float | None = None
     explain: bool | None = None
     trace: bool | None = None

@@ -143,7 +143,8 @@ class HttpServicer:
     async def _requests(self, body: Body, call: Call, caller: str, model: Hosted) -> list[GenerationRequest]:
         served, size = model.served, len(call.body)
         asked = body.tools_asked
-        has_grammar = structure_of(body) is not None or (asked is not None and asked.is_forced)
+        has_template = body.speculation is not None and body.speculation.template is not None
+        has_grammar = has_template or structure_of(body) is not None or (asked is not None and asked.is_forced)
         work = max(size, LONG_BYTES) if has_grammar else size  # a grammar is compiled
         if size > served.config.limits.max_message_bytes:
             raise BodyTooLong(served.config.limits.max_message_bytes)

@@ -117,6 +117,7 @@ def given_by(body: Body, asked: AskedTools | None, held: Held | None, request_id
         policy=speculation.policy or "",
         pipelining=speculation.pipelining,
         guessers=speculation.guessers or (),
+        template=speculation.template,
         draft_temperature=speculation.draft_temperature,
         wants_trace=bool(speculation.trace),
         wants_explanation=bool(speculation.explain),

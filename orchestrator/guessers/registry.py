@@ -5,7 +5,7 @@ Knows settings; must not know sessions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +25,7 @@ from orchestrator.guessers.panel import Panel
 from orchestrator.guessers.prompt_lookup import PromptLookup
 from orchestrator.guessers.retrieval import Retrieval
 from orchestrator.guessers.suffix import SuffixIndex
+from orchestrator.guessers.template import TemplateGuesser
 
 
 class Vocabulary(Protocol):
@@ -40,8 +41,16 @@ class OutputForm:
 
     prompt_len: int = 0
     grammar: Grammar | None = None
+    template: Grammar | None = None
+    """What it usually looks like: a request with one has the source of that name, whomever else it names."""
     isolation: str = ""
     """Name of the caller or tenant whose outputs may guess it, and whose it may guess; empty for none."""
+
+    @property
+    def forms(self) -> Mapping[str, Grammar]:
+        """By the guesser that goes by it."""
+        forms = {"grammar": self.grammar, "template": self.template}
+        return {name: form for name, form in forms.items() if form is not None}
 
 
 FREE = OutputForm()
@@ -59,6 +68,8 @@ class Means:
     forced: Forced | None = None
     """What the grammar of the output forces, where it has one."""
     prompt_len: int = 0
+    expected: Forced | None = None
+    """What the template of the output forces, where it has one."""
     history: History | None = None
     """Recent outputs of the same caller or tenant."""
 
@@ -66,6 +77,11 @@ class Means:
     def forced_output(self) -> Forced:
         assert self.forced is not None, "a session without a grammar has no grammar guesser"
         return self.forced
+
+    @property
+    def expected_output(self) -> Forced:
+        assert self.expected is not None, "a session without a template has no template guesser"
+        return self.expected
 
     @property
     def corpus(self) -> CorpusIndex:
@@ -83,6 +99,7 @@ GUESSERS: Mapping[str, Callable[[Means], Guesser]] = {
     ),
     "ngram": lambda means: NgramTables(means.max_depth),
     "grammar": lambda means: GrammarGuesser(means.forced_output, means.prompt_len, means.max_depth),
+    "template": lambda means: TemplateGuesser(means.expected_output, means.prompt_len, means.max_depth),
     "suffix": lambda means: SuffixIndex(means.max_depth, means.history, means.prompt_len),
     "retrieval": lambda means: Retrieval(means.corpus, means.max_depth),
     "lookahead": lambda means: Lookahead(
@@ -92,8 +109,8 @@ GUESSERS: Mapping[str, Callable[[Means], Guesser]] = {
 """Each makes one session's guesser."""
 ASKING = frozenset({"lookahead"})
 """Of these, those that learn from the target's answers: of a text that is there already they find nothing."""
-BY_TEXT = tuple(name for name in GUESSERS if name != "grammar")
-"""Those that guess of any text; the other guesses only where an output must keep to a grammar."""
+BY_TEXT = tuple(name for name in GUESSERS if name not in ("grammar", "template"))
+"""Those that guess of any text; the others guess only where a request says what its output looks like."""
 SOURCES = (DRAFT, *GUESSERS)
 """All names: the draft engine is one, too."""
 
@@ -133,18 +150,26 @@ class Guessers:
         output: OutputForm = FREE,
     ) -> Panel:
         """Those of one session, that may have `max_depth` guesses in a row."""
-        has_grammar = self._grammars is not None and output.grammar is not None
-        possible = GUESSERS if has_grammar else BY_TEXT
-        names = [name for name in sources if name in possible and max_depth > 0 and self._breakers[name].admits()]
-        history = self._histories.of(output.isolation) if "suffix" in names else None
-        means = Means(config, max_depth, self._index, self._forced(names, output), output.prompt_len, history)
+        forms = output.forms if self._grammars is not None else {}
+        possible = {*BY_TEXT, *forms}
+        wanted = dict.fromkeys((*sources, *({"template"} & forms.keys())))
+        names = [name for name in wanted if name in possible and max_depth > 0 and self._breakers[name].admits()]
+        forced = {name: self._forced(name, form) for name, form in forms.items() if name in names}
+        means = Means(
+            config,
+            max_depth,
+            self._index,
+            forced=forced.get("grammar"),
+            prompt_len=output.prompt_len,
+            expected=forced.get("template"),
+            history=self._histories.of(output.isolation) if "suffix" in names else None,
+        )
         return Panel({name: GUESSERS[name](means) for name in names}, self._breakers, worth, vocab_size)
 
-    def _forced(self, names: Sequence[str], output: OutputForm) -> Forced | None:
-        """Compiling begins now, unless nobody asks for it."""
-        if "grammar" not in names or self._grammars is None or output.grammar is None:
-            return None
-        return self._grammars.forced(output.grammar)
+    def _forced(self, name: str, form: Grammar) -> Forced:
+        """Compiling begins now."""
+        assert self._grammars is not None, "where there are none no output has a form"
+        return self._grammars.forced(form, is_binding=name == "grammar")
 
 
 def available_sources(config: SpeculationConfig) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ class Session:
             policy.max_depth,
             policy.sources,
             pair.target.vocab_size,
-            OutputForm(spec.prompt_len, spec.grammar, request.isolation),
+            OutputForm(spec.prompt_len, spec.grammar, request.template, request.isolation),
         )
         self.stats.source_failures = self._panel.failures
 

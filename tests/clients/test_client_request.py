@@ -48,6 +48,7 @@ EVERYTHING = {
     "policy": "heuristic",
     "pipelining": False,
     "guessers": ["prompt_lookup"],
+    "template": "Dear .*",
     "trace": True,
 }
 DEFAULTS = Sampling(temperature=0.7, top_k=40)
@@ -88,6 +89,8 @@ def test_every_argument_arrives_and_zero_is_a_value():
     assert (request.max_draft_tokens, request.verification) == (0, Verification.REJECTION)
     assert (request.policy, request.pipelining, request.wants_trace) == ("heuristic", False, True)
     assert request.guessers == ("prompt_lookup",)
+    assert request.template == Grammar(GrammarKind.REGEX, "Dear .*")
+    assert request.grammar is None
 
 
 def test_several_samples_arrive():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -106,6 +107,19 @@ def test_an_output_comes_with_a_line_for_each_decision_if_asked(llm):
     assert silent.explanation == ()
     assert silent.receipt is None
     assert explained.explanation
+
+
+def test_a_template_is_guessed_and_changes_no_output(llm):
+    fields = {"max_tokens": 24, "temperature": 0}
+    plain = llm.generate("import os", **fields, max_draft_tokens=0)[0]
+    fields["template"] = re.escape(plain.text)
+    guessed = [llm.generate("import os", **fields, guessers=("template",))[0] for _ in range(2)][1]
+    assert guessed.token_ids == plain.token_ids
+    (found,) = guessed.outputs[0].stats.sources
+    assert (found.name, found.num_failures) == ("template", 0)
+    assert found.num_accepted_tokens > 5
+    with pytest.raises(InvalidRequest, match=r"^template: cannot be followed: .*unclosed group"):
+        llm.generate("import os", template="(a")
 
 
 def test_the_drafts_temperature_changes_no_output(llm):

@@ -1,10 +1,13 @@
-"""Every name of `speculation.guessers`, by gRPC: the tokens are those of plain decoding, greedy and seeded."""
+"""Every name of `speculation.guessers`, by gRPC: the tokens are those of plain decoding, greedy and seeded. A template
+is what plain decoding has output."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 
+import grpc
 import pytest
 from test_served import assert_nothing_is_held
 
@@ -39,12 +42,13 @@ def request(sampling, form, **speculation):
 
 
 async def complete(stub, job):
-    """The tokens, and how many guesses of each source were verified."""
+    """The tokens, their text, and how many guesses of each source were verified."""
     chunks = [chunk async for chunk in stub.GenerateStream(job)]
     sources = chunks[-1].finish.speculation.sources
     assert not any(source.failures for source in sources)
     return (
         [token for chunk in chunks for token in chunk.token_ids],
+        "".join(chunk.text for chunk in chunks),
         {source.name: source.drafted_tokens for source in sources},
     )
 
@@ -56,12 +60,30 @@ async def test_tokens_are_those_of_plain_decoding_whoever_guesses(running, sampl
     given = (SAMPLINGS[sampling], FORMS[form])
     async with running.channel() as channel:
         stub = running.stub(channel)
-        plain, verified = await complete(stub, request(*given, max_draft_tokens=0))
+        plain, text, verified = await complete(stub, request(*given, max_draft_tokens=0))
         assert len(plain) > 40
         assert not verified
-        found = await asyncio.gather(*[complete(stub, request(*given, guessers=way)) for way in WAYS])
-    for way, (tokens, verified) in zip(WAYS, found, strict=True):
+        template = re.escape(text)
+        jobs = [request(*given, guessers=way, template=template if "template" in way else None) for way in WAYS]
+        found = await asyncio.gather(*[complete(stub, job) for job in jobs])
+    for way, (tokens, _, verified) in zip(WAYS, found, strict=True):
         assert tokens == plain, way
         assert set(verified) <= set(way)
         assert any(verified.values()) or way == MAY_BE_SILENT[form], way
+    await assert_nothing_is_held(running)
+
+
+async def test_a_template_that_does_not_compile_is_refused_by_its_name_and_its_neighbour_goes_on(running):
+    given = (SAMPLINGS["greedy"], None)
+    async with running.channel() as channel:
+        stub = running.stub(channel)
+        plain, text, _ = await complete(stub, request(*given, max_draft_tokens=0))
+        neighbour = asyncio.create_task(complete(stub, request(*given, template=re.escape(text))))
+        for bad in ("(a", "", "(?=a)b", "a" * 70_000):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await complete(stub, request(*given, template=bad))
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert refused.value.details().startswith("speculation.template: ")
+        tokens, _, _ = await neighbour
+    assert tokens == plain
     await assert_nothing_is_held(running)

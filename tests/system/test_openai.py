@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -61,6 +62,16 @@ def test_a_trace_says_who_made_each_token(client, grpc_client):
     assert {token["source"] for token in tokens} == {"draft", "target"}
     trace = by_grpc(grpc_client, temperature=0, trace=True).trace
     assert sum(len(call.verified.path) + 1 for call in trace if call.verified is not None) >= 24
+
+
+def test_a_template_changes_no_token_and_a_bad_one_is_refused_by_its_name(client, grpc_client):
+    expected = by_grpc(grpc_client, temperature=0)
+    asked = {"guessers": ["template"], "policy": "static", "template": re.escape(expected.text)}
+    choices = [complete(client, extra_body={"speculation": asked}).choices[0] for _ in range(2)]
+    assert [choice.token_ids for choice in choices] == [list(expected.token_ids)] * 2
+    with pytest.raises(openai.BadRequestError) as refused:
+        complete(client, extra_body={"speculation": {"template": "(a"}})
+    assert refused.value.param == "speculation.template"
 
 
 def test_the_page_and_its_figures(client, guarded):

@@ -7,11 +7,12 @@ from workers.grammar.cache import Grammars
 from workers.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarProblem, Mask
 from workers.grammar.forced import ForcedTokens
 from workers.grammar.state import GrammarState
-from workers.grammar.structure import FIELD, STRUCTURES, Structure, grammar_of
+from workers.grammar.structure import FIELD, STRUCTURES, TEMPLATE_FIELD, Structure, grammar_of, template_of
 
 __all__ = [
     "FIELD",
     "STRUCTURES",
+    "TEMPLATE_FIELD",
     "CompiledGrammar",
     "ForcedTokens",
     "GrammarCompiler",
@@ -21,4 +22,5 @@ __all__ = [
     "Mask",
     "Structure",
     "grammar_of",
+    "template_of",
 ]

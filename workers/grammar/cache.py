@@ -69,9 +69,9 @@ class Grammars:
             return None if grammar is None else held
         return GrammarState(grammar, lambda: self._compiled(grammar), self._vocab_size)
 
-    def forced(self, grammar: Grammar) -> ForcedTokens:
+    def forced(self, grammar: Grammar, *, is_binding: bool = True) -> ForcedTokens:
         """What an output of this grammar is forced to be, as a guesser asks."""
-        return ForcedTokens(self._compiled(grammar))
+        return ForcedTokens(self._compiled(grammar), is_binding=is_binding)
 
     def _compiled(self, grammar: Grammar) -> Future[CompiledGrammar]:
         if (compiled := self._find(grammar)) is None:

@@ -33,8 +33,11 @@ quarter of that; what a grammar with many readings takes grows with the output, 
 class ForcedTokens:
     """Of one output, which only grows. Not for several threads at once."""
 
-    def __init__(self, compiled: Future[CompiledGrammar]) -> None:
+    def __init__(self, compiled: Future[CompiledGrammar], *, is_binding: bool = True) -> None:
+        """`is_binding`: whether nothing that the grammar forbids can come; else what comes may leave it for good."""
         self._compiled = compiled
+        self._is_binding = is_binding
+        self._has_left = False
         self._matcher: LLMatcher | None = None
         self._num_taken = 0
         self._run: list[int] = []
@@ -46,11 +49,11 @@ class ForcedTokens:
 
     def after(self, output: Sequence[int], max_depth: int) -> Guesses:
         """What may follow `output`, at most `max_depth` tokens in a row; nothing until the grammar has been compiled,
-        nor once its answers have taken too long.
+        nor once its answers have taken too long, or the output has left it.
 
-        Raises: GrammarProblem where it does not compile, cannot be followed, or forbids the output.
+        Raises: GrammarProblem where it does not compile, cannot be followed, or forbids the output that it binds.
         """
-        if not self._compiled.done():
+        if self._has_left or not self._compiled.done():
             return NO_GUESSES
         began_s = thread_time()
         self._until_s = began_s + FREE_S + FREE_TOKEN_S * self._num_taken - self._spent_s
@@ -58,6 +61,10 @@ class ForcedTokens:
             return self._answer(output, max_depth)
         finally:
             self._spent_s += thread_time() - began_s
+
+    @property
+    def _is_over(self) -> bool:
+        return self._has_left or self._is_dear
 
     @property
     def _is_dear(self) -> bool:
@@ -68,7 +75,7 @@ class ForcedTokens:
         if self._matcher is None:
             self._matcher = self._compiled.result().start.deep_copy()
         most = min(len(output), self._num_taken + MAX_NEW_TOKENS)
-        while self._num_taken < most and not self._is_dear:
+        while self._num_taken < most and not self._is_over:
             self._take(self._matcher, output[self._num_taken : min(most, self._num_taken + TAKEN_TOGETHER)])
         if self._num_taken < len(output) or self._is_dear:
             return NO_GUESSES
@@ -78,10 +85,19 @@ class ForcedTokens:
 
     def _take(self, matcher: LLMatcher, tokens: Sequence[int]) -> None:
         if matcher.try_consume_tokens(list(tokens)) < len(tokens):
-            raise self._problem(matcher) if matcher.is_error() else GrammarProblem("it forbids what the output has")
+            self._leave(matcher)
+            return
         self._num_taken += len(tokens)
         is_as_forced = list(tokens) == self._run[: len(tokens)]
         self._run = self._run[len(tokens) :] if is_as_forced else []
+
+    def _leave(self, matcher: LLMatcher) -> None:
+        """Raises: GrammarProblem."""
+        if matcher.is_error():
+            raise self._problem(matcher)
+        if self._is_binding:
+            raise GrammarProblem("it forbids what the output has")
+        self._has_left = True
 
     def _forced(self, matcher: LLMatcher) -> list[int]:
         """Raises: GrammarProblem."""

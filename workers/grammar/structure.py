@@ -21,6 +21,7 @@ from workers.grammar.cache import Grammars
 from workers.grammar.compiler import GrammarCompiler, GrammarProblem
 
 FIELD = "structured_output"
+TEMPLATE_FIELD = "speculation.template"
 STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar")
 """As the proto names them."""
 MAX_KEPT = 64
@@ -45,13 +46,29 @@ def grammar_of(structure: Structure, limits: Limits) -> Grammar:
 
     Raises: InvalidRequest.
     """
+    _require_served(FIELD, limits)
+    return _checked(_written(structure, limits), structure.field)
+
+
+def template_of(expression: str, limits: Limits) -> Grammar:
+    """What an output usually looks like, as an expression that compiles; see `grammar_of`.
+
+    Raises: InvalidRequest.
+    """
+    _require_served(TEMPLATE_FIELD, limits)
+    return _checked(Grammar(GrammarKind.REGEX, _bounded(expression, TEMPLATE_FIELD, limits)), TEMPLATE_FIELD)
+
+
+def _require_served(field: str, limits: Limits) -> None:
     if limits.max_grammar_bytes == 0:
-        raise InvalidRequest(FIELD, "is not served here: the service is set to refuse it")
-    grammar = _written(structure, limits)
+        raise InvalidRequest(field, "is not served here: the service is set to refuse it")
+
+
+def _checked(grammar: Grammar, field: str) -> Grammar:
     try:
         _compiled().compile(grammar)
     except GrammarProblem as problem:
-        raise InvalidRequest(structure.field, f"cannot be followed: {problem}") from None
+        raise InvalidRequest(field, f"cannot be followed: {problem}") from None
     return grammar
 
 

@@ -101,6 +101,8 @@ class GenerateFields(TypedDict, total=False):
     """Whether the next block is prepared while the last one is verified."""
     guessers: Sequence[str] | None
     """Who guesses: "draft" for the draft model, and names of guessers that need none, for example "prompt_lookup"."""
+    template: str | None
+    """What the output usually looks like, as a regular expression, to be guessed; it is held to nothing."""
     draft_temperature: float | None
     """Of the draft's own law, in [0.001, 100]: how often its guesses are accepted, and nothing of the output's law."""
     trace: bool | None
@@ -207,6 +209,7 @@ _PATHS = {
             "policy",
             "pipelining",
             "guessers",
+            "template",
             "draft_temperature",
             "trace",
             "explain",

@@ -134,7 +134,7 @@ sys.exit(any(status) or bool({"ray", "torch", "transformers"} & sys.modules.keys
 
 @pytest.mark.parametrize(
     ("words", "completed"),
-    [("ge", "generate"), ("generate --top-k -1 --te", "--temperature"), ("generate --policy ent", "entropy")],
+    [("ge", "generate"), ("generate --top-k -1 --tempe", "--temperature"), ("generate --policy ent", "entropy")],
 )
 def test_a_shell_can_complete_commands_options_and_choices(words, completed, monkeypatch, capsys):
     monkeypatch.setenv("_OUTRIDER_COMPLETE", "complete_bash")

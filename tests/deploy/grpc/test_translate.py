@@ -315,6 +315,15 @@ def test_relaxed_rules_are_served_where_they_are_allowed_and_named():
     assert translate(message(), config=RELAXED).rule.is_lossless
 
 
+def test_a_template_is_compiled_and_needs_a_model_that_ends():
+    given = message(speculation=pb.SpeculationParams(template="Dear .*,"))
+    assert translate(given).template == Grammar(GrammarKind.REGEX, "Dear .*,")
+    assert translate(message()).template is None
+    with pytest.raises(InvalidRequest, match="no end-of-sequence token") as caught:
+        translate(given, info=replace(INFO, eos_token_ids=()))
+    assert caught.value.field == "speculation.template"
+
+
 @pytest.mark.parametrize("wrong", [0.0, -1.0, 0.0001, 101.0, math.nan, math.inf])
 def test_a_draft_temperature_has_a_range(wrong):
     assert translate(message(speculation=pb.SpeculationParams(draft_temperature=0.5))).draft_temperature == 0.5
@@ -426,6 +435,8 @@ REFUSED = [
     (guessers("draft", ""), "speculation.guessers[1]", "one of draft, prompt_lookup"),
     (guessers("draft", "draft"), "speculation.guessers[1]", "another name"),
     (guessers(*["draft"] * 100), "speculation.guessers", "at most"),
+    (message(speculation=pb.SpeculationParams(template="(a")), "speculation.template", "unclosed group"),
+    (message(speculation=pb.SpeculationParams(template="")), "speculation.template", "must not be empty"),
     (message(speculation=pb.SpeculationParams(max_draft_tokens=65)), "speculation.max_draft_tokens", "[0, 64]"),
     *[
         (message(timeout_s=timeout_s), "timeout_s", "(0, 86400]")

@@ -9,7 +9,7 @@ import pytest
 
 from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import InvalidRequest
-from core.records import ModelInfo, Sampling, Verification
+from core.records import Grammar, GrammarKind, ModelInfo, Sampling, Verification
 from deploy.api import Served, sample_seed
 from deploy.http.bodies import parse
 from deploy.http.openai import ChatBody, CompletionBody
@@ -126,6 +126,12 @@ def test_every_field_arrives(make):
     assert (request.ignore_eos, request.include_stop, request.deadline) == (True, True, NOW + 2.5)
     assert (request.verification, request.max_draft_tokens) == (Verification.BLOCK, 3)
     assert (request.policy, request.pipelining, request.guessers) == ("static", False, ("prompt_lookup",))
+
+
+def test_a_template_is_taken_and_holds_the_output_to_nothing():
+    body = parse(CompletionBody, b'{"prompt": "say", "speculation": {"template": "Dear .*,"}}')
+    (request,) = to_requests(body, served(), NOW, "mine")
+    assert (request.template, request.grammar) == (Grammar(GrammarKind.REGEX, "Dear .*,"), None)
 
 
 def test_a_draft_temperature_is_taken():
@@ -326,6 +332,10 @@ BOTH = [
     ({"speculation": {"lenience": "little"}}, "speculation.lenience"),
     ({"speculation": {"draft_temperature": 0}}, "speculation.draft_temperature"),
     ({"speculation": {"draft_temperature": "warm"}}, "speculation.draft_temperature"),
+    ({"speculation": {"template": "(a"}}, "speculation.template"),
+    ({"speculation": {"template": ""}}, "speculation.template"),
+    ({"speculation": {"template": 4}}, "speculation.template"),
+    ({"speculation": {"template": "a" * 70_000}}, "speculation.template"),
     ({"speculation": {"policy": "brave"}}, "speculation.policy"),
     ({"speculation": {"pipelining": 1}}, "speculation.pipelining"),
     ({"speculation": {"guessers": ["draft", "oracle"]}}, "speculation.guessers[1]"),

@@ -38,13 +38,14 @@ class Grammars:
     def __init__(self):
         self.asked = []
 
-    def forced(self, grammar):
-        self.asked.append(grammar)
+    def forced(self, grammar, *, is_binding=True):
+        self.asked.append((grammar, is_binding))
         return Forced()
 
 
-MEANS = Means(SpeculationConfig(lookup_branches=3), 4, INDEX, Forced())
+MEANS = Means(SpeculationConfig(lookup_branches=3), 4, INDEX, Forced(), 0, Forced())
 WORD = Grammar(GrammarKind.REGEX, "[ab]")
+LETTER = Grammar(GrammarKind.REGEX, "Dear [a-z]+,")
 
 
 @pytest.mark.parametrize("name", GUESSERS)
@@ -81,12 +82,37 @@ def test_a_grammar_guesses_where_the_output_has_one_and_is_compiled_only_if_it_i
     grammars, config = Grammars(), MEANS.config
     guessers = Guessers(MEANS.index, grammars)
     held = OutputForm(2, WORD)
-    assert list(guessers.panel(SOURCES, config, 4, SourceWorth(), 50, held)._guessers) == list(GUESSERS)
-    assert grammars.asked == [WORD]
+    names = [name for name in GUESSERS if name != "template"]
+    assert list(guessers.panel(SOURCES, config, 4, SourceWorth(), 50, held)._guessers) == names
+    assert grammars.asked == [(WORD, True)]
     for sources, depth, output in ((BY_TEXT, 4, held), (SOURCES, 0, held), (SOURCES, 4, OutputForm(2))):
         assert "grammar" not in guessers.panel(sources, config, depth, SourceWorth(), 50, output)._guessers
     assert "grammar" not in Guessers(MEANS.index).panel(SOURCES, config, 4, SourceWorth(), 50, held)._guessers
-    assert grammars.asked == [WORD]
+    assert grammars.asked == [(WORD, True)]
+
+
+def test_a_template_brings_its_source_whomever_a_request_names_and_binds_nobody():
+    grammars, config = Grammars(), MEANS.config
+    guessers = Guessers(None, grammars)
+
+    def names(sources, output, depth=4, of=guessers):
+        return list(of.panel(sources, config, depth, SourceWorth(), 50, output)._guessers)
+
+    usual = OutputForm(2, template=LETTER)
+    assert names(("draft", "suffix"), usual) == ["suffix", "template"]
+    assert names(("template", "suffix"), usual) == ["template", "suffix"], "named once, in its own place"
+    assert grammars.asked == [(LETTER, False)] * 2
+    assert names(("grammar",), OutputForm(2, WORD, LETTER)) == ["grammar", "template"]
+    assert sorted(grammars.asked[2:], key=str) == sorted([(WORD, True), (LETTER, False)], key=str)
+    assert names(("template",), OutputForm(2)) == names(("template",), usual, depth=0) == []
+    assert names(("template",), usual, of=Guessers()) == [], "no grammars are served"
+
+
+def test_a_template_is_asked_of_the_output_alone_and_claims_less_than_certainty():
+    panel = Guessers(None, Grammars()).panel([], MEANS.config, 4, SourceWorth(), 50, OutputForm(3, template=LETTER))
+    panel.ask([9, 9, 9, 0, 1])
+    ((source, guesses),) = panel._proposed
+    assert (source, guesses.tokens, guesses.chances) == ("template", (2, 3, 4, 5), (0.9,) * 4)
 
 
 def test_a_grammar_is_asked_of_the_output_alone():
@@ -97,7 +123,7 @@ def test_a_grammar_is_asked_of_the_output_alone():
 
 def test_a_grammar_that_cannot_be_followed_costs_its_session_the_source_and_is_counted():
     class Bad(Grammars):
-        def forced(self, grammar):
+        def forced(self, grammar, *, is_binding=True):
             return Unfollowed()
 
     class Unfollowed:

@@ -8,7 +8,7 @@ from core.config import Limits
 from core.errors import InvalidRequest
 from core.records import Grammar, GrammarKind
 from workers.grammar.compiler import GrammarCompiler
-from workers.grammar.structure import Structure, grammar_of
+from workers.grammar.structure import Structure, grammar_of, template_of
 
 LIMITS = Limits()
 
@@ -74,6 +74,28 @@ def test_what_cannot_be_held_to_is_refused_by_name(structure, field, problem):
 def test_a_service_may_serve_none():
     with pytest.raises(InvalidRequest, match="is not served here"):
         grammar_of(Structure("regex", "a"), Limits(max_grammar_bytes=0))
+    with pytest.raises(InvalidRequest, match=r"speculation\.template: is not served here"):
+        template_of("a", Limits(max_grammar_bytes=0))
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("", "must not be empty"),
+        ("(a", "cannot be followed: .*unclosed group"),
+        ("(?=a)b", "look-around"),
+        ("a" * 70_000, "must be at most 65536 bytes long, got 70000"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_a_template_that_cannot_be_followed_is_refused_by_its_own_name(expression, problem):
+    with pytest.raises(InvalidRequest, match=problem) as refused:
+        template_of(expression, LIMITS)
+    assert refused.value.field == "speculation.template"
+
+
+def test_a_template_is_an_expression():
+    assert template_of("Dear .*,", LIMITS) == Grammar(GrammarKind.REGEX, "Dear .*,")
 
 
 @pytest.mark.parametrize(
