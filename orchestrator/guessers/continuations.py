@@ -10,19 +10,19 @@ MAX_NODES = 32
 """More than a block has room for, with the default settings."""
 
 
-def tree_of(continuations: Iterable[Sequence[int]]) -> Guesses:
+def tree_of(continuations: Iterable[Sequence[int]], max_nodes: int = MAX_NODES) -> Guesses:
     """The first count where there are too many nodes.
 
     A node's chance is its share of the continuations that go on at its parent.
     """
     nodes: dict[tuple[int, int], int] = {}
-    counts, num_going_on = list[int](), [0] * (MAX_NODES + 1)
+    counts, num_going_on = list[int](), [0] * (max_nodes + 1)
     for tokens in continuations:
         parent = ROOT
         for token in tokens:
             node = nodes.get((parent, token))
             if node is None:
-                if len(nodes) == MAX_NODES:
+                if len(nodes) == max_nodes:
                     break
                 node = nodes[parent, token] = len(nodes)
                 counts.append(0)

@@ -96,7 +96,9 @@ class Lookahead:
 
     def propose(self, text: Sequence[int]) -> Guesses:
         found = self._pool.after(text[-1]) if text else []
-        return tree_of(rest[: self._max_depth] for rest in found) if found else NO_GUESSES
+        if not found:
+            return NO_GUESSES
+        return tree_of((rest[: self._max_depth] for rest in found), MAX_CONTINUATIONS * (self._ngram - 1))
 
     # Asking
 
