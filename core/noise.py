@@ -58,6 +58,8 @@ class Purpose(IntEnum):
     ACCEPT = 2
     RESIDUAL = 3
     BONUS = 4
+    GUESS = 5
+    """A guesser's own guess, where the draft has told of nothing."""
 
 
 def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:

@@ -15,6 +15,7 @@ from core.speculation.calibration import (
 )
 from core.speculation.candidates import MAX_RANKS, Candidates, HeldTree
 from core.speculation.chances import MAX_TOLD, fixed_shape
+from core.speculation.drawing import draw_chain
 from core.speculation.guesser import (
     DRAFT,
     EXTRA_DRAFT,
@@ -22,9 +23,11 @@ from core.speculation.guesser import (
     NO_GUESSES,
     Asker,
     BadGuesserInput,
+    Drawer,
     Guesser,
     Guesses,
     Keeper,
+    check_law,
 )
 from core.speculation.source_worth import SourceWorth
 from core.speculation.speculation_tree import SpeculationTree
@@ -69,6 +72,7 @@ __all__ = [
     "BadGuesserInput",
     "Calibration",
     "Candidates",
+    "Drawer",
     "Floats",
     "Guesser",
     "Guesses",
@@ -84,6 +88,8 @@ __all__ = [
     "TokenTree",
     "TreeBuilder",
     "TreeSpec",
+    "check_law",
+    "draw_chain",
     "feed_likeliest",
     "fixed_shape",
     "logit",

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import chain, count, pairwise
+from itertools import chain, count, pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -182,12 +182,13 @@ class SpeculationTree:
         several guessers it is called that one's whose chance is the largest.
         """
         nodes: list[Node] = []
-        for parent, token, chance in zip(guesses.parents, guesses.tokens, guesses.chances, strict=True):
+        laws = guesses.laws or repeat(NO_Q, len(guesses))
+        for parent, token, chance, law in zip(guesses.parents, guesses.tokens, guesses.chances, laws, strict=True):
             above = self._root if parent == ROOT else nodes[parent]
             children = self._children(above) if above.numbers else above.children
             node = children.get(token)
             if node is None:
-                node = children[token] = Node(token)
+                node = children[token] = Node(token, q=law)
             if chance > node.guessed or not node.source:
                 node.source = source
             node.guessed = max(node.guessed, chance)

@@ -38,6 +38,13 @@ class SparseDistribution:
         """This token and no other."""
         return cls((token,), (1.0,))
 
+    @classmethod
+    def of_counts(cls, counts: Mapping[int, int], most_tokens: int) -> SparseDistribution:
+        """The shares of the `most_tokens` most frequent, in float32, which is how they travel: of equals the first."""
+        kept = sorted(counts, key=counts.__getitem__, reverse=True)[:most_tokens]
+        shares = np.array([counts[token] for token in kept], np.float32)
+        return cls(tuple(kept), tuple((shares / shares.sum()).tolist()))
+
     @property
     def is_law(self) -> bool:
         """Whether each token has a probability, and one of them comes."""

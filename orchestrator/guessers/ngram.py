@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.speculation import Guesses
+from core.speculation import NO_Q, Guesses, SparseDistribution
 
 CONTEXTS = (3, 2, 1)
 """Tokens before a guess, the most first: orders 4 to 2."""
@@ -21,10 +21,11 @@ Counts = dict[int, int]
 
 
 class NgramTables:
-    """A chain of the most frequent continuations."""
+    """A chain of the most frequent continuations; or a law, the counts of the longest known context."""
 
-    def __init__(self, max_depth: int) -> None:
+    def __init__(self, max_depth: int, max_law_tokens: int = WINDOW_TOKENS) -> None:
         self._max_depth = max_depth
+        self._max_law_tokens = max_law_tokens
         self._tables: dict[tuple[int, ...], Counts] = {}
         """By context; a context's length is its order."""
         self._first = self._end = 0
@@ -44,13 +45,25 @@ class NgramTables:
             context = [*context[-CONTEXTS[0] + 1 :], token]
         return Guesses.chain(tokens, chances)
 
+    def law(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
+        self._count(text)
+        counts = self._counts_after((*text[-CONTEXTS[0] :], *drawn)[-CONTEXTS[0] :])
+        return SparseDistribution.of_counts(counts, self._max_law_tokens) if counts else NO_Q
+
     def _most_frequent(self, context: Sequence[int]) -> tuple[int, float] | None:
         """A token, and its share of what came after the longest known end of the context."""
+        counts = self._counts_after(context)
+        if not counts:
+            return None
+        token = max(reversed(counts), key=counts.__getitem__)
+        return token, counts[token] / sum(counts.values())
+
+    def _counts_after(self, context: Sequence[int]) -> Counts | None:
+        """Of the longest known end of the context."""
         for length in CONTEXTS:
             counts = self._tables.get(tuple(context[-length:])) if length <= len(context) else None
             if counts:
-                token = max(reversed(counts), key=counts.__getitem__)
-                return token, counts[token] / sum(counts.values())
+                return counts
         return None
 
     def _count(self, text: Sequence[int]) -> None:

@@ -6,10 +6,26 @@ Knows the committed text and what is proposed; must not know the tree, nor what 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 
-from core.speculation import MAX_GUESSES, ROOT, Asker, Guesser, Guesses, Keeper, SourceWorth, TokenTree
+from core.speculation import (
+    MAX_GUESSES,
+    NO_Q,
+    ROOT,
+    Asker,
+    Drawer,
+    Guesser,
+    Guesses,
+    Keeper,
+    SourceWorth,
+    SparseDistribution,
+    TokenTree,
+    check_law,
+    draw_chain,
+)
 from orchestrator.guessers.breaker import Breaker
 
 Proposal = tuple[str, Guesses]
@@ -26,11 +42,14 @@ class Panel:
     ) -> None:
         self._guessers = dict(guessers)
         self._askers = {source: each for source, each in guessers.items() if isinstance(each, Asker)}
+        self._drawers = {source: each for source, each in guessers.items() if isinstance(each, Drawer)}
         self._breakers = breakers
         self._worth = worth
         self._vocab_size = vocab_size
         self._proposed: list[Proposal] = []
         """For the text as it is, with the chances that the sources themselves gave."""
+        self._undrawn: dict[str, SparseDistribution] = {}
+        """What sources said may follow it, where nothing was drawn from that."""
         self.failures: Counter[str] = Counter()
         """By source; it has not been asked since."""
 
@@ -39,12 +58,67 @@ class Panel:
 
     def ask(self, text: Sequence[int]) -> list[Proposal]:
         """What each proposes, with chances as they have proved to be."""
+        return self._ask(tuple(self._guessers), text)
+
+    def _ask(self, sources: Iterable[str], text: Sequence[int]) -> list[Proposal]:
         self._proposed = [
             (source, guesses)
-            for source, guesser in tuple(self._guessers.items())
-            if (guesses := self._answer(source, guesser, text)) is not None
+            for source in sources
+            if (guesses := self._answer(source, self._guessers[source], text)) is not None
         ]
         return [(source, self._calibrated(source, guesses)) for source, guesses in self._proposed]
+
+    def draw(self, text: Sequence[int], seed: int, goes_on: Callable[[Sequence[float]], bool]) -> list[Proposal]:
+        """The same where verification asks what a guess was drawn from: what those propose that say no laws, or one
+        chain that is drawn from the laws of one source.
+
+        Which of the two is decided by their first guess, before anything is drawn; `goes_on` is shown the path
+        probabilities up to the guess that may be drawn next.
+        """
+        found = self._ask([source for source in self._guessers if source not in self._drawers], text)
+        self._undrawn = {source: law for source in tuple(self._drawers) if (law := self._law(source, text)).token_ids}
+        source = max(self._undrawn, key=self._first_chance, default="")
+        if not source or self._first_chance(source) < _most_at_root(found):
+            return found
+        drawn = self._draw_from(source, text, seed, goes_on)
+        if not len(drawn):
+            return found
+        del self._undrawn[source]
+        self._proposed.append((source, drawn))
+        return [(source, self._calibrated(source, drawn))]
+
+    def _first_chance(self, source: str) -> float:
+        """Of its first guess, whatever that will be."""
+        return self._worth.calibrated(source, [max(self._undrawn[source].probs)])[0]
+
+    def _draw_from(
+        self, source: str, text: Sequence[int], seed: int, goes_on: Callable[[Sequence[float]], bool]
+    ) -> Guesses:
+        root = self._undrawn[source]
+
+        def law_after(drawn: Sequence[int]) -> SparseDistribution:
+            return self._law(source, text, drawn) if drawn else root
+
+        def is_worth_it(chances: Sequence[float]) -> bool:
+            calibrated = self._worth.calibrated(source, chances)
+            return len(chances) <= MAX_GUESSES and goes_on(list(accumulate(calibrated, mul)))
+
+        return draw_chain(law_after, is_worth_it, seed, len(text))
+
+    def _law(self, source: str, text: Sequence[int], drawn: Sequence[int] = ()) -> SparseDistribution:
+        """None where the source has nothing to say, or what it says is none."""
+        drawer = self._drawers.get(source)
+        if drawer is None:
+            return NO_Q
+        try:
+            law = drawer.law(text, drawn)
+            if law.token_ids:
+                check_law(law, self._vocab_size)
+        except Exception as error:  # noqa: BLE001  as below
+            self._leave_out(source, error)
+            return NO_Q
+        self._breakers[source].worked()
+        return law
 
     def _answer(self, source: str, guesser: Guesser, text: Sequence[int]) -> Guesses | None:
         """None where it proposes nothing, or nonsense."""
@@ -60,6 +134,7 @@ class Panel:
     def _leave_out(self, source: str, error: Exception) -> None:
         self._guessers.pop(source, None)  # it may have been left out since it asked
         self._askers.pop(source, None)
+        self._drawers.pop(source, None)
         self.failures[source] += 1
         self._breakers[source].failed(error)
 
@@ -89,7 +164,9 @@ class Panel:
         """These were committed behind the text of the last proposals."""
         for source, guesses in self._proposed:
             self._learn(source, guesses, tokens)
-        self._proposed = []
+        for source, law in self._undrawn.items():
+            self._learn(source, _likeliest_of(law), tokens[:1])
+        self._proposed, self._undrawn = [], {}
 
     def ended(self, text: Sequence[int]) -> None:
         """The text is complete, or goes on no more: for guessers that keep outputs."""
@@ -113,6 +190,25 @@ class Panel:
                 self._worth.see(source, claimed, is_right=place is not None)
             if place is None:
                 return
+
+
+def _most_at_root(proposals: Sequence[Proposal]) -> float:
+    """The chance of the likeliest first guess."""
+    below = [
+        chance
+        for _, guesses in proposals
+        for chance, parent in zip(guesses.chances, guesses.parents, strict=True)
+        if parent == ROOT
+    ]
+    return max(below, default=0.0)
+
+
+def _likeliest_of(law: SparseDistribution) -> Guesses:
+    """As if it had been proposed. Of a law that nothing was drawn from, this tells best what a draw were worth: tokens
+    that are equally likely are all right, but count as one."""
+    most = max(law.probs)
+    tokens = tuple(token for token, prob in zip(law.token_ids, law.probs, strict=True) if prob == most)
+    return Guesses((ROOT,) * len(tokens), tokens, (most, *[0.0] * (len(tokens) - 1)))
 
 
 def _check_questions(tree: TokenTree, vocab_size: int) -> None:

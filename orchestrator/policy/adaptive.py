@@ -145,6 +145,16 @@ class AdaptivePolicy(TreePolicy):
                 fitting, gained = straight, chain
         return fitting.head(int(np.argmax(gained)))
 
+    def is_worth_drawing(self, path_prob: Sequence[float]) -> bool:
+        """Whether some number of guesses more gains, if each were as likely as this one: passes come in steps."""
+        num, most = len(path_prob), min(self.max_depth, self.max_nodes)
+        before = path_prob[-2] if num > 1 else 1.0
+        if num > most or before <= 0.0:
+            return False
+        ahead = path_prob[-1] * (path_prob[-1] / before) ** np.arange(most - num + 1.0)
+        gained = self.net(np.append(path_prob[:-1], ahead))
+        return bool(gained[num:].max() > gained[num - 1])
+
     def is_worth_asking(self, num_nodes: int, num_with: int) -> bool:
         """Whether the guesses that come of the answers yield more tokens than the time of the rows is worth."""
         costs = self._known.costs

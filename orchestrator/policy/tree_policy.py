@@ -184,6 +184,13 @@ class TreePolicy(ABC):
         """
         return len(confidences) <= self.max_nodes
 
+    def is_worth_drawing(self, path_prob: Sequence[float]) -> bool:
+        """Whether a guesser draws one more guess for the next block, the last of these in a row.
+
+        Each is the chance of getting there, by what was said before it was drawn. Nothing is cut later.
+        """
+        return len(path_prob) <= min(self.gamma, self.max_nodes)
+
     @abstractmethod
     def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:
         """Whether to wait for the draft's next pass instead of verifying what was chosen just now.

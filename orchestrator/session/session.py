@@ -56,7 +56,7 @@ class Session:
         self._log = TokenLog(request.prompt)
         self._output = Output(request, frozenset(pair.target.eos_token_ids), detokenizer)
         spec = SequenceSpec.of(request)
-        self._is_drawn = spec.needs_q
+        self._is_drawn, self._seed = spec.needs_q, spec.sampling.seed
         text = SessionText(session_id, self._log, spec)
         self._target = TargetSide(text, pair.target.vocab_size)
         temperature = request.draft_temperature or pair.speculation.draft_temperature
@@ -191,9 +191,17 @@ class Session:
         Where the draft samples, only for want of its draws: to send a draw because others agree with it would bias the
         output (docs/exactness.md, section 4).
         """
-        if self._max_depth > 0:
-            for source, guesses in self._panel.ask(self._log.tokens):
-                self._blocks.add_guesses(source, guesses)
+        if self._max_depth <= 0:
+            return
+        text, panel = self._log.tokens, self._panel
+        found = panel.draw(text, self._seed, self._is_worth_drawing) if self._is_drawn else panel.ask(text)
+        for source, guesses in found:
+            self._blocks.add_guesses(source, guesses)
+
+    def _is_worth_drawing(self, path_prob: Sequence[float]) -> bool:
+        """Whether a guesser draws the last of these, too."""
+        has_room = len(path_prob) <= min(self._max_depth, self._max_nodes)
+        return has_room and self._policy.is_worth_drawing(path_prob)
 
     def _send_block(self, block: Guess) -> list[m.Command]:
         self._drafts.used(block)

@@ -7,6 +7,8 @@ alone. Policies decide by dice (`wild`), so blocks of all lengths are cut, hit, 
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 from collections import Counter
 from dataclasses import replace
 
@@ -26,6 +28,8 @@ NUM_STREAMS = 1200
 NUM_AT_ONCE = 32
 SIGNIFICANCE = 1e-6
 WITHOUT_A_MODEL = ("prompt_lookup", "ngram", "suffix")
+DRAWN_FROM = ("ngram",)
+"""Its guesses are drawn from its counts, where the others are sure of theirs."""
 
 
 def perturbed(model, seed):
@@ -54,14 +58,17 @@ def law_of(model, prompt):
     return chances
 
 
+def _likely(model, prompts):
+    """Of each the three tokens that may follow."""
+    with torch.no_grad():
+        logits = model(torch.tensor(prompts)).logits[:, -1, : checkpoints.VOCAB_SIZE]
+    return logits.topk(3).indices.tolist()
+
+
 def copying(model):
     """A prompt (a, b, c) after which a may well come again, and b after that: then b is guessed, and may be right."""
 
-    def likely(prompts):
-        with torch.no_grad():
-            logits = model(torch.tensor(prompts)).logits[:, -1, : checkpoints.VOCAB_SIZE]
-        return logits.topk(3).indices.tolist()
-
+    likely = functools.partial(_likely, model)
     for last in range(2, 100):
         prompts = [(a, b, last) for a in range(2, 60) for b in range(2, 60) if len({a, b, last}) == 3]
         ways = zip(prompts, likely(prompts), strict=True)
@@ -72,11 +79,34 @@ def copying(model):
     raise AssertionError("no prompt is copied")
 
 
+def branching(model):
+    """A prompt (a, b, a, c, d) after which a may well come again. Then the tables of n-grams are torn between b and c,
+    which both may follow."""
+    ends = list(itertools.permutations(range(2, 80), 2))
+    follow = _likely(model, [(a, 2, a, 3, d, a) for a, d in ends])
+    prompts = [(a, b, a, c, d) for (a, d), (b, c, _) in zip(ends, follow, strict=True) if len({a, b, c, d}) == 4]
+    again = [(*prompt, prompt[0]) for prompt in prompts]
+    found = [
+        prompt
+        for prompt, first, second in zip(prompts, _likely(model, prompts), _likely(model, again), strict=True)
+        if prompt[0] in first and {prompt[1], prompt[3]} <= {*second}
+    ]
+    return max(found, key=lambda prompt: _chance_of_branching(law_of(model, prompt), prompt))
+
+
+def _chance_of_branching(law, prompt):
+    return sum(chance for path, chance in law.items() if path[0] == prompt[0] and path[1] in (prompt[1], prompt[3]))
+
+
 @pytest.mark.parametrize(
     ("verification", "guessers"),
     [
         (Verification.REJECTION, ("draft",)),
         (Verification.REJECTION, WITHOUT_A_MODEL),
+        (Verification.REJECTION, DRAWN_FROM),
+        (Verification.BLOCK, DRAWN_FROM),
+        pytest.param(Verification.RECURSIVE_REJECTION, DRAWN_FROM, marks=pytest.mark.slow),
+        pytest.param(Verification.SEQUENTIAL_SELECTION, DRAWN_FROM, marks=pytest.mark.slow),
         (Verification.RECURSIVE_REJECTION, ("draft",)),
         pytest.param(Verification.SEQUENTIAL_SELECTION, ("draft",), marks=pytest.mark.slow),
         pytest.param(Verification.RECURSIVE_REJECTION, WITHOUT_A_MODEL, marks=pytest.mark.slow),
@@ -88,7 +118,7 @@ def copying(model):
 async def test_the_joint_law_of_the_first_tokens_is_the_targets(verification, guessers, tmp_path):
     """Guessers are asked only where there is no draw: beside one, they would decide whether it is verified."""
     model = checkpoints.build("llama", seed=4)
-    prompt = PROMPT if "draft" in guessers else copying(model)
+    prompt = PROMPT if "draft" in guessers else branching(model) if guessers == DRAWN_FROM else copying(model)
     target = checkpoints.write("llama", tmp_path / "target", seed=4)
     draft = checkpoints.write("llama", tmp_path / "draft", seed=4)
     perturbed(checkpoints.build("llama", seed=4), seed=5).save_pretrained(draft)

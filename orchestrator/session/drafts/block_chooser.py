@@ -30,6 +30,8 @@ class BlockChooser:
         """Start with an empty tree."""
         self.tree = SpeculationTree(is_drawn=self._is_drawn)
         self._taken = EMPTY_PART
+        self._num_drawn = 0
+        """Guesses in a row that a guesser has drawn for the next block; nothing else is in the tree then."""
 
     # Verdicts
 
@@ -55,19 +57,25 @@ class BlockChooser:
     def add_guesses(self, source: str, guesses: Guesses) -> None:
         """Add the proposals of a guesser, until the next verdict."""
         self.tree.guess(guesses, source)
+        self._num_drawn = len(guesses.laws)
 
     def block(self, max_depth: int, max_nodes: int) -> Guess:
         """The nodes of the tree that the policy chooses for verification."""
+        self._taken = part = self._part(max_depth, max_nodes)
+        if not len(part):
+            return NO_GUESS
+        block = self.tree.block(part)
+        return Guess(block, Shape(block.parents, part.ranks, part.confidences), part.sources)
+
+    def _part(self, max_depth: int, max_nodes: int) -> Part:
+        if self._num_drawn:  # to cut it now would be to look at its draws
+            return self.tree.best(self._num_drawn, self._num_drawn)
         is_drawn = self._is_drawn and self.tree.has_drafted
         choose = self._keep_draws if is_drawn else partial(self._policy.choose, self.tree)
         part = choose(max_nodes, max_depth)
         if self._is_drawn and not (is_drawn and self._policy.draws_trees):  # what is looked up was not drawn
             part = part.straight()
-        self._taken = part
-        if not len(part):
-            return NO_GUESS
-        block = self.tree.block(part)
-        return Guess(block, Shape(block.parents, part.ranks, part.confidences), part.sources)
+        return part
 
     def _keep_draws(self, max_nodes: int, max_depth: int) -> Part:
         if self._policy.draws_trees:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.speculation.guesser import NO_GUESSES
+from core.speculation.token_tree import NO_Q, SparseDistribution
 from orchestrator.guessers import ngram
 from orchestrator.guessers.ngram import NgramTables
 
@@ -65,3 +66,24 @@ def test_memory_is_that_of_the_window():
         tables.propose(text)
         assert len(tables._tables) <= 3 * ngram.WINDOW_TOKENS
     assert sum(sum(counts.values()) for counts in tables._tables.values()) <= 3 * ngram.WINDOW_TOKENS
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(0, 3), max_size=4))
+def test_its_law_is_the_counts_of_the_longest_known_context_behind_what_was_drawn(text, drawn):
+    tables, counts = NgramTables(3), counts_of(text)
+    law = tables.law(text, drawn)
+    assert tables._tables == counts, "what was drawn is none of the text"
+    behind = (*text, *drawn)
+    known = next((counts[behind[-n:]] for n in (3, 2, 1) if behind[-n:] in counts and n <= len(behind)), None)
+    if known is None:
+        assert law == NO_Q
+    else:
+        assert dict(zip(law.token_ids, law.probs, strict=True)) == pytest.approx(
+            {token: count / known.total() for token, count in known.items()}, rel=1e-6
+        )
+
+
+def test_its_law_has_the_most_frequent_tokens_alone_where_a_q_may_not_have_more():
+    text = [5, 1, 5, 2, 5, 2, 5, 3, 5]
+    assert NgramTables(1, max_law_tokens=1).law(text, ()) == SparseDistribution((2,), (1.0,))
+    assert NgramTables(1).law(text, ()).probs == (0.5, 0.25, 0.25)

@@ -8,7 +8,9 @@ import pytest
 
 from core.config import SpeculationConfig
 from core.records import Continuation, DraftDone, DraftRequest, Sampling, Timing, Verification, VerifyRequest
+from core.speculation.drawing import draw_from
 from core.speculation.token_tree import EMPTY_BLOCK, NO_Q, ROOT, Measure, NewNodes, SparseDistribution, TokenTree
+from orchestrator.guessers.registry import GUESSERS
 from orchestrator.policy.adaptive import AdaptivePolicy
 from orchestrator.policy.named import ChainPolicy
 from orchestrator.policy.policies import Controller
@@ -20,6 +22,7 @@ from tests.orchestrator.session.test_in_turn import GAMMA, PROMPT, Stage, kinds
 
 CONFIG = SpeculationConfig(policy="static", max_draft_tokens=GAMMA, guessers=("draft",))
 """What is drawn is drafted in turn, whatever the service prefers."""
+SEED = 5
 SAMPLED = {"sampling": Sampling(temperature=1.0), "verification": Verification.REJECTION}
 
 
@@ -439,3 +442,52 @@ def test_the_children_of_a_place_share_its_draws_in_the_block(tokenizer, verific
     )
     for parent, q in zip(block.parents, block.q, strict=True):
         assert q is (first if parent == ROOT else below)
+
+
+class Moody:
+    """Says another law each time, and keeps what it has said: what was drawn from cannot be computed again."""
+
+    def __init__(self):
+        self.said = []
+
+    def propose(self, text):
+        raise AssertionError("where q is asked for it is asked for laws")
+
+    def law(self, text, drawn):
+        share = 0.5 + 0.001 * len(self.said)
+        self.said.append(SparseDistribution(candidates([*text, *drawn])[:2], (share, 1.0 - share)))
+        return self.said[-1]
+
+
+@pytest.fixture(params=["static", "adaptive"])
+def guessing(tokenizer, monkeypatch, request):
+    """A session without a draft whose guesses are drawn from laws, and who says them."""
+    config = replace(CONFIG, policy=request.param, guessers=("ngram",))
+    moody = Moody()
+    monkeypatch.setitem(GUESSERS, "ngram", lambda _means: moody)
+    return DrawnStage(tokenizer, config=config, sampling=Sampling(temperature=1.0, seed=SEED)), moody
+
+
+def test_the_laws_that_a_guesser_was_drawn_from_go_along_as_they_were(guessing):
+    stage, moody = guessing
+    for _ in range(6):
+        num_said = len(moody.said)
+        stage.verdict()
+        block = stage.block
+        assert block.is_chain
+        assert len(block) >= 1
+        assert block.q == tuple(moody.said[num_said : num_said + len(block)])
+        first = len(PROMPT) + len(stage.tokens)
+        assert list(block.tokens) == [draw_from(law, SEED, first + row, row) for row, law in enumerate(block.q)]
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
+    assert stage.session.stats.drafted_by_source.keys() == {"ngram"}
+
+
+def test_a_block_that_is_sent_again_is_the_same_draws_of_the_same_laws(guessing):
+    stage, moody = guessing
+    stage.verdict()
+    block, num_said = stage.block, len(moody.said)
+    stage.event(m.TargetLost(1, "it died"))
+    stage.event(m.TargetLeased("t2", 1))
+    assert stage.block == block
+    assert len(moody.said) == num_said
