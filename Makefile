@@ -6,7 +6,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo serve test test-plain test-ray test-fast test-ci test-all check k8s bench protos format clean
+.PHONY: help setup demo serve test test-plain test-ray test-fast test-ci test-all check k8s load-tool bench protos format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -47,7 +47,7 @@ test-ci: setup .venv/bin/promtool  ## Run what continuous integration runs beyon
 	$(BIN)/python -m pytest -m "ci and not ray" -n auto --dist worksteal
 	$(BIN)/python -m pytest -m "ci and ray" $(ON_RAY)
 
-test-all: setup .venv/bin/promtool .venv/checkov/.installed  ## Run all tests
+test-all: setup .venv/bin/promtool .venv/checkov/.installed .venv/guidellm/.installed  ## Run all tests
 	$(BIN)/python -m pytest
 
 check: setup  ## Linters, types, layers, generated code
@@ -69,6 +69,17 @@ k8s: setup .venv/bin/promtool .venv/checkov/.installed  ## Build and check what 
 	$(PYTHON) -m venv .venv/checkov
 	.venv/checkov/bin/python -m pip install --quiet --requirement $<
 	@touch $@
+
+load-tool: .venv/guidellm/.installed  ## Install GuideLLM, which a test of `make test-all` drives the service with
+
+# It sees our packages, among them torch, which takes gigabytes; what it wants otherwise it has for itself.
+.venv/guidellm/.installed: tests/system/guidellm-requirements.txt | setup
+	$(PYTHON) -m venv .venv/guidellm
+	$(BIN)/python -c '$(PURELIB)' > $$(.venv/guidellm/bin/python -c '$(PURELIB)')/ours.pth
+	.venv/guidellm/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+
+PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
 
 bench: setup  ## Measure what a round costs beyond the models
 	$(BIN)/python -m bench overhead
