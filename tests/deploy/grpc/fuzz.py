@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -26,6 +26,7 @@ from deploy.api.offload import Offload
 from deploy.calls import CallId
 from deploy.clock import MonotonicClock
 from deploy.grpc.servicer import Servicer
+from deploy.http.routes import COMPLETIONS
 from deploy.http.servicer import HttpServicer
 from deploy.http.wire import Call, Head
 from deploy.metrics.meters import Meters
@@ -131,19 +132,23 @@ def mutated(random: Random, data: bytes, other: bytes) -> bytes:
 
 def odd_body(random: Random) -> tuple[str, bytes]:
     """A path, and JSON for it: a usual body with fields that are odd by type or value, or broken JSON."""
-    path = random.choice(("/v1/completions", "/v1/chat/completions"))
-    body: dict[str, Any] = {"prompt": "say"} if path == "/v1/completions" else {"messages": [{"role": "user"}]}
+    path = random.choice(sorted(USUAL))
+    body, fields = dict(USUAL[path]), [*COMPLETIONS[path].body.model_fields, "unheard_of"]
     for _ in range(random.randint(0, 4)):
-        body[random.choice(HTTP_FIELDS)] = _json(random)
+        body[random.choice(fields)] = _json(random)
     data = json.dumps(body).encode()
     return path, mutated(random, data, data) if random.random() < 0.2 else data
 
 
-HTTP_FIELDS = (
-    *("model", "prompt", "messages", "max_tokens", "temperature", "top_p", "top_k", "n", "stream", "stop", "seed"),
-    *("logit_bias", "logprobs", "echo", "priority", "timeout_s", "response_format", "guided_regex", "guided_choice"),
-    *("speculation", "bad_words", "allowed_token_ids", "stream_options", "suffix", "user", "best_of", "unheard_of"),
-)
+USUAL: Mapping[str, Mapping[str, Any]] = {
+    "/v1/completions": {"prompt": "say"},
+    "/v1/chat/completions": {"messages": [{"role": "user"}]},
+    "/v1/responses": {"input": "say"},
+    "/v1/messages": {"max_tokens": 4, "messages": [{"role": "user", "content": "say"}]},
+}
+"""The least that each path takes."""
+INNER = ("type", "role", "content", "include_usage", "json_schema", "1", "max_draft_tokens", "policy", "name", "text")
+"""Names of fields further down."""
 
 
 def _json(random: Random, depth: int = 0) -> Any:
@@ -152,7 +157,17 @@ def _json(random: Random, depth: int = 0) -> Any:
         case 5:
             return [_json(random, depth + 1) for _ in range(random.randint(0, 3))]
         case 6 | 7:
-            names = ("type", "role", "content", "include_usage", "json_schema", "1", "max_draft_tokens", "policy")
+            names = (
+                "type",
+                "role",
+                "content",
+                "include_usage",
+                "json_schema",
+                "1",
+                "max_draft_tokens",
+                "policy",
+                "name",
+            )
             return {random.choice(names): _json(random, depth + 1) for _ in range(random.randint(0, 3))}
         case _:
             return random.choice(leaves)
