@@ -231,14 +231,13 @@ def _handlers(servicer: Servicer, methods: Mapping[str, Any], reader: Reader) ->
 
 
 async def start(
-    completions: Script | Service, authenticator: Authenticator, reader: Reader, about: Served
+    completions: Script | Service, authenticator: Authenticator, reader: Reader, pair: Served
 ) -> tuple[grpc.aio.Server, int]:
     """A server on this loop, and its port."""
     grpc_server = grpc.aio.server(options=CONNECTION_OPTIONS)
     clock = MonotonicClock()
-    rpcs = Servicer(
-        Models([Hosted(completions, about, Meters(Recorded(), clock.now))]), clock, authenticator, Offload()
-    )
+    models = Models([Hosted(completions, pair, Meters(Recorded(), clock.now))])
+    rpcs = Servicer(models, clock, authenticator, Offload())
     services = {"outrider.v1.GenerationService": METHODS, "grpc.health.v1.Health": HEALTH}
     for service, methods in services.items():
         handlers = _handlers(rpcs, methods, reader)
@@ -250,14 +249,17 @@ async def start(
 
 @contextmanager
 def server(
-    completions: Script, authenticator: Authenticator | None = None, reader: Reader | None = None
+    completions: Script,
+    authenticator: Authenticator | None = None,
+    reader: Reader | None = None,
+    pair: Served | None = None,
 ) -> Iterator[str]:
     """The address of a server that runs in a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     grpc_server, port = asyncio.run_coroutine_threadsafe(
-        start(completions, authenticator or Authenticator(None), reader or Reader(), served()), loop
+        start(completions, authenticator or Authenticator(None), reader or Reader(), pair or served()), loop
     ).result(10)
     try:
         yield f"localhost:{port}"

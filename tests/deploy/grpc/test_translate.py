@@ -95,20 +95,20 @@ def test_each_sample_resumes_where_it_was():
     assert [each.resume_tokens for each in requests] == [(3, 4), (), (5,)]
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"n": 0}, "n"),
-        ({"n": 129}, "n"),
-        ({"n": 2**32 - 1}, "n"),
-        ({"n": 2, "resume_token_ids": [3]}, "resume_token_ids"),
-        ({"n": 2, "resume_samples": [pb.TokenIds()]}, "resume_samples"),
-        ({"resume_samples": [pb.TokenIds(), pb.TokenIds()]}, "resume_samples"),
-        ({"resume_samples": [pb.TokenIds(ids=[3])], "resume_token_ids": [3]}, "resume_samples"),
-        ({"n": 2, "resume_samples": [pb.TokenIds(), pb.TokenIds(ids=[VOCAB])]}, "resume_samples[1].ids[0]"),
-        ({"n": 2, "resume_samples": [pb.TokenIds(), pb.TokenIds(ids=[3] * CONTEXT)]}, "resume_samples[1].ids"),
-    ],
-)
+WRONG_SAMPLES = [
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"n": 2**32 - 1}, "n"),
+    ({"n": 2, "resume_token_ids": [3]}, "resume_token_ids"),
+    ({"n": 2, "resume_samples": [pb.TokenIds()]}, "resume_samples"),
+    ({"resume_samples": [pb.TokenIds(), pb.TokenIds()]}, "resume_samples"),
+    ({"resume_samples": [pb.TokenIds(ids=[3])], "resume_token_ids": [3]}, "resume_samples"),
+    ({"n": 2, "resume_samples": [pb.TokenIds(), pb.TokenIds(ids=[VOCAB])]}, "resume_samples[1].ids[0]"),
+    ({"n": 2, "resume_samples": [pb.TokenIds(), pb.TokenIds(ids=[3] * CONTEXT)]}, "resume_samples[1].ids"),
+]
+
+
+@pytest.mark.parametrize(("fields", "field"), WRONG_SAMPLES)
 def test_what_is_wrong_with_several_samples_is_named(fields, field):
     with pytest.raises(InvalidRequest) as caught:
         samples(sampling=SEEDED, **fields)
@@ -468,22 +468,22 @@ def test_a_wrong_field_is_refused_by_its_path_and_what_is_allowed(wrong, field, 
     assert allowed in caught.value.problem
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"allowed_token_ids": [5, VOCAB]}, "allowed_token_ids[1]"),
-        ({"allowed_token_ids": [2**32 - 1]}, "allowed_token_ids[0]"),
-        ({"allowed_token_ids": [5] * 4097}, "allowed_token_ids"),
-        ({"allowed_token_ids": [5], "bad_word_ids": [pb.TokenIds(ids=[5])]}, "allowed_token_ids"),
-        ({"bad_words": [""]}, "bad_words[0]"),
-        ({"bad_words": ["x"] * 65, "bad_word_ids": [pb.TokenIds(ids=[5])] * 64}, "bad_words"),
-        ({"bad_words": ["a", "ab" * 40]}, "bad_words[1]"),
-        ({"bad_word_ids": [pb.TokenIds()]}, "bad_word_ids[0].ids"),
-        ({"bad_word_ids": [pb.TokenIds(ids=[5] * 65)]}, "bad_word_ids[0].ids"),
-        ({"bad_word_ids": [pb.TokenIds(ids=[5, VOCAB])]}, "bad_word_ids[0].ids[1]"),
-        ({"bad_word_ids": [pb.TokenIds(ids=[5])] * 129}, "bad_word_ids"),
-    ],
-)
+WRONG_MASKS = [
+    ({"allowed_token_ids": [5, VOCAB]}, "allowed_token_ids[1]"),
+    ({"allowed_token_ids": [2**32 - 1]}, "allowed_token_ids[0]"),
+    ({"allowed_token_ids": [5] * 4097}, "allowed_token_ids"),
+    ({"allowed_token_ids": [5], "bad_word_ids": [pb.TokenIds(ids=[5])]}, "allowed_token_ids"),
+    ({"bad_words": [""]}, "bad_words[0]"),
+    ({"bad_words": ["x"] * 65, "bad_word_ids": [pb.TokenIds(ids=[5])] * 64}, "bad_words"),
+    ({"bad_words": ["a", "ab" * 40]}, "bad_words[1]"),
+    ({"bad_word_ids": [pb.TokenIds()]}, "bad_word_ids[0].ids"),
+    ({"bad_word_ids": [pb.TokenIds(ids=[5] * 65)]}, "bad_word_ids[0].ids"),
+    ({"bad_word_ids": [pb.TokenIds(ids=[5, VOCAB])]}, "bad_word_ids[0].ids[1]"),
+    ({"bad_word_ids": [pb.TokenIds(ids=[5])] * 129}, "bad_word_ids"),
+]
+
+
+@pytest.mark.parametrize(("fields", "field"), WRONG_MASKS)
 def test_a_wrong_mask_is_refused_by_its_path(fields, field):
     with pytest.raises(InvalidRequest) as caught:
         translate(sampling(**fields))
@@ -516,21 +516,20 @@ NEGATIVE = 2**32 - 1
 """What protobuf makes of a -1 in a uint32."""
 
 
-@pytest.mark.parametrize(
-    ("wrong", "field"),
-    [
-        (sampling(top_k=NEGATIVE), "sampling.top_k"),
-        (sampling(logit_bias={NEGATIVE: 1.0}), "sampling.logit_bias"),
-        (stopping(max_tokens=NEGATIVE), "stopping.max_tokens"),
-        (stopping(min_tokens=NEGATIVE), "stopping.min_tokens"),
-        (stopping(stop_token_ids=[NEGATIVE]), "stopping.stop_token_ids[0]"),
-        (message(logprobs=NEGATIVE), "logprobs"),
-        (message(resume_token_ids=[NEGATIVE]), "resume_token_ids[0]"),
-        (message(speculation=pb.SpeculationParams(max_draft_tokens=NEGATIVE)), "speculation.max_draft_tokens"),
-        (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[NEGATIVE])), "token_ids.ids[0]"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+MINUS_ONES = [
+    (sampling(top_k=NEGATIVE), "sampling.top_k"),
+    (sampling(logit_bias={NEGATIVE: 1.0}), "sampling.logit_bias"),
+    (stopping(max_tokens=NEGATIVE), "stopping.max_tokens"),
+    (stopping(min_tokens=NEGATIVE), "stopping.min_tokens"),
+    (stopping(stop_token_ids=[NEGATIVE]), "stopping.stop_token_ids[0]"),
+    (message(logprobs=NEGATIVE), "logprobs"),
+    (message(resume_token_ids=[NEGATIVE]), "resume_token_ids[0]"),
+    (message(speculation=pb.SpeculationParams(max_draft_tokens=NEGATIVE)), "speculation.max_draft_tokens"),
+    (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[NEGATIVE])), "token_ids.ids[0]"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "field"), MINUS_ONES, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_minus_one_is_told_as_it_was_written(wrong, field):
     with pytest.raises(InvalidRequest) as caught:
         translate(wrong)
@@ -621,17 +620,17 @@ def test_what_the_output_must_look_like_arrives(structured, grammar):
     assert translate(message(structured_output=pb.StructuredOutput(**structured))).grammar == grammar
 
 
-@pytest.mark.parametrize(
-    ("structured", "field"),
-    [
-        ({}, "structured_output"),
-        ({"json_schema": "{"}, "structured_output.json_schema"),
-        ({"json_object": False}, "structured_output.json_object"),
-        ({"regex": "(a"}, "structured_output.regex"),
-        ({"choice": pb.Choices()}, "structured_output.choice"),
-        ({"grammar": "start: b"}, "structured_output.grammar"),
-    ],
-)
+WRONG_STRUCTURES = [
+    ({}, "structured_output"),
+    ({"json_schema": "{"}, "structured_output.json_schema"),
+    ({"json_object": False}, "structured_output.json_object"),
+    ({"regex": "(a"}, "structured_output.regex"),
+    ({"choice": pb.Choices()}, "structured_output.choice"),
+    ({"grammar": "start: b"}, "structured_output.grammar"),
+]
+
+
+@pytest.mark.parametrize(("structured", "field"), WRONG_STRUCTURES)
 def test_what_it_cannot_be_held_to_is_refused(structured, field):
     with pytest.raises(InvalidRequest) as refused:
         translate(message(structured_output=pb.StructuredOutput(**structured)))
