@@ -62,7 +62,7 @@ def build(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> Applicatio
 
 def build_with(config: ServiceConfig | FleetConfig | Mapping[str, Any], engines: Engines) -> Application:
     """The same with other engines behind it. Raises: ConfigError."""
-    fleet = _fleet(config)
+    fleet = as_fleet(config)
     drafts = {
         name: _draft(f"draft-{name}", draft, name, _cut(fleet, name), engines) for name, draft in fleet.drafts.items()
     }
@@ -81,7 +81,8 @@ def build_with(config: ServiceConfig | FleetConfig | Mapping[str, Any], engines:
     return orchestrator.bind(members, front.tokens_file, front.json_logs, front.tracing)
 
 
-def _fleet(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> FleetConfig:
+def as_fleet(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> FleetConfig:
+    """One model is a fleet of one. Raises: ConfigError."""
     match config:
         case FleetConfig():
             return config
@@ -144,7 +145,7 @@ def worker(kind: type[EngineWorker], config: TargetConfig | DraftConfig, name: s
 
 def resources(config: ServiceConfig) -> dict[str, float]:
     """The largest demand of one model's application, by the names of Ray's resources."""
-    return fleet_resources(_fleet(config))
+    return fleet_resources(as_fleet(config))
 
 
 def fleet_resources(fleet: FleetConfig) -> dict[str, float]:

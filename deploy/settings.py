@@ -136,7 +136,29 @@ def _service(settings: Mapping[str, Any], base: Path, sources: Sources = NO_SOUR
     return _located(config, base, sources)
 
 
-def parse_fleet(settings: Mapping[str, Any], directory: Path | None = None) -> FleetConfig:
+def read_fleet(file: Path) -> FleetConfig | None:
+    """The several models in a YAML file; None where it is of one. Raises: ConfigError."""
+    settings, text = _read(file)
+    if "models" not in settings:
+        return None
+    return parse_fleet(settings, file.resolve().parent, Sources.in_file((), file, text))
+
+
+def alone(fleet: FleetConfig, model: ServiceConfig) -> ServiceConfig:
+    """The settings of one of the models, as if it were served by itself."""
+    return replace(model, draft=fleet.draft_of(model), shared_draft=None, orchestrator=fleet.orchestrator)
+
+
+def as_fleet_yaml(fleet: FleetConfig) -> str:
+    """The text of a file from which `read_fleet` makes the same models."""
+    settings = _FLEET_CONFIG.dump_python(fleet, mode="json")
+    models = [{name: value for name, value in each.items() if name != "orchestrator"} for each in settings["models"]]
+    return yaml.safe_dump({**settings, "models": models}, sort_keys=False)
+
+
+def parse_fleet(
+    settings: Mapping[str, Any], directory: Path | None = None, sources: Sources = NO_SOURCES
+) -> FleetConfig:
     """The same for several models; the settings of one are taken for a fleet of one. Raises: ConfigError."""
     if "models" not in settings:
         config = parse_config(settings, directory)
@@ -144,7 +166,7 @@ def parse_fleet(settings: Mapping[str, Any], directory: Path | None = None) -> F
     for model in settings["models"] if isinstance(settings["models"], list) else ():
         if isinstance(model, dict) and "orchestrator" in model:
             raise ConfigError("models.orchestrator: models share their orchestrators; set it beside them")
-    fleet, base = _validated(_FLEET_CONFIG, settings), directory or Path.cwd()
+    fleet, base = _validated(_FLEET_CONFIG, settings, sources), directory or Path.cwd()
     return replace(
         fleet,
         models=tuple(_located(model, base) for model in fleet.models),

@@ -103,9 +103,12 @@ def _has(value: object, path: str) -> bool:
 
 
 def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
-    if not isinstance(node, yaml.MappingNode):
+    if isinstance(node, yaml.MappingNode):
+        below = [(key.value, key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        below = [(str(index), value, value) for index, value in enumerate(node.value)]
+    else:
         return
-    for key, value in node.value:
-        name = f"{prefix}{key.value}"
-        yield name, key.start_mark.line + 1
-        yield from _lines(value, f"{name}.")
+    for key, begin, value in below:
+        yield f"{prefix}{key}", begin.start_mark.line + 1
+        yield from _lines(value, f"{prefix}{key}.")

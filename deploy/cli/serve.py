@@ -18,14 +18,22 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from core.config import Dtype, ServiceConfig
+from core.config import Dtype, FleetConfig, ServiceConfig
+from core.errors import ConfigError
 from core.ranges import Range
 from deploy.cli.jobs import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from deploy.cli.options import SettingFlags, number
 from deploy.cli.settings import setting_names
 from deploy.cli.terminal import say
 from deploy.defaults import check_directory, decide, look, took
-from deploy.settings import as_explained_yaml, environment_settings, explained_config
+from deploy.settings import (
+    alone,
+    as_explained_yaml,
+    as_fleet_yaml,
+    environment_settings,
+    explained_config,
+    read_fleet,
+)
 from deploy.sources import Setting, Sources
 
 if TYPE_CHECKING:
@@ -46,7 +54,9 @@ class ServeOptions:
     The exit status is 3 if streams were cut off.
     """
 
-    config: Annotated[Path | None, Option(metavar="FILE", help="YAML file of settings.")] = None
+    config: Annotated[
+        Path | None, Option(metavar="FILE", help="YAML file of settings; with `models`, of several models.")
+    ] = None
     target: Annotated[Path | None, Option(metavar="DIR", help="Checkpoint of the target.")] = None
     draft: Annotated[
         str | None, Option(metavar="DIR", help="Checkpoint of the draft, or none to serve without a draft.")
@@ -79,9 +89,9 @@ class ServeOptions:
 
 def serve(options: ServeOptions) -> int:
     """Returns the exit status. Raises: StartupError."""
-    config, sources = explained(options)
+    config, text = _configured(options)
     if options.print_config:
-        sys.stdout.write(as_explained_yaml(config, sources))
+        sys.stdout.write(text)
         return 0
     from deploy.launch import drain, served  # imports Ray
 
@@ -104,6 +114,18 @@ def serve(options: ServeOptions) -> int:
     return 0 if have_ended else EXIT_CUT_OFF
 
 
+def _configured(options: ServeOptions) -> tuple[ServiceConfig | FleetConfig, str]:
+    """What is to be served, and its settings as `--print-config` shows them. Raises: ConfigError."""
+    fleet = read_fleet(options.config) if options.config is not None else None
+    if fleet is None:
+        config, sources = explained(options)
+        return config, as_explained_yaml(config, sources)
+    if given := [*_given(options), *([Setting("dtype", options.dtype, "--dtype")] if options.dtype else [])]:
+        problem = f"must not be given beside {options.config}, which has several models: set it there"
+        raise ConfigError(f"{given[0].source}: {problem}")
+    return fleet, as_fleet_yaml(fleet)
+
+
 def config_of(options: ServeOptions) -> ServiceConfig:
     """The settings from options, environment and file. Raises: ConfigError."""
     return explained(options)[0]
@@ -111,13 +133,7 @@ def config_of(options: ServeOptions) -> ServiceConfig:
 
 def explained(options: ServeOptions) -> tuple[ServiceConfig, Sources]:
     """The settings, and the source of each. Raises: ConfigError."""
-    given = [
-        *_implied(options),
-        *environment_settings(os.environ),
-        *_flags(options),
-        *(Setting.of_flag(name, text) for name, text in options.flags.items()),
-        *map(Setting.parse, options.overrides or ()),
-    ]
+    given = [*_implied(options), *_given(options)]
     found = explained_config(options.config, given)
     if options.dtype is None:
         return found
@@ -126,6 +142,16 @@ def explained(options: ServeOptions) -> tuple[ServiceConfig, Sources]:
     config, sources = explained_config(options.config, given)
     extra = [replace(each, engine=replace(each.engine, dtype=options.dtype)) for each in config.extra_drafts]
     return replace(config, extra_drafts=tuple(extra)), sources
+
+
+def _given(options: ServeOptions) -> list[Setting]:
+    """Settings from environment and flags, in the order of their priority. Raises: ConfigError."""
+    return [
+        *environment_settings(os.environ),
+        *_flags(options),
+        *(Setting.of_flag(name, text) for name, text in options.flags.items()),
+        *map(Setting.parse, options.overrides or ()),
+    ]
 
 
 def _implied(options: ServeOptions) -> Iterator[Setting]:
@@ -144,8 +170,11 @@ def _implied(options: ServeOptions) -> Iterator[Setting]:
             yield from decide(look(options.target, draft)).settings
 
 
-def _reasons(config: ServiceConfig, options: ServeOptions) -> list[str]:
+def _reasons(config: ServiceConfig | FleetConfig, options: ServeOptions) -> list[str]:
     """Lines that explain the settings chosen for this machine."""
+    if isinstance(config, FleetConfig):
+        models = [(model.model_name, alone(config, model)) for model in config.models]
+        return [f"chosen: {name}: {line}" for name, model in models for line in took(model)]
     draft = Path(config.draft.engine.model) if config.draft is not None else None
     is_decided = options.target is not None and options.config is None
     reasons = decide(look(Path(config.target.engine.model), draft)).reasons if is_decided else ()
@@ -188,17 +217,20 @@ def _ignore_signals() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
-def _say_banner(config: ServiceConfig, endpoints: Endpoints) -> None:
+def _say_banner(config: ServiceConfig | FleetConfig, endpoints: Endpoints) -> None:
     from deploy.api import tokens_path
     from deploy.launch import changed_settings, describe_models
 
+    models = [alone(config, each) for each in config.models] if isinstance(config, FleetConfig) else [config]
+    named = "\n  ".join(f"{model.model_name}: {describe_models(model)}" for model in models)
     is_guarded = tokens_path(config.orchestrator.tokens_file) is not None
     callers = "callers send a token" if is_guarded else "no authentication"
     address = f"localhost:{endpoints.grpc_port}"
-    settings = ", ".join(changed_settings(config)) or "all as by default"
+    changes = [", ".join(changed_settings(model)) or "all as by default" for model in models]
+    settings = "\n             ".join(changes)
     say(
         f"""
-  {config.model_name}: {describe_models(config)}
+  {named}
   gRPC       {address} (all interfaces; no TLS, {callers})
   HTTP       {endpoints.host}:{endpoints.http_port} (OpenAI-compatible, /v1)
   metrics    {endpoints.host}:{endpoints.metrics_port}/metrics (Prometheus)

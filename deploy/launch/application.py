@@ -16,11 +16,12 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from core.config import ServiceConfig, WorkerConfig
+from core.config import FleetConfig, ServiceConfig, WorkerConfig
 from core.errors import ConfigError, StartupError, Unavailable, first_line
 from deploy.api import Authenticator, tokens_path
 from deploy.app import APPLICATION, ENGINES, Engines, build_with
 from deploy.link.tls import Certificates
+from deploy.settings import alone
 from orchestrator.guessers import Guessers
 from orchestrator.text import Tokenizer
 from workers.vocabulary import check_same_vocabulary, read_vocabulary
@@ -49,6 +50,12 @@ def check_pair(config: ServiceConfig) -> None:
         Guessers.open(config.speculation, Tokenizer.from_directory(target))
 
 
+def check_fleet(fleet: FleetConfig) -> None:
+    """The same for each model of several. Raises: StartupError."""
+    for model in fleet.models:
+        check_pair(alone(fleet, model))
+
+
 def _directory(name: str, config: WorkerConfig) -> Path:
     path = Path(config.engine.model)
     if not path.is_dir():
@@ -56,7 +63,9 @@ def _directory(name: str, config: WorkerConfig) -> Path:
     return path
 
 
-def run(config: ServiceConfig, report: Callable[[str], None] = lambda _: None, engines: Engines = ENGINES) -> None:
+def run(
+    config: ServiceConfig | FleetConfig, report: Callable[[str], None] = lambda _: None, engines: Engines = ENGINES
+) -> None:
     """Deploy on the cluster that this process is connected to, and return when the application serves.
 
     `report` gets a line for each deployment that is ready. Raises: StartupError.
@@ -121,7 +130,7 @@ def _report_health(report: Callable[[str], None], is_over: Event) -> None:
         for name, deployment in application.deployments.items() if application else ():
             if deployment.status == "HEALTHY" and name not in told:
                 told.add(name)
-                report(f"{name} is loaded and warm" if name in ("target", "draft") else f"{name} is ready")
+                report(f"{name} is loaded and warm" if name.startswith(("target", "draft")) else f"{name} is ready")
 
 
 def _reason(error: RuntimeError) -> str:

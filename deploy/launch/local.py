@@ -16,12 +16,12 @@ from dataclasses import asdict, replace
 from math import ceil
 from typing import TypeVar
 
-from core.config import EngineConfig, ServiceConfig, WorkerConfig
+from core.config import EngineConfig, FleetConfig, ServiceConfig, WorkerConfig
 from core.errors import ConfigError, StartupError, Unavailable
 from deploy import app
 from deploy.launch import application
 from deploy.launch.cluster import Endpoints, local_cluster
-from deploy.settings import flat
+from deploy.settings import alone, flat
 from outrider_client import Client, DeadlinePassed
 
 READY_TIMEOUT_S = 60.0
@@ -36,7 +36,7 @@ BUILT_IN_RESOURCES = ("CPU", "GPU")
 
 @contextmanager
 def served(
-    config: ServiceConfig,
+    config: ServiceConfig | FleetConfig,
     report: Callable[[str], None],
     *,
     grpc_port: int = 0,
@@ -47,11 +47,12 @@ def served(
 
     Raises: StartupError.
     """
-    application.check_pair(config)
+    fleet = app.as_fleet(config)
+    application.check_fleet(fleet)
     for setting, port in (("--grpc-port", grpc_port), ("--http-port", http_port)):
         _check_free(setting, port)
-    config = _anywhere(config)
-    needed = app.resources(config)
+    fleet = _anywhere(fleet)
+    needed = app.fleet_resources(fleet)
     custom = {name: amount for name, amount in needed.items() if name not in BUILT_IN_RESOURCES}
     report("starting Ray and Serve")
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # `report` tells the progress
@@ -59,8 +60,8 @@ def served(
         local_cluster(ceil(needed["CPU"]), resources=custom, grpc_port=grpc_port, http_port=http_port) as endpoints,
         _interrupted_by_sigterm(),
     ):
-        report(f"{_what_is_done(config)} {describe_models(config)}")
-        application.run(config, report, engines)
+        report(f"{_what_is_done(fleet)} {', '.join(describe_models(alone(fleet, model)) for model in fleet.models)}")
+        application.run(fleet, report, engines)
         _wait_until_serving(f"localhost:{endpoints.grpc_port}")
         yield endpoints
 
@@ -104,10 +105,10 @@ def _streams(num: int) -> str:
     return f"{num} stream{'s' if num > 1 else ''}"
 
 
-def _what_is_done(config: ServiceConfig) -> str:
+def _what_is_done(fleet: FleetConfig) -> str:
     """The work on the models before they serve."""
-    workers = (config.target, config.draft, *config.extra_drafts)
-    if any(worker.engine.compile for worker in workers if worker is not None):
+    own = [worker for model in fleet.models for worker in (model.target, model.draft, *model.extra_drafts)]
+    if any(worker.engine.compile for worker in (*own, *fleet.drafts.values()) if worker is not None):
         return "loading, compiling (one or two minutes the first time a model is used here) and warming up"
     return "loading and warming up"
 
@@ -128,12 +129,17 @@ def changed_settings(config: ServiceConfig) -> list[str]:
     return [f"{name}={value}" for name, value in flat(asdict(config)) if defaults.get(name) != value]
 
 
-def _anywhere(config: ServiceConfig) -> ServiceConfig:
+def _anywhere(fleet: FleetConfig) -> FleetConfig:
     """The settings without node labels: this cluster has one node."""
+    drafts = {name: replace(draft, labels={}) for name, draft in fleet.drafts.items()}
+    orchestrator = replace(fleet.orchestrator, labels={})
+    return replace(fleet, models=tuple(map(_placed, fleet.models)), drafts=drafts, orchestrator=orchestrator)
+
+
+def _placed(config: ServiceConfig) -> ServiceConfig:
     draft = replace(config.draft, labels={}) if config.draft is not None else None
     extra = tuple(replace(each, labels={}) for each in config.extra_drafts)
-    orchestrator, target = replace(config.orchestrator, labels={}), replace(config.target, labels={})
-    return replace(config, target=target, draft=draft, extra_drafts=extra, orchestrator=orchestrator)
+    return replace(config, target=replace(config.target, labels={}), draft=draft, extra_drafts=extra)
 
 
 def _plain(worker: Worker) -> Worker:

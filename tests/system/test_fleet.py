@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from math import ceil
-
 import pytest
 from ray import serve
 
-from deploy.app import APPLICATION, build, fleet_resources
-from deploy.launch.cluster import local_cluster
+from deploy.app import APPLICATION
+from deploy.launch import served
 from deploy.settings import DEMO_DIRECTORY, DEMO_SETTINGS, parse_fleet
 from outrider_client import Client, NotFound, Speculation
 
@@ -37,11 +35,12 @@ FLEET = {
 
 @pytest.fixture(scope="module")
 def client():
-    with local_cluster(ceil(fleet_resources(parse_fleet(FLEET))["CPU"])) as endpoints:
-        serve.run(build(FLEET), name=APPLICATION, route_prefix="/")
-        with Client(f"localhost:{endpoints.grpc_port}") as client:
-            client.wait_until_serving(60.0)
-            yield client
+    """As `outrider serve --config FILE` starts them."""
+    with (
+        served(parse_fleet(FLEET), lambda _: None) as endpoints,
+        Client(f"localhost:{endpoints.grpc_port}") as client,
+    ):
+        yield client
 
 
 def complete(client: Client, model: str, gamma: int | None = None) -> tuple[tuple[int, ...], Speculation | None]:

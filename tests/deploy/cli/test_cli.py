@@ -13,6 +13,7 @@ from core.records import Verification
 from deploy.cli import main, terminal
 from deploy.cli.serve import ServeOptions, config_of
 from deploy.launch import local
+from deploy.settings import alone, read_fleet
 from outrider_client import Chunk, Usage
 from tests import checkpoints
 from tests.deploy.cli.parsing import parsed
@@ -325,6 +326,46 @@ def test_what_keeps_the_service_from_starting_is_said_in_one_line(argv, problem,
     assert run("serve", *argv) == 2
     err = capsys.readouterr().err
     assert problem in err
+    assert err.count("\n") == 1
+
+
+FLEET = """
+models:
+- {model_name: org/large, target: {engine: {model: a}}, shared_draft: small}
+- {model_name: other, target: {engine: {model: /b}}}
+drafts:
+  small: {engine: {model: c}}
+orchestrator: {json_logs: true}
+"""
+
+
+def test_a_file_of_several_models_is_printed_as_one_that_says_the_same(tmp_path, capsys):
+    (tmp_path / "fleet.yaml").write_text(FLEET)
+    assert run("serve", "--config", str(tmp_path / "fleet.yaml"), "--print-config") == 0
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    fleet = read_fleet(tmp_path / "fleet.yaml")
+    assert [each.model_name for each in fleet.models] == ["org/large", "other"]
+    assert alone(fleet, fleet.models[0]).draft.engine.model == str(tmp_path / "c"), "from where the file is"
+    assert read_fleet(tmp_path / "printed.yaml") == fleet
+
+
+@pytest.mark.parametrize(
+    ("argv", "change", "problem"),
+    [
+        ((), ("other", "org/large"), "models must be of different model_name, got ['org/large', 'org/large'] ({}:2)"),
+        ((), ("/b}}", "/b}}, limts: {}"), "models.1.limts: there is no such setting ({}:4)"),
+        ((), ("draft: small", "draft: smal"), "one of drafts (small), got 'smal' ({})"),
+        (("--gamma", "3"), ("", ""), "--gamma: must not be given beside {}, which has several models: set it there"),
+        (("--dtype", "bfloat16"), ("", ""), "--dtype: must not be given beside {}"),
+        (("--limits.max_sessions", "3"), ("", ""), "--limits.max_sessions: must not be given beside {}"),
+    ],
+)
+def test_what_is_wrong_with_several_models_is_said_in_one_line(tmp_path, capsys, argv, change, problem):
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FLEET.replace(*change))
+    assert run("serve", "--config", str(file), *argv) == 2
+    err = capsys.readouterr().err
+    assert problem.format(file) in err
     assert err.count("\n") == 1
 
 
