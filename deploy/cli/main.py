@@ -7,6 +7,7 @@ fast.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -25,10 +26,30 @@ from deploy.cli.replay import ReplayOptions, replay
 from deploy.cli.serve import ServeOptions, serve
 from deploy.cli.settings import SettingsOptions, settings
 from deploy.cli.terminal import say
+from deploy.receipts import outrider_version
 
 EXIT_NO_START = 2
+VALUE_ERROR = "Value error, "
+"""What pydantic, which checks choices, puts before a message of typer's."""
 
-app = typer.Typer(help="Speculative decoding across machines, served.", pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"outrider {outrider_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _any_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version, and exit.")
+    ] = False,
+) -> None:
+    """Speculative decoding across machines, served."""
+
+
 add_command(app, "serve", ServeOptions, serve)
 add_command(app, "settings", SettingsOptions, settings)
 add_command(app, "generate", GenerateOptions, generate)
@@ -50,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(app(argv, prog_name="outrider", standalone_mode=False))
     except typer.TyperException as error:  # a wrong option or value
-        say(f"outrider: {error.format_message()}")
+        if message := error.format_message().replace(VALUE_ERROR, ""):  # none where help has been shown instead
+            say(f"outrider: {message}")
     except StartupError as error:
         say(f"outrider: {error}")
     return EXIT_NO_START

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 import subprocess
 import sys
 
@@ -110,7 +111,7 @@ def test_a_server_that_is_there_but_cannot_take_the_request_is_not_called_missin
         ("--seed", "18446744073709551616", "must be in [0, "),
         ("--verification", "none", "'coupled', 'rejection', 'block'"),
         ("--policy", "none", "'adaptive', 'static'"),
-        ("--color", "blue", "'auto', 'always', 'never'"),
+        ("--color", "blue", "'--color': 'blue' is not one of 'auto', 'always', 'never'"),
     ],
 )
 def test_a_value_that_is_not_allowed_is_refused_before_the_call_by_its_option(option, value, allowed, capsys):
@@ -119,6 +120,19 @@ def test_a_value_that_is_not_allowed_is_refused_before_the_call_by_its_option(op
     assert err.startswith(f"outrider: Invalid value for '{option}': ")
     assert allowed in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("words", "begins"), [((), "serve"), (("keys",), "new")])
+def test_who_says_no_command_is_shown_those_there_are(words, begins, capsys):
+    assert run(*words) == 2
+    shown = capsys.readouterr()
+    assert f"│ {begins} " in shown.out + shown.err
+    assert "outrider: " not in shown.err
+
+
+def test_it_says_its_version(capsys):
+    assert run("--version") == 0
+    assert re.fullmatch(r"outrider \d+\.\d+\S*\n", capsys.readouterr().out)
 
 
 def test_each_command_explains_its_options_without_ray_or_torch():
