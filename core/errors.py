@@ -52,6 +52,10 @@ class InvalidRequest(RequestError):
         return type(self), (self.field, self.problem)
 
 
+class ContextExceeded(InvalidRequest):
+    """Prompt, or prompt and output, have more tokens than the model's context has room for."""
+
+
 class UnknownModel(RequestError):
     """The request names a model that is not served here."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from core.config import Limits
-from core.errors import InvalidRequest
+from core.errors import ContextExceeded, InvalidRequest
 from core.ranges import shown
 from core.records import ModelInfo, Sampling
 from deploy.api.given import GivenTool
@@ -29,10 +29,12 @@ def token_ids(ids: Iterable[int], field: str, info: ModelInfo) -> tuple[int, ...
     return checked
 
 
-def require(condition: bool, field: str, allowed: str, value: object) -> None:
-    """Raises: InvalidRequest, which says what is allowed, unless `condition` holds."""
+def require(
+    condition: bool, field: str, allowed: str, value: object, error: type[InvalidRequest] = InvalidRequest
+) -> None:
+    """Raises: `error`, which says what is allowed, unless `condition` holds."""
     if not condition:
-        raise InvalidRequest(field, f"must be {allowed}, got {shown(value)}")
+        raise error(field, f"must be {allowed}, got {shown(value)}")
 
 
 def check_tools(given: Sequence[GivenTool]) -> None:
@@ -55,11 +57,13 @@ def json_object(text: str, field: str) -> dict[str, Any]:
     return value
 
 
-def check_length(text: str, field: str, tokenizer: Tokenizer, context: int) -> None:
-    """Raises: InvalidRequest when no tokenization of `text` fits into a context of `context` tokens."""
+def check_length(
+    text: str, field: str, tokenizer: Tokenizer, context: int, error: type[InvalidRequest] = ContextExceeded
+) -> None:
+    """Raises: `error` when no tokenization of `text` fits into a context of `context` tokens."""
     most, size = tokenizer.max_text_bytes(context), len(text.encode())
     if most is not None and size > most:
-        raise InvalidRequest(field, f"must be at most {context - 1} tokens long; {size} bytes are always more")
+        raise error(field, f"must be at most {context - 1} tokens long; {size} bytes are always more")
 
 
 def allowed_token_ids(given: Sequence[int] | None, info: ModelInfo, limits: Limits) -> tuple[int, ...]:
@@ -83,7 +87,7 @@ def bad_words(
     for index, text in enumerate(texts):
         field = f"bad_words[{index}]"
         require(bool(text), field, "at least one character long", text)
-        check_length(text, field, tokenizer, longest + 1)
+        check_length(text, field, tokenizer, longest + 1, InvalidRequest)
         words += _ids_of_word(text, tokenizer)
         require(1 <= len(words[-1]) <= longest, field, f"1 to {longest} tokens long", len(words[-1]))
     for index, ids in enumerate(sequences):

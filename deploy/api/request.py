@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import get_args
 
 from core.config import Limits, ServiceConfig, SpeculationConfig
-from core.errors import CheckpointError, InvalidRequest
+from core.errors import CheckpointError, ContextExceeded, InvalidRequest
 from core.ranges import DRAFT_TEMPERATURE, LENIENCE, PRIORITY
 from core.records import GenerationRequest, Grammar, ModelInfo, Policy, Sampling, Verification
 from deploy.api.authentication import NO_LIMITS, Caller, KeyLimits
@@ -142,7 +142,7 @@ def prompt_ids(given: Given, served: Served) -> tuple[int, ...]:
         prompt = tokenizer.encode(given.text)
     elif given.token_ids is not None:
         field, ids = "token_ids.ids", given.token_ids
-        require(len(ids) < context, "token_ids", f"at most {context - 1} tokens long", len(ids))
+        require(len(ids) < context, "token_ids", f"at most {context - 1} tokens long", len(ids), ContextExceeded)
         prompt = token_ids(ids, field, served.target)
     elif given.chat is not None:
         field, text = "chat.messages", _chat_text(given.chat, given, tokenizer)
@@ -171,12 +171,14 @@ def _max_tokens(given: Given, prompt_len: int, served: Served) -> int:
     context = served.context_tokens
     room = context - prompt_len
     if room < 1:
-        raise InvalidRequest(given.prompt_field, f"must be at most {context - 1} tokens long, got {prompt_len}")
+        raise ContextExceeded(given.prompt_field, f"must be at most {context - 1} tokens long, got {prompt_len}")
     if given.max_tokens is None:
         return min(served.config.limits.default_max_tokens, room)
     allowed = f"in [1, {room}] (a context of {context} less the prompt's {prompt_len})"
-    require(1 <= given.max_tokens <= room, "stopping.max_tokens", allowed, given.max_tokens)
-    return given.max_tokens
+    field, asked = "stopping.max_tokens", given.max_tokens
+    require(asked >= 1, field, allowed, asked)
+    require(asked <= room, field, allowed, asked, ContextExceeded)
+    return asked
 
 
 def _min_tokens(given: int, max_tokens: int) -> int:

@@ -11,7 +11,15 @@ from http import HTTPStatus
 from math import ceil
 from typing import Any
 
-from core.errors import InvalidRequest, OutriderError, Overloaded, RequestError, Unauthenticated, UnknownModel
+from core.errors import (
+    ContextExceeded,
+    InvalidRequest,
+    OutriderError,
+    Overloaded,
+    RequestError,
+    Unauthenticated,
+    UnknownModel,
+)
 from deploy import calls
 from deploy.api import told
 from deploy.http.wire import JSON, Head, Headers, encoded, event
@@ -40,6 +48,7 @@ ANTHROPIC_TYPES: Mapping[int, str] = {
 MESSAGES = "/v1/messages"
 """Where paths of Anthropic's API begin."""
 CODES: Mapping[type[Exception], str] = {
+    ContextExceeded: "context_length_exceeded",
     UnknownModel: "model_not_found",
     Unauthenticated: "invalid_api_key",
     Overloaded: "rate_limit_exceeded",
@@ -67,6 +76,13 @@ class BodyTooLong(InvalidRequest):
 
     def __init__(self, most: int) -> None:
         super().__init__("body", f"must be at most {most} bytes long")
+
+
+class BodyEncoded(InvalidRequest):
+    """The body is compressed."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__("content-encoding", f"must not be given: send the body as it is, got {encoding[:40]!r}")
 
 
 class BodyTooSlow(RequestError):
@@ -128,6 +144,8 @@ def code_of(error: Exception) -> str:
 def _status(error: Exception) -> int:
     if isinstance(error, BodyTooLong):
         return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    if isinstance(error, BodyEncoded):
+        return HTTPStatus.UNSUPPORTED_MEDIA_TYPE
     if isinstance(error, WrongMethod):
         return HTTPStatus.METHOD_NOT_ALLOWED
     if isinstance(error, OutriderError):

@@ -24,7 +24,7 @@ from core.errors import Unavailable, first_line
 from deploy import calls
 from deploy.api import ProxyAdmission, admission_behind
 from deploy.files import is_to_stop
-from deploy.http.failures import BodyTooLong, BodyTooSlow, Failure, failure_of
+from deploy.http.failures import BodyEncoded, BodyTooLong, BodyTooSlow, Failure, failure_of
 from deploy.http.routes import COMPLETIONS, HEALTH, JSON_GROWTH
 from deploy.http.wire import Call, Head
 
@@ -38,6 +38,8 @@ MAX_BODY_BYTES = 8 * 2**20
 """No body is longer, as no message of gRPC is (deploy.launch.cluster.MAX_MESSAGE_BYTES)."""
 SERVES_OWN = frozenset({"/-/healthz", "/-/routes"})
 """Paths that Serve answers by itself: its health, for probes, and its routes."""
+PLAIN = "identity"
+"""Of encodings, the one that changes nothing."""
 READ_TIMEOUT_S = 60.0
 """For a body to arrive: whoever sends nothing more is not waited for."""
 
@@ -135,7 +137,10 @@ class _Exchange:
         self.name = calls.begin(self._headers.items())
 
     async def call(self, most_bytes: int, count: Callable[[int], None]) -> Call:
-        """The request, read to its end; `count` is told of its bytes. Raises: BodyTooLong, BodyTooSlow, Overloaded."""
+        """The request, read to its end; `count` is told of its bytes. Raises: InvalidRequest, BodyTooSlow, Overloaded."""
+        encoding = self._headers.get("content-encoding", PLAIN)
+        if encoding.lower() != PLAIN:
+            raise BodyEncoded(encoding)
         authorization = self._headers.get("authorization")
         if authorization is None and (key := self._headers.get("x-api-key")) is not None:
             authorization = f"Bearer {key}"  # as Anthropic's clients send it

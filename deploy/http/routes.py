@@ -42,6 +42,13 @@ COMPLETIONS: Mapping[str, Route] = {
 """Those that take a place for as long as they last."""
 REFUSED: Mapping[str, str] = {
     "/v1/embeddings": "this server generates text; it makes no embeddings",
+    "/v1/images": "this server writes text alone",
+    "/v1/audio": "this server reads and writes text alone",
+    "/v1/moderations": "this server generates text; it judges none",
+    "/v1/files": "this server keeps no files",
+    "/metrics": "Prometheus reads metrics at a port of their own, which `outrider serve` names",
+    "/tokenize": "tokens are told by gRPC: Tokenize and Detokenize",
+    "/detokenize": "tokens are told by gRPC: Tokenize and Detokenize",
     f"{RESPONSES}/": "this server keeps no responses: send what went before as input",
     "/v1/conversations": "this server keeps no conversations: send what went before as input",
     f"{MESSAGES}/batches": "this server has no batches: send each message by itself",

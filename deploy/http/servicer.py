@@ -195,5 +195,7 @@ def _method(call: Call) -> str:
 
 
 def _require_method(call: Call, allowed: str) -> None:
-    if call.method != allowed:
-        raise WrongMethod(call.method, allowed)
+    """HEAD is GET; the HTTP server leaves out the body, as of any reply to it."""
+    is_head = call.method == "HEAD" and allowed == "GET"
+    if call.method != allowed and not is_head:
+        raise WrongMethod(call.method, "GET, HEAD" if allowed == "GET" else allowed)

@@ -73,7 +73,7 @@ def _fields_named_as_in(body: Body, held: Held | None) -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        raise InvalidRequest(param_of(error.field, body, held), error.problem) from None
+        raise type(error)(param_of(error.field, body, held), error.problem) from None
 
 
 def _check_reports(body: Body, speculation: Speculation) -> None:

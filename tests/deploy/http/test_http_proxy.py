@@ -222,6 +222,15 @@ async def test_a_body_is_bounded_as_it_is_read(layer, is_announced):
     assert len(client.messages) == (20 if is_announced else 20 - 9)
 
 
+@pytest.mark.parametrize(("encoding", "status"), [(b"gzip", 415), (b"br, gzip", 415), (b"Identity", 200)])
+async def test_a_body_that_is_compressed_is_refused_as_such(layer, encoding, status):
+    serve = FakeServe(Head(200), b"{}")
+    client = await ask(layer(serve), Client(headers=[(b"content-encoding", encoding)]))
+    assert client.head["status"] == status
+    assert len(serve.calls) == (status == 200)
+    assert status == 200 or json.loads(client.body)["error"]["param"] == "content-encoding"
+
+
 async def test_a_client_that_goes_away_has_its_call_cancelled(layer):
     serve = FakeServe(Head(200, EVENTS), b"one", waits=True)
     client = Client()

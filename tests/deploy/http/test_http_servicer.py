@@ -350,6 +350,10 @@ async def test_a_body_that_is_too_long_is_413():
         ("/v1/embeddings", "POST", 404, "no embeddings"),
         ("/v1/responses/resp_1", "GET", 404, "keeps no responses"),
         ("/ui", "GET", 404, "nothing"),
+        ("/metrics", "GET", 404, "a port of their own"),
+        ("/v1/images/generations", "POST", 404, "text alone"),
+        (COMPLETIONS, "HEAD", 405, "POST"),
+        (COMPLETIONS, "OPTIONS", 405, "POST"),
         (COMPLETIONS, "GET", 405, "POST"),
         ("/v1/models", "POST", 405, "GET"),
         ("/health", "DELETE", 405, "GET"),
@@ -359,6 +363,31 @@ async def test_what_is_not_there_is_said_clearly(path, method, status, said):
     head, content = await error(servicer(Script()), call(path, method))
     assert head.status == status
     assert said in content["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/pair", "/health", "/"])
+async def test_head_asks_what_get_asks(path):
+    """The HTTP server leaves out the body."""
+    (head, *_), (of_get, *_) = [
+        [part async for part in servicer(Script()).respond(call(path, m))] for m in ("HEAD", "GET")
+    ]
+    assert (head, head.status) == (of_get, 200)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"prompt": "say " * 300}, "prompt", "context_length_exceeded"),
+        ({"prompt": "x" * 60_000}, "prompt", "context_length_exceeded"),
+        ({"prompt": [5] * 300}, "prompt", "context_length_exceeded"),
+        ({"max_tokens": 1000}, "max_tokens", "context_length_exceeded"),
+        ({"max_tokens": 0}, "max_tokens", None),
+        ({"bad_words": ["x" * 60_000]}, "bad_words[0]", None),
+    ],
+)
+async def test_what_the_context_has_no_room_for_has_openai_s_code(fields, param, code):
+    head, content = await error(servicer(Script()), call(**fields))
+    assert (head.status, content["param"], content["code"]) == (400, param, code)
 
 
 # The rest

@@ -76,7 +76,7 @@ async def test_it_can_be_switched_off():
 
 async def test_it_takes_get_alone():
     head, _ = await error(servicer(Script()), call("/", "POST"))
-    assert (head.status, dict(head.headers)["allow"]) == (405, "GET")
+    assert (head.status, dict(head.headers)["allow"]) == (405, "GET, HEAD")
 
 
 # The figures
