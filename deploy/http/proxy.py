@@ -137,7 +137,7 @@ class _Exchange:
         self.name = calls.begin(self._headers.items())
 
     async def call(self, most_bytes: int, count: Callable[[int], None]) -> Call:
-        """The request, read to its end; `count` is told of its bytes. Raises: InvalidRequest, BodyTooSlow, Overloaded."""
+        """The request, read to its end; `count` is told of its bytes. Raises: RequestError."""
         encoding = self._headers.get("content-encoding", PLAIN)
         if encoding.lower() != PLAIN:
             raise BodyEncoded(encoding)
