@@ -1,4 +1,4 @@
-"""Each row of the comparison with other servers names what shows it, or says why not; figures are those of their pages."""
+"""Each row of the comparison names what shows it, or says why not; its figures are those of their own pages."""
 
 from __future__ import annotations
 
