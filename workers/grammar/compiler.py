@@ -54,6 +54,10 @@ class CompiledGrammar:
     is_spent: bool = False
     """Whether it has run into a limit that later sequences would run into at once: what is kept for all is full."""
 
+    def allows(self, tokens: Sequence[int]) -> bool:
+        """Whether a word of it may begin with these."""
+        return self.start.deep_copy().try_consume_tokens(list(tokens)) == len(tokens)
+
 
 class GrammarCompiler:
     """Compiles for one vocabulary."""

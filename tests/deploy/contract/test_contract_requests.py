@@ -71,6 +71,7 @@ SENT: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "speculation.policy": (speculation(policy="static"), {}),
     "speculation.pipelining": (speculation(pipelining=False), {}),
     "speculation.guessers": (speculation(guessers=["prompt_lookup"]), {}),
+    "speculation.template": (speculation(template="a+"), {}),
     "speculation.lenience": (
         speculation(verification=LENIENT, lenience=0.5),
         speculation(verification=LENIENT, lenience=0.25),

@@ -28,11 +28,6 @@ def engine():
     return TargetEngine.load(config, EPOCH, lambda _: None)
 
 
-def allows(compiled, tokens):
-    """Whether a word of the grammar may begin with these."""
-    return compiled.start.deep_copy().try_consume_tokens(list(tokens)) == len(tokens)
-
-
 def driver(engine, session, sampling=SAMPLINGS[0], grammar=WORDS):
     driver = Driver(engine, PROMPT, sampling, session=session)
     object.__setattr__(driver.spec, "grammar", grammar)
@@ -45,7 +40,7 @@ def test_verdicts_are_those_of_plain_decoding_whatever_was_guessed(engine, sampl
     plain = driver(engine, f"plain {sampling}", sampling).run(14)
     words = plain[: plain.index(0)] if 0 in plain else plain
     assert len(words) >= 8, "an output worth testing"
-    assert allows(GrammarCompiler.of_model(DEMO / "target", 4096, (0,)).compile(WORDS), words)
+    assert GrammarCompiler.of_model(DEMO / "target", 4096, (0,)).compile(WORDS).allows(words)
     ours = driver(engine, f"guessed {sampling}", sampling)
     num_done, round_ = 0, 0
     while num_done < len(plain) - 4:
@@ -133,14 +128,14 @@ def test_a_draft_guesses_what_the_grammar_allows_and_draws_from_no_other():
     compiled = GrammarCompiler.of_model(DEMO / "draft", 4096, (0,)).compile(grammar)
     tokens = np.concatenate([update.new_nodes.tokens for update in updates]).tolist()
     assert len(tokens) >= 12
-    assert all(allows(compiled, [token]) for token in tokens)
+    assert all(compiled.allows([token]) for token in tokens)
     drawn = driver(draft, "drawn", SAMPLINGS[1], grammar)
     object.__setattr__(drawn.spec, "verification", Verification.REJECTION)
     draft.release(["drafted"])
     block = drawn.draft(4)
-    assert allows(compiled, block.tokens)
+    assert compiled.allows(block.tokens)
     assert all(
-        allows(compiled, [*block.tokens[:depth], token]) for depth, q in enumerate(block.q) for token in q.token_ids
+        compiled.allows([*block.tokens[:depth], token]) for depth, q in enumerate(block.q) for token in q.token_ids
     )
 
 
