@@ -22,14 +22,14 @@ from typing import Any, ClassVar, cast
 from core.config import EngineConfig
 from core.costs import PASS_LAWS
 from core.errors import WorkerLost
-from core.records import DraftRequest, DraftUpdate, EngineStats, ModelInfo
+from core.records import DraftRequest, DraftUpdate, EngineStats, Findings, ModelInfo
 from core.speculation import TreeSpec
 from deploy.app import Engines
 from deploy.engines import DraftActor, EngineActor, TargetActor
 from simulation.engines import EngineLaw, SimDraft, SimTarget, Text, TraceLaw
 from simulation.rig import model_info
 from workers.engine import EngineLoop, Receiver
-from workers.runtime import Findings, this_machine
+from workers.runtime import this_machine
 
 logger = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from core.records.engine import (
     VerifyRequest,
     Want,
 )
+from core.records.findings import Findings
 from core.records.model import ModelInfo
 from core.records.output import Chunk, FinishReason, Usage
 from core.records.receipt import Receipt
@@ -41,6 +42,7 @@ __all__ = [
     "DraftRequest",
     "DraftUpdate",
     "EngineStats",
+    "Findings",
     "FinishReason",
     "GenerationRequest",
     "Grammar",

@@ -27,6 +27,7 @@ from core.records import (
     DraftReply,
     DraftRequest,
     DraftUpdate,
+    Findings,
     ModelInfo,
     TargetRequest,
     VerifyReply,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from core.records import EngineStats
     from workers.engine import Engine, EngineLoop
     from workers.parallel import Rank
-    from workers.runtime import Findings
 
 logger = logging.getLogger(__name__)
 

@@ -13,20 +13,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from core.config import EngineConfig
 from core.errors import OutriderError, first_line
-from core.records import ModelInfo
+from core.records import Findings, ModelInfo
 from deploy.engines import actors
 from deploy.engines.actors import EngineActor, FollowerActor
 from deploy.link.address import LinkAddress
-
-if TYPE_CHECKING:
-    from workers.runtime import Findings
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,11 @@ from ray.serve.handle import DeploymentHandle
 
 from core.config import EngineConfig, Limits
 from core.errors import CheckpointError
-from core.records import Base, DraftDone, ModelInfo, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
+from core.records import Base, DraftDone, Findings, ModelInfo, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
 from core.records.statistics import EngineStats
 from core.speculation.token_tree import ROOT, NewNodes
 from deploy.engines.actors import CONTROL, DraftActor, TargetActor
 from deploy.serve.leases import ServeLeases
-from workers.runtime.findings import Findings
 
 INFO = ModelInfo("counter", "Counter", "float32", "cpu", 0, 100, 1000, 16_000, (0,))
 FAIL = 99

@@ -17,7 +17,7 @@ import torch
 
 from core.config import EngineConfig
 from core.protocol import OVERTAKEN, missing_of, refusal_of
-from core.records import DraftReply, DraftUpdate, EngineStats, Missing, Refused, VerifyReply
+from core.records import DraftReply, DraftUpdate, EngineStats, Findings, Missing, Refused, VerifyReply
 from core.speculation import TokenTree
 from workers.engine import scheduler
 from workers.engine.jobs import Job, Request
@@ -28,7 +28,7 @@ from workers.engine.scheduler import PrefillPace, Share
 from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.grammar import GrammarCompiler, Grammars
 from workers.model import digest_of
-from workers.runtime import Findings, ModelRuntime
+from workers.runtime import ModelRuntime
 from workers.step import StepRows
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Runs forward passes: eagerly, compiled on a CPU, or as CUDA graphs."""
 
-from workers.runtime.findings import Findings, this_machine
+from workers.runtime.machine import this_machine
 from workers.runtime.memory import NoRoomForKV
 from workers.runtime.runtime import ModelRuntime
 
-__all__ = ["Findings", "ModelRuntime", "NoRoomForKV", "this_machine"]
+__all__ = ["ModelRuntime", "NoRoomForKV", "this_machine"]

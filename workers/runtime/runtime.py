@@ -15,11 +15,11 @@ import torch
 
 from core.config import EngineConfig
 from core.errors import CheckpointError
+from core.records import Findings
 from workers.attention import Kernel, find_kernel
 from workers.model import LoadedModel
 from workers.runtime.backend import BackendContext
 from workers.runtime.backend_stack import BackendStack, choose
-from workers.runtime.findings import Findings
 from workers.runtime.memory import num_kv_blocks
 from workers.runtime.self_test import SelfTest
 from workers.runtime.tiling import choose_tiling, find_tile_rows, tiles_of

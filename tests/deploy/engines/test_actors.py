@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,11 +14,21 @@ from ray.exceptions import RayActorError
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, WorkerLost
-from core.records import Base, DraftRequest, DraftUpdate, Missing, Sampling, SequenceSpec, Stamp, VerifyRequest
+from core.records import (
+    Base,
+    DraftRequest,
+    DraftUpdate,
+    Findings,
+    Missing,
+    Sampling,
+    SequenceSpec,
+    Stamp,
+    VerifyRequest,
+)
 from core.speculation.token_tree import NewNodes, TreeSpec
 from deploy.engines import actors
 from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeDraftEngine, FakeTargetActor
-from workers.runtime.findings import Findings, this_machine
+from workers.runtime import this_machine
 
 EPOCH = 5
 SPEC = SequenceSpec(prompt_len=2, sampling=Sampling())
@@ -60,6 +73,15 @@ async def test_what_is_known_of_the_place_reaches_the_engine():
     actor = FakeTargetActor(EngineConfig("fake"), EPOCH)
     assert (await actor.load(None, known))[1] is known
     await actor._running.close()
+
+
+@pytest.mark.thorough
+def test_a_replica_reads_what_its_engine_tells_without_torch():
+    """Whose import takes each replica four seconds and 300 MB."""
+    told = pickle.dumps((INFO, Findings("anywhere", is_compiled=True, tile_rows=4, step_times_s=((1, 0.5),))))
+    code = f"import pickle, sys, deploy.app; pickle.loads({told!r}); print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
 
 
 async def test_a_draft_actor_drafts():

@@ -8,11 +8,11 @@ import pytest
 
 from core.config import EngineConfig
 from core.costs.pass_law import PASS_LAWS, PassLaw
+from core.records import Findings
 from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver
 from workers.engine.pacer import WAKE_UP_S, Pacer
 from workers.engine.target import TargetEngine
-from workers.runtime.findings import Findings
 
 PROMPT = [5, 17, 99, 4]
 LAW = PassLaw(((1, 0.010), (11, 0.020)))

@@ -15,11 +15,11 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from core.errors import CheckpointError
+from core.records import Findings
 from tests import checkpoints
 from tests.workers.runtime.test_runtime import in_all_ways, tokens
 from workers.runtime.backends import packed_weights
 from workers.runtime.backends.packed_weights import PackedProduct, pack
-from workers.runtime.findings import Findings
 from workers.runtime.self_test import SelfTest
 from workers.runtime.tiling import CPU_DETERMINISTIC
 
