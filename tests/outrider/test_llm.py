@@ -186,6 +186,15 @@ def test_a_failure_ends_the_call_frees_what_it_held_and_the_next_one_runs(llm):
     assert is_soon_free(llm)
 
 
+@pytest.fixture
+def _interruptible():
+    """By Python's own handler: a shell has what it runs in the background ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_an_interrupt_ends_what_was_asked_for(llm):
     threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
