@@ -7,9 +7,11 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import ray
+import torch
 from ray.exceptions import RayActorError
 
 from core.config import EngineConfig
@@ -84,6 +86,22 @@ def test_a_replica_reads_what_its_engine_tells_without_torch():
     assert found.stdout.strip() == "False"
 
 
+async def test_torch_and_what_is_below_it_are_told_of_the_threads(monkeypatch):
+    found = {}
+    monkeypatch.setattr(ray, "remote", lambda **options: (found.update(options), Mock())[1])
+    config = EngineConfig("fake", num_threads=3)
+    actors.start(FakeTargetActor, config, EPOCH)
+    variables = found["runtime_env"]["env_vars"]
+    assert (variables["OMP_NUM_THREADS"], variables["MKL_NUM_THREADS"]) == ("3", "3")
+    actor, before = FakeTargetActor(config, EPOCH), torch.get_num_threads()
+    try:
+        await actor.load()
+        assert await asyncio.to_thread(torch.get_num_threads) == 3
+    finally:
+        torch.set_num_threads(before)
+        await actor._running.close()
+
+
 async def test_a_draft_actor_drafts():
     actor = FakeDraftActor(EngineConfig("fake"), EPOCH, 64)
     await actor.load()
@@ -129,15 +147,25 @@ async def test_a_broken_checkpoint_reaches_the_caller_by_name():
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster_for_fakes")
 async def test_control_calls_do_not_wait_for_data_calls():
-    actor = actors.start(FakeTargetActor, EngineConfig("fake", num_threads=3), EPOCH, num_cpus=1)
+    actor = actors.start(FakeTargetActor, EngineConfig("fake"), EPOCH, num_cpus=1)
     await actor.load.remote()
     blocked = actor.block_data_calls.remote()
     await actor.ready.remote()
     assert (await actor.stats.remote()).num_sessions == 0
-    assert await actor.num_threads.remote() == (3, "3")
     await actor.unblock.remote()
     await blocked
     death = actor.until_death.remote()
     ray.kill(actor)
     with pytest.raises(RayActorError):
         await asyncio.wait_for(death, 30)
+
+
+@pytest.mark.ray
+@pytest.mark.ci
+@pytest.mark.usefixtures("cluster_for_fakes")
+async def test_an_engine_computes_with_as_many_threads_as_it_is_told():
+    """A process with other threads is forked from another server, which has everything to import."""
+    actor = actors.start(FakeTargetActor, EngineConfig("fake", num_threads=3), EPOCH, num_cpus=1)
+    await actor.load.remote()
+    assert await actor.num_threads.remote() == (3, "3")
+    ray.kill(actor)
