@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,18 @@ LONGEST = {"test_compiled_cpu.py", "test_chaos.py", "test_exactness.py"}
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """What is not run is not imported either, which takes seconds for whole programs."""
-    return True if collection_path in THOROUGH and "not thorough" in config.option.markexpr else None
+    chosen = config.option.markexpr
+    if collection_path in THOROUGH and "not thorough" in chosen:
+        return True
+    is_module = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if is_module and not may_be_chosen(collection_path.read_text(), chosen) else None
+
+
+def may_be_chosen(module: str, chosen: str) -> bool:
+    """Whether a module of this text may have a test for a run of those on Ray, or of the others."""
+    if "not ray" in chosen:
+        return re.search(r"^pytestmark = \[?pytest\.mark\.ray\b", module, re.MULTILINE) is None
+    return "and ray" not in chosen or "pytest.mark.ray" in module
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import openai
 import pytest
 from collector import Collector
 from local import DEMO
@@ -14,6 +14,9 @@ from served import Guarded, deployed
 from deploy.launch.cluster import Endpoints
 from deploy.settings import demo_config
 from outrider_client import Client
+
+if TYPE_CHECKING:
+    import openai
 
 TEMPLATE = (
     "{% for tool in tools or [] %}# {{ tool.function.name }}\n{% endfor %}"
@@ -50,6 +53,8 @@ def guarded(cluster: Endpoints, collector: Collector, tmp_path_factory: pytest.T
 
 @pytest.fixture
 def client(guarded: Guarded) -> Iterator[openai.OpenAI]:
+    import openai  # which takes seconds, and most tests here do without
+
     with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key=guarded.token, max_retries=0) as client:
         yield client
 
