@@ -5,6 +5,8 @@ export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
+# Tests start a hundred processes, which need not compile the same files again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup demo serve test test-plain test-ray test-fast test-ci test-all check k8s load-tool bench protos format clean
 
@@ -32,13 +34,13 @@ test-fast: setup  ## Run the tests for an edit: without Ray, and without those t
 # Where tests on Ray are; the others are not even collected with them.
 ON_RAY := tests/clients tests/deploy tests/system
 
-# Tests on Ray wait more than they compute, so that they run beside the others; but one after the other, since each has
-# several processes.
+# Tests on Ray wait more than they compute, so that they run beside the others, and before them where both could; but one
+# after the other, since each has several processes.
 test: setup .venv/bin/promtool  ## Run the tests, but for those that take minutes
 	$(MAKE) --jobs=2 --output-sync=line test-plain test-ray
 
 test-plain: setup .venv/bin/promtool
-	$(BIN)/python -m pytest -m "not slow and not ray" -n auto --dist worksteal
+	nice -n 10 $(BIN)/python -m pytest -m "not slow and not ray" -n auto --dist worksteal
 
 test-ray: setup
 	$(BIN)/python -m pytest -m "not slow and ray" $(ON_RAY)
