@@ -7,7 +7,7 @@ from tests.core.rules.decoding import SIGNIFICANCE, VERIFY, VOCAB_SIZE, Decoder,
 
 pytestmark = pytest.mark.thorough
 
-NUM_DRAWS = [12_000, pytest.param(100_000, marks=pytest.mark.slow)]
+NUM_DRAWS = [6_000, pytest.param(100_000, marks=pytest.mark.slow)]
 IDS = np.arange(VOCAB_SIZE)
 
 
@@ -51,9 +51,7 @@ def test_output_follows_the_target(pair, verification, noise_table, monkeypatch)
     assert p_value(counts, p) > SIGNIFICANCE
 
 
-@pytest.mark.parametrize(
-    ("num_draws", "share"), [(12_000, 0.06), pytest.param(30_000, 0.03, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize(("num_draws", "share"), [(6_000, 0.09), pytest.param(30_000, 0.03, marks=pytest.mark.ci)])
 def test_the_check_tells_neighbouring_laws_apart(num_draws, share, monkeypatch):
     decoder = Decoder(P, P, gamma=2, noise=NoiseTable(num_draws))
     counts = count(decoder, 2, monkeypatch)

@@ -8,7 +8,7 @@ from tests.core.rules.decoding import SIGNIFICANCE, Decoder, NoiseTable, count, 
 
 pytestmark = pytest.mark.thorough
 
-NUM_DRAWS = 8_000
+NUM_DRAWS = 4_000
 P, Q = dirichlet(1), dirichlet(2)
 
 

@@ -28,7 +28,7 @@ from tests.core.rules.test_distribution import PAIRS
 
 pytestmark = pytest.mark.thorough
 
-NUM_DRAWS = 8_000
+NUM_DRAWS = 4_000
 LENIENCES = (0.5, 0.15)
 P = np.array([0.5, 0.3, 0.15, 0.05, 0, 0, 0, 0])
 

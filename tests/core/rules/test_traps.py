@@ -14,7 +14,7 @@ from tests.core.rules.decoding import SIGNIFICANCE, VOCAB_SIZE, Decoder, NoiseTa
 
 pytestmark = pytest.mark.thorough
 
-NUM_DRAWS = 8_000
+NUM_DRAWS = 4_000
 P, Q = dirichlet(1), dirichlet(2)
 
 
