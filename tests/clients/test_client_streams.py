@@ -34,6 +34,8 @@ plans = st.lists(
 )
 repeated = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
+few = settings(repeated, max_examples=25)
+
 
 def joined(chunks: list[Chunk]) -> Chunk:
     """A stream as one chunk, without what depends on how often it was resumed."""
@@ -98,7 +100,7 @@ def test_a_stream_that_breaks_anywhere_is_the_stream_that_does_not(
         assert text == text_at[num_tokens], "text comes as early as in the stream that does not break"
 
 
-@repeated
+@few
 @given(plans=plans)
 def test_all_calls_of_a_stream_are_one_request_though_the_caller_gave_no_seed(story, teller, plans):
     story.plans, story.requests = plans, []

@@ -92,28 +92,26 @@ async def plain_outputs(stub, num_tokens, jobs):
     return [PLAIN[str(job)] for job in requests]
 
 
-async def check_seeded_equality(stub, samplings, gammas, num_tokens, guessers=()):
-    """Plain and alone is the reference; with drafting, alone and sixteen at once, nothing may differ."""
+async def check_seeded_equality(stub, samplings, gammas, num_tokens, guessers=(), num_jobs=16):
+    """Plain and alone is the reference; with drafting, alone and all at once, nothing may differ."""
     for sampling in samplings:
         jobs = []
-        for index in range(16):
+        for index in range(num_jobs):
             seeded = pb.SamplingParams()
             seeded.CopyFrom(sampling)
             seeded.seed = sampling.seed * 1000 + index
             jobs.append((PROMPTS[index % len(PROMPTS)], seeded))
         plain = await plain_outputs(stub, num_tokens, jobs)
-        assert len({tuple(output) for output in plain}) > 8, "seeds matter"
+        assert len({tuple(output) for output in plain}) > num_jobs // 2, "seeds matter"
         for gamma in gammas:
             drafted = [request(text, num_tokens, gamma, guessers, sampling=seeded) for text, seeded in jobs]
             together = [output async for output in each(16, [lambda r=r: tokens(stub, r) for r in drafted])]
             assert together == plain, gamma
-            alone = await tokens(stub, drafted[gamma])
-            assert alone == plain[gamma], gamma
+            alone = await tokens(stub, drafted[gamma % num_jobs])
+            assert alone == plain[gamma % num_jobs], gamma
 
 
-@pytest.mark.parametrize(
-    ("guessers", "num_prompts"), [((), 16), (TOGETHER, 8), *[(each, 8) for each in ALONE]], ids=str
-)
+@pytest.mark.parametrize(("guessers", "num_prompts"), [((), 8), (TOGETHER, 4), *[(each, 4) for each in ALONE]], ids=str)
 async def test_greedy_output_is_that_of_transformers(running, stub, guessers, num_prompts):
     await check_greedy_equality(stub, num_prompts, guessers=guessers)
     await assert_nothing_is_held(running)
@@ -125,10 +123,10 @@ async def test_greedy_output_is_that_of_transformers_for_200_prompts(stub):
 
 
 @pytest.mark.parametrize(
-    ("guessers", "gammas"), [((), (1, 4, 8)), (TOGETHER, (8,)), *[(each, (8,)) for each in ALONE]], ids=str
+    ("guessers", "gammas"), [((), (1, 8)), (TOGETHER, (8,)), *[(each, (8,)) for each in ALONE]], ids=str
 )
 async def test_seeded_output_does_not_depend_on_drafting_or_company(stub, guessers, gammas):
-    await check_seeded_equality(stub, SAMPLINGS[1:2], gammas, 24, guessers)
+    await check_seeded_equality(stub, SAMPLINGS[1:2], gammas, 24, guessers, num_jobs=8)
 
 
 async def test_each_source_is_told_of_in_the_statistics_and_no_draft_is_asked_where_it_is_left_out(stub):
@@ -285,7 +283,7 @@ async def check_cancellations(running, stub, num_streams, at_once):
 
 
 async def test_cancelled_streams_leave_nothing_behind(running, stub):
-    await check_cancellations(running, stub, 60, at_once=12)
+    await check_cancellations(running, stub, 30, at_once=10)
 
 
 @pytest.mark.slow
@@ -314,7 +312,7 @@ async def test_streams_survive_the_death_of_the_draft_and_of_the_target(running,
     """Last, for it takes engines away: same tokens, no error, and both are replaced."""
     import ray
 
-    jobs = [request(text, 160) for text in PROMPTS[:4]]
+    jobs = [request(text, 112) for text in PROMPTS[:4]]
     expected = [await tokens(stub, job) for job in jobs]
     for role in ("draft", "target"):
         streams = [asyncio.ensure_future(tokens(stub, job)) for job in jobs]

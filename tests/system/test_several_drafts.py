@@ -12,7 +12,7 @@ from core.records import Sampling, Verification
 from core.speculation.calibration import PRIOR, WINDOW
 from orchestrator.policy.policies import Controller
 
-NUM_TOKENS = 48
+NUM_TOKENS = 32
 PROMPTS = ["def parse_args(self, args):\n    ", "import os\nimport sys\n\n"]
 GREEDY, SEEDED = Sampling(temperature=0.0), Sampling(temperature=0.8, seed=17)
 SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])

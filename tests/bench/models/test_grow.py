@@ -131,6 +131,7 @@ def decoded(engine: TargetEngine, session: str, prompt: list[int]) -> list[int]:
     return output
 
 
+@pytest.mark.ci
 @ROLES
 def test_the_target_engine_writes_the_same_text(directory, role):
     expected = greedy(DEMO / role)
