@@ -2,8 +2,8 @@
 
 The third part is `bench workloads`, which has the table of docs/guessers.md. In the others no model runs. The text is
 what the target says, so a guess is right if the text goes on with it; a round commits the accepted path of the
-`--nodes` likeliest nodes, and one token more. Controls that know no text but a corpus (unigram, bigram, random) show
-what is found by chance. Times are of the thread's own processor time, medians over rounds.
+`--nodes` likeliest nodes, and one token more. The controls show what is found by chance. Times are of the thread's own
+processor time, medians over rounds.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -23,10 +21,11 @@ from bench.control import workloads
 from bench.control.loops import Exchange, loops
 from bench.results import Result, at_most, spread
 from core.config import SpeculationConfig
-from core.speculation import NO_GUESSES, ROOT, Asker, Guesser, Guesses, SourceWorth, SpeculationTree
+from core.speculation import ROOT, Asker, Guesser, SourceWorth, SpeculationTree
 from orchestrator.guessers import (
     ASKING,
     BY_TEXT,
+    CONTROLS,
     GUESSERS,
     Breaker,
     CorpusIndex,
@@ -58,36 +57,6 @@ OUTPUT_TOKENS: Final = 250
 """Of each output that is remembered."""
 EDITED: Final = "orchestrator/policy/tree_policy.py"
 
-NewGuesser = Callable[[], Guesser]
-
-
-class Fixed:
-    """A control: what followed a token most often in a corpus, or whatever comes; it does not look at the text."""
-
-    def __init__(self, follows: Callable[[int], int | None]) -> None:
-        self._follows = follows
-
-    def propose(self, text: Sequence[int]) -> Guesses:
-        token, tokens = text[-1] if text else 0, list[int]()
-        while len(tokens) < DEPTH and (found := self._follows(token)) is not None:
-            tokens.append(token := found)
-        return Guesses.chain(tokens, (1.0,) * len(tokens)) if tokens else NO_GUESSES
-
-
-def controls(corpus: Sequence[int]) -> Mapping[str, NewGuesser]:
-    """Unigram, bigram and random guesses. Source: Leviathan et al. 2023, section 4.2."""
-    most_frequent = Counter(corpus).most_common(1)[0][0]
-    pairs: defaultdict[int, Counter[int]] = defaultdict(Counter)
-    for before, token in pairwise(corpus):
-        pairs[before][token] += 1
-    bigrams = {before: counts.most_common(1)[0][0] for before, counts in pairs.items()}
-    dice, vocabulary = Random(0), max(corpus) + 1
-    return {
-        "unigram of a corpus": lambda: Fixed(lambda _: most_frequent),
-        "bigram of a corpus": lambda: Fixed(bigrams.get),
-        "random": lambda: Fixed(lambda _: dice.randrange(vocabulary)),
-    }
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is measured."""
@@ -110,7 +79,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
 def guessers(tokenizer: Tokenizer) -> Mapping[str, tuple[str, Means]]:
     """All that guess of any text, and one with branches; what is retrieved from is the corpus."""
     index = CorpusIndex(*encode_index([_texts(tokenizer)["corpus"]], vocab_size=tokenizer.vocab_size, vocabulary=""))
-    means = Means(SpeculationConfig(), DEPTH, index)
+    means = Means(SpeculationConfig(), DEPTH, index, vocab_size=tokenizer.vocab_size)
     branching = Means(SpeculationConfig(lookup_branches=4), DEPTH)
     return {name: (name, means) for name in BY_TEXT} | {"prompt_lookup, 4 branches": ("prompt_lookup", branching)}
 
@@ -179,13 +148,12 @@ def _elapsed_us(work: Callable[[], object]) -> float:
 def worths(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
     """Tokens a round of each guesser alone, and of all of them together, on each text."""
     texts = _texts(tokenizer)
-    fixed = controls(texts["corpus"])
     asked_for = {name: made for name, made in guessers(tokenizer).items() if name not in ASKING}
     num_ids = tokenizer.vocab_size
     for kind in ("code", "prose", "edits", "log"):
-        alone = {name: {name: make()} for name, make in fixed.items()}
-        alone |= {name: {source: GUESSERS[source](means)} for name, (source, means) in asked_for.items()}
-        together = {source: GUESSERS[source](means) for source, means in asked_for.values()}
+        alone = {name: {source: GUESSERS[source](means)} for name, (source, means) in asked_for.items()}
+        others = [(source, means) for source, means in asked_for.values() if source not in CONTROLS]
+        together = {source: GUESSERS[source](means) for source, means in others}
         for name, asked in (*alone.items(), ("all together", together)):
             yield Result(f"{kind}: {name}", _tokens_a_round(texts[kind], asked, num_nodes, num_ids), "tokens")
     yield from worths_of_history(tokenizer, num_nodes)

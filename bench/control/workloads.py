@@ -33,13 +33,13 @@ from core.theory import expected_tokens
 from deploy.measure import Recording
 from deploy.settings import DEMO_DIRECTORY
 from models.train.corpus import load_split
-from orchestrator.guessers import ASKING, GUESSERS, CorpusIndex, Means, encode_index, write_index
+from orchestrator.guessers import ASKING, CONTROLS, GUESSERS, CorpusIndex, Means, encode_index, write_index
 from orchestrator.text import Tokenizer
 
 DEPTH = SpeculationConfig().max_draft_tokens
 AUTOMATIC, SECOND_DRAFT, TWO_DRAFTS = "automatic", "second draft", "two drafts"
 MIX = "all of them mixed"
-WAYS = (DRAFT, SECOND_DRAFT, TWO_DRAFTS, *GUESSERS, AUTOMATIC)
+WAYS = (DRAFT, SECOND_DRAFT, TWO_DRAFTS, *[name for name in GUESSERS if name not in CONTROLS], AUTOMATIC)
 """In the order of the table."""
 BY_TEXT = ("prompt_lookup", "ngram", "suffix", "retrieval")
 COPYING = ("prompt_lookup", "suffix")

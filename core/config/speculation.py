@@ -79,9 +79,9 @@ class SpeculationConfig:
     who have asked least recently are forgotten. With `suffix_history_tokens` it bounds the memory. Raise it where more
     callers are active at a time."""
     retrieval_index: str | None = None
-    """Path of an index made by `outrider index`, which the guesser "retrieval" needs; with None that guesser is not
-    available. The file must exist on each node of an orchestrator and come from the same tokenizer. Set it where
-    outputs resemble a corpus that you have."""
+    """Path of an index made by `outrider index`, which the guessers "retrieval", "unigram" and "bigram" need; with None
+    they are not available. The file must exist on each node of an orchestrator and come from the same tokenizer. Set it
+    where outputs resemble a corpus that you have."""
     lookahead_window: int = 10
     """Lookahead: width of the window in tokens, in [2, 32]. Each pass of the target gets `lookahead_window` *
     (`lookahead_ngram` - 1) - 1 rows for it. Raise it where more rows cost the target little, lower it where each costs

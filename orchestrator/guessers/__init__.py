@@ -7,7 +7,9 @@ from orchestrator.guessers.panel import Panel
 from orchestrator.guessers.registry import (
     ASKING,
     BY_TEXT,
+    CONTROLS,
     GUESSERS,
+    NEED_INDEX,
     SOURCES,
     Guessers,
     Means,
@@ -19,7 +21,9 @@ from orchestrator.guessers.registry import (
 __all__ = [
     "ASKING",
     "BY_TEXT",
+    "CONTROLS",
     "GUESSERS",
+    "NEED_INDEX",
     "NUM_PASSES",
     "SOURCES",
     "Breaker",

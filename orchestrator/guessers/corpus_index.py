@@ -18,17 +18,23 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import ConfigError
+from core.speculation import NO_Q, SparseDistribution
 
 MAGIC = b"OUTRIDX1"
 SORTED_TOKENS = 32
 """By which suffixes are told apart; no longer ending of a text can be found."""
 MAX_TOKENS = 2**31
+MAX_COUNTED = 4096
+"""Places of which a law is made: of more, as many at equal distances, whose shares are those of all."""
+MAX_LAW_TOKENS, MAX_LAWS = 256, 1024
+"""Of a law, and kept: some 25 MB at most."""
 LENGTH = struct.Struct("<I")
 LITTLE, BIG = np.dtype("<u4"), np.dtype(">u4")
 MISFIT = "build it again with `outrider index`"
@@ -56,6 +62,8 @@ class CorpusIndex:
         self._order = body[num : 2 * num].cast("I")
         self._starts = body[2 * num :].cast("I")
         self._end_of_document = header.vocab_size
+        self.law_after = lru_cache(MAX_LAWS)(self._law_after)
+        """`_law_after`, of which the last that were asked for are kept: one process asks for each about once."""
 
     def __repr__(self) -> str:
         return f"<CorpusIndex of {self.num_tokens} tokens>"
@@ -89,6 +97,17 @@ class CorpusIndex:
             else:
                 most = length - 1
         return match, found
+
+    def _law_after(self, context: Sequence[int], most_tokens: int) -> SparseDistribution:
+        """Of the token after `context`, or of any; of its `most_tokens` likeliest, and at most `MAX_LAW_TOKENS`."""
+        places = self._beginning_with(context) if context else range(self.num_tokens)
+        num = min(len(places), MAX_COUNTED)
+        chosen = places[0] + (2 * np.arange(num) + 1) * len(places) // (2 * num) if num else np.zeros(0, np.int64)
+        order, tokens = np.frombuffer(self._order, LITTLE), np.frombuffer(self._tokens, BIG)
+        found, counts = np.unique(tokens[order[chosen].astype(np.int64) + len(context)], return_counts=True)
+        shares = dict(zip(found.tolist(), counts.tolist(), strict=True))
+        shares.pop(self._end_of_document, None)
+        return SparseDistribution.of_counts(shares, min(most_tokens, MAX_LAW_TOKENS)) if shares else NO_Q
 
     def _beginning_with(self, tokens: Sequence[int]) -> range:
         if not 0 <= tokens[0] < self._end_of_document:

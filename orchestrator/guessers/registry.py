@@ -17,12 +17,14 @@ from core.records import Grammar
 from core.speculation import DRAFT, Guesser, SourceWorth
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.corpus_index import CorpusIndex
+from orchestrator.guessers.corpus_table import CorpusTable
 from orchestrator.guessers.grammar import GrammarGuesser
 from orchestrator.guessers.history import Histories, History
 from orchestrator.guessers.lookahead import Lookahead
 from orchestrator.guessers.ngram import NgramTables
 from orchestrator.guessers.panel import Panel
 from orchestrator.guessers.prompt_lookup import PromptLookup
+from orchestrator.guessers.random_tokens import RandomTokens
 from orchestrator.guessers.retrieval import Retrieval
 from orchestrator.guessers.suffix import SuffixIndex
 from orchestrator.guessers.template import TemplateGuesser
@@ -72,6 +74,7 @@ class Means:
     """What the template of the output forces, where it has one."""
     history: History | None = None
     """Recent outputs of the same caller or tenant."""
+    vocab_size: int = 1
 
     @property
     def forced_output(self) -> Forced:
@@ -85,7 +88,7 @@ class Means:
 
     @property
     def corpus(self) -> CorpusIndex:
-        assert self.index is not None, "settings and requests name retrieval only where there is an index"
+        assert self.index is not None, "settings and requests name who needs an index only where there is one"
         return self.index
 
 
@@ -97,11 +100,14 @@ GUESSERS: Mapping[str, Callable[[Means], Guesser]] = {
         by_frequency=means.config.lookup_continuation == "most_frequent",
         num_branches=means.config.lookup_branches,
     ),
-    "ngram": lambda means: NgramTables(means.max_depth),
+    "ngram": lambda means: NgramTables(means.max_depth, means.config.q_top_tokens),
     "grammar": lambda means: GrammarGuesser(means.forced_output, means.prompt_len, means.max_depth),
     "template": lambda means: TemplateGuesser(means.expected_output, means.prompt_len, means.max_depth),
     "suffix": lambda means: SuffixIndex(means.max_depth, means.history, means.prompt_len),
     "retrieval": lambda means: Retrieval(means.corpus, means.max_depth),
+    "random": lambda means: RandomTokens(means.vocab_size, means.max_depth),
+    "unigram": lambda means: CorpusTable(means.corpus, 1, means.max_depth, means.config.q_top_tokens),
+    "bigram": lambda means: CorpusTable(means.corpus, 2, means.max_depth, means.config.q_top_tokens),
     "lookahead": lambda means: Lookahead(
         means.max_depth, window=means.config.lookahead_window, ngram=means.config.lookahead_ngram
     ),
@@ -109,6 +115,10 @@ GUESSERS: Mapping[str, Callable[[Means], Guesser]] = {
 """Each makes one session's guesser."""
 ASKING = frozenset({"lookahead"})
 """Of these, those that learn from the target's answers: of a text that is there already they find nothing."""
+CONTROLS = ("random", "unigram", "bigram")
+"""Of these, those that theory is held against: they are not thought to be worth anything."""
+NEED_INDEX = frozenset({"retrieval", "unigram", "bigram"})
+"""Of these, those that know a corpus."""
 BY_TEXT = tuple(name for name in GUESSERS if name not in ("grammar", "template"))
 """Those that guess of any text; the others guess only where a request says what its output looks like."""
 SOURCES = (DRAFT, *GUESSERS)
@@ -162,6 +172,7 @@ class Guessers:
             forced=forced.get("grammar"),
             prompt_len=output.prompt_len,
             expected=forced.get("template"),
+            vocab_size=vocab_size,
             history=self._histories.of(output.isolation) if "suffix" in names else None,
         )
         return Panel({name: GUESSERS[name](means) for name in names}, self._breakers, worth, vocab_size)
@@ -174,14 +185,14 @@ class Guessers:
 
 def available_sources(config: SpeculationConfig) -> tuple[str, ...]:
     """The names that a request may give to a service with these settings."""
-    return tuple(name for name in SOURCES if name != "retrieval" or config.retrieval_index is not None)
+    return tuple(name for name in SOURCES if name not in NEED_INDEX or config.retrieval_index is not None)
 
 
 def check_sources(config: SpeculationConfig) -> None:
     """Raises: ConfigError, which names the first guesser of the settings that there is none of."""
     names = available_sources(config)
     for index, name in enumerate(config.guessers):
-        if name == "retrieval" and name not in names:
+        if name in NEED_INDEX and name not in names:
             raise ConfigError(f"speculation.guessers[{index}] needs speculation.retrieval_index, of `outrider index`")
         if name not in names:
             raise ConfigError(f"speculation.guessers[{index}] must be one of {', '.join(names)}, got {name!r}")

@@ -19,11 +19,11 @@ from test_structured import SCHEMAS, schema_grammar
 
 from core.config import SpeculationConfig
 from core.records import DraftDone, DraftUpdate, Sampling, Verification
-from orchestrator.guessers import SOURCES
+from orchestrator.guessers import NEED_INDEX, SOURCES
 from simulation.chaos.lies import GROWTH_LIES
 from tests import checkpoints
 
-EVERYBODY = tuple(source for source in SOURCES if source != "retrieval")
+EVERYBODY = tuple(source for source in SOURCES if source not in NEED_INDEX)
 PROMPTS = ["def parse_args(self, args):\n    ", "import os\nimport sys\n\n"]
 TREE = SpeculationConfig(
     policy="static_tree",

@@ -137,7 +137,8 @@ async def test_each_source_is_told_of_in_the_statistics_and_no_draft_is_asked_wh
         assert [source.name for source in stats.sources] == list(guessers)
         (source,) = stats.sources
         assert source.accepted_tokens == stats.accepted_tokens <= source.drafted_tokens == stats.lookup_tokens
-        assert (source.accepted_tokens if guessers != ("retrieval",) else source.drafted_tokens) > 0
+        may_be_wrong = guessers in (("retrieval",), ("random",))
+        assert (source.drafted_tokens if may_be_wrong else source.accepted_tokens) > 0
         assert (source.failures, stats.draft_time_s) == (0, 0.0)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await tokens(stub, request(text, guessers=("draft", "oracle")))

@@ -39,4 +39,5 @@ def test_copies_are_found_and_chance_finds_nothing(measured):
     for kind in ("the file, edited again", "the file unseen, written again", "records of one schema"):
         assert worth[f"{kind}: suffix with recent outputs"] > 1.1 * worth[f"{kind}: suffix"]
     assert worth["other parts of a text: suffix with recent outputs"] >= worth["other parts of a text: suffix"]
+    assert worth["code: unigram"] < worth["code: bigram"] < worth["code: retrieval"]
     assert all(1 <= worth[f"{kind}: random"] < 1.05 for kind in ("code", "prose", "edits", "log"))

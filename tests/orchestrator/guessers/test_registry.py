@@ -14,7 +14,9 @@ from core.speculation.source_worth import SourceWorth
 from orchestrator.guessers.corpus_index import CorpusIndex, encode_index
 from orchestrator.guessers.registry import (
     BY_TEXT,
+    CONTROLS,
     GUESSERS,
+    NEED_INDEX,
     SOURCES,
     Guessers,
     Means,
@@ -43,7 +45,7 @@ class Grammars:
         return Forced()
 
 
-MEANS = Means(SpeculationConfig(lookup_branches=3), 4, INDEX, Forced(), 0, Forced())
+MEANS = Means(SpeculationConfig(lookup_branches=3), 4, INDEX, Forced(), 0, Forced(), vocab_size=6)
 WORD = Grammar(GrammarKind.REGEX, "[ab]")
 LETTER = Grammar(GrammarKind.REGEX, "Dear [a-z]+,")
 
@@ -140,10 +142,19 @@ def test_a_grammar_that_cannot_be_followed_costs_its_session_the_source_and_is_c
 def test_a_name_that_there_is_none_of_is_refused_with_those_that_there_are():
     with pytest.raises(ConfigError, match=r"speculation\.guessers\[1\] must be one of draft, .*, got 'oracle'"):
         check_sources(SpeculationConfig(guessers=("draft", "oracle")))
-    with pytest.raises(ConfigError, match=r"needs speculation\.retrieval_index"):
-        check_sources(SpeculationConfig(guessers=("retrieval",)))
 
 
-def test_retrieval_can_be_asked_for_where_there_is_an_index():
-    assert available_sources(SpeculationConfig()) == tuple(name for name in SOURCES if name != "retrieval")
+@pytest.mark.parametrize("name", NEED_INDEX)
+def test_who_knows_a_corpus_is_refused_where_there_is_no_index(name):
+    with pytest.raises(ConfigError, match=r"guessers\[1\] needs speculation\.retrieval_index"):
+        check_sources(SpeculationConfig(guessers=("draft", name)))
+    check_sources(SpeculationConfig(guessers=("draft", name), retrieval_index="corpus.index"))
+
+
+def test_controls_are_in_no_default():
+    assert not {*CONTROLS} & {*SpeculationConfig().guessers}
+
+
+def test_corpora_can_be_asked_for_where_there_is_an_index():
+    assert available_sources(SpeculationConfig()) == tuple(name for name in SOURCES if name not in NEED_INDEX)
     assert available_sources(SpeculationConfig(retrieval_index="corpus.index")) == SOURCES

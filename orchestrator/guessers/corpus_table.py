@@ -1,0 +1,36 @@
+"""Controls: the tokens of a corpus by how often they come, or come after the last token. Nothing else is looked at.
+
+Knows the last token and the index. Source: Leviathan et al. 2023 (arXiv 2211.17192), section 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from core.speculation import Guesses, SparseDistribution
+from orchestrator.guessers.corpus_index import CorpusIndex
+
+
+class CorpusTable:
+    """A unigram (order 1) or bigram (order 2) table of a corpus: a chain of its most frequent tokens, or a law."""
+
+    def __init__(self, index: CorpusIndex, order: int, max_depth: int, max_law_tokens: int) -> None:
+        self._index = index
+        self._num_before = order - 1
+        self._max_depth = max_depth
+        self._max_law_tokens = max_law_tokens
+
+    def __repr__(self) -> str:
+        return f"<CorpusTable of order {1 + self._num_before} of {self._index}>"
+
+    def propose(self, text: Sequence[int]) -> Guesses:
+        tokens, chances = list[int](), list[float]()
+        while len(tokens) < self._max_depth and (law := self.law(text, tokens)).token_ids:
+            tokens.append(law.token_ids[0])
+            chances.append(law.probs[0])
+        return Guesses.chain(tokens, chances)
+
+    def law(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
+        before = drawn or text
+        context = tuple(before[len(before) - self._num_before :])
+        return self._index.law_after(context, self._max_law_tokens)
