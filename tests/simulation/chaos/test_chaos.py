@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from orchestrator.guessers import BY_TEXT, SOURCES
+from orchestrator.guessers import BY_TEXT, CONTROLS, SOURCES
 from simulation.chaos.faults import GROWTH_FAULTS, CallFault, EngineFault
 from simulation.chaos.lies import GROWTH_LIES, GUESSER_LIES, TARGET_LIES
 from simulation.chaos.run import run_seed
@@ -80,7 +80,7 @@ def check_that_all_happened(counts, share):
     for lie in GUESSER_LIES:
         assert counts[f"a guesser says {lie}"] > 10 * share, lie
     for source in BY_TEXT:  # no output here has a grammar
-        assert counts[f"failures of {source}"] > 0, source
+        assert source in CONTROLS or counts[f"failures of {source}"] > 0, source
     assert sum(counts[f"accepted of {source}"] for source in SOURCES[1:]) > 500 * share
 
 
