@@ -52,7 +52,8 @@ class SpeculationConfig:
     where each row of the target costs time."""
     guessers: tuple[str, ...] = ("draft", "prompt_lookup", "grammar")
     """Sources of guesses for requests that name none: "draft" for the draft engine, and guessers that need no model
-    (docs/guessers.md); "grammar" only guesses in structured output. Without "draft" no lease on a draft is taken. With
+    (docs/guessers.md); "grammar" only guesses in structured output, and "template", which needs no name here, for
+    requests that give a template. Without "draft" no lease on a draft is taken. With
     the policy "adaptive", in greedy and coupled mode, all sources guess side by side; otherwise the others guess only
     where the draft has nothing. Add "retrieval" or "lookahead" where more rows cost the target little."""
     lookup_min_match: int = 2
