@@ -234,7 +234,8 @@ def _explain(problem: Mapping[str, Any], sources: Sources) -> str:
         case "value_error":  # raised by core.config, which names the setting but not the way to it
             text = f"{path}{'.' if path else ''}{problem['ctx']['error']}"
         case _:
-            text = f"{path or 'the configuration'}: {problem['msg']}, got {problem['input']!r}"
+            wrong = problem["msg"].replace("valid tuple", "list")  # which is what YAML has
+            text = f"{path or 'the configuration'}: {wrong}, got {problem['input']!r}"
     return text + sources.of_problem(re.split("[: ]", text)[0])
 
 

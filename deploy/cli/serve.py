@@ -89,6 +89,8 @@ class ServeOptions:
 
 def serve(options: ServeOptions) -> int:
     """Returns the exit status. Raises: StartupError."""
+    if options.grpc_port and options.grpc_port == options.http_port:
+        raise ConfigError(f"--http-port {options.http_port} is --grpc-port, too: give each its own, or 0 for any")
     config, text = _configured(options)
     if options.print_config:
         sys.stdout.write(text)

@@ -334,6 +334,8 @@ def test_the_configuration_is_printed_as_a_file_that_says_the_same(tmp_path, cap
         (("--grpc-port", "99999"), "'--grpc-port': must be 0 (a free one) or in [1, 65535], got 99999"),
         (("--drain-timeout", "-1"), "'--drain-timeout': must be in [0, 86400], got -1.0"),
         (("--config", "/nowhere.yaml"), "/nowhere.yaml"),
+        (("--grpc-port", "8000"), "--http-port 8000 is --grpc-port, too: give each its own, or 0 for any"),
+        (("--speculation.guessers", "draft"), "speculation.guessers: Input should be a list, got 'draft'"),
     ],
 )
 def test_what_keeps_the_service_from_starting_is_said_in_one_line(argv, problem, capsys):
