@@ -117,7 +117,7 @@ ASKING = frozenset({"lookahead"})
 """Of these, those that learn from the target's answers: of a text that is there already they find nothing."""
 CONTROLS = ("random", "unigram", "bigram")
 """Of these, those that theory is held against: they are not thought to be worth anything."""
-NEED_INDEX = frozenset({"retrieval", "unigram", "bigram"})
+NEED_INDEX = ("retrieval", "unigram", "bigram")
 """Of these, those that know a corpus."""
 BY_TEXT = tuple(name for name in GUESSERS if name not in ("grammar", "template"))
 """Those that guess of any text; the others guess only where a request says what its output looks like."""
