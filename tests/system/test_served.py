@@ -14,7 +14,7 @@ from served import each, tokens
 from test_exactness import PROMPTS, generate
 
 from deploy.launch.probe import engine_of
-from orchestrator.guessers import BY_TEXT, SOURCES
+from orchestrator.guessers import BY_TEXT, CONTROLS, SOURCES
 from protos.outrider.v1 import generation_pb2 as pb
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
@@ -137,7 +137,7 @@ async def test_each_source_is_told_of_in_the_statistics_and_no_draft_is_asked_wh
         assert [source.name for source in stats.sources] == list(guessers)
         (source,) = stats.sources
         assert source.accepted_tokens == stats.accepted_tokens <= source.drafted_tokens == stats.lookup_tokens
-        may_be_wrong = guessers in (("retrieval",), ("random",))
+        may_be_wrong = source.name in ("retrieval", *CONTROLS)
         assert (source.drafted_tokens if may_be_wrong else source.accepted_tokens) > 0
         assert (source.failures, stats.draft_time_s) == (0, 0.0)
     with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -38,6 +38,14 @@ def said(request: Any) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in request.chat.messages]
 
 
+@pytest.fixture(autouse=True)
+def _interruptible():
+    """By Python's own handler: a shell has what it runs in the background ignore interrupts, and its children, too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 # Lines of a standard input that is no terminal
 
 
