@@ -90,7 +90,6 @@ def to_generation_request(given: Given, served: Served, now: float) -> Generatio
         priority=_priority(given, limits),
         caller=str(given.caller),
         quota=_key_limits(given).quota,
-        isolation=given.caller.isolation if isinstance(given.caller, Caller) else "",
     )
     return _with_speculation(_with_reports(request, given, limits), given, served)
 
@@ -121,7 +120,15 @@ def _with_speculation(request: GenerationRequest, given: Given, served: Served) 
         draft_temperature=_draft_temperature(given.draft_temperature),
     )
     _check_resumable(request)
-    return request
+    return replace(request, isolation=_isolation(given, request))
+
+
+def _isolation(given: Given, request: GenerationRequest) -> str:
+    """Empty also where an output that is kept may be of the same seed: the noise that drew it would judge it, as a
+    guess of this one, and bias it (docs/exactness.md, section 3). A seed that is drawn here comes but once.
+    """
+    shares_noise = request.rule.needs_q and "seed" in given.sampling
+    return given.caller.isolation if isinstance(given.caller, Caller) and not shares_noise else ""
 
 
 def _request_id(given: str) -> str:

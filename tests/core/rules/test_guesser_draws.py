@@ -102,6 +102,32 @@ def test_a_draw_may_not_be_dropped_because_of_what_follows_it(verify, monkeypatc
     assert not is_exact(decoder(q=P, looks_ahead=True), monkeypatch, verify)
 
 
+@dataclass
+class Remembers(Decoder):
+    """Each output is guessed by one of another request, whose guesses were always the same."""
+
+    apart: int = 0
+    """Its seed, from this one's."""
+    known: tuple[int, ...] = ()
+
+    def chain(self, seed, position, last, purpose=Purpose.DRAFT):
+        tokens = self.known[position - 1 : position - 1 + self.gamma]
+        return TokenTree.chain(tokens, [SparseDistribution.certain(token) for token in tokens])
+
+    def decode(self, seed, num_tokens, verify=None):
+        self.known = (0,) * num_tokens
+        self.known = super().decode((seed + self.apart) % self.noise.num_seeds, num_tokens, verify)
+        return super().decode(seed, num_tokens, verify)
+
+
+@BOTH
+def test_an_output_may_not_guess_another_of_the_same_seed(verify, monkeypatch):
+    """As recent outputs would guess a repetition: what drew the first would judge the second."""
+    p = constant([0.5, 0.5])
+    assert is_exact(Remembers(p, Q, 2, NoiseTable(NUM_DRAWS), apart=1), monkeypatch, verify)
+    assert not is_exact(Remembers(p, Q, 2, NoiseTable(NUM_DRAWS), apart=0), monkeypatch, verify)
+
+
 LAW = SparseDistribution((5, 2, 7), (0.5, 0.3, 0.2))
 
 

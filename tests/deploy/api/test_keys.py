@@ -9,13 +9,15 @@ import grpc
 import pytest
 
 from core.errors import ConfigError, Unauthenticated
-from core.records import Quota
-from deploy.api.authentication import Authenticator, KeyLimits, new_key
+from core.records import Quota, Verification
+from deploy.api.authentication import Authenticator, Caller, KeyLimits, new_key
+from deploy.api.given import Given
+from deploy.api.request import to_generation_request
 from deploy.cli.main import EXIT_NO_START, main
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc
 from tests.deploy.api.test_samples_and_quotas import Admitting
-from tests.deploy.grpc.rpc import Script, greeting, server
+from tests.deploy.grpc.rpc import Script, greeting, served, server
 
 ZEROS = "0" * 64
 
@@ -69,6 +71,22 @@ def test_callers_are_isolated_from_each_other_unless_they_are_of_one_tenant(tmp_
     assert callers[4].isolation == f"caller:{callers[4]}"
     assert (callers[3], callers[3].limits) == ("d", KeyLimits(max_priority=3))
     assert Authenticator(None).check(()).isolation == "", "who sends no key shares nothing"
+
+
+@pytest.mark.parametrize(
+    ("verification", "sampling", "isolation"),
+    [
+        (Verification.REJECTION, {"seed": 3}, ""),
+        (Verification.RECURSIVE_REJECTION, {"seed": 0}, ""),
+        (Verification.REJECTION, {}, "caller:a"),
+        (Verification.REJECTION, {"seed": 3, "temperature": 0.0}, "caller:a"),
+        (Verification.COUPLED, {"seed": 3}, "caller:a"),
+    ],
+)
+def test_no_output_by_q_is_guessed_by_another_with_its_seed(verification, sampling, isolation):
+    """The same noise would draw the one and judge it as a guess of the other."""
+    given = Given(token_ids=[5, 6], sampling=sampling, verification=verification, caller=Caller("a"))
+    assert to_generation_request(given, served(), 0.0).isolation == isolation
 
 
 @pytest.mark.parametrize(
