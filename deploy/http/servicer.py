@@ -35,7 +35,7 @@ from deploy.http.routes import (
 )
 from deploy.http.status import status_fields
 from deploy.http.structured import structure_of
-from deploy.http.translate import prompt_of, reading_of, to_requests
+from deploy.http.translate import later_named_as_in, prompt_of, reading_of, to_requests
 from deploy.http.wire import EVENTS, JSON, Call, Head, encoded
 
 Parts = AsyncGenerator[Head | bytes, None]
@@ -123,8 +123,9 @@ class HttpServicer:
             reply = ending.reply = route.reply(order)
             async with aclosing(completed(model, requests, watch)) as pieces:
                 parts = _streamed(reply, pieces) if body.stream else _whole(reply, pieces, len(requests))
-                async for part in parts:
-                    yield part
+                with later_named_as_in(body, model.served):
+                    async for part in parts:
+                        yield part
 
     async def _count(self, call: Call) -> Parts:
         _require_method(call, "POST")

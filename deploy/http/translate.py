@@ -69,6 +69,16 @@ def prompt_of(body: Body, served: Served) -> tuple[int, ...]:
 
 
 @contextmanager
+def later_named_as_in(body: Body, served: Served) -> Iterator[None]:
+    """Of a request that was sound, as far as could be told: what engines refuse has the body's own field, too."""
+    try:
+        yield
+    except InvalidRequest as error:
+        with _fields_named_as_in(body, _held(body, body.tools_asked, served)):
+            raise error from None
+
+
+@contextmanager
 def _fields_named_as_in(body: Body, held: Held | None) -> Iterator[None]:
     try:
         yield

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.errors import DeadlinePassed, Overloaded, Unavailable, UnsoundScores
+from core.errors import DeadlinePassed, InvalidRequest, Overloaded, Unavailable, UnsoundScores
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
 from deploy.api import sample_seed
 from deploy.api.authentication import Authenticator
@@ -420,3 +420,17 @@ async def test_health_says_when_nothing_new_is_taken():
     assert await whole(http, call("/health", "GET")) == (200, {"status": "ok"})
     models.is_winding_down = True
     assert (await error(http, call("/health", "GET")))[0].status == 503
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+    ],
+)
+async def test_what_an_engine_refuses_has_the_field_of_the_body(fields, param):
+    """A grammar may be refused when the output has got to a place that cannot be followed."""
+    script = Script(InvalidRequest("structured_output", "cannot be followed: it is too large"))
+    head, content = await error(servicer(script), call(**fields))
+    assert (head.status, content["param"]) == (400, param)
