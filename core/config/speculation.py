@@ -71,7 +71,7 @@ class SpeculationConfig:
     rows cost the target little and texts repeat themselves with changes."""
     suffix_history_tokens: int = 16_384
     """Suffix: largest number of tokens of recent outputs that are remembered for each caller, or each tenant that keys
-    are configured to belong to, in [0, 1048576]; each takes about 120 bytes of an orchestrator. The guesser looks them
+    are configured to belong to, in [0, 1048576]; each takes up to 250 bytes of an orchestrator. The guesser looks them
     up in later outputs of the same caller or tenant and of no other; callers without a key have none, and only outputs
     that this guesser guesses are remembered. Set 0 where one key serves people who must not learn of each other
     from response times; raise it where outputs resemble much earlier ones."""
