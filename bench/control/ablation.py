@@ -126,7 +126,7 @@ def cases() -> Iterator[ControlCase]:
     for is_pipelined in (True, False):
         yield _case("hard text 16", _hard(16), is_pipelined=is_pipelined)
         yield _case("texts change", _texts(), is_pipelined=is_pipelined)
-    yield _case("draft slows down", Scenario(load=Closed(4, 8), changes=(Change(4.0, "draft", 8.0),)))
+    yield _case("draft slows down", Scenario(load=Closed(4, 8), changes=(Change(1.0, "draft", 8.0),)))
     far = replace(PRESETS["70b+1b"], target_hop=HopLaw(0.01))
     yield _case("target far away", Scenario(hardware=far, load=Closed(1, 4), max_tokens=160))
     waves = ((8.0, 0.4), (4.0, 2.5), (8.0, 0.4))

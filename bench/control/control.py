@@ -132,7 +132,7 @@ def changing() -> Iterator[ControlCase]:
     load = Scenario(
         hardware=PRESETS["this-machine"], temperature=1.0, load=Arrivals(waves), max_tokens=120, prompt_tokens=24
     )
-    slow = Scenario(load=Closed(4, 20), changes=(Change(8.0, "draft", 8.0),))
+    slow = Scenario(load=Closed(4, 20), changes=(Change(2.0, "draft", 8.0),))
     for name, scenario in (("easy and hard text", texts), ("load rises and falls", load), ("draft slows down", slow)):
         for is_pipelined in (True, False):
             way = "pipelined" if is_pipelined else "in turn"
@@ -264,5 +264,7 @@ def _run(case: ControlCase, speculation: SpeculationConfig) -> tuple[float, str]
     report = simulate(replace(case.scenario, speculation=replace(speculation, guessers=("draft",))))
     if report.num_failed:
         raise RuntimeError(f"{report.num_failed} streams failed in {case.name}")
+    if any(change.at_s >= report.elapsed_s for change in case.scenario.changes):
+        raise RuntimeError(f"{case.name} was over after {report.elapsed_s:.1f} s, before it had changed")
     open_s = report.end_to_end_s.mean * report.num_streams
     return report.num_tokens / open_s, report.control.reason
