@@ -169,7 +169,7 @@ def parse_fleet(
     fleet, base = _validated(_FLEET_CONFIG, settings, sources), directory or Path.cwd()
     return replace(
         fleet,
-        models=tuple(_located(model, base) for model in fleet.models),
+        models=tuple(_located(each, base, sources, f"models.{index}.") for index, each in enumerate(fleet.models)),
         drafts={name: _resolve(draft, base) for name, draft in fleet.drafts.items()},
     )
 
@@ -182,11 +182,12 @@ def _validated(kind: TypeAdapter[Config], settings: Mapping[str, Any], sources: 
         raise ConfigError("; ".join(problems)) from None
 
 
-def _located(config: ServiceConfig, base: Path, sources: Sources = NO_SOURCES) -> ServiceConfig:
+def _located(config: ServiceConfig, base: Path, sources: Sources = NO_SOURCES, prefix: str = "") -> ServiceConfig:
+    """`prefix`: the way to its settings, where they are of one model of several. Raises: ConfigError."""
     try:
         check_sources(config.speculation)
     except ConfigError as error:
-        raise ConfigError(f"{error}{sources.of_problem('speculation.guessers')}") from None
+        raise ConfigError(f"{prefix}{error}{sources.of_problem(f'{prefix}speculation.guessers')}") from None
     draft = _resolve(config.draft, base) if config.draft is not None else None
     speculation = config.speculation
     if speculation.retrieval_index is not None:

@@ -33,7 +33,7 @@ SORTED_TOKENS = 32
 MAX_TOKENS = 2**31
 MAX_COUNTED = 4096
 """Places of which a law is made: of more, as many at equal distances, whose shares are those of all."""
-MAX_LAW_TOKENS, MAX_LAWS = 256, 1024
+MAX_COUNTED_TOKENS, MAX_LAWS = 256, 1024
 """Of a law, and kept: some 25 MB at most."""
 LENGTH = struct.Struct("<I")
 LITTLE, BIG = np.dtype("<u4"), np.dtype(">u4")
@@ -99,7 +99,7 @@ class CorpusIndex:
         return match, found
 
     def _law_after(self, context: Sequence[int], most_tokens: int) -> SparseDistribution:
-        """Of the token after `context`, or of any; of its `most_tokens` likeliest, and at most `MAX_LAW_TOKENS`."""
+        """Of the token after `context`, or of any; of its `most_tokens` likeliest, and at most `MAX_COUNTED_TOKENS`."""
         places = self._beginning_with(context) if context else range(self.num_tokens)
         num = min(len(places), MAX_COUNTED)
         chosen = places[0] + (2 * np.arange(num) + 1) * len(places) // (2 * num) if num else np.zeros(0, np.int64)
@@ -107,7 +107,7 @@ class CorpusIndex:
         found, counts = np.unique(tokens[order[chosen].astype(np.int64) + len(context)], return_counts=True)
         shares = dict(zip(found.tolist(), counts.tolist(), strict=True))
         shares.pop(self._end_of_document, None)
-        return SparseDistribution.of_counts(shares, min(most_tokens, MAX_LAW_TOKENS)) if shares else NO_Q
+        return SparseDistribution.of_counts(shares, min(most_tokens, MAX_COUNTED_TOKENS)) if shares else NO_Q
 
     def _beginning_with(self, tokens: Sequence[int]) -> range:
         if not 0 <= tokens[0] < self._end_of_document:

@@ -98,8 +98,8 @@ class Histories:
         """That of a domain, or none where nobody is told apart."""
         if not domain or not self._max_tokens:
             return None
-        history = self._by_domain.pop(domain, None) or History(self._max_tokens)
-        self._by_domain[domain] = history
+        history = self._by_domain.pop(domain, None)
+        self._by_domain[domain] = history = History(self._max_tokens) if history is None else history
         if len(self._by_domain) > self._max_domains:
             self._by_domain.popitem(last=False)
         return history

@@ -28,6 +28,7 @@ from deploy.settings import (
     parse_config,
     parse_fleet,
     read_config,
+    read_fleet,
     service_config,
 )
 from deploy.sources import Sources
@@ -384,3 +385,15 @@ def test_an_unknown_guesser_is_refused_with_where_it_was_given(tmp_path):
 def test_settings_of_guesses_have_their_ranges(name, value):
     with pytest.raises(ConfigError, match=f"speculation.{name}"):
         demo_config([f"speculation.{name}={value}"])
+
+
+def test_an_unknown_guesser_of_one_model_of_several_is_named_with_its_model_and_line(tmp_path):
+    file = tmp_path / "models.yaml"
+    engine = "target: {engine: {model: /a}}"
+    file.write_text(
+        f"models:\n  - {{model_name: a, {engine}}}\n"
+        f"  - model_name: b\n    {engine}\n    speculation:\n      guessers: [draft, nope]\n"
+    )
+    place = re.escape(f"{file}:6")
+    with pytest.raises(ConfigError, match=rf"^models\.1\.speculation\.guessers\[1\] must be .*'nope' \({place}\)$"):
+        read_fleet(file)

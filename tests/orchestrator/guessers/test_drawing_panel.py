@@ -8,7 +8,7 @@ import pytest
 
 from core.speculation.calibration import PRIOR
 from core.speculation.drawing import draw_from
-from core.speculation.guesser import MAX_LAW_TOKENS, NO_GUESSES, Guesses
+from core.speculation.guesser import MAX_GUESSES, MAX_LAW_TOKENS, NO_GUESSES, Guesses
 from core.speculation.source_worth import Record, SourceWorth
 from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution
 from orchestrator.guessers.breaker import Breaker
@@ -187,3 +187,14 @@ def test_what_was_drawn_before_an_error_is_sound(worth):
     assert drawn.laws == (FLAT,)
     assert asked.failures == {"a": 1}
     assert asked.draw(TEXT, 0, always) == []
+
+
+def test_of_a_guess_and_a_law_that_promise_the_same_the_law_is_drawn_from(worth):
+    """What is drawn stands oftener than its likeliest token."""
+    asked = panel(worth, a=SaysLaws(FLAT), b=Proposes(Guesses.chain([8], [0.5])))
+    assert [source for source, _ in asked.draw(TEXT, 0, always)] == ["a"]
+
+
+def test_no_chain_is_longer_than_any_block(worth):
+    ((_, drawn),) = panel(worth, a=SaysLaws(*[SURE] * (2 * MAX_GUESSES))).draw(TEXT, 0, always)
+    assert len(drawn) == MAX_GUESSES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from itertools import product
 
 import pytest
@@ -183,3 +184,17 @@ def test_a_million_tokens_of_many_callers_leave_it_within_its_bounds():
             assert len(each) <= most
             assert sum(len(part._array) for part in each._parts) <= len(each)
             assert all(len(part._array._ends) <= len(part._array) for part in each._parts)
+
+
+def test_a_token_takes_no_more_bytes_than_the_setting_says():
+    """Most where hardly any two tokens come twice: each pair has a place of its own."""
+    dice, most = random.Random(3), 4096
+    tracemalloc.start()
+    history = History(most)
+    for _ in range(most // 500):
+        history.add([dice.randrange(150_000) for _ in range(500)], 0)
+    for _ in range(most // module.INDEXED_A_LOOK + 1):
+        list(history.continuations([1, 2], 8, 8))
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes < 250 * most

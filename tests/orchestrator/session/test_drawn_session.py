@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from core.config import SpeculationConfig
@@ -491,3 +492,70 @@ def test_a_block_that_is_sent_again_is_the_same_draws_of_the_same_laws(guessing)
     stage.event(m.TargetLeased("t2", 1))
     assert stage.block == block
     assert len(moody.said) == num_said
+
+
+def test_all_that_was_drawn_is_verified(guessing):
+    """Whatever the tree's chances say then: the law at the end is the one that was not worth a draw."""
+    stage, moody = guessing
+    lengths = set()
+    for most in (3, 1, 2, 4):
+        num_said = len(moody.said)
+        stage.session._policy.is_worth_drawing = lambda path_prob, most=most: len(path_prob) <= most
+        stage.session._policy.max_depth = stage.session._policy.max_nodes = 1
+        stage.verdict()
+        lengths.add(len(stage.block))
+        assert len(moody.said) - num_said == len(stage.block) + 1
+    assert lengths == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("policy", ["static", "adaptive"])
+def test_no_more_is_drawn_than_the_output_and_the_target_have_room_for(tokenizer, monkeypatch, policy):
+    monkeypatch.setitem(GUESSERS, "ngram", lambda _means: Moody())
+    config = replace(CONFIG, policy=policy, guessers=("ngram",))
+    sampled = {"config": config, "sampling": Sampling(temperature=1.0, seed=SEED)}
+    short = DrawnStage(tokenizer, 4, **sampled)
+    short.session._policy.is_worth_drawing = lambda _: True
+    short.verdict()
+    assert len(short.block) == 2, "of three tokens one is the target's own"
+    full = DrawnStage(tokenizer, **sampled)
+    full.session._policy.is_worth_drawing = lambda _: True
+    full.session._pair = replace(
+        full.session._pair, target=replace(full.session._pair.target, kv_cache_tokens=len(PROMPT) + 4)
+    )
+    full.verdict()
+    assert len(full.block) == 3
+
+
+def test_the_heuristic_draws_no_more_than_its_present_gamma():
+    policy = Controller(SpeculationConfig(policy="heuristic", max_draft_tokens=8)).policy(request(**SAMPLED))
+    assert policy.gamma < policy.max_nodes
+    assert policy.is_worth_drawing([0.1] * policy.gamma)
+    assert not policy.is_worth_drawing([1.0] * (policy.gamma + 1))
+
+
+def test_adaptive_draws_no_guess_that_is_not_worth_its_row(monkeypatch):
+    policy = Controller(SpeculationConfig()).policy(request(**SAMPLED))
+    monkeypatch.setattr(AdaptivePolicy, "net", lambda _, path_prob: path_prob_gain(path_prob, 0.3))
+    assert policy.is_worth_drawing([0.5])
+    assert policy.is_worth_drawing([0.9, 0.4])
+    assert not policy.is_worth_drawing([0.25])
+    assert not policy.is_worth_drawing([0.9, 0.25])
+
+
+def path_prob_gain(path_prob, price):
+    """Each row costs as much as so many tokens."""
+    gained = [0.0]
+    for chance in path_prob:
+        gained.append(gained[-1] + chance - price)
+    return np.array(gained)
+
+
+def test_what_was_drawn_for_one_block_does_not_count_for_the_next(guessing):
+    """Where nothing is drawn then, what others propose is chosen by the policy as ever."""
+    stage, _ = guessing
+    stage.verdict()
+    assert stage.session._blocks._num_drawn == len(stage.block)
+    stage.session._policy.is_worth_drawing = lambda _: False
+    stage.verdict()
+    assert stage.session._blocks._num_drawn == 0
+    assert stage.block == EMPTY_BLOCK

@@ -118,6 +118,23 @@ def test_an_end_in_its_middle_leaves_it():
     assert not len(expected(LETTER).after([*ids("Dear Anna,"), EOS], DEPTH))
 
 
+def test_what_leaves_it_is_tried_once():
+    """Not until its time is used up, in which all streams would wait."""
+    session, tried = expected(LETTER), []
+
+    class Matcher:
+        def try_consume_tokens(self, tokens):
+            tried.append(tokens)
+            return 0
+
+        def is_error(self):
+            return False
+
+    session._matcher = Matcher()
+    session.after(ids("Hello"), DEPTH)
+    assert len(tried) == 1
+
+
 def test_a_long_output_is_taken_in_bit_by_bit_and_left_where_it_leaves():
     session = expected(regex("[ab]{1,9999}, that is all"))
     (letter,) = ids("a")
