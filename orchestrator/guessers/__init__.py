@@ -1,8 +1,7 @@
 """Sources of guesses that need no model; each is one file behind `core.speculation.Guesser`."""
 
 from orchestrator.guessers.breaker import Breaker
-from orchestrator.guessers.corpus_index import NUM_PASSES, CorpusIndex, encode_index, write_index
-from orchestrator.guessers.history import Histories, History
+from orchestrator.guessers.corpus import NUM_PASSES, CorpusIndex, encode_index, write_index
 from orchestrator.guessers.panel import Panel
 from orchestrator.guessers.registry import (
     ASKING,
@@ -17,6 +16,7 @@ from orchestrator.guessers.registry import (
     available_sources,
     check_sources,
 )
+from orchestrator.guessers.suffix import Histories, History
 
 __all__ = [
     "ASKING",

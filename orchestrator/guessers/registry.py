@@ -16,17 +16,14 @@ from core.ports import Forced, Grammars
 from core.records import Grammar
 from core.speculation import DRAFT, Guesser, SourceWorth
 from orchestrator.guessers.breaker import Breaker
-from orchestrator.guessers.corpus_index import CorpusIndex
-from orchestrator.guessers.corpus_table import CorpusTable
+from orchestrator.guessers.corpus import CorpusIndex, CorpusTable, Retrieval
 from orchestrator.guessers.grammar import GrammarGuesser
-from orchestrator.guessers.history import Histories, History
 from orchestrator.guessers.lookahead import Lookahead
 from orchestrator.guessers.ngram import NgramTables
 from orchestrator.guessers.panel import Panel
 from orchestrator.guessers.prompt_lookup import PromptLookup
 from orchestrator.guessers.random_tokens import RandomTokens
-from orchestrator.guessers.retrieval import Retrieval
-from orchestrator.guessers.suffix import SuffixIndex
+from orchestrator.guessers.suffix import Histories, History, SuffixIndex
 from orchestrator.guessers.template import TemplateGuesser
 
 

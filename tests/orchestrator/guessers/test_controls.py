@@ -12,8 +12,8 @@ from scipy import stats
 
 from core.speculation.token_tree import NO_Q
 from orchestrator.guessers import corpus_index
-from orchestrator.guessers.corpus_index import CorpusIndex, encode_index
-from orchestrator.guessers.corpus_table import CorpusTable
+from orchestrator.guessers.corpus.index import CorpusIndex, encode_index
+from orchestrator.guessers.corpus.table import CorpusTable
 from orchestrator.guessers.random_tokens import RandomTokens
 
 VOCAB_SIZE = 50

@@ -11,7 +11,7 @@ from core.errors import ConfigError
 from core.records import Grammar, GrammarKind
 from core.speculation.guesser import Guesses
 from core.speculation.source_worth import SourceWorth
-from orchestrator.guessers.corpus_index import CorpusIndex, encode_index
+from orchestrator.guessers.corpus.index import CorpusIndex, encode_index
 from orchestrator.guessers.registry import (
     BY_TEXT,
     CONTROLS,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from core.errors import ConfigError
 from core.speculation.guesser import NO_GUESSES
 from core.speculation.token_tree import ROOT
-from orchestrator.guessers.corpus_index import (
+from orchestrator.guessers.corpus.index import (
     NUM_PASSES,
     SORTED_TOKENS,
     CorpusIndex,
@@ -21,7 +21,7 @@ from orchestrator.guessers.corpus_index import (
     suffix_order,
     write_index,
 )
-from orchestrator.guessers.retrieval import MAX_MATCH, MIN_MATCH, Retrieval
+from orchestrator.guessers.corpus.retrieval import MAX_MATCH, MIN_MATCH, Retrieval
 
 VOCAB_SIZE = 50
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from core.speculation import Guesses, SparseDistribution
-from orchestrator.guessers.corpus_index import CorpusIndex
+from orchestrator.guessers.corpus.index import CorpusIndex
 
 
 class CorpusTable:

@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from orchestrator.guessers.suffix_array import MAX_MATCH, MIN_MATCH, SuffixArray
+from orchestrator.guessers.suffix.suffix_array import MAX_MATCH, MIN_MATCH, SuffixArray
 
 BETWEEN = -1
 """Stands before each output: no text has this token, so no match and no continuation reaches over it."""
@@ -35,7 +35,7 @@ class _Part:
         self.text.append(BETWEEN)
 
     def index(self, most: int) -> int:
-        """Take in at most so many places; returns their number."""
+        """Index at most `most` more places; returns how many these were."""
         first, self._end = self._end, min(self._end + most, len(self.text))
         self._array.add(self.text, filter(self._is_inside, range(first, self._end)))
         return self._end - first

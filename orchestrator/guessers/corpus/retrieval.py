@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from core.speculation import NO_GUESSES, Guesses
 from orchestrator.guessers.continuations import tree_of
-from orchestrator.guessers.corpus_index import CorpusIndex
+from orchestrator.guessers.corpus.index import CorpusIndex
 
 MIN_MATCH, MAX_MATCH = 2, 16
 """Tokens of the text's ending that are looked up. REST: 2 to 16."""

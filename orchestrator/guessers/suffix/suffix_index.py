@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from core.speculation import NO_GUESSES, Guesses
 from orchestrator.guessers.continuations import tree_of
-from orchestrator.guessers.history import History
-from orchestrator.guessers.suffix_array import MIN_MATCH, SuffixArray
+from orchestrator.guessers.suffix.history import History
+from orchestrator.guessers.suffix.suffix_array import MIN_MATCH, SuffixArray
 
 MAX_INDEXED_TOKENS = 8192
 """Places that are remembered, the latest."""

@@ -1,0 +1,7 @@
+"""Guesses from a corpus that was indexed before: the index, retrieval, and tables of frequencies as controls."""
+
+from orchestrator.guessers.corpus.index import NUM_PASSES, CorpusIndex, encode_index, write_index
+from orchestrator.guessers.corpus.retrieval import Retrieval
+from orchestrator.guessers.corpus.table import CorpusTable
+
+__all__ = ["NUM_PASSES", "CorpusIndex", "CorpusTable", "Retrieval", "encode_index", "write_index"]
