@@ -8,7 +8,8 @@ from core.errors import ConfigError
 from deploy.cli.main import EXIT_NO_START, main
 from deploy.launch import application
 from deploy.settings import DEMO_DIRECTORY, demo_config
-from orchestrator.guessers import CorpusIndex, Guessers, corpus_index, encode_index, write_index
+from orchestrator.guessers import CorpusIndex, Guessers, encode_index, write_index
+from orchestrator.guessers.corpus import index as corpus_index
 from orchestrator.text import Tokenizer
 from tests.vocabularies import as_product, byte_level
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from core.speculation.token_tree import NO_Q
-from orchestrator.guessers import corpus_index
+from orchestrator.guessers.corpus import index as corpus_index
 from orchestrator.guessers.corpus.index import CorpusIndex, encode_index
 from orchestrator.guessers.corpus.table import CorpusTable
 from orchestrator.guessers.random_tokens import RandomTokens

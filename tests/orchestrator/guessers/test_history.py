@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from core.config import SpeculationConfig
 from core.errors import ConfigError
 from core.speculation import NO_GUESSES, ROOT, SourceWorth
-from orchestrator.guessers import history as module
 from orchestrator.guessers.registry import Guessers, OutputForm
+from orchestrator.guessers.suffix import history as module
 from orchestrator.guessers.suffix.history import Histories, History
 from orchestrator.guessers.suffix.suffix_array import MAX_MATCH, MIN_MATCH
 from orchestrator.guessers.suffix.suffix_index import SuffixIndex

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from core.speculation.guesser import NO_GUESSES
 from core.speculation.token_tree import ROOT
-from orchestrator.guessers import suffix
 from orchestrator.guessers.continuations import MAX_NODES
+from orchestrator.guessers.suffix import suffix_index as suffix
 from orchestrator.guessers.suffix.suffix_array import MAX_MATCH, MIN_MATCH
 from orchestrator.guessers.suffix.suffix_index import SuffixIndex
 
