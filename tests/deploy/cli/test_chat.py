@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -103,7 +104,7 @@ def test_without_a_server_the_user_is_told_how_to_start_one(monkeypatch, capsys)
 
 def test_an_interrupt_while_lines_are_piped_cancels_the_call_and_ends(monkeypatch):
     def interrupt(context: Any) -> None:
-        os.kill(os.getpid(), signal.SIGINT)  # the main thread waits for the answer
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # which waits for the answer
         _until(lambda: not context.is_active())
 
     scripted = Scripted([chunk(1, total=1), interrupt])
