@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from core.errors import InvalidRequest
 from core.records import GenerationRequest, Verification
@@ -121,23 +122,29 @@ def given_by(body: Body, asked: AskedTools | None, held: Held | None, request_id
         stop_token_ids=body.stop_token_ids or (),
         ignore_eos=bool(body.ignore_eos),
         include_stop=bool(body.include_stop_str_in_output),
-        verification=_verification(speculation.verification),
-        lenience=speculation.lenience,
-        max_draft_tokens=speculation.max_draft_tokens,
-        policy=speculation.policy or "",
-        pipelining=speculation.pipelining,
-        guessers=speculation.guessers or (),
-        template=speculation.template,
-        draft_temperature=speculation.draft_temperature,
-        wants_trace=bool(speculation.trace),
-        wants_explanation=bool(speculation.explain),
         wants_receipt=bool(body.receipt),
         num_logprobs=body.num_logprobs,
         num_prompt_logprobs=body.num_prompt_logprobs,
         num_samples=body.num_samples,
         timeout_s=body.timeout_s,
         structure=held and held[1],
+        **_speculation(speculation),
     )
+
+
+def _speculation(given: Speculation) -> dict[str, Any]:
+    return {
+        "verification": _verification(given.verification),
+        "lenience": given.lenience,
+        "max_draft_tokens": given.max_draft_tokens,
+        "policy": given.policy or "",
+        "pipelining": given.pipelining,
+        "guessers": given.guessers or (),
+        "template": given.template,
+        "draft_temperature": given.draft_temperature,
+        "wants_trace": bool(given.trace),
+        "wants_explanation": bool(given.explain),
+    }
 
 
 def param_of(field: str, body: Body, held: Held | None) -> str:
