@@ -12,6 +12,7 @@ import argparse
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -80,7 +81,7 @@ def guessers(tokenizer: Tokenizer) -> Mapping[str, tuple[str, Means]]:
     """All that guess of any text, and one with branches; what is retrieved from is the corpus."""
     index = CorpusIndex(*encode_index([_texts(tokenizer)["corpus"]], vocab_size=tokenizer.vocab_size, vocabulary=""))
     means = Means(SpeculationConfig(), DEPTH, index, vocab_size=tokenizer.vocab_size)
-    branching = Means(SpeculationConfig(lookup_branches=4), DEPTH)
+    branching = replace(means, config=SpeculationConfig(lookup_branches=4))
     return {name: (name, means) for name in BY_TEXT} | {"prompt_lookup, 4 branches": ("prompt_lookup", branching)}
 
 
@@ -92,7 +93,8 @@ def costs(tokenizer: Tokenizer) -> Iterator[Result]:
     text = _texts(tokenizer)["code"]
     text = (text * (1 + (CONTEXT_TOKENS + NUM_ROUNDS * ROUND_TOKENS) // len(text)))[: CONTEXT_TOKENS * 2]
     asked = dict(guessers(tokenizer))
-    asked["suffix, full of recent outputs"] = "suffix", _remembering(_texts(tokenizer)["corpus"])
+    remembering = replace(asked["suffix"][1], history=_filled(_texts(tokenizer)["corpus"]))
+    asked["suffix, full of recent outputs"] = "suffix", remembering
     for name, (source, means) in asked.items():
         guesser, log = GUESSERS[source](means), text[:CONTEXT_TOKENS]
         work = partial(_talk, guesser, log, text) if isinstance(guesser, Asker) else partial(guesser.propose, log)
@@ -107,13 +109,13 @@ def costs(tokenizer: Tokenizer) -> Iterator[Result]:
         yield Result(f"{name}: the first time, in a text of 8k", round(first_us, 1), "us")
 
 
-def _remembering(corpus: Sequence[int]) -> Means:
-    """With a history that has been filled twice, and is indexed."""
+def _filled(corpus: Sequence[int]) -> History:
+    """A history that has been filled twice, and is indexed."""
     history = History(HISTORY_TOKENS)
     for first in range(0, 2 * HISTORY_TOKENS, OUTPUT_TOKENS):
         history.add(corpus[first : first + OUTPUT_TOKENS], 0)
         history.continuations((), 0, 0)
-    return Means(SpeculationConfig(), DEPTH, history=history)
+    return history
 
 
 def _rounds(text: Sequence[int], log: list[int], work: Callable[[], object]) -> Iterator[float]:

@@ -163,8 +163,8 @@ class _Bench:
 
     def _guesser(self, name: str, recorded: Recorded, text: Recording) -> Guesser:
         grammar = recorded.workload.grammar
-        forced = self.recorder.grammars.forced(grammar) if grammar is not None else None
-        return GUESSERS[name](Means(SpeculationConfig(), DEPTH, self._corpus, forced, len(text.prompt)))
+        forced = {} if grammar is None else {"grammar": self.recorder.grammars.forced(grammar)}
+        return GUESSERS[name](Means(SpeculationConfig(), DEPTH, self._corpus, len(text.prompt), forced))
 
 
 def _in_turn(name: str, index: str) -> GuessingWay:

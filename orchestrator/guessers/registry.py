@@ -6,7 +6,7 @@ Knows settings; must not know sessions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -17,14 +17,13 @@ from core.records import Grammar
 from core.speculation import DRAFT, Guesser, SourceWorth
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.corpus import CorpusIndex, CorpusTable, Retrieval
-from orchestrator.guessers.grammar import GrammarGuesser
+from orchestrator.guessers.grammar import TEMPLATE_CHANCE, GrammarGuesser
 from orchestrator.guessers.lookahead import Lookahead
 from orchestrator.guessers.ngram import NgramTables
 from orchestrator.guessers.panel import Panel
 from orchestrator.guessers.prompt_lookup import PromptLookup
 from orchestrator.guessers.random_tokens import RandomTokens
 from orchestrator.guessers.suffix import Histories, History, SuffixIndex
-from orchestrator.guessers.template import TemplateGuesser
 
 
 class Vocabulary(Protocol):
@@ -64,24 +63,13 @@ class Means:
     """Guesses in a row that may be of use."""
     index: CorpusIndex | None = None
     """Of a corpus, where the settings name one."""
-    forced: Forced | None = None
-    """What the grammar of the output forces, where it has one."""
     prompt_len: int = 0
-    expected: Forced | None = None
-    """What the template of the output forces, where it has one."""
+    forced: Mapping[str, Forced] = field(default_factory=dict)
+    """What the forms of the output force, by `OutputForm.forms`: a form that it has not has no guesser."""
     history: History | None = None
     """Recent outputs of the same caller or tenant."""
-    vocab_size: int = 1
-
-    @property
-    def forced_output(self) -> Forced:
-        assert self.forced is not None, "a session without a grammar has no grammar guesser"
-        return self.forced
-
-    @property
-    def expected_output(self) -> Forced:
-        assert self.expected is not None, "a session without a template has no template guesser"
-        return self.expected
+    vocab_size: int = 0
+    """Read by `random` alone, which fails at 0."""
 
     @property
     def corpus(self) -> CorpusIndex:
@@ -98,8 +86,10 @@ GUESSERS: Mapping[str, Callable[[Means], Guesser]] = {
         num_branches=means.config.lookup_branches,
     ),
     "ngram": lambda means: NgramTables(means.max_depth, means.config.q_top_tokens),
-    "grammar": lambda means: GrammarGuesser(means.forced_output, means.prompt_len, means.max_depth),
-    "template": lambda means: TemplateGuesser(means.expected_output, means.prompt_len, means.max_depth),
+    "grammar": lambda means: GrammarGuesser(means.forced["grammar"], means.prompt_len, means.max_depth),
+    "template": lambda means: GrammarGuesser(
+        means.forced["template"], means.prompt_len, means.max_depth, TEMPLATE_CHANCE
+    ),
     "suffix": lambda means: SuffixIndex(means.max_depth, means.history, means.prompt_len),
     "retrieval": lambda means: Retrieval(means.corpus, means.max_depth),
     "random": lambda means: RandomTokens(means.vocab_size, means.max_depth),
@@ -166,9 +156,8 @@ class Guessers:
             config,
             max_depth,
             self._index,
-            forced=forced.get("grammar"),
             prompt_len=output.prompt_len,
-            expected=forced.get("template"),
+            forced=forced,
             vocab_size=vocab_size,
             history=self._histories.of(output.isolation) if "suffix" in names else None,
         )

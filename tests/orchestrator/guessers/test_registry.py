@@ -45,7 +45,8 @@ class Grammars:
         return Forced()
 
 
-MEANS = Means(SpeculationConfig(lookup_branches=3), 4, INDEX, Forced(), 0, Forced(), vocab_size=6)
+FORCED = {"grammar": Forced(), "template": Forced()}
+MEANS = Means(SpeculationConfig(lookup_branches=3), 4, INDEX, forced=FORCED, vocab_size=6)
 WORD = Grammar(GrammarKind.REGEX, "[ab]")
 LETTER = Grammar(GrammarKind.REGEX, "Dear [a-z]+,")
 
