@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bench.control import control
-from bench.control.control import MODES, ControlCase, judged, sweep, trees
-from simulation.scenario import Closed, Scenario
+from bench.control.control import MODES, ControlCase, judged, static, sweep, trees
+from simulation.scenario import Change, Closed, Scenario
 
 
 def case(mode="greedy", *, is_pipelined=True):
@@ -52,6 +54,12 @@ def test_sizes_go_to_the_policies_and_rejection_verifies_no_trees(asked, is_pipe
     found = {(each.max_block_tokens, each.max_draft_tokens) for each in asked if each.policy == "static_tree"}
     assert found == {(4, 4), (8, 4), (8, 8), (16, 4), (16, 8)}, "of 16 nodes, 13 tokens/s are too few to go on"
     assert {each.min_path_probability for each in asked if each.policy == "path_probability"} == {0.3, 0.1, 0.03, 0.01}
+
+
+def test_a_load_that_is_over_before_it_changes_is_an_error():
+    changing = replace(case().scenario, changes=(Change(60.0, "draft", 8.0),))
+    with pytest.raises(RuntimeError, match=r"late was over after \d+\.\d s, before it had changed"):
+        static(ControlCase("changing", "late", changing, is_pipelined=True), 2)
 
 
 def test_a_sweep_of_trees_keeps_what_it_has_tried(asked):
