@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -104,7 +106,9 @@ def test_without_a_server_the_user_is_told_how_to_start_one(monkeypatch, capsys)
 
 def test_an_interrupt_while_lines_are_piped_cancels_the_call_and_ends(monkeypatch):
     def interrupt(context: Any) -> None:
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # which waits for the answer
+        main_thread = threading.main_thread().ident
+        _until(lambda: sys._current_frames()[main_thread].f_code.co_name == "wait")  # for the answer
+        signal.pthread_kill(main_thread, signal.SIGINT)
         _until(lambda: not context.is_active())
 
     scripted = Scripted([chunk(1, total=1), interrupt])
@@ -148,10 +152,21 @@ class Person:
     def types(self, text: str) -> None:
         os.write(self._terminal, text.encode())
 
-    def sees(self, text: str) -> None:
+    def sees(self, text: str, patience_s: float = WAIT_S) -> None:
+        end_s = time.monotonic() + patience_s
         while text not in self._seen:
+            if not select.select([self._terminal], [], [], max(0.0, end_s - time.monotonic()))[0]:
+                raise TimeoutError(f"there is no {text!r} in {self._seen!r}")
             self._seen += os.read(self._terminal, 4096).decode()
         self._seen = self._seen.partition(text)[2]
+
+    def interrupts(self) -> None:
+        """Until there is a prompt, as a person does: Python has a signal that comes before it waits wait as well."""
+        for _ in range(10):
+            self.types(CTRL_C)
+            with suppress(TimeoutError):
+                return self.sees(">>> ", WAIT_S / 10)
+        raise TimeoutError("no interrupt was heard")
 
     def __enter__(self) -> Person:
         return self
@@ -174,8 +189,7 @@ def test_a_person_stops_an_answer_goes_on_and_leaves():
         person.sees(">>> ")
         person.types("one\n")
         person.sees("7")
-        person.types(CTRL_C)
-        person.sees(">>> ")
+        person.interrupts()
         assert scripted.is_cancelled.wait(WAIT_S)
         for text, answer in (("two", "123"), ("three", "too long"), ("four", "123")):
             person.types(f"{text}\n")
@@ -183,8 +197,7 @@ def test_a_person_stops_an_answer_goes_on_and_leaves():
             person.sees(">>> ")
         person.types("dropped")
         person.sees("dropped")
-        person.types(CTRL_C)
-        person.sees(">>> ")
+        person.interrupts()
         person.types(CTRL_D)
         assert person.process.wait(WAIT_S) == 0
     asked = [said(request) for request in scripted.requests[1:]]
