@@ -185,6 +185,7 @@ def test_an_engine_slows_down_when_it_is_said_to():
     assert report.elapsed_s == pytest.approx(LEASE_S + HOP_S + 51 * TARGET_S + 40 * TARGET_S)
 
 
+@pytest.mark.ci
 def test_a_target_far_away_costs_hardly_more_than_one_at_hand():
     """10 ms there and back, half a pass, for which it does not wait: it has what follows each verdict already."""
     adaptive = SpeculationConfig(guessers=("draft",), max_draft_tokens=GAMMA)

@@ -86,7 +86,7 @@ async def test_greedy_output_is_that_of_transformers(speculation):
         await served.check_nothing_is_held()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.ci), 0.8])
 async def test_whatever_a_policy_does_the_tokens_are_those_of_plain_decoding(temperature):
     """Blocks of any shape, drafts in turn or not, that rest or come too late; six streams at once."""
     policies = WildPolicies(seed=7)

@@ -15,10 +15,10 @@ from orchestrator.policy.policies import Controller
 NUM_TOKENS = 32
 PROMPTS = ["def parse_args(self, args):\n    ", "import os\nimport sys\n\n"]
 GREEDY, SEEDED = Sampling(temperature=0.0), Sampling(temperature=0.8, seed=17)
-SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+SAMPLINGS = {"greedy": GREEDY, "seeded": SEEDED}
 TREE = SpeculationConfig(policy="static_tree", max_block_tokens=16, guessers=("draft",), draft_timeout_s=30.0)
-POLICIES = [TREE, replace(TREE, pipelining=False), replace(TREE, policy="adaptive")]
-WAYS = pytest.mark.parametrize("speculation", POLICIES, ids=["pipelined", "in turn", "adaptive"])
+WAYS = {"pipelined": TREE, "in turn": replace(TREE, pipelining=False), "adaptive": replace(TREE, policy="adaptive")}
+QUICK = ("greedy", "in turn"), ("seeded", "adaptive")
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,14 @@ async def plain(sampling):
     return PLAIN[sampling]
 
 
-@WAYS
-@SAMPLINGS
+@pytest.mark.parametrize(
+    ("sampling", "speculation"),
+    [
+        pytest.param(sampling, speculation, id=f"{drawn}-{way}", marks=() if (drawn, way) in QUICK else pytest.mark.ci)
+        for drawn, sampling in SAMPLINGS.items()
+        for way, speculation in WAYS.items()
+    ],
+)
 async def test_the_output_is_that_of_plain_decoding(other, sampling, speculation):
     expected = await plain(sampling)
     async with system(extra_drafts=[other], speculation=speculation) as served:

@@ -32,6 +32,7 @@ def config():
     return replace(demo, extra_drafts=(DraftConfig(engine),), speculation=speculation)
 
 
+@pytest.mark.ci
 def test_two_drafts_change_no_token_and_each_may_die(config, cluster):
     with deployed_for(config, cluster) as server, Client(server.address) as client:
         for role, way in WAYS.items():

@@ -210,7 +210,7 @@ def law_of(prompt, vocabulary):
 @pytest.mark.parametrize(
     "verification",
     [
-        Verification.REJECTION,
+        pytest.param(Verification.REJECTION, marks=pytest.mark.ci),
         pytest.param(Verification.BLOCK, marks=pytest.mark.ci),
         pytest.param(Verification.COUPLED, marks=pytest.mark.slow),
     ],

@@ -52,6 +52,7 @@ def test_a_draft_that_is_always_right_is_used_and_one_that_never_is_gains_nothin
     assert sum(found.accepted.values()) == 0
 
 
+@pytest.mark.ci
 def test_texts_that_come_before_teach_the_service_and_are_not_counted():
     jobs = [job(TEXT, [NEVER] * len(TEXT)), job(TEXT, [0] * len(TEXT))]
     whole, later = (decode(jobs, by("draft"), VOCAB_SIZE, num_before=number) for number in (0, 1))
@@ -188,6 +189,7 @@ def test_the_workloads_are_what_they_are_called():
     assert found["docstring prose", 0.0].prompts[0].startswith('    """')
 
 
+@pytest.mark.ci
 @pytest.mark.thorough
 def test_recorded_agreement_is_what_a_survey_counts():
     """The share of places with rank 0 is coupled acceptance, greedily and with the shared noise."""
@@ -209,6 +211,7 @@ def test_recorded_agreement_is_what_a_survey_counts():
     assert given.texts[0].output == recorder._tokenizer.encode("    return path\n")
 
 
+@pytest.mark.ci
 @pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_target_answers_questions_as_it_would_have_written(temperature):

@@ -79,6 +79,7 @@ def test_every_side_is_measured_and_writes_the_same_text(tmp_path):
 # What is compared
 
 
+@pytest.mark.ci
 def test_all_ways_write_the_same_text_and_guesses_save_rounds(pair, prompts):
     for prompt in prompts:
         plain = pair.plain(prompt, NUM_TOKENS)

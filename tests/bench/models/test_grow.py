@@ -83,6 +83,7 @@ def test_the_function_stays(directory, role, dtype):
     assert_same_function(cached(DEMO / role, WIDER[role], dtype, directory), DEMO / role)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "shape",
     [

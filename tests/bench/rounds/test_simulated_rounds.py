@@ -22,6 +22,7 @@ def results():
     return {each.name: each for each in measure(arguments("--texts", "2", "--text-tokens", "24"))}
 
 
+@pytest.mark.ci
 def test_every_goal_is_judged_at_both_temperatures(results):
     goals = {name: each.goal for name, each in results.items() if each.goal is not None}
     assert goals == {

@@ -95,6 +95,7 @@ def test_a_recorded_trace_needs_no_models(tmp_path, rounds):
     assert [result.value for result in results] == [seen.num_nodes for seen in rounds]
 
 
+@pytest.mark.ci
 @pytest.mark.thorough
 def test_what_is_recorded_of_a_real_stream_is_what_came_out():
     found = asyncio.run(tree.watched(tree.PROMPT, seed=1))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+import pytest
+
 from bench.service import session_events
 from orchestrator.session import Session
 
 
+@pytest.mark.ci
 def test_every_round_of_each_load_is_timed_and_sessions_are_left_as_they_were():
     handle = Session.handle
     results = session_events.measure(argparse.Namespace(streams=1, tokens=12))

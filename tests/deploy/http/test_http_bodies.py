@@ -76,7 +76,7 @@ SAID = st.builds(
 
 @pytest.mark.parametrize(("kind", "prompt"), [(ResponsesBody, "input"), (MessagesBody, "messages")])
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_so_does_a_body_of_the_other_apis(kind, prompt, data):
     names = data.draw(st.lists(st.sampled_from(sorted(kind.model_fields)), max_size=3))
     items = st.lists(TYPED if kind is ResponsesBody else SAID, max_size=3)

@@ -72,6 +72,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
+@pytest.mark.ci
 def test_one_row_many_rows_and_trees_are_the_models_own(runtime: ModelRuntime) -> None:
     """Alone and in company; with prompts in chunks, and rows that want no logits."""
     rng = random.Random(1)
@@ -91,6 +92,7 @@ def test_one_row_many_rows_and_trees_are_the_models_own(runtime: ModelRuntime) -
 
 
 @needs_compiler
+@pytest.mark.ci
 def test_compiled_code_decodes_what_generate_decodes(runtime: ModelRuntime) -> None:
     _decode("llama", runtime)
 
@@ -115,6 +117,7 @@ def _decode(family: str, runtime: ModelRuntime) -> None:
 
 
 @needs_compiler
+@pytest.mark.ci
 def test_bits_of_compiled_rows_are_their_own(runtime: ModelRuntime) -> None:
     rng = random.Random(2)
     seqs, nexts = [tokens(rng, rng.randint(1, 60)) for _ in range(16)], [tokens(rng, 8) for _ in range(16)]
@@ -137,6 +140,7 @@ def test_so_are_bfloat16s_where_they_are_widened(
 
 
 @needs_compiler
+@pytest.mark.ci
 @pytest.mark.usefixtures("runtime", "no_compiler")
 def test_a_second_start_compiles_nothing(checkpoint: Path, folder: Path) -> None:
     lines: list[str] = []
@@ -151,6 +155,7 @@ def test_a_second_start_compiles_nothing(checkpoint: Path, folder: Path) -> None
 
 
 @needs_compiler
+@pytest.mark.ci
 @pytest.mark.usefixtures("runtime", "no_compiler")
 def test_code_that_was_compiled_for_other_weights_computes_with_these(folder: Path, tmp_path: Path) -> None:
     other = warm(checkpoints.write("llama", tmp_path / "other", seed=1), folder, deterministic=True)
