@@ -25,7 +25,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -46,6 +46,8 @@ from protos.outrider.v1 import generation_pb2_grpc
 logger = logging.getLogger(__name__)
 
 Handler = Callable[..., Any]
+_Read = tuple[bytes, Callable[[], None]]
+"""A message, and what is called with each answer to it."""
 
 MAX_PENDING_CALLS = 50_000
 """Largest number of calls that wait for the server to accept them; gRPC cancels calls beyond it. Each takes a few
@@ -154,23 +156,34 @@ def one_message(handler: Handler, reader: Reader | None = None) -> Handler:
     """
     reader = reader or Reader()
 
-    async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
-        answer: bytes = await handler(await read(messages, context), context)
-        return answer
-
-    async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
-        replies = handler(await read(messages, context), context)
+    @asynccontextmanager
+    async def call(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[_Read]:
         try:
-            async for reply in replies:
-                yield reply
-        finally:
-            await replies.aclose()
-
-    async def read(messages: AsyncIterator[bytes], context: Any) -> bytes:
-        try:
-            return await _only(messages, context, reader)
+            message = await _only(messages, context, reader)
         except RequestError as error:
             await _abort(context, error)
+        yield message, _unheard
+
+    return _taking(handler, call)
+
+
+def _unheard() -> None:
+    """Nobody counts the answers."""
+
+
+def _taking(handler: Handler, call: Callable[..., AbstractAsyncContextManager[_Read]]) -> Handler:
+    """The handler of a stream of messages, which gets the only one from `call`, and answers within it."""
+
+    async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
+        async with call(messages, context) as (message, _):
+            answer: bytes = await handler(message, context)
+            return answer
+
+    async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
+        async with call(messages, context) as (message, answered), aclosing(handler(message, context)) as replies:
+            async for reply in replies:
+                answered()
+                yield reply
 
     return stream if inspect.isasyncgenfunction(handler) else unary
 
@@ -202,36 +215,19 @@ def admitted(
     """
     reader = reader or Reader()
 
-    async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
-        try:
-            admission.arrived(is_completion=is_completion)
-            message = await _only(messages, context, reader)
-            admission.check_length(len(message))
-            with admission.call(is_completion=is_completion), admission.waiting(len(message)):
-                await admission.turn()
-                answer: bytes = await handler(message, context)
-                return answer
-        except RequestError as error:
-            await _abort(context, error)
-
-    async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
+    @asynccontextmanager
+    async def call(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[_Read]:
         try:
             admission.arrived(is_completion=is_completion)
             message = await _only(messages, context, reader)
             admission.check_length(len(message))
             with admission.call(is_completion=is_completion), admission.waiting(len(message)) as answered:
                 await admission.turn()
-                replies = handler(message, context)
-                try:
-                    async for reply in replies:
-                        answered()
-                        yield reply
-                finally:
-                    await replies.aclose()
+                yield message, answered
         except RequestError as error:
             await _abort(context, error)
 
-    return stream if inspect.isasyncgenfunction(handler) else unary
+    return _taking(handler, call)
 
 
 def refusing(handler: Handler) -> Handler:

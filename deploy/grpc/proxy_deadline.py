@@ -11,7 +11,8 @@ import inspect
 import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from contextlib import aclosing
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -22,7 +23,6 @@ from protos.outrider.v1 import generation_pb2 as pb
 logger = logging.getLogger(__name__)
 
 Handler = Callable[..., Any]
-T = TypeVar("T")
 
 FAREWELL_S = 5.0
 """Seconds after its deadline after which a call that has not ended is cancelled."""
@@ -45,13 +45,9 @@ def punctual(handler: Handler) -> Handler:
     async def stream(message: bytes, context: Any) -> AsyncGenerator[bytes, None]:
         end_s = _end_s(message)
         replies = handler(message, context)
-        if end_s is not None:
-            replies = _stream_before(end_s, replies)
-        try:
-            async for reply in replies:
+        async with aclosing(replies if end_s is None else _stream_before(end_s, replies)) as timely:
+            async for reply in timely:
                 yield reply
-        finally:
-            await replies.aclose()
 
     return stream if inspect.isasyncgenfunction(handler) else unary
 
@@ -85,7 +81,7 @@ async def _before(end_s: float, answer: Coroutine[Any, Any, bytes]) -> bytes:
 
 async def _stream_before(end_s: float, replies: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     while True:
-        work = asyncio.ensure_future(_next(replies))
+        work = asyncio.ensure_future(anext(replies, None))
         if not await _is_done(work, end_s):
             _leave(_nothing_more(work, replies))
             raise DeadlinePassed(TOO_LATE)
@@ -96,10 +92,6 @@ async def _stream_before(end_s: float, replies: AsyncGenerator[bytes, None]) -> 
         except GeneratorExit:
             await replies.aclose()
             raise
-
-
-async def _next(replies: AsyncGenerator[bytes, None]) -> bytes | None:
-    return await anext(replies, None)
 
 
 async def _is_done(work: asyncio.Future[Any], end_s: float) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from deploy import calls
@@ -28,12 +29,9 @@ def identified(handler: Handler) -> Handler:
 
     async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
         calls.begin(context.invocation_metadata())
-        replies = handler(messages, context)
-        try:
+        async with aclosing(handler(messages, context)) as replies:
             async for reply in replies:
                 yield reply
-        finally:
-            await replies.aclose()
         _echo(context)
 
     return stream if inspect.isasyncgenfunction(handler) else unary
