@@ -10,7 +10,6 @@ import pytest
 from core.config import EngineConfig
 from core.records import DraftDone, DraftUpdate, Sampling, Verification
 from core.speculation.token_tree import TreeSpec
-from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver, wrong
 from tests.workers.engine.growths import places_of
 from workers.engine.draft import DraftEngine
@@ -26,11 +25,6 @@ CERTAIN = Sampling(temperature=0.0, logit_bias=((7, 60.0),))
 """Says one token for ever: a text that repeats itself."""
 GROWING = TreeSpec(2, 6, 0.0, (1.0, 1.0), (0.3, 0.1))
 """Continuous, and so small that all of it is fed."""
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return str(write("llama", tmp_path_factory.mktemp("llama")))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from core.continuations import UNUSED
 from core.protocol import ENDED, OVERTAKEN
 from core.records import Continuation, Refused, Sampling, Stamp, Verdict, Verification
 from core.speculation.token_tree import EMPTY_BLOCK, TokenTree
-from tests.checkpoints import VOCAB_SIZE, write
+from tests.checkpoints import VOCAB_SIZE
 from tests.workers.engine.driving import EPOCH, Driver, chain, wrong
 from workers.engine.target import TargetEngine
 from workers.engine.thread import EngineLoop
@@ -24,11 +24,6 @@ SAMPLINGS = [
     Sampling(temperature=0.0),
     Sampling(temperature=1.1, seed=4, top_k=40, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.2),
 ]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return str(write("llama", tmp_path_factory.mktemp("llama")))
 
 
 def load(checkpoint, **settings):

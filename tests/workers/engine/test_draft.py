@@ -8,7 +8,7 @@ import torch
 from core.config import EngineConfig
 from core.exact.sampling import draw_guess
 from core.records import Refused, Sampling, Verification
-from tests.checkpoints import VOCAB_SIZE, write
+from tests.checkpoints import VOCAB_SIZE
 from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of, wrong
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
@@ -26,11 +26,6 @@ NOT_TWICE = [
     for temperature in (0.0, 0.7)
 ]
 """Three tokens are allowed, and none may follow itself, guesses included."""
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return str(write("llama", tmp_path_factory.mktemp("llama")))
 
 
 @pytest.fixture

@@ -41,11 +41,6 @@ CANDIDATES = TreeSpec(1, 1, calibration=(0.0, 0.0), tail=(0.12,) * 7, num_passes
 TREE_SPEC = TreeSpec(8, 12, 0.02, (1.0, 1.0), (0.4, 0.2, 0.1))
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return str(write("llama", tmp_path_factory.mktemp("llama")))
-
-
 def load(checkpoint, kv_cache_tokens=4096, **settings):
     config = EngineConfig(checkpoint, block_tokens=4, kv_cache_tokens=kv_cache_tokens, **settings)
     return DraftEngine.load(config, EPOCH, 16, lambda _: None)

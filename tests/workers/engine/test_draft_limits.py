@@ -9,18 +9,12 @@ import torch
 
 from core.config import EngineConfig
 from core.records import DraftDone, Refused, Sampling, Verification
-from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of
 from tests.workers.engine.growths import places_of, wide
 from workers.engine.draft import DraftEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
 WIDE = wide()
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return str(write("llama", tmp_path_factory.mktemp("llama")))
 
 
 @pytest.fixture

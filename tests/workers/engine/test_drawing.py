@@ -11,7 +11,7 @@ from core.config import EngineConfig
 from core.exact.sampling import draw_guess
 from core.records import DraftDone, Refused, Sampling, Verification
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, Measure, TreeSpec
-from tests.checkpoints import VOCAB_SIZE, write
+from tests.checkpoints import VOCAB_SIZE
 from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of, wrong
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
@@ -24,11 +24,6 @@ PENALISED = Sampling(temperature=1.1, seed=4, top_k=40, top_p=0.9, repetition_pe
 DRAWN = (Verification.REJECTION, Verification.BLOCK)
 WAYS = pytest.mark.parametrize("way", [(sampling, rule) for sampling in (SAMPLED, PENALISED) for rule in DRAWN])
 Q_TOP_TOKENS = 16
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return str(write("llama", tmp_path_factory.mktemp("llama")))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from core.noise import row_of
 from core.records import DraftDone, Refused, Sampling, Verification
 from core.speculation.token_tree import ROOT, TokenTree, TreeSpec
 from deploy.link.trees import decode_distributions, encode_distributions
-from tests.checkpoints import VOCAB_SIZE, write
+from tests.checkpoints import VOCAB_SIZE
 from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
@@ -25,11 +25,6 @@ PENALISED = Sampling(temperature=1.1, seed=4, top_k=40, top_p=0.9, repetition_pe
 TREES = (Verification.RECURSIVE_REJECTION, Verification.SEQUENTIAL_SELECTION)
 WAYS = pytest.mark.parametrize("way", [(sampling, rule) for sampling in (SAMPLED, PENALISED) for rule in TREES])
 TREE = TreeSpec(4, 3, calibration=(0.5, 0.0), tail=(0.5, 0.3), num_passes=3, fanout=3)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return str(write("llama", tmp_path_factory.mktemp("llama")))
 
 
 @pytest.fixture(scope="module")

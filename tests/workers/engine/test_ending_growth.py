@@ -10,7 +10,6 @@ from core.config import EngineConfig
 from core.protocol import OVERTAKEN
 from core.records import DraftDone, Refused, Sampling
 from core.speculation.token_tree import ROOT, Measure, TreeSpec
-from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver, answer
 from workers.engine.draft import DraftEngine
 
@@ -18,11 +17,6 @@ PROMPT = [5, 17, 99, 4, 200, 31]
 CHAIN = TreeSpec(1, 4, calibration=(3.0, 0.0), num_passes=4, fanout=1)
 TREE = TreeSpec(3, 4, calibration=(0.0, 1.0), tail=(0.4, 0.2, 0.1), num_passes=4)
 SAMPLINGS = [Sampling(temperature=0.0), Sampling(temperature=0.9, seed=3)]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return str(write("llama", tmp_path_factory.mktemp("llama")))
 
 
 def load(checkpoint, kv_cache_tokens=4096):

@@ -9,7 +9,6 @@ import pytest
 from core.config import EngineConfig
 from core.costs.pass_law import PASS_LAWS, PassLaw
 from core.records import Findings
-from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver
 from workers.engine.pacer import WAKE_UP_S, Pacer
 from workers.engine.target import TargetEngine
@@ -64,11 +63,6 @@ def test_a_pass_that_took_longer_by_itself_does_not_wait_and_is_counted():
 
 
 # Engines
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return str(write("llama", tmp_path_factory.mktemp("llama")))
 
 
 def load(checkpoint, paced_as):

@@ -24,11 +24,6 @@ PROMPT = [Random(1).randrange(250) for _ in range(30)]
 SAMPLINGS = [Sampling(temperature=0.0), Sampling(temperature=0.9, seed=3)]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return str(write("llama", tmp_path_factory.mktemp("llama")))
-
-
 @pytest.fixture
 def load(checkpoint):
     def load(**settings):

@@ -11,18 +11,13 @@ from transformers import AutoModelForCausalLM
 from core.config import EngineConfig
 from core.records import Refused, Sampling
 from core.speculation import EMPTY_BLOCK
-from tests.checkpoints import VOCAB_SIZE, write
+from tests.checkpoints import VOCAB_SIZE
 from tests.workers.engine.driving import EPOCH, Driver, answer
 from workers.engine import jobs, scheduler
 from workers.engine.target import TargetEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31, 8, 8, 61, 3, 120, 45, 9, 77, 2, 18, 6, 101, 11, 40, 23]
 SAMPLED = Sampling(temperature=0.9, seed=3)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return str(write("llama", tmp_path_factory.mktemp("llama")))
 
 
 @pytest.fixture(scope="module")

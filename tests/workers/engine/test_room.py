@@ -6,7 +6,6 @@ import pytest
 
 from core.config import EngineConfig
 from core.records import DraftDone, Missing, Refused, Sampling, Verdict
-from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver, answer, chain
 from tests.workers.engine.growths import wide
 from workers.engine.draft import DraftEngine
@@ -14,11 +13,6 @@ from workers.engine.target import TargetEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
 TREE = wide(num_rows=4, num_passes=5)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return str(write("llama", tmp_path_factory.mktemp("llama")))
 
 
 @pytest.fixture

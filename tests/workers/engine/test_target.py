@@ -27,11 +27,6 @@ SAMPLINGS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return str(write("llama", tmp_path_factory.mktemp("llama")))
-
-
 def load(checkpoint, **settings):
     return TargetEngine.load(EngineConfig(checkpoint, block_tokens=4, **settings), EPOCH, lambda _: None)
 
