@@ -6,14 +6,14 @@ Pure functions; `deploy.grpc.translate` goes the other way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from core.config import ServiceConfig
 from core.records import (
-    Call,
     CallTrace,
     Chunk,
-    FinishReason,
     GenerationRequest,
     ModelInfo,
     Receipt,
@@ -29,16 +29,7 @@ from deploy.receipts import receipt_fields
 from orchestrator.policy import ControlReport
 from protos.outrider.v1 import generation_pb2 as pb
 
-_FINISH_REASONS = {
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-}
-_CALLS = {
-    Call.VERIFY: pb.CALL_VERIFY,
-    Call.BLOCK: pb.CALL_BLOCK,
-    Call.GROWTH: pb.CALL_GROWTH,
-    Call.PREFILL: pb.CALL_PREFILL,
-}
+Kind = TypeVar("Kind", bound=Message)
 
 
 def to_chunk(chunk: Chunk, request: GenerationRequest, index: int, usage: Usage) -> pb.GenerateChunk:
@@ -95,12 +86,12 @@ def to_model_info(
     """The served pair, the defaults of unset fields, and the state of the policy."""
     return pb.GetModelInfoResponse(
         model=config.model_name,
-        target=_model(target),
-        draft=_model(draft) if draft is not None else None,
+        target=_alike(pb.ModelInfo, target),
+        draft=_alike(pb.ModelInfo, draft) if draft is not None else None,
         max_draft_tokens=config.speculation.max_draft_tokens if draft is not None else 0,
         verification=VERIFICATION_PREFIX + config.speculation.verification.name,
         sampling_defaults=pb.SamplingParams(**{name: getattr(defaults, name) for name in MODEL_SAMPLING}),
-        control=_control(control),
+        control=_alike(pb.ControlReport, control, sessions=control.num_sessions, changes=control.num_changes),
     )
 
 
@@ -118,18 +109,10 @@ def _listed(served: Served) -> pb.ListedModel:
     )
 
 
-def _model(info: ModelInfo) -> pb.ModelInfo:
-    return pb.ModelInfo(
-        name=info.name,
-        architecture=info.architecture,
-        dtype=info.dtype,
-        device=info.device,
-        num_parameters=info.num_parameters,
-        vocab_size=info.vocab_size,
-        max_context_tokens=info.max_context_tokens,
-        kv_cache_tokens=info.kv_cache_tokens,
-        eos_token_ids=info.eos_token_ids,
-    )
+def _alike(kind: type[Kind], record: object, **others: Any) -> Kind:
+    """A message whose fields, but for `others`, are those of a record by the same names."""
+    names = [name for name in kind.DESCRIPTOR.fields_by_name if name not in others]
+    return kind(**{name: getattr(record, name) for name in names}, **others)
 
 
 def _usage(usage: Usage) -> pb.Usage:
@@ -161,7 +144,7 @@ def _finish(chunk: Chunk, request: GenerationRequest) -> pb.Finish | None:
         return None
     matched = chunk.matched_stop
     return pb.Finish(
-        reason=_FINISH_REASONS[chunk.finish_reason],
+        reason=f"FINISH_REASON_{chunk.finish_reason.name}",
         stop=matched if isinstance(matched, str) else None,
         stop_token_id=matched if isinstance(matched, int) else None,
         seed=request.sampling.seed,
@@ -190,7 +173,7 @@ def _receipt_sampling(fields: Mapping[str, Any]) -> pb.SamplingParams:
 
 def _call(trace: CallTrace) -> pb.CallTrace:
     return pb.CallTrace(
-        call=_CALLS[trace.call],
+        call=f"CALL_{trace.call.name}",
         sent_s=trace.sent_s,
         received_s=trace.received_s,
         guesses=trace.num_guesses,
@@ -201,33 +184,8 @@ def _call(trace: CallTrace) -> pb.CallTrace:
 
 
 def _verified(block: VerifiedBlock) -> pb.VerifiedBlock:
-    return pb.VerifiedBlock(
-        token_ids=block.tokens,
-        parents=block.parents,
-        sources=block.sources,
-        path=block.path,
-        next_token_id=block.next_token,
-    )
+    return _alike(pb.VerifiedBlock, block, token_ids=block.tokens, next_token_id=block.next_token)
 
 
 def _timing(timing: Timing) -> pb.Timing:
-    return pb.Timing(
-        waited_s=timing.waited_s, computed_s=timing.computed_s, passes=timing.num_passes, rows=timing.num_rows
-    )
-
-
-def _control(report: ControlReport) -> pb.ControlReport:
-    return pb.ControlReport(
-        policy=report.policy,
-        sessions=report.num_sessions,
-        draft_tokens=report.draft_tokens,
-        block_tokens=report.block_tokens,
-        reason=report.reason,
-        acceptance=report.acceptance,
-        hit_rate=report.hit_rate,
-        verify_s=report.verify_s,
-        draft_s=report.draft_s,
-        wire_s=report.wire_s,
-        branch_s=report.branch_s,
-        changes=report.num_changes,
-    )
+    return _alike(pb.Timing, timing, passes=timing.num_passes, rows=timing.num_rows)

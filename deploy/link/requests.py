@@ -26,14 +26,8 @@ Request = VerifyRequest | Continuation | DraftRequest
 
 VERIFICATION_PREFIX = "VERIFICATION_"
 """Prefix of the names of rules in the proto."""
-_GRAMMAR_KINDS = {
-    GrammarKind.JSON_SCHEMA: pb.GRAMMAR_KIND_JSON_SCHEMA,
-    GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
-    GrammarKind.LARK: pb.GRAMMAR_KIND_LARK,
-}
-_WANTS = {Want.SAMPLES: pb.WANT_SAMPLES}
-_WANTS_BY_NUMBER = {number: want for want, number in _WANTS.items()}
-_KINDS_BY_NUMBER = {number: kind for kind, number in _GRAMMAR_KINDS.items()}
+_WANTS_BY_NUMBER = {pb.Want.Value(f"WANT_{want.name}"): want for want in Want}
+_KINDS_BY_NUMBER = {pb.GrammarKind.Value(f"GRAMMAR_KIND_{kind.name}"): kind for kind in GrammarKind}
 
 
 def encode_requests(first_number: int, batch: Sequence[Request]) -> bytes:
@@ -75,7 +69,7 @@ def _encode_verify(request: VerifyRequest) -> pb.VerifyRequest:
         suffix=request.suffix,
         block=encode_tree(request.block),
         spec=_encode_spec(request.spec),
-        wants=[_WANTS[want] for want in request.wants],
+        wants=[f"WANT_{want.name}" for want in request.wants],
     )
 
 
@@ -151,7 +145,7 @@ def _decode_spec(message: pb.SequenceSpec) -> SequenceSpec:
 
 
 def _encode_grammar(grammar: Grammar | None) -> pb.Grammar | None:
-    return None if grammar is None else pb.Grammar(kind=_GRAMMAR_KINDS[grammar.kind], text=grammar.text)
+    return None if grammar is None else pb.Grammar(kind=f"GRAMMAR_KIND_{grammar.kind.name}", text=grammar.text)
 
 
 def _decode_grammar(message: pb.Grammar) -> Grammar:

@@ -11,13 +11,8 @@ from core.speculation import EMPTY_BLOCK, Measure, SparseDistribution, TokenTree
 from protos.outrider.link.v1 import link_pb2 as pb
 
 BYTES_A_NUMBER: Final = 4
-_MEASURES = {
-    Measure.MARGIN: pb.MEASURE_MARGIN,
-    Measure.CONFIDENCE: pb.MEASURE_CONFIDENCE,
-    Measure.ENTROPY: pb.MEASURE_ENTROPY,
-}
 _Entry = TypeVar("_Entry", int, float)
-_BY_NUMBER = {number: measure for measure, number in _MEASURES.items()}
+_BY_NUMBER = {pb.Measure.Value(f"MEASURE_{measure.name}"): measure for measure in Measure}
 
 
 def encode_tree(tree: TokenTree) -> pb.TokenTree | None:
@@ -97,7 +92,7 @@ def encode_tree_spec(tree_spec: TreeSpec) -> pb.TreeSpec:
         is_anew=tree_spec.is_anew,
         num_passes=tree_spec.num_passes,
         fanout=tree_spec.fanout,
-        measure=_MEASURES[tree_spec.measure],
+        measure=f"MEASURE_{tree_spec.measure.name}",
         min_confidence=tree_spec.min_confidence,
     )
 
