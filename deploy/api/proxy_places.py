@@ -18,7 +18,7 @@ from deploy.metrics import REQUEST_FAILURE, ServeRecorder
 @cache
 def admission_behind(router: Any) -> ProxyAdmission:
     """The one admission of a proxy; `router` is Serve's ProxyRouter, of which a process has one."""
-    return ProxyAdmission(lambda: _places_behind(router), _Refusals())
+    return ProxyAdmission(lambda: _places_behind(router), _count_refusal)
 
 
 async def _places_behind(router: Any) -> Sequence[Places]:
@@ -34,14 +34,11 @@ async def _places_behind(router: Any) -> Sequence[Places]:
     return places
 
 
-class _Refusals:
-    """Counts this proxy's refusals in the metric of the orchestrators' refusals."""
+def _count_refusal(model_name: str) -> None:
+    """In the metric of the orchestrators' refusals."""
+    _recorder(model_name)(REQUEST_FAILURE, 1, Overloaded.status)
 
-    def __init__(self) -> None:
-        self._recorders: dict[str, ServeRecorder] = {}
 
-    def __call__(self, model_name: str) -> None:
-        recorder = self._recorders.get(model_name)
-        if recorder is None:
-            recorder = self._recorders[model_name] = ServeRecorder(model_name, (REQUEST_FAILURE,))
-        recorder(REQUEST_FAILURE, 1, Overloaded.status)
+@cache
+def _recorder(model_name: str) -> ServeRecorder:
+    return ServeRecorder(model_name, (REQUEST_FAILURE,))
