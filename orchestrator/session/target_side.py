@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from core.records import Continuation, Missing, Refused, Stamp, Verdict, VerifyRequest, Want
+from core.speculation import ROOT
 from orchestrator.session import messages as m
 from orchestrator.session.engine_view import EngineView, SessionText
 from orchestrator.session.guess import NO_GUESS, Guess, Offer
-from orchestrator.session.offers import Offers
 from orchestrator.session.states import TARGET_TABLE, Machine, Target, Trigger
 from orchestrator.session.verdicts import Judged, problem_of
 
@@ -32,7 +32,7 @@ class TargetSide:
         self._vocab_size = vocab_size
         self._machine = Machine(TARGET_TABLE, Target.NOT_LEASED)
         self._view = EngineView(text)
-        self._offers = Offers()
+        self._offers = _Offers()
         self._is_continued = False
         """Whether the target has made the message that is awaited for itself."""
         self._early: m.TargetReplied | None = None
@@ -168,3 +168,39 @@ class TargetSide:
         self._machine.fire(Trigger.VERIFY)
         self._view.go_on(stamp)
         return self.guess
+
+
+class _Offers:
+    """What the target may go on with by itself, after the verdict that is awaited."""
+
+    def __init__(self) -> None:
+        self._by_round: dict[int, tuple[Stamp, Offer]] = {}
+        self.last: Offer | None = None
+
+    def __repr__(self) -> str:
+        return f"<Offers {list(self._by_round)}>"
+
+    def add(self, stamp: Stamp, offer: Offer) -> None:
+        """The target is told of it, as of a message with this stamp."""
+        self.last = offer
+        self._by_round[stamp.round] = stamp, offer
+
+    def has(self, stamp: Stamp) -> bool:
+        """Whether this is one of them."""
+        return self._by_round.get(stamp.round, (None,))[0] == stamp
+
+    def drop(self, stamp: Stamp) -> None:
+        """The target will not go on with this one."""
+        del self._by_round[stamp.round]
+
+    def clear(self) -> None:
+        """They are of no use from now on."""
+        self._by_round.clear()
+        self.last = None
+
+    def taken_by(self, verdict: Verdict) -> tuple[Stamp, Guess] | None:
+        """What the target says that it has gone on with; None where it was offered nothing like that."""
+        stamp, offer = self._by_round.get(verdict.continued, (None, None))
+        end = verdict.path[-1] if verdict.path else ROOT
+        guess = offer.follow(end, verdict.next_token) if offer is not None else None
+        return None if stamp is None or guess is None else (stamp, guess)
