@@ -22,8 +22,7 @@ from core.records.engine import (
     VerifyRequest,
     Want,
 )
-from core.records.findings import Findings
-from core.records.model import ModelInfo
+from core.records.model import Findings, ModelInfo
 from core.records.output import Chunk, FinishReason, Usage
 from core.records.receipt import Receipt
 from core.records.request import GenerationRequest, Grammar, GrammarKind, Policy, Quota, Sampling
