@@ -28,6 +28,7 @@ SERVICERS = (
     "deploy.grpc.proxy.add_health_service",
 )
 """The services of Serve's gRPC proxy; Kubernetes manifests name the same."""
+HOST = "127.0.0.1"
 PREPARE = "deploy.proxy.prepare"
 """Function that Serve's proxies call when they start."""
 OBJECT_STORE_BYTES = 128 * 2**20
@@ -68,17 +69,15 @@ def local_cluster(
     num_cpus: float,
     *,
     resources: Mapping[str, float] | None = None,
-    host: str = "127.0.0.1",
     grpc_port: int = 0,
     http_port: int = 0,
-    request_timeout_s: float | None = None,
 ) -> Iterator[Endpoints]:
     """Run Ray and Serve, with `num_cpus` logical CPUs whatever the machine has; port 0 takes a free one.
 
     At the end of the block all of it is stopped at once, with its running streams; other clusters are not touched.
     Raises: StartupError when Ray or Serve does not start; RuntimeError when this process is connected to a cluster.
     """
-    endpoints = Endpoints(host, grpc_port or _free_port(host), http_port or _free_port(host))
+    endpoints = Endpoints(HOST, grpc_port or _free_port(), http_port or _free_port())
     if ray.is_initialized():
         raise RuntimeError("this process is already connected to a Ray cluster: call ray.shutdown() first")
     _prepare_environment()
@@ -86,7 +85,7 @@ def local_cluster(
     try:
         with _told_in_a_line():
             _start_ray(num_cpus, resources or {})
-            _start_serve(endpoints, request_timeout_s)
+            _start_serve(endpoints)
         yield replace(endpoints, metrics_port=ray.nodes()[0]["MetricsExportPort"])
     finally:
         ray.shutdown()
@@ -113,7 +112,7 @@ def _start_ray(num_cpus: float, resources: Mapping[str, float]) -> None:
     )
 
 
-def _start_serve(endpoints: Endpoints, request_timeout_s: float | None) -> None:
+def _start_serve(endpoints: Endpoints) -> None:
     serve.start(
         proxy_location="HeadOnly",
         http_options={"host": endpoints.host, "port": endpoints.http_port},
@@ -121,7 +120,6 @@ def _start_serve(endpoints: Endpoints, request_timeout_s: float | None) -> None:
             "port": endpoints.grpc_port,
             "grpc_servicer_functions": list(SERVICERS),
             "enable_reflection": True,
-            "request_timeout_s": request_timeout_s,
         },
     )
 
@@ -159,8 +157,8 @@ def without_advice(message: str) -> str:
     return f"process {process[1]} has died; the files in logs/serve of Ray's session folder say which replica it was"
 
 
-def _free_port(host: str) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
         return port
