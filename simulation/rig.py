@@ -8,15 +8,13 @@ from random import Random
 from typing import cast
 
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
-from core.costs import PassLaw
 from core.ports import Grammars
 from core.records import ModelInfo
-from orchestrator.policy import Policies
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
 from simulation.clock import VirtualClock, VirtualLoop
 from simulation.cluster import Cluster, Fleet, Wire
-from simulation.engines import EOS, EngineLaw, HopLaw, SimDraft, SimTarget, SteadyLaw, Text
+from simulation.engines import EOS, Hardware, HopLaw, SimDraft, SimTarget, Text
 
 CONTEXT_TOKENS = 8192
 
@@ -41,11 +39,8 @@ class SimTokenizer:
 class Blueprint:
     """A pair, its hardware, and its settings."""
 
-    target: EngineLaw = field(default_factory=lambda: EngineLaw(PassLaw.flat(0.025, 64)))
-    draft: EngineLaw = field(default_factory=lambda: EngineLaw(PassLaw.flat(0.003, 64)))
-    target_hop: HopLaw = field(default_factory=lambda: HopLaw(0.001))
-    draft_hop: HopLaw = field(default_factory=lambda: HopLaw(0.001))
-    text: Text = field(default_factory=lambda: Text(SteadyLaw()))
+    hardware: Hardware
+    text: Text
     num_targets: int = 1
     num_drafts: int = 1
     num_extra_drafts: int = 0
@@ -67,14 +62,13 @@ class Rig:
         loop: VirtualLoop,
         random: Random,
         new_wire: Callable[[HopLaw, Random], Wire] = Wire,
-        policies: Policies | None = None,
         grammars: Grammars | None = None,
     ) -> None:
         """`new_wire` makes the way to either fleet."""
         self.blueprint = blueprint
         self.clock = VirtualClock(loop)
         self.target_wire, self.draft_wire = (
-            new_wire(hop, random) for hop in (blueprint.target_hop, blueprint.draft_hop)
+            new_wire(hop, random) for hop in (blueprint.hardware.target_hop, blueprint.hardware.draft_hop)
         )
         limits = blueprint.limits
         self.cluster = Cluster(
@@ -93,7 +87,7 @@ class Rig:
         info = model_info(blueprint.text)
         draft = info if blueprint.num_drafts else None
         tokenizer = cast("Tokenizer", SimTokenizer())
-        self.service = Service(config, info, draft, tokenizer, self.cluster, self.clock, policies, grammars)
+        self.service = Service(config, info, draft, tokenizer, self.cluster, self.clock, grammars=grammars)
         for number in range(1, 1 + len(extra)):
             self.service.use_extra_draft(number, info)
 
@@ -106,10 +100,10 @@ def model_info(text: Text) -> ModelInfo:
 
 
 def _target_builder(blueprint: Blueprint) -> Callable[[str, int], SimTarget]:
-    return lambda engine_id, epoch: SimTarget(engine_id, epoch, blueprint.text, blueprint.target)
+    return lambda engine_id, epoch: SimTarget(engine_id, epoch, blueprint.text, blueprint.hardware.target)
 
 
 def _draft_builder(blueprint: Blueprint) -> Callable[[str, int], SimDraft]:
     return lambda engine_id, epoch: SimDraft(
-        engine_id, epoch, blueprint.text, blueprint.draft, has_noise=blueprint.has_noise
+        engine_id, epoch, blueprint.text, blueprint.hardware.draft, has_noise=blueprint.has_noise
     )

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
 from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
 from core.records import GenerationRequest, Sampling, Verification
-from orchestrator.policy import ControlReport, Policies
+from orchestrator.policy import ControlReport
 from simulation.clock import VirtualLoop, new_loop
 from simulation.engines import PRESETS, Hardware, Law, Text, TraceLaw, mix
 from simulation.measure import Report, StreamSeen, sum_up
@@ -69,13 +69,9 @@ class Scenario:
     seed: int = 0
 
     def blueprint(self) -> Blueprint:
-        hardware = self.hardware
         return Blueprint(
-            target=hardware.target,
-            draft=hardware.draft,
-            target_hop=hardware.target_hop,
-            draft_hop=hardware.draft_hop,
-            text=Text(self.law or TraceLaw.load(self.temperature)),
+            self.hardware,
+            Text(self.law or TraceLaw.load(self.temperature)),
             num_targets=self.num_targets,
             num_drafts=self.num_drafts,
             has_noise=self.has_noise,
@@ -84,24 +80,20 @@ class Scenario:
         )
 
 
-NewPolicies = Callable[[Blueprint], Policies | None]
-
-
-def simulate(scenario: Scenario, new_policies: NewPolicies = lambda _: None) -> Report:
-    """Run the scenario on a virtual clock. `new_policies` makes other policies than the settings name."""
-    return _Simulation(scenario, new_policies).run()
+def simulate(scenario: Scenario) -> Report:
+    """Run the scenario on a virtual clock."""
+    return _Simulation(scenario).run()
 
 
 class _Simulation:
     """One scenario in progress."""
 
-    def __init__(self, scenario: Scenario, new_policies: NewPolicies) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._loop: VirtualLoop = new_loop()
         self._random = Random(scenario.seed)  # noqa: S311  chance that can be repeated is the point
         self._arrival_random = Random(scenario.seed + 1)  # noqa: S311  streams come alike whatever calls follow
-        blueprint = scenario.blueprint()
-        self._rig = Rig(blueprint, self._loop, self._random, policies=new_policies(blueprint))
+        self._rig = Rig(scenario.blueprint(), self._loop, self._random)
         self._seen: list[StreamSeen] = []
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -134,11 +134,8 @@ def _blueprint(jobs: Sequence[Job], way: GuessingWay, vocab_size: int, recorder:
         for draft in way.drafts
     ]
     return Blueprint(
-        target=HARDWARE.target,
-        draft=HARDWARE.draft,
-        target_hop=HARDWARE.target_hop,
-        draft_hop=HARDWARE.draft_hop,
-        text=texts[0],
+        HARDWARE,
+        texts[0],
         other_drafts=tuple(texts[1:]),
         speculation=way.speculation,
     )

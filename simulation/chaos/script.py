@@ -16,7 +16,7 @@ from core.costs import PassLaw
 from core.records import FinishReason, GenerationRequest, Policy, Sampling, Verification
 from orchestrator.guessers import SOURCES, available_sources
 from simulation.chaos.faults import EngineFault, Outbreak, Rates
-from simulation.engines import EOS, EngineLaw, HopLaw, SteadyLaw, Text
+from simulation.engines import EOS, EngineLaw, Hardware, HopLaw, SteadyLaw, Text
 from simulation.rig import Blueprint
 
 FAULTS_UNTIL_S = 2.0
@@ -85,11 +85,14 @@ def _law(random: Random) -> SteadyLaw:
 def _blueprint(random: Random, law: SteadyLaw, speculation: SpeculationConfig) -> Blueprint:
     target_s, ratio = random.uniform(0.005, 0.03), random.choice((0.02, 0.1, 0.1, 0.3, 1.0))
     return Blueprint(
-        target=EngineLaw(PassLaw.flat(target_s, 64), max_step_tokens=random.choice((64, 512))),
-        draft=EngineLaw(PassLaw.flat(target_s * ratio, 64)),
-        target_hop=_hop(random),
-        draft_hop=_hop(random),
-        text=Text(law, vocab_size=random.choice((16, 1000)), eos_share=random.choice((0.0, 0.0, 0.03))),
+        Hardware(
+            "drawn",
+            EngineLaw(PassLaw.flat(target_s, 64), max_step_tokens=random.choice((64, 512))),
+            EngineLaw(PassLaw.flat(target_s * ratio, 64)),
+            _hop(random),
+            _hop(random),
+        ),
+        Text(law, vocab_size=random.choice((16, 1000)), eos_share=random.choice((0.0, 0.0, 0.03))),
         num_targets=random.choice((1, 1, 2, 3)),
         num_drafts=random.choice((0, *[1] * 7, *[2] * 3)),
         speculation=speculation,

@@ -2,9 +2,8 @@
 
 from simulation.engines.base import SimEngine
 from simulation.engines.draft import SimDraft
-from simulation.engines.hardware import EngineLaw, HopLaw
+from simulation.engines.hardware import PRESETS, EngineLaw, Hardware, HopLaw, large_target, small_draft
 from simulation.engines.laws import steady_law
-from simulation.engines.presets import PRESETS, Hardware, large_target, small_draft
 from simulation.engines.recorded import (
     COLUMNS,
     MAX_GAMMA,

@@ -13,8 +13,7 @@ from core.config import SpeculationConfig
 from core.costs.pass_law import PassLaw
 from core.records import Verification
 from core.theory import expected_tokens, pipelined_factor
-from simulation.engines.hardware import EngineLaw, HopLaw
-from simulation.engines.presets import PRESETS, Hardware
+from simulation.engines.hardware import PRESETS, EngineLaw, Hardware, HopLaw
 from simulation.engines.texts import Agreement, SteadyLaw
 from simulation.report.comparison import plain, sequential
 from simulation.scenario import Arrivals, Change, Closed, Scenario, simulate

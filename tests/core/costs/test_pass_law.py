@@ -7,7 +7,7 @@ import pytest
 from core.config import EngineConfig
 from core.costs.pass_law import PASS_LAWS, PassLaw
 from core.errors import ConfigError
-from simulation.engines.presets import PRESETS
+from simulation.engines.hardware import PRESETS
 
 
 def test_a_law_is_linear_between_its_points_and_in_proportion_beyond():

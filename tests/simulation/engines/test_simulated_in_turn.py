@@ -11,7 +11,7 @@ from core.config import SpeculationConfig
 from core.records import Policy
 from simulation.engines.base import SimEngine
 from simulation.engines.draft import SimDraft
-from simulation.engines.presets import PRESETS
+from simulation.engines.hardware import PRESETS
 from simulation.engines.target import SimTarget
 from simulation.engines.texts import SteadyLaw
 from simulation.scenario import Closed, Scenario, simulate

@@ -17,7 +17,7 @@ from core.records import Verification
 from deploy.cli import main
 from deploy.cli.planning.simulate import MIN_STREAMS, Preset, SimulateOptions, by_streams, scenario_of
 from simulation.chaos.lies import GROWTH_LIES, TARGET_LIES
-from simulation.engines.presets import PRESETS
+from simulation.engines.hardware import PRESETS
 from simulation.report import panels, speed_svg, table
 from simulation.report.comparison import compare
 from simulation.scenario import Arrivals, Closed
