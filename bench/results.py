@@ -1,4 +1,4 @@
-"""One list of results for every benchmark, printed and written."""
+"""What every benchmark shows: its progress, and one list of results, printed and written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from typing import Any
 
 from core.results import Result, as_json, at_least, at_most
 
-__all__ = ["Result", "at_least", "at_most", "report", "spread"]
+__all__ = ["Result", "at_least", "at_most", "report", "say", "spread"]
+
+
+def say(line: str) -> None:
+    """Print a line of progress at once, also into a file or a pipe."""
+    print(f"... {line}", flush=True)
 
 
 def spread(name: str, values: Sequence[float], unit: str, **settings: Any) -> Result:

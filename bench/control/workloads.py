@@ -25,8 +25,7 @@ from bench.control.guesser_table import Row, picture, table
 from bench.control.recorder import Recorded, Recorder
 from bench.control.replay import PLAIN_WAY, Decoded, GuessingWay, Job, decode
 from bench.control.workload_texts import Workload, workloads
-from bench.progress import say
-from bench.results import Result, at_least
+from bench.results import Result, at_least, say
 from core.config import SpeculationConfig
 from core.speculation import DRAFT, Guesser
 from core.theory import expected_tokens

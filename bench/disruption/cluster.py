@@ -17,17 +17,15 @@ from typing import Any
 
 from bench.harness.load import Expected, SteadyLoad, Tally
 from bench.harness.nodes import ROLES, Nodes, manifest, nodes, num_running, only_running, until
-from bench.harness.traffic import PLAINLY, connected, request, run
+from bench.harness.traffic import PLAINLY, connected, numbered, run, temperature_of
 from bench.models.prompts import held_out_prompts
-from bench.progress import say
-from bench.results import Result, at_least, at_most, spread
+from bench.results import Result, at_least, at_most, say, spread
 from core.config import DraftScaling, OrchestratorScaling, TargetScaling
 from deploy.settings import override
 from outrider_client import AsyncClient
 from simulation.report import Moment, scaling_picture
 
 MAX_TOKENS = 128
-TEMPERATURES = (0.0, 0.8)
 NUM_STREAMS = 4
 """Under which nodes are killed and updates roll."""
 LEVELS = (1, 12, 1)
@@ -91,9 +89,8 @@ async def _measure(up: Nodes, args: argparse.Namespace) -> list[Result]:
 
 
 async def _expected(stub: Any, prompt: str, index: int) -> Expected:
-    temperature = TEMPERATURES[index % len(TEMPERATURES)]
-    plain = await run(stub, request(prompt, MAX_TOKENS, temperature=temperature, way=PLAINLY, seed=index))
-    return Expected(prompt, index, temperature, plain.tokens)
+    plain = await run(stub, numbered(prompt, MAX_TOKENS, index, PLAINLY))
+    return Expected(prompt, index, temperature_of(index), plain.tokens)
 
 
 @asynccontextmanager

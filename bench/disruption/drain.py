@@ -25,8 +25,7 @@ from bench.harness.hosts import Host, missing, two_hosts
 from bench.harness.nodes import Nodes, manifest, nodes, num_running, until
 from bench.harness.traffic import AS_SERVED, PLAINLY, Run, Way, connected, request, run
 from bench.models.prompts import held_out_prompts
-from bench.progress import say
-from bench.results import Result, at_least, at_most, spread
+from bench.results import Result, at_least, at_most, say, spread
 from core.errors import StartupError
 from deploy.files import STOP_FILE
 from deploy.settings import override

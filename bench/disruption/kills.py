@@ -19,15 +19,13 @@ import grpc
 import numpy as np
 
 from bench.disruption.freeze import measure_freeze
-from bench.harness.traffic import AS_SERVED, PLAINLY, Arrival, Way, connected, request, run
+from bench.harness.traffic import AS_SERVED, PLAINLY, Arrival, connected, numbered, run, temperature_of
 from bench.harness.victims import kill_engine, kill_replica, serving, until_replaced
 from bench.models.prompts import held_out_prompts
-from bench.progress import say
-from bench.results import Result, at_most, spread
+from bench.results import Result, at_most, say, spread
 from deploy.launch import served
 from deploy.settings import demo_config
 from outrider_client import AsyncClient, OutriderError
-from protos.outrider.v1 import generation_pb2 as pb
 
 SETTINGS = (
     "target.num_replicas=2",
@@ -38,8 +36,6 @@ SETTINGS = (
 )
 NUM_STREAMS = 4
 MAX_TOKENS = 128
-TEMPERATURES = (0.0, 0.8)
-"""Of the streams, in turn."""
 MAX_DELAY_S = 0.5
 """Longest random delay of a kill in seconds, after every stream has begun."""
 STALL_GOAL_S = 1.0
@@ -113,8 +109,11 @@ async def _measure(address: str, args: argparse.Namespace) -> list[Result]:
     prompts, chooser = held_out_prompts(NUM_STREAMS), random.Random(args.seed)
     results: list[Result] = []
     async with connected(address) as stub, AsyncClient(address) as client:
-        messages = [_request(prompt, index) for index, prompt in enumerate(prompts)]
-        expected = [(await run(stub, _request(prompt, index, PLAINLY))).tokens for index, prompt in enumerate(prompts)]
+        messages, plain = (
+            [numbered(prompt, MAX_TOKENS, index, way) for index, prompt in enumerate(prompts)]
+            for way in (AS_SERVED, PLAINLY)
+        )
+        expected = [(await run(stub, message)).tokens for message in plain]
 
         async def by_stub(index: int, show: Show) -> bool:
             stats = (await run(stub, messages[index], show=show)).stats
@@ -135,18 +134,10 @@ async def _measure(address: str, args: argparse.Namespace) -> list[Result]:
     return results
 
 
-def _request(prompt: str, index: int, way: Way = AS_SERVED) -> pb.GenerateRequest:
-    return request(prompt, MAX_TOKENS, temperature=_temperature(index), way=way, seed=index)
-
-
-def _temperature(index: int) -> float:
-    return TEMPERATURES[index % len(TEMPERATURES)]
-
-
 async def _stream_by_client(client: AsyncClient, prompt: str, index: int, show: Show) -> bool:
     """Whether it took more than one call."""
     async with client.stream(
-        prompt, max_tokens=MAX_TOKENS, temperature=_temperature(index), seed=index, ignore_eos=True
+        prompt, max_tokens=MAX_TOKENS, temperature=temperature_of(index), seed=index, ignore_eos=True
     ) as stream:
         async for chunk in stream:
             show(Arrival(time.monotonic(), chunk.token_ids, sum(chunk.guessed)))

@@ -19,19 +19,16 @@ from typing import Any
 
 import grpc
 
-from bench.harness.traffic import AS_SERVED, PLAINLY, Way, connected, request, run
+from bench.harness.traffic import PLAINLY, connected, numbered, run
 from bench.harness.victims import engine_pids
 from bench.models.prompts import held_out_prompts
-from bench.progress import say
-from bench.results import Result, at_most
+from bench.results import Result, at_most, say
 from deploy.launch import served
 from deploy.settings import demo_config
 from protos.outrider.v1 import generation_pb2 as pb
 
 NUM_STREAMS = 4
 MAX_TOKENS = 1500
-TEMPERATURES = (0.0, 0.8)
-"""Of the streams, in turn."""
 GAP_GOAL_S = 20.0
 ROLES = {"any": ("target", "draft"), "target": ("target",), "draft": ("draft",)}
 SETTLE_S = 0.2
@@ -81,11 +78,12 @@ def measure(args: argparse.Namespace) -> list[Result]:
 async def _measure(address: str, args: argparse.Namespace) -> list[Result]:
     prompts = held_out_prompts(NUM_STREAMS)
     async with connected(address) as stub:
-        plain = await asyncio.gather(*(run(stub, _request(prompt, i, PLAINLY)) for i, prompt in enumerate(prompts)))
+        asked = [numbered(prompt, MAX_TOKENS, index, PLAINLY) for index, prompt in enumerate(prompts)]
+        plain = await asyncio.gather(*(run(stub, message) for message in asked))
         began_s = time.monotonic()
         listeners = [Listener(each.tokens, began_s) for each in plain]
         calls = [
-            asyncio.create_task(_listen(stub, _request(prompt, i), listener))
+            asyncio.create_task(_listen(stub, numbered(prompt, MAX_TOKENS, i), listener))
             for i, (prompt, listener) in enumerate(zip(prompts, listeners, strict=True))
         ]
         await _kill_on(args, began_s)
@@ -94,11 +92,6 @@ async def _measure(address: str, args: argparse.Namespace) -> list[Result]:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
     return _results(f"{args.kills} kills in {args.duration_s:g} s", listeners, ended_s)
-
-
-def _request(prompt: str, index: int, way: Way = AS_SERVED) -> pb.GenerateRequest:
-    temperature = TEMPERATURES[index % len(TEMPERATURES)]
-    return request(prompt, MAX_TOKENS, temperature=temperature, way=way, seed=index)
 
 
 async def _listen(stub: Any, message: pb.GenerateRequest, listener: Listener) -> None:

@@ -27,8 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from bench.progress import say
-from bench.results import Result, at_most
+from bench.results import Result, at_most, say
 from core.config import EngineConfig
 from core.errors import StartupError
 from core.speculation import ROOT, TokenTree

@@ -28,8 +28,7 @@ from bench.engine.peer import Peer
 from bench.models.grow import DEFAULT_CACHE, cached
 from bench.models.prompts import held_out_prompts
 from bench.models.sizes import Shape, parse_size, read_shape, shape_of_size
-from bench.progress import say
-from bench.results import Result, at_most, spread
+from bench.results import Result, at_most, say, spread
 from core.config import Dtype, EngineConfig
 from deploy.settings import DEMO_DIRECTORY
 from workers.engine import TargetEngine

@@ -26,8 +26,7 @@ from bench.engine.driver import DrivenStream, load_engine, new_stream, play
 from bench.engine.peer import Peer
 from bench.models.grow import DEFAULT_CACHE, cached
 from bench.models.sizes import parse_size, read_shape, shape_of_size
-from bench.progress import say
-from bench.results import Result, at_least, at_most, spread
+from bench.results import Result, at_least, at_most, say, spread
 from core.config import Dtype, EngineConfig
 from core.errors import StartupError
 from core.records import Verdict

@@ -18,8 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.engine.driver import GREEDY, DrivenStream, load_engine, new_stream, play
-from bench.progress import say
-from bench.results import Result, at_most, spread
+from bench.results import Result, at_most, say, spread
 from core.config import EngineConfig
 from core.records import Sampling, Verdict
 from core.speculation import MAX_TOLD, ROOT, TokenTree

@@ -85,6 +85,18 @@ class Way:
 
 
 AS_SERVED, PLAINLY, IN_TURN = Way(), Way(gamma=0), Way(pipelining=False)
+TEMPERATURES = (0.0, 0.8)
+"""Of streams that are compared with plain decoding, in turn."""
+
+
+def temperature_of(index: int) -> float:
+    """That of stream number `index`."""
+    return TEMPERATURES[index % len(TEMPERATURES)]
+
+
+def numbered(prompt: str, max_tokens: int, index: int, way: Way = AS_SERVED) -> pb.GenerateRequest:
+    """The request of stream number `index`, which is its seed, too."""
+    return request(prompt, max_tokens, temperature=temperature_of(index), way=way, seed=index)
 
 
 def request(

@@ -18,8 +18,7 @@ from typing import Any
 
 from bench.harness.traffic import Way, connected
 from bench.models.prompts import held_out_prompts
-from bench.progress import say
-from bench.results import Result, at_least, at_most, spread
+from bench.results import Result, at_least, at_most, say, spread
 from bench.rounds.anatomy import Round
 from bench.rounds.recorded_engines import RECORDED
 from bench.rounds.simulated import CHAINS, TREES

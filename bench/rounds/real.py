@@ -22,8 +22,7 @@ from bench.models.calibrate import draft_of_cost
 from bench.models.grow import DEFAULT_CACHE, cached
 from bench.models.prompts import held_out_prompts
 from bench.models.sizes import Size, parse_size, read_shape, shape_of_size
-from bench.progress import say
-from bench.results import Result, at_least, at_most, spread
+from bench.results import Result, at_least, at_most, say, spread
 from bench.rounds.anatomy import Round
 from bench.rounds.ways import (
     PIPELINED,

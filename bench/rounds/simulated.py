@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.progress import say
-from bench.results import Result, at_least
+from bench.results import Result, at_least, say
 from core.config import SpeculationConfig
 from core.records import Verification
 from simulation.report import Run, plain, run, sweep

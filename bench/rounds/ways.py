@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.harness.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, Way, request, run
-from bench.progress import say
-from bench.results import Result, spread
+from bench.results import Result, say, spread
 from bench.rounds.anatomy import Round, hidden_share, rounds_of, waiting_share
 
 PIPELINED, SEQUENTIAL, STATIC, PLAIN = "pipelined", "sequential", "static", "plain"
@@ -49,7 +48,7 @@ async def best_gamma(stub: Any, plan: Plan, temperature: float) -> int:
     times = dict.fromkeys(GAMMAS, 0.0)
     for prompt in [prompts[0], *prompts]:  # the first once more: it warms up
         for gamma in GAMMAS:
-            took = await _complete(stub, static(gamma), prompt, plan.max_tokens, temperature, seed=0)
+            took = await complete(stub, static(gamma), prompt, plan.max_tokens, temperature, seed=0)
             times[gamma] = took.decode_s if prompt is prompts[0] else times[gamma] + took.decode_s
     best = min(times, key=lambda gamma: times[gamma])
     outline = ", ".join(f"{gamma}: {seconds:.2f}" for gamma, seconds in times.items())
@@ -66,11 +65,12 @@ async def repeat(
     for index, prompt in enumerate(plan.prompts):
         first = (index + number) % len(names)
         for name in [*names[first:], *names[:first]]:
-            runs[name].append(await _complete(stub, ways[name], prompt, plan.max_tokens, temperature, seed=index))
+            runs[name].append(await complete(stub, ways[name], prompt, plan.max_tokens, temperature, seed=index))
     return runs
 
 
-async def _complete(stub: Any, way: Way, prompt: str, max_tokens: int, temperature: float, seed: int) -> Run:
+async def complete(stub: Any, way: Way, prompt: str, max_tokens: int, temperature: float, seed: int) -> Run:
+    """One prompt in one way, traced."""
     return await run(stub, request(prompt, max_tokens, temperature=temperature, way=way, seed=seed, trace=True))
 
 

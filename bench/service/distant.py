@@ -17,15 +17,14 @@ from typing import Any
 
 from bench.harness.hosts import Wire, missing, two_hosts
 from bench.harness.nodes import ROLE, ROLES, nodes
-from bench.harness.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, Way, connected, request, run
+from bench.harness.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, connected
 from bench.models.grow import DEFAULT_CACHE
 from bench.models.prompts import held_out_prompts
 from bench.models.sizes import parse_size
-from bench.progress import say
-from bench.results import Result, at_least, at_most, spread
+from bench.results import Result, at_least, at_most, say, spread
 from bench.rounds.anatomy import Round, hidden_share, rounds_of
 from bench.rounds.real import grown_pair
-from bench.rounds.ways import PIPELINED, SEQUENTIAL
+from bench.rounds.ways import PIPELINED, SEQUENTIAL, complete, decode_s
 from core.config import DraftConfig, EngineConfig, TargetConfig
 from core.errors import StartupError
 
@@ -86,7 +85,10 @@ def _settings(target: Path, draft: Path) -> dict[str, Any]:
 async def _measure(far: str, address: str, wire: Wire, args: argparse.Namespace) -> list[Result]:
     prompts, delays_s = held_out_prompts(args.prompts), (0.0, args.delay_ms / 1e3)
     async with connected(address) as stub:
-        plain = [await _complete(stub, PLAINLY, prompt, index, args.tokens) for index, prompt in enumerate(prompts)]
+        plain = [
+            await complete(stub, PLAINLY, prompt, args.tokens, TEMPERATURE, index)
+            for index, prompt in enumerate(prompts)
+        ]
         repeats = [await _repeat(stub, wire, prompts, delays_s, args.tokens, number) for number in range(args.repeats)]
     results = _results(far, repeats, plain, delays_s[1])
     return results if far == "draft" else [*results, _on_hits(repeats, delays_s[1])]
@@ -104,16 +106,12 @@ async def _repeat(
         wire.delay(delay_s)
         say(f"repeat {number + 1}: {1e3 * delay_s:g} ms")
         for way in WAYS.values():
-            await _complete(stub, way, prompts[0], 0, max_tokens)
+            await complete(stub, way, prompts[0], max_tokens, TEMPERATURE, 0)
         for index, prompt in enumerate(prompts):
             for name in WAYS if (index + number) % 2 else reversed(WAYS):
-                took = await _complete(stub, WAYS[name], prompt, index, max_tokens)
+                took = await complete(stub, WAYS[name], prompt, max_tokens, TEMPERATURE, index)
                 runs.setdefault((name, delay_s), []).append(took)
     return runs
-
-
-async def _complete(stub: Any, way: Way, prompt: str, seed: int, max_tokens: int) -> Run:
-    return await run(stub, request(prompt, max_tokens, temperature=TEMPERATURE, way=way, seed=seed, trace=True))
 
 
 def _results(far: str, repeats: Sequence[Runs], plain: Sequence[Run], delay_s: float) -> list[Result]:
@@ -155,12 +153,8 @@ def _hit_rate(runs: Sequence[Run]) -> float:
 
 
 def _ratio(name: str, repeats: Sequence[Runs], slow: tuple[str, float], fast: tuple[str, float]) -> Result:
-    values = [_decode_s(runs[slow]) / _decode_s(runs[fast]) for runs in repeats]
-    return spread(name, values, "x", slow_s=round(_decode_s(repeats[-1][slow]), 2))
-
-
-def _decode_s(runs: Sequence[Run]) -> float:
-    return sum(each.decode_s for each in runs)
+    values = [decode_s(runs[slow]) / decode_s(runs[fast]) for runs in repeats]
+    return spread(name, values, "x", slow_s=round(decode_s(repeats[-1][slow]), 2))
 
 
 def _times_ms(rounds: Sequence[Round]) -> Mapping[str, float]:

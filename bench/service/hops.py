@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import ray
@@ -19,10 +21,16 @@ async def round_trips_ms(num_calls: int) -> list[float]:
     """Milliseconds of bare actor calls on the cluster that this process is connected to, one after the other."""
     actor: Any = ray.remote(num_cpus=0, enable_task_events=False)(Echo).remote()
     await actor.echo.remote(None)  # it has started
+    times = await timed_ms(partial(actor.echo.remote, None), num_calls)
+    ray.kill(actor)
+    return times
+
+
+async def timed_ms(call: Callable[[], Awaitable[object]], num_calls: int) -> list[float]:
+    """Milliseconds of each call, one after the other."""
     times = []
     for _ in range(num_calls):
         started_s = time.monotonic()
-        await actor.echo.remote(None)
+        await call()
         times.append((time.monotonic() - started_s) * 1e3)
-    ray.kill(actor)
     return times

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
-from bench.progress import say
-from bench.results import Result, spread
+from bench.harness.traffic import Run, Way, connected, request, run
+from bench.results import Result, say, spread
+from bench.service.hops import timed_ms
 from deploy.launch import engine_of, served
 from deploy.settings import demo_config
-from protos.outrider.v1 import generation_pb2 as pb
-from protos.outrider.v1 import generation_pb2_grpc
 
 NUM_RUNS = 5
 MAX_TOKENS = 128
@@ -59,16 +55,15 @@ def measure(args: argparse.Namespace) -> list[Result]:  # noqa: ARG001
 
 async def _measure(address: str) -> list[Result]:
     engines = [await engine_of("target"), await engine_of("draft")]
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+    async with connected(address) as stub:
         cases = [(gamma, num_streams) for num_streams in (1, 16) for gamma in (GAMMA, 0)]
         samples: dict[tuple[int, int], list[OverheadSample]] = {case: [] for case in cases}
-        for run in range(NUM_RUNS + 1):
+        for number in range(NUM_RUNS + 1):
             for case in cases:
                 sample = await _run(stub, engines, *case)
-                if run > 0:  # the first of each is a warm-up
+                if number > 0:  # the first of each is a warm-up
                     samples[case].append(sample)
-    round_trips = await _round_trips(engines[0])
+    round_trips = await timed_ms(engines[0].ready.remote, NUM_ROUND_TRIPS)
     results = [result for case in cases for result in _results(*case, samples[case])]
     return [*results, spread("bare actor round trip", round_trips, "ms"), *_ratios(samples)]
 
@@ -79,35 +74,16 @@ async def _run(stub: Any, engines: Sequence[Any], gamma: int, num_streams: int) 
     after = [await engine.stats.remote() for engine in engines]
     pairs = list(zip(before, after, strict=True))
     return OverheadSample(
-        wall_s=max(end for _, end, _ in streams) - min(start for start, _, _ in streams),
+        wall_s=max(each.arrivals[-1].at_s for each in streams) - min(each.began_s for each in streams),
         forward_s=sum(new.forward_time_s - old.forward_time_s for old, new in pairs),
         step_s=sum(new.step_time_s - old.step_time_s for old, new in pairs),
-        num_rounds=sum(finish.speculation.target_passes for _, _, finish in streams) / num_streams,
+        num_rounds=sum(each.stats.target_passes for each in streams) / num_streams,
         num_tokens=MAX_TOKENS * num_streams,
     )
 
 
-async def _stream(stub: Any, gamma: int, seed: int) -> tuple[float, float, Any]:
-    """When the call began and ended, and what the last chunk said."""
-    request = pb.GenerateRequest(
-        text=PROMPT,
-        sampling=pb.SamplingParams(temperature=0.8, seed=seed),
-        stopping=pb.StoppingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
-        speculation=pb.SpeculationParams(max_draft_tokens=gamma),
-    )
-    started_s = time.monotonic()
-    chunks = [chunk async for chunk in stub.GenerateStream(request)]
-    return started_s, time.monotonic(), chunks[-1].finish
-
-
-async def _round_trips(engine: Any) -> list[float]:
-    """Milliseconds of calls to the engine's actor that ask for nothing."""
-    times = []
-    for _ in range(NUM_ROUND_TRIPS):
-        started_s = time.monotonic()
-        await engine.ready.remote()
-        times.append((time.monotonic() - started_s) * 1e3)
-    return times
+async def _stream(stub: Any, gamma: int, seed: int) -> Run:
+    return await run(stub, request(PROMPT, MAX_TOKENS, temperature=0.8, way=Way(gamma), seed=seed))
 
 
 def _results(gamma: int, num_streams: int, samples: Sequence[OverheadSample]) -> list[Result]:

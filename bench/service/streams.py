@@ -25,8 +25,7 @@ import grpc
 import grpc.aio
 import uvloop
 
-from bench.progress import say
-from bench.results import Result, spread
+from bench.results import Result, say, spread
 from bench.service.stream_engines import GRPC, LINK, METHOD, ONE_THREAD, PASS_S, PASSES, serve
 from core.records import Base, DraftRequest, DraftUpdate, Stamp, VerifyRequest
 from core.speculation import ROOT, TokenTree, TreeSpec
