@@ -32,18 +32,15 @@ class MessagesReply(Reply):
         self._last: Chunk | None = None
 
     def piece(self, index: int, chunk: Chunk) -> bytes:  # noqa: ARG002 - there is one sample
-        """See Reply."""
         events = [] if self._last is not None else [self._start(), _event("ping")]
         changes = self._changes(chunk)
         return b"".join([*events, *map(_of_change, changes)])
 
     def last_piece(self) -> bytes:
-        """See Reply."""
         delta = {**self._stop(), "stop_details": None}
         return _event("message_delta", delta=delta, usage=self._usage()) + _event("message_stop")
 
     def whole(self, chunks: Sequence[Sequence[Chunk]]) -> Mapping[str, Any]:
-        """See Reply."""
         for chunk in chunks[0]:
             self._changes(chunk)
         return self._message([_whole(block) for block in self._blocks.all])

@@ -42,20 +42,17 @@ class ChoicesReply(Reply):
         self._usages: dict[int, Usage] = {}
 
     def piece(self, index: int, chunk: Chunk) -> bytes:
-        """See Reply."""
         self._usages[index] = chunk.usage
         choice = {"index": index, **self._delta(index, chunk), **self._common(index, [chunk])}
         usage = {"usage": self._usage() if self._has_usage_always else None} if self._has_usage_at_end else {}
         return event(encoded({**self._head, "object": self.PIECE, "choices": [choice], **usage}))
 
     def last_piece(self) -> bytes:
-        """See Reply."""
         if not self._has_usage_at_end:
             return DONE
         return event(encoded({**self._head, "object": self.PIECE, "choices": [], "usage": self._usage()})) + DONE
 
     def whole(self, chunks: Sequence[Sequence[Chunk]]) -> dict[str, Any]:
-        """See Reply."""
         self._usages = {index: each[-1].usage for index, each in enumerate(chunks)}
         choices = [
             {"index": index, **self._message(index, text_of(each)), **self._common(index, each)}

@@ -33,21 +33,17 @@ class ResponsesReply(Reply):
         self._chunks: list[Chunk] = []
 
     def piece(self, index: int, chunk: Chunk) -> bytes:  # noqa: ARG002 - there is one sample
-        """See Reply."""
         events = [] if self._chunks else [self._state("created"), self._state(IN_PROGRESS)]
         self._chunks = [chunk]
         return b"".join([*events, *(data for change in self._changes(chunk) for data in self._events(change))])
 
     def last_piece(self) -> bytes:
-        """See Reply."""
         return self._state(self._status)
 
     def failing(self, failure: Failure) -> bytes:
-        """See Reply."""
         return self._state(FAILED, error={"code": "server_error", "message": failure.message})
 
     def whole(self, chunks: Sequence[Sequence[Chunk]]) -> Mapping[str, Any]:
-        """See Reply."""
         for chunk in chunks[0]:
             list(self._changes(chunk))
         self._chunks = [chunks[0][-1]]

@@ -27,7 +27,6 @@ class CallsReader(ABC):
         self._has_calls = False
 
     def feed(self, text: str) -> list[OutputPiece]:
-        """See OutputReader."""
         self._held += text
         found: list[OutputPiece] = []
         while self._steps(found):
@@ -35,7 +34,7 @@ class CallsReader(ABC):
         return found
 
     def end(self) -> list[OutputPiece]:
-        """See OutputReader. A call that was cut off stays as it is; one that had no name yet is text."""
+        """A call that was cut off stays as it is; one that had no name yet is text."""
         rest = self._unread() + self._held
         self._call, self._held = None, ""
         return texts(rest.rstrip() if self._has_calls else rest)

@@ -23,7 +23,6 @@ class ReasoningReader:
         self._held = ""
 
     def feed(self, text: str) -> list[OutputPiece]:
-        """See OutputReader."""
         self._held += text
         if not (self._is_decided or self._decides()):
             return []
@@ -41,7 +40,6 @@ class ReasoningReader:
         return texts(thought, Kind.REASONING) + self.feed("")
 
     def end(self) -> list[OutputPiece]:
-        """See OutputReader."""
         return texts(self._take(len(self._held)), Kind.REASONING if self._is_thinking else Kind.TEXT)
 
     def _decides(self) -> bool:

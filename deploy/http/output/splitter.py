@@ -85,12 +85,10 @@ class Splitter:
         self.num_calls = 0
 
     def feed(self, text: str) -> list[OutputPiece]:
-        """See OutputReader."""
         pieces = texts(text) if self._reasoning is None else self._reasoning.feed(text)
         return list(self._counted(self._divided(pieces)))
 
     def end(self) -> list[OutputPiece]:
-        """See OutputReader."""
         pieces = self._divided(self._reasoning.end()) if self._reasoning is not None else []
         return list(self._counted([*pieces, *(self._calls.end() if self._calls is not None else [])]))
 
