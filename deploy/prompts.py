@@ -20,15 +20,12 @@ def read_prompts(path: Path) -> list[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prompts: {path} cannot be read: {error}") from error
-    read = _from_json if path.suffix == ".jsonl" else _as_it_is
-    prompts = [read(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    is_json = path.suffix == ".jsonl"
+    given = [(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    prompts = [_from_json(line, where) if is_json else line for line, where in given]
     if not prompts:
         raise ConfigError(f"--prompts: {path} has no prompt")
     return prompts
-
-
-def _as_it_is(line: str, _: str) -> str:
-    return line
 
 
 def _from_json(line: str, where: str) -> str:

@@ -65,13 +65,10 @@ _COMMON: Final = SpeculationConfig(pipelining=False, guessers=("draft",), draft_
 
 def _result(name: str, stats: Sequence[SpeculationStats]) -> Result:
     rounds = sum(each.num_draft_rounds for each in stats)
-    accepted, guesses = (sum(values) for values in zip(*map(_accepted_and_drafted, stats), strict=True))
+    accepted = sum(each.num_accepted_tokens for each in stats)
+    guesses = sum(each.num_drafted_tokens for each in stats)
     settings = {"rounds": rounds, "guesses_a_round": round(guesses / rounds, 2)}
     return Result(f"{name}, tokens a round", round(1.0 + accepted / rounds, 3), "tokens", settings=settings)
-
-
-def _accepted_and_drafted(stats: SpeculationStats) -> tuple[int, int]:
-    return stats.num_accepted_tokens, stats.num_drafted_tokens
 
 
 async def _complete(

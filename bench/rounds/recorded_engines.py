@@ -16,13 +16,12 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, ClassVar, cast
 
 from core.config import EngineConfig
 from core.costs import PASS_LAWS
 from core.errors import WorkerLost
-from core.records import DraftRequest, DraftUpdate, EngineStats, Findings, ModelInfo
+from core.records import DraftRequest, EngineStats, Findings, ModelInfo
 from core.speculation import TreeSpec
 from deploy.app import Engines
 from deploy.engines import DraftActor, EngineActor, TargetActor
@@ -93,7 +92,7 @@ class RecordedLoop:
         reply: Any
         try:
             if isinstance(request, DraftRequest) and isinstance(request.growth, TreeSpec):
-                reply = await cast("SimDraft", self._engine).grow(request, partial(_tell, number, receiver))
+                reply = await cast("SimDraft", self._engine).grow(request, lambda told: receiver.take([(number, told)]))
             else:
                 [reply] = await self._engine.answer([request])
         except WorkerLost as lost:
@@ -103,10 +102,6 @@ class RecordedLoop:
             receiver.lose(WorkerLost(f"the engine failed: {error}"))
         else:
             receiver.take([(number, reply)])
-
-
-def _tell(number: int, receiver: Receiver, draft_update: DraftUpdate) -> None:
-    receiver.take([(number, draft_update)])
 
 
 class _Recorded(EngineActor[Any, Any]):

@@ -16,7 +16,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from deploy.cli import terminal
-from deploy.cli.jobs import BEARER_VARIABLE, MAX_RETRIES, CallOptions, Job, bearer_token, explain, is_token_fit
+from deploy.cli.jobs import MAX_RETRIES, CallOptions, Job, bearer_token, explain, problem_of_token
 from deploy.cli.replay import save
 from deploy.trace import Stream, export
 from outrider_client import Client, GenerateFields, OutriderError, Retry
@@ -61,13 +61,13 @@ class GenerateOptions(CallOptions):
 
 def generate(options: GenerateOptions) -> int:
     """Returns the exit status."""
-    if not is_token_fit():
-        terminal.say(f"outrider: {BEARER_VARIABLE} must be of printable ASCII characters")
+    if (problem := problem_of_token()) is not None:
+        terminal.say(f"outrider: {problem}")
         return EXIT_FAILED
     if options.save is not None and len(options.prompts) > 1:
         terminal.say("outrider: --save writes one output: give one prompt")
         return EXIT_FAILED
-    jobs = [Job(_read(prompt), options.fields()) for prompt in options.prompts]
+    jobs = [Job(sys.stdin.read() if prompt == "-" else prompt, options.fields()) for prompt in options.prompts]
     # A retry may reach another server, whose clock differs.
     retry = Retry(max_retries=0 if options.trace else MAX_RETRIES)
     is_written = True
@@ -84,10 +84,6 @@ def generate(options: GenerateOptions) -> int:
         if options.save is not None:
             is_written = _save(options.save, jobs[0]) and is_written
     return 0 if is_written else EXIT_FAILED
-
-
-def _read(prompt: str) -> str:
-    return sys.stdin.read() if prompt == "-" else prompt
 
 
 def _run(client: Client, jobs: Sequence[Job], options: GenerateOptions) -> None:

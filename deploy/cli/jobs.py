@@ -28,10 +28,11 @@ def bearer_token() -> str | None:
     return os.environ.get(BEARER_VARIABLE, "").strip() or None
 
 
-def is_token_fit() -> bool:
-    """Whether the token, if there is one, can be sent; gRPC's own message of one that cannot is long."""
+def problem_of_token() -> str | None:
+    """Why the token, if there is one, cannot be sent; gRPC's own message is long."""
     token = bearer_token()
-    return token is None or (token.isascii() and token.isprintable())
+    is_fit = token is None or (token.isascii() and token.isprintable())
+    return None if is_fit else f"{BEARER_VARIABLE} must be of printable ASCII characters"
 
 
 def explain(error: OutriderError, client: Client, address: str) -> str:

@@ -51,7 +51,7 @@ def add_command(app: typer.Typer, name: str, options: type[Options], run: Callab
     parameters = [each.replace(annotation=hints[each.name]) for each in signature.parameters.values()]
     flags = [each for each in parameters if get_args(each.annotation)[:1] == (SettingFlags,)]
     parameters = [each for each in parameters if each not in flags]
-    names = {_identifier(each): each for flag in flags for each in get_args(flag.annotation)[1]()}
+    names = {f"setting_{each.replace('.', '__')}": each for flag in flags for each in get_args(flag.annotation)[1]()}
     parameters += [_flag(parameter, setting) for parameter, setting in names.items()]
 
     def command(**values: Any) -> Any:
@@ -62,10 +62,6 @@ def add_command(app: typer.Typer, name: str, options: type[Options], run: Callab
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {}
     app.command(name, help=inspect.getdoc(options))(command)
-
-
-def _identifier(setting: str) -> str:
-    return f"setting_{setting.replace('.', '__')}"
 
 
 def _flag(parameter: str, setting: str) -> inspect.Parameter:

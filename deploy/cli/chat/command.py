@@ -16,7 +16,7 @@ from typer import Option
 
 from deploy.cli import terminal
 from deploy.cli.chat.conversation import FENCE, Conversation, command_in, typed
-from deploy.cli.jobs import BEARER_VARIABLE, MAX_RETRIES, CallOptions, Job, bearer_token, explain, is_token_fit
+from deploy.cli.jobs import MAX_RETRIES, CallOptions, Job, bearer_token, explain, problem_of_token
 from outrider_client import Client, OutriderError, Retry
 
 EXIT_FAILED = 1
@@ -44,8 +44,8 @@ class ChatOptions(CallOptions):
 
 def chat(options: ChatOptions) -> int:
     """Returns the exit status."""
-    if not is_token_fit():
-        terminal.say(f"outrider: {BEARER_VARIABLE} must be of printable ASCII characters")
+    if (problem := problem_of_token()) is not None:
+        terminal.say(f"outrider: {problem}")
         return EXIT_FAILED
     is_typed = sys.stdin.isatty() and sys.stdout.isatty()
     with Client(options.address, token=bearer_token(), retry=Retry(max_retries=MAX_RETRIES)) as client:

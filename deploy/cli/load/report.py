@@ -9,7 +9,7 @@ from typing import Any
 
 from deploy.cli.load.options import BenchOptions
 from deploy.cli.load.records import RequestRecord
-from deploy.cli.load.summary import PERCENTILES, Latency, Objectives, Summary
+from deploy.cli.load.summary import PERCENTILES, Objectives, Summary
 
 NAMES = {
     "ttft": "first token (TTFT)",
@@ -34,17 +34,14 @@ def _lines(summary: Summary, objectives: Objectives) -> Iterator[str]:
         yield f"  {number} x {error}"
     yield f"{'ms':34}{'mean':>10}" + "".join(f"{f'p{each}':>10}" for each in PERCENTILES) + f"{'max':>10}"
     for name, latency in summary.latencies.items():
-        yield f"{NAMES[name]:34}" + "".join(f"{value * MS:10.1f}" for value in _row(latency))
+        row = (latency.mean_s, *latency.percentiles_s.values(), latency.max_s)
+        yield f"{NAMES[name]:34}" + "".join(f"{value * MS:10.1f}" for value in row)
     yield f"{summary.requests_per_s:.2f} requests/s, {summary.output_tokens_per_s:.1f} output tokens/s"
     if objectives != Objectives():
         yield f"goodput {summary.goodput_per_s:.2f} requests/s: {summary.good_share:.1%} met the objectives"
     yield from _speculation(summary)
     if summary.lateness_s > LATE_S:
         yield f"this client sent up to {summary.lateness_s * MS:.0f} ms late (p99): it may be the bottleneck"
-
-
-def _row(latency: Latency) -> Sequence[float]:
-    return (latency.mean_s, *latency.percentiles_s.values(), latency.max_s)
 
 
 def _speculation(summary: Summary) -> Iterator[str]:
