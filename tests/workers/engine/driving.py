@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
+
+import torch
 
 from core.records import (
     DraftDone,
@@ -27,6 +31,20 @@ def answer(engine, request, ticket=1):
         for found, reply in engine.step():
             if found == ticket:
                 return reply
+
+
+@contextmanager
+def poisoned(engine, row):
+    """Meanwhile, this row of every step is NaN."""
+    forward = engine._runtime.forward
+
+    def broken(batch):
+        logits = forward(batch).clone()
+        logits[row] = torch.nan
+        return logits
+
+    with patch.object(engine._runtime, "forward", broken):
+        yield
 
 
 class Driver:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from core.config import EngineConfig
 from core.exact.sampling import draw_guess
 from core.records import Refused, Sampling, Verification
 from tests.checkpoints import VOCAB_SIZE
-from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of, wrong
+from tests.workers.engine.driving import EPOCH, Driver, answer, poisoned, tree_of, wrong
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
 
@@ -108,17 +107,10 @@ def test_blocks_of_many_sessions_grow_together(engine):
 
 def test_a_model_that_gives_nan_refuses_that_sequence_alone(engine):
     expected = Driver(engine, PROMPT, session="before").draft(1).tokens
-    forward = engine._runtime.forward
-
-    def poisoned(batch):
-        logits = forward(batch).clone()
-        logits[0] = torch.nan
-        return logits
-
-    engine._runtime.forward = poisoned
     engine.add(1, Driver(engine, PROMPT, session="a").draft_request(1))
     engine.add(2, Driver(engine, PROMPT, session="b").draft_request(1))
-    replies = dict(engine.step())
+    with poisoned(engine, 0):
+        replies = dict(engine.step())
     assert isinstance(replies[1], Refused)
     assert tree_of(replies[2]).tokens == expected
     engine.check_integrity()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from time import monotonic
 
 import pytest
-import torch
 
 from core.config import EngineConfig
 from core.records import DraftDone, Refused, Sampling, Verification
-from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of
+from tests.workers.engine.driving import EPOCH, Driver, answer, poisoned, tree_of
 from tests.workers.engine.growths import places_of, wide
 from workers.engine.draft import DraftEngine
 
@@ -108,21 +107,13 @@ def test_a_tree_below_a_long_prompt_is_what_it_is_where_the_prompt_is_one_step(l
 @pytest.mark.parametrize("bad_row", [0, 3])
 def test_a_tree_that_leads_to_nan_is_refused_alone_and_leaves_nothing_behind(engine, bad_row):
     expected = Driver(engine, PROMPT, session="before").draft(WIDE)
-    forward = engine._runtime.forward
     drivers = [Driver(engine, PROMPT, session=f"{n}") for n in range(2)]
     for ticket, driver in enumerate(drivers):
         engine.add(ticket, driver.draft_request(WIDE))
     engine.step()
-
-    def poisoned(batch):
-        logits = forward(batch).clone()
-        logits[bad_row] = torch.nan
-        return logits
-
-    engine._runtime.forward = poisoned
-    replies = dict(engine.step())
+    with poisoned(engine, bad_row):
+        replies = dict(engine.step())
     engine.check_integrity()
-    engine._runtime.forward = forward
     replies |= run(engine)
     assert isinstance(replies[0], Refused)
     assert tree_of(replies[1]) == expected
@@ -131,15 +122,8 @@ def test_a_tree_that_leads_to_nan_is_refused_alone_and_leaves_nothing_behind(eng
 
 
 def test_nan_is_reported_to_the_one_that_it_concerns(engine):
-    forward = engine._runtime.forward
-
-    def poisoned(batch):
-        logits = forward(batch).clone()
-        logits[0] = torch.nan
-        return logits
-
-    engine._runtime.forward = poisoned
-    assert "NaN" in Driver(engine, PROMPT).ask(WIDE).reason
+    with poisoned(engine, 0):
+        assert "NaN" in Driver(engine, PROMPT).ask(WIDE).reason
 
 
 def test_a_reply_says_what_it_cost(engine):

@@ -12,7 +12,7 @@ from core.config import EngineConfig
 from core.records import Refused, Sampling
 from core.speculation import EMPTY_BLOCK
 from tests.checkpoints import VOCAB_SIZE
-from tests.workers.engine.driving import EPOCH, Driver, answer
+from tests.workers.engine.driving import EPOCH, Driver, answer, poisoned
 from workers.engine import jobs, scheduler
 from workers.engine.target import TargetEngine
 
@@ -143,16 +143,9 @@ def test_a_message_that_overtakes_another_has_the_whole_prompt_scored_again(chec
     engine.check_integrity()
 
 
-def test_where_a_prompt_gives_no_distribution_it_is_refused(checkpoint, monkeypatch):
+def test_where_a_prompt_gives_no_distribution_it_is_refused(checkpoint):
     engine = load(checkpoint)
-    forward = engine._runtime.forward
-
-    def poisoned(batch):
-        logits = forward(batch).clone()
-        logits[3] = torch.nan
-        return logits
-
-    monkeypatch.setattr(engine._runtime, "forward", poisoned)
-    reply = answer(engine, scoring(engine).verify_request(EMPTY_BLOCK))
+    with poisoned(engine, 3):
+        reply = answer(engine, scoring(engine).verify_request(EMPTY_BLOCK))
     assert isinstance(reply, Refused)
     assert reply.is_final

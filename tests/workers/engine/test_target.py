@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -16,7 +17,7 @@ from core.config import EngineConfig
 from core.records import Base, Missing, Refused, Sampling, Verdict, Verification
 from core.speculation.token_tree import EMPTY_BLOCK, SparseDistribution, TokenTree
 from tests.checkpoints import VOCAB_SIZE, write
-from tests.workers.engine.driving import EPOCH, Driver, answer, chain, wrong
+from tests.workers.engine.driving import EPOCH, Driver, answer, chain, poisoned, wrong
 from workers.engine.target import TargetEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
@@ -263,17 +264,10 @@ def test_who_is_in_a_step_keeps_its_room_in_it(checkpoint, plain):
 
 
 def test_a_model_that_gives_nan_refuses_that_sequence_and_serves_the_others(engine, plain):
-    forward = engine._runtime.forward
-
-    def poisoned(batch):
-        logits = forward(batch).clone()
-        logits[0] = torch.nan
-        return logits
-
-    engine._runtime.forward = poisoned
     engine.add(1, Driver(engine, PROMPT, session="a").verify_request())
     engine.add(2, Driver(engine, PROMPT, session="b").verify_request())
-    replies = dict(engine.step())
+    with poisoned(engine, 0):
+        replies = dict(engine.step())
     assert isinstance(replies[1], Refused)
     assert replies[2].next_token == plain[SAMPLINGS[0]][0]
     engine.check_integrity()
@@ -282,17 +276,9 @@ def test_a_model_that_gives_nan_refuses_that_sequence_and_serves_the_others(engi
 def test_a_guess_that_leads_to_nan_is_dropped_and_the_root_still_judged(engine, plain):
     driver = Driver(engine, PROMPT)
     driver.verify()
-    forward = engine._runtime.forward
-
-    def poisoned(batch):
-        logits = forward(batch).clone()
-        logits[1] = torch.nan
-        return logits
-
-    engine._runtime.forward = poisoned
-    verdict = driver.verify(chain(*plain[SAMPLINGS[0]][1:4]))
+    with poisoned(engine, 1):
+        verdict = driver.verify(chain(*plain[SAMPLINGS[0]][1:4]))
     assert (verdict.path, verdict.next_token) == ((), plain[SAMPLINGS[0]][1])
-    engine._runtime.forward = forward
     assert driver.run(5) == plain[SAMPLINGS[0]][2:7]
 
 
@@ -309,15 +295,9 @@ def test_a_guess_that_leads_to_nan_spoils_nobody_elses_verdict(checkpoint, broke
         for place, (kind, driver) in enumerate(drivers.items()):
             block = EMPTY_BLOCK if kind is dropped else TokenTree.chain((7, 9), (q, q))
             engine.add(place, driver.verify_request(block))
-        forward = engine._runtime.forward
-
-        def poisoned(batch):
-            logits = forward(batch).clone()
-            logits[3 * list(Verification).index(broken) + 2] = torch.nan  # of each block the root comes first
-            return logits
-
-        engine._runtime.forward = poisoned if poison else forward
-        found = {list(Verification)[ticket]: reply for ticket, reply in engine.step()}
+        row = 3 * list(Verification).index(broken) + 2  # of each block the root comes first
+        with poisoned(engine, row) if poison else nullcontext():
+            found = {list(Verification)[ticket]: reply for ticket, reply in engine.step()}
         engine.check_integrity()
         return {kind: (verdict.path, verdict.next_token, verdict.held) for kind, verdict in found.items()}
 
