@@ -21,7 +21,7 @@ from deploy.clock import MonotonicClock
 from deploy.http.servicer import HttpServicer
 from deploy.http.wire import Call, Head
 from deploy.metrics.meters import Meters
-from tests.deploy.grpc.rpc import CONFIG, INFO, Recorded, Script, ids_of, served
+from tests.deploy.grpc.rpc import CONFIG, INFO, TOKENIZER, Recorded, Script, ids_of, served
 from tests.vocabularies import as_product, byte_level
 
 TEMPLATE = (
@@ -32,6 +32,7 @@ TEMPLATE = (
     "{% endfor %}{% if enable_thinking is defined and not enable_thinking %}quick{% endif %}"
 )
 """Of Hermes's kind."""
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 NO_FORMATS = HttpConfig(tool_call_parser="none", reasoning_parser="none")
 
 
@@ -51,6 +52,12 @@ def said(
         is_last = index == len(texts) - 1
         chunks.append(replace(chunk, finish_reason=finish, matched_stop=stop) if is_last else chunk)
     return chunks
+
+
+def text_of_prompt(script: Script) -> str:
+    """Of the one request."""
+    (request,) = script.requests
+    return TOKENIZER.decode(request.prompt)
 
 
 def hosted(script: Script, template: str | None = TEMPLATE, http: HttpConfig | None = None) -> Models:

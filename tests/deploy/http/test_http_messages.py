@@ -11,21 +11,15 @@ from core.errors import DeadlinePassed, Overloaded, Unavailable
 from core.records import FinishReason, GrammarKind
 from deploy.api.authentication import Authenticator
 from tests.deploy.grpc.rpc import TOKENIZER, Script
-from tests.deploy.http.clients import NO_FORMATS, app, by_anthropic, said, servicer
+from tests.deploy.http.clients import CALL, NO_FORMATS, app, by_anthropic, said, servicer, text_of_prompt
 
 WEATHER = {
     "name": "weather",
     "description": "Of a city",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 HELLO = [{"role": "user", "content": "say"}]
 GIVEN = {"model": "pair", "max_tokens": 50, "messages": HELLO}
-
-
-def text_of_prompt(script):
-    (request,) = script.requests
-    return TOKENIZER.decode(request.prompt)
 
 
 async def test_a_whole_message():

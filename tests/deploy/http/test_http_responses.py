@@ -11,7 +11,7 @@ import pytest
 from core.errors import Unavailable
 from core.records import FinishReason, GrammarKind
 from tests.deploy.grpc.rpc import TOKENIZER, Script
-from tests.deploy.http.clients import NO_FORMATS, by_openai, said
+from tests.deploy.http.clients import CALL, NO_FORMATS, by_openai, said, text_of_prompt
 
 WEATHER = {
     "type": "function",
@@ -19,12 +19,6 @@ WEATHER = {
     "description": "Of a city",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-
-
-def text_of_prompt(script):
-    (request,) = script.requests
-    return TOKENIZER.decode(request.prompt)
 
 
 async def test_a_whole_response():

@@ -9,18 +9,12 @@ import pytest
 
 from core.config import HttpConfig
 from core.records import FinishReason, GrammarKind
-from tests.deploy.grpc.rpc import TOKENIZER, Script
-from tests.deploy.http.clients import NO_FORMATS, by_openai, said
+from tests.deploy.grpc.rpc import Script
+from tests.deploy.http.clients import CALL, NO_FORMATS, by_openai, said, text_of_prompt
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Of a city", "parameters": PARAMETERS}}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 GIVEN = {"model": "pair", "messages": [{"role": "user", "content": "weather?"}]}
-
-
-def text_of_prompt(script):
-    (request,) = script.requests
-    return TOKENIZER.decode(request.prompt)
 
 
 async def created(script, **fields):
