@@ -16,6 +16,7 @@ from core.speculation.calibration import (
 from core.speculation.candidates import MAX_RANKS, Candidates, HeldTree
 from core.speculation.chances import MAX_TOLD, fixed_shape
 from core.speculation.drawing import draw_chain
+from core.speculation.growth import UNRANKED, Floats, Ints, Measure, NewNodes, TreeSpec
 from core.speculation.guesser import (
     DRAFT,
     EXTRA_DRAFT,
@@ -36,14 +37,8 @@ from core.speculation.token_tree import (
     NO_Q,
     NO_TOKEN,
     ROOT,
-    UNRANKED,
-    Floats,
-    Ints,
-    Measure,
-    NewNodes,
     SparseDistribution,
     TokenTree,
-    TreeSpec,
     num_branches,
     subtree,
 )

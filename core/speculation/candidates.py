@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from core.speculation.token_tree import NO_Q, NO_TOKEN, ROOT, Measure, SparseDistribution
+from core.speculation.growth import Measure
+from core.speculation.token_tree import NO_Q, NO_TOKEN, ROOT, SparseDistribution
 
 MIN_SHARE = 1e-6
 """Shares below it tell no more than this one does."""

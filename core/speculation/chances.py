@@ -13,7 +13,8 @@ import numpy as np
 
 from core.speculation.calibration import MAX_CHANCE, MAX_LOGIT, MAX_RANKS_TOLD, MIN_CHANCE, PRIOR
 from core.speculation.candidates import Candidates
-from core.speculation.token_tree import ROOT, Floats, TreeSpec
+from core.speculation.growth import Floats, TreeSpec
+from core.speculation.token_tree import ROOT
 from core.speculation.tree_nodes import Part
 
 LEAST = 1e-9

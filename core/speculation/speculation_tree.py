@@ -17,16 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from core.speculation.growth import UNRANKED, NewNodes
 from core.speculation.guesser import Guesses
-from core.speculation.token_tree import (
-    NO_Q,
-    ROOT,
-    UNRANKED,
-    NewNodes,
-    SparseDistribution,
-    TokenTree,
-    depths,
-)
+from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution, TokenTree, depths
 from core.speculation.tree_nodes import Node, Part
 
 MAX_NUMBERS = 1 << 30

@@ -1,27 +1,22 @@
-"""Trees of guesses below the last committed token, and how a draft grows them.
+"""Trees of guesses below the last committed token.
 
-Knows tokens, parents and q; must not know who guessed or who verifies. A verdict (accepted path, next token) is a walk
-down such a tree, and where the walk ends inside it, what lies below may be verified next (`subtree`).
+Knows tokens, parents and q; must not know who guessed, how a tree grows or who verifies. A verdict (accepted path, next
+token) is a walk down such a tree, and where the walk ends inside it, what lies below may be verified next (`subtree`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from itertools import count
 from operator import ge
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 ROOT = -1
 """Parent of the first guesses of a block: the last committed token."""
 NO_TOKEN = -1
 """Where none was drawn."""
-UNRANKED = -1
-"""Rank of a guess that is not the draft's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,179 +96,6 @@ class TokenTree:
 
 
 EMPTY_BLOCK = TokenTree()
-
-
-class Measure(StrEnum):
-    """Of how sure a draft is at a place, in [0, 1]."""
-
-    MARGIN = "margin"
-    """How clearly its first candidate wins (`core.speculation.candidates.Candidates.margin`)."""
-    CONFIDENCE = "confidence"
-    """The share of its first candidate, the noise that it shares with the target included."""
-    ENTROPY = "entropy"
-    """e to the minus entropy of q: 1 over the number of tokens that it is torn between."""
-
-
-@dataclass(frozen=True, slots=True)
-class TreeSpec:
-    """How a draft is to grow, pass after pass, until it hears otherwise; it tells what has grown after each pass.
-
-    Where the draft samples it grows draws, a chain or a tree as its rule takes them, and ends by itself: what is drawn
-    is of use for one block. `fanout` tokens are drawn at each place.
-    """
-
-    rows_per_pass: int
-    """Nodes that are fed in one pass at most, over all sessions in it; of this one, where growth ends by itself."""
-    max_depth: int
-    """Below the last committed token."""
-    min_path_prob: float = 0.0
-    """Nodes that the text reaches with less than this chance are not fed. Growth that ends by itself does so when those
-    of a pass, summed, have less."""
-    calibration: tuple[float, float] = (0.0, 1.0)
-    """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its margin."""
-    tail: tuple[float, ...] = ()
-    """If it is not the first: the chances of the second, the third, and so on."""
-    is_anew: bool = False
-    """Whether all that has grown is to be told once more, with numbers from 0."""
-    num_passes: int = 0
-    """Number of passes after which growth ends by itself and is the reply to its request (drafting in turn). 0: it
-    continues."""
-    fanout: int = 8
-    """Candidates of a place that become nodes at most; with 1 a chain grows."""
-    measure: Measure = Measure.MARGIN
-    """Of how sure the draft is at a place, as it is told."""
-    min_confidence: float = 0.0
-    """By that measure: nothing grows at a place where the draft is less sure."""
-
-    @classmethod
-    def chain(cls, num_tokens: int, measure: Measure = Measure.MARGIN) -> TreeSpec:
-        """The first candidates in a row, or the draws, and then an end; however unsure the draft is of them."""
-        return cls(1, num_tokens, calibration=(5.0, 0.0), num_passes=num_tokens, fanout=1, measure=measure)
-
-    @property
-    def ends(self) -> bool:
-        """Whether growth ends by itself, with a reply of its own."""
-        return self.num_passes > 0
-
-    @property
-    def is_blind(self) -> bool:
-        """Whether what grows, and for how long, does not depend on what the draft says: the shape is fixed before."""
-        is_cut = self.min_path_prob > 0.0 or self.min_confidence > 0.0
-        return self.ends and self.calibration[1] == 0.0 and not is_cut and all(map(ge, self.tail, self.tail[1:]))
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether what grows is the chain of this length, and nothing else."""
-        return self == replace(TreeSpec.chain(self.num_passes or 1, self.measure), is_anew=self.is_anew)
-
-    def __post_init__(self) -> None:
-        if min(self.rows_per_pass, self.max_depth, self.fanout) < 1 or self.num_passes < 0:
-            raise ValueError("a tree spec needs room for a node")
-        if not (math.isfinite(self.min_path_prob) and self.min_path_prob >= 0.0 and 0.0 <= self.min_confidence <= 1.0):
-            raise ValueError("the bounds of a tree spec are not probabilities")
-        if (
-            not all(map(math.isfinite, self.calibration))
-            or sum(self.tail) > 1.0 + 1e-6
-            or any(x < 0 for x in self.tail)
-        ):
-            raise ValueError("the chances of a tree spec are not probabilities")
-
-    def __len__(self) -> int:
-        return self.rows_per_pass
-
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-COLUMNS: Mapping[str, DTypeLike] = {
-    "parents": np.int64,
-    "tokens": np.int64,
-    "ranks": np.int64,
-    "chances": np.float64,
-    "confidences": np.float64,
-}
-"""Of what a draft tells."""
-
-
-@dataclass(frozen=True, slots=True, init=False, eq=False)
-class NewNodes:
-    """Nodes that a draft has grown, with numbers of its own: one after the other, parents first."""
-
-    first: int
-    """Number of the first node."""
-    parents: Ints
-    """Numbers; `ROOT` for the last committed token of the message that is answered."""
-    tokens: Ints
-    ranks: Ints
-    chances: Floats
-    """That the text goes on with the node, if it gets to its parent."""
-    confidences: Floats
-    """How sure the draft was at the node's place, by the measure that was asked for."""
-    root: int
-    """Number that the last committed token has, if it was a node before; else `ROOT`."""
-    q: tuple[SparseDistribution, ...]
-    """What each was drawn from, where the draft samples; else none."""
-
-    def __init__(
-        self,
-        first: int,
-        parents: ArrayLike = (),
-        tokens: ArrayLike = (),
-        ranks: ArrayLike = (),
-        chances: ArrayLike = (),
-        confidences: ArrayLike = (),
-        root: int = ROOT,
-        q: Sequence[SparseDistribution] = (),
-        *,
-        is_own: bool = False,
-    ) -> None:
-        """`is_own`: who makes this has grown the nodes, and nothing needs to be checked.
-
-        Raises: ValueError when they are not what they should be.
-        """
-        columns = (parents, tokens, ranks, chances, confidences)
-        values = (np.asarray(column, kind) for column, kind in zip(columns, COLUMNS.values(), strict=True))
-        for name, value in zip(("first", *COLUMNS, "root", "q"), (first, *values, root, tuple(q)), strict=True):
-            object.__setattr__(self, name, value)
-        if not is_own:
-            self.check()
-
-    def check(self) -> None:
-        """What was unpickled has not been. Raises: ValueError when they are not what they should be."""
-        columns = [getattr(self, name) for name in COLUMNS]
-        forms = {(len(self.tokens),)}
-        if {column.shape for column in columns} != forms or any(
-            column.dtype != kind for column, kind in zip(columns, COLUMNS.values(), strict=True)
-        ):
-            raise ValueError("each node needs a parent, a rank, a chance and a confidence, all numbers")
-        if len(self):
-            self._check_nodes()
-        if len(self.q) not in (0, len(self)) or not all(each.is_law for each in self.q):
-            raise ValueError("each drawn node needs the q that it was drawn from")
-        if self.first < 0 or not ROOT <= self.root < self.first:
-            raise ValueError("the number of a node is below 0")
-
-    def _check_nodes(self) -> None:
-        least, most = np.minimum.reduce, np.maximum.reduce  # what is no number is neither
-        if not (least(self.chances) > 0.0 and most(self.chances) <= 1.0):
-            raise ValueError("the chance of a node is not in (0, 1]")
-        if not (least(self.confidences) >= 0.0 and most(self.confidences) <= 1.0):
-            raise ValueError("the confidence of a node is not in [0, 1]")
-        if least(self.parents) < ROOT or most(self.parents - np.arange(len(self))) >= self.first:
-            raise ValueError("a node comes before its parent")
-        if least(self.ranks) < 0:
-            raise ValueError("the rank of a node is below 0")
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, NewNodes):
-            return NotImplemented
-        same = (np.array_equal(getattr(self, name), getattr(other, name)) for name in COLUMNS)
-        return (self.first, self.root, self.q) == (other.first, other.root, other.q) and all(same)
-
-    def __hash__(self) -> int:
-        return hash((self.first, self.root, len(self)))
 
 
 def num_branches(parents: Sequence[int]) -> int:

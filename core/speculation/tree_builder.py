@@ -15,7 +15,8 @@ from itertools import chain, islice, repeat
 
 from core.speculation.candidates import Candidates
 from core.speculation.chances import chances_of
-from core.speculation.token_tree import NO_TOKEN, ROOT, Measure, NewNodes, TreeSpec
+from core.speculation.growth import Measure, NewNodes, TreeSpec
+from core.speculation.token_tree import NO_TOKEN, ROOT
 
 MIN_PATH_PROB = 4e-4
 """What is less likely is neither fed nor told."""

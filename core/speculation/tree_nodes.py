@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from core.speculation.growth import UNRANKED, Floats, Ints
 from core.speculation.guesser import DRAFT, EXTRA_DRAFT
-from core.speculation.token_tree import NO_Q, ROOT, UNRANKED, Floats, Ints, SparseDistribution, depths
+from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution, depths
 
 
 class Node:

@@ -19,7 +19,8 @@ from core.records import (
     VerifyRequest,
 )
 from core.speculation.candidates import Candidates
-from core.speculation.token_tree import EMPTY_BLOCK, ROOT, Measure, SparseDistribution, TokenTree, TreeSpec
+from core.speculation.growth import Measure, TreeSpec
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT, SparseDistribution, TokenTree
 from core.text.token_log import TokenLog
 
 EPOCH, VOCAB_SIZE = 3, 100

@@ -18,7 +18,8 @@ from core.config import EngineConfig, Limits
 from core.errors import CheckpointError
 from core.records import Base, DraftDone, Findings, ModelInfo, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
 from core.records.statistics import EngineStats
-from core.speculation.token_tree import ROOT, NewNodes
+from core.speculation.growth import NewNodes
+from core.speculation.token_tree import ROOT
 from deploy.engines.actors import CONTROL, DraftActor, TargetActor
 from deploy.serve.leases import ServeLeases
 

@@ -25,9 +25,10 @@ from core.records import (
     VerifyRequest,
 )
 from core.speculation.candidates import Candidates
+from core.speculation.growth import TreeSpec
 from core.speculation.source_worth import SourceWorth
 from core.speculation.speculation_tree import SpeculationTree
-from core.speculation.token_tree import SparseDistribution, TreeSpec
+from core.speculation.token_tree import SparseDistribution
 from core.speculation.tree_nodes import Part
 from core.text.token_log import TokenLog
 from orchestrator.policy.policy import ControlReport, RoundSeen

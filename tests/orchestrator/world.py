@@ -9,7 +9,8 @@ from random import Random
 from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
 from core.records import Chunk, DraftDone, DraftRequest, GenerationRequest, VerifyRequest
-from core.speculation.token_tree import ROOT, NewNodes
+from core.speculation.growth import NewNodes
+from core.speculation.token_tree import ROOT
 from orchestrator.guessers import Guessers
 from orchestrator.session import messages as m
 from orchestrator.session.pair import Pair

@@ -11,7 +11,8 @@ from random import Random
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
 from core.speculation.calibration import USUAL_TAIL
-from core.speculation.token_tree import ROOT, Measure, TreeSpec
+from core.speculation.growth import Measure, TreeSpec
+from core.speculation.token_tree import ROOT
 from orchestrator.policy.policy import ControlReport, RoundSeen
 from orchestrator.policy.shared_estimates import SharedEstimates
 from orchestrator.policy.tree_policy import TreePolicy

@@ -17,7 +17,7 @@ from core.records import (
     Verification,
     VerifyRequest,
 )
-from core.speculation.token_tree import TreeSpec
+from core.speculation.growth import TreeSpec
 from core.text.token_log import TokenLog
 from simulation.engines.draft import SimDraft
 from simulation.engines.hardware import EngineLaw

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.speculation.candidates import Candidates, HeldTree
-from core.speculation.token_tree import ROOT, Measure, TokenTree, subtree
+from core.speculation.growth import Measure
+from core.speculation.token_tree import ROOT, TokenTree, subtree
 
 NUM_RANKS = 6
 

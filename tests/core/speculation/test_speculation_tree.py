@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.speculation.growth import NewNodes
 from core.speculation.guesser import Guesses
 from core.speculation.speculation_tree import SPARE_PLACES, SpeculationTree
-from core.speculation.token_tree import ROOT, NewNodes, SparseDistribution, TokenTree
+from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
 
 
 def new_nodes(first, *nodes, root=ROOT):

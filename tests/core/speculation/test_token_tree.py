@@ -7,16 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.speculation.token_tree import (
-    NO_Q,
-    ROOT,
-    NewNodes,
-    SparseDistribution,
-    TokenTree,
-    TreeSpec,
-    depths,
-    subtree,
-)
+from core.speculation.growth import NewNodes, TreeSpec
+from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution, TokenTree, depths, subtree
 
 Q = [SparseDistribution((n,), (1.0,)) for n in range(20)]
 

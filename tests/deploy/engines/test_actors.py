@@ -27,7 +27,7 @@ from core.records import (
     Stamp,
     VerifyRequest,
 )
-from core.speculation.token_tree import NewNodes, TreeSpec
+from core.speculation.growth import NewNodes, TreeSpec
 from deploy.engines import actors
 from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeDraftEngine, FakeTargetActor
 from workers.runtime import this_machine

@@ -28,7 +28,8 @@ from core.records import (
     VerifyRequest,
     Want,
 )
-from core.speculation.token_tree import ROOT, Measure, NewNodes, SparseDistribution, TokenTree, TreeSpec
+from core.speculation.growth import Measure, NewNodes, TreeSpec
+from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
 
 MAX_TOKEN = 2**31 - 1
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.records import Base, DraftDone, DraftRequest, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
-from core.speculation.token_tree import ROOT, NewNodes, SparseDistribution, TokenTree, TreeSpec
+from core.speculation.growth import NewNodes, TreeSpec
+from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
 from deploy.link.replies import decode_replies, encode_loss, encode_replies
 from deploy.link.requests import decode_requests, encode_requests
 from deploy.link.stream import LinkError
@@ -76,19 +77,18 @@ def test_every_kind_of_record_has_all_its_fields_on_the_wire():
         "top": {"top_ids", "top_logprobs"},
     }
     from core import records as r
-    from core.speculation import token_tree as t
 
     for record, message in (
         (r.VerifyRequest, pb.VerifyRequest), (r.Sampling, pb.Sampling), (r.SequenceSpec, pb.SequenceSpec),
         (r.Stamp, pb.Stamp), (r.Base, pb.Base), (r.Timing, pb.Timing),
-        (r.TokenLogprobs, pb.TokenLogprobs), (t.TreeSpec, pb.TreeSpec),
-        (t.TokenTree, pb.TokenTree), (r.DraftRequest, pb.DraftRequest),
+        (r.TokenLogprobs, pb.TokenLogprobs), (TreeSpec, pb.TreeSpec),
+        (TokenTree, pb.TokenTree), (r.DraftRequest, pb.DraftRequest),
     ):  # fmt: skip
         names = [by_other_names.get(field.name, {field.name}) for field in fields(record)]
         assert set().union(*names) == set(message.DESCRIPTOR.fields_by_name), record
     for record, message in ((r.Verdict, pb.Verdict), (r.Missing, pb.Missing)):
         assert {field.name for field in fields(record)} - {"stamp"} == set(message.DESCRIPTOR.fields_by_name), record
-    names = {field.name for record in (r.DraftUpdate, t.NewNodes) for field in fields(record)} - {
+    names = {field.name for record in (r.DraftUpdate, NewNodes) for field in fields(record)} - {
         "stamp",
         "new_nodes",
     }

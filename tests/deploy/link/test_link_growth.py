@@ -8,7 +8,7 @@ import pytest
 
 from core.errors import WorkerLost
 from core.records import Base, DraftRequest, DraftUpdate, Missing, Refused, Sampling, SequenceSpec, Stamp
-from core.speculation.token_tree import NewNodes, TreeSpec
+from core.speculation.growth import NewNodes, TreeSpec
 from deploy.link import server
 from deploy.link.client import Link
 from deploy.link.server import LinkServer

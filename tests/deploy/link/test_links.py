@@ -13,7 +13,8 @@ import uvloop
 
 from core.errors import WorkerLost
 from core.records import Base, DraftDone, DraftRequest, Sampling, SequenceSpec, Stamp, VerifyRequest
-from core.speculation.token_tree import NewNodes, TokenTree, TreeSpec
+from core.speculation.growth import NewNodes, TreeSpec
+from core.speculation.token_tree import TokenTree
 from deploy.link import client, handshake, server
 from deploy.link.address import LinkAddress
 from deploy.link.client import Link

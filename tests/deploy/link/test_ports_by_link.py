@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 
 from core.errors import WorkerLost
 from core.records import Base, DraftDone, DraftRequest, DraftUpdate, Missing, Stamp, Verdict, VerifyRequest
-from core.speculation.token_tree import NewNodes, TreeSpec
+from core.speculation.growth import NewNodes, TreeSpec
 from deploy.link.stream import FrameTooLong
 from deploy.serve.deployments import LeaseGrant
 from deploy.serve.engine_ports import DraftEnginePort, TargetEnginePort

@@ -18,7 +18,8 @@ from ray.util import list_named_actors
 from core.config import DraftConfig, EngineConfig, Limits, TargetConfig
 from core.errors import Unavailable, WorkerLost
 from core.records import Base, DraftRequest, Sampling, SequenceSpec, Stamp, VerifyRequest
-from core.speculation.token_tree import TokenTree, TreeSpec
+from core.speculation.growth import TreeSpec
+from core.speculation.token_tree import TokenTree
 from deploy.app import worker
 from deploy.serve.affinity import beginnings
 from deploy.serve.deployments import DraftWorker, TargetWorker

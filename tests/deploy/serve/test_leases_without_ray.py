@@ -16,7 +16,7 @@ from ray.serve.exceptions import RayServeException
 from core.config import Limits
 from core.errors import Unavailable, WorkerLost, WorkerStopping
 from core.records import Base, DraftDone, DraftRequest, Refused, Stamp, Verdict, VerifyRequest
-from core.speculation.token_tree import NewNodes, TreeSpec
+from core.speculation.growth import NewNodes, TreeSpec
 from deploy.serve import leases
 from deploy.serve.deployments import LeaseGrant, Refusal
 from deploy.serve.leases import ServeLeases

@@ -9,7 +9,8 @@ import pytest
 from core.config import DECODE_TOKENS
 from core.errors import Unavailable, WorkerLost
 from core.records import Base, Continuation, DraftRequest, Missing, Stamp, VerifyRequest
-from core.speculation.token_tree import EMPTY_BLOCK, TreeSpec
+from core.speculation.growth import TreeSpec
+from core.speculation.token_tree import EMPTY_BLOCK
 from orchestrator.dispatch.batcher import Batcher
 from orchestrator.dispatch.engine_pool import EnginePool
 from tests.orchestrator.dispatch.test_runner import settle

@@ -8,9 +8,10 @@ import pytest
 
 from core.config import SpeculationConfig
 from core.records import Timing
+from core.speculation.growth import Measure, NewNodes
 from core.speculation.guesser import Guesses
 from core.speculation.speculation_tree import SpeculationTree
-from core.speculation.token_tree import ROOT, Measure, NewNodes
+from core.speculation.token_tree import ROOT
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundSeen, Shape
 from orchestrator.policy.tree_policy import CATCH_UP

@@ -20,9 +20,10 @@ from core.records import (
     Verification,
 )
 from core.speculation.calibration import logistic, logit
+from core.speculation.growth import NewNodes
 from core.speculation.guesser import Guesses
 from core.speculation.speculation_tree import SpeculationTree
-from core.speculation.token_tree import ROOT, NewNodes
+from core.speculation.token_tree import ROOT
 from core.speculation.tree_nodes import Part
 from orchestrator.policy.policies import Controller, Policies
 from orchestrator.policy.policy import Found, RoundSeen, Shape

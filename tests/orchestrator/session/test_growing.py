@@ -22,7 +22,8 @@ from core.records import (
     Timing,
     VerifyRequest,
 )
-from core.speculation.token_tree import EMPTY_BLOCK, ROOT, UNRANKED, NewNodes, TokenTree, TreeSpec
+from core.speculation.growth import UNRANKED, NewNodes, TreeSpec
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TokenTree
 from orchestrator.policy.adaptive import REST_ROUNDS, AdaptivePolicy
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundSeen, Shape

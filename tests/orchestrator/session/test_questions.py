@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from core.records import Stamp, Verdict, Want
+from core.speculation.growth import UNRANKED
 from core.speculation.guesser import NO_GUESSES, Guesses
-from core.speculation.token_tree import ROOT, UNRANKED, TokenTree
+from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.panel import Panel
 from orchestrator.policy.policy import Found, Shape

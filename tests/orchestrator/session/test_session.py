@@ -21,8 +21,9 @@ from core.records import (
     Verdict,
     VerifyRequest,
 )
+from core.speculation.growth import NewNodes
 from core.speculation.guesser import DRAFT, Guesses
-from core.speculation.token_tree import EMPTY_BLOCK, ROOT, NewNodes, TokenTree
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TokenTree
 from orchestrator.policy.policy import Shape
 from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m

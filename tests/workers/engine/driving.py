@@ -18,7 +18,8 @@ from core.records import (
     Verification,
     VerifyRequest,
 )
-from core.speculation.token_tree import EMPTY_BLOCK, TokenTree, TreeSpec
+from core.speculation.growth import TreeSpec
+from core.speculation.token_tree import EMPTY_BLOCK, TokenTree
 from core.text.token_log import TokenLog
 
 EPOCH = 7

@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from core.records import DraftDone, DraftRequest, Stamp
-from core.speculation.token_tree import ROOT, Measure, TreeSpec
+from core.speculation.growth import Measure, TreeSpec
+from core.speculation.token_tree import ROOT
 from core.text.token_log import TokenLog
 from tests.checkpoints import VOCAB_SIZE
 from tests.workers.engine.driving import EPOCH, answer

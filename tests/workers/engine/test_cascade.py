@@ -9,7 +9,7 @@ import pytest
 
 from core.config import EngineConfig
 from core.records import DraftDone, DraftUpdate, Sampling, Verification
-from core.speculation.token_tree import TreeSpec
+from core.speculation.growth import TreeSpec
 from tests.workers.engine.driving import EPOCH, Driver, wrong
 from tests.workers.engine.growths import places_of
 from workers.engine.draft import DraftEngine

@@ -21,8 +21,9 @@ from core.records import (
     Stamp,
     Verification,
 )
+from core.speculation.growth import TreeSpec
 from core.speculation.speculation_tree import SpeculationTree
-from core.speculation.token_tree import ROOT, TreeSpec
+from core.speculation.token_tree import ROOT
 from core.text.token_log import TokenLog
 from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver, answer, wrong

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from core.config import EngineConfig
 from core.records import DraftDone, Missing, Sampling, Verification
-from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TreeSpec, subtree
+from core.speculation.growth import TreeSpec
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT, subtree
 from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of, wrong
 from tests.workers.engine.growths import TOKENS, allowed, fresh_candidates, fresh_reply, growths, places_of, wide

@@ -10,7 +10,8 @@ import pytest
 from core.config import EngineConfig
 from core.exact.sampling import draw_guess
 from core.records import DraftDone, Refused, Sampling, Verification
-from core.speculation.token_tree import EMPTY_BLOCK, ROOT, Measure, TreeSpec
+from core.speculation.growth import Measure, TreeSpec
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT
 from tests.checkpoints import VOCAB_SIZE
 from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of, wrong
 from workers.engine.draft import DraftEngine

@@ -11,7 +11,8 @@ from core.config import EngineConfig
 from core.exact.sampling import draw_several
 from core.noise import row_of
 from core.records import DraftDone, Refused, Sampling, Verification
-from core.speculation.token_tree import ROOT, TokenTree, TreeSpec
+from core.speculation.growth import TreeSpec
+from core.speculation.token_tree import ROOT, TokenTree
 from deploy.link.trees import decode_distributions, encode_distributions
 from tests.checkpoints import VOCAB_SIZE
 from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of

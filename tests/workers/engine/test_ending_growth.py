@@ -9,7 +9,8 @@ import pytest
 from core.config import EngineConfig
 from core.protocol import OVERTAKEN
 from core.records import DraftDone, Refused, Sampling
-from core.speculation.token_tree import ROOT, Measure, TreeSpec
+from core.speculation.growth import Measure, TreeSpec
+from core.speculation.token_tree import ROOT
 from tests.workers.engine.driving import EPOCH, Driver, answer
 from workers.engine.draft import DraftEngine
 

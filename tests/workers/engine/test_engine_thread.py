@@ -11,7 +11,7 @@ import pytest
 
 from core.errors import WorkerLost
 from core.records import DraftUpdate, Refused, Stamp, Timing, Verdict
-from core.speculation.token_tree import NewNodes
+from core.speculation.growth import NewNodes
 from workers.engine.thread import EngineLoop
 
 

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from core.config import EngineConfig
 from core.records import DraftUpdate, Grammar, GrammarKind, Refused, Sampling, Verdict, Verification
-from core.speculation.token_tree import EMPTY_BLOCK, SparseDistribution, TokenTree, TreeSpec
+from core.speculation.growth import TreeSpec
+from core.speculation.token_tree import EMPTY_BLOCK, SparseDistribution, TokenTree
 from tests.workers.engine.driving import EPOCH, Driver, answer
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine

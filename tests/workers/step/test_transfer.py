@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from core.config import EngineConfig
 from core.records import Sampling, Verification
-from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TokenTree, TreeSpec
+from core.speculation.growth import TreeSpec
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TokenTree
 from tests import checkpoints
 from tests.workers.engine.driving import EPOCH, Driver
 from tests.workers.step.readbacks import counted
