@@ -34,6 +34,23 @@ def answer(engine, request, ticket=1):
                 return reply
 
 
+def run(engine):
+    """The last reply to each ticket, in the order in which they come."""
+    replies = {}
+    while engine.has_work:
+        replies.update(engine.step())
+        engine.check_integrity()
+    return replies
+
+
+def answer_all(engine, requests):
+    """The replies to requests that share their first step."""
+    for ticket, request in enumerate(requests):
+        engine.add(ticket, request)
+    replies = run(engine)
+    return [replies[ticket] for ticket in range(len(requests))]
+
+
 @contextmanager
 def poisoned(engine, row):
     """Meanwhile, this row of every step is NaN."""

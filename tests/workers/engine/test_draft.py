@@ -8,7 +8,7 @@ from core.config import EngineConfig
 from core.exact.sampling import draw_guess
 from core.records import Refused, Sampling, Verification
 from tests.checkpoints import VOCAB_SIZE
-from tests.workers.engine.driving import EPOCH, Driver, answer, poisoned, tree_of, wrong
+from tests.workers.engine.driving import EPOCH, Driver, answer, answer_all, poisoned, tree_of, wrong
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
 
@@ -96,12 +96,9 @@ def test_guesses_carry_the_q_they_were_drawn_from(engine, verification):
 def test_blocks_of_many_sessions_grow_together(engine):
     alone = {n: Driver(engine, [n, *PROMPT], session=f"alone {n}").draft(4).tokens for n in range(5)}
     steps = engine.stats().num_steps
-    for n in alone:
-        engine.add(n, Driver(engine, [n, *PROMPT], session=f"together {n}").draft_request(4))
-    replies = {}
-    while engine.has_work:
-        replies.update(engine.step())
-    assert {n: tree_of(reply).tokens for n, reply in replies.items()} == alone
+    drivers = [Driver(engine, [n, *PROMPT], session=f"together {n}") for n in alone]
+    replies = answer_all(engine, [driver.draft_request(4) for driver in drivers])
+    assert {n: tree_of(reply).tokens for n, reply in zip(alone, replies, strict=True)} == alone
     assert engine.stats().num_steps == steps + 4
 
 

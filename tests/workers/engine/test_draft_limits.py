@@ -8,7 +8,7 @@ import pytest
 
 from core.config import EngineConfig
 from core.records import DraftDone, Refused, Sampling, Verification
-from tests.workers.engine.driving import EPOCH, Driver, answer, poisoned, tree_of
+from tests.workers.engine.driving import EPOCH, Driver, answer, poisoned, run, tree_of
 from tests.workers.engine.growths import places_of, wide
 from workers.engine.draft import DraftEngine
 
@@ -30,15 +30,6 @@ def load(checkpoint):
 @pytest.fixture
 def engine(load):
     return load()
-
-
-def run(engine):
-    """Replies in the order in which they come."""
-    replies = {}
-    while engine.has_work:
-        replies.update(engine.step())
-        engine.check_integrity()
-    return replies
 
 
 WAYS = pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from core.records import DraftDone, Refused, Sampling, Verification
 from core.speculation.growth import Measure, TreeSpec
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT
 from tests.checkpoints import VOCAB_SIZE
-from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of, wrong
+from tests.workers.engine.driving import EPOCH, Driver, answer, answer_all, tree_of, wrong
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
 from workers.proposer import proposer as proposer_module
@@ -93,11 +93,7 @@ def test_what_is_told_is_what_was_drawn_from_to_the_bit(engine, said, way):
 @WAYS
 def test_in_company_the_same_is_drawn(engine, fresh, way):
     drivers = [Driver(engine, [place, *PROMPT], *way, session=f"{place}") for place in range(4)]
-    for ticket, driver in enumerate(drivers):
-        engine.add(ticket, driver.draft_request(5))
-    replies = {}
-    while engine.has_work:
-        replies.update(engine.step())
+    replies = answer_all(engine, [driver.draft_request(5) for driver in drivers])
     for ticket, driver in enumerate(drivers):
         assert tree_of(replies[ticket]).is_chain
         want = fresh(driver, 5)

@@ -11,7 +11,7 @@ from core.protocol import OVERTAKEN
 from core.records import DraftDone, Refused, Sampling
 from core.speculation.growth import Measure, TreeSpec
 from core.speculation.token_tree import ROOT
-from tests.workers.engine.driving import EPOCH, Driver, answer
+from tests.workers.engine.driving import EPOCH, Driver, answer, run
 from workers.engine.draft import DraftEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
@@ -90,9 +90,7 @@ def test_it_is_overtaken_by_the_next_message(engine):
     engine.step()
     driver.log.extend([9])
     engine.add(2, driver.draft_request(TREE))
-    replies = {}
-    while engine.has_work:
-        replies.update(engine.step())
+    replies = run(engine)
     assert isinstance(replies[1], Refused)
     assert replies[1].reason == OVERTAKEN
     assert isinstance(replies[2], DraftDone)

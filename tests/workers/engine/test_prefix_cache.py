@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from core.config import EngineConfig
 from core.records import Missing, Refused, Sampling, Verdict
 from tests.checkpoints import write
-from tests.workers.engine.driving import EPOCH, Driver, answer, chain, wrong
+from tests.workers.engine.driving import EPOCH, Driver, answer, answer_all, chain, wrong
 from tests.workers.engine.growths import wide
 from tests.workers.engine.test_target import random_tree
 from workers.engine.draft import DraftEngine
@@ -41,17 +41,6 @@ def alone(load):
         return Driver(load(share_prefixes=False), prompt, sampling).run(num_tokens)
 
     return alone
-
-
-def served(engine, requests):
-    """The replies to requests that arrive together, by ticket."""
-    for ticket, request in enumerate(requests):
-        engine.add(ticket, request)
-    replies = {}
-    while engine.has_work:
-        replies.update(engine.step())
-        engine.check_integrity()
-    return replies
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -140,7 +129,7 @@ def test_of_many_that_arrive_together_one_computes_what_they_share(load, alone):
     engine = load(max_step_tokens=64)
     prompts = long_prompts(100, 6)
     drivers = [Driver(engine, prompt, session=f"{n}") for n, prompt in enumerate(prompts)]
-    replies = served(engine, [driver.verify_request() for driver in drivers])
+    replies = answer_all(engine, [driver.verify_request() for driver in drivers])
     assert engine.stats().num_rows == 103 + 5 * 3
     assert [replies[n].next_token for n in range(6)] == [alone(prompt, 1)[0] for prompt in prompts]
     assert [replies[n].num_cached for n in range(6)] == [0, *[100] * 5]
@@ -247,7 +236,7 @@ def test_sessions_that_come_share_go_back_and_are_thrown_out_say_what_they_would
             right = expected[tuple(driver.log.tokens[:num_prompt])][done : done + 4]
             block = random_tree(random, right) if done else chain()
             requests.append((driver, block, driver.verify_request(block)))
-        replies = served(engine, [request for _, _, request in requests])
+        replies = answer_all(engine, [request for _, _, request in requests])
         for ticket, (driver, block, _) in enumerate(requests):
             reply = replies[ticket]
             if isinstance(reply, Verdict):

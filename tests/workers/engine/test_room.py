@@ -6,7 +6,7 @@ import pytest
 
 from core.config import EngineConfig
 from core.records import DraftDone, Missing, Refused, Sampling, Verdict
-from tests.workers.engine.driving import EPOCH, Driver, answer, chain
+from tests.workers.engine.driving import EPOCH, Driver, answer, chain, run
 from tests.workers.engine.growths import wide
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
@@ -31,14 +31,6 @@ def draft(checkpoint):
 def config(checkpoint, kv_cache_tokens, **settings):
     settings = {"block_tokens": 4, "share_prefixes": False, "deterministic": True, **settings}
     return EngineConfig(checkpoint, kv_cache_tokens=kv_cache_tokens, **settings)
-
-
-def run(engine):
-    replies = {}
-    while engine.has_work:
-        replies.update(engine.step())
-        engine.check_integrity()
-    return replies
 
 
 def idle_sessions(engine, names):

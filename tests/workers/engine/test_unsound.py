@@ -11,7 +11,7 @@ from core.config import EngineConfig
 from core.records import Refused, Sampling, Verification
 from core.speculation.token_tree import ROOT, TokenTree
 from tests.checkpoints import write
-from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of, wrong
+from tests.workers.engine.driving import EPOCH, Driver, answer, answer_all, tree_of, wrong
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
 
@@ -101,17 +101,6 @@ def poison(engine, spoil, row):
     engine._runtime.forward = poisoned
 
 
-def together(engine, requests):
-    """The replies to requests that share their first step."""
-    for ticket, request in enumerate(requests):
-        engine.add(ticket, request)
-    replies = {}
-    while engine.has_work:
-        replies.update(engine.step())
-    engine.check_integrity()
-    return [replies[ticket] for ticket in range(len(requests))]
-
-
 def sessions(engine, *spec, **kwargs):
     """Three alike: one to be spoilt, its neighbour, and one that says what the neighbour should get."""
     return [session(engine, PROMPT, *spec, **kwargs) for _ in range(3)]
@@ -132,7 +121,7 @@ def test_a_target_row_without_a_law_is_refused_and_its_neighbour_served(
         driver.verify()
     want = answer(target, alone.verify_request())
     poison(target, spoil, 0)
-    refused, verdict = together(target, [bad.verify_request(), good.verify_request()])
+    refused, verdict = answer_all(target, [bad.verify_request(), good.verify_request()])
     assert isinstance(refused, Refused)
     assert refused.is_final
     assert judged(verdict) == judged(want)
@@ -163,7 +152,7 @@ def test_a_root_without_a_law_is_refused_and_a_guess_without_one_is_dropped(
     block = tree_after(target, sampling) if shape == "tree" else block_after(draft, sampling, verification, first)
     without, want = answer(target, plain.verify_request()), answer(target, alone.verify_request(block))
     poison(target, spoil, row)
-    spoilt, verdict = together(target, [bad.verify_request(block), good.verify_request(block)])
+    spoilt, verdict = answer_all(target, [bad.verify_request(block), good.verify_request(block)])
     assert judged(verdict) == judged(want)
     assert [target._store.find(driver.session).kv.is_suspect for driver in (bad, good)] == [True, False]
     if row == 0:
@@ -180,7 +169,7 @@ def test_a_draft_row_without_a_law_gives_no_guesses_and_its_neighbour_gets_them(
     bad, good, alone = sessions(draft, sampling, verification)
     want = alone.draft(3)
     poison(draft, spoil, 0)
-    refused, drafted = together(draft, [bad.draft_request(3), good.draft_request(3)])
+    refused, drafted = answer_all(draft, [bad.draft_request(3), good.draft_request(3)])
     assert isinstance(refused, Refused)
     assert tree_of(drafted).tokens == want.tokens
     bad.held = 0

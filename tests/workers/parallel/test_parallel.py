@@ -39,12 +39,6 @@ THREE = {"num_attention_heads": 6, "num_key_value_heads": 1, "hidden_size": 48, 
 
 
 @pytest.fixture(scope="module")
-def followers() -> Iterator[Followers]:
-    with Followers(1) as followers:
-        yield followers
-
-
-@pytest.fixture(scope="module")
 def two_followers() -> Iterator[Followers]:
     with Followers(2) as followers:
         yield followers

@@ -36,12 +36,6 @@ SETTINGS: dict[str, Any] = {"compile": True, "max_step_tokens": 16, "kv_cache_to
 
 
 @pytest.fixture(scope="module")
-def followers() -> Iterator[Followers]:
-    with Followers(1) as followers:
-        yield followers
-
-
-@pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.write("llama", tmp_path_factory.mktemp("llama"))
 

@@ -11,7 +11,7 @@ from core.records import Sampling
 from tests import checkpoints
 from tests.workers.engine.driving import EPOCH, Driver, chain, wrong
 from tests.workers.engine.test_target import random_tree
-from tests.workers.parallel.ranks import Followers, config_of, ranks
+from tests.workers.parallel.ranks import config_of, ranks
 from workers.engine.target import TargetEngine
 from workers.runtime import memory
 from workers.step.kv_cache import LayerShape
@@ -20,12 +20,6 @@ pytestmark = pytest.mark.thorough
 
 PROMPT = [5, 17, 99, 4, 200, 31]
 SAMPLINGS = [Sampling(temperature=0.0), Sampling(temperature=0.9, seed=3)]
-
-
-@pytest.fixture(scope="module")
-def followers():
-    with Followers(1) as followers:
-        yield followers
 
 
 @pytest.fixture(scope="module")

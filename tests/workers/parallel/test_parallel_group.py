@@ -35,13 +35,6 @@ def checkpoint(tmp_path_factory):
     return checkpoints.write("llama", tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture(scope="module")
-def follower():
-    """For tests that do not kill it."""
-    with Followers(1) as followers:
-        yield followers
-
-
 @contextmanager
 def led(num_followers, config, on_loss=quiet, timeout_s=20.0):
     """An engine and those that follow it, of whom nothing is left after it."""
@@ -110,25 +103,25 @@ def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_the_limit(check
     assert monotonic() - began_s < 4
 
 
-def test_a_problem_of_one_rank_is_told_by_all(follower, checkpoint, tmp_path):
+def test_a_problem_of_one_rank_is_told_by_all(followers, checkpoint, tmp_path):
     group = ranks(2)
-    follower.start(config_of(tmp_path / "nowhere", 2), group)
+    followers.start(config_of(tmp_path / "nowhere", 2), group)
     with pytest.raises(StartupError, match=r"rank 1: .*nowhere is not a directory"):
         load_runtime(config_of(checkpoint, 2), quiet, group[0])
-    assert follower.outcomes() == [f"CheckpointError: {tmp_path / 'nowhere'} is not a directory"]
+    assert followers.outcomes() == [f"CheckpointError: {tmp_path / 'nowhere'} is not a directory"]
 
 
 @pytest.mark.parametrize("change", ["weights", "settings"])
-def test_ranks_of_different_models_do_not_start(follower, checkpoint, tmp_path, change):
+def test_ranks_of_different_models_do_not_start(followers, checkpoint, tmp_path, change):
     other = checkpoints.write("llama", tmp_path / "other", seed=1) if change == "weights" else checkpoint
     theirs = config_of(other, 2, kv_cache_tokens=4096 if change == "weights" else 2048)
     if change == "weights":
         raise_norms(other)
     group = ranks(2)
-    follower.start(theirs, group)
+    followers.start(theirs, group)
     with pytest.raises(StartupError, match="rank 1 has other settings or another checkpoint"):
         load_runtime(config_of(checkpoint, 2), quiet, group[0])
-    assert "StartupError" in follower.outcomes()[0]
+    assert "StartupError" in followers.outcomes()[0]
 
 
 def raise_norms(path):
@@ -140,9 +133,9 @@ def raise_norms(path):
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_a_group_can_follow_another_in_the_same_processes(follower, checkpoint):
+def test_a_group_can_follow_another_in_the_same_processes(followers, checkpoint):
     for _ in range(2):
-        with follower.runtime(checkpoint) as runtime:
+        with followers.runtime(checkpoint) as runtime:
             kv = runtime.cache.new_sequence()
             assert runtime.forward([StepRows(kv, PROMPT)]).shape == (1, checkpoints.VOCAB_SIZE)
 

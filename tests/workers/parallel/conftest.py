@@ -1,0 +1,16 @@
+"""What the tests of ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.workers.parallel.ranks import Followers
+
+
+@pytest.fixture(scope="module")
+def followers() -> Iterator[Followers]:
+    """One rank beside this process, which no test kills."""
+    with Followers(1) as followers:
+        yield followers
