@@ -58,6 +58,8 @@ LENIENCE = Range(0.0, 1.0, excludes_low=True)
 """Of `GenerationRequest.lenience`."""
 DRAFT_TEMPERATURE = Range(0.001, 100.0)
 """Of `GenerationRequest.draft_temperature`: as a temperature, but for 0, which is the target's to say."""
+DRAFT_TOKENS = Range(0, 64, is_whole=True)
+"""Of the most tokens drafted, a service's and a request's, which may ask for more than the service: both are bounds."""
 PRIORITY = Range(-(2**31), 2**31 - 1, is_whole=True)
 """Of `GenerationRequest.priority`."""
 QUOTA = Range(0, 2**31 - 1, is_whole=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from core.config.checks import check, forbid_unknown
-from core.ranges import DRAFT_TEMPERATURE
+from core.ranges import DRAFT_TEMPERATURE, DRAFT_TOKENS
 from core.records import Policy, Verification
 
 Continuation = Literal["latest", "most_frequent"]
@@ -121,7 +121,7 @@ class SpeculationConfig:
         check(self.policy in get_args(Policy), "policy", f"one of {', '.join(get_args(Policy))}", self.policy)
         lossless = [each for each in Verification if each.rule.is_lossless]
         check(self.verification in lossless, "verification", f"one of {', '.join(lossless)}", self.verification)
-        check(0 <= self.max_draft_tokens <= 64, "max_draft_tokens", "in [0, 64]", self.max_draft_tokens)
+        check(self.max_draft_tokens in DRAFT_TOKENS, "max_draft_tokens", str(DRAFT_TOKENS), self.max_draft_tokens)
         check(1 <= self.max_block_tokens <= 256, "max_block_tokens", "in [1, 256]", self.max_block_tokens)
         check(0 <= self.min_confidence <= 1, "min_confidence", "in [0, 1]", self.min_confidence)
         is_chance = 0 <= self.min_path_probability <= 1

@@ -14,11 +14,11 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import TypeVar, get_args
 
 from core.config import Limits, ServiceConfig, SpeculationConfig
 from core.errors import CheckpointError, ContextExceeded, InvalidRequest
-from core.ranges import DRAFT_TEMPERATURE, LENIENCE, PRIORITY
+from core.ranges import DRAFT_TEMPERATURE, DRAFT_TOKENS, LENIENCE, PRIORITY, Range
 from core.records import GenerationRequest, Grammar, ModelInfo, Policy, Sampling, Verification
 from deploy.api.authentication import NO_LIMITS, Caller, KeyLimits
 from deploy.api.checks import (
@@ -38,9 +38,8 @@ from orchestrator.text import Tokenizer
 from workers.grammar import FIELD, TEMPLATE_FIELD, grammar_of, template_of
 
 MAX_TIMEOUT_S = 86_400.0
-MAX_DRAFT_TOKENS = 64
-"""What SpeculationConfig allows, too. A request may ask for more than this service drafts: it is an upper bound."""
 SEED_BITS = 64
+Number = TypeVar("Number", int, float)
 POLICIES: dict[str, Policy] = {policy: policy for policy in get_args(Policy)}
 
 
@@ -98,7 +97,7 @@ def _with_reports(request: GenerationRequest, given: Given, limits: Limits) -> G
     """What the reply carries beside the output."""
     return replace(
         request,
-        num_logprobs=_num_logprobs(given.num_logprobs, limits),
+        num_logprobs=_within(given.num_logprobs, Range(0, limits.max_logprobs, is_whole=True), "logprobs"),
         num_prompt_logprobs=_num_prompt_logprobs(given.num_prompt_logprobs, len(request.prompt), limits),
         wants_trace=given.wants_trace,
         wants_explanation=given.wants_explanation,
@@ -112,12 +111,12 @@ def _with_speculation(request: GenerationRequest, given: Given, served: Served) 
         request,
         verification=_verification(given, config),
         lenience=_lenience(given, config),
-        max_draft_tokens=_max_draft_tokens(given.max_draft_tokens),
+        max_draft_tokens=_within(given.max_draft_tokens, DRAFT_TOKENS, "speculation.max_draft_tokens"),
         policy=_policy(given.policy),
         pipelining=given.pipelining,
         guessers=_guessers(given.guessers, config.speculation),
         template=_template(given.template, served.target, config.limits),
-        draft_temperature=_draft_temperature(given.draft_temperature),
+        draft_temperature=_within(given.draft_temperature, DRAFT_TEMPERATURE, "speculation.draft_temperature"),
     )
     _check_resumable(request)
     return replace(request, isolation=_isolation(given, request))
@@ -279,12 +278,6 @@ def not_repeatable(request: GenerationRequest) -> str:
     return f"must be empty with {request.verification} verification: its output depends on the guesses it saw"
 
 
-def _max_draft_tokens(given: int | None) -> int | None:
-    is_allowed = given is None or 0 <= given <= MAX_DRAFT_TOKENS
-    require(is_allowed, "speculation.max_draft_tokens", f"in [0, {MAX_DRAFT_TOKENS}]", given)
-    return given
-
-
 def _policy(given: str) -> Policy | None:
     require(given in ("", *POLICIES), "speculation.policy", f"one of {', '.join(POLICIES)}", given)
     return POLICIES.get(given)
@@ -306,15 +299,8 @@ def _template(given: str | None, info: ModelInfo, limits: Limits) -> Grammar | N
     return template_of(given, limits)
 
 
-def _draft_temperature(given: float | None) -> float | None:
-    is_allowed = given is None or given in DRAFT_TEMPERATURE
-    require(is_allowed, "speculation.draft_temperature", str(DRAFT_TEMPERATURE), given)
-    return given
-
-
-def _num_logprobs(given: int | None, limits: Limits) -> int | None:
-    is_allowed = given is None or 0 <= given <= limits.max_logprobs
-    require(is_allowed, "logprobs", f"in [0, {limits.max_logprobs}]", given)
+def _within(given: Number | None, allowed: Range, field: str) -> Number | None:
+    require(given is None or given in allowed, field, str(allowed), given)
     return given
 
 

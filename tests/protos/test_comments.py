@@ -7,7 +7,7 @@ import re
 import pytest
 
 from core.config import Limits
-from core.ranges import DRAFT_TEMPERATURE, LENIENCE, LOGIT_BIAS, SAMPLING
+from core.ranges import DRAFT_TEMPERATURE, DRAFT_TOKENS, LENIENCE, LOGIT_BIAS, SAMPLING
 from protos.generate import ROOT, SOURCES
 from protos.outrider.v1 import generation_pb2 as pb
 
@@ -39,13 +39,13 @@ def test_each_sampling_field_says_its_range(name):
 
 
 def test_other_numbers_say_theirs():
-    from deploy.api.request import MAX_DRAFT_TOKENS, MAX_TIMEOUT_S
+    from deploy.api.request import MAX_TIMEOUT_S
 
     limits = Limits()
     assert f"At most {limits.max_allowed_token_ids}" in comments("SamplingParams")["allowed_token_ids"]
     bounds = f"at most {limits.max_bad_words}, each of at most {limits.max_bad_word_tokens} tokens"
     assert bounds in comments("SamplingParams")["bad_words"]
-    assert f"[0, {MAX_DRAFT_TOKENS}]" in comments("SpeculationParams")["max_draft_tokens"]
+    assert str(DRAFT_TOKENS).removeprefix("in ") in comments("SpeculationParams")["max_draft_tokens"]
     assert str(LENIENCE) in comments("SpeculationParams")["lenience"]
     assert str(DRAFT_TEMPERATURE) in comments("SpeculationParams")["draft_temperature"]
     assert f"(0, {MAX_TIMEOUT_S:.0f}]" in comments("GenerateRequest")["timeout_s"]
