@@ -96,6 +96,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
     async def answer(self, batch: Sequence[Request]) -> list[Reply]:
         """One reply for each request, in order. Raises: WorkerLost."""
+        await self._thaw.wait()
         replies: list[Reply] = []
         for answer in [self._take(request) for request in batch]:
             reply = await answer
@@ -118,6 +119,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
     async def grow(self, request: Request, take: Callable[[DraftUpdate], None]) -> Reply:
         """As `answer` for one request, which a draft continues until a later one replaces it. Raises: WorkerLost."""
+        await self._thaw.wait()
         self._listeners[request.stamp] = take
         try:
             reply = await self._take(request)
@@ -230,6 +232,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
     def kill(self) -> None:
         """End this incarnation; open calls raise WorkerLost."""
         self.is_dead = True
+        self._thaw.set()
         if self._worker is not None:
             self._worker.cancel()
         for job in list(self._jobs):
@@ -237,7 +240,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
         self._sessions.clear()
 
     def freeze(self) -> None:
-        """Stand still after the pass in progress, without dying."""
+        """Stand still after the pass in progress, without dying: as a stopped process does, it reads no message."""
         self._thaw.clear()
 
     def thaw(self) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from core.config import Limits
 from core.errors import Unavailable, WorkerLost
-from core.records import Sampling, SequenceSpec, Stamp, VerifyRequest
+from core.records import Refused, Sampling, SequenceSpec, Stamp, VerifyRequest
 from core.text.token_log import TokenLog
 from simulation.clock import run
 from simulation.cluster import DoubleAsk, Fleet, Wire
@@ -152,6 +153,30 @@ def test_an_engine_that_stands_still_is_lost_to_who_waits_for_it():
         return asyncio.get_running_loop().time()
 
     assert run_bounded(main) == HOP_S + 30.0
+
+
+def test_an_engine_that_stands_still_reads_no_message_until_it_goes_on_or_dies():
+    """What it would only refuse is not answered either: nobody reads it."""
+
+    async def main():
+        targets = fleet(2)
+        leases = [await targets.take(name) for name in ("goes on", "dies")]
+        for replica in targets.replicas:
+            replica.engine.freeze()
+        of_another_life = [replace(prefill(lease), stamp=Stamp(lease.name, 99, 1)) for lease in leases]
+        asked = [
+            asyncio.create_task(lease.port.verify([each])) for lease, each in zip(leases, of_another_life, strict=True)
+        ]
+        await asyncio.sleep(2 * HOP_S)
+        assert not any(task.done() for task in asked)
+        targets.replicas[0].engine.thaw()
+        targets.replicas[1].engine.kill()
+        (reply,) = await asked[0]
+        assert isinstance(reply, Refused)
+        with pytest.raises(WorkerLost, match="gone"):
+            await asked[1]
+
+    run_bounded(main)
 
 
 def test_a_session_that_asks_before_it_was_answered_breaks_the_protocol():
