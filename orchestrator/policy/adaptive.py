@@ -210,12 +210,14 @@ class AdaptivePolicy(TreePolicy):
         """
         costs = self._known.costs
         is_far = costs.verify_wire_s > 2.0 * self.pass_s and not self.is_in_turn
-        return OFFERED_OUTCOMES if self._is_resting or (is_far and not costs.is_shared) else 0
+        is_better = (is_far or self.lacks_draft) and not costs.is_shared
+        return OFFERED_OUTCOMES if self._is_resting or is_better else 0
 
     def is_worth_going_on(self, gained: float, num_nodes: int, num_now: int) -> bool:
         """Whether it yields more tokens a second than a usual round with its way to the target and back."""
-        if not self.num_outcomes:
-            return super().is_worth_going_on(gained, num_nodes, num_now)
+        is_plain = super().is_worth_going_on(gained, num_nodes, num_now)
+        if is_plain or not self.num_outcomes:
+            return is_plain
         costs = self._known.costs
         as_usual = self._learned.tokens.value - self.rate * costs.verify_s(num_now)
         seconds = costs.verify_s(num_nodes) - costs.verify_wire_s

@@ -13,6 +13,7 @@ from typing import Protocol
 from core.config import SpeculationConfig
 from core.records import GenerationRequest, Timing
 from core.speculation import (
+    DRAFT,
     DRAWN_ANEW_TAIL,
     DRAWN_TAIL,
     PRIOR,
@@ -80,6 +81,9 @@ class TreePolicy(ABC):
         self._learned = known.kinds[self.kind]
         self._num_rows, self._num_passes = 1, 0
         """Rows and passes of the draft's last `TreeSpec`."""
+        self.lacks_draft = False
+        """Whether no draft is to tell anything soon: each is lost, silent or rests. At the start one is yet to come."""
+        self._has_guessers = any(source != DRAFT for source in request.guessers or config.guessers)
         self._is_open = True
         known.num_sessions += 1
 
@@ -213,7 +217,7 @@ class TreePolicy(ABC):
 
         `gained` of them are expected to be accepted; the block in flight has `num_now`.
         """
-        return self.max_depth == 0
+        return self.max_depth == 0 or ((self.lacks_draft or self.is_paused) and not self._has_guessers)
 
     # Explaining, where a client has asked
 

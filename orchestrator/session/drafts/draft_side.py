@@ -65,7 +65,11 @@ class DraftSide:
         """Whether it has not been told of the last verdict, since too many messages are open."""
         self._waits_for: Stamp | None = None
         """Of the message that was the last when the wait began, or was renewed: others may follow meanwhile."""
-        self._is_late = False
+        self.is_silent = False
+        """Whether it was lost, was late or has answered nothing for `MAX_OPEN` rounds; until it tells something again,
+        perhaps under another lease."""
+        self._num_unanswered = 0
+        """Rounds that it was, or should have been, told of since it last answered anything."""
         self._num_late_rounds = 0
         self._pause_s = pair.speculation.draft_retry_s
         seed = f"{text.session_id}/{number}" if number else text.session_id
@@ -84,12 +88,12 @@ class DraftSide:
         self._machine.fire(Trigger.LEASED)
         self._policy.begin_drafting()
         self._view.begin_lease(name, epoch)
-        self._is_late = False
         self._known_to.clear()
         return self.tell()
 
     def lease_later(self) -> m.Command:
         """Try for a place after a pause that doubles, jittered so that many sessions do not come back as one."""
+        self.is_silent = True
         pause_s = self._pause_s
         self._pause_s = min(2 * pause_s, MAX_PAUSE_S)
         return m.LeaseDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0), draft=self._number)
@@ -107,10 +111,11 @@ class DraftSide:
 
     def _leave(self) -> None:
         self._machine.fire(Trigger.LOST)
+        self.is_silent = True
         self.stats.trace_pass()
         self.blocks.reset()
         self._view.awaiting = None
-        self._is_late, self._num_late_rounds, self._waits_for, self._turn = False, 0, None, 0
+        self._num_unanswered, self._num_late_rounds, self._waits_for, self._turn = 0, 0, None, 0
 
     def rest(self) -> list[m.Command]:
         """Leave the draft for a while: what it grows is not worth verifying. After that growth begins anew."""
@@ -131,8 +136,8 @@ class DraftSide:
 
     def begin_round(self, max_depth: int) -> list[m.Command]:
         """Go on with the draft after a verdict: leave it if it is silent or not worth its time, else tell it."""
-        self._num_late_rounds += self._is_late
-        if self._is_late and self._num_late_rounds >= self._pair.speculation.breaker_rounds:
+        self._num_late_rounds += self._num_late_rounds > 0
+        if self._num_late_rounds >= self._pair.speculation.breaker_rounds:
             return self.lose()
         if self._policy.wants_rest and self.is_growing:
             return self.rest()
@@ -162,6 +167,8 @@ class DraftSide:
             self._leave()
             return [self.release()]
         self._is_behind = len(self._known_to) >= (1 if self._policy.is_in_turn else MAX_OPEN)
+        self.is_silent |= self._num_unanswered >= MAX_OPEN
+        self._num_unanswered += 1
         if self._is_behind:
             return []
         is_anew = self._is_drawn or self._view.num_tokens == 0 or self.blocks.tree.has_lost_some
@@ -207,7 +214,7 @@ class DraftSide:
 
     def _take_in(self, grown: DraftUpdate | DraftDone) -> bool:
         """Whether it is sound."""
-        self._is_late, self._num_late_rounds = False, 0
+        self.is_silent, self._num_unanswered, self._num_late_rounds = False, 0, 0
         try:
             self._check(grown)
             self._view.keeps(grown.held)
@@ -257,6 +264,7 @@ class DraftSide:
         if self._machine.state is not Growing.GROWING or not is_open:  # or it comes for the second time
             self.stats.num_stale_replies += 1
             return []
+        self._num_unanswered = 0
         if isinstance(reply, DraftDone):
             return self._grown(reply, event)
         del self._known_to[reply.stamp.round]
@@ -289,7 +297,7 @@ class DraftSide:
         """Nothing has come for as long as is waited; the round goes on without, and after several the lease is left."""
         if stamp != self._waits_for:
             return []
-        self._is_late, self._waits_for = True, None
+        self.is_silent, self._waits_for = True, None
         self._num_late_rounds += 1
         if self.stats.explanation is not None:
             self.stats.explanation.note("the draft did not answer in time")
@@ -304,8 +312,9 @@ class DraftSide:
         """The wait for the draft's next update, with its timeout; None where it is not worth it."""
         self._waits_for = None
         stamp = self._view.awaiting
-        can_wait = self._machine.state is Growing.GROWING and not (self._is_late or self._is_behind or self._is_over)
-        if stamp is None or not can_wait or self._view.num_behind > DECODE_TOKENS:
+        can_wait = self._machine.state is Growing.GROWING and not (self.is_silent or self._is_behind or self._is_over)
+        has_to_catch_up = self._view.num_tokens == 0 or self._view.num_behind > DECODE_TOKENS
+        if stamp is None or not can_wait or has_to_catch_up:
             return None
         if not self._is_worth_waiting():
             return None

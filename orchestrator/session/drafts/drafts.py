@@ -37,6 +37,11 @@ class Drafts:
 
     def handle(self, event: m.DraftEvent) -> list[m.Command]:
         """Pass the event to the draft that it comes from."""
+        commands = self._pass_on(event)
+        self._note_silence()
+        return commands
+
+    def _pass_on(self, event: m.DraftEvent) -> list[m.Command]:
         match event:
             case m.DraftLeased():
                 return self._all[event.draft].leased(event.name, event.epoch)
@@ -57,7 +62,13 @@ class Drafts:
     def begin_round(self, judged: Judged, max_depth: int) -> list[m.Command]:
         """Go on with each draft after a verdict, which the first one's tree and policy have seen."""
         to_extra = [command for draft in self._extra for command in draft.follow(judged, max_depth)]
-        return [*self._first.begin_round(max_depth), *to_extra]
+        commands = [*self._first.begin_round(max_depth), *to_extra]
+        self._note_silence()
+        return commands
+
+    def _note_silence(self) -> None:
+        """The first policy decides for the session: it lacks a draft where none tells anything."""
+        self._policies[0].lacks_draft = all(draft.is_silent for draft in self._all)
 
     def used(self, block: Guess) -> None:
         """This block is verified next."""

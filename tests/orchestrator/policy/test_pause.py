@@ -155,6 +155,16 @@ def test_a_paused_policy_ends_growth_and_neither_waits_nor_drafts_in_turn():
     assert policy.tree_spec(0, 0) is None  # the context of the draft is full
 
 
+def test_a_paused_policy_decodes_as_plainly_as_one_without_a_draft():
+    """Or a trial would find plain decoding slower than it is, by a message a step."""
+    policy = paused(guessers=("draft",))
+    policy._known.num_sessions += 1  # who shares passes goes on for no price
+    assert policy.num_outcomes == 0
+    assert policy.is_worth_going_on(0.0, 0, 2)
+    policy._known.pause.is_paused = False
+    assert not policy.is_worth_going_on(0.0, 0, 2)
+
+
 def test_the_report_says_when_drafting_pauses_and_continues():
     controller = Controller(SpeculationConfig())
     policy = controller.policy(request())

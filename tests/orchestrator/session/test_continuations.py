@@ -11,6 +11,7 @@ from core.records import Chunk, Continuation, DraftRequest, Refused, Timing, Ver
 from core.rules import Outcome
 from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.policy.adaptive import OFFERED_OUTCOMES, AdaptivePolicy
+from orchestrator.policy.policies import Controller
 from orchestrator.policy.shared_estimates import SharedEstimates
 from orchestrator.session import messages as m
 from tests.orchestrator.fakes import plain, request
@@ -288,6 +289,30 @@ def test_where_the_target_is_near_only_a_session_without_a_draft_goes_on(policy)
     policy.rest()
     assert policy.num_outcomes > 0
     assert policy.is_worth_going_on(0.0, 0, 0)
+
+
+@pytest.mark.parametrize("named", ["adaptive", "static"])
+@pytest.mark.parametrize("where", ["settings", "request"])
+def test_who_lacks_its_draft_goes_on_at_once_unless_others_may_guess(named, where):
+    for guessers, is_at_once in ((("draft",), True), (("draft", "prompt_lookup"), False)):
+        config = replace(CONFIG, policy=named, guessers=guessers if where == "settings" else CONFIG.guessers)
+        asked = request(PROMPT, 40, guessers=guessers if where == "request" else ())
+        policy = Controller(config).policy(asked)
+        sees_rounds(policy, 4, 0.008)
+        assert not policy.is_worth_going_on(0.0, 0, 4)
+        policy.lacks_draft = True
+        assert policy.is_worth_going_on(0.0, 0, 4) == is_at_once
+
+
+def test_who_lacks_its_draft_is_offered_what_others_guess_where_it_has_its_passes_for_itself(policy):
+    for _ in range(200):
+        policy.saw_pass(Timing(0.0, 0.004, 1, 1))
+    policy._known._costs = None
+    assert policy.num_outcomes == 0
+    policy.lacks_draft = True
+    assert policy.num_outcomes == OFFERED_OUTCOMES
+    AdaptivePolicy(request(PROMPT, 40), CONFIG, policy._known)
+    assert policy.num_outcomes == 0
 
 
 def test_who_shares_passes_does_not_go_on_without_what_its_draft_grows(policy):

@@ -86,7 +86,16 @@ class Stage:
     """One session, its target, and a draft whose words are put into its mouth."""
 
     def __init__(
-        self, tokenizer, max_tokens=40, *, config=CONFIG, kv_cache_tokens=10_000, limits=None, prompt=PROMPT, **changes
+        self,
+        tokenizer,
+        max_tokens=40,
+        *,
+        config=CONFIG,
+        kv_cache_tokens=10_000,
+        limits=None,
+        prompt=PROMPT,
+        is_leased=True,
+        **changes,
     ):
         asked = request(prompt, max_tokens, **changes)
         self.prompt = prompt
@@ -100,7 +109,8 @@ class Stage:
         self.now_s = 0.0
         self.do(self.session.start())
         self.event(m.TargetLeased("t", 1))
-        self.event(m.DraftLeased("d", 1))
+        if is_leased:
+            self.event(m.DraftLeased("d", 1))
 
     def do(self, commands):
         self.sent += commands
@@ -278,7 +288,7 @@ def test_the_clock_of_a_wait_that_is_over_counts_for_nothing(stage):
     stage.policy.is_patient = False
     stage.grows((ROOT, 2))
     assert stage.event(m.DraftLate(waits)) == []
-    assert not stage.session._drafts._first._is_late
+    assert not stage.session._drafts._first.is_silent
 
 
 def test_whatever_a_draft_tells_it_is_no_longer_late(stage):
@@ -289,6 +299,65 @@ def test_whatever_a_draft_tells_it_is_no_longer_late(stage):
     stage.grows((ROOT, 2))
     stage.verdict()
     assert stage.count(m.Await) == 2
+
+
+def test_a_draft_that_answers_nothing_for_some_rounds_is_lacking_until_it_tells_something(stage):
+    stage.grows((ROOT, 1))
+    for _ in range(MAX_OPEN):
+        stage.verdict()
+        assert not stage.policy.lacks_draft
+    stage.verdict()
+    assert stage.policy.lacks_draft
+    stage.grows((ROOT, 2))
+    assert not stage.policy.lacks_draft
+
+
+def test_a_draft_that_ends_what_was_overtaken_is_not_lacking_although_it_tells_nothing(stage):
+    """So does one that has likelier nodes of others to feed."""
+    for _ in range(3 * MAX_OPEN):
+        overtaken = Refused(stage.last(DraftRequest).stamp, "overtaken")
+        stage.verdict()
+        stage.event(m.DraftReplied(overtaken, 0.0, stage.now_s))
+    assert not stage.policy.lacks_draft
+
+
+def test_a_lost_draft_is_lacking_and_not_waited_for_until_the_next_tells_something(stage):
+    stage.policy.is_patient = True
+    stage.event(m.DraftLost(1))
+    assert stage.policy.lacks_draft
+    stage.event(m.DraftLeased("d2", 2))
+    stage.num_told = 0
+    stage.verdict()
+    assert stage.policy.lacks_draft
+    assert stage.count(m.Await) == 0
+    stage.grows((ROOT, 1))
+    assert not stage.policy.lacks_draft
+    stage.verdict()
+    assert stage.count(m.Await) == 1
+
+
+def test_a_draft_is_lacking_where_no_engine_grants_a_lease(tokenizer):
+    stage = Stage(tokenizer, is_leased=False)
+    assert not stage.policy.lacks_draft, "it may come before the prompt has been taken in"
+    stage.event(m.DraftNotLeased())
+    assert stage.policy.lacks_draft
+
+
+def test_a_draft_whose_context_is_full_is_lacking(stage):
+    stage.grows((ROOT, 1))
+    stage.policy.tree_spec = lambda _room, _turn: None
+    stage.verdict()
+    assert stage.count(m.ReleaseDraft) == 1
+    assert stage.policy.lacks_draft
+
+
+def test_a_draft_that_has_told_nothing_yet_is_not_waited_for(stage):
+    stage.policy.is_patient = True
+    stage.verdict()
+    assert stage.count(m.Await) == 0
+    stage.grows((ROOT, 1))
+    stage.verdict()
+    assert stage.count(m.Await) == 1
 
 
 def test_a_silent_draft_is_not_told_more_and_more(stage):

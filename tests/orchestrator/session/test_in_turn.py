@@ -8,7 +8,18 @@ from unittest.mock import patch
 import pytest
 
 from core.config import DECODE_TOKENS, Limits, SpeculationConfig
-from core.records import Call, Chunk, DraftDone, DraftRequest, Missing, Refused, Sampling, SequenceSpec, VerifyRequest
+from core.records import (
+    Call,
+    Chunk,
+    Continuation,
+    DraftDone,
+    DraftRequest,
+    Missing,
+    Refused,
+    Sampling,
+    SequenceSpec,
+    VerifyRequest,
+)
 from core.speculation.token_tree import EMPTY_BLOCK
 from core.text.token_log import TokenLog
 from orchestrator.policy.adaptive import REST_ROUNDS, TRIAL_ROUNDS, AdaptivePolicy
@@ -152,7 +163,7 @@ def test_what_comes_after_the_round_went_on_without_it_is_not_taken_for_the_next
     stage.grown()
     stage.verdict()
     late = stage.reply()
-    assert kinds(stage.event(m.DraftLate(late.stamp))) == [VerifyRequest]
+    assert kinds(stage.event(m.DraftLate(late.stamp))) == [VerifyRequest, Continuation]
     assert stage.last(VerifyRequest).block == EMPTY_BLOCK
     num_asked = stage.count(DraftRequest)
     assert kinds(stage.verdict())[0] is VerifyRequest, "a draft that has not answered is neither asked nor waited for"
@@ -170,7 +181,7 @@ def test_what_comes_after_the_round_went_on_without_it_is_not_taken_for_the_next
 def test_a_draft_that_is_late_again_and_again_is_left(stage):
     stage.grown()
     stage.verdict()
-    assert kinds(stage.event(m.DraftLate(stage.reply().stamp))) == [VerifyRequest]
+    assert kinds(stage.event(m.DraftLate(stage.reply().stamp))) == [VerifyRequest, Continuation]
     sent = [*stage.verdict(), *stage.verdict()]
     assert m.ReleaseDraft in kinds(sent)
 
