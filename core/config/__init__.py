@@ -18,6 +18,7 @@ from core.config.service import (
     WorkerConfig,
 )
 from core.config.speculation import SpeculationConfig
+from core.config.tiers import ServiceTiers
 from core.config.tracing import TracingConfig
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "OrchestratorConfig",
     "OrchestratorScaling",
     "ServiceConfig",
+    "ServiceTiers",
     "SpeculationConfig",
     "TargetConfig",
     "TargetScaling",

@@ -10,6 +10,7 @@ from core.config.engine import EngineConfig
 from core.config.http import HttpConfig
 from core.config.scaling import DraftScaling, OrchestratorScaling, TargetScaling
 from core.config.speculation import SpeculationConfig
+from core.config.tiers import ServiceTiers
 from core.config.tracing import TracingConfig
 from core.ranges import PRIORITY
 
@@ -247,6 +248,7 @@ class ServiceConfig:
     orchestrator: OrchestratorConfig = field(default_factory=OrchestratorConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     limits: Limits = field(default_factory=Limits)
+    tiers: ServiceTiers = field(default_factory=ServiceTiers)
     http: HttpConfig = field(default_factory=HttpConfig)
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from deploy.api.authentication import Authenticator, Caller, KeyLimits, new_key, tokens_path
 from deploy.api.checks import check_length, check_tools, json_object, require, token_ids
 from deploy.api.failures import shortened, told
-from deploy.api.given import GIVEN_SAMPLING, MODEL_SAMPLING, Given, GivenTool, template_call
+from deploy.api.given import GIVEN_SAMPLING, MODEL_SAMPLING, SERVICE_TIERS, Given, GivenTool, ServiceTier, template_call
 from deploy.api.hosted import Hosted, Models, Served
 from deploy.api.offload import LONG_BYTES, Offload
 from deploy.api.proxy_admission import RETRY_S, Places, ProxyAdmission
@@ -17,6 +17,7 @@ __all__ = [
     "LONG_BYTES",
     "MODEL_SAMPLING",
     "RETRY_S",
+    "SERVICE_TIERS",
     "Authenticator",
     "Caller",
     "Given",
@@ -30,6 +31,7 @@ __all__ = [
     "Samples",
     "SamplesUsage",
     "Served",
+    "ServiceTier",
     "admission_behind",
     "check_length",
     "check_tools",

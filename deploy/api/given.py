@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from core.errors import InvalidRequest
 from core.records import Verification
@@ -14,6 +14,10 @@ MODEL_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"
 """Sampling fields for which a model may bring its own defaults."""
 GIVEN_SAMPLING = (*MODEL_SAMPLING, "presence_penalty", "frequency_penalty", "seed")
 """Sampling fields that callers may give as they are."""
+
+ServiceTier = Literal["default", "flex", "priority"]
+"""A name for a priority in the queue for places."""
+SERVICE_TIERS: tuple[ServiceTier, ...] = get_args(ServiceTier)
 
 Chat = Sequence[Mapping[str, Any]]
 """Messages, each with `role` and `content`, and what else the model's chat template may know."""
@@ -85,6 +89,8 @@ class Given:
     """Of each sample."""
     timeout_s: float | None = None
     priority: int = 0
+    service_tier: ServiceTier | None = None
+    """In place of a priority."""
     caller: str = ""
     """Known by its token, not by what it says."""
     structure: Structure | None = None

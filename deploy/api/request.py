@@ -86,7 +86,7 @@ def to_generation_request(given: Given, served: Served, now: float) -> Generatio
         include_stop=given.include_stop,
         grammar=_grammar(given, info, limits),
         deadline=_deadline(given.timeout_s, now),
-        priority=_priority(given, limits),
+        priority=priority_of(given, served.config),
         caller=str(given.caller),
         quota=_key_limits(given).quota,
     )
@@ -320,14 +320,25 @@ def _key_limits(given: Given) -> KeyLimits:
     return given.caller.limits if isinstance(given.caller, Caller) else NO_LIMITS
 
 
-def _priority(given: Given, limits: Limits) -> int:
-    """Within what the caller's key allows, or the service where it says nothing."""
-    own = _key_limits(given).max_priority
-    first, priority = limits.max_priority if own is None else own, given.priority
-    require(priority in PRIORITY, "priority", str(PRIORITY), priority)
+def priority_of(given: Given, config: ServiceConfig) -> int:
+    """Its own, or that of its service tier: within what the caller's key allows, or the service where it says nothing.
+
+    Raises: InvalidRequest, for nobody is given another order in silence.
+    """
+    own, tier = _key_limits(given).max_priority, given.service_tier
+    first = config.limits.max_priority if own is None else own
+    source = "the setting limits.max_priority" if own is None else "max_priority of this caller's key"
+    allowed = f"at least {first}, the most urgent by {source}, got"
+    if tier is None:
+        require(given.priority in PRIORITY, "priority", str(PRIORITY), given.priority)
+        if given.priority < first:
+            raise InvalidRequest("priority", f"must be {allowed} {given.priority}")
+        return given.priority
+    if given.priority:
+        raise InvalidRequest("priority", "must not be given beside service_tier, which stands for one")
+    priority = config.tiers.priority_of(tier)
     if priority < first:
-        source = "the setting limits.max_priority" if own is None else "max_priority of this caller's key"
-        raise InvalidRequest("priority", f"must be at least {first}, the most urgent by {source}, got {priority}")
+        raise InvalidRequest("service_tier", f"must stand for a priority of {allowed} {tier}, which is {priority}")
     return priority
 
 

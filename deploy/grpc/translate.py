@@ -11,7 +11,18 @@ from typing import Any
 from core.errors import InvalidRequest
 from core.records import GenerationRequest, Verification
 from deploy import api
-from deploy.api import GIVEN_SAMPLING, Given, GivenTool, Served, check_tools, json_object, require, template_call
+from deploy.api import (
+    GIVEN_SAMPLING,
+    SERVICE_TIERS,
+    Given,
+    GivenTool,
+    Served,
+    ServiceTier,
+    check_tools,
+    json_object,
+    require,
+    template_call,
+)
 from deploy.calls import CallId
 from protos.outrider.v1 import generation_pb2 as pb
 from workers.grammar import STRUCTURES, Structure
@@ -20,6 +31,7 @@ MAX_TOOLS = 128
 """As by HTTP."""
 VERIFICATION_PREFIX = "VERIFICATION_"
 VERIFICATIONS = {pb.Verification.Value(VERIFICATION_PREFIX + each.name): each for each in Verification}
+TIERS = {pb.ServiceTier.Value(f"SERVICE_TIER_{each.upper()}"): each for each in SERVICE_TIERS}
 
 
 def to_requests(
@@ -35,7 +47,7 @@ def to_requests(
 def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
     """The message's fields; caller and, if the message has none, the request id come from the call.
 
-    Raises: InvalidRequest for a verification that has no name.
+    Raises: InvalidRequest for a verification or a service tier that has no name.
     """
     sampling, stopping = message.sampling, message.stopping
     prompt = message.WhichOneof("prompt")
@@ -46,6 +58,7 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
         request_id=message.request_id or (call.request_id if call is not None else ""),
         caller=call.caller if call is not None else "",
         priority=message.priority,
+        service_tier=_service_tier(message.service_tier),
         sampling={name: getattr(sampling, name) for name in GIVEN_SAMPLING if sampling.HasField(name)},
         logit_bias=sampling.logit_bias,
         allowed_token_ids=sampling.allowed_token_ids or None,
@@ -132,3 +145,10 @@ def _verification(number: pb.Verification) -> Verification | None:
     allowed = f"one of {', '.join(map(pb.Verification.Name, VERIFICATIONS))}"
     require(number in VERIFICATIONS, "speculation.verification", allowed, number)
     return VERIFICATIONS[number]
+
+
+def _service_tier(number: pb.ServiceTier) -> ServiceTier | None:
+    if number == pb.SERVICE_TIER_UNSPECIFIED:
+        return None
+    require(number in TIERS, "service_tier", f"one of {', '.join(map(pb.ServiceTier.Name, TIERS))}", number)
+    return TIERS[number]

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from core.errors import InvalidRequest
+from deploy.api import ServiceTier
 from deploy.http.tools import AskedTools
 from workers.grammar import Structure
 
@@ -139,6 +140,10 @@ class Body(Part):
     @property
     def asked_max_tokens(self) -> int | None:
         """Most tokens of output."""
+        return None
+
+    @property
+    def tier_asked(self) -> ServiceTier | None:
         return None
 
     @property

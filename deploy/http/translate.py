@@ -111,6 +111,7 @@ def given_by(body: Body, asked: AskedTools | None, held: Held | None, request_id
         request_id=request_id,
         caller=caller,
         priority=body.priority or 0,
+        service_tier=body.tier_asked,
         sampling={name: value for name in GIVEN_SAMPLING if (value := getattr(body, name)) is not None},
         logit_bias=_logit_bias(body.logit_bias or {}),
         allowed_token_ids=body.allowed_token_ids,

@@ -164,6 +164,7 @@ def test_exactly_one_prompt_must_be_given(fields):
         ("logit_bias", {-3: 1.0}, "sampling.logit_bias"),
         ("n", -1, "n"),
         ("priority", 2**31, "priority"),
+        ("service_tier", "slow", "service_tier"),
         ("allowed_token_ids", [-1], "sampling.allowed_token_ids"),
         ("bad_words", [7], "sampling.bad_words"),
         ("guessers", ["draft", 7], "speculation.guessers"),

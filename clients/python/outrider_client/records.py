@@ -23,6 +23,8 @@ Verification = Literal[
     "sequential_selection",
 ]
 """The lenient ones and `typical` are relaxed rules, whose output has not the target's own law."""
+ServiceTier = Literal["default", "flex", "priority"]
+"""Names for priorities: `flex` is served after others, `priority` before them."""
 Call = Literal["verify", "block", "growth", "prefill"]
 """The kind of a call to an engine: the target is asked to verify (with no guesses: prefill, or a plain step); the draft
 to guess the next block while the target waits, to grow on while it verifies, or to catch up with the tokens so far."""

@@ -17,10 +17,11 @@ from google.protobuf.message import Message
 
 from outrider_client._proto import generation_pb2 as pb
 from outrider_client.errors import InvalidRequest
-from outrider_client.records import Verification
+from outrider_client.records import ServiceTier, Verification
 
 SEED_BITS = 64
 _VERIFICATIONS: tuple[str, ...] = get_args(Verification)
+_TIERS: tuple[str, ...] = get_args(ServiceTier)
 
 
 class GenerateFields(TypedDict, total=False):
@@ -49,6 +50,8 @@ class GenerateFields(TypedDict, total=False):
     """Output of an earlier stream that the caller has already: only the rest is given. Needs its seed."""
     priority: int | None
     """Of the requests that wait for a place, those of the lowest number are served first; 0 when not given."""
+    service_tier: ServiceTier | None
+    """In place of a priority. A key may not allow `priority`."""
     n: int | None
     """Samples of the prompt, each with an index; sample i depends on the seed and i alone."""
     resume_samples: Sequence[Sequence[int]] | None
@@ -166,10 +169,19 @@ def _put_choice(message: pb.GenerateRequest, choices: Sequence[str]) -> None:
 
 
 def _put_verification(message: pb.GenerateRequest, verification: Verification) -> None:
-    if verification not in _VERIFICATIONS:
-        raise ValueError(f"must be one of {', '.join(_VERIFICATIONS)}, got {verification!r}")
-    named = pb.SpeculationParams(verification=f"VERIFICATION_{verification.upper()}")
-    message.speculation.MergeFrom(named)
+    named = _named("VERIFICATION", _VERIFICATIONS, verification)
+    message.speculation.MergeFrom(pb.SpeculationParams(verification=named))
+
+
+def _put_service_tier(message: pb.GenerateRequest, tier: ServiceTier) -> None:
+    message.MergeFrom(pb.GenerateRequest(service_tier=_named("SERVICE_TIER", _TIERS, tier)))
+
+
+def _named(enum: str, names: Sequence[str], name: str) -> str:
+    """The proto's name of an enum's value. Raises: ValueError for one that it has not."""
+    if name not in names:
+        raise ValueError(f"must be one of {', '.join(names)}, got {name!r}")
+    return f"{enum}_{name.upper()}"
 
 
 _STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar")
@@ -185,6 +197,7 @@ _PATHS = {
             "resume_token_ids",
             "n",
             "priority",
+            "service_tier",
             "receipt",
             "text",
         ),
@@ -236,6 +249,7 @@ _SPECIAL: dict[str, Callable[[pb.GenerateRequest, Any], None]] = {
     "bad_word_ids": _put_bad_word_ids,
     "stop": _put_stop,
     "verification": _put_verification,
+    "service_tier": _put_service_tier,
     "json_schema": _put_json_schema,
     "choice": _put_choice,
 }

@@ -233,7 +233,8 @@ class MessagesBody(MessagesParts):
     max_tokens: int
     stop_sequences: Annotated[list[str] | None, BeforeValidator(few)] = None
     metadata: Ignored = None
-    service_tier: Ignored = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    """Both are the same here: only `priority` goes before others."""
     inference_geo: Ignored = None
 
     @property

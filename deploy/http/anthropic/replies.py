@@ -64,7 +64,7 @@ class MessagesReply(Reply):
             "model": self._order.model,
             "content": content,
             **self._stop(),
-            "usage": self._usage(),
+            "usage": {**self._usage(), "service_tier": "standard"},
         }
 
     def _stop(self) -> dict[str, Any]:

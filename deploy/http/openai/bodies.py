@@ -6,12 +6,12 @@ Knows what each field says; must not know how it is replied to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainValidator
 
 from core.errors import InvalidRequest
-from deploy.api import require
+from deploy.api import ServiceTier, require
 from deploy.http.bodies import (
     Body,
     Ignored,
@@ -62,13 +62,23 @@ class ResponseFormat(Part):
 class OpenAiBody(Body):
     """What all of OpenAI's bodies have in common."""
 
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+
     # Hints for other servers, which change no output.
     user: Ignored = None
     metadata: Ignored = None
-    service_tier: Ignored = None
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
+
+    @property
+    def tier_asked(self) -> ServiceTier | None:
+        return None if self.service_tier == "auto" else self.service_tier
+
+    @property
+    def tier_served(self) -> ServiceTier:
+        """Nothing is served by another tier than was asked for."""
+        return self.tier_asked or "default"
 
 
 class SampledBody(OpenAiBody):

@@ -39,6 +39,8 @@ class ChoicesReply(Reply):
         self._has_usage_at_end = bool(options.include_usage)
         self._has_usage_always = bool(options.continuous_usage_stats)
         self._head = {"id": self.PREFIX + order.request_id, "created": order.created_s, "model": order.model}
+        if body.service_tier is not None:
+            self._head["service_tier"] = body.tier_served
         self._usages: dict[int, Usage] = {}
 
     def piece(self, index: int, chunk: Chunk) -> bytes:

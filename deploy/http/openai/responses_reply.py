@@ -165,6 +165,7 @@ class ResponsesReply(Reply):
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_output_tokens": self._order.requests[0].max_tokens,
+            "service_tier": self._body.tier_served,
             "store": False,
             "background": False,
             "previous_response_id": None,

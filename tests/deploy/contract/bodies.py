@@ -82,8 +82,10 @@ def usage_always(**options: bool) -> Fragment:
     return {"stream": True, "stream_options": {"include_usage": True, **options}}
 
 
+TIER: Mapping[str, Sent] = each(service_tier="flex")
 SAMPLED: Mapping[str, Sent] = {
     **EVERYWHERE,
+    **TIER,
     **REPORTS,
     **each(n=2, max_tokens=3, stop=["a"], return_token_ids=True),
     "stream_options.include_usage": streamed(include_usage=True),
@@ -92,7 +94,7 @@ SAMPLED: Mapping[str, Sent] = {
     "response_format.json_schema.schema": (schema(), schema(schema={"type": "null"})),
 }
 OPENAI_IGNORED: Mapping[str, Sent] = each(
-    user="u", metadata={"a": "b"}, service_tier="flex", safety_identifier="s", prompt_cache_key="k",
+    user="u", metadata={"a": "b"}, safety_identifier="s", prompt_cache_key="k",
     prompt_cache_retention="24h",
 )  # fmt: skip
 SAMPLED_IGNORED: Mapping[str, Sent] = {
@@ -181,6 +183,7 @@ def response_tool(**changes: Any) -> Fragment:
 
 RESPONSES: Mapping[str, Sent] = {
     **EVERYWHERE,
+    **TIER,
     **TEMPLATED,
     **each(input="y", instructions="be brief", max_output_tokens=3, stop=["a"]),
     "text.format.type": {"text": {"format": {"type": "json_object"}}},

@@ -37,6 +37,8 @@ REFUSED: list[tuple[pb.GenerateRequest, str]] = [
     ),
     *((message(prompt_logprobs=value), "prompt_logprobs") for value in (5, 2**32 - 1)),
     *((message(priority=value), "priority") for value in (-1, -(2**31))),
+    *((message(service_tier=value), "service_tier") for value in (3, 4, -1)),
+    (message(service_tier="SERVICE_TIER_FLEX", priority=1), "priority"),
     *((message(logprobs=value), "logprobs") for value in (6, 2**31)),
     *((message(stopping=pb.StoppingParams(max_tokens=value)), "stopping.max_tokens") for value in (99, 2**31)),
     *((message(stopping=pb.StoppingParams(min_tokens=value)), "stopping.min_tokens") for value in (98, 2**31)),

@@ -85,6 +85,7 @@ SENT: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "n": ({"n": 2}, {}),
     "resume_samples.ids": ({"resumeSamples": [{"ids": [9]}]}, {}),
     "priority": ({"priority": 3}, {}),
+    "service_tier": ({"serviceTier": "SERVICE_TIER_FLEX"}, {}),
     "receipt": ({"receipt": True}, {}),
     **{
         f"structured_output.{name}": ({"structuredOutput": {name: value}}, {})

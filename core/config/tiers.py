@@ -1,0 +1,32 @@
+"""Settings of service tiers: a request names one, and takes its priority in the queue for places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from core.config.checks import check, forbid_unknown
+from core.ranges import PRIORITY
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTiers:
+    """Priorities of the service tiers; that of the tier `default`, and of requests that name neither, is 0."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
+
+    flex: int = 10
+    """Priority of requests of the service tier `flex`, in [0, 2147483647]: they are served after others, and refused
+    first where the queue is full. Raise it where requests of the tier `default` send priorities above 10 themselves."""
+    priority: int = -10
+    """Priority of requests of the service tier `priority`, in [-2147483648, 0]: they are served before others, and
+    refused unless the caller's key (max_priority) or `limits.max_priority` allows this priority. Change it where
+    requests with priorities of their own must go before them, or after."""
+
+    def priority_of(self, tier: str) -> int:
+        """Of a tier by its name."""
+        return {"flex": self.flex, "priority": self.priority}.get(tier, 0)
+
+    def __post_init__(self) -> None:
+        check(0 <= self.flex <= PRIORITY.high, "flex", f"in [0, {PRIORITY.high}]", self.flex)
+        check(PRIORITY.low <= self.priority <= 0, "priority", f"in [{PRIORITY.low}, 0]", self.priority)
