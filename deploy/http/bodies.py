@@ -62,10 +62,45 @@ Ignored = Annotated[Any, Field(default=None)]
 """A hint for other servers, which changes no output."""
 
 
+AnyPart = TypeVar("AnyPart", bound="Part")
+
+
 class Part(BaseModel):
     """Of a body: no unknown fields, and no value of another type than its field's."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Said(Part):
+    """A part of a content that has text."""
+
+    @property
+    def said(self) -> str:
+        raise NotImplementedError
+
+
+Content = Annotated[str | list[dict[str, Any]], BeforeValidator(few)]
+"""A text, or parts: `text_of`."""
+
+
+def part_of(
+    given: Mapping[str, Any], kinds: Mapping[str, type[AnyPart]], field: str, reason: str = TEXT_ALONE
+) -> AnyPart:
+    """The part that stands at `field`, by its type. Raises: InvalidRequest."""
+    kind = given.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise InvalidRequest(f"{field}.type", f"must be one of {', '.join(kinds)}: {reason}")
+    try:
+        return kinds[kind].model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise refusal_of(error, field) from None
+
+
+def text_of(content: str | Sequence[Mapping[str, Any]], kinds: Mapping[str, type[Said]], field: str) -> str:
+    """What the content at `field` says. Raises: InvalidRequest."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part_of(each, kinds, f"{field}[{index}]").said for index, each in enumerate(content))
 
 
 class Speculation(Part):

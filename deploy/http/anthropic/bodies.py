@@ -8,11 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, FailFast, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field
 
 from core.errors import InvalidRequest
 from deploy.api import GivenTool, template_call
-from deploy.http.bodies import MAX_MESSAGES, MAX_TOOLS, TEXT_ALONE, Body, Chat, Ignored, Part, few, neutral, refusal_of
+from deploy.http.bodies import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    TEXT_ALONE,
+    Body,
+    Chat,
+    Content,
+    Ignored,
+    Part,
+    Said,
+    few,
+    neutral,
+    part_of,
+    text_of,
+)
 from deploy.http.tools import AUTO, NAMED, NO_CALLS, REQUIRED, AskedTools, asked_tools
 from workers.grammar import Structure
 
@@ -20,21 +34,7 @@ CHOICES: Mapping[str, str] = {"auto": AUTO, "any": REQUIRED, "none": NO_CALLS, "
 NO_BUDGET = (
     "must be disabled or adaptive: this server holds no thinking to a budget; a model whose chat template has it thinks"
 )
-
-
-def _texts(value: Any) -> Any:
-    """Text, or the texts of blocks."""
-    return "\n".join(map(_text, value)) if isinstance(value, list) else value
-
-
-def _text(block: Any) -> str:
-    if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str):
-        text: str = block["text"]
-        return text
-    raise ValueError('must be a string or a list of {"type": "text", "text": ...}: ' + TEXT_ALONE)
-
-
-_Text = Annotated[str, BeforeValidator(_texts)]
+NO_TOOLS = "this server runs no tools of its own"
 
 
 class ContentBlock(Part):
@@ -43,12 +43,16 @@ class ContentBlock(Part):
     cache_control: Ignored = None
 
 
-class TextBlock(ContentBlock):
+class TextBlock(ContentBlock, Said):
     """Something said."""
 
     type: Literal["text"]
     text: str
-    citations: neutral([], reason="is not supported") = None  # type: ignore[valid-type]
+    citations: neutral([], reason="is not supported: this server cites nothing") = None  # type: ignore[valid-type]
+
+    @property
+    def said(self) -> str:
+        return self.text
 
 
 class ToolUseBlock(ContentBlock):
@@ -58,7 +62,8 @@ class ToolUseBlock(ContentBlock):
     id: str
     name: str
     input: dict[str, Any]
-    caller: Ignored = None
+    caller: neutral({"type": "direct"}, reason=f"is not supported: {NO_TOOLS}") = None  # type: ignore[valid-type]
+    toolset_name: neutral(reason=f"is not supported: {NO_TOOLS}") = None  # type: ignore[valid-type]
 
 
 class ToolResultBlock(ContentBlock):
@@ -66,8 +71,16 @@ class ToolResultBlock(ContentBlock):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: _Text = ""
+    content: Content = ""
     is_error: bool | None = None
+    """For chat templates that know it."""
+    toolset_name: neutral(reason=f"is not supported: {NO_TOOLS}") = None  # type: ignore[valid-type]
+
+    def for_template(self, field: str) -> dict[str, Any]:
+        """As chat templates have it. Raises: InvalidRequest."""
+        content = text_of(self.content, _TEXTS, f"{field}.content")
+        message = {"role": "tool", "content": content, "tool_call_id": self.tool_use_id}
+        return {**message, "is_error": True} if self.is_error else message
 
 
 class ThinkingBlock(ContentBlock):
@@ -78,7 +91,9 @@ class ThinkingBlock(ContentBlock):
     signature: Ignored = None
 
 
+_TEXTS: Mapping[str, type[Said]] = {"text": TextBlock}
 _BLOCKS: Mapping[str, Mapping[str, type[ContentBlock]]] = {
+    "system": {"text": TextBlock},
     "user": {"text": TextBlock, "tool_result": ToolResultBlock},
     "assistant": {"text": TextBlock, "tool_use": ToolUseBlock, "thinking": ThinkingBlock},
 }
@@ -88,33 +103,24 @@ _BLOCKS: Mapping[str, Mapping[str, type[ContentBlock]]] = {
 class MessageParam(Part):
     """Of a chat."""
 
-    role: Literal["user", "assistant"]
-    content: Annotated[str | list[dict[str, Any]], BeforeValidator(few)]
+    role: Literal["user", "assistant", "system"]
+    content: Content
 
     def for_template(self, field: str) -> Chat:
         """As chat templates have it, results of tools as messages of their own. Raises: InvalidRequest."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
-        blocks = [_block(each, self.role, f"{field}.content[{i}]") for i, each in enumerate(self.content)]
-        return _assistant(blocks) if self.role == "assistant" else _user(blocks)
+        fields = [f"{field}.content[{index}]" for index in range(len(self.content))]
+        blocks = [self._block(each, at) for each, at in zip(self.content, fields, strict=True)]
+        if self.role == "assistant":
+            return _assistant(blocks)
+        placed = zip(blocks, fields, strict=True)
+        results = [block.for_template(at) for block, at in placed if isinstance(block, ToolResultBlock)]
+        said = [block.text for block in blocks if isinstance(block, TextBlock)]
+        return [*results, {"role": self.role, "content": "\n".join(said)}] if said or not results else results
 
-
-def _block(given: Mapping[str, Any], role: str, field: str) -> ContentBlock:
-    kinds = _BLOCKS[role]
-    kind = given.get("type")
-    if not isinstance(kind, str) or kind not in kinds:
-        raise InvalidRequest(f"{field}.type", f"must be one of {', '.join(kinds)} of the role {role}: {TEXT_ALONE}")
-    try:
-        return kinds[kind].model_validate({name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        raise refusal_of(error, field) from None
-
-
-def _user(blocks: Sequence[ContentBlock]) -> Chat:
-    results = [block for block in blocks if isinstance(block, ToolResultBlock)]
-    messages: Chat = [{"role": "tool", "content": each.content, "tool_call_id": each.tool_use_id} for each in results]
-    said = [block.text for block in blocks if isinstance(block, TextBlock)]
-    return [*messages, {"role": "user", "content": "\n".join(said)}] if said or not results else messages
+    def _block(self, given: Mapping[str, Any], field: str) -> ContentBlock:
+        return part_of(given, _BLOCKS[self.role], field, f"{TEXT_ALONE} from the role {self.role}")
 
 
 def _assistant(blocks: Sequence[ContentBlock]) -> Chat:
@@ -127,17 +133,25 @@ def _assistant(blocks: Sequence[ContentBlock]) -> Chat:
     return [message]
 
 
+def _custom(value: Any) -> Any:
+    if value not in (None, "custom"):
+        raise ValueError(f"must be custom: {NO_TOOLS}")
+    return value
+
+
 class MessagesTool(Part):
     """A tool of the caller's."""
 
+    type: Annotated[Any, AfterValidator(_custom)] = None
     name: str
-    type: Literal["custom"] = "custom"
     description: str | None = None
     input_schema: dict[str, Any]
     cache_control: Ignored = None
     strict: Ignored = None
     input_examples: Ignored = None
     eager_input_streaming: Ignored = None
+    allowed_callers: neutral(["direct"], reason=f"is not supported: {NO_TOOLS}") = None  # type: ignore[valid-type]
+    defer_loading: neutral(False, reason="is not supported: this server shows the model all tools") = None  # type: ignore[valid-type]
 
 
 class MessagesChoice(Part):
@@ -174,12 +188,13 @@ class MessagesParts(Body):
     """What a message and its count have in common."""
 
     messages: Annotated[list[MessageParam], FailFast(), Field(max_length=MAX_MESSAGES)]
-    system: Annotated[str | None, BeforeValidator(_texts)] = None
+    system: Content | None = None
     tools: Annotated[list[MessagesTool] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
     tool_choice: MessagesChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputOptions | None = None
     cache_control: Ignored = None
+    speed: neutral("standard", reason="is not supported: every request is served as fast as it can be") = None  # type: ignore[valid-type]
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -190,8 +205,8 @@ class MessagesParts(Body):
 
     @property
     def chat(self) -> Chat | None:
-        system: Chat = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return system + [
+        texts = [] if self.system is None else [text_of(self.system, _TEXTS, "system")]
+        return [{"role": "system", "content": text} for text in texts] + [
             each for index, message in enumerate(self.messages) for each in message.for_template(f"messages[{index}]")
         ]
 
@@ -236,6 +251,8 @@ class MessagesBody(MessagesParts):
     service_tier: Literal["auto", "standard_only"] | None = None
     """Both are the same here: only `priority` goes before others."""
     inference_geo: Ignored = None
+    container: neutral(reason=f"is not supported: {NO_TOOLS}") = None  # type: ignore[valid-type]
+    diagnostics: neutral({}, reason="is not supported: usage says how much of a prompt was cached") = None  # type: ignore[valid-type]
 
     @property
     def asked_max_tokens(self) -> int | None:

@@ -16,6 +16,7 @@ from deploy.http.bodies import (
     Body,
     Ignored,
     Part,
+    Said,
     neutral,
     strings,
 )
@@ -32,6 +33,34 @@ def _prompt(value: Any) -> str | list[int]:
     if isinstance(value, str) or (isinstance(value, list) and all(type(each) is int for each in value)):
         return value
     raise ValueError(ONE_PROMPT)
+
+
+NO_MODERATION = "is not supported: this server moderates nothing"
+ROLES = {"developer": "system"}
+"""What chat templates call a role that they have no word for."""
+
+
+class TextPart(Said):
+    """Of a content."""
+
+    type: str
+    text: str
+    prompt_cache_breakpoint: Ignored = None
+
+    @property
+    def said(self) -> str:
+        return self.text
+
+
+class RefusalPart(Said):
+    """Of what an assistant has said."""
+
+    type: str
+    refusal: str
+
+    @property
+    def said(self) -> str:
+        return self.refusal
 
 
 class StreamOptions(Part):
@@ -70,6 +99,7 @@ class OpenAiBody(Body):
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
+    prompt_cache_options: Ignored = None
 
     @property
     def tier_asked(self) -> ServiceTier | None:

@@ -8,32 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, FailFast, Field
+from pydantic import FailFast, Field
 
 from core.errors import InvalidRequest
 from deploy.api import GivenTool, json_object, template_call
-from deploy.http.bodies import MAX_MESSAGES, MAX_TOOLS, TEXT_ALONE, Chat, Ignored, Part, neutral
-from deploy.http.openai.bodies import SampledBody
+from deploy.http.bodies import MAX_MESSAGES, MAX_TOOLS, Chat, Content, Ignored, Part, Said, neutral, text_of
+from deploy.http.openai.bodies import NO_MODERATION, ROLES, RefusalPart, SampledBody, TextPart
 from deploy.http.tools import AUTO, NAMED, AskedTools, asked_tools
 
 NO_FUNCTIONS = "is not supported: send tools"
 NO_AUDIO = "is not supported: this server writes text alone"
-
-
-def _content(value: Any) -> Any:
-    """Text, or the texts of parts; an assistant's message may have none."""
-    if value is None:
-        return ""
-    if not isinstance(value, list):
-        return value
-    return "\n".join(map(_part, value))
-
-
-def _part(part: Any) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        text: str = part["text"]
-        return text
-    raise ValueError('must be a string or a list of {"type": "text", "text": ...}: ' + TEXT_ALONE)
+PARTS: Mapping[str, type[Said]] = {"text": TextPart}
+ASSISTANTS_PARTS: Mapping[str, type[Said]] = {**PARTS, "refusal": RefusalPart}
 
 
 class CalledFunction(Part):
@@ -56,20 +42,23 @@ class Message(Part):
     """Of a chat. What the model answered before may come back as it was given."""
 
     role: str
-    content: Annotated[str, BeforeValidator(_content)] = ""
+    content: Content | None = None
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: Annotated[list[ChatCall] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
     tool_call_id: str | None = None
     refusal: str | None = None
-    annotations: neutral([], reason="is not supported") = None  # type: ignore[valid-type]
+    annotations: neutral([], reason="is not supported: this server cites nothing") = None  # type: ignore[valid-type]
     audio: neutral(reason=NO_AUDIO) = None  # type: ignore[valid-type]
     function_call: neutral(reason=NO_FUNCTIONS) = None  # type: ignore[valid-type]
 
     def for_template(self, field: str) -> dict[str, Any]:
         """As chat templates have it. Raises: InvalidRequest."""
-        names = ("role", "content", "name", "reasoning_content", "tool_call_id")
-        message = {name: value for name in names if (value := getattr(self, name)) is not None}
+        parts = ASSISTANTS_PARTS if self.role == "assistant" else PARTS
+        content = text_of(self.content or "", parts, f"{field}.content")
+        message: dict[str, Any] = {"role": ROLES.get(self.role, self.role), "content": content}
+        names = ("name", "reasoning_content", "tool_call_id")
+        message |= {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.tool_call_id is not None and self.role != "tool":
             raise InvalidRequest(f"{field}.tool_call_id", "must not be given unless role is tool")
         if self.tool_calls and self.role != "assistant":
@@ -133,7 +122,8 @@ class ChatBody(SampledBody):
     prediction: neutral(reason="is not supported: this server drafts by itself") = None  # type: ignore[valid-type]
     reasoning_effort: neutral("none", reason="is not supported") = None  # type: ignore[valid-type]
     verbosity: neutral("medium", reason="is not supported") = None  # type: ignore[valid-type]
-    web_search_options: neutral(reason="is not supported") = None  # type: ignore[valid-type]
+    moderation: neutral(reason=NO_MODERATION) = None  # type: ignore[valid-type]
+    web_search_options: neutral(reason="is not supported: this server runs no tools of its own") = None  # type: ignore[valid-type]
 
     @property
     def asked_max_tokens(self) -> int | None:

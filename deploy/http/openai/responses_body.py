@@ -8,49 +8,58 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, FailFast, Field, PlainValidator, ValidationError
+from pydantic import BeforeValidator, FailFast, Field, PlainValidator
 
 from core.errors import InvalidRequest
 from deploy.api import GivenTool, json_object, template_call
 from deploy.http.bodies import (
     MAX_TOOLS,
-    TEXT_ALONE,
     Chat,
+    Content,
     Ignored,
     Part,
+    Said,
     few,
     neutral,
-    refusal_of,
+    part_of,
     strings,
+    text_of,
 )
-from deploy.http.openai.bodies import OpenAiBody, structure_of_format
+from deploy.http.openai.bodies import (
+    NO_MODERATION,
+    ROLES,
+    OpenAiBody,
+    RefusalPart,
+    TextPart,
+    structure_of_format,
+)
 from deploy.http.tools import AUTO, NAMED, AskedTools, asked_tools
 from workers.grammar import Structure
 
 NOT_KEPT = "is not supported: this server keeps nothing between calls; send what went before as input"
 NOT_LATER = "is not supported: this server answers at once"
 NOT_SHOWN = "is not supported: this server has nothing of the kind to include"
-TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-ROLES = {"developer": "system"}
-"""What chat templates call a role that they have no word for."""
+BY_THE_MODEL = "is not supported: here the model alone calls tools"
+NOT_AT_ONCE = "is not supported: this server waits for no tools"
+NO_OTHERS = "this server takes no other items"
 
 
-def _parts(value: Any) -> Any:
-    """Text, or the texts of parts."""
-    return "\n".join(map(_part, value)) if isinstance(value, list) else value
+class OutputPart(TextPart):
+    """Of what the model has said; it may come back as it was."""
+
+    annotations: neutral([], reason="is not supported: this server cites nothing") = None  # type: ignore[valid-type]
+    logprobs: Ignored = None
 
 
-def _part(part: Any) -> str:
-    if isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
-        text: str = part["text"]
-        return text
-    if isinstance(part, dict) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
-        refusal: str = part["refusal"]
-        return refusal
-    raise ValueError('must be a string or a list of {"type": "input_text", "text": ...}: ' + TEXT_ALONE)
-
-
-_Text = Annotated[str, BeforeValidator(_parts)]
+_PARTS: Mapping[str, type[Said]] = {
+    "input_text": TextPart,
+    "output_text": OutputPart,
+    "text": TextPart,
+    "refusal": RefusalPart,
+}
+_RESULTS: Mapping[str, type[Said]] = {"input_text": TextPart, "text": TextPart, "output_text": OutputPart}
+_SUMMARIES: Mapping[str, type[Said]] = {"summary_text": TextPart}
+_THOUGHTS: Mapping[str, type[Said]] = {"reasoning_text": TextPart, "text": TextPart}
 
 
 class Item(Part):
@@ -65,7 +74,7 @@ class MessageItem(Item):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: _Text
+    content: Content
     phase: Ignored = None
 
 
@@ -76,7 +85,9 @@ class CallItem(Item):
     call_id: str
     name: str
     arguments: str
-    namespace: neutral(reason="is not supported") = None  # type: ignore[valid-type]
+    namespace: neutral(reason="is not supported: tools have no namespaces here") = None  # type: ignore[valid-type]
+    caller: neutral({"type": "direct"}, reason=BY_THE_MODEL) = None  # type: ignore[valid-type]
+    is_async: Annotated[neutral(False, reason=NOT_AT_ONCE), Field(alias="async")] = None  # type: ignore[valid-type]
 
 
 class CallOutputItem(Item):
@@ -84,15 +95,18 @@ class CallOutputItem(Item):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: _Text
+    output: Content
+    name: Ignored = None
+    namespace: neutral(reason="is not supported: tools have no namespaces here") = None  # type: ignore[valid-type]
+    caller: neutral({"type": "direct"}, reason=BY_THE_MODEL) = None  # type: ignore[valid-type]
 
 
 class ReasoningItem(Item):
     """What the model thought."""
 
     type: Literal["reasoning"]
-    summary: Annotated[str, BeforeValidator(_parts)] = ""
-    content: Annotated[str | None, BeforeValidator(_parts)] = None
+    summary: Content = ""
+    content: Content | None = None
     encrypted_content: neutral(reason="is not supported: this server encrypts nothing") = None  # type: ignore[valid-type]
 
 
@@ -125,6 +139,8 @@ class ReasoningOptions(Part):
     """Of what the model thinks before it answers."""
 
     effort: neutral("none", reason="is not supported: the model thinks as its chat template has it") = None  # type: ignore[valid-type]
+    context: neutral("auto", reason="is not supported: the chat template says which thoughts the model sees") = None  # type: ignore[valid-type]
+    mode: neutral("standard", reason="is not supported: the model answers once, in one way") = None  # type: ignore[valid-type]
     summary: neutral(reason="is not supported: what the model thinks is given as it is") = None  # type: ignore[valid-type]
     generate_summary: neutral(reason="is not supported: what the model thinks is given as it is") = None  # type: ignore[valid-type]
 
@@ -137,6 +153,10 @@ class ResponsesTool(Part):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: Ignored = None
+    is_async: Annotated[neutral(False, reason=NOT_AT_ONCE), Field(alias="async")] = None  # type: ignore[valid-type]
+    allowed_callers: neutral(["direct"], reason=BY_THE_MODEL) = None  # type: ignore[valid-type]
+    defer_loading: neutral(False, reason="is not supported: this server shows the model all tools") = None  # type: ignore[valid-type]
+    output_schema: neutral(reason="is not supported: chat templates show the schema of arguments alone") = None  # type: ignore[valid-type]
 
 
 class ResponsesChoice(Part):
@@ -177,6 +197,11 @@ class ResponsesBody(OpenAiBody):
     include: neutral([], reason=NOT_SHOWN) = None  # type: ignore[valid-type]
     top_logprobs: neutral(0, reason="is not supported here: /v1/chat/completions has it") = None  # type: ignore[valid-type]
     truncation: neutral("disabled", reason="is not supported: what is too long is refused") = None  # type: ignore[valid-type]
+    moderation: neutral(reason=NO_MODERATION) = None  # type: ignore[valid-type]
+    context_management: neutral([], reason="is not supported: what is too long is refused") = None  # type: ignore[valid-type]
+    background_options: neutral({}, reason=NOT_LATER) = None  # type: ignore[valid-type]
+    image: neutral(reason="is not supported: this server writes text alone") = None  # type: ignore[valid-type]
+    access_programs: Ignored = None
     max_tool_calls: neutral(reason="is not supported: this server calls no tools of its own") = None  # type: ignore[valid-type]
 
     @property
@@ -222,30 +247,27 @@ class ResponsesBody(OpenAiBody):
 
 def _item(given: Mapping[str, Any], field: str) -> Item:
     """Raises: InvalidRequest."""
-    kind = given.get("type") or "message"
-    if not isinstance(kind, str) or kind not in _ITEMS:
-        raise InvalidRequest(f"{field}.type", f"must be one of {', '.join(_ITEMS)}: this server takes no other items")
-    try:
-        return _ITEMS[kind].model_validate({name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        raise refusal_of(error, field) from None
+    return part_of({**given, "type": given.get("type") or "message"}, _ITEMS, field, NO_OTHERS)
 
 
 def _add(messages: Chat, item: Item, field: str) -> None:
     """One item after the messages before. What an assistant says, thinks and calls in a row is one message."""
     if isinstance(item, CallOutputItem):
-        messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
+        output = text_of(item.output, _RESULTS, f"{field}.output")
+        messages.append({"role": "tool", "content": output, "tool_call_id": item.call_id})
     elif isinstance(item, CallItem):
         call = template_call(item.call_id, item.name, json_object(item.arguments, f"{field}.arguments"))
         _assistant(messages).setdefault("tool_calls", []).append(call)
     elif isinstance(item, ReasoningItem):
-        messages.append({"role": "assistant", "content": "", "reasoning_content": item.content or item.summary})
+        summary = text_of(item.summary, _SUMMARIES, f"{field}.summary")
+        thoughts = text_of(item.content or "", _THOUGHTS, f"{field}.content") or summary
+        messages.append({"role": "assistant", "content": "", "reasoning_content": thoughts})
     elif isinstance(item, MessageItem):
-        last = messages[-1] if messages else {}
+        last, content = messages[-1] if messages else {}, text_of(item.content, _PARTS, f"{field}.content")
         if item.role == "assistant" and last.get("role") == "assistant" and not last["content"]:
-            last["content"] = item.content
+            last["content"] = content
         else:
-            messages.append({"role": ROLES.get(item.role, item.role), "content": item.content})
+            messages.append({"role": ROLES.get(item.role, item.role), "content": content})
 
 
 def _assistant(messages: Chat) -> dict[str, Any]:

@@ -95,7 +95,7 @@ SAMPLED: Mapping[str, Sent] = {
 }
 OPENAI_IGNORED: Mapping[str, Sent] = each(
     user="u", metadata={"a": "b"}, safety_identifier="s", prompt_cache_key="k",
-    prompt_cache_retention="24h",
+    prompt_cache_retention="24h", prompt_cache_options={},
 )  # fmt: skip
 SAMPLED_IGNORED: Mapping[str, Sent] = {
     **OPENAI_IGNORED,
@@ -165,7 +165,7 @@ CHAT_IGNORED: Mapping[str, Sent] = {
 CHAT_REFUSED: Mapping[str, Fragment] = {
     **{name: {name: value} for name, value in {
         "functions": [{}], "function_call": {"name": "f"}, "modalities": ["audio"], "audio": {}, "prediction": {},
-        "reasoning_effort": "low", "verbosity": "low", "web_search_options": {},
+        "reasoning_effort": "low", "verbosity": "low", "web_search_options": {}, "moderation": {},
     }.items()},
     "messages.annotations": assistant(annotations=[{}]),
     "messages.audio": assistant(audio={"id": "1"}),
@@ -199,6 +199,7 @@ RESPONSES: Mapping[str, Sent] = {
 }
 RESPONSES_IGNORED: Mapping[str, Sent] = {
     **OPENAI_IGNORED,
+    **each(access_programs={}),
     **below("stream_options", include_obfuscation=False),
     **{f"text.format.{name}": (formatted(**{name: value}), formatted())
        for name, value in (("name", "m"), ("description", "d"), ("strict", True))},
@@ -210,9 +211,14 @@ RESPONSES_REFUSED: Mapping[str, Fragment] = {
     **{name: {name: value} for name, value in {
         "store": True, "previous_response_id": "r", "conversation": "c", "prompt": {}, "background": True,
         "include": ["x"], "top_logprobs": 2, "truncation": "auto", "max_tool_calls": 2, "receipt": True,
+        "moderation": {}, "context_management": [{}], "background_options": {"completion_window": "2h"}, "image": {},
     }.items()},
     "text.verbosity": {"text": {"verbosity": "low"}},
-    **{f"reasoning.{name}": {"reasoning": {name: "low"}} for name in ("effort", "summary", "generate_summary")},
+    **{f"reasoning.{name}": {"reasoning": {name: "low"}}
+       for name in ("effort", "summary", "generate_summary", "context", "mode")},
+    "tools.async": response_tool(**{"async": True}),
+    **{f"tools.{name}": response_tool(**{name: value})
+       for name, value in (("allowed_callers", ["x"]), ("defer_loading", True), ("output_schema", {}))},
     **{f"speculation.{name}": {"speculation": {name: True}} for name in ("explain", "trace")},
 }  # fmt: skip
 
@@ -252,6 +258,11 @@ MESSAGES_IGNORED: Mapping[str, Sent] = {
 MESSAGES_REFUSED: Mapping[str, Fragment] = {
     "receipt": {"receipt": True},
     "output_config.effort": {"output_config": {"effort": "low"}},
+    **{name: {name: value} for name, value in (("container", "c"), ("diagnostics", {"a": "b"}), ("speed", "fast"))},
+    **{
+        f"tools.{name}": messages_tool(**{name: value})
+        for name, value in (("allowed_callers", ["x"]), ("defer_loading", True))
+    },
     **{f"speculation.{name}": {"speculation": {name: True}} for name in ("explain", "trace")},
 }
 COMPLETION: Mapping[str, Sent] = {

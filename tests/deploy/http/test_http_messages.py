@@ -142,6 +142,14 @@ async def test_blocks_become_the_messages_of_a_chat():
     assert count.input_tokens == len(script.requests[0].prompt)
 
 
+async def test_a_system_message_may_stand_among_others():
+    script = Script(*said("yes"))
+    messages = [*HELLO, {"role": "system", "content": [{"type": "text", "text": "be brief"}]}]
+    async with by_anthropic(script) as client:
+        await client.messages.create(**{**GIVEN, "messages": messages})
+    assert text_of_prompt(script) == "user:say;system:be brief;"
+
+
 async def test_what_came_out_can_go_in_again():
     script = Script(*said("<think>hm</think>I look. ", CALL))
     async with by_anthropic(script) as client:
@@ -235,7 +243,7 @@ REFUSED = [
     ({"messages": []}, "messages"),
     ({"messages": "say"}, "messages"),
     ({"messages": [5]}, "messages[0]"),
-    ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": "a" * 50_000}]}, "messages"),
@@ -248,7 +256,7 @@ REFUSED = [
     (user({"type": "tool_result", "content": "x"}), "messages[0].content[0].tool_use_id"),
     (
         user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}),
-        "messages[0].content[0].content",
+        "messages[0].content[0].content[0].type",
     ),
     (assistant({"type": "tool_use", "id": "t", "name": "f", "input": "x"}), "messages[1].content[0].input"),
     (assistant({"type": "redacted_thinking", "data": "x"}), "messages[1].content[0].type"),
@@ -260,7 +268,7 @@ REFUSED = [
     ({"top_p": 0}, "top_p"),
     ({"top_k": -1}, "top_k"),
     ({"system": 5}, "system"),
-    ({"system": [{"type": "image"}]}, "system"),
+    ({"system": [{"type": "image"}]}, "system[0].type"),
     ({"stop_sequences": "x"}, "stop_sequences"),
     ({"stop_sequences": [""]}, "stop_sequences[0]"),
     ({"stop": ["x"]}, "stop"),

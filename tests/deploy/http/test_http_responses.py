@@ -176,7 +176,7 @@ REFUSED = [
     ({"input": [5]}, "input[0]"),
     ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
     ({"input": [{"role": "user", "content": "x", "mood": 1}]}, "input[0].mood"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
     ({"input": [{"type": "web_search_call"}]}, "input[0].type"),

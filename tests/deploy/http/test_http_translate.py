@@ -208,6 +208,11 @@ def test_what_changes_nothing_is_taken(fields):
     assert chat(**fields)
 
 
+def test_a_developer_is_who_templates_call_the_system():
+    (request,) = requests_of(ChatBody, {"messages": [{"role": "developer", "content": "be brief"}, *HELLO]})
+    assert TOKENIZER.decode(request.prompt) == "system:be brief;user:hi;"
+
+
 def test_old_fields_with_their_neutral_values_are_taken():
     assert completion(echo=False, best_of=1, suffix=None)
 
@@ -377,7 +382,7 @@ CHAT = [
     ({"messages": [{"content": "hi"}]}, "messages[0].role"),
     ({"messages": [{"role": "", "content": "hi"}]}, "messages[0].role"),
     ({"messages": [*HELLO, {"role": "user", "content": 5}]}, "messages[1].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
     ({"messages": [{"role": "user", "content": "hi", "mood": "good"}]}, "messages[0].mood"),
     ({"messages": [{"role": "user", "content": "a" * 100_000}]}, "messages"),
