@@ -7,7 +7,7 @@ for all languages alike. null is the same as no field.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
@@ -27,6 +27,9 @@ MAX_TOOLS = 256
 ALTERNATIVES = frozenset({"str", "NamedTool", "ResponsesChoice"})
 """Types of fields that may be of several, as pydantic names them."""
 TEXT_ALONE = "this server takes text alone"
+NO_VERBOSITY = "is not supported: say in the messages how long an answer should be"
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model is to think before it answers; what it makes of that is for its chat template to say."""
 
 Chat = list[dict[str, Any]]
 """Messages as chat templates have them."""
@@ -199,6 +202,11 @@ class Body(Part):
     def template_arguments(self) -> Mapping[str, Any]:
         """What else a chat's template is given."""
         return {}
+
+    @property
+    def effort_asked(self) -> tuple[str, str] | None:
+        """The field that says how much a model is to think, and what it says."""
+        return None
 
     @property
     def tools_asked(self) -> AskedTools | None:

@@ -21,6 +21,8 @@ from deploy.http.tools import AskedTools, require_calls
 
 MAX_ID_DIGITS = 20
 STRUCTURE = "structured_output"
+EFFORT = "reasoning_effort"
+"""What chat templates call it, gpt-oss's among them."""
 _PARAMS = (
     (re.compile(r"^(sampling|stopping)\."), ""),
     (re.compile(r"^(text|token_ids(\.ids)?|chat(\.messages)?)\b"), "prompt"),
@@ -56,7 +58,7 @@ def to_requests(body: Body, served: Served, now: float, request_id: str, caller:
     body.check()
     asked = body.tools_asked
     held = _held(body, asked, served)
-    given = given_by(body, asked, held, request_id, caller)
+    given = given_by(body, served, asked, held, request_id, caller)
     with _fields_named_as_in(body, held):
         return api.to_requests(given, served, now)
 
@@ -66,7 +68,7 @@ def prompt_of(body: Body, served: Served) -> tuple[int, ...]:
     asked = body.tools_asked
     held = _held(body, asked, served)
     with _fields_named_as_in(body, held):
-        return api.prompt_ids(given_by(body, asked, held), served)
+        return api.prompt_ids(given_by(body, served, asked, held), served)
 
 
 @contextmanager
@@ -98,7 +100,23 @@ def _check_reports(body: Body, speculation: Speculation) -> None:
             raise InvalidRequest(field, "is for /v1/completions and /v1/chat/completions: no other reply has a place")
 
 
-def given_by(body: Body, asked: AskedTools | None, held: Held | None, request_id: str = "", caller: str = "") -> Given:
+def _template_arguments(body: Body, served: Served) -> Mapping[str, Any]:
+    """What a chat's template is given. Raises: InvalidRequest for an effort of which it would make nothing."""
+    if body.effort_asked is None:
+        return body.template_arguments
+    field, effort = body.effort_asked
+    known: dict[str, Any] = {"enable_thinking": False} if effort == "none" else {}
+    if EFFORT in served.tokenizer.template_variables:
+        known[EFFORT] = effort
+    if not known:
+        problem = f"is not supported: this model's chat template has no {EFFORT}, and takes what it has by"
+        raise InvalidRequest(field, f'{problem} chat_template_kwargs, as {{"enable_thinking": true}}')
+    return {**known, **body.template_arguments}
+
+
+def given_by(
+    body: Body, served: Served, asked: AskedTools | None, held: Held | None, request_id: str = "", caller: str = ""
+) -> Given:
     """The body's fields. Raises: InvalidRequest for a field that this kind of body cannot have."""
     prompt, speculation = body.prompt_given, body.speculation or Speculation()
     _check_reports(body, speculation)
@@ -107,7 +125,7 @@ def given_by(body: Body, asked: AskedTools | None, held: Held | None, request_id
         token_ids=prompt if isinstance(prompt, list) else None,
         chat=body.chat,
         tools=asked.shown if asked is not None else (),
-        template_arguments=body.template_arguments,
+        template_arguments=_template_arguments(body, served),
         request_id=request_id,
         caller=caller,
         priority=body.priority or 0,

@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import tokenizers
@@ -60,6 +61,8 @@ class Tokenizer:
             if (content := _content(settings.get(name))) is not None
         }
         self._template = _compile(template) if template is not None else None
+        self.template_variables = _variables(self._template, template or "")
+        """Names that the chat template looks for among its arguments."""
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         described = backend.to_str()
         parts = json.loads(described)
@@ -254,6 +257,12 @@ def _compile(template: str) -> jinja2.Template:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment.from_string(template)
+
+
+def _variables(compiled: jinja2.Template | None, template: str) -> frozenset[str]:
+    if compiled is None:
+        return frozenset()
+    return frozenset(jinja2.meta.find_undeclared_variables(compiled.environment.parse(template)))
 
 
 def _tojson(value: Any, indent: int | None = None) -> str:

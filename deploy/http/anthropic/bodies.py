@@ -19,6 +19,7 @@ from deploy.http.bodies import (
     Body,
     Chat,
     Content,
+    Effort,
     Ignored,
     Part,
     Said,
@@ -181,7 +182,7 @@ class OutputOptions(Part):
     """What the text must look like."""
 
     format: OutputFormat | None = None
-    effort: neutral(reason="is not supported") = None  # type: ignore[valid-type]
+    effort: Effort | None = None
 
 
 class MessagesParts(Body):
@@ -202,6 +203,11 @@ class MessagesParts(Body):
         """`enable_thinking` is how chat templates call it."""
         is_off = self.thinking is not None and self.thinking.type == "disabled"
         return {**({"enable_thinking": False} if is_off else {}), **(self.chat_template_kwargs or {})}
+
+    @property
+    def effort_asked(self) -> tuple[str, str] | None:
+        effort = self.output_config.effort if self.output_config is not None else None
+        return None if effort is None else ("output_config.effort", effort)
 
     @property
     def chat(self) -> Chat | None:

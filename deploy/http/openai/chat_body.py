@@ -12,7 +12,19 @@ from pydantic import FailFast, Field
 
 from core.errors import InvalidRequest
 from deploy.api import GivenTool, json_object, template_call
-from deploy.http.bodies import MAX_MESSAGES, MAX_TOOLS, Chat, Content, Ignored, Part, Said, neutral, text_of
+from deploy.http.bodies import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    NO_VERBOSITY,
+    Chat,
+    Content,
+    Effort,
+    Ignored,
+    Part,
+    Said,
+    neutral,
+    text_of,
+)
 from deploy.http.openai.bodies import NO_MODERATION, ROLES, RefusalPart, SampledBody, TextPart
 from deploy.http.tools import AUTO, NAMED, AskedTools, asked_tools
 
@@ -120,8 +132,8 @@ class ChatBody(SampledBody):
     modalities: neutral(["text"], reason=NO_AUDIO) = None  # type: ignore[valid-type]
     audio: neutral(reason=NO_AUDIO) = None  # type: ignore[valid-type]
     prediction: neutral(reason="is not supported: this server drafts by itself") = None  # type: ignore[valid-type]
-    reasoning_effort: neutral("none", reason="is not supported") = None  # type: ignore[valid-type]
-    verbosity: neutral("medium", reason="is not supported") = None  # type: ignore[valid-type]
+    reasoning_effort: Effort | None = None
+    verbosity: neutral("medium", reason=NO_VERBOSITY) = None  # type: ignore[valid-type]
     moderation: neutral(reason=NO_MODERATION) = None  # type: ignore[valid-type]
     web_search_options: neutral(reason="is not supported: this server runs no tools of its own") = None  # type: ignore[valid-type]
 
@@ -140,6 +152,10 @@ class ChatBody(SampledBody):
     @property
     def template_arguments(self) -> Mapping[str, Any]:
         return self.chat_template_kwargs or {}
+
+    @property
+    def effort_asked(self) -> tuple[str, str] | None:
+        return None if self.reasoning_effort is None else ("reasoning_effort", self.reasoning_effort)
 
     @property
     def tools_asked(self) -> AskedTools | None:

@@ -14,8 +14,10 @@ from core.errors import InvalidRequest
 from deploy.api import GivenTool, json_object, template_call
 from deploy.http.bodies import (
     MAX_TOOLS,
+    NO_VERBOSITY,
     Chat,
     Content,
+    Effort,
     Ignored,
     Part,
     Said,
@@ -132,13 +134,13 @@ class TextOptions(Part):
     """Of the text that is asked for."""
 
     format: TextFormat | None = None
-    verbosity: neutral("medium", reason="is not supported") = None  # type: ignore[valid-type]
+    verbosity: neutral("medium", reason=NO_VERBOSITY) = None  # type: ignore[valid-type]
 
 
 class ReasoningOptions(Part):
     """Of what the model thinks before it answers."""
 
-    effort: neutral("none", reason="is not supported: the model thinks as its chat template has it") = None  # type: ignore[valid-type]
+    effort: Effort | None = None
     context: neutral("auto", reason="is not supported: the chat template says which thoughts the model sees") = None  # type: ignore[valid-type]
     mode: neutral("standard", reason="is not supported: the model answers once, in one way") = None  # type: ignore[valid-type]
     summary: neutral(reason="is not supported: what the model thinks is given as it is") = None  # type: ignore[valid-type]
@@ -215,6 +217,11 @@ class ResponsesBody(OpenAiBody):
     @property
     def template_arguments(self) -> Mapping[str, Any]:
         return self.chat_template_kwargs or {}
+
+    @property
+    def effort_asked(self) -> tuple[str, str] | None:
+        effort = self.reasoning.effort if self.reasoning is not None else None
+        return None if effort is None else ("reasoning.effort", effort)
 
     @property
     def format_asked(self) -> tuple[str, Structure] | None:

@@ -169,7 +169,7 @@ class ResponsesReply(Reply):
             "store": False,
             "background": False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": (self._body.effort_asked or (None, None))[1], "summary": None},
             "truncation": "disabled",
             "outrider": {"seed": sampling.seed},
         }

@@ -163,8 +163,8 @@ PLACES = [
           {"name": "g", "description": "d", "parameters": {"type": "object"}},
           {"strict": True, "async": False, "allowed_callers": ["direct"], "defer_loading": False},
           {"async": True, "allowed_callers": ["programmatic"], "defer_loading": True, "output_schema": {}}),
-    Place(RESPONSES, "reasoning", Reasoning, {}, lambda options: {"reasoning": options}, {},
-          {"effort": "none", "context": "auto", "mode": "standard"},
+    Place(RESPONSES, "reasoning", Reasoning, {}, lambda options: {"reasoning": options}, {"effort": "none"},
+          {"context": "auto", "mode": "standard"},
           {"effort": "low", "context": "all_turns", "mode": "pro", "summary": "auto", "generate_summary": "auto"}),
 ]  # fmt: skip
 
