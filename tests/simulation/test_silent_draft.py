@@ -17,11 +17,18 @@ from core.config import SpeculationConfig
 from core.costs.pass_law import PassLaw
 from core.records import GenerationRequest, Sampling
 from simulation.clock import new_loop
-from simulation.engines.hardware import EngineLaw, HopLaw
+from simulation.engines.hardware import EngineLaw, Hardware, HopLaw
 from simulation.engines.texts import SteadyLaw, Text
 from simulation.rig import Blueprint, Rig
 
 TARGET_S, DRAFT_S, HOP_S = 0.020, 0.005, 0.001
+HARDWARE = Hardware(
+    "by hand",
+    EngineLaw(PassLaw.flat(TARGET_S, 10_000)),
+    EngineLaw(PassLaw.flat(DRAFT_S, 10_000)),
+    HopLaw(HOP_S),
+    HopLaw(HOP_S),
+)
 TIMEOUT_S = 0.25
 STOPPED_S, GOES_ON_S, ENDS_S = 0.4, 2.4, 2.8
 LATE_STREAM_S = 1.2
@@ -40,11 +47,8 @@ class Stop:
         self._num_prompt_tokens = num_prompt_tokens
         usual = {"guessers": ("draft",), "max_draft_tokens": 2, "max_block_tokens": 2}
         blueprint = Blueprint(
-            target=EngineLaw(PassLaw.flat(TARGET_S, 10_000)),
-            draft=EngineLaw(PassLaw.flat(DRAFT_S, 10_000)),
-            target_hop=HopLaw(HOP_S),
-            draft_hop=HopLaw(HOP_S),
-            text=TEXT,
+            HARDWARE,
+            TEXT,
             other_drafts=other_drafts,
             speculation=SpeculationConfig(**usual | speculation),
         )
