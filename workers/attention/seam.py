@@ -101,7 +101,7 @@ class Attention:
         self, group: AttentionGroup, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         """The attention of one group's rows.  # [1, B*R, H, D_v]"""
-        num_seqs, num_queries, _ = group.visible.shape
+        num_seqs, num_queries, _ = group.mask.shape
         num_heads, num_kv_heads = query.shape[1], keys.shape[1]
         heads_per_row = num_heads // num_kv_heads
         rows = query if group.query_rows is None else query.index_select(2, group.query_rows)
@@ -139,7 +139,7 @@ class Attention:
 
 def _gather(pool: torch.Tensor, group: AttentionGroup) -> torch.Tensor:
     """The KV rows of each product of a group, of [1, H, S, D]; as a view where they are contiguous.  # [B, H, L, D]"""
-    num_products, _, num_slots = group.visible.shape
+    num_products, _, num_slots = group.mask.shape
     if isinstance(group.source, slice):
         found = pool.narrow(2, group.source.start, num_slots)
     else:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from workers.step.kv_cache import BLANK_BLOCK, SINK_BLOCK, KVCache
+from workers.step.masks import Mask, mask_of
 from workers.step.readers import Reader, Span, branches_of
 from workers.step.transfer import upload
 
@@ -55,24 +54,15 @@ class AttentionGroup:
     query_rows: torch.Tensor | None  # [B*R] rows of the step; None stands for all rows in order
     source: torch.Tensor | slice  # [B*N] or [N] stretches of KV, or the one stretch of slots that holds them all
     stretch_tokens: int  # slots of each of those stretches
-    visible: NDArray[np.bool_]  # [B, R, L]
-    query_positions: NDArray[np.int64]  # [B, R]
-    key_positions: NDArray[np.int64]  # [B, L] or [1, L]
+    mask: Mask
     _biases: dict[tuple[int | None, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype) -> torch.Tensor:
-        """The additive mask, 0 or -inf; made once for each kind of layer.  # [B, 1, R*G, L]"""
+        """As `Mask.bias`; made once for each kind of layer."""
         key = (window, heads_per_row, dtype)
         if key not in self._biases:
-            self._biases[key] = self._make_bias(window, heads_per_row, dtype)
+            self._biases[key] = self.mask.bias(window, heads_per_row, dtype, self.device)
         return self._biases[key]
-
-    def _make_bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype) -> torch.Tensor:
-        visible = self.visible
-        if window is not None:
-            visible = visible & (self.query_positions[:, :, None] - self.key_positions[:, None, :] < window)
-        hidden = upload(np.repeat(~visible, heads_per_row, axis=1)[:, None], self.device)
-        return torch.zeros(hidden.shape, dtype=dtype, device=self.device).masked_fill_(hidden, float("-inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +124,13 @@ def _plan_group(
 ) -> AttentionGroup:
     num_blocks = cache.num_blocks_for(round_up(max(reader.num_kv for reader in members), tiling.kv_tokens))
     rows = [row for reader in members for row in _padded(reader.rows, num_queries, num_rows)]
-    visible, query_positions, key_positions = _visibility(members, num_queries, num_blocks * cache.block_tokens)
     source, stretch_tokens = _source(cache, members, num_blocks)
-    tile = tiling.query_rows or num_queries
     return AttentionGroup(
         device=cache.device,
         query_rows=None if rows == list(range(num_rows)) else upload(rows, cache.device),
         source=source,
         stretch_tokens=stretch_tokens,
-        visible=visible.reshape(-1, tile, visible.shape[2]),
-        query_positions=query_positions.reshape(-1, tile),
-        key_positions=key_positions,
+        mask=mask_of(members, num_queries, num_blocks * cache.block_tokens, tiling.query_rows or num_queries),
     )
 
 
@@ -164,31 +150,12 @@ def _source(cache: KVCache, members: Sequence[Reader], num_blocks: int) -> tuple
     length = num_blocks * cache.block_tokens // stretch_tokens
     tables = [_cut_up(entries, tokens // stretch_tokens)[:length] for entries, tokens in sources]
     padded = [table + [BLANK_BLOCK] * (length - len(table)) for table in tables]
-    return upload(padded, cache.device).flatten(), stretch_tokens
+    return upload([entry for table in padded for entry in table], cache.device), stretch_tokens
 
 
 def _cut_up(entries: list[int], parts: int) -> list[int]:
     """Each stretch of slots as `parts` shorter ones."""
     return entries if parts == 1 else [entry * parts + part for entry in entries for part in range(parts)]
-
-
-def _visibility(
-    members: Sequence[Reader], num_queries: int, num_slots: int
-) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
-    """Which slots each query row sees, and the positions of rows and slots.  # [B, R, L], [B, R], [B, L] or [1, L]
-
-    Padding sees what a reader's last row in a chain does: its outputs are dropped, but each row has to see a slot.
-    """
-    sizes = np.array([(reader.num_kv, len(reader.rows)) for reader in members])
-    num_kv, num_rows = sizes[:, :1], sizes[:, 1:]
-    query_positions = np.minimum(num_kv - num_rows + np.arange(num_queries), num_kv - 1)
-    key_positions = np.arange(num_slots)[None]
-    visible = key_positions <= query_positions[:, :, None]
-    if not all(reader.is_chain for reader in members):
-        key_positions = np.repeat(key_positions, len(members), axis=0)
-        for reader, *parts in zip(members, visible, query_positions, key_positions, strict=True):
-            reader.mask_tree(*parts)
-    return visible, query_positions, key_positions
 
 
 def round_up(count: int, multiple: int) -> int:

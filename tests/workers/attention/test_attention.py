@@ -159,7 +159,7 @@ def test_padding_has_no_tiles_of_its_own() -> None:
     (kv,) = fill(cache, [9])
     cache.reserve(kv, 10)
     (group,) = plan_step(cache, [Span(kv, 0, 1)], 8, Tiling(min_rows=8, query_rows=4, kv_tokens=32)).groups
-    assert group.visible.shape == (1, 4, 32)
+    assert group.mask.shape == (1, 4, 32)
 
 
 def test_like_sequences_share_a_group_and_prefill_does_not() -> None:
@@ -168,7 +168,7 @@ def test_like_sequences_share_a_group_and_prefill_does_not() -> None:
     spans = [Span(kvs[0], 0, 1), Span(kvs[1], 1, 1), Span(kvs[2], 2, 100), Span(kvs[3], 102, 1)]
     cache.reserve_all((span.kv, span.num_kv) for span in spans)
     plan = plan_step(cache, spans, 103, Tiling())
-    assert [tuple(group.visible.shape) for group in plan.groups] == [(2, 1, 24), (1, 100, 100), (1, 1, 304)]
+    assert [group.mask.shape for group in plan.groups] == [(2, 1, 24), (1, 100, 100), (1, 1, 304)]
 
 
 def test_branches_are_chains_that_read_what_is_above_them() -> None:
