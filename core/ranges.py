@@ -4,7 +4,7 @@ Inside these ranges float32 holds. Logits of a real model stay below 1e4. A bias
 penalty multiplies by at most 10, and the other penalties subtract at most 2 and 2 for each occurrence: so scores stay
 below 1e7, where float32 still represents every integer. Temperature divides the distance to the largest score, so the
 largest is 0, and what overflows has probability zero. A row whose scores are NaN or infinite all the same is refused
-(`core.exact.sampling.log_probs`, `workers.sampling.sampler.bad_rows`).
+(`core.exact.sampling.log_probs`, `workers.engine.target`).
 
 The proto's comments repeat these ranges; tests/protos/test_comments.py compares.
 """

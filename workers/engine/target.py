@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import inf, isfinite
 
 from torch import Tensor
 
@@ -61,19 +62,20 @@ class _Scored:
 
     logits: Tensor
     scores: Tensor
-    is_spoilt: Tensor
-    """Rows whose logits give no distribution, so that it is not the masks that leave no token."""
-    is_bad: Tensor
-    """Rows without a distribution."""
 
-    @classmethod
-    def of(cls, logits: Tensor, rows: Sequence[Row]) -> _Scored:
-        scores = sampler.adjusted(logits, rows)
-        is_spoilt = sampler.bad_rows(logits)
-        if scores is logits:
-            return cls(logits, scores, is_spoilt, is_spoilt)
-        is_bad = is_spoilt | sampler.bad_rows(scores)
-        return cls(logits, scores, is_spoilt | (is_bad & ~scores.amax(dim=-1).isneginf()), is_bad)
+    def soundness(self, readback: Readback) -> Callable[[], tuple[list[bool], list[bool]]]:
+        """Which rows give no distribution, and in which of them it is not the masks that leave no token.
+
+        To be called after the readback.
+        """
+        of_logits, of_scores = readback.argmax(self.logits), readback.argmax(self.scores)
+
+        def found() -> tuple[list[bool], list[bool]]:
+            largest = list(zip(of_logits()[1], of_scores()[1], strict=True))
+            is_bad = [not (isfinite(logit) and isfinite(score)) for logit, score in largest]
+            return is_bad, [not (isfinite(logit) and score < inf) for logit, score in largest]
+
+        return found
 
 
 class TargetEngine(Engine[VerifyRequest, VerifyReply]):
@@ -158,7 +160,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
     def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> bool:
         left = list(_stretches(jobs))
-        scored = _Scored.of(logits, [row for item in left for row in item.rows])
+        scored = _Scored(logits, sampler.adjusted(logits, [row for item in left for row in item.rows]))
         while left:
             left = self._judge(left, scored)
         return bool(jobs)
@@ -169,19 +171,19 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         All that decides is read back at once. The host waits a second time only for log probabilities.
         """
         readback = Readback()
-        is_bad = readback.ask(scored.is_bad)
-        is_spoilt = is_bad if scored.is_spoilt is scored.is_bad else readback.ask(scored.is_spoilt)
+        soundness = scored.soundness(readback)
         by_rule: dict[str, list[_Judged]] = {}
         for item in items:
             by_rule.setdefault(item.rule.name, []).append(item)
         asked = [(of_rule, self._ask(name, of_rule, scored.scores, readback)) for name, of_rule in by_rule.items()]
         readback.wait()
+        is_bad, is_spoilt = soundness()
         sound: list[tuple[_Judged, Outcome]] = []
         again: list[_Judged] = []
         for item, outcome in chain.from_iterable(zip(of_rule, outcomes(), strict=True) for of_rule, outcomes in asked):
             where = slice(item.start, item.start + len(item.rows))
-            root, *guesses = is_bad.values[where]
-            has_spoilt = any(is_spoilt.values[where])
+            root, *guesses = is_bad[where]
+            has_spoilt = any(is_spoilt[where])
             if root or any(guesses):
                 self._runtime.cache.suspect(item.job.held.kv)
             if root or (item.job.scores is not None and item.job.scores.is_unsound):
@@ -192,7 +194,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             elif any(guesses) and item.rule.takes_trees:
                 sound.append((item, _ending_before(item, outcome, guesses)))
             elif any(guesses[:-1]):
-                again.append(_up_to(item, guesses.index(1) + 1))
+                again.append(_up_to(item, guesses.index(True) + 1))
             elif any(guesses):
                 sound.append((item, _with_last_as_next(item, outcome)))
             else:
@@ -204,7 +206,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     def _ask(rule: str, items: Sequence[_Judged], scores: Tensor, readback: Readback) -> Callable[[], list[Outcome]]:
         """Verify the blocks of one rule. All of them are greedy or none is; greedy rules need scores alone."""
         rows = [row for item in items for row in item.rows]
-        if len(rows) < len(scores):
+        if len(rows) < scores.shape[0]:
             index = [item.start + row for item in items for row in range(len(item.rows))]
             scores = scores[upload(index, scores.device)]
         blocks = [item.block for item in items]

@@ -71,7 +71,7 @@ _NO_DRAW: _Draw = (NO_TOKEN, NO_Q)
 def propose(logits: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, readback: Readback) -> _Sound:
     """The candidates of each row of `logits` [R, V]; call the result after the readback.
 
-    None for a row whose scores, after bias and penalties, give no distribution (`sampler.bad_rows`).
+    None for a row whose scores, after bias and penalties, give no distribution: the largest is NaN or infinite.
     """
     asked = [
         (index, _of_kind(batch[0].kind, _rows(logits, index), batch, q_top_tokens, readback))
@@ -111,10 +111,10 @@ def _of_kind(
     log_q = sampler.distribution(scores, rows)
     if kind is Kind.COUPLED:
         return _ranked(sampler.perturbed(log_q, rows), log_q, draft_rows, readback)
-    is_bad = readback.ask(sampler.bad_rows(scores))
+    argmax = readback.argmax(scores)
     found = _drawn(log_q, draft_rows, q_top_tokens, readback)
     return lambda: [
-        None if is_unsound else candidates for is_unsound, candidates in zip(is_bad.values, found(), strict=True)
+        candidates if math.isfinite(largest) else None for largest, candidates in zip(argmax()[1], found(), strict=True)
     ]
 
 

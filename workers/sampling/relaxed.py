@@ -31,10 +31,10 @@ def follow_argmax_leniently(
 
 
 def _follow(blocks: Sequence[TokenTree], scores: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
-    asked = [readback.ask(part) for part in (sampler.argmax(scores), scores.amax(dim=-1), at_guesses(scores, blocks))]
+    argmax, at = readback.argmax(scores), readback.ask(at_guesses(scores, blocks))
 
     def outcomes() -> list[Outcome]:
-        samples, largest, of_guesses = (of_nodes(wanted.values, blocks) for wanted in asked)
+        samples, largest, of_guesses = (of_nodes(values, blocks) for values in (*argmax(), at.values))
         return [
             verify_relaxed(
                 block,
@@ -51,10 +51,11 @@ def follow_typical(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Ro
     """Typical acceptance."""
     wide = log_p.double()
     entropies = -(wide.exp() * wide.masked_fill(wide.isinf(), 0.0)).sum(dim=-1)
-    asked = [readback.ask(part) for part in (sampler.sample_coupled(log_p, rows), entropies, at_guesses(log_p, blocks))]
+    argmax = readback.argmax(sampler.perturbed(log_p, rows))
+    entropy, at = readback.ask(entropies), readback.ask(at_guesses(log_p, blocks))
 
     def outcomes() -> list[Outcome]:
-        samples, of_rows, of_guesses = (of_nodes(wanted.values, blocks) for wanted in asked)
+        samples, of_rows, of_guesses = (of_nodes(values, blocks) for values in (argmax()[0], entropy.values, at.values))
         return [
             verify_relaxed(block, samples[i], typical.merits(block, of_guesses[i][1:], of_rows[i]))
             for i, block in enumerate(blocks)

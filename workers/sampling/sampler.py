@@ -57,13 +57,6 @@ def is_argmax(sampling: Sampling) -> bool:
     return sampling.is_greedy and not _is_adjusted(sampling)
 
 
-def bad_rows(scores: Tensor) -> Tensor:
-    """Which rows of scores [R, V] give no distribution: a NaN or +inf, or no finite score. Check before sampling."""
-    if scores.device.type == "cpu":  # by numpy, which is faster, as in `argmax`
-        return torch.from_numpy(~np.isfinite(scores.numpy().max(axis=-1)))
-    return ~scores.amax(dim=-1).isfinite()
-
-
 def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """log p [R, V] in float32, by the steps of `core.exact.sampling.log_probs`; does not change `logits` [R, V]."""
     return distribution(adjusted(logits, rows), rows)
@@ -141,7 +134,7 @@ def _suppressed(row: Row) -> Sequence[int]:
 
 
 def _held_to_grammars(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Logits with -inf where a grammar forbids the token; a row whose mask allows nothing is one of `bad_rows`."""
+    """Logits with -inf where a grammar forbids the token; a row whose mask allows nothing has no finite one."""
     chosen = [(index, row.mask) for index, row in enumerate(rows) if row.mask is not None]
     if not chosen:
         return logits
@@ -224,11 +217,6 @@ def _min_p(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     return logits.masked_fill(logits < threshold, _NEVER)
 
 
-def sample_coupled(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
-    """The token [R] of coupled sampling: argmax of log p + shared noise, or of log p in greedy rows."""
-    return argmax(perturbed(log_p, rows))
-
-
 def argmax(scores: Tensor) -> Tensor:
     """The id [R] of the largest score of each row [R, V], of several the lowest. On a CPU numpy takes a tenth of the
     time."""
@@ -238,7 +226,7 @@ def argmax(scores: Tensor) -> Tensor:
 
 
 def perturbed(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
-    """log p + shared noise [R, V], the scores of coupled sampling; greedy rows get no noise."""
+    """log p + shared noise [R, V], of which the largest is coupled sampling's token; greedy rows get no noise."""
     chosen = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
     if not chosen:
         return log_p

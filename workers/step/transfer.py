@@ -6,14 +6,17 @@ torch makes a tensor there from a list. So inputs of a step go by `upload`, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+Argmax: TypeAlias = Callable[[], tuple[list[int], list[float]]]
+"""The id of the largest score of each row, and that score; to be called after the readback."""
 
 
 def upload(
@@ -54,11 +57,28 @@ class Readback:
 
     def __init__(self) -> None:
         self._wanted: list[PendingTensor] = []
+        self._argmaxes: list[tuple[Tensor, Argmax]] = []
 
     def ask(self, tensor: Tensor) -> PendingTensor:
         """Read this tensor, too; it must not be changed before `wait` returns."""
         self._wanted.append(PendingTensor(tensor))
         return self._wanted[-1]
+
+    def argmax(self, scores: Tensor) -> Argmax:
+        """Find the largest score of each row [R, V]: of several the one with the lowest id, and NaN if there is any.
+
+        It is found once for all who ask for that of the same tensor, which must not be changed before `wait` returns.
+        """
+        known = next((argmax for of, argmax in self._argmaxes if of is scores), None)
+        if known is None:
+            known = _argmax_on_cpu(scores) if scores.device.type == "cpu" else self._ask_argmax(scores)
+            self._argmaxes.append((scores, known))
+        return known
+
+    def _ask_argmax(self, scores: Tensor) -> Argmax:
+        index = scores.argmax(dim=-1)
+        ids, values = self.ask(index), self.ask(scores.gather(1, index[:, None]).squeeze(1))
+        return lambda: (ids.values, values.values)
 
     def wait(self) -> None:
         """Copy all tensors that were asked for to the host, in one copy from another device."""
@@ -68,6 +88,14 @@ class Readback:
             for wanted in self._wanted:
                 wanted.receive(wanted.tensor)
         self._wanted.clear()
+
+
+def _argmax_on_cpu(scores: Tensor) -> Argmax:
+    """By numpy, in a tenth of the time of torch; and as numbers, since each further operator costs more than a row."""
+    rows = scores.numpy()
+    ids = rows.argmax(axis=-1).tolist()
+    values = [rows.item(row, token_id) for row, token_id in enumerate(ids)]
+    return lambda: (ids, values)
 
 
 def _copy_to_host(everything: Sequence[PendingTensor]) -> None:

@@ -61,6 +61,31 @@ def test_nothing_is_there_before_it_has_been_waited_for() -> None:
         _ = wanted.values
 
 
+SCORES = st.sampled_from([-1.5, 0.0, 0.25, 3.0, math.inf, -math.inf, math.nan])
+
+
+@given(rows=st.lists(st.lists(SCORES, min_size=5, max_size=5), min_size=1, max_size=4))
+def test_the_largest_score_of_each_row_is_found_as_on_a_gpu(rows: list[list[float]]) -> None:
+    """NaN before any number, and of several that are alike the first: a row with NaN has to be noticed."""
+    scores = torch.tensor(rows)
+    readback, on_gpu = Readback(), Readback()
+    here, there = readback.argmax(scores), on_gpu._ask_argmax(scores)
+    on_gpu.wait()
+    ids, values = here()
+    for row, index, value in zip(rows, ids, values, strict=True):
+        best = [score for score in row if math.isnan(score)] or [max(row)]
+        assert index == [str(score) for score in row].index(str(best[0]))
+        assert str(value) == str(best[0])
+    assert (ids, str(values)) == (there()[0], str(there()[1]))
+
+
+def test_the_largest_score_is_found_once_for_all_who_ask_of_the_same_tensor() -> None:
+    readback, scores = Readback(), torch.tensor([[1.0, 2.0]])
+    first, other = readback.argmax(scores), readback.argmax(scores.clone())
+    assert readback.argmax(scores) is first
+    assert other is not first
+
+
 def test_an_upload_has_the_type_that_is_asked_for() -> None:
     assert upload([], torch.device("cpu"), torch.int64).dtype == torch.int64
     assert upload([1, 2], torch.device("cpu"), torch.float64).tolist() == [1.0, 2.0]
