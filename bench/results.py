@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from core.results import Result, as_json, at_least, at_most
 
-__all__ = ["Result", "at_least", "at_most", "report", "say", "spread"]
+__all__ = ["Result", "at_least", "at_most", "named", "report", "say", "spread"]
+
+T = TypeVar("T")
 
 
 def say(line: str) -> None:
     """Print a line of progress at once, also into a file or a pipe."""
     print(f"... {line}", flush=True)
+
+
+def named(text: str, each: Iterable[T], name_of: Callable[[T], str] = str) -> list[T]:
+    """Those whose name contains `text`. Raises: SystemExit, which says so, where there are none."""
+    names = {name_of(one): one for one in each}
+    if found := [one for name, one in names.items() if text in name]:
+        return found
+    raise SystemExit(f"no name contains {text!r}; there are: {', '.join(names)}")
 
 
 def spread(name: str, values: Sequence[float], unit: str, **settings: Any) -> Result:

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from bench.control.control import EASY, HARD, MODES, Alternating, ControlCase
 from bench.control.control import adaptive as run_adaptive
-from bench.results import Result
+from bench.results import Result, named
 from core.costs import engine_cost
 from core.speculation import PRIOR, calibration, chances, logit, tree_builder
 from orchestrator.policy import adaptive, pause, reach, shared_estimates, tree_policy
@@ -78,8 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> list[Result]:
     """Of each part its worth: the mean over all loads, the most and the least of one load."""
-    loads = [case for case in cases() if args.loads in case.name]
-    parts = [part for part in PARTS if args.only in part]
+    loads, parts = named(args.loads, cases(), lambda case: case.name), named(args.only, PARTS)
     with ProcessPoolExecutor(args.jobs) as pool:
         rates = pool.map(partial(_rates, loads), ["", *parts])
         whole = next(rates)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
 
-from bench.results import Result, at_least, at_most
+from bench.results import Result, at_least, at_most, named
 from core.config import SpeculationConfig
 from core.records import Verification
 from simulation.engines import PRESETS, Agreement, Law, SteadyLaw
@@ -92,7 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> list[Result]:
     """All cases, each against every fixed draft length."""
-    cases = [case for case in (*stationary(full=args.full), *changing(), *loaded()) if args.only in case.name]
+    every = (*stationary(full=args.full), *changing(), *loaded())
+    cases = named(args.only, every, lambda case: case.name)
     if args.jobs > 1:
         with ProcessPoolExecutor(args.jobs) as pool:
             return [result for results in pool.map(judged, cases) for result in results]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import bench.__main__ as program
-from bench.results import Result, at_least, at_most, report, spread
+from bench.results import Result, at_least, at_most, named, report, spread
 
 
 def test_goals_are_reached_from_the_side_that_they_name():
@@ -33,6 +33,13 @@ def test_the_file_has_what_is_printed(tmp_path, capsys):
         {"name": "fast", "value": 1.5, "unit": "x", "goal": 2, "met": False, "settings": {}},
         {"name": "slow", "value": 3, "unit": "ms", "goal": None, "met": None, "settings": {"gamma": 4}},
     ]
+
+
+def test_cases_are_chosen_by_a_part_of_their_name_and_none_is_an_error_that_names_them():
+    assert named("text", ["hard text", "load", "texts"]) == ["hard text", "texts"]
+    assert named("", {1: "one", 2: "two"}.items(), lambda item: item[1]) == [(1, "one"), (2, "two")]
+    with pytest.raises(SystemExit, match="no name contains 'zzz'; there are: hard text, load"):
+        named("zzz", ["hard text", "load"])
 
 
 class Fake:
