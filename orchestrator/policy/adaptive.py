@@ -163,20 +163,14 @@ class AdaptivePolicy(TreePolicy):
     # Waiting
 
     def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:  # noqa: ARG002
-        """Whether the guesses of a first pass are worth more than the time until they come.
+        """Whether a first guess is worth more than the time until it comes.
 
         It waits for nothing else: nodes that grow during the next verification are not lost, and a session that shares
         the target's passes would miss the pass of the others.
         """
         if has_drafted or self._known.costs.is_shared or self.is_paused:
             return False
-        return self._covered_chance > self.rate * self.first_pass_s
-
-    @property
-    def _covered_chance(self) -> float:
-        """That one of the candidates of a place stands, with the later ones as likely as is usual beside the first."""
-        first = self._first_chance
-        return first + sum(min(first, (1.0 - first) * share) for share in USUAL_TAIL[: self.max_nodes - 1])
+        return self._learned.accepted.value > self.rate * self.first_pass_s
 
     # Explaining
 
@@ -199,8 +193,10 @@ class AdaptivePolicy(TreePolicy):
     def why_wait(self) -> str:
         if self.is_in_turn:
             return f"{self._num_passes} passes in turn are forecast to yield the most tokens a second"
-        wait_ms, chance = 1e3 * self.first_pass_s, self._covered_chance
-        return f"guesses come in {wait_ms:.1f} ms, one stands with {chance:.2f}, and a second is {self.rate:.0f} tokens"
+        wait_ms, chance = 1e3 * self.first_pass_s, self._learned.accepted.value
+        return (
+            f"a first guess comes in {wait_ms:.1f} ms, stands with {chance:.2f}, and a second is {self.rate:.0f} tokens"
+        )
 
     # Going on
 

@@ -743,16 +743,6 @@ def test_a_first_guess_is_waited_for_if_it_gains_more_than_its_time():
         assert not one.is_worth_waiting(1, has_drafted=True), "what grows while that is verified is not lost"
 
 
-def test_guesses_are_waited_for_if_any_of_them_may_stand():
-    """Of a first one that stands with 0.3 the others are told, too, and one of them stands more often than not."""
-    for max_block_tokens, is_worth in ((8, True), (1, False)):
-        one = learned(lambda rows: 0.02, config=replace(CONFIG, max_block_tokens=max_block_tokens))
-        one._learned.accepted.value = 0.3
-        one.tree_spec(100, 0)
-        assert 0.3 < one.rate * one.first_pass_s < 0.6
-        assert one.is_worth_waiting(1, has_drafted=False) is is_worth
-
-
 def test_who_shares_the_passes_of_a_target_waits_for_no_draft():
     """Or misses the others' pass: with that a round is lost, not a part of one."""
     one = learned(lambda rows: 0.02)
