@@ -25,7 +25,7 @@ from bench.control.guesser_table import Row, picture, table
 from bench.control.recorder import Recorded, Recorder
 from bench.control.replay import PLAIN_WAY, Decoded, GuessingWay, Job, decode
 from bench.control.workload_texts import Workload, workloads
-from bench.results import Result, at_least, say
+from bench.results import Result, at_least, named, say
 from core.config import SpeculationConfig
 from core.speculation import DRAFT, Guesser
 from core.theory import expected_tokens
@@ -53,14 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How much is decoded, and what is written."""
     parser.add_argument("--texts", type=int, default=8, help="of each workload")
     parser.add_argument("--tokens", type=int, default=128, help="of each text at most")
-    parser.add_argument("--workload", metavar="NAME", help="those whose names begin so, without the mix of all")
+    parser.add_argument("--workload", metavar="NAME", help="those whose names contain this, without the mix of all")
     parser.add_argument("--table", type=Path, metavar="FILE", help="write the table as Markdown")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw it")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
     """Record, decode each workload in every way, then all of them mixed."""
-    asked = [each for each in workloads(args.texts) if args.workload is None or each.name.startswith(args.workload)]
+    asked = named(args.workload or "", workloads(args.texts), lambda each: each.title)
     with TemporaryDirectory() as folder, ProcessPoolExecutor(2, get_context("spawn")) as pool:
         index = _index_corpus(Path(folder))
         measured = list(pool.map(partial(_measured, args.tokens, index), asked))
