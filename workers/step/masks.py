@@ -47,7 +47,7 @@ class ChainMask:
         num_products, _, num_slots = self.shape
         span = 1 << (num_slots - 1).bit_length()
         stretches = _by_distance(span, window, dtype, device).unfold(0, num_slots, 1)
-        if len(self.positions) == 1:
+        if len(self.positions) == 1 and device.type == "cpu":  # kernels of GPUs read masks in aligned pieces
             return stretches[span - self.positions[0]].view(1, 1, 1, num_slots)
         firsts = [span - position for position in self.positions for _ in range(heads_per_row)]
         return stretches.index_select(0, upload(firsts, device)).view(num_products, 1, -1, num_slots)

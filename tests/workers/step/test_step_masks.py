@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.speculation import ROOT
+from workers.step import masks
 from workers.step.kv_cache import SequenceKV
 from workers.step.masks import ChainMask, TreeMask, mask_of
 from workers.step.readers import Span
@@ -62,6 +63,15 @@ def test_chains_beside_a_tree_are_masked_as_without_it(window: int | None) -> No
     alone = mask_of(chains, 3, 16, 3)
     assert torch.equal(mixed.bias(window, 2, FLOAT, CPU)[:2], alone.bias(window, 2, FLOAT, CPU))
     assert mixed.bias(None, 1, FLOAT, CPU)[2, 0, 2].isfinite().nonzero().flatten().tolist() == [0, 1, 2, 3, 4, 6]
+
+
+def test_on_a_gpu_no_mask_begins_in_the_middle_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's fused kernels read it in aligned pieces: they refuse a view of a table that begins anywhere."""
+    gpu = torch.device("meta")  # knows shapes and offsets, and computes nothing
+    monkeypatch.setattr(masks, "upload", lambda values, device: torch.tensor(values, device=device))
+    bias = mask_of([chain(5, 1)], 1, 16, 1).bias(None, 2, torch.bfloat16, gpu)
+    assert bias.storage_offset() == 0
+    assert bias.expand(1, 1, 2, 16).shape == (1, 1, 2, 16)
 
 
 def test_rows_that_are_cut_into_tiles_stay_in_order() -> None:
