@@ -84,6 +84,7 @@ class TreePolicy(ABC):
         self.lacks_draft = False
         """Whether no draft is to tell anything soon: each is lost, silent or rests. At the start one is yet to come."""
         self._has_guessers = any(source != DRAFT for source in request.guessers or config.guessers)
+        self._has_guessers |= request.template is not None  # which guesses whomever the request names
         self._is_open = True
         known.num_sessions += 1
 

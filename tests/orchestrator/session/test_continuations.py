@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core.continuations import UNUSED, Continuations
-from core.records import Chunk, Continuation, DraftRequest, Refused, Timing, VerifyRequest
+from core.records import Chunk, Continuation, DraftRequest, Grammar, GrammarKind, Refused, Timing, VerifyRequest
 from core.rules import Outcome
 from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.policy.adaptive import OFFERED_OUTCOMES, AdaptivePolicy
@@ -302,6 +302,16 @@ def test_who_lacks_its_draft_goes_on_at_once_unless_others_may_guess(named, wher
         assert not policy.is_worth_going_on(0.0, 0, 4)
         policy.lacks_draft = True
         assert policy.is_worth_going_on(0.0, 0, 4) == is_at_once
+
+
+@pytest.mark.parametrize("named", ["adaptive", "static"])
+def test_a_template_guesses_whomever_the_request_names(named):
+    template = Grammar(GrammarKind.REGEX, "a+")
+    asked = request(PROMPT, 40, guessers=("draft",), template=template)
+    policy = Controller(replace(CONFIG, policy=named)).policy(asked)
+    sees_rounds(policy, 4, 0.008)
+    policy.lacks_draft = True
+    assert not policy.is_worth_going_on(0.0, 0, 4)
 
 
 def test_who_lacks_its_draft_is_offered_what_others_guess_where_it_has_its_passes_for_itself(policy):
