@@ -154,13 +154,22 @@ def _prompt_of(request: Mapping[str, Any]) -> tuple[str | None, GenerateFields]:
     body: Any = request.get("prompt", request.get("messages"))
     if body is not None:  # of a call by HTTP
         if "messages" in request:
-            return None, {"messages": body}
+            return None, _of_chat(request)
         return (body, {}) if isinstance(body, str) else (None, {"token_ids": body})
     try:
         message = ParseDict(dict(request), pb.GenerateRequest(), ignore_unknown_fields=True)
     except ParseError as error:
         raise ConfigError(f"the request is not one of outrider.v1: {error}") from error
     return _given_by(message)
+
+
+def _of_chat(body: Mapping[str, Any]) -> GenerateFields:
+    """What the chat template is given of a chat by HTTP, as `deploy.http` has it, but for tools."""
+    messages = [{**each, "role": "system"} if each.get("role") == "developer" else each for each in body["messages"]]
+    effort = body.get("reasoning_effort")
+    asked = {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+    given = asked if effort is not None else {}
+    return {"messages": messages, "template_arguments": {**given, **(body.get("chat_template_kwargs") or {})}}
 
 
 def _given_by(message: pb.GenerateRequest) -> tuple[str | None, GenerateFields]:
@@ -176,7 +185,8 @@ def _given_by(message: pb.GenerateRequest) -> tuple[str | None, GenerateFields]:
         case "token_ids":
             fields["token_ids"] = list(message.token_ids.ids)
         case "chat":
-            fields["messages"] = [{"role": each.role, "content": each.content} for each in message.chat.messages]
+            chat = MessageToDict(message.chat, preserving_proto_field_name=True)
+            fields.update(chat)  # type: ignore[typeddict-item]  # they are named alike in both
         case _:
             raise ConfigError("the request has no prompt: give text, token_ids or chat")
     return None, fields

@@ -8,7 +8,10 @@ from dataclasses import replace
 import pytest
 
 from deploy.cli import main
+from outrider_client import Client
+from tests.deploy.grpc import rpc
 from tests.deploy.grpc.rpc import Script, greeting, ids_of, server
+from tests.vocabularies import as_product, byte_level
 
 
 def run(*argv: str) -> int:
@@ -80,6 +83,50 @@ def test_a_receipt_alone_needs_its_request(kept, tmp_path, capsys, request_json)
     text = capsys.readouterr().err
     assert ("prompt_digest differs" in text) is not is_the_prompt or "token_ids" in request_json
     assert status in ((0,) if "text" in request_json or request_json.get("prompt") == "say" else (0, 2))
+
+
+SHOWN = (
+    "{% for m in messages %}{{ m.role }} {{ m.content }} {{ m.tool_call_id }} "
+    "{{ (m.tool_calls or []) | length }}{% endfor %}"
+    "{{ (tools or []) | length }} {{ reasoning_effort }} {{ enable_thinking }} {{ mark }}"
+)
+HELLO = [{"role": "user", "content": "say"}]
+RULED = [{"role": "system", "content": "be short"}, *HELLO]
+CALLED = [
+    {"role": "assistant", "tool_calls": [{"id": "1", "name": "f", "arguments": "{}"}]},
+    {"role": "tool", "tool_call_id": "1", "content": "x"},
+]
+
+
+@pytest.mark.parametrize(
+    ("request_json", "given"),
+    [
+        ({"messages": HELLO}, {"messages": HELLO}),
+        ({"messages": HELLO, "reasoning_effort": "low"}, {"template_arguments": {"reasoning_effort": "low"}}),
+        (
+            {"messages": HELLO, "reasoning_effort": "none"},
+            {"template_arguments": {"reasoning_effort": "none", "enable_thinking": False}},
+        ),
+        (
+            {"messages": HELLO, "reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
+            {"template_arguments": {"reasoning_effort": "high"}},
+        ),
+        ({"messages": [{**RULED[0], "role": "developer"}, *HELLO]}, {"messages": RULED}),
+        ({"chat": {"messages": HELLO, "template_arguments": '{"mark": 1}'}}, {"template_arguments": {"mark": 1}}),
+        ({"chat": {"messages": HELLO, "tools": [{"name": "f"}]}}, {"tools": [{"name": "f"}]}),
+        ({"chat": {"messages": [*HELLO, *CALLED]}}, {"messages": [*HELLO, *CALLED]}),
+    ],
+    ids=str,
+)
+def test_a_chat_is_sent_with_all_that_its_template_was_given(kept, tmp_path, monkeypatch, request_json, given):
+    edit(kept, lambda content: content["receipt"]["stopping"].update(max_tokens=2))
+    monkeypatch.setattr(rpc, "TOKENIZER", as_product(byte_level(), SHOWN))
+    request, script, expected = tmp_path / "request.json", Script(*greeting()), Script(*greeting())
+    request.write_text(json.dumps(request_json))
+    with server(script) as address, server(expected) as there, Client(there) as client:
+        assert run("replay", kept, "--request", request, "--address", address) == 2, "it is of another prompt"
+        client.generate(**{"messages": HELLO, "max_tokens": 2, **given})
+    assert script.requests[0].prompt == expected.requests[0].prompt
 
 
 @pytest.mark.parametrize(
