@@ -127,6 +127,18 @@ def test_a_target_row_without_a_law_is_refused_and_its_neighbour_served(
     assert judged(verdict) == judged(want)
 
 
+@pytest.mark.parametrize("spoil", [one_nan, one_infinite])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_mask_hides_no_row_without_a_law(target, spoil, temperature):
+    """The token that is no number may not come; but the others were computed beside it."""
+    bad, good, alone = sessions(target, Sampling(temperature, seed=3, allowed_token_ids=(5, 7, 11)), num_logprobs=2)
+    want = answer(target, alone.verify_request())
+    poison(target, spoil, 0)
+    refused, verdict = answer_all(target, [bad.verify_request(), good.verify_request()])
+    assert isinstance(refused, Refused)
+    assert judged(verdict) == judged(want)
+
+
 def block_after(draft, sampling, verification, first):
     """A chain that the draft drew, with its q where that counts."""
     return session(draft, [*PROMPT, first], sampling, verification).draft(2)

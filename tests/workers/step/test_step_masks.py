@@ -74,6 +74,15 @@ def test_on_a_gpu_no_mask_begins_in_the_middle_of_others(monkeypatch: pytest.Mon
     assert bias.expand(1, 1, 2, 16).shape == (1, 1, 2, 16)
 
 
+@pytest.mark.parametrize("reader", [chain(5, 1), chain(5, 2), chain(5, 1, (ROOT, ROOT))], ids=["row", "chain", "tree"])
+def test_a_bias_has_the_type_of_what_it_is_added_to(reader: Span) -> None:
+    """Whatever was asked for before: kernels of GPUs refuse any other."""
+    num_rows = len(reader.rows)
+    mask = mask_of([reader], num_rows, 16, num_rows)
+    for dtype in (FLOAT, torch.bfloat16):
+        assert mask.bias(None, 1, dtype, CPU).dtype is dtype
+
+
 def test_rows_that_are_cut_into_tiles_stay_in_order() -> None:
     whole, tiled = (mask_of([chain(5, 8)], 8, 16, tile) for tile in (8, 4))
     assert tiled.shape == (2, 4, 16)
