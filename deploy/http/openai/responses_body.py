@@ -253,8 +253,9 @@ class ResponsesBody(OpenAiBody):
 
 
 def _item(given: Mapping[str, Any], field: str) -> Item:
-    """Raises: InvalidRequest."""
-    return part_of({**given, "type": given.get("type") or "message"}, _ITEMS, field, NO_OTHERS)
+    """Where no type is given, a message. Raises: InvalidRequest."""
+    kind = given.get("type")
+    return part_of({**given, "type": "message" if kind is None else kind}, _ITEMS, field, NO_OTHERS)
 
 
 def _add(messages: Chat, item: Item, field: str) -> None:

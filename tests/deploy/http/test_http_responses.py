@@ -181,6 +181,8 @@ REFUSED = [
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
     ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
     ({"input": [{"type": 5}]}, "input[0].type"),
+    ({"input": [{"type": 0, "role": "user", "content": "x"}]}, "input[0].type"),
+    ({"input": [{"type": "", "role": "user", "content": "x"}]}, "input[0].type"),
     ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
     ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]}, "input[0].arguments"),
     ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
