@@ -66,6 +66,14 @@ def test_a_tier_is_allowed_by_the_callers_key_else_by_the_service():
     assert priority_of(given("flex", allowed=5), OPEN) == 10
 
 
+@pytest.mark.parametrize(("tier", "number", "field"), [("priority", 0, "service_tier"), (None, -1, "priority")])
+def test_a_key_that_allows_nothing_urgent_allows_less_than_the_service(tier, number, field):
+    """0 is a limit, and not the lack of one."""
+    with pytest.raises(InvalidRequest, match=r"at least 0, .* of this caller's key") as caught:
+        priority_of(given(tier, number, allowed=0), OPEN)
+    assert caught.value.field == field
+
+
 def test_there_is_one_priority_to_a_request():
     with pytest.raises(InvalidRequest, match="beside service_tier") as caught:
         priority_of(given("default", 3), OPEN)
@@ -97,12 +105,15 @@ async def test_openai_s_replies_name_the_tier_that_served_them(asked, served, nu
 
 
 async def test_who_names_no_tier_is_served_by_the_default_one():
-    script = Script(*said("hel", "lo"))
+    """So does `auto`, beside which a priority may stand."""
+    script, chat = Script(*said("hel", "lo")), {"model": "pair", "messages": HELLO, "extra_body": {"priority": 3}}
     async with by_openai(script) as client:
-        whole = await client.chat.completions.create(model="pair", messages=HELLO, extra_body={"priority": 3})
+        whole = await client.chat.completions.create(**chat)
+        auto = await client.chat.completions.create(**chat, service_tier="auto")
         response = await client.responses.create(model="pair", input="say")
-    assert (whole.service_tier, response.service_tier) == (None, "default"), "as OpenAI has it: where it was asked for"
-    assert [each.priority for each in script.requests] == [3, 0]
+    tiers = [each.service_tier for each in (whole, auto, response)]
+    assert tiers == [None, "default", "default"], "as OpenAI has it: where it was asked for"
+    assert [each.priority for each in script.requests] == [3, 3, 0]
 
 
 @pytest.mark.parametrize("wrong", ["scale", "fast", "", 5])
