@@ -10,6 +10,7 @@ import pytest
 from core.errors import DeadlinePassed, Overloaded, Unavailable
 from core.records import FinishReason, GrammarKind
 from deploy.api.authentication import Authenticator
+from deploy.http.anthropic.bodies import ToolResultBlock
 from tests.deploy.grpc.rpc import TOKENIZER, Script
 from tests.deploy.http.clients import CALL, NO_FORMATS, app, by_anthropic, said, servicer, text_of_prompt
 
@@ -140,6 +141,15 @@ async def test_blocks_become_the_messages_of_a_chat():
     expected = f"system:be brief;user:weather?;assistant:<think>hm</think>I look{called};tool:rain;user:and now?;"
     assert text_of_prompt(script) == expected
     assert count.input_tokens == len(script.requests[0].prompt)
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"), [({}, {}), ({"is_error": False}, {}), ({"is_error": True}, {"is_error": True})]
+)
+def test_a_template_is_told_of_results_that_are_errors_alone(given, shown):
+    """Templates ask whether a message has a part."""
+    result = ToolResultBlock(type="tool_result", tool_use_id="t", content="rain", **given)
+    assert result.for_template("") == {"role": "tool", "content": "rain", "tool_call_id": "t", **shown}
 
 
 async def test_a_system_message_may_stand_among_others():
