@@ -216,6 +216,53 @@ async def test_the_message_of_a_stream_waits_until_its_first_piece_has_come():
     await stream.aclose()
 
 
+async def nobody():
+    return ()
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        one_message,
+        lambda handler: admitted(handler, ProxyAdmission(nobody), is_completion=True),
+        lambda handler: one_message(punctual(handler)),
+        lambda handler: identified(one_message(handler)),
+    ],
+    ids=["one message", "admitted", "punctual", "identified"],
+)
+async def test_a_stream_that_is_left_has_closed_what_it_reads(wrapped):
+    """And leaves it to no collector of garbage, which may come when the loop is closed."""
+    closed = []
+
+    async def handler(message, context):
+        try:
+            yield message
+            yield message
+        finally:
+            closed.append(message)
+
+    message = pb.GenerateRequest(timeout_s=60.0).SerializeToString()
+    stream = wrapped(handler)(messages(message), named())
+    assert await anext(stream) == message
+    await stream.aclose()
+    assert closed == [message]
+
+
+async def test_a_call_goes_on_only_when_its_turn_has_come(monkeypatch):
+    admission, seen = ProxyAdmission(nobody), []
+
+    async def turn():
+        seen.append("turn")
+
+    async def handler(message, context):
+        seen.append(message)
+        return message
+
+    monkeypatch.setattr(admission, "turn", turn)
+    await admitted(handler, admission, is_completion=True)(messages(b"abc"), FakeContext())
+    assert seen == ["turn", b"abc"]
+
+
 def proxy_of_bytes(proxy):
     """The fake's stream for a message of bytes, of as many numbers as there are bytes."""
 
