@@ -383,6 +383,10 @@ CHAT = [
     ({"messages": [{"role": "", "content": "hi"}]}, "messages[0].role"),
     ({"messages": [*HELLO, {"role": "user", "content": 5}]}, "messages[1].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]},
+        "messages[0].content[0].type",
+    ),
     ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
     ({"messages": [{"role": "user", "content": "hi", "mood": "good"}]}, "messages[0].mood"),
     ({"messages": [{"role": "user", "content": "a" * 100_000}]}, "messages"),
