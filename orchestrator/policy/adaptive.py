@@ -205,8 +205,8 @@ class AdaptivePolicy(TreePolicy):
         """The number of outcomes to offer; 0 where an offer does not pay.
 
         None where the target answers sooner than two draft passes take: the pass under way and the one before it come
-        too late for the offer. None where passes are shared: one session that waits for a block delays all. A session
-        without a draft always continues.
+        too late for the offer. None where passes are shared: one session that waits for a block delays all. The
+        first does not hold without a draft that tells anything, and neither does while it rests.
         """
         costs = self._known.costs
         is_far = costs.verify_wire_s > 2.0 * self.pass_s and not self.is_in_turn

@@ -136,7 +136,8 @@ class DraftSide:
 
     def begin_round(self, max_depth: int) -> list[m.Command]:
         """Go on with the draft after a verdict: leave it if it is silent or not worth its time, else tell it."""
-        self._num_late_rounds += self._num_late_rounds > 0
+        if self._num_late_rounds:  # late, and not heard of since
+            self._num_late_rounds += 1
         if self._num_late_rounds >= self._pair.speculation.breaker_rounds:
             return self.lose()
         if self._policy.wants_rest and self.is_growing:
