@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from core.config import Limits
 from core.errors import ContextExceeded, InvalidRequest
-from core.ranges import shown
+from core.ranges import Range, shown
 from core.records import ModelInfo, Sampling
 from deploy.api.given import GivenTool
 from orchestrator.text import Tokenizer
 
+Number = TypeVar("Number", int, float)
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -35,6 +36,20 @@ def require(
     """Raises: `error`, which says what is allowed, unless `condition` holds."""
     if not condition:
         raise error(field, f"must be {allowed}, got {shown(value)}")
+
+
+def within(given: Number | None, allowed: Range, field: str) -> Number | None:
+    """The value, if there is one: in the range. Raises: InvalidRequest."""
+    require(given is None or given in allowed, field, str(allowed), given)
+    return given
+
+
+def require_eos(field: str, info: ModelInfo) -> None:
+    """Raises: InvalidRequest where nothing could end an output that `field` holds to a form."""
+    if not info.eos_token_ids:
+        raise InvalidRequest(
+            field, "cannot be given: the model has no end-of-sequence token, which has to end the output"
+        )
 
 
 def check_tools(given: Sequence[GivenTool]) -> None:

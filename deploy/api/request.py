@@ -14,12 +14,11 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, get_args
 
-from core.config import Limits, ServiceConfig, SpeculationConfig
+from core.config import Limits, ServiceConfig
 from core.errors import CheckpointError, ContextExceeded, InvalidRequest
-from core.ranges import DRAFT_TEMPERATURE, DRAFT_TOKENS, LENIENCE, PRIORITY, Range
-from core.records import GenerationRequest, Grammar, ModelInfo, Policy, Sampling, Verification
+from core.ranges import PRIORITY, Range
+from core.records import GenerationRequest, Grammar, ModelInfo, Sampling
 from deploy.api.authentication import NO_LIMITS, Caller, KeyLimits
 from deploy.api.checks import (
     allowed_token_ids,
@@ -28,19 +27,19 @@ from deploy.api.checks import (
     check_masks,
     logit_bias,
     require,
+    require_eos,
     token_ids,
+    within,
 )
 from deploy.api.given import MODEL_SAMPLING, Chat, Given
 from deploy.api.hosted import Served
+from deploy.api.speculation import with_speculation
 from deploy.calls import MAX_REQUEST_ID_CHARS, is_request_id
-from orchestrator.guessers import available_sources
 from orchestrator.text import Tokenizer
-from workers.grammar import FIELD, TEMPLATE_FIELD, grammar_of, template_of
+from workers.grammar import FIELD, grammar_of
 
 MAX_TIMEOUT_S = 86_400.0
 SEED_BITS = 64
-Number = TypeVar("Number", int, float)
-POLICIES: dict[str, Policy] = {policy: policy for policy in get_args(Policy)}
 
 
 def sampling_defaults(model_dir: str | Path) -> Sampling:
@@ -90,44 +89,19 @@ def to_generation_request(given: Given, served: Served, now: float) -> Generatio
         caller=str(given.caller),
         quota=_key_limits(given).quota,
     )
-    return _with_speculation(_with_reports(request, given, limits), given, served)
+    return with_speculation(_with_reports(request, given, limits), given, served)
 
 
 def _with_reports(request: GenerationRequest, given: Given, limits: Limits) -> GenerationRequest:
     """What the reply carries beside the output."""
     return replace(
         request,
-        num_logprobs=_within(given.num_logprobs, Range(0, limits.max_logprobs, is_whole=True), "logprobs"),
+        num_logprobs=within(given.num_logprobs, Range(0, limits.max_logprobs, is_whole=True), "logprobs"),
         num_prompt_logprobs=_num_prompt_logprobs(given.num_prompt_logprobs, len(request.prompt), limits),
         wants_trace=given.wants_trace,
         wants_explanation=given.wants_explanation,
         wants_receipt=given.wants_receipt,
     )
-
-
-def _with_speculation(request: GenerationRequest, given: Given, served: Served) -> GenerationRequest:
-    config = served.config
-    request = replace(
-        request,
-        verification=_verification(given, config),
-        lenience=_lenience(given, config),
-        max_draft_tokens=_within(given.max_draft_tokens, DRAFT_TOKENS, "speculation.max_draft_tokens"),
-        policy=_policy(given.policy),
-        pipelining=given.pipelining,
-        guessers=_guessers(given.guessers, config.speculation),
-        template=_template(given.template, served.target, config.limits),
-        draft_temperature=_within(given.draft_temperature, DRAFT_TEMPERATURE, "speculation.draft_temperature"),
-    )
-    _check_resumable(request)
-    return replace(request, isolation=_isolation(given, request))
-
-
-def _isolation(given: Given, request: GenerationRequest) -> str:
-    """Empty also where an output that is kept may be of the same seed: the noise that drew it would judge it, as a
-    guess of this one, and bias it (docs/exactness.md, section 3). A seed that is drawn here comes but once.
-    """
-    shares_noise = request.rule.needs_q and "seed" in given.sampling
-    return given.caller.isolation if isinstance(given.caller, Caller) and not shares_noise else ""
 
 
 def _request_id(given: str) -> str:
@@ -245,65 +219,6 @@ def _sampling(given: Given, served: Served) -> Sampling:
         raise InvalidRequest(f"sampling.{error.field}", error.problem) from None
 
 
-def _verification(given: Given, config: ServiceConfig) -> Verification:
-    """Relaxed rules have to be named by the request, and allowed."""
-    verification = given.verification or config.speculation.verification
-    if not (verification.rule.is_lossless or config.speculation.allow_relaxed):
-        problem = "is a relaxed rule, which this service does not allow (its setting speculation.allow_relaxed)"
-        raise InvalidRequest("speculation.verification", f"{verification} {problem}")
-    return verification
-
-
-def _lenience(given: Given, config: ServiceConfig) -> float:
-    """That of a rule which takes one: given with it, and with no other."""
-    field, rule = "speculation.lenience", (given.verification or config.speculation.verification).rule
-    if given.lenience is None:
-        if rule.takes_lenience:
-            raise InvalidRequest(field, f"must be given with {rule.name} verification")
-        return 1.0
-    if not rule.takes_lenience:
-        lenient = ", ".join(each for each in Verification if each.rule.takes_lenience)
-        raise InvalidRequest(field, f"must not be given with {rule.name} verification: it is for {lenient}")
-    require(given.lenience in LENIENCE, field, str(LENIENCE), given.lenience)
-    return given.lenience
-
-
-def _check_resumable(request: GenerationRequest) -> None:
-    if request.resume_tokens and not request.is_repeatable:
-        raise InvalidRequest("resume_token_ids", not_repeatable(request))
-
-
-def not_repeatable(request: GenerationRequest) -> str:
-    """Why its output cannot be resumed."""
-    return f"must be empty with {request.verification} verification: its output depends on the guesses it saw"
-
-
-def _policy(given: str) -> Policy | None:
-    require(given in ("", *POLICIES), "speculation.policy", f"one of {', '.join(POLICIES)}", given)
-    return POLICIES.get(given)
-
-
-def _guessers(given: Sequence[str], settings: SpeculationConfig) -> tuple[str, ...]:
-    names = available_sources(settings)
-    require(len(given) <= len(names), "speculation.guessers", f"at most {len(names)} names", len(given))
-    for index, name in enumerate(given):
-        require(name in names, f"speculation.guessers[{index}]", f"one of {', '.join(names)}", name)
-        require(name not in given[:index], f"speculation.guessers[{index}]", "another name than those before", name)
-    return tuple(given)
-
-
-def _template(given: str | None, info: ModelInfo, limits: Limits) -> Grammar | None:
-    if given is None:
-        return None
-    _require_eos(TEMPLATE_FIELD, info)
-    return template_of(given, limits)
-
-
-def _within(given: Number | None, allowed: Range, field: str) -> Number | None:
-    require(given is None or given in allowed, field, str(allowed), given)
-    return given
-
-
 def _num_prompt_logprobs(given: int | None, prompt_len: int, limits: Limits) -> int | None:
     if given is None:
         return None
@@ -342,17 +257,10 @@ def priority_of(given: Given, config: ServiceConfig) -> int:
     return priority
 
 
-def _require_eos(field: str, info: ModelInfo) -> None:
-    if not info.eos_token_ids:
-        raise InvalidRequest(
-            field, "cannot be given: the model has no end-of-sequence token, which has to end the output"
-        )
-
-
 def _grammar(given: Given, info: ModelInfo, limits: Limits) -> Grammar | None:
     if given.structure is None:
         return None
-    _require_eos(FIELD, info)
+    require_eos(FIELD, info)
     if given.ignore_eos:
         raise InvalidRequest("stopping.ignore_eos", f"must be false beside {FIELD}: nothing else ends the output")
     if given.allowed_token_ids is not None:

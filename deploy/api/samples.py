@@ -18,7 +18,8 @@ from core.records import Chunk, GenerationRequest, ModelInfo, Usage
 from deploy.api.checks import require
 from deploy.api.given import Given
 from deploy.api.hosted import Hosted, Served, Watch
-from deploy.api.request import SEED_BITS, not_repeatable, resume_tokens, to_generation_request
+from deploy.api.request import SEED_BITS, resume_tokens, to_generation_request
+from deploy.api.speculation import not_repeatable
 from deploy.metrics import RequestMeter
 from deploy.receipts import ReceiptMaker
 

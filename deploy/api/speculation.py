@@ -1,0 +1,103 @@
+"""How a caller wants an output to be guessed and verified: the fields of `speculation`, checked.
+
+Pure functions, part of what `request` does. Every refusal names the field by its path in the proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
+
+from core.config import Limits, ServiceConfig, SpeculationConfig
+from core.errors import InvalidRequest
+from core.ranges import DRAFT_TEMPERATURE, DRAFT_TOKENS, LENIENCE
+from core.records import GenerationRequest, Grammar, ModelInfo, Policy, Verification
+from deploy.api.authentication import Caller
+from deploy.api.checks import require, require_eos, within
+from deploy.api.given import Given
+from deploy.api.hosted import Served
+from orchestrator.guessers import available_sources
+from workers.grammar import TEMPLATE_FIELD, template_of
+
+POLICIES: dict[str, Policy] = {policy: policy for policy in get_args(Policy)}
+
+
+def with_speculation(request: GenerationRequest, given: Given, served: Served) -> GenerationRequest:
+    """The request, which is complete but for these fields, with them. Raises: InvalidRequest."""
+    config = served.config
+    request = replace(
+        request,
+        verification=_verification(given, config),
+        lenience=_lenience(given, config),
+        max_draft_tokens=within(given.max_draft_tokens, DRAFT_TOKENS, "speculation.max_draft_tokens"),
+        policy=_policy(given.policy),
+        pipelining=given.pipelining,
+        guessers=_guessers(given.guessers, config.speculation),
+        template=_template(given.template, served.target, config.limits),
+        draft_temperature=within(given.draft_temperature, DRAFT_TEMPERATURE, "speculation.draft_temperature"),
+    )
+    _check_resumable(request)
+    return replace(request, isolation=_isolation(given, request))
+
+
+def _verification(given: Given, config: ServiceConfig) -> Verification:
+    """Relaxed rules have to be named by the request, and allowed."""
+    verification = given.verification or config.speculation.verification
+    if not (verification.rule.is_lossless or config.speculation.allow_relaxed):
+        problem = "is a relaxed rule, which this service does not allow (its setting speculation.allow_relaxed)"
+        raise InvalidRequest("speculation.verification", f"{verification} {problem}")
+    return verification
+
+
+def _lenience(given: Given, config: ServiceConfig) -> float:
+    """That of a rule which takes one: given with it, and with no other."""
+    field, rule = "speculation.lenience", (given.verification or config.speculation.verification).rule
+    if given.lenience is None:
+        if rule.takes_lenience:
+            raise InvalidRequest(field, f"must be given with {rule.name} verification")
+        return 1.0
+    if not rule.takes_lenience:
+        lenient = ", ".join(each for each in Verification if each.rule.takes_lenience)
+        raise InvalidRequest(field, f"must not be given with {rule.name} verification: it is for {lenient}")
+    require(given.lenience in LENIENCE, field, str(LENIENCE), given.lenience)
+    return given.lenience
+
+
+def _policy(given: str) -> Policy | None:
+    require(given in ("", *POLICIES), "speculation.policy", f"one of {', '.join(POLICIES)}", given)
+    return POLICIES.get(given)
+
+
+def _guessers(given: Sequence[str], settings: SpeculationConfig) -> tuple[str, ...]:
+    names = available_sources(settings)
+    require(len(given) <= len(names), "speculation.guessers", f"at most {len(names)} names", len(given))
+    for index, name in enumerate(given):
+        require(name in names, f"speculation.guessers[{index}]", f"one of {', '.join(names)}", name)
+        require(name not in given[:index], f"speculation.guessers[{index}]", "another name than those before", name)
+    return tuple(given)
+
+
+def _template(given: str | None, info: ModelInfo, limits: Limits) -> Grammar | None:
+    if given is None:
+        return None
+    require_eos(TEMPLATE_FIELD, info)
+    return template_of(given, limits)
+
+
+def _check_resumable(request: GenerationRequest) -> None:
+    if request.resume_tokens and not request.is_repeatable:
+        raise InvalidRequest("resume_token_ids", not_repeatable(request))
+
+
+def not_repeatable(request: GenerationRequest) -> str:
+    """Why its output cannot be resumed."""
+    return f"must be empty with {request.verification} verification: its output depends on the guesses it saw"
+
+
+def _isolation(given: Given, request: GenerationRequest) -> str:
+    """Empty also where an output that is kept may be of the same seed: the noise that drew it would judge it, as a
+    guess of this one, and bias it (docs/exactness.md, section 3). A seed that is drawn here comes but once.
+    """
+    shares_noise = request.rule.needs_q and "seed" in given.sampling
+    return given.caller.isolation if isinstance(given.caller, Caller) and not shares_noise else ""
