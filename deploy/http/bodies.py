@@ -27,7 +27,7 @@ MAX_TOOLS = 256
 ALTERNATIVES = frozenset({"str", "NamedTool", "ResponsesChoice"})
 """Types of fields that may be of several, as pydantic names them."""
 TEXT_ALONE = "this server takes text alone"
-NO_VERBOSITY = "is not supported: say in the messages how long an answer should be"
+NO_VERBOSITY = "say in the messages how long an answer should be"
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model is to think before it answers; what it makes of that is for its chat template to say."""
 
@@ -50,15 +50,15 @@ def strings(value: Any) -> list[str]:
     raise ValueError("must be a string or a list of strings")
 
 
-def neutral(*allowed: Any, reason: str) -> Any:
-    """A field that is refused unless its value changes nothing."""
+def neutral(*allowed: Any, reason: str) -> AfterValidator:
+    """For a field that is refused unless its value changes nothing."""
 
     def check(value: Any) -> Any:
         if value is not None and value not in allowed:
-            raise ValueError(reason)
+            raise ValueError(f"is not supported: {reason}")
         return value
 
-    return Annotated[Any, AfterValidator(check)]
+    return AfterValidator(check)
 
 
 Ignored = Annotated[Any, Field(default=None)]

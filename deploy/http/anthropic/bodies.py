@@ -49,7 +49,7 @@ class TextBlock(ContentBlock, Said):
 
     type: Literal["text"]
     text: str
-    citations: neutral([], reason="is not supported: this server cites nothing") = None  # type: ignore[valid-type]
+    citations: Annotated[Any, neutral([], reason="this server cites nothing")] = None
 
     @property
     def said(self) -> str:
@@ -63,8 +63,8 @@ class ToolUseBlock(ContentBlock):
     id: str
     name: str
     input: dict[str, Any]
-    caller: neutral({"type": "direct"}, reason=f"is not supported: {NO_TOOLS}") = None  # type: ignore[valid-type]
-    toolset_name: neutral(reason=f"is not supported: {NO_TOOLS}") = None  # type: ignore[valid-type]
+    caller: Annotated[Any, neutral({"type": "direct"}, reason=NO_TOOLS)] = None
+    toolset_name: Annotated[Any, neutral(reason=NO_TOOLS)] = None
 
 
 class ToolResultBlock(ContentBlock):
@@ -75,7 +75,7 @@ class ToolResultBlock(ContentBlock):
     content: Content = ""
     is_error: bool | None = None
     """For chat templates that know it."""
-    toolset_name: neutral(reason=f"is not supported: {NO_TOOLS}") = None  # type: ignore[valid-type]
+    toolset_name: Annotated[Any, neutral(reason=NO_TOOLS)] = None
 
     def for_template(self, field: str) -> dict[str, Any]:
         """As chat templates have it. Raises: InvalidRequest."""
@@ -151,8 +151,8 @@ class MessagesTool(Part):
     strict: Ignored = None
     input_examples: Ignored = None
     eager_input_streaming: Ignored = None
-    allowed_callers: neutral(["direct"], reason=f"is not supported: {NO_TOOLS}") = None  # type: ignore[valid-type]
-    defer_loading: neutral(False, reason="is not supported: this server shows the model all tools") = None  # type: ignore[valid-type]
+    allowed_callers: Annotated[Any, neutral(["direct"], reason=NO_TOOLS)] = None
+    defer_loading: Annotated[Any, neutral(False, reason="this server shows the model all tools")] = None
 
 
 class MessagesChoice(Part):
@@ -195,7 +195,7 @@ class MessagesParts(Body):
     thinking: Thinking | None = None
     output_config: OutputOptions | None = None
     cache_control: Ignored = None
-    speed: neutral("standard", reason="is not supported: every request is served as fast as it can be") = None  # type: ignore[valid-type]
+    speed: Annotated[Any, neutral("standard", reason="every request is served as fast as it can be")] = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -257,8 +257,8 @@ class MessagesBody(MessagesParts):
     service_tier: Literal["auto", "standard_only"] | None = None
     """Both are the same here: only `priority` goes before others."""
     inference_geo: Ignored = None
-    container: neutral(reason=f"is not supported: {NO_TOOLS}") = None  # type: ignore[valid-type]
-    diagnostics: neutral({}, reason="is not supported: usage says how much of a prompt was cached") = None  # type: ignore[valid-type]
+    container: Annotated[Any, neutral(reason=NO_TOOLS)] = None
+    diagnostics: Annotated[Any, neutral({}, reason="usage says how much of a prompt was cached")] = None
 
     @property
     def asked_max_tokens(self) -> int | None:

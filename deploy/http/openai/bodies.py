@@ -35,7 +35,7 @@ def _prompt(value: Any) -> str | list[int]:
     raise ValueError(ONE_PROMPT)
 
 
-NO_MODERATION = "is not supported: this server moderates nothing"
+NO_MODERATION = "this server moderates nothing"
 ROLES = {"developer": "system"}
 """What chat templates call a role that they have no word for."""
 
@@ -172,8 +172,8 @@ class CompletionBody(SampledBody):
     prompt: Annotated[str | list[int], PlainValidator(_prompt)]
     logprobs: int | None = None
     echo: bool | None = None
-    best_of: neutral(1, reason="must be 1: this server returns every output that it makes") = None  # type: ignore[valid-type]
-    suffix: neutral("", reason="is not supported: the models here complete, they do not insert") = None  # type: ignore[valid-type]
+    best_of: Annotated[Any, neutral(1, reason="this server returns every output that it makes")] = None
+    suffix: Annotated[Any, neutral("", reason="the models here complete, they do not insert")] = None
 
     @property
     def prompt_given(self) -> str | list[int] | None:

@@ -28,8 +28,8 @@ from deploy.http.bodies import (
 from deploy.http.openai.bodies import NO_MODERATION, ROLES, RefusalPart, SampledBody, TextPart
 from deploy.http.tools import AUTO, NAMED, AskedTools, asked_tools
 
-NO_FUNCTIONS = "is not supported: send tools"
-NO_AUDIO = "is not supported: this server writes text alone"
+NO_FUNCTIONS = "send tools"
+NO_AUDIO = "this server writes text alone"
 PARTS: Mapping[str, type[Said]] = {"text": TextPart}
 ASSISTANTS_PARTS: Mapping[str, type[Said]] = {**PARTS, "refusal": RefusalPart}
 
@@ -60,9 +60,9 @@ class Message(Part):
     tool_calls: Annotated[list[ChatCall] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
     tool_call_id: str | None = None
     refusal: str | None = None
-    annotations: neutral([], reason="is not supported: this server cites nothing") = None  # type: ignore[valid-type]
-    audio: neutral(reason=NO_AUDIO) = None  # type: ignore[valid-type]
-    function_call: neutral(reason=NO_FUNCTIONS) = None  # type: ignore[valid-type]
+    annotations: Annotated[Any, neutral([], reason="this server cites nothing")] = None
+    audio: Annotated[Any, neutral(reason=NO_AUDIO)] = None
+    function_call: Annotated[Any, neutral(reason=NO_FUNCTIONS)] = None
 
     def for_template(self, field: str) -> dict[str, Any]:
         """As chat templates have it. Raises: InvalidRequest."""
@@ -127,15 +127,15 @@ class ChatBody(SampledBody):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    functions: neutral([], reason=NO_FUNCTIONS) = None  # type: ignore[valid-type]
-    function_call: neutral("none", "auto", reason=NO_FUNCTIONS) = None  # type: ignore[valid-type]
-    modalities: neutral(["text"], reason=NO_AUDIO) = None  # type: ignore[valid-type]
-    audio: neutral(reason=NO_AUDIO) = None  # type: ignore[valid-type]
-    prediction: neutral(reason="is not supported: this server drafts by itself") = None  # type: ignore[valid-type]
+    functions: Annotated[Any, neutral([], reason=NO_FUNCTIONS)] = None
+    function_call: Annotated[Any, neutral("none", "auto", reason=NO_FUNCTIONS)] = None
+    modalities: Annotated[Any, neutral(["text"], reason=NO_AUDIO)] = None
+    audio: Annotated[Any, neutral(reason=NO_AUDIO)] = None
+    prediction: Annotated[Any, neutral(reason="this server drafts by itself")] = None
     reasoning_effort: Effort | None = None
-    verbosity: neutral("medium", reason=NO_VERBOSITY) = None  # type: ignore[valid-type]
-    moderation: neutral(reason=NO_MODERATION) = None  # type: ignore[valid-type]
-    web_search_options: neutral(reason="is not supported: this server runs no tools of its own") = None  # type: ignore[valid-type]
+    verbosity: Annotated[Any, neutral("medium", reason=NO_VERBOSITY)] = None
+    moderation: Annotated[Any, neutral(reason=NO_MODERATION)] = None
+    web_search_options: Annotated[Any, neutral(reason="this server runs no tools of its own")] = None
 
     @property
     def asked_max_tokens(self) -> int | None:

@@ -38,18 +38,18 @@ from deploy.http.openai.bodies import (
 from deploy.http.tools import AUTO, NAMED, AskedTools, asked_tools
 from workers.grammar import Structure
 
-NOT_KEPT = "is not supported: this server keeps nothing between calls; send what went before as input"
-NOT_LATER = "is not supported: this server answers at once"
-NOT_SHOWN = "is not supported: this server has nothing of the kind to include"
-BY_THE_MODEL = "is not supported: here the model alone calls tools"
-NOT_AT_ONCE = "is not supported: this server waits for no tools"
+NOT_KEPT = "this server keeps nothing between calls; send what went before as input"
+NOT_LATER = "this server answers at once"
+NOT_SHOWN = "this server has nothing of the kind to include"
+BY_THE_MODEL = "here the model alone calls tools"
+NOT_AT_ONCE = "this server waits for no tools"
 NO_OTHERS = "this server takes no other items"
 
 
 class OutputPart(TextPart):
     """Of what the model has said; it may come back as it was."""
 
-    annotations: neutral([], reason="is not supported: this server cites nothing") = None  # type: ignore[valid-type]
+    annotations: Annotated[Any, neutral([], reason="this server cites nothing")] = None
     logprobs: Ignored = None
 
 
@@ -87,9 +87,9 @@ class CallItem(Item):
     call_id: str
     name: str
     arguments: str
-    namespace: neutral(reason="is not supported: tools have no namespaces here") = None  # type: ignore[valid-type]
-    caller: neutral({"type": "direct"}, reason=BY_THE_MODEL) = None  # type: ignore[valid-type]
-    is_async: Annotated[neutral(False, reason=NOT_AT_ONCE), Field(alias="async")] = None  # type: ignore[valid-type]
+    namespace: Annotated[Any, neutral(reason="tools have no namespaces here")] = None
+    caller: Annotated[Any, neutral({"type": "direct"}, reason=BY_THE_MODEL)] = None
+    is_async: Annotated[Any, neutral(False, reason=NOT_AT_ONCE), Field(alias="async")] = None
 
 
 class CallOutputItem(Item):
@@ -99,8 +99,8 @@ class CallOutputItem(Item):
     call_id: str
     output: Content
     name: Ignored = None
-    namespace: neutral(reason="is not supported: tools have no namespaces here") = None  # type: ignore[valid-type]
-    caller: neutral({"type": "direct"}, reason=BY_THE_MODEL) = None  # type: ignore[valid-type]
+    namespace: Annotated[Any, neutral(reason="tools have no namespaces here")] = None
+    caller: Annotated[Any, neutral({"type": "direct"}, reason=BY_THE_MODEL)] = None
 
 
 class ReasoningItem(Item):
@@ -109,7 +109,7 @@ class ReasoningItem(Item):
     type: Literal["reasoning"]
     summary: Content = ""
     content: Content | None = None
-    encrypted_content: neutral(reason="is not supported: this server encrypts nothing") = None  # type: ignore[valid-type]
+    encrypted_content: Annotated[Any, neutral(reason="this server encrypts nothing")] = None
 
 
 _ITEMS: Mapping[str, type[Item]] = {
@@ -134,17 +134,17 @@ class TextOptions(Part):
     """Of the text that is asked for."""
 
     format: TextFormat | None = None
-    verbosity: neutral("medium", reason=NO_VERBOSITY) = None  # type: ignore[valid-type]
+    verbosity: Annotated[Any, neutral("medium", reason=NO_VERBOSITY)] = None
 
 
 class ReasoningOptions(Part):
     """Of what the model thinks before it answers."""
 
     effort: Effort | None = None
-    context: neutral("auto", reason="is not supported: the chat template says which thoughts the model sees") = None  # type: ignore[valid-type]
-    mode: neutral("standard", reason="is not supported: the model answers once, in one way") = None  # type: ignore[valid-type]
-    summary: neutral(reason="is not supported: what the model thinks is given as it is") = None  # type: ignore[valid-type]
-    generate_summary: neutral(reason="is not supported: what the model thinks is given as it is") = None  # type: ignore[valid-type]
+    context: Annotated[Any, neutral("auto", reason="the chat template says which thoughts the model sees")] = None
+    mode: Annotated[Any, neutral("standard", reason="the model answers once, in one way")] = None
+    summary: Annotated[Any, neutral(reason="what the model thinks is given as it is")] = None
+    generate_summary: Annotated[Any, neutral(reason="what the model thinks is given as it is")] = None
 
 
 class ResponsesTool(Part):
@@ -155,10 +155,10 @@ class ResponsesTool(Part):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: Ignored = None
-    is_async: Annotated[neutral(False, reason=NOT_AT_ONCE), Field(alias="async")] = None  # type: ignore[valid-type]
-    allowed_callers: neutral(["direct"], reason=BY_THE_MODEL) = None  # type: ignore[valid-type]
-    defer_loading: neutral(False, reason="is not supported: this server shows the model all tools") = None  # type: ignore[valid-type]
-    output_schema: neutral(reason="is not supported: chat templates show the schema of arguments alone") = None  # type: ignore[valid-type]
+    is_async: Annotated[Any, neutral(False, reason=NOT_AT_ONCE), Field(alias="async")] = None
+    allowed_callers: Annotated[Any, neutral(["direct"], reason=BY_THE_MODEL)] = None
+    defer_loading: Annotated[Any, neutral(False, reason="this server shows the model all tools")] = None
+    output_schema: Annotated[Any, neutral(reason="chat templates show the schema of arguments alone")] = None
 
 
 class ResponsesChoice(Part):
@@ -191,20 +191,20 @@ class ResponsesBody(OpenAiBody):
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     stream_options: ObfuscationOptions | None = None
-    store: neutral(False, reason=NOT_KEPT) = None  # type: ignore[valid-type]
-    previous_response_id: neutral(reason=NOT_KEPT) = None  # type: ignore[valid-type]
-    conversation: neutral(reason=NOT_KEPT) = None  # type: ignore[valid-type]
-    prompt: neutral(reason=NOT_KEPT) = None  # type: ignore[valid-type]
-    background: neutral(False, reason=NOT_LATER) = None  # type: ignore[valid-type]
-    include: neutral([], reason=NOT_SHOWN) = None  # type: ignore[valid-type]
-    top_logprobs: neutral(0, reason="is not supported here: /v1/chat/completions has it") = None  # type: ignore[valid-type]
-    truncation: neutral("disabled", reason="is not supported: what is too long is refused") = None  # type: ignore[valid-type]
-    moderation: neutral(reason=NO_MODERATION) = None  # type: ignore[valid-type]
-    context_management: neutral([], reason="is not supported: what is too long is refused") = None  # type: ignore[valid-type]
-    background_options: neutral({}, reason=NOT_LATER) = None  # type: ignore[valid-type]
-    image: neutral(reason="is not supported: this server writes text alone") = None  # type: ignore[valid-type]
+    store: Annotated[Any, neutral(False, reason=NOT_KEPT)] = None
+    previous_response_id: Annotated[Any, neutral(reason=NOT_KEPT)] = None
+    conversation: Annotated[Any, neutral(reason=NOT_KEPT)] = None
+    prompt: Annotated[Any, neutral(reason=NOT_KEPT)] = None
+    background: Annotated[Any, neutral(False, reason=NOT_LATER)] = None
+    include: Annotated[Any, neutral([], reason=NOT_SHOWN)] = None
+    top_logprobs: Annotated[Any, neutral(0, reason="/v1/chat/completions has it")] = None
+    truncation: Annotated[Any, neutral("disabled", reason="what is too long is refused")] = None
+    moderation: Annotated[Any, neutral(reason=NO_MODERATION)] = None
+    context_management: Annotated[Any, neutral([], reason="what is too long is refused")] = None
+    background_options: Annotated[Any, neutral({}, reason=NOT_LATER)] = None
+    image: Annotated[Any, neutral(reason="this server writes text alone")] = None
     access_programs: Ignored = None
-    max_tool_calls: neutral(reason="is not supported: this server calls no tools of its own") = None  # type: ignore[valid-type]
+    max_tool_calls: Annotated[Any, neutral(reason="this server calls no tools of its own")] = None
 
     @property
     def asked_max_tokens(self) -> int | None:
