@@ -55,14 +55,14 @@ class Quotas:
         self._buckets: dict[str, dict[str, _Bucket]] = {}
 
     def take(self, requests: Sequence[GenerationRequest]) -> Charge:
-        """Count the samples of one call, each with its prompt and its `max_tokens`.
+        """Count the samples of one call, each with its prompt and the output that it may have or is expected to have.
 
         What is larger than a whole quota needs a whole quota. Raises: Overloaded, and counts nothing, when too little
         is left for all of them.
         """
         caller = requests[0].caller
         buckets = self._of(caller, self._most(requests[0].quota))
-        costs = [len(request.prompt) + request.max_tokens for request in requests]
+        costs = [len(request.prompt) + own_or(request.expected_tokens, request.max_tokens) for request in requests]
         asked = {"requests": len(requests), "tokens": sum(costs)}
         counted = {name: float(min(asked[name], bucket.most)) for name, bucket in buckets.items()}
         for name, amount in counted.items():
@@ -75,7 +75,11 @@ class Quotas:
         return Charge(self, caller, costs, counted, {name: bucket.most for name, bucket in buckets.items()})
 
     def give_back(self, caller: str, name: str, amount: float, most: int) -> None:
-        """What was counted of a quota of `most`, and is not used: the same share, where the quota is another by now."""
+        """What was counted of a quota of `most`, and is not used: the same share, where the quota is another by now.
+
+        Less than nothing where more was used than had been counted; what is left of the quota may be less than
+        nothing, too, until enough time has passed.
+        """
         if (bucket := self._buckets.get(caller, {}).get(name)) is not None:
             bucket.left += amount * bucket.most / most  # whoever reads it fills it first, which bounds it
 
@@ -122,11 +126,13 @@ class Charge:
     """The quotas that these were counted against."""
 
     def settle(self, index: int, num_tokens: int) -> None:
-        """Sample `index` has cost `num_tokens`, prompt and output: what was counted beyond these is given back."""
+        """Sample `index` has cost `num_tokens`, prompt and output: what was counted beyond these is given back, and
+        what was not expected is counted.
+        """
         self._costs[index] = num_tokens
-        counted = self._counted.get("tokens", 0.0)
-        self._counted["tokens"] = min(counted, sum(self._costs))
-        self._give_back("tokens", counted - self._counted["tokens"])
+        if (counted := self._counted.get("tokens")) is not None:
+            self._counted["tokens"] = min(self._most["tokens"], sum(self._costs))
+            self._give_back("tokens", counted - self._counted["tokens"])
 
     def undo(self) -> None:
         """The call has not been served: it counts against no quota."""

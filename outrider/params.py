@@ -45,7 +45,8 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     max_tokens: int | None = None
-    """Most tokens of output; None takes the setting limits.default_max_tokens."""
+    """Most tokens of output; None takes the setting limits.default_max_tokens, or 256, or for a chat the rest of the
+    context."""
     min_tokens: int = 0
     stop: str | tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()

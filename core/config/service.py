@@ -147,14 +147,16 @@ class Limits:
     their requests as urgent."""
     max_tokens_per_minute: int = 0
     """Largest number of tokens, prompts and outputs together, that one caller may use on one orchestrator in a minute,
-    at least 0; 0 sets no limit. A request counts with its `max_tokens` until it ends, then with its actual output. The
-    key of a caller may set its own limit (`tokens_file`). Set it where one caller must not crowd out others."""
+    at least 0; 0 sets no limit. A request counts with its `max_tokens` until it ends (a chat without one, with 256),
+    then with its actual output. The key of a caller may set its own limit (`tokens_file`). Set it where one caller must
+    not crowd out others."""
     retry_after_s: float = 1.0
     """Seconds, above 0, that a refused caller is told to wait; longer if the queue is expected to take longer. Raise it
     where callers retry too often."""
-    default_max_tokens: int = 256
-    """Limit of the output, in tokens, for requests without `max_tokens`, at least 1. Raise it where outputs of such
-    requests are cut off."""
+    default_max_tokens: int | None = None
+    """Limit of the output, in tokens, for requests without `max_tokens`, at least 1. If unset, a chat may fill the
+    context, since models end their turn by themselves, and any other prompt gets 256. Set it where outputs of such
+    requests become too long."""
     max_stop_strings: int = 16
     """Largest number of stop strings in a request, at least 0. Raise it where callers need more."""
     max_stop_chars: int = 256
@@ -200,8 +202,10 @@ class Limits:
     of the longest prefill."""
 
     def __post_init__(self) -> None:
-        for name in ("max_sessions", "default_max_tokens", "max_stop_chars", "max_message_bytes"):
+        for name in ("max_sessions", "max_stop_chars", "max_message_bytes"):
             check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        if self.default_max_tokens is not None:
+            check(self.default_max_tokens >= 1, "default_max_tokens", "at least 1", self.default_max_tokens)
         for name in (
             "max_queued",
             "max_sessions_per_caller",

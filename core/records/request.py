@@ -153,6 +153,8 @@ class GenerationRequest:
     """Whose share of places, queue and quota it takes; empty for all who are not told apart."""
     quota: Quota = NO_QUOTA
     """The caller's own, as its key has it."""
+    expected_tokens: int | None = None
+    """Tokens of output that count against the quota until it ends; None counts `max_tokens`."""
     isolation: str = ""
     """Name of those whose outputs may show in the speed of this one, and it in theirs: one caller or tenant; empty for
     nobody."""

@@ -38,6 +38,8 @@ from deploy.calls import MAX_REQUEST_ID_CHARS, is_request_id
 from orchestrator.text import Tokenizer
 from workers.grammar import FIELD, grammar_of
 
+USUAL_TOKENS = 256
+"""Of output, where the caller gives no limit: at most for a prompt that is no chat, and as expected for a chat."""
 MAX_TIMEOUT_S = 86_400.0
 SEED_BITS = 64
 
@@ -88,6 +90,7 @@ def to_generation_request(given: Given, served: Served, now: float) -> Generatio
         priority=priority_of(given, served.config),
         caller=str(given.caller),
         quota=_key_limits(given).quota,
+        expected_tokens=None if given.max_tokens is not None else min(max_tokens, USUAL_TOKENS),
     )
     return with_speculation(_with_reports(request, given, limits), given, served)
 
@@ -153,7 +156,9 @@ def _max_tokens(given: Given, prompt_len: int, served: Served) -> int:
     if room < 1:
         raise ContextExceeded(given.prompt_field, f"must be at most {context - 1} tokens long, got {prompt_len}")
     if given.max_tokens is None:
-        return min(served.config.limits.default_max_tokens, room)
+        of_all = served.config.limits.default_max_tokens
+        most = of_all if of_all is not None else room if given.chat is not None else USUAL_TOKENS
+        return min(most, room)
     allowed = f"in [1, {room}] (a context of {context} less the prompt's {prompt_len})"
     field, asked = "stopping.max_tokens", given.max_tokens
     require(asked >= 1, field, allowed, asked)

@@ -18,9 +18,11 @@ class Time:
         return self.now_s
 
 
-def request(caller="a", prompt_tokens=10, max_tokens=50, **quota):
-    prompt = (1,) * prompt_tokens
-    return GenerationRequest("r", prompt, Sampling(), max_tokens, caller=caller, quota=Quota(**quota))
+def request(caller="a", prompt_tokens=10, max_tokens=50, expected_tokens=None, **quota):
+    prompt, own = (1,) * prompt_tokens, Quota(**quota)
+    return GenerationRequest(
+        "r", prompt, Sampling(), max_tokens, caller=caller, quota=own, expected_tokens=expected_tokens
+    )
 
 
 def test_requests_of_a_minute_are_counted_for_each_caller():
@@ -44,6 +46,20 @@ def test_tokens_count_as_asked_for_until_the_end_and_as_used_after_it():
         counted.take([request()])
     charge.settle(0, 10 + 10)
     counted.take([request()])
+
+
+def test_an_output_that_is_longer_than_expected_counts_when_it_ends_and_those_after_it_wait():
+    time = Time()
+    counted = Quotas(Limits(max_tokens_per_minute=100), time)
+    charge = counted.take([request(prompt_tokens=10, max_tokens=5000, expected_tokens=20)])
+    later = counted.take([request(prompt_tokens=10, max_tokens=50)])
+    charge.settle(0, 10 + 80)
+    later.settle(0, 10 + 50)
+    time.now_s = 30.0
+    with pytest.raises(Overloaded, match="in 6 s"):  # 100 - 90 - 60 + 50 are there, and 10 are wanted
+        counted.take([request(prompt_tokens=1, max_tokens=9)])
+    time.now_s = 36.0
+    counted.take([request(prompt_tokens=1, max_tokens=9)])
 
 
 def test_what_is_refused_counts_against_no_quota():

@@ -257,8 +257,21 @@ def test_an_end_of_sequence_token_that_ends_nothing_is_not_kept_away():
 def test_unset_max_tokens_is_the_default_or_what_there_is_room_for():
     short = translate(message(), config=ServiceConfig(CONFIG.target, limits=Limits(default_max_tokens=10)))
     assert short.max_tokens == 10
+    assert short.expected_tokens == 10
     small_cache = ModelInfo("target", "Llama", "float32", "cpu", 0, VOCAB, CONTEXT, 50, (EOS,))
     assert translate(message(), info=small_cache).max_tokens == 47
+
+
+def test_a_chat_without_max_tokens_may_fill_the_context_and_is_expected_to_be_of_usual_length():
+    chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="abc")])
+    wide = replace(INFO, max_context_tokens=5000)
+    request = translate(pb.GenerateRequest(chat=chat), info=wide)
+    assert (request.max_tokens, request.expected_tokens) == (4997, 256)
+    bounded = ServiceConfig(CONFIG.target, limits=Limits(default_max_tokens=300))
+    assert translate(pb.GenerateRequest(chat=chat), info=wide, config=bounded).max_tokens == 300
+    assert translate(message(), info=wide).max_tokens == 256, "any other text"
+    given = pb.GenerateRequest(chat=chat, stopping=pb.StoppingParams(max_tokens=9))
+    assert (translate(given, info=wide).max_tokens, translate(given, info=wide).expected_tokens) == (9, None)
 
 
 def test_the_context_may_be_filled_to_the_last_token():
