@@ -1,7 +1,8 @@
-"""Settings of the HTTP API: how a model's text is parsed, and whether `/` shows a web page."""
+"""Settings of the HTTP API: how a model's text is parsed, what keeps a stream alive, and whether `/` shows a page."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,6 +27,10 @@ class HttpConfig:
     """Format of the model's reasoning before its answer: think (`<think>`), mistral (`[THINK]`), auto (derived from the
     chat template) or none (reasoning stays in the text). Set it where auto does not recognise the template."""
 
+    keep_alive_s: float = 15.0
+    """Seconds, at least 0, of silence after which a stream gets a comment, so that nothing between server and client
+    takes it for dead while a request is queued or a long prompt is read; 0 sends none. After the first comment an
+    error comes as an event, since the status has been sent. Keep it below the idle timeout of your load balancer."""
     page: bool = True
     """Whether `/` serves a web page with a playground and live figures; without it `/` is 404. In a fleet the first
     model's setting decides. Unset it where the HTTP port is public."""
@@ -34,3 +39,5 @@ class HttpConfig:
         for name, formats in (("tool_call_parser", CALL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):
             allowed = (AUTO, NONE, *formats)
             check(getattr(self, name) in allowed, name, f"one of {', '.join(allowed)}", getattr(self, name))
+        is_time = math.isfinite(self.keep_alive_s) and self.keep_alive_s >= 0
+        check(is_time, "keep_alive_s", "finite and at least 0", self.keep_alive_s)

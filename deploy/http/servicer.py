@@ -19,8 +19,10 @@ from deploy.api import LONG_BYTES, Authenticator, Hosted, Models, Offload, Sampl
 from deploy.http.anthropic import CountBody
 from deploy.http.bodies import AnyBody, Body, parse
 from deploy.http.failures import BodyTooLong, Failure, UnknownPath, WrongMethod, code_of, failure_of
+from deploy.http.keep_alive import COMMENT, with_silences
 from deploy.http.openai import model_card
 from deploy.http.page import page_now
+from deploy.http.page.status import status_fields
 from deploy.http.reply import Reply, ReplyOrder
 from deploy.http.routes import (
     COMPLETIONS,
@@ -33,7 +35,6 @@ from deploy.http.routes import (
     is_known,
     refusal_of,
 )
-from deploy.http.status import status_fields
 from deploy.http.structured import structure_of
 from deploy.http.translate import later_named_as_in, prompt_of, reading_of, to_requests
 from deploy.http.wire import EVENTS, JSON, Call, Head, encoded
@@ -121,9 +122,11 @@ class HttpServicer:
             reading = reading_of(body, requests[0], model.served)
             order = ReplyOrder(body, model.name, requests, model.served.tokenizer, reading, int(time.time()))
             reply = ending.reply = route.reply(order)
-            async with aclosing(completed(model, requests, watch)) as pieces:
-                parts = _streamed(reply, pieces) if body.stream else _whole(reply, pieces, len(requests))
-                with later_named_as_in(body, model.served):
+            pieces = completed(model, requests, watch)
+            keep_alive_s = model.served.config.http.keep_alive_s
+            parts = _streamed(reply, pieces, keep_alive_s) if body.stream else _whole(reply, pieces, len(requests))
+            with later_named_as_in(body, model.served):
+                async with aclosing(parts):
                     async for part in parts:
                         yield part
 
@@ -169,22 +172,26 @@ class _Ending:
         return failure.event if self.reply is None else self.reply.failing(failure)
 
 
-async def _streamed(reply: Reply, pieces: Samples) -> Parts:
-    """The head comes with the first piece: until then an error has a status of its own."""
+async def _streamed(reply: Reply, pieces: Samples, keep_alive_s: float) -> Parts:
+    """The head comes with the first piece, since until then an error has a status of its own; or, where that takes
+    long, with a comment.
+    """
     has_begun = False
-    async for index, chunk in pieces:
-        if not has_begun:
-            yield Head(HTTPStatus.OK, EVENTS)
-            has_begun = True
-        if data := reply.piece(index, chunk):
-            yield data
+    async with aclosing(with_silences(pieces, keep_alive_s)) as parts:
+        async for part in parts:
+            if not has_begun:
+                yield Head(HTTPStatus.OK, EVENTS)
+                has_begun = True
+            if data := COMMENT if part is None else reply.piece(*part):
+                yield data
     yield reply.last_piece()
 
 
 async def _whole(reply: Reply, pieces: Samples, num_samples: int) -> Parts:
     chunks: list[list[Chunk]] = [[] for _ in range(num_samples)]
-    async for index, chunk in pieces:
-        chunks[index].append(chunk)
+    async with aclosing(pieces):
+        async for index, chunk in pieces:
+            chunks[index].append(chunk)
     body = encoded(reply.whole(chunks))  # before the head: what fails here has a status of its own
     yield Head(HTTPStatus.OK)
     yield body

@@ -16,10 +16,10 @@ from core.errors import OutriderError, Overloaded, Unavailable
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
 from deploy.api import offload, sample_seed
 from deploy.api.authentication import Authenticator
-from deploy.api.failures import MAX_DETAILS_CHARS
 from deploy.api.hosted import Hosted
 from deploy.api.offload import SHORT_BYTES
 from deploy.api.proxy_admission import Places
+from deploy.api.replies import MAX_DETAILS_CHARS
 from deploy.grpc.servicer import MAX_WATCHES
 from deploy.grpc.status import DETAILS_KEY
 from deploy.logs import JsonFormatter
