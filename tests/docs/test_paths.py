@@ -54,9 +54,18 @@ def test_what_readers_make_is_made_by_a_page():
     assert not [name for name in EXAMPLES if f"`{name}`" not in pages]
 
 
-def test_the_tree_in_the_readme_names_folders_that_are_there_and_all_that_are_packages():
-    _, _, rest = (ROOT / "README.md").read_text().partition("## What is where\n")
-    tree = rest.partition("\nStart with")[0]
+def test_the_tree_in_the_readme_names_the_folders_that_are_there():
+    _, _, tree = (ROOT / "README.md").read_text().partition("## What is where\n")
+    named = re.findall(r"^    ([a-z0-9]+)/ ", tree, re.MULTILINE)
+    tracked = {path.parent.name for path in ROOT.glob("*/*") if path.suffix in {".py", ".md", ".yaml"}}
+    hidden = {name for name in tracked if name.startswith((".", "_")) or name.endswith(".egg-info")}
+    assert set(named) == (tracked | {"k8s", "clients", "protos"}) - hidden
+    assert not [name for name in named if not (ROOT / name).is_dir()]
+
+
+def test_the_tree_of_the_architecture_names_folders_that_are_there_and_all_that_are_packages():
+    _, _, rest = (ROOT / "docs/architecture.md").read_text().partition("## What is where\n")
+    tree = rest.partition("\n## ")[0]
     top, named = "", set()
     for line in filter(None, tree.splitlines()):
         indent, names = len(line) - len(line.lstrip()), line[: 32 if line.startswith("      ") else 30].split()
