@@ -7,6 +7,7 @@ Weights are safetensors only, code is what transformers ships, nothing is fetche
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,9 +28,11 @@ from workers.model.checkpoint import INDEX, check_stored, meta_model
 from workers.model.digest import digest
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.servable import check_architecture, context_limit, probe_layers
-from workers.model.sharded_loader import ModelShard
+from workers.model.sharded_loader import ModelShard, read_by_tensor
 from workers.step import LayerShape
 from workers.vocabulary import read_vocabulary
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
             model = _read_layers(path, config, model_config, subset)
             num_parameters = sum(parameter.numel() for parameter in model.parameters())
         elif shard is None:
-            model = _read_weights(path, config, model_config)
+            model = _read_whole(path, config, model_config)
             num_parameters = sum(parameter.numel() for parameter in model.parameters())
         else:
             model, num_parameters = shard.read(_weight_files(path), model_config, config)
@@ -166,6 +169,16 @@ def _read_config(path: Path) -> Any:
         raise UnsupportedModel(
             f"{path} is of model type {kind!r}, which transformers cannot build from its own code"
         ) from error
+
+
+def _read_whole(path: Path, config: EngineConfig, model_config: PretrainedConfig) -> Any:
+    """Tensor by tensor where it goes to another device, so that the host need not have room for all of it."""
+    if torch.device(config.device).type != "cpu":
+        try:
+            return read_by_tensor(_weight_files(path), model_config, config)
+        except UnsupportedModel as reason:
+            logger.info("the weights pass through the host's memory as a whole: %s", reason)
+    return _read_weights(path, config, model_config)
 
 
 def _read_weights(path: Path, config: EngineConfig, model_config: PretrainedConfig, attention: str = ATTENTION) -> Any:

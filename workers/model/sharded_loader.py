@@ -1,4 +1,4 @@
-"""Reads one rank's shard of a checkpoint: no rank ever holds all of a tensor that is split, or the whole model.
+"""Reads a checkpoint tensor by tensor: one rank's shard, of which no rank holds more than it keeps, or all of it.
 
 Knows files and modules that are still without weights. Must not know what is split and why (`workers.model.sharding`
 does), nor how ranks talk.
@@ -48,16 +48,10 @@ class ModelShard:
         model = _shardable_meta_model(model_config, config.dtype)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         shards = Sharder(self.index, self.size).shards(model)
-        try:
-            _fill(model, files, shards, torch.device(config.device))
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"the weights in {files[0].parent} are damaged: {error}") from error
-        _fill_buffers(model, torch.device(config.device))
-        if (files[0].parent / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(files[0].parent, local_files_only=True)
+        _load(model, files, shards, config)
         self._shards = list(shards.values())
         self.connect(LocalCollectives(self.size))
-        return model.eval(), num_parameters
+        return model, num_parameters
 
     def connect(self, collectives: Collectives) -> None:
         """Have the model combine its results with those of the other ranks, by `collectives`."""
@@ -74,8 +68,31 @@ class ModelShard:
                 yield from small
 
 
+def read_by_tensor(files: Sequence[Path], model_config: Any, config: EngineConfig) -> Any:
+    """The whole model, each tensor put on its device as soon as it is read: the host never holds more than one.
+
+    Raises: CheckpointError; UnsupportedModel where tensors have to be converted.
+    """
+    model = _shardable_meta_model(model_config, config.dtype)
+    _load(model, files, {}, config)
+    return model
+
+
+def _load(model: Any, files: Sequence[Path], shards: Mapping[str, ModuleShard], config: EngineConfig) -> None:
+    """Make a meta model one in evaluation mode, with weights and buffers. Raises: CheckpointError, UnsupportedModel."""
+    path = files[0].parent
+    try:
+        _fill(model, files, shards, torch.device(config.device))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"the weights in {path} are damaged: {error}") from error
+    _fill_buffers(model, torch.device(config.device))
+    if (path / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+    model.eval()
+
+
 def _shardable_meta_model(model_config: Any, dtype: str) -> Any:
-    """The model without weights. Raises: UnsupportedModel when it cannot be read in shards."""
+    """The model without weights. Raises: UnsupportedModel when it cannot be read tensor by tensor."""
     model = meta_model(model_config, dtype)
     if dtype != "float32" and getattr(model, "_keep_in_fp32_modules_strict", None):
         raise UnsupportedModel(f"{model_config.model_type} keeps weights in float32, which shards in {dtype} do not")
@@ -168,14 +185,19 @@ def _tie(model: Any, name: str, source: str, shards: Mapping[str, ModuleShard]) 
 
 
 def _fill_buffers(model: Any, device: torch.device) -> None:
-    """Compute the buffers that no checkpoint holds: frequencies of rotary embeddings, and factors."""
+    """Compute the buffers that no checkpoint holds: frequencies of rotary embeddings, and factors.
+
+    On the host, whatever the device is, so that they are the same bits everywhere.
+    """
     for module in model.modules():
-        names = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
+        names = [name for name in module._non_persistent_buffers_set if module._buffers[name] is not None]
         for name in names:
-            module._buffers[name] = torch.empty_like(module._buffers[name], device=device)
+            module._buffers[name] = torch.empty_like(module._buffers[name], device="cpu")
         if names:
             model._init_weights(module)
-    left = [name for name, tensor in _tensors(model) if tensor.is_meta]
+        for name in names:
+            module._buffers[name] = module._buffers[name].to(device)
+    left = [name for name, tensor in _tensors(model) if tensor.is_meta and device.type != "meta"]
     assert not left, f"without weights: {left}"
 
 

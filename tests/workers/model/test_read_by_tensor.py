@@ -1,0 +1,61 @@
+"""A model that is read tensor by tensor is the one that transformers reads, and never whole in the host's memory."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from core.config import EngineConfig
+from core.errors import UnsupportedModel
+from tests import checkpoints
+from workers.model import loader
+from workers.model.sharded_loader import read_by_tensor
+
+CONVERTED = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+"""Their checkpoints have a tensor for each expert, of which transformers makes one."""
+FAMILIES = sorted({"llama", "qwen2", "gpt2", *checkpoints.FAMILIES} - set(CONVERTED))
+
+
+def tensors(model):
+    return dict(chain(model.named_parameters(), model.named_buffers()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_has_the_tensors_that_transformers_reads(family, dtype, tmp_path):
+    path = checkpoints.write(family, tmp_path / family)
+    config = EngineConfig(str(path), dtype=dtype)
+    read = tensors(read_by_tensor([path / "model.safetensors"], AutoConfig.from_pretrained(path), config))
+    by_transformers = tensors(AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)))
+    assert list(read) == list(by_transformers)
+    for name, want in by_transformers.items():
+        assert torch.equal(read[name], want), name
+        assert read[name].dtype == want.dtype, name
+
+
+def test_an_output_layer_that_is_tied_shares_its_memory(tmp_path):
+    path = checkpoints.write("llama", tmp_path / "llama", tie_word_embeddings=True)
+    model = read_by_tensor([path / "model.safetensors"], AutoConfig.from_pretrained(path), EngineConfig(str(path)))
+    assert model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+
+
+def test_on_another_device_nothing_is_read_by_transformers(tmp_path, monkeypatch):
+    path = checkpoints.write("llama", tmp_path / "llama")
+    config = EngineConfig(str(path), device="meta")  # a device that a CPU has, too
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("the host has it whole"))
+    model = loader._read_whole(path, config, AutoConfig.from_pretrained(path))
+    assert {each.device.type for each in tensors(model).values()} == {"meta"}
+    assert not model.training
+    assert model.generation_config.eos_token_id == checkpoints.EOS
+
+
+@pytest.mark.parametrize("family", CONVERTED[:1])
+def test_tensors_that_have_to_be_converted_pass_through_the_host(family, tmp_path):
+    path = checkpoints.write(family, tmp_path / family)
+    config, model_config = EngineConfig(str(path), device="meta"), AutoConfig.from_pretrained(path)
+    with pytest.raises(UnsupportedModel):
+        read_by_tensor([path / "model.safetensors"], model_config, config)
+    assert {each.device.type for each in tensors(loader._read_whole(path, config, model_config)).values()} == {"meta"}
