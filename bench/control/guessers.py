@@ -47,16 +47,14 @@ NUM_ROUNDS: Final = 400
 DEPTH: Final = 8
 MAX_COST_US: Final = 50.0
 PROMPT_SHARE: Final = 0.5
-CODE: Final = (
-    "orchestrator/session/drafts/draft_side.py",
-    "core/speculation/speculation_tree.py",
-    "deploy/api/request.py",
-)
-PROSE: Final = ("docs/control.md", "docs/exactness.md")
+TEXTS: Final = Path(__file__).parent / "texts"
+"""Of this project, as it was at one time: figures must not change because somebody edits a file."""
+CODE: Final = ("draft_side.py.txt", "speculation_tree.py.txt", "request.py.txt")
+PROSE: Final = ("control.md.txt", "exactness.md.txt")
 HISTORY_TOKENS: Final = SpeculationConfig().suffix_history_tokens
 OUTPUT_TOKENS: Final = 250
 """Of each output that is remembered."""
-EDITED: Final = "orchestrator/policy/tree_policy.py"
+EDITED: Final = "tree_policy.py.txt"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -191,8 +189,8 @@ def _num_rounds(panel: Panel, text: Sequence[int], begin: int, num_nodes: int) -
 
 def worths_of_history(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
     """Tokens a round of a caller's later requests, without its earlier outputs and with them."""
-    prose = (ROOT_DIR / PROSE[0]).read_text(encoding="utf-8")
-    edited = (ROOT_DIR / EDITED).read_text(encoding="utf-8")
+    prose = (TEXTS / PROSE[0]).read_text(encoding="utf-8")
+    edited = (TEXTS / EDITED).read_text(encoding="utf-8")
     for kind, exchanges in loops(tokenizer, edited, prose).items():
         for name, max_tokens in (("suffix", 0), ("suffix with recent outputs", HISTORY_TOKENS)):
             found = _tokens_a_round_later(exchanges, max_tokens, num_nodes, tokenizer.vocab_size)
@@ -218,10 +216,10 @@ def _tokens_a_round_later(exchanges: Sequence[Exchange], max_tokens: int, num_no
 
 
 def _texts(tokenizer: Tokenizer) -> Mapping[str, list[int]]:
-    """Of this repository. An edit is a file and the same file with its names changed; a log is rows of one form."""
-    code = "".join((ROOT_DIR / name).read_text(encoding="utf-8") for name in CODE)
-    prose = "".join((ROOT_DIR / name).read_text(encoding="utf-8") for name in PROSE)
-    old = (ROOT_DIR / EDITED).read_text(encoding="utf-8")
+    """Of this project. An edit is a file and the same file with its names changed; a log is rows of one form."""
+    code = "".join((TEXTS / name).read_text(encoding="utf-8") for name in CODE)
+    prose = "".join((TEXTS / name).read_text(encoding="utf-8") for name in PROSE)
+    old = (TEXTS / EDITED).read_text(encoding="utf-8")
     edited = old + re.sub(r"\b(policy|known|costs)\b", r"\1s", old)
     dice = Random(1)
     rows = "".join(
