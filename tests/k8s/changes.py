@@ -159,6 +159,11 @@ def budget(name: str, *path: Any, to: Any) -> Change:
     return of("PodDisruptionBudget", name, "spec", *path, to=to)
 
 
+def route(number: int, *path: Any, to: Any) -> Change:
+    """Set a field of a rule of the route."""
+    return of("HTTPRoute", "outrider", "spec", "rules", number, *path, to=to)
+
+
 def rule(alert: str, *path: Any, to: Any) -> Change:
     """Set a field of an alerting rule."""
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
+
+from grpc_health.v1 import health_pb2
 
 from deploy.app import DRAIN_TIMEOUT_S
-from tests.k8s.manifests import Objects, cluster, named, of_kind, pods, ray_pods, ray_service, selects
+from deploy.http.routes import COMPLETIONS, COUNT_TOKENS, HEALTH, MODELS, PAGE, STATUS
+from protos.outrider.v1 import generation_pb2
+from tests.k8s.manifests import Manifest, Objects, cluster, named, of_kind, pods, ray_pods, ray_service, selects
 
-PROTO = Path(__file__).resolve().parents[2] / "protos" / "outrider" / "v1" / "generation.proto"
+SERVICES = tuple(
+    service.full_name for file in (generation_pb2, health_pb2) for service in file.DESCRIPTOR.services_by_name.values()
+)
+"""The public services of gRPC."""
 OPTIONAL_ROLES = ("draft",)
 """Whose pods may all go at once: streams go on without."""
 ENVOY_TIMEOUT = "15s"
 """What Envoy gives a response, the longest stream included, where nothing else is said."""
+INSIDE = ("/-/healthz", "/-/routes", "/metrics", "/api/serve/applications/", "/ray.serve.RayServeAPIService/Healthz")
+"""Paths of Serve, Ray and Prometheus."""
 UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
@@ -94,24 +102,28 @@ def gcs_finds_its_redis(objects: Objects) -> Iterator[str]:
 
 
 def routes_lead_to_the_service(objects: Objects) -> Iterator[str]:
+    """Each path to the port that speaks its protocol."""
     offered = ray_service(objects)["serveService"]
-    grpc = {port["name"]: port["port"] for port in offered["spec"]["ports"]}.get("serve-grpc")
-    for route in of_kind(objects, "GRPCRoute"):
-        for rule in route["spec"]["rules"]:
-            for backend in rule["backendRefs"]:
-                if (backend["name"], backend["port"]) != (offered["metadata"]["name"], grpc):
-                    yield f"GRPCRoute {route['metadata']['name']}: {backend} is not the service's gRPC port"
+    ports = {port["name"]: port["port"] for port in offered["spec"]["ports"]}
+    for where, rule in _rules(objects):
+        is_grpc = any(_is_routed(f"/{service}/Method", rule) for service in SERVICES)
+        wanted = (offered["metadata"]["name"], ports.get("serve-grpc" if is_grpc else "serve"))
+        for backend in rule["backendRefs"]:
+            if (backend["name"], backend["port"]) != wanted:
+                yield f"{where}: {backend} is not the service's port {wanted[1]}"
 
 
-def routes_name_services_of_ours(objects: Objects) -> Iterator[str]:
-    """The public API and health; a rule without matches would open Serve's own API, too."""
-    package = "package outrider.v1;" in PROTO.read_text() and "service GenerationService " in PROTO.read_text()
-    ours = {"outrider.v1.GenerationService" if package else "", "grpc.health.v1.Health"}
-    for route in of_kind(objects, "GRPCRoute"):
-        for rule in route["spec"]["rules"]:
-            routed = {match.get("method", {}).get("service") for match in rule.get("matches", ())}
-            if routed != ours:
-                yield f"GRPCRoute {route['metadata']['name']}: must route {sorted(ours)}, got {routed}"
+def routes_open_the_public_apis(objects: Objects) -> Iterator[str]:
+    """All of gRPC's and HTTP's, once each; what is for people inside, or Serve's and Ray's own, stays inside."""
+    rules = list(_rules(objects))
+    public = {f"/{service}/Method" for service in SERVICES} | {*COMPLETIONS, COUNT_TOKENS, MODELS, STATUS}
+    for path in sorted(public) if rules else ():
+        if sum(_is_routed(path, rule) for _, rule in rules) != 1:
+            yield f"HTTPRoute: one rule must lead to {path}"
+    for where, rule in rules:
+        for path in (PAGE, HEALTH, *INSIDE):
+            if _is_routed(path, rule):
+                yield f"{where}: opens {path}"
 
 
 def routes_hang_on_tls_listeners(objects: Objects) -> Iterator[str]:
@@ -120,33 +132,46 @@ def routes_hang_on_tls_listeners(objects: Objects) -> Iterator[str]:
         for gateway in of_kind(objects, "Gateway")
         for listener in gateway["spec"]["listeners"]
     }
-    for route in of_kind(objects, "GRPCRoute"):
+    for route in of_kind(objects, "HTTPRoute"):
         for parent in route["spec"]["parentRefs"]:
             listener = listeners.get((parent["name"], parent.get("sectionName")))
             if listener is None:
-                yield f"GRPCRoute {route['metadata']['name']}: there is no listener {parent}"
+                yield f"HTTPRoute {route['metadata']['name']}: there is no listener {parent}"
             elif listener.get("hostname") not in route["spec"].get("hostnames", ()):
-                yield f"GRPCRoute {route['metadata']['name']}: hostnames are not those of its listener"
+                yield f"HTTPRoute {route['metadata']['name']}: hostnames are not those of its listener"
     for listener in listeners.values():
         if listener["protocol"] != "HTTPS" or not listener.get("tls", {}).get("certificateRefs"):
             yield f"Gateway: listener {listener['name']} must end TLS with a certificate"
+        if [kind["kind"] for kind in listener.get("allowedRoutes", {}).get("kinds", ())] != ["HTTPRoute"]:
+            yield f"Gateway: listener {listener['name']} must take HTTPRoutes alone: of two kinds it drops one"
 
 
 def gateways_let_streams_last(objects: Objects) -> Iterator[str]:
     """No end, or one that is not before that of the longest stream."""
-    for route in of_kind(objects, "GRPCRoute"):
-        name = route["metadata"]["name"]
-        limits = [
-            policy["spec"].get("timeout", {}).get("http", {})
-            for policy in of_kind(objects, "BackendTrafficPolicy")
-            if any((each["kind"], each["name"]) == ("GRPCRoute", name) for each in policy["spec"]["targetRefs"])
-        ]
-        if len(limits) != 1:
-            yield f"GRPCRoute {name}: one BackendTrafficPolicy must say how long a call may last, got {len(limits)}"
-        for http in limits:
-            for field, otherwise in (("requestTimeout", ENVOY_TIMEOUT), ("maxStreamDuration", "0s")):
-                if 0 < _seconds(http.get(field, otherwise)) < DRAIN_TIMEOUT_S:
-                    yield f"GRPCRoute {name}: {field} ends streams after {http.get(field, otherwise)}"
+    for where, rule in _rules(objects):
+        for field, otherwise in (("request", ENVOY_TIMEOUT), ("backendRequest", "0s")):
+            limit = rule.get("timeouts", {}).get(field, otherwise)
+            if 0 < _seconds(limit) < DRAIN_TIMEOUT_S:
+                yield f"{where}: timeouts.{field} ends streams after {limit}"
+
+
+def _rules(objects: Objects) -> Iterator[tuple[str, Manifest]]:
+    for route in of_kind(objects, "HTTPRoute"):
+        for number, rule in enumerate(route["spec"]["rules"]):
+            yield f"HTTPRoute {route['metadata']['name']}, rule {number}", rule
+
+
+def _is_routed(path: str, rule: Manifest) -> bool:
+    """As the Gateway API has it: a prefix ends where an element of the path does, and no match at all is every path."""
+    matches = rule.get("matches", [{}])
+    return any(_fits(path, match.get("path", {"type": "PathPrefix", "value": "/"})) for match in matches)
+
+
+def _fits(path: str, match: Manifest) -> bool:
+    if match.get("type", "PathPrefix") == "Exact":
+        return path == str(match["value"])
+    assert match.get("type", "PathPrefix") == "PathPrefix", "the checks know no other"
+    return f"{path}/".startswith(f"{match['value'].rstrip('/')}/")
 
 
 def _seconds(duration: str) -> float:
@@ -163,7 +188,7 @@ CHECKS = (
     services_lead_to_pods,
     gcs_finds_its_redis,
     routes_lead_to_the_service,
-    routes_name_services_of_ours,
+    routes_open_the_public_apis,
     routes_hang_on_tls_listeners,
     gateways_let_streams_last,
 )
