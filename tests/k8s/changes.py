@@ -88,6 +88,13 @@ def template(objects: Objects, role: str) -> Manifest:
     return next(pod.template for pod in ray_pods(objects) if pod.role == role)
 
 
+def empty_volume(role: str, name: str, to: Manifest) -> Change:
+    """Another emptyDir under the name of a group's volume."""
+    return lambda objects: put(
+        next(each for each in template(objects, role)["spec"]["volumes"] if each["name"] == name), ("emptyDir",), to
+    )
+
+
 def unmount(objects: Objects, role: str, volume: str) -> None:
     """The container of `role` without one of its volumes."""
     container = template(objects, role)["spec"]["containers"][0]

@@ -21,6 +21,8 @@ K8S = ROOT / "k8s"
 OVERLAYS = ("cpu-demo", "gke", "eks")
 OPTIONS = ("gcs-fault-tolerance", "gateway-tls", "caller-tokens", "link-tls", "monitoring")
 """Components that any overlay takes; the others belong to overlays that name them."""
+TENSOR_PARALLEL = "gpu-tensor-parallel"
+"""On top of an overlay with GPUs, before the others."""
 SKIP_VARIABLE = "OUTRIDER_WITHOUT_KUBECTL"
 
 
@@ -35,10 +37,16 @@ class Composition:
         return "+".join((self.overlay, *self.components))
 
 
-ALL = tuple(
-    Composition(overlay, components)
-    for overlay in OVERLAYS
-    for components in ((), *((option,) for option in OPTIONS), OPTIONS)
+EVERYTHING = Composition("gke", OPTIONS)
+LARGE = Composition("gke", (TENSOR_PARALLEL, *OPTIONS))
+ALL = (
+    *(
+        Composition(overlay, components)
+        for overlay in OVERLAYS
+        for components in ((), *((option,) for option in OPTIONS), OPTIONS)
+    ),
+    Composition("gke", (TENSOR_PARALLEL,)),
+    LARGE,
 )
 
 

@@ -15,6 +15,7 @@ from tests.k8s.changes import (
     container_drop,
     drop,
     edit_download,
+    empty_volume,
     forget_certificates,
     forget_stop_file,
     group,
@@ -34,6 +35,7 @@ from tests.k8s.changes import (
     unset,
     without,
 )
+from tests.k8s.compositions import EVERYTHING, LARGE, Composition
 from tests.k8s.manifests import named
 
 
@@ -44,6 +46,7 @@ class Fault:
     what: str
     check: str
     change: Change
+    composition: Composition = EVERYTHING
 
 
 FAULTS = (
@@ -149,6 +152,18 @@ FAULTS = (
           setting("target", "engine", "tensor_parallel", to=9)),
     Fault("more ranks than the pod has GPUs", "gpus_are_asked_for_where_they_are_used",
           setting("target", "engine", "tensor_parallel", to=2)),
+    Fault("fewer GPUs than ranks", "replicas_fit_into_pods",
+          container("target", "resources", "limits", "nvidia.com/gpu", to="2"), LARGE),
+    Fault("one rank where a pod has four GPUs", "gpus_are_asked_for_where_they_are_used",
+          setting("target", "engine", "tensor_parallel", to=1), LARGE),
+    Fault("CPUs for one rank of four", "replicas_fit_into_pods",
+          container("target", "resources", "limits", "cpu", to="8"), LARGE),
+    Fault("ranks with a container's own shared memory", "ranks_have_shared_memory",
+          lambda objects: unmount(objects, "target", "shared-memory"), LARGE),
+    Fault("shared memory on a disk", "ranks_have_shared_memory",
+          empty_volume("target", "shared-memory", to={"sizeLimit": "16Gi"}), LARGE),
+    Fault("shared memory that takes all", "ranks_have_shared_memory",
+          empty_volume("target", "shared-memory", to={"medium": "Memory", "sizeLimit": "160Gi"}), LARGE),
     Fault("two orchestrators to a pod", "replicas_fit_into_pods", setting("orchestrator", "num_cpus", to=1)),
     Fault("fewer pods than replicas", "groups_can_hold_all_replicas", group("draft", "maxReplicas", to=2)),
     Fault("no room for an update", "groups_can_hold_all_replicas", group("draft", "maxReplicas", to=8)),

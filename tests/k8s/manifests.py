@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import yaml
 
 from core.config import ServiceConfig
+from deploy.serve import bundles
 from deploy.settings import parse_config
 
 Manifest = dict[str, Any]
 Objects = Sequence[Manifest]
 ROLE = "outrider.dev/role"
+GPU = "nvidia.com/gpu"
 PART_OF = {"app.kubernetes.io/part-of": "outrider"}
 WORKER_ROLES = ("orchestrator", "draft", "target")
 
@@ -136,16 +139,20 @@ def least_replicas(deployment: Any) -> int:
     return count
 
 
-def num_ranks(deployment: Any) -> int:
-    """Processes that share one replica's model; an orchestrator has none."""
-    engine = getattr(deployment, "engine", None)
-    return engine.tensor_parallel if engine is not None else 1
+def replica_resources(deployment: Any) -> Counter[str]:
+    """What Ray reserves for a replica, by the names of its resources: for all ranks, which are in one pod."""
+    if not hasattr(deployment, "engine"):
+        return Counter(CPU=deployment.num_cpus)
+    total: Counter[str] = Counter()
+    for bundle in bundles(deployment):
+        total.update(bundle)  # type: ignore[arg-type]  # shares count, too
+    return total
 
 
-def gpus_of_a_replica(deployment: Any) -> float:
-    """Of all its ranks, which are in one pod."""
-    count: float = num_ranks(deployment) * getattr(deployment, "num_gpus", 0.0)
-    return count
+def ray_resources(pod: Pod) -> dict[str, float]:
+    """What KubeRay tells Ray that a pod has: the limits of its container."""
+    limits = pod.ray["resources"]["limits"]
+    return {"CPU": cpus(limits["cpu"]), "GPU": float(limits.get(GPU, 0))}
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
@@ -175,3 +182,9 @@ def cpus(quantity: str | float) -> float:
     """Kubernetes' quantity of CPUs as a number."""
     text = str(quantity)
     return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+
+
+def gibibytes(quantity: str) -> float:
+    """Kubernetes' quantity of memory as a number of GiB."""
+    unit = {"Mi": 2**-10, "Gi": 1.0, "Ti": 2**10}[quantity[-2:]]
+    return float(quantity[:-2]) * unit

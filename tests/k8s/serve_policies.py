@@ -14,32 +14,28 @@ from deploy.cli.planning.check import CheckOptions
 from deploy.files import STOP_FILE
 from deploy.launch.cluster import MAX_MESSAGE_BYTES, SERVE_ENVIRONMENT, SERVICERS
 from deploy.link.tls import TLS_DIR
-from deploy.serve.deployments import REPLICA_CPUS
 from tests.deploy.cli.parsing import parsed
 from tests.k8s.manifests import (
     ROLE,
     Objects,
     Pod,
     cluster,
-    cpus,
     deployments,
-    gpus_of_a_replica,
     least_replicas,
     most_replicas,
-    num_ranks,
     pods,
     ray_pods,
+    ray_resources,
     ray_service,
+    replica_resources,
     serve_config,
     settings,
     worker_pods,
 )
-from workers.attention.paged_self_test import BLOCK_MULTIPLE
 
 IMAGE_ROOT = Path("/opt/outrider")
 """Where deploy/Dockerfile puts the repository."""
 REPOSITORY = Path(__file__).resolve().parents[2]
-GPU = "nvidia.com/gpu"
 TOKENS = "outrider-tokens"
 CERTIFICATES = "outrider-link-tls"
 LOADING_S = 900.0
@@ -141,16 +137,14 @@ def groups_are_labelled_alike(objects: Objects) -> Iterator[str]:
 
 
 def replicas_fit_into_pods(objects: Objects) -> Iterator[str]:
-    """One replica, with its engine, to a pod: it must fit, and a second one must not."""
+    """One replica to a pod, with its engine and all ranks of it: it must fit, and a second one must not."""
     by_role = {pod.role: pod for pod in worker_pods(objects)}
     for role, deployment in deployments(settings(objects)).items():
-        beside = 0.0 if role == "orchestrator" else REPLICA_CPUS
-        wanted = num_ranks(deployment) * deployment.num_cpus + beside
-        offered = cpus(by_role[role].ray["resources"]["limits"]["cpu"])
-        num_gpus = gpus_of_a_replica(deployment)
-        if wanted > offered + 1e-9:
-            yield f"{role}: a replica wants {wanted} CPUs, a pod has {offered}"
-        elif 2 * wanted <= offered and 2 * num_gpus <= _gpus(by_role[role]):
+        wanted, offered = replica_resources(deployment), ray_resources(by_role[role])
+        short = [name for name in wanted if wanted[name] > offered.get(name, 0) + 1e-9]
+        for name in short:
+            yield f"{role}: a replica wants {name} {wanted[name]:g}, a pod has {offered.get(name, 0):g}"
+        if not short and all(2 * wanted[name] <= offered[name] for name in wanted):
             yield f"{role}: two replicas fit into one pod, and would die together"
 
 
@@ -165,40 +159,6 @@ def groups_can_hold_all_replicas(objects: Objects) -> Iterator[str]:
             yield f"{role}: {least} pods are kept for {least_replicas(deployment)} replicas"
         if not least <= groups[role]["replicas"] <= most:
             yield f"{role}: replicas must be between minReplicas and maxReplicas"
-
-
-def gpus_are_asked_for_where_they_are_used(objects: Objects) -> Iterator[str]:
-    by_role = {pod.role: pod for pod in worker_pods(objects)}
-    for role, deployment in deployments(settings(objects)).items():
-        pod, num_gpus = by_role[role], gpus_of_a_replica(deployment)
-        is_cuda = role != "orchestrator" and deployment.engine.device.startswith("cuda")
-        if is_cuda != (num_gpus > 0) or num_gpus != _gpus(pod):
-            yield f"{role}: device, num_gpus ({num_gpus:g}) and the pod's {GPU} ({_gpus(pod)}) must agree"
-        if num_gpus and "cuda" not in pod.ray["image"]:
-            yield f"{role}: {pod.ray['image']} is not the image with CUDA"
-        if num_gpus and not pod.spec.get("nodeSelector"):
-            yield f"{role}: a nodeSelector must say which GPU"
-        tolerated = [toleration["key"] for toleration in pod.spec.get("tolerations", ())]
-        if num_gpus and GPU not in tolerated:
-            yield f"{role}: must tolerate the taint of GPU nodes"
-
-
-def gpu_engines_compute_in_bfloat16(objects: Objects) -> Iterator[str]:
-    for role, deployment in deployments(settings(objects)).items():
-        if role != "orchestrator" and deployment.engine.device == "cuda" and deployment.engine.dtype != "bfloat16":
-            yield f"{role}: dtype on a GPU is bfloat16, got {deployment.engine.dtype}"
-
-
-def gpu_engines_run_as_on_a_gpu(objects: Objects) -> Iterator[str]:
-    """The defaults are a CPU's: KV is gathered for every step, and Python asks for each kernel of it."""
-    for role, deployment in deployments(settings(objects)).items():
-        if role == "orchestrator" or not deployment.engine.device.startswith("cuda"):
-            continue
-        if deployment.engine.block_tokens % BLOCK_MULTIPLE:
-            got = deployment.engine.block_tokens
-            yield f"{role}: block_tokens must be a multiple of {BLOCK_MULTIPLE}, or KV is gathered; got {got}"
-        if not deployment.engine.compile and deployment.engine.tensor_parallel == 1:
-            yield f"{role}: compile must be true, or no step is recorded as a CUDA graph"
 
 
 def models_are_where_settings_say(objects: Objects) -> Iterator[str]:
@@ -327,10 +287,6 @@ def _folder_of(pod: Pod, secret: str) -> str | None:
     return next((mount["mountPath"] for mount in pod.ray["volumeMounts"] if mount["name"] in volumes), None)
 
 
-def _gpus(pod: Pod) -> int:
-    return int(pod.ray["resources"]["limits"].get(GPU, 0))
-
-
 def _is_in_image(model: Path) -> bool:
     if not model.is_relative_to(IMAGE_ROOT):
         return False
@@ -354,9 +310,6 @@ CHECKS = (
     groups_are_labelled_alike,
     replicas_fit_into_pods,
     groups_can_hold_all_replicas,
-    gpus_are_asked_for_where_they_are_used,
-    gpu_engines_compute_in_bfloat16,
-    gpu_engines_run_as_on_a_gpu,
     models_are_where_settings_say,
     downloads_are_checked_by_their_headers,
     streams_may_end,

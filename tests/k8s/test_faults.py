@@ -1,19 +1,17 @@
-"""Each check finds what it is there for: one planted fault at a time, in a composition with everything in it."""
+"""Each check finds what it is there for: one planted fault at a time, in a composition with all that matters."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.k8s.compositions import OPTIONS, Composition, objects
+from tests.k8s.compositions import objects
 from tests.k8s.faults import FAULTS, Fault
 from tests.k8s.test_manifests import CHECKS
-
-EVERYTHING = Composition("gke", OPTIONS)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
 def test_fault_is_found_by_its_check(fault: Fault) -> None:
-    changed = objects(EVERYTHING)
+    changed = objects(fault.composition)
     assert not list(CHECKS[fault.check](changed)), "the check complains about what is right"
     fault.change(changed)
     assert list(CHECKS[fault.check](changed)), f"{fault.check} did not notice: {fault.what}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.k8s import (
+    gpu_policies,
     monitoring_policies,
     network_policies,
     pod_policies,
@@ -14,11 +15,20 @@ from tests.k8s import (
     serve_policies,
     service_policies,
 )
-from tests.k8s.compositions import ALL, K8S, OPTIONS, OVERLAYS, Composition, objects
+from tests.k8s.changes import container, setting
+from tests.k8s.compositions import ALL, K8S, LARGE, OPTIONS, OVERLAYS, TENSOR_PARALLEL, Composition, objects
 from tests.k8s.manifests import Objects, pods
 from tests.k8s.network_policies import egress
 
-MODULES = (schema_checks, pod_policies, serve_policies, network_policies, service_policies, monitoring_policies)
+MODULES = (
+    schema_checks,
+    pod_policies,
+    serve_policies,
+    gpu_policies,
+    network_policies,
+    service_policies,
+    monitoring_policies,
+)
 CHECKS: dict[str, Callable[[Objects], Iterator[str]]] = {
     check.__name__: check for module in MODULES for check in module.CHECKS
 }
@@ -44,7 +54,15 @@ def test_every_folder_is_composed() -> None:
     components = {path.parent.name for path in K8S.glob("components/*/kustomization.yaml")}
     named = "".join(path.read_text() for path in K8S.glob("overlays/*/kustomization.yaml"))
     assert overlays == set(OVERLAYS)
-    assert {name for name in components if f"components/{name}" not in named} == set(OPTIONS)
+    assert {name for name in components if f"components/{name}" not in named} == {TENSOR_PARALLEL, *OPTIONS}
+
+
+def test_eight_ranks_fit_where_a_patch_gives_eight_gpus() -> None:
+    rendered = objects(LARGE)
+    setting("target", "engine", "tensor_parallel", to=8)(rendered)
+    resources = {"cpu": "36", "memory": "384Gi", "nvidia.com/gpu": "8"}
+    container("target", "resources", to={"requests": resources, "limits": resources})(rendered)
+    assert not [complaint for check in CHECKS.values() for complaint in check(rendered)]
 
 
 def test_checks_have_names_of_their_own() -> None:
