@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import inf, isfinite
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -34,6 +35,9 @@ from workers.sampling import Row, sampler, verify
 from workers.sampling.prompt_scores import take_scores
 from workers.step import Readback, StepRows, upload
 
+JUDGED_SCORES = 1 << 24
+"""Scores that are judged at a time: those of a hundred rows of a large vocabulary. Truncation by top-p takes 48 bytes
+for each, so that a step of a thousand rows would take more memory than is left beside the KV cache of a GPU."""
 _UNSOUND = (
     "NaN or infinite scores of the target for this sequence: its logits, or its masks, penalties and bias on them"
 )
@@ -45,7 +49,7 @@ class _Judged:
 
     job: VerifyJob
     start: int
-    """Index of its first row in the logits of the step."""
+    """Index of its first row in the logits of its part of the step."""
     rows: list[Row]
     """Of the root, then of each node of the block."""
     block: TokenTree
@@ -76,6 +80,15 @@ class _Scored:
             return is_bad, [not (isfinite(logit) and score < inf) for logit, score in largest]
 
         return found
+
+
+class _Sound(NamedTuple):
+    """A job that gets a verdict."""
+
+    item: _Judged
+    outcome: Outcome
+    logits: Tensor
+    """In which the item's rows are."""
 
 
 class TargetEngine(Engine[VerifyRequest, VerifyReply]):
@@ -159,16 +172,21 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         return take_scores(asked, logits)
 
     def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> bool:
-        left = list(_stretches(jobs))
-        scored = _Scored(logits, sampler.adjusted(logits, [row for item in left for row in item.rows]))
-        while left:
-            left = self._judge(left, scored)
+        sound: list[_Sound] = []
+        for part, of_part in _parts(jobs, logits):
+            left = list(_stretches(part))
+            scored = _Scored(of_part, sampler.adjusted(of_part, [row for item in left for row in item.rows]))
+            while left:
+                left = self._judge(left, scored, sound)
+        if jobs:
+            self._conclude(sound)
         return bool(jobs)
 
-    def _judge(self, items: Sequence[_Judged], scored: _Scored) -> list[_Judged]:
-        """Answer the jobs; returns those with a guess after which nothing can be drawn, to be verified again.
+    def _judge(self, items: Sequence[_Judged], scored: _Scored, sound: list[_Sound]) -> list[_Judged]:
+        """Decide on the jobs: refuse what is unsound, and add the others to `sound` with their outcomes.
 
-        All that decides is read back at once. The host waits a second time only for log probabilities.
+        Returns those with a guess after which nothing can be drawn, to be verified again. All that decides is read back
+        at once. The host waits a second time only for log probabilities.
         """
         readback = Readback()
         soundness = scored.soundness(readback)
@@ -178,7 +196,6 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         asked = [(of_rule, self._ask(name, of_rule, scored.scores, readback)) for name, of_rule in by_rule.items()]
         readback.wait()
         is_bad, is_spoilt = soundness()
-        sound: list[tuple[_Judged, Outcome]] = []
         again: list[_Judged] = []
         for item, outcome in chain.from_iterable(zip(of_rule, outcomes(), strict=True) for of_rule, outcomes in asked):
             where = slice(item.start, item.start + len(item.rows))
@@ -192,14 +209,13 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             elif any(guesses) and (has_spoilt or not item.rule.needs_q):
                 again.append(_without_guesses(item))
             elif any(guesses) and item.rule.takes_trees:
-                sound.append((item, _ending_before(item, outcome, guesses)))
+                sound.append(_Sound(item, _ending_before(item, outcome, guesses), scored.logits))
             elif any(guesses[:-1]):
                 again.append(_up_to(item, guesses.index(True) + 1))
             elif any(guesses):
-                sound.append((item, _with_last_as_next(item, outcome)))
+                sound.append(_Sound(item, _with_last_as_next(item, outcome), scored.logits))
             else:
-                sound.append((item, outcome))
-        self._conclude(sound, scored.logits)
+                sound.append(_Sound(item, outcome, scored.logits))
         return again
 
     @staticmethod
@@ -213,17 +229,18 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         log_p = scores if rows[0].sampling.is_greedy else sampler.distribution(scores, rows)
         return verify.verify(rule, blocks, log_p, rows, readback)
 
-    def _conclude(self, judged: Sequence[tuple[_Judged, Outcome]], logits: Tensor) -> None:
+    def _conclude(self, judged: Sequence[_Sound]) -> None:
+        """Answer these jobs, of one pass."""
         readback = Readback()
-        asked = [_logprobs(item, outcome, logits, readback) for item, outcome in judged]
+        asked = [_logprobs(item, outcome, logits, readback) for item, outcome, logits in judged]
         readback.wait()
-        for item, outcome in judged:
+        for item, outcome, _ in judged:
             self._roll_back(item.job, outcome.path)
             self._publish(item.job.held)
-        verified = [(item.job.request, item.job.held.log, outcome) for item, outcome in judged]
+        verified = [(item.job.request, item.job.held.log, outcome) for item, outcome, _ in judged]
         self.take_offers()
         continued, following, refused = self._continuations.after_pass(verified, self._can_go_on)
-        for (item, outcome), logprobs, number in zip(judged, asked, continued, strict=True):
+        for (item, outcome, _), logprobs, number in zip(judged, asked, continued, strict=True):
             self._answer(item.job, self._verdict(item.job, outcome, tuple(logprobs()), number))
         self._answers += refused
         for ticket, request in following:
@@ -259,6 +276,19 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
 def _nothing() -> None:
     """The default for `take_offers`: without a thread, offers come between steps."""
+
+
+def _parts(jobs: Sequence[VerifyJob], logits: Tensor) -> Iterator[tuple[Sequence[VerifyJob], Tensor]]:
+    """The jobs of a step with their rows of `logits` [R, V], as many at a time as have JUDGED_SCORES; one at least."""
+    first = first_row = end_row = 0
+    for index, job in enumerate(jobs):
+        num_rows = 1 + len(job.block)
+        if first < index and (end_row + num_rows - first_row) * logits.shape[1] > JUDGED_SCORES:
+            yield jobs[first:index], logits[first_row:end_row]
+            first, first_row = index, end_row
+        end_row += num_rows
+    if jobs:
+        yield jobs[first:], logits[first_row:end_row]
 
 
 def _stretches(jobs: Sequence[VerifyJob]) -> Iterator[_Judged]:

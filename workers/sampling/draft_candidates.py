@@ -62,6 +62,8 @@ class DraftRow:
 
 CPU_CACHE_NUMBERS = 1 << 18
 """Numbers that fit into the cache of one CPU core: a megabyte of float32."""
+GPU_NUMBERS = 1 << 24
+"""Numbers of one batch on a GPU: a hundred rows of a large vocabulary. Truncation by top-p takes 48 bytes for each."""
 _Draw: TypeAlias = tuple[int, SparseDistribution]
 _Found: TypeAlias = Callable[[], list[Candidates]]
 _Sound: TypeAlias = Callable[[], list[Candidates | None]]
@@ -94,8 +96,9 @@ def _rows(logits: Tensor, index: Sequence[int]) -> Tensor:
 
 def _batches(draft_rows: Sequence[DraftRow], logits: Tensor) -> Iterator[list[int]]:
     """Indices of rows of one kind; on a CPU in batches that fit into its cache, or each operator would go through
-    memory."""
-    most = max(1, CPU_CACHE_NUMBERS // logits.shape[1]) if logits.device.type == "cpu" else len(draft_rows)
+    memory; on a GPU in batches whose intermediate results fit into what the KV cache leaves."""
+    numbers = CPU_CACHE_NUMBERS if logits.device.type == "cpu" else GPU_NUMBERS
+    most = max(1, numbers // logits.shape[1])
     for kind in Kind:
         index = [i for i, draft_row in enumerate(draft_rows) if draft_row.kind is kind]
         yield from (index[start : start + most] for start in range(0, len(index), most))

@@ -16,6 +16,9 @@ from core import noise
 from core.noise import Key
 from workers.step import upload
 
+FRESH_NUMBERS = 1 << 23
+"""Numbers of noise that a GPU makes at a time: each takes 92 bytes while Philox and the logarithms are computed."""
+
 
 def gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
     """Gumbel noise [R, V] of each key, with the bits of `core.noise.gumbel_rows`; recent rows come from a cache."""
@@ -71,7 +74,14 @@ def _new_gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device)
     """On a CPU by numpy, in half the time of torch."""
     if device.type == "cpu":
         return torch.from_numpy(noise.gumbel_rows(keys, vocab_size))
-    return _gumbel_on_device(upload(list(keys), device), vocab_size)
+    return _gumbel_in_parts(upload(list(keys), device), vocab_size)
+
+
+def _gumbel_in_parts(keys: Tensor, vocab_size: int) -> Tensor:
+    """The noise of a wide step in several goes, so that intermediate results take a bounded part of a GPU's memory."""
+    most = max(1, FRESH_NUMBERS // vocab_size)
+    parts = [_gumbel_on_device(keys[first : first + most], vocab_size) for first in range(0, len(keys), most)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _gumbel_on_device(keys: Tensor, vocab_size: int) -> Tensor:

@@ -19,6 +19,7 @@ from core.speculation.candidates import MAX_RANKS
 from core.speculation.token_tree import NO_Q, NO_TOKEN
 from tests.workers.sampling.test_sampler import PROMPT, VOCAB_SIZE, allowed_by, random_logits, rows
 from tests.workers.step.readbacks import at_once
+from workers.sampling import draft_candidates
 from workers.sampling import sampler as twin
 from workers.sampling.draft_candidates import DraftRow, Kind, propose
 from workers.sampling.sampler import Row
@@ -156,3 +157,11 @@ def test_the_largest_are_found_wherever_in_the_vocabulary_they_are(vocab_size, c
     expected = scores.topk(min(count, vocab_size))
     assert torch.equal(ids, expected.indices)
     assert torch.equal(values, expected.values)
+
+
+def test_a_gpu_gets_rows_of_one_kind_in_batches_that_its_memory_holds(monkeypatch):
+    rows = [place(Row(Sampling(seed=i, temperature=0.9 * (i % 3 > 0)), 10, [], 3)) for i in range(30)]
+    logits = torch.empty(30, VOCAB_SIZE, device="meta")
+    assert [len(batch) for batch in draft_candidates._batches(rows, logits)] == [10, 20]
+    monkeypatch.setattr(draft_candidates, "GPU_NUMBERS", 8 * VOCAB_SIZE)
+    assert [len(batch) for batch in draft_candidates._batches(rows, logits)] == [8, 2, 8, 8, 4]

@@ -154,6 +154,17 @@ def test_noise_is_equal_bit_for_bit(keys):
     assert np.array_equal(gumbel.gumbel_rows(keys + keys, 103, CPU).numpy(), np.concatenate([expected, expected]))
 
 
+def test_noise_of_many_rows_is_made_in_parts_with_the_same_bits(monkeypatch):
+    keys = torch.tensor([noise.key(seed, seed % 7, seed % 5, Purpose.SHARED) for seed in range(20)])
+    whole = gumbel._gumbel_in_parts(keys, 103)
+    on_device, sizes = gumbel._gumbel_on_device, []
+    monkeypatch.setattr(gumbel, "FRESH_NUMBERS", 6 * 103)
+    monkeypatch.setattr(gumbel, "_gumbel_on_device", lambda *given: sizes.append(len(given[0])) or on_device(*given))
+    assert torch.equal(gumbel._gumbel_in_parts(keys, 103), whole)
+    assert sizes == [6, 6, 6, 2]
+    assert np.array_equal(whole.numpy(), noise.gumbel_rows(keys.tolist(), 103))
+
+
 def test_noise_is_equal_bit_for_bit_on_a_gpu():
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
