@@ -6,6 +6,7 @@ from Python.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -26,11 +27,14 @@ from deploy.serve import (
     TargetWorker,
     bundles,
     draft_router,
+    excess_rows,
     most_replicas,
     replicas,
     target_router,
 )
 from deploy.settings import parse_fleet
+
+logger = logging.getLogger(__name__)
 
 APPLICATION = "outrider"
 HEALTH_PERIOD_S = 1.0
@@ -94,6 +98,8 @@ def as_fleet(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> FleetCo
 
 def _member(fleet: FleetConfig, model: ServiceConfig, shared: Mapping[str, Application], engines: Engines) -> Any:
     """The deployments of one model; their names tell the models apart where there are several."""
+    if (problem := excess_rows(model)) is not None:
+        logger.warning("%s: %s", model.model_name, problem)
     suffix = f"-{model.model_name}" if len(fleet.models) > 1 else ""
     targets = worker(TargetWorker, model.target, _name(f"target{suffix}"))
     target = targets.options(request_router_config=target_router()).bind(model.target, model.model_name, engines.target)

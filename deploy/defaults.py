@@ -20,6 +20,12 @@ SOURCE = "what is here"
 """Source of these settings, as errors and --print-config name it."""
 GPU_BLOCK_TOKENS = 256
 """The least that attention on a GPU reads in place, and that small steps need to be recorded."""
+GPU_STEP_TOKENS = 2048
+"""Rows of a step on a GPU: larger steps compute prompts no faster, and 62 sessions have room for blocks of 32. Each row
+takes activations (0.25 MB in a 32B: half a gigabyte for all). One that is verified takes its logits, too, 6 bytes for
+each token of the vocabulary (0.9 MB of 152,000: 1.9 GB); a hundred at a time are judged, in 1.3 GB more."""
+GPU_CHUNK_TOKENS = 1024
+"""Most rows of prefill beside decoding; `prefill_stretch` decides below that by what steps take."""
 SHARES = {"target": 0.6, "draft": 0.2}
 """Of a GPU's free memory, for KV, where both models are on it: what is left is for weights that load meanwhile."""
 FRACTIONS = {"target": 0.7, "draft": 0.3}
@@ -71,6 +77,8 @@ def _on_gpu(role: str, stored: str | None, *, is_shared: bool) -> list[Setting]:
         "kv_cache_tokens": None,
         "kv_memory_share": SHARES[role] if is_shared else EngineConfig("any").kv_memory_share,
         "block_tokens": GPU_BLOCK_TOKENS,
+        "max_step_tokens": GPU_STEP_TOKENS,
+        "prefill_chunk_tokens": GPU_CHUNK_TOKENS,
         "compile": True,
     }
     values = {f"{role}.engine.{name}": value for name, value in engine.items()}

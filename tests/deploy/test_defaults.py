@@ -33,6 +33,8 @@ def chosen(facts):
         (1, {"target": "float32"}, {"target.engine.dtype": "float32"}),
         (1, {"target": None}, {"target.engine.dtype": "bfloat16", "target.engine.device": "cuda"}),
         (1, {"target": None}, {"target.engine.kv_cache_tokens": None, "target.engine.compile": True}),
+        (2, {"target": None, "draft": None}, {f"{role}.engine.max_step_tokens": 2048 for role in ("target", "draft")}),
+        (1, {"target": None}, {"target.engine.prefill_chunk_tokens": 1024}),
     ],
 )
 def test_a_machine_and_what_is_taken_there(num_gpus, dtypes, expected):

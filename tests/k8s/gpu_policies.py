@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deploy.defaults import GPU_CHUNK_TOKENS, GPU_STEP_TOKENS
+from deploy.serve import excess_rows
 from tests.k8s.manifests import (
     GPU,
     Objects,
@@ -55,6 +57,16 @@ def gpu_engines_run_as_on_a_gpu(objects: Objects) -> Iterator[str]:
             yield f"{role}: block_tokens must be a multiple of {BLOCK_MULTIPLE}, or KV is gathered; got {got}"
         if not deployment.engine.compile and deployment.engine.tensor_parallel == 1:
             yield f"{role}: compile must be true, or no step is recorded as a CUDA graph"
+        least = {"max_step_tokens": GPU_STEP_TOKENS, "prefill_chunk_tokens": GPU_CHUNK_TOKENS}
+        for name, rows in least.items():
+            if getattr(deployment.engine, name) < rows:
+                yield f"{role}: {name} of a GPU is at least {rows}, got {getattr(deployment.engine, name)}"
+
+
+def blocks_of_all_sessions_fit_into_a_pass(objects: Objects) -> Iterator[str]:
+    """Or they are verified in several, one after the other, while drafting is priced by one."""
+    if (problem := excess_rows(settings(objects))) is not None:
+        yield problem
 
 
 def ranks_have_shared_memory(objects: Objects) -> Iterator[str]:
@@ -81,5 +93,6 @@ CHECKS = (
     gpus_are_asked_for_where_they_are_used,
     gpu_engines_compute_in_bfloat16,
     gpu_engines_run_as_on_a_gpu,
+    blocks_of_all_sessions_fit_into_a_pass,
     ranks_have_shared_memory,
 )
