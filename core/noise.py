@@ -20,7 +20,7 @@ Word: TypeAlias = Any
 Real: TypeAlias = Any
 """numpy float64 array or torch float64 tensor."""
 Frexp: TypeAlias = Callable[[Real], tuple[Real, Real]]
-"""x -> (mantissa in [1/2, 1), exponent), both float64."""
+"""x -> (mantissa in [1/2, 1), exponent), both float64 and of its own memory."""
 Key: TypeAlias = tuple[int, int, int, int]
 """(seed as int64, position, row, purpose)."""
 
@@ -32,8 +32,9 @@ _NUM_ROUNDS = 10
 _SQRT_HALF = math.sqrt(0.5)
 _LN_2 = math.log(2.0)
 _ATANH_SERIES = tuple(1.0 / (2 * k + 1) for k in range(7))
-_MAX_CHUNK = 1 << 16
-"""Numbers computed at once: a few arrays of this size fit the cache."""
+_MAX_CHUNK = 1 << 13
+"""Numbers computed at once: a few arrays of this size fit the cache, and the heap has memory for them. Eight times as
+many take twice the time, because each array is made of pages that the kernel has to hand out."""
 
 
 ROWS_APART = 1 << 16
@@ -65,14 +66,19 @@ class Purpose(IntEnum):
 def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
     """The four words of Philox4x32-10. Source: Salmon et al. 2011, section 3.3.
 
-    A product of two words may wrap to a negative int64; masking after the shift recovers its high half.
+    A product of two words may wrap to a negative int64; masking after the shift recovers its high half. What is
+    changed in place was made here: each new array costs more than what is computed in it.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_NUM_ROUNDS):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1 = ((product1 >> 32) ^ c1 ^ k0) & _MASK, product1 & _MASK
-        c2, c3 = ((product0 >> 32) ^ c3 ^ k1) & _MASK, product0 & _MASK
+        c0, c2 = (product1 >> 32) ^ c1 ^ k0, (product0 >> 32) ^ c3 ^ k1
+        c0 &= _MASK
+        c2 &= _MASK
+        product1 &= _MASK
+        product0 &= _MASK
+        c1, c3 = product1, product0
         k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
     return c0, c1, c2, c3
 
@@ -89,18 +95,34 @@ def log(x: Real, frexp: Frexp) -> Real:
     """
     mantissa, exponent = frexp(x)
     is_low = (mantissa < _SQRT_HALF) * 1.0
-    mantissa = mantissa + mantissa * is_low
-    s = (mantissa - 1.0) / (mantissa + 1.0)
+    exponent -= is_low
+    is_low += 1.0
+    mantissa *= is_low
+    s = mantissa - 1.0
+    mantissa += 1.0
+    s /= mantissa
     z = s * s
-    series = z * _ATANH_SERIES[-1] + _ATANH_SERIES[-2]
+    series = z * _ATANH_SERIES[-1]
+    series += _ATANH_SERIES[-2]
     for coefficient in _ATANH_SERIES[-3::-1]:
-        series = series * z + coefficient
-    return s * series * 2.0 + (exponent - is_low) * _LN_2
+        series *= z
+        series += coefficient
+    s *= series
+    s *= 2.0
+    exponent *= _LN_2
+    s += exponent
+    return s
 
 
 def gumbel_of(bits: Real, frexp: Frexp) -> Real:
     """-log(-log(u)), in [-3.14, 22.88], for u = (bits + 1/2) / 2^32; float64 holds 1 - u exactly."""
-    return -log(-log((bits + 0.5) * 2.0**-32, frexp), frexp)
+    uniforms = bits + 0.5
+    uniforms *= 2.0**-32
+    logs = log(uniforms, frexp)
+    logs *= -1.0
+    logs = log(logs, frexp)
+    logs *= -1.0
+    return logs
 
 
 def _frexp(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -121,8 +143,10 @@ def gumbel_rows(keys: Sequence[Key] | NDArray[np.int64], vocab_size: int) -> NDA
     chunk = max(1, _MAX_CHUNK // (4 * max(1, num_rows)))
     for start in range(0, num_blocks, chunk):
         blocks = np.arange(start, min(start + chunk, num_blocks))
-        bits = np.stack(words(blocks, *columns), axis=-1).reshape(num_rows, -1)
-        noise[:, 4 * start : 4 * start + bits.shape[1]] = gumbel_of(bits.astype(np.float64), _frexp)
+        bits = np.empty((num_rows, len(blocks), 4))
+        for place, word in enumerate(words(blocks, *columns)):
+            bits[:, :, place] = word
+        noise[:, 4 * start : 4 * (start + len(blocks))] = gumbel_of(bits, _frexp).reshape(num_rows, -1)
     return noise[:, :vocab_size]
 
 
