@@ -2,7 +2,7 @@
 
 from workers.attention.paged import Kernel, PagedPlan, inputs_in_shape, paged_inputs
 from workers.attention.paged_self_test import find_kernel
-from workers.attention.seam import ATTENTION, Attention, LayerProbe
+from workers.attention.seam import ATTENTION, Attention, LayerProbe, is_recorded
 
 __all__ = [
     "ATTENTION",
@@ -12,5 +12,6 @@ __all__ = [
     "PagedPlan",
     "find_kernel",
     "inputs_in_shape",
+    "is_recorded",
     "paged_inputs",
 ]

@@ -19,6 +19,7 @@ from workers.step import AttentionGroup, LayerShape, StepPlan
 
 ATTENTION = "outrider"
 """The name under which transformers finds `attend`. No mask is registered under it, so models make none."""
+_JIT: Any = torch.jit  # it has no types
 
 
 @dataclass(slots=True)
@@ -64,13 +65,19 @@ def attend(
     if not getattr(module, "is_causal", True):
         raise UnsupportedModel(f"layer {layer} is bidirectional; only causal attention is supported")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    if torch.compiler.is_exporting():  # compiled code gets its plan from `operators`
+    if is_recorded():  # what was recorded gets its plan from `operators`
         return torch.ops.outrider.attend(query, key, value, layer, scale, sliding_window, softcap, s_aux), None
     if plan is None:
         raise UnsupportedModel("the model does not pass keyword arguments on to its attention layers")
     if isinstance(plan, LayerProbe):
         return plan.record(layer, query, key, value, sliding_window), None
     return Attention(scale, sliding_window, softcap, s_aux).run_layer(layer, plan, query, key, value), None
+
+
+def is_recorded() -> bool:
+    """Whether the model's code is being recorded: then what cannot be, because it needs the step's plan, is an
+    operator."""
+    return torch.compiler.is_exporting() or bool(_JIT.is_tracing())
 
 
 @dataclass(frozen=True, slots=True)

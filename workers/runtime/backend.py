@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from core.config import EngineConfig
 from workers.attention import Kernel, PagedPlan
@@ -51,6 +51,9 @@ class Backend(ABC):
     is_compiled: ClassVar[bool] = True
     """True for a backend that the warm-up builds: it has to give the logits of the backend below it, or is not used,
     and steps that it does not run are counted as eager. False for one that runs every step from the start."""
+    keeps_bits: ClassVar[bool] = False
+    """True for a backend that runs the operators of the one below it in the same order: its logits have to be equal
+    to those bit for bit, so that nothing but time depends on whether it was built."""
 
     def __init__(self, context: BackendContext) -> None:
         self.context = context
@@ -59,6 +62,11 @@ class Backend(ABC):
     @abstractmethod
     def suits(cls, config: EngineConfig) -> bool:
         """Whether this backend is for these settings, their device and their number of ranks."""
+
+    @classmethod
+    def is_worth_it(cls, model: Any) -> bool:  # noqa: ARG003
+        """Whether steps of this model gain enough for the time that building takes."""
+        return True
 
     @classmethod  # noqa: B027  most leave weights as they are
     def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
@@ -77,6 +85,17 @@ class Backend(ABC):
 
         None, with nothing written, for a step that this backend does not run.
         """
+
+
+class LogitsModule(nn.Module):
+    """The model's forward in the terms of a step, to be recorded: attention is an operator then, without a plan."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
+        return model_logits(self.model, ids, positions, wanted, None)
 
 
 def model_logits(

@@ -42,19 +42,21 @@ class BackendStack:
         self._context = context
         self._all_min = all_min
         self._base = base(context)
-        self._to_build = compiled
+        self._to_build = [kind for kind in compiled if kind.is_worth_it(context.model)]
         self._built: list[Backend] = []
         self.num_base_steps = 0
         """The number of steps that the base has run."""
 
     @property
     def is_compiled(self) -> bool:
-        return bool(self._built)
+        """Whether a backend runs steps whose logits may differ from the base's."""
+        return not all(backend.keeps_bits for backend in self._built)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the backends that run steps, in the order in which they are tried."""
-        return tuple(type(backend).__name__ for backend in (*self._built, self._base))
+        """Names of the backends that logits may depend on, in the order in which they are tried."""
+        changing = (backend for backend in self._built if not backend.keeps_bits)
+        return tuple(type(backend).__name__ for backend in (*changing, self._base))
 
     def run(self, step: Step) -> Tensor:
         """As `Backend.run`, by the first backend that runs such a step.  # [rows or more, vocab]"""
@@ -77,13 +79,15 @@ class BackendStack:
             config = self._context.config
             self._warn(name, f"no compiled backend suits tensor_parallel {config.tensor_parallel} on {config.device}")
         while self._to_build:
-            want = self_test.logits()
+            kind = self._to_build[-1]
+            test = self_test.brief() if kind.keeps_bits else self_test
+            want = test.logits()
             try:
                 self.build(progress)
             except BackendUnavailable as error:
-                self._warn(name, str(error))
+                self._explain(name, kind, str(error))
                 continue
-            reason = self._failure(self_test, want)
+            reason = self._failure(test, want)
             if reason is not None:
                 self.drop(name, reason)
 
@@ -101,22 +105,31 @@ class BackendStack:
 
     def drop(self, name: str, reason: str) -> None:
         """Remove the backend that was built last."""
-        del self._built[0]
-        self._warn(name, reason)
+        self._explain(name, type(self._built.pop(0)), reason)
 
     def close(self) -> None:
         """Stop the other ranks that run these steps; a single process has none."""
 
     def _failure(self, self_test: SelfTest, want: Tensor) -> str | None:
-        """What is wrong with the backend built last; None if its logits are right up to rounding."""
+        """What is wrong with the backend built last; None if its logits are right, up to rounding if it may round."""
         try:
             got = self_test.logits()
         except FAILURES as error:
             return first_line(error)
+        if self._built[0].keeps_bits:
+            return None if torch.equal(got, want) else "what was recorded gives other logits than the model's code"
         errors = torch.linalg.vector_norm(got - want, dim=1) / torch.linalg.vector_norm(want, dim=1)
         if float(errors.max()) <= LARGEST_ERROR[self._context.model.dtype]:
             return None
         return f"the compiled model's logits are off by {float(errors.max()):.2g} of their norm"
+
+    @classmethod
+    def _explain(cls, name: str, kind: type[Backend], reason: str) -> None:
+        """Why there is no backend of this kind: a warning if it was asked for."""
+        if kind.keeps_bits:
+            logger.info("%s is run by its own code: %s", name, reason)
+        else:
+            cls._warn(name, reason)
 
     @staticmethod
     def _warn(name: str, reason: str) -> None:

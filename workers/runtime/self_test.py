@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat, starmap
 
 import torch
@@ -29,6 +29,8 @@ BATCHES = (
     (TokenTree.chain((1, 2, 0, 1, 2, 0, 1, 2)), EMPTY_BLOCK),
 )
 """Steps of several sequences, or of trees: the nodes below the last token of each sequence."""
+BRIEF_ROWS = 24
+"""The most rows of a sequence in a self-test of shapes alone: steps of 1 to 6 rows, and all of BATCHES."""
 PREFIX_TOKENS = 5
 """KV of the first sequence of a batch; the second has twice as many tokens, and so on."""
 
@@ -43,6 +45,10 @@ class SelfTest:
     max_rows: int
     """The most rows of one step, and of one sequence."""
     vocab_size: int
+
+    def brief(self) -> SelfTest:
+        """The same with fewer steps: enough for what runs the same operators, where only a shape could be wrong."""
+        return replace(self, max_rows=min(self.max_rows, BRIEF_ROWS))
 
     def logits(self) -> Tensor:
         """Logits of all steps.  # [rows, vocab]"""

@@ -27,7 +27,7 @@ def test_every_side_is_measured_and_judged(tmp_path: Path, monkeypatch: pytest.M
     assert len(results) == 2 * 8 + 2
     assert results["tree of 32, 1 stream, deterministic: outside the model"]["goal"] == 0.3
     assert results["plain step, 2 streams: outside the model"]["goal"] == 1.0
-    assert results["draft's eager pass, 8 rows over transformers' step"]["goal"] == 1.2
+    assert results["draft's uncompiled pass, 8 rows over transformers' step"]["goal"] == 1.2
     for name, result in results.items():
         assert result["met"] == (result["value"] <= result["goal"])
         if "step_ms" in result["settings"]:

@@ -13,7 +13,7 @@ from core.config import EngineConfig
 from workers.runtime import backends
 from workers.runtime.backend import Backend
 from workers.runtime.backend_stack import BackendStack, choose
-from workers.runtime.backends import CompiledBackend, CudaGraphBackend, EagerBackend, PackedBackend
+from workers.runtime.backends import CompiledBackend, CudaGraphBackend, EagerBackend, PackedBackend, TracedBackend
 
 STEP: Any = "a step"
 SMALL: Any = "a small step"
@@ -41,6 +41,12 @@ class Fast(Base):
         return torch.full((1, 2), 2.0) if step == SMALL else None
 
 
+class Recorded(Fast):
+    """Claims to have the bits of the one below."""
+
+    keeps_bits = True
+
+
 class Unbuildable(Fast):
     def __init__(self, context: Any) -> None:
         raise RuntimeError("out of memory\nand more")
@@ -53,7 +59,7 @@ def stack_of(*kinds: type[Backend]) -> BackendStack:
 
 def build(stack: BackendStack, step: Any = STEP) -> None:
     """With a self-test of this step."""
-    self_test: Any = SimpleNamespace(logits=lambda: stack.run(step))
+    self_test: Any = SimpleNamespace(logits=lambda: stack.run(step), brief=lambda: self_test)
     stack.build_all(self_test, "model", lambda _: None)
 
 
@@ -86,12 +92,33 @@ def test_a_backend_that_fails_is_left_out_and_the_one_below_is_not(
     assert [type(backend) for backend in stack._built] == [Right]
 
 
+@pytest.mark.parametrize(("logit", "is_used"), [(1.0, True), (1.0 + 2**-20, False)])
+def test_what_claims_to_keep_bits_is_held_to_it_and_is_nobodys_wish(
+    *, logit: float, is_used: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorded, "run", lambda *_: torch.full((1, 2), logit))
+    stack = stack_of(Recorded, Base)
+    with caplog.at_level(logging.WARNING):
+        build(stack)
+    assert bool(stack._built) == is_used
+    assert not caplog.records
+    assert (stack.names, stack.is_compiled) == (("Base",), False), "nothing but time depends on it"
+
+
+def test_what_is_not_worth_it_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fast, "is_worth_it", lambda _: False)
+    stack = stack_of(Fast, Base)
+    build(stack)
+    assert not stack._built
+
+
 @pytest.mark.parametrize(
     ("settings", "want"),
     [
-        ({}, [PackedBackend]),
+        ({}, [TracedBackend, PackedBackend]),
         ({"compile": True}, [CompiledBackend, PackedBackend]),
         ({"compile": True, "tensor_parallel": 2}, [PackedBackend]),
+        ({"tensor_parallel": 2}, [PackedBackend]),
         ({"device": "cuda"}, [EagerBackend]),
         ({"device": "cuda", "compile": True}, [CudaGraphBackend, EagerBackend]),
         ({"device": "cuda", "compile": True, "tensor_parallel": 2}, [CudaGraphBackend, EagerBackend]),

@@ -5,10 +5,12 @@ from workers.runtime.backends.compiled_cpu import CompiledBackend
 from workers.runtime.backends.cuda_graph import CudaGraphBackend
 from workers.runtime.backends.eager import EagerBackend
 from workers.runtime.backends.packed_cpu import PackedBackend
+from workers.runtime.backends.traced_cpu import TracedBackend
 
 BACKENDS: tuple[type[Backend], ...] = (
     CudaGraphBackend,
     CompiledBackend,
+    TracedBackend,
     PackedBackend,
     EagerBackend,
 )

@@ -32,7 +32,7 @@ from torch.export import Dim
 from core.errors import first_line
 from workers.attention import seam
 from workers.runtime import backend
-from workers.runtime.backend import BackendUnavailable, model_logits
+from workers.runtime.backend import BackendUnavailable, LogitsModule
 from workers.runtime.backends import operators, packed_weights
 
 logger = logging.getLogger(__name__)
@@ -58,20 +58,9 @@ OPTIONS: Final[dict[str, Any]] = {
 }
 
 
-class _Logits(nn.Module):
-    """The model's forward in the terms of a step."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
-        return model_logits(self.model, ids, positions, wanted, None)
-
-
 def weights_of(model: Any) -> dict[str, Tensor]:
     """The weights by their names in a library. Libraries only point to them: the caller has to keep them."""
-    module = _Logits(model)
+    module = LogitsModule(model)
     tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return {name: tensor.detach() for name, tensor in tensors}
 
@@ -115,7 +104,7 @@ def _load_all(files: Mapping[str, Path], weights: Mapping[str, Tensor]) -> dict[
 def _compile_for(rows: str, model: Any, file: Path, progress: Callable[[str], None]) -> None:
     progress(f"compiling for {rows} at a time, which is done once: the result is kept in {file.parent}")
     began_s = monotonic()
-    _compile(_Logits(model).eval(), EXAMPLES[rows], file)
+    _compile(LogitsModule(model).eval(), EXAMPLES[rows], file)
     progress(f"compiled in {monotonic() - began_s:.0f} s")
 
 

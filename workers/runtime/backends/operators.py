@@ -1,4 +1,4 @@
-"""Operators that compiled code calls back into Python: attention and packed products.
+"""Operators that recorded code calls back into Python: attention and packed products.
 
 They need the step's plan and the model's packed products, which are not tensors: a thread sets them for each pass.
 Knows torch's operator registry. Must not know models.
@@ -40,7 +40,7 @@ _LIBRARY.define(
 
 
 def _linear(rows: Tensor, index: int, num_outputs: int) -> Tensor:  # noqa: ARG001
-    output: Tensor = _pass.products[index](rows)
+    output: Tensor = _pass.products[index].multiply(rows)
     return output
 
 

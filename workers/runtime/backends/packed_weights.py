@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from workers.attention import is_recorded
+
 MIN_WEIGHTS: Final = 1 << 19
 """Smallest number of weights of a matrix that is worth packing: a call into oneDNN costs 30 µs more."""
 SIBLINGS: Final = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
@@ -126,8 +128,12 @@ class PackedProduct:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`rows` times the weight, plus the bias.  # [..., in] -> [..., out]"""
-        if torch.compiler.is_exporting():  # exported code cannot hold packed weights, so it calls an operator
+        if is_recorded():  # recorded code cannot hold packed weights, so it calls an operator
             return torch.ops.outrider.linear(rows, self.index, self.shape[0])  # type: ignore[no-any-return]
+        return self.multiply(rows)
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """As `__call__`, also for that operator."""
         if not rows.numel():
             return rows.new_empty(*rows.shape[:-1], self.shape[0])
         return self._multiply(rows)

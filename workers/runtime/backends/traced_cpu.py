@@ -1,0 +1,83 @@
+"""On a CPU: the operators of the model's own code, recorded once at start and run without that code.
+
+Almost half of a small model's pass is Python between operators: calls of modules, keyword arguments, shapes.
+`torch.jit.trace` follows the code once, and torch's interpreter runs what was recorded: the same operators in the same
+order, so logits have the same bits. It takes a tenth of a second at start, and no compiler (adr/0065).
+
+Knows models and torch's tracer. Must not know what the rows are.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+from core.config import EngineConfig
+from core.errors import first_line
+from core.speculation import TokenTree
+from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, LogitsModule
+from workers.runtime.backends import packed_weights
+from workers.runtime.backends.operators import forward_pass
+from workers.step import Step, StepRows, lay_out
+
+_JIT: Any = torch.jit  # it has no types
+Run: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Ids, positions and wanted rows to logits."""
+MAX_WEIGHTS: Final = 1 << 26
+"""Of a model that is worth it: with more, the test at start takes seconds."""
+
+
+class TracedBackend(Backend):
+    """Runs what was recorded of the model's code.
+
+    Not for tensor parallelism: recording would need the other ranks in its collectives.
+    """
+
+    keeps_bits: ClassVar[bool] = True
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self._products = packed_weights.packed(context.model)
+
+    @classmethod
+    def suits(cls, config: EngineConfig) -> bool:
+        return not config.compile and torch.device(config.device).type == "cpu" and config.tensor_parallel == 1
+
+    @classmethod
+    def is_worth_it(cls, model: Any) -> bool:
+        num_weights: int = sum(weight.numel() for weight in model.parameters())
+        return num_weights <= MAX_WEIGHTS
+
+    def warm_up(self, progress: Callable[[str], None]) -> None:  # noqa: ARG002
+        """Record the model's code. Raises: BackendUnavailable where that depends on what is computed."""
+        cache = self.context.cache
+        kv = cache.new_sequence()
+        try:
+            example = StepRows(kv, [0] * 5, TokenTree.chain((0, 0, 0)))  # 8 rows, of which 4 are wanted
+            cache.reserve(kv, example.num_rows)
+            self.recorded = self._record(lay_out([example]))
+        finally:
+            cache.free(kv)
+
+    def run(self, step: Step) -> Tensor:
+        plan = self.context.gathering(step.spans, len(step.ids))
+        with forward_pass(plan, self._products):
+            return self.recorded(*step.tensors(self.context.cache.device))
+
+    def _record(self, example: Step) -> Run:
+        module = LogitsModule(self.context.model).eval()
+        plan = self.context.gathering(example.spans, len(example.ids))
+        try:
+            with torch.no_grad(), warnings.catch_warnings(), forward_pass(plan, self._products):
+                warnings.simplefilter("ignore")  # the tracer is deprecated; without it the model's code runs
+                warnings.simplefilter("error", _JIT.TracerWarning)  # it would hold for such an example alone
+                _JIT.TracerWarning.ignore_lib_warnings()  # torch's own code asks for shapes of weights
+                traced = _JIT.trace(module, example.tensors(self.context.cache.device), check_trace=False)
+                run: Run = _JIT.freeze(traced, optimize_numerics=False)
+        except Exception as error:  # torch raises many kinds, and model code any
+            raise BackendUnavailable(first_line(error)) from error
+        return run
