@@ -26,9 +26,9 @@ from workers.step import Readback, upload
 
 _NEVER = -math.inf
 GROUP_TOKENS = 16
-FEW_SCORES = 1 << 14
-"""Number of scores up to which `topk` alone is faster than choosing groups for it first, which takes a dozen
-operators."""
+FEW_SCORES = 1 << 17
+"""Number of scores up to which `topk` alone is faster than choosing groups for it first, which takes a dozen kinds of
+operators (adr/0063)."""
 
 
 @dataclass(frozen=True, slots=True)
