@@ -124,12 +124,13 @@ def _of_kind(
 def _ranked(scores: Tensor, log_q: Tensor | None, draft_rows: Sequence[DraftRow], readback: Readback) -> _Sound:
     """The first candidates by score [R, V], with the entropy of q; without `log_q`, q is the softmax of the scores.
 
-    A row is unsound if its largest score is NaN or infinite: then all of `log_q` is.
+    `log_q` is overwritten. A row is unsound if its largest score is NaN or infinite: then all of `log_q` is.
     """
     values, ids = sampler.largest(scores, max(draft_row.num_ranks for draft_row in draft_rows))
     log_p = scores.log_softmax(dim=-1)
+    shares = log_p.gather(1, ids).exp_()
     entropy = _entropy(log_p if log_q is None else log_q)
-    asked = [readback.ask(tensor) for tensor in (values, ids, log_p.gather(1, ids).exp_(), entropy)]
+    asked = [readback.ask(tensor) for tensor in (values, ids, shares, entropy)]
     return lambda: [_of_row(*parts) for parts in zip(*(wanted.values for wanted in asked), strict=True)]
 
 
@@ -145,9 +146,9 @@ def _of_row(values: list[float], ids: list[int], shares: list[float], entropy: f
 
 
 def _entropy(log_p: Tensor) -> Tensor:
-    """Entropy in nats of each row of log p [R, V]; clamped entries have no weight.  # [R]"""
-    entropies: Tensor = -torch.linalg.vecdot(log_p.exp(), log_p.clamp(min=-80.0))
-    return entropies
+    """Entropy in nats of each row of log p [R, V], which is overwritten; clamped entries have no weight.  # [R]"""
+    weighted = log_p.exp().mul_(log_p.clamp_(min=-80.0))  # another tensor of this size costs more than what is in it
+    return weighted.sum(dim=-1).neg_()
 
 
 def _drawn(log_q: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, readback: Readback) -> _Found:
