@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ def may_be_chosen(module: str, chosen: str) -> bool:
     if "not ray" in chosen:
         return re.search(r"^pytestmark = \[?pytest\.mark\.ray\b", module, re.MULTILINE) is None
     return "and ray" not in chosen or "pytest.mark.ray" in module
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing that is imported now becomes garbage: to look for some, now and during each test, takes seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,10 +12,10 @@ from deploy import ingress
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
+    """What is frozen stays so: `tests/conftest.py` has frozen what tests import."""
     before = gc.get_threshold()
     yield
     gc.set_threshold(*before)
-    gc.unfreeze()
 
 
 def test_what_is_loaded_is_not_looked_at_again_and_cycles_are_still_freed() -> None:
