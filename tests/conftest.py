@@ -43,10 +43,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def may_be_chosen(module: str, chosen: str) -> bool:
-    """Whether a module of this text may have a test for a run of those on Ray, or of the others."""
-    if "not ray" in chosen:
-        return re.search(r"^pytestmark = \[?pytest\.mark\.ray\b", module, re.MULTILINE) is None
+    """Whether a module of this text may have a test for a run that leaves out a marker, or of those on Ray."""
+    if any(f"not {marker}" in chosen and is_marked(module, marker) for marker in ("ray", "thorough")):
+        return False
     return "and ray" not in chosen or "pytest.mark.ray" in module
+
+
+def is_marked(module: str, marker: str) -> bool:
+    """Whether all tests of a module are, and its text says so in one line."""
+    return re.search(rf"^pytestmark = .*\bpytest\.mark\.{marker}\b", module, re.MULTILINE) is not None
 
 
 @pytest.hookimpl(wrapper=True)
