@@ -18,7 +18,7 @@ from core.speculation.drawing import draw_chain, draw_from
 from core.speculation.token_tree import NO_Q, SparseDistribution, TokenTree
 from tests.core.rules.decoding import SIGNIFICANCE, VOCAB_SIZE, Decoder, NoiseTable, count, dirichlet, log, p_value
 
-NUM_DRAWS = 8_000
+NUM_DRAWS = 2_500
 BOTH = pytest.mark.parametrize("verify", [verify_rejection, verify_block])
 P, Q = dirichlet(1), dirichlet(2)
 MEMORY = {last: truncate(log(row), 1 + last % 4, math.inf) if last else NO_Q for last, row in enumerate(Q)}
