@@ -45,7 +45,7 @@ def refusal(kind, body):
 
 @pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_a_body_becomes_requests_or_names_what_is_wrong(kind, data):
     error = refusal(kind, data.draw(bodies(kind)))
     assert error is None or (error.field and error.problem)
@@ -53,7 +53,7 @@ def test_a_body_becomes_requests_or_names_what_is_wrong(kind, data):
 
 @pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_bytes_that_were_changed_on_their_way_are_no_trouble(kind, data):
     encoded = bytearray(json.dumps(data.draw(bodies(kind))).encode())
     for _ in range(data.draw(st.integers(1, 3))):
@@ -76,7 +76,7 @@ SAID = st.builds(
 
 @pytest.mark.parametrize(("kind", "prompt"), [(ResponsesBody, "input"), (MessagesBody, "messages")])
 @given(data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_so_does_a_body_of_the_other_apis(kind, prompt, data):
     names = data.draw(st.lists(st.sampled_from(sorted(kind.model_fields)), max_size=3))
     items = st.lists(TYPED if kind is ResponsesBody else SAID, max_size=3)

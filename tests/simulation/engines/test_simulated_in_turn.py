@@ -81,7 +81,7 @@ def test_growth_ends_by_itself_in_turn_and_where_the_draft_samples(policy, pipel
 
     monkeypatch.setattr(SimDraft, "_begin", noted)
     for temperature, verification in ((0.0, "coupled"), (1.0, "coupled"), (1.0, "rejection"), (1.0, "block")):
-        played = scenario(policy, pipelining=pipelining)
+        played = replace(scenario(policy, pipelining=pipelining), max_tokens=16)
         report = simulate(
             replace(played, temperature=temperature, verification=type(played.verification)(verification))
         )

@@ -105,7 +105,7 @@ def test_in_company_the_same_is_drawn(engine, fresh, way):
 
 @pytest.mark.parametrize("num_accepted", range(6))
 @pytest.mark.parametrize("with_correction", [True, False])
-@WAYS
+@pytest.mark.parametrize("way", [(SAMPLED, Verification.REJECTION), (PENALISED, Verification.BLOCK)])
 def test_after_a_verdict_draws_begin_anew_at_its_root(engine, fresh, way, num_accepted, with_correction):
     """A text that ends at, or leads along, what was fed: nothing that was drawn at another row is used again, and
     nothing of what was rejected is left in the KV."""

@@ -21,6 +21,7 @@ DEMO = Path(__file__).parents[3] / "models" / "demo"
 PROMPT = [376, 221, 257, 300]
 WORDS = Grammar(GrammarKind.REGEX, "(ab|ac[0-9]{1,3}|x+y){2,9}")
 SAMPLINGS = [Sampling(temperature=0.0), Sampling(temperature=1.3, seed=5)]
+NUM_SEEDS = 10
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +158,7 @@ def test_a_guess_after_which_nothing_can_come_is_judged_like_any_other(engine, v
     x, z, y = 88, 90, 89
     sampling = {"temperature": 1.0, "bad_words": ((y,), (1476,)), "logit_bias": ((x, 2.0), (z, 2.0))}
     first = {False: [], True: []}
-    for seed in range(40):
+    for seed in range(NUM_SEEDS):
         for has_stood in (False, True):
             ours = driver(
                 engine,
@@ -174,5 +175,5 @@ def test_a_guess_after_which_nothing_can_come_is_judged_like_any_other(engine, v
             first[has_stood].append((verdict.path, verdict.next_token))
             engine.release([ours.session])
     engine.check_integrity()
-    assert first[True] == [((), x)] * 40
+    assert first[True] == [((), x)] * NUM_SEEDS
     assert {token for _, token in first[False]} == {x, z}
