@@ -11,6 +11,8 @@ import pytest
 from tests import checkpoints
 from tests.docs.way import ROOT, Way, carries_prompt, carries_verdict, follow_one
 
+pytestmark = pytest.mark.thorough
+
 BESIDE = "beside"
 BY_READING = {"core/text/token_log.py", "orchestrator/session/output.py"}
 """On a verdict's way: its last rooms take the tokens alone, which no profiler can tell from others."""

@@ -55,6 +55,7 @@ def test_greedy_is_what_transformers_generate(llm):
     assert sum(sum(output.outputs[0].is_guess) for output in outputs) > 0
 
 
+@pytest.mark.thorough
 def test_a_seed_gives_the_tokens_of_plain_decoding_alone(llm):
     params = [SamplingParams(max_tokens=24, temperature=0.9, seed=seed, ignore_eos=True) for seed in range(5)]
     together = [output.token_ids for output in llm.generate(PROMPTS, params)]
@@ -248,6 +249,7 @@ def test_its_import_needs_neither_torch_nor_ray_nor_grpc():
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.thorough
 def test_a_script_that_does_not_close_ends_in_silence():
     code = f"""
 from outrider import LLM

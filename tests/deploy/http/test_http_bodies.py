@@ -43,6 +43,7 @@ def refusal(kind, body):
     return None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
 @given(data=st.data())
 @settings(max_examples=100)
@@ -51,6 +52,7 @@ def test_a_body_becomes_requests_or_names_what_is_wrong(kind, data):
     assert error is None or (error.field and error.problem)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
 @given(data=st.data())
 @settings(max_examples=100)
@@ -74,6 +76,7 @@ SAID = st.builds(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "prompt"), [(ResponsesBody, "input"), (MessagesBody, "messages")])
 @given(data=st.data())
 @settings(max_examples=50)

@@ -60,6 +60,7 @@ def test_the_prediction_is_that_of_the_closed_forms():
     assert half.pipelined[0] > factor
 
 
+@pytest.mark.thorough
 def test_the_command_prints_a_line_for_each_size_and_the_settings_of_the_best(tmp_path, capsys):
     prompts, out = tmp_path / "prompts.txt", tmp_path / "layers.json"
     prompts.write_text("def read_lines(path):\nimport os, sys\n")
@@ -74,6 +75,7 @@ def test_the_command_prints_a_line_for_each_size_and_the_settings_of_the_best(tm
     assert f"draft.engine.model={DEMO_DIRECTORY / 'target'}" in printed or "none of them pays" in printed
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_written_or_tried_is_refused_by_name(tmp_path, capsys):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("x\n")

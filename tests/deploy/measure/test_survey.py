@@ -24,6 +24,8 @@ from deploy.settings import DEMO_DIRECTORY
 from orchestrator.text import Tokenizer
 from tests.deploy.cli.parsing import parsed
 
+pytestmark = pytest.mark.thorough
+
 TARGET, DRAFT = DEMO_DIRECTORY / "target", DEMO_DIRECTORY / "draft"
 TEXTS = ("def read_lines(path):", "import os, sys\nimport")
 NUM_TOKENS, DEPTH, Q_TOP_TOKENS = 12, 3, 1024
@@ -131,7 +133,6 @@ def test_passes_take_time_and_no_less_for_more_rows(measured):
     assert measured.timing.draft is not None
 
 
-@pytest.mark.thorough
 def test_the_command_prints_and_writes_what_simulate_takes(tmp_path, capsys):
     prompts, file = tmp_path / "prompts.jsonl", tmp_path / "figures.json"
     prompts.write_text("\n".join(map(json.dumps, TEXTS)))

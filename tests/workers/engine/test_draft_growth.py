@@ -36,7 +36,7 @@ COUPLED = Sampling(temperature=0.9, seed=3)
 PENALISED = Sampling(temperature=1.1, seed=4, top_k=40, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.2)
 CERTAIN = Sampling(temperature=0.0, logit_bias=((7, 60.0),))
 """Says one token for ever, and is sure of it."""
-SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, COUPLED, PENALISED])
+SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, pytest.param(COUPLED, marks=pytest.mark.thorough), PENALISED])
 CANDIDATES = TreeSpec(1, 1, calibration=(0.0, 0.0), tail=(0.12,) * 7, num_passes=1)
 """Those of the root."""
 TREE_SPEC = TreeSpec(8, 12, 0.02, (1.0, 1.0), (0.4, 0.2, 0.1))

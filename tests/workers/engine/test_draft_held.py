@@ -29,6 +29,8 @@ SAMPLINGS = [
     Sampling(temperature=0.9, seed=3),
     Sampling(temperature=1.1, seed=4, top_k=40, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.2),
 ]
+EACH_WAY = (Verification.COUPLED, Verification.REJECTION, Verification.RECURSIVE_REJECTION)
+"""With shared noise, by draws for a chain, and by draws for a tree."""
 NUM_KV_TOKENS = 160
 PROMPT = [5, 17, 99, 4, 200, 31]
 
@@ -216,7 +218,10 @@ def test_other_sampling_parameters_make_other_guesses(engine, driver):
     assert after != before
 
 
-@pytest.mark.parametrize("verification", Verification)
+@pytest.mark.parametrize(
+    "verification",
+    [each if each in EACH_WAY else pytest.param(each, marks=pytest.mark.thorough) for each in Verification],
+)
 def test_a_tree_in_the_making_begins_again_when_it_loses_its_room(verification):
     """Three need more KV than there is: the oldest is done first, all are right, and nobody waits for ever."""
     small = load("llama", kv_cache_tokens=40, share_prefixes=False)

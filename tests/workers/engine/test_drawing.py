@@ -103,7 +103,7 @@ def test_in_company_the_same_is_drawn(engine, fresh, way):
         )
 
 
-@pytest.mark.parametrize("num_accepted", range(6))
+@pytest.mark.parametrize("num_accepted", [0, 2, 5, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 3, 4))])
 @pytest.mark.parametrize("with_correction", [True, False])
 @pytest.mark.parametrize("way", [(SAMPLED, Verification.REJECTION), (PENALISED, Verification.BLOCK)])
 def test_after_a_verdict_draws_begin_anew_at_its_root(engine, fresh, way, num_accepted, with_correction):

@@ -44,14 +44,23 @@ def all_but_suppressed(row):
     row[7] = 0.0
 
 
-BAD = [
-    *[(spoil, sampling) for spoil in (one_nan, one_infinite, none_possible) for sampling in (SAMPLED, GREEDY)],
+EACH_WAY = [
+    (one_nan, SAMPLED),
+    (none_possible, GREEDY),
     (too_large_for_the_penalty, PENALISED),
-    (too_large_for_the_penalty, GREEDY),
     (all_but_suppressed, SUPPRESSED),
 ]
+OTHERS = [
+    (one_nan, GREEDY),
+    (one_infinite, SAMPLED),
+    (one_infinite, GREEDY),
+    (none_possible, SAMPLED),
+    (too_large_for_the_penalty, GREEDY),
+]
 CASES = pytest.mark.parametrize(
-    ("spoil", "sampling"), BAD, ids=lambda value: getattr(value, "__name__", "") or f"T={value.temperature}"
+    ("spoil", "sampling"),
+    [*EACH_WAY, *(pytest.param(*case, marks=pytest.mark.thorough) for case in OTHERS)],
+    ids=lambda value: getattr(value, "__name__", "") or f"T={value.temperature}",
 )
 
 
