@@ -139,7 +139,7 @@ async def test_the_draft_guesses_by_the_grammar_too():
 @pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
 async def test_guesses_that_are_drawn_keep_the_output_valid(verification):
     async with system(gamma=4) as served:
-        schemas, jobs = zip(*jobs_of(served, 6), strict=True)
+        schemas, jobs = zip(*jobs_of(served, 6)[2:5], strict=True)  # of each schema one, none of them greedy
         found = await outputs(served, [replace(job, verification=verification) for job in jobs])
         await served.check_nothing_is_held()
     for schema, (_, text, reason) in zip(schemas, found, strict=True):
@@ -152,16 +152,16 @@ async def test_what_the_grammar_forces_is_guessed_with_and_without_a_draft_and_c
     """Greedy and seeded, by the policy that has all guess side by side."""
     speculation = SpeculationConfig(policy="adaptive", max_draft_tokens=8, draft_timeout_s=30.0)
     async with system(speculation=speculation) as served:
-        _, jobs = zip(*jobs_of(served, 6), strict=True)
+        _, jobs = zip(*jobs_of(served, 6)[::2], strict=True)  # of each schema and each way to sample one
         plain = await outputs(served, [replace(job, max_draft_tokens=0) for job in jobs])
-        chunks = [await served.complete(replace(job, guessers=guessers)) for job in jobs]
+        chunks = await asyncio.gather(*(served.complete(replace(job, guessers=guessers)) for job in jobs))
         await served.check_nothing_is_held()
     assert [[token for chunk in each for token in chunk.token_ids] for each in chunks] == [each[0] for each in plain]
     sources = [source for each in chunks for source in each[-1].stats.sources]
     assert not any(source.num_failures for source in sources)
     if guessers == ("grammar",):  # what the draft guesses, too, counts for the draft
         assert {source.name for source in sources} == {"grammar"}
-        assert sum(source.num_accepted_tokens for source in sources) > 20
+        assert sum(source.num_accepted_tokens for source in sources) > 10
 
 
 @pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
