@@ -70,7 +70,7 @@ def plain():
 
     async def decode():
         async with system(draft=None) as served:
-            return [await served.tokens(replace(job, max_draft_tokens=0)) for job in jobs_of(served.tokenizer)]
+            return await served.all_tokens(replace(job, max_draft_tokens=0) for job in jobs_of(served.tokenizer))
 
     return asyncio.run(decode())
 

@@ -95,7 +95,7 @@ async def test_whatever_a_policy_does_the_tokens_are_those_of_plain_decoding(tem
             request(served.tokenizer.encode(text), 24, sampling=Sampling(temperature=temperature, seed=number))
             for number, text in enumerate(PROMPTS[:6])
         ]
-        expected = [await served.tokens(replace(job, max_draft_tokens=0)) for job in jobs]
+        expected = await served.all_tokens(replace(job, max_draft_tokens=0) for job in jobs)
         for _ in range(2):
             assert await asyncio.gather(*map(served.tokens, jobs)) == expected
         rounds = [seen for policy in policies.policies for seen in policy.rounds]
@@ -192,7 +192,7 @@ async def test_preemption_changes_no_token():
             request(served.tokenizer.encode(text), 24, sampling=replace(USUAL, seed=n))
             for n, text in enumerate(PROMPTS[:5])
         ]
-        expected = [await served.tokens(job) for job in jobs]
+        expected = await served.all_tokens(jobs)
     impatient = SpeculationConfig(policy="static", max_draft_tokens=4, draft_timeout_s=0.2)
     async with system(kv_cache_tokens=96, speculation=impatient) as served:
         assert await asyncio.gather(*map(served.tokens, jobs)) == expected

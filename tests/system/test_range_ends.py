@@ -169,14 +169,17 @@ async def test_however_likely_the_end_is_it_comes_when_it_may_and_not_before(mod
     async with system() as served:
         prompt = served.tokenizer.encode(PROMPT)
         (end,) = served.leases.engines["target"].info.eos_token_ids
-        for temperature, min_tokens in product([0.0, 1.0, 100.0], [0, 1, NUM_TOKENS - 1, NUM_TOKENS]):
-            sampling = Sampling(temperature, min_tokens=min_tokens, suppressed_ids=(end,), logit_bias=((end, 100.0),))
-            job = request(prompt, NUM_TOKENS, sampling=sampling, ignore_eos=False)
-            expected = generate(model, prompt, sampling, NUM_TOKENS, end)
-            assert await served.tokens(replace(job, max_draft_tokens=0)) == expected
-            assert await served.tokens(job) == expected
-            assert end not in expected[:min_tokens]
-            assert temperature == 100 or len(expected) == min(min_tokens + 1, NUM_TOKENS)
+        samplings = [
+            Sampling(temperature, min_tokens=min_tokens, suppressed_ids=(end,), logit_bias=((end, 100.0),))
+            for temperature, min_tokens in product([0.0, 1.0, 100.0], [0, 1, NUM_TOKENS - 1, NUM_TOKENS])
+        ]
+        jobs = [request(prompt, NUM_TOKENS, sampling=sampling, ignore_eos=False) for sampling in samplings]
+        expected = [generate(model, prompt, sampling, NUM_TOKENS, end) for sampling in samplings]
+        assert await served.all_tokens(replace(job, max_draft_tokens=0) for job in jobs) == expected
+        assert await served.all_tokens(jobs) == expected
+        for sampling, tokens in zip(samplings, expected, strict=True):
+            assert end not in tokens[: sampling.min_tokens]
+            assert sampling.temperature == 100 or len(tokens) == min(sampling.min_tokens + 1, NUM_TOKENS)
 
 
 def poisoned(path, token):
