@@ -15,8 +15,14 @@ from core.speculation import Guesses
 class TargetPort(Protocol):
     """One target engine."""
 
-    async def verify(self, batch: Sequence[TargetRequest]) -> Sequence[VerifyReply]:
-        """One reply for each request, in order. Raises: WorkerLost when the engine is gone."""
+    async def verify(
+        self, batch: Sequence[TargetRequest], take: Callable[[VerifyReply], None]
+    ) -> Sequence[VerifyReply]:
+        """One reply for each request, in order, when all have come; `take` gets each as it comes, if the way there can
+        tell.
+
+        Raises: WorkerLost when the engine is gone, and as `take`.
+        """
         ...
 
     async def release(self, sessions: Sequence[str]) -> None:

@@ -20,9 +20,9 @@ class ThreadPort:
     def __init__(self, loop: EngineLoop[Any, Any]) -> None:
         self._loop = loop
 
-    async def verify(self, batch: Sequence[Any]) -> Sequence[Any]:
-        """One reply for each request."""
-        replies: Sequence[Any] = await self._loop.submit(batch)
+    async def verify(self, batch: Sequence[Any], take: Callable[[Any], None] | None = None) -> Sequence[Any]:
+        """One reply for each request, when all have come; `take` gets each after its step."""
+        replies: Sequence[Any] = await self._loop.submit(batch, take)
         return replies
 
     draft = verify

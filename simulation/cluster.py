@@ -32,6 +32,10 @@ class DoubleAsk(AssertionError):
     """A session has sent an engine a message before the last one was answered."""
 
 
+def unread(_reply: object) -> None:
+    """What takes the replies of a call whose caller waits for all of them."""
+
+
 class Wire:
     """The network between the orchestrator and the engines: here, a delay and nothing else."""
 
@@ -41,11 +45,18 @@ class Wire:
         self._due_s: dict[tuple[str, bool], float] = {}
         """For each session and direction, the arrival of the last ordered message."""
 
-    async def call(self, engine: SimEngine[Request, Reply], batch: Sequence[Request]) -> Sequence[Reply]:
-        """Send the requests, and return the replies. Raises: WorkerLost."""
+    async def call(
+        self, engine: SimEngine[Request, Reply], batch: Sequence[Request], take: Callable[[Reply], None]
+    ) -> Sequence[Reply]:
+        """Send the requests, and return the replies; `take` gets those of each pass as they arrive. Raises:
+        WorkerLost."""
         await self.travel()
-        replies = await engine.answer(batch)
-        await self.travel()
+        way = _WayBack(self._hop, self._random, take)
+        try:
+            replies = await engine.answer(batch, way.send)
+            await way.arrived()
+        finally:
+            way.close()
         return replies
 
     async def grow(
@@ -81,6 +92,34 @@ class Wire:
         """The way to a lease. Raises: Unavailable."""
         await self.travel()
         await self.travel()
+
+
+class _WayBack(Generic[Reply]):
+    """The replies to one call on their way: those of one pass arrive together, and none before an earlier one."""
+
+    def __init__(self, hop: HopLaw, random: Random, take: Callable[[Reply], None]) -> None:
+        self._hop = hop
+        self._random = random
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._sent_s = -1.0
+        self._due_s = 0.0
+        self._timers: list[asyncio.TimerHandle] = []
+
+    def send(self, reply: Reply) -> None:
+        now_s = self._loop.time()
+        if now_s > self._sent_s:
+            self._sent_s, self._due_s = now_s, max(self._due_s, now_s + self._hop.one_way_s(self._random))
+        self._timers.append(self._loop.call_at(self._due_s, self._take, reply))
+
+    async def arrived(self) -> None:
+        """Wait for the last of them."""
+        await asyncio.sleep(self._due_s - self._loop.time())
+
+    def close(self) -> None:
+        """The caller waits no more: what has not arrived yet it has with the end of the call, or not at all."""
+        for timer in self._timers:
+            timer.cancel()
 
 
 class Replica(Generic[Engine]):
@@ -125,11 +164,11 @@ class SimPort(Generic[Request, Reply]):
         self.unanswered: set[str] = set()
         """Number of leases that wait for a reply."""
 
-    async def verify(self, batch: Sequence[Request]) -> Sequence[Reply]:
-        return await self._call(batch)
+    async def verify(self, batch: Sequence[Request], take: Callable[[Reply], None] = unread) -> Sequence[Reply]:
+        return await self._call(batch, take)
 
     async def draft(self, batch: Sequence[Request]) -> Sequence[Reply]:
-        return await self._call(batch)
+        return await self._call(batch, unread)
 
     async def grow(self, request: Request, take: Callable[[DraftUpdate], None]) -> Reply:
         """Raises: WorkerLost."""
@@ -142,15 +181,22 @@ class SimPort(Generic[Request, Reply]):
             raise WorkerLost(f"{self._engine.engine_id} is gone")
         self._engine.release(sessions)
 
-    async def _call(self, batch: Sequence[Request]) -> Sequence[Reply]:
+    async def _call(self, batch: Sequence[Request], take: Callable[[Reply], None]) -> Sequence[Reply]:
         asked = [request for request in batch if not isinstance(request, Continuation)]
         sessions = {request.stamp.session for request in asked}
         if len(sessions) < len(asked) or sessions & self.unanswered:
             self._breaches.append(DoubleAsk(f"{sorted(sessions)} asked {self._engine!r} before it had answered"))
         self.unanswered |= sessions
+
+        def take_answer(reply: Reply) -> None:
+            if reply.stamp.session in sessions:  # else it answers an offer
+                sessions.remove(reply.stamp.session)
+                self.unanswered.remove(reply.stamp.session)
+            take(reply)
+
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._wire.call(self._engine, batch)
+                return await self._wire.call(self._engine, batch, take_answer)
         except TimeoutError as error:
             raise WorkerLost(f"{self._engine.engine_id} has not answered for {self._timeout_s:g} s") from error
         finally:

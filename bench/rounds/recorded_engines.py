@@ -46,6 +46,8 @@ class RecordedLoop:
         # Whose waits are as long as they are asked to be: those of epoll are whole milliseconds.
         self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: dict[Receiver, list[tuple[int, Any]]] = {}
+        """Replies of the pass that has just ended, which go together."""
         threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
 
     def post(self, batch: Sequence[tuple[int, Any]], receiver: Receiver) -> None:
@@ -101,7 +103,13 @@ class RecordedLoop:
             logger.exception("a simulated engine failed")
             receiver.lose(WorkerLost(f"the engine failed: {error}"))
         else:
-            receiver.take([(number, reply)])
+            self._say(number, reply, receiver)
+
+    def _say(self, number: int, reply: Any, receiver: Receiver) -> None:
+        if receiver not in self._ready:
+            self._ready[receiver] = []
+            self._loop.call_soon(lambda: receiver.take(self._ready.pop(receiver)))
+        self._ready[receiver].append((number, reply))
 
 
 class _Recorded(EngineActor[Any, Any]):

@@ -23,11 +23,12 @@ from protos.outrider.link.v1 import link_pb2 as pb
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """The replies to one batch, filled in as they arrive."""
+    """The replies to one batch, filled in and passed on as they arrive."""
 
     first_number: int
     future: asyncio.Future[list[Any]]
     replies: list[Reply | None]
+    take: Callable[[Any], None] | None
     num_open: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,6 +38,8 @@ class _Call:
         """Add a reply; the last one completes the call, unless the caller has been cancelled."""
         self.replies[number - self.first_number] = reply
         self.num_open -= 1
+        if self.take is not None:
+            _pass_on(reply, self.take, self.future)
         if self.num_open == 0 and not self.future.done():
             self.future.set_result(self.replies)
 
@@ -52,13 +55,20 @@ class _Growing:
         """Pass on an update, or complete the call with the last reply, unless the caller has been cancelled."""
         if self.future.done():
             return
-        if not isinstance(reply, DraftUpdate):
+        if isinstance(reply, DraftUpdate):
+            _pass_on(reply, self.take, self.future)
+        else:
             self.future.set_result(reply)
-            return
-        try:
-            self.take(reply)
-        except Exception as error:  # noqa: BLE001  the caller handles it; others use the same link
-            self.future.set_exception(error)
+
+
+def _pass_on(reply: Any, take: Callable[[Any], None], call: asyncio.Future[Any]) -> None:
+    """Let the caller have a reply, unless its call has ended."""
+    if call.done():
+        return
+    try:
+        take(reply)
+    except Exception as error:  # noqa: BLE001  the caller handles it; others use the same link
+        call.set_exception(error)
 
 
 class Link(asyncio.Protocol):
@@ -102,17 +112,18 @@ class Link(asyncio.Protocol):
     def is_closed(self) -> bool:
         return self._end is not None
 
-    async def exchange(self, batch: Sequence[Request]) -> list[Any]:
-        """One reply for each request, in order, when all of them have arrived.
+    async def exchange(self, batch: Sequence[Request], take: Callable[[Any], None] | None = None) -> list[Any]:
+        """One reply for each request, in order, when all of them have arrived; `take` gets each as it arrives.
 
-        Raises: WorkerLost when the link has closed or closes meanwhile; FrameTooLong, and then nothing was sent.
+        Raises: WorkerLost when the link has closed or closes meanwhile; FrameTooLong, and then nothing was sent; as
+        `take`.
         """
         await self._may_write.wait()
         if self._end is not None:
             raise WorkerLost(self._end)
         if not batch:
             return []
-        call = self._send(batch)
+        call = self._send(batch, take)
         try:
             return await call.future
         finally:
@@ -131,8 +142,8 @@ class Link(asyncio.Protocol):
         finally:
             self._calls.pop(number, None)
 
-    def _send(self, batch: Sequence[Request]) -> _Call:
-        call = _Call(self._next_number, asyncio.get_running_loop().create_future(), [None] * len(batch))
+    def _send(self, batch: Sequence[Request], take: Callable[[Any], None] | None) -> _Call:
+        call = _Call(self._next_number, asyncio.get_running_loop().create_future(), [None] * len(batch), take)
         self._number(batch, call)
         return call
 

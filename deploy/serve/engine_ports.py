@@ -122,39 +122,55 @@ class EnginePort:
         except (RayError, WorkerLost) as error:
             raise WorkerLost(f"{self._engine_id} failed: {cause_of_death(error)}") from error
 
-    async def _send(self, link: Link, batch: Sequence[Any]) -> list[Any]:
+    async def _send(self, link: Link, batch: Sequence[Any], take: Callable[[Any], None] | None) -> list[Any]:
         """Send a batch over the link. Raises: WorkerLost; FrameTooLong."""
         self._check()
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await link.exchange(batch)
+                return await link.exchange(batch, take)
         except TimeoutError as error:
             raise WorkerLost(f"{self._engine_id} has not answered for {self._timeout_s:g} s") from error
         except WorkerLost as error:
             raise WorkerLost(f"{self._engine_id} failed: {error}") from error
 
-    async def _answers(self, method: Any, batch: Sequence[Any]) -> Any:
+    async def _answers(self, method: Any, batch: Sequence[Any], take: Callable[[Any], None] | None) -> Any:
         if self._link is not None:
             try:
-                return await self._send(self._link, batch)
+                return await self._send(self._link, batch, take)
             except FrameTooLong as error:
                 logger.warning("%d requests to %s go by an actor call: %s", len(batch), self._engine_id, error)
         return await self._call(method, list(batch))
 
-    async def _exchange(self, method: Any, batch: Sequence[Any], kinds: tuple[type, ...]) -> Any:
-        replies = await self._answers(method, batch)
+    async def _exchange(
+        self, method: Any, batch: Sequence[Any], kinds: tuple[type, ...], take: Callable[[Any], None] | None = None
+    ) -> Any:
+        """The replies of an actor call come together, those over a link one by one."""
+
+        def take_of_kind(reply: Any) -> None:
+            if not isinstance(reply, kinds):
+                raise self._wrong(batch)
+            if take is not None:
+                take(reply)
+
+        replies = await self._answers(method, batch, take_of_kind)
         is_list = isinstance(replies, list) and len(replies) == len(batch)
         if not is_list or not all(isinstance(reply, kinds) for reply in replies):
-            raise WorkerLost(f"{self._engine_id} did not give one reply for each of {len(batch)} requests")
+            raise self._wrong(batch)
         return replies
+
+    def _wrong(self, batch: Sequence[Any]) -> WorkerLost:
+        return WorkerLost(f"{self._engine_id} did not give one reply for each of {len(batch)} requests")
 
 
 class TargetEnginePort(EnginePort):
     """A target engine actor as the orchestrator sees it."""
 
-    async def verify(self, batch: Sequence[TargetRequest]) -> Sequence[VerifyReply]:
-        """One reply for each request, in order. Raises: WorkerLost."""
-        replies: list[VerifyReply] = await self._exchange(self._engine.verify, batch, (Verdict, Missing, Refused))
+    async def verify(
+        self, batch: Sequence[TargetRequest], take: Callable[[VerifyReply], None] | None = None
+    ) -> Sequence[VerifyReply]:
+        """As `core.ports.TargetPort`. Raises: WorkerLost."""
+        kinds = (Verdict, Missing, Refused)
+        replies: list[VerifyReply] = await self._exchange(self._engine.verify, batch, kinds, take)
         return replies
 
 
@@ -169,7 +185,8 @@ class DraftEnginePort(EnginePort):
 
     async def draft(self, batch: Sequence[DraftRequest]) -> Sequence[DraftReply]:
         """One reply for each request, in order. Raises: WorkerLost."""
-        replies: list[DraftReply] = await self._exchange(self._engine.draft, batch, (DraftDone, Missing, Refused))
+        kinds = (DraftDone, Missing, Refused)
+        replies: list[DraftReply] = await self._exchange(self._engine.draft, batch, kinds)
         return replies
 
     async def grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> DraftReply:

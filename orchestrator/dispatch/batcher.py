@@ -1,8 +1,10 @@
 """Gathers the requests of many sessions into few calls to an engine.
 
-While the allowed number of calls is in flight the next one gathers requests, so the batch size follows the load and a
-lone session never waits. Long suffixes (prefill) are sent on their own: an engine answers a call when its last request
-is done, and decoding must not wait for a prompt.
+While the allowed number of calls waits for its pass the next one gathers requests, so the batch size follows the load
+and a lone session never waits. Each reply goes to its session as it comes. The first one of a call says that the pass
+is over: what is ready then goes with the next, and a request that needs more passes delays nobody else. Long suffixes
+(prefill), and first messages whose grammar may have to be compiled, are sent on their own: it is not a pass with the
+others that they wait for.
 """
 
 from __future__ import annotations
@@ -18,9 +20,54 @@ from core.records import Continuation, DraftReply, DraftRequest, TargetRequest, 
 
 logger = logging.getLogger(__name__)
 
+FOREIGN = "the engine's replies do not belong to the requests"
 
 Request = TypeVar("Request", bound=TargetRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
+
+
+class _Call(Generic[Request, Reply]):
+    """The requests of one call that have no answer yet."""
+
+    def __init__(
+        self,
+        batch: Sequence[Request],
+        deliver: Callable[[Request, Reply | WorkerLost], None],
+        saw_pass: Callable[[], None],
+    ) -> None:
+        """`saw_pass` is called before the first answer is delivered."""
+        self._open = {request.stamp: request for request in batch}
+        self._stamps = [request.stamp for request in batch]
+        self._deliver = deliver
+        self._saw_pass: Callable[[], None] | None = saw_pass
+
+    def take(self, reply: Reply) -> None:
+        """Deliver a reply. Raises: WorkerLost when it answers no request of the call, or one for the second time."""
+        self._note_pass()
+        request = self._open.pop(reply.stamp, None)
+        if request is None:
+            raise WorkerLost(FOREIGN)
+        self._deliver(request, reply)
+
+    def end(self, replies: Sequence[Reply]) -> None:
+        """Deliver what came with the end of the call alone. Raises: WorkerLost unless each request has its reply."""
+        if [reply.stamp for reply in replies] != self._stamps:
+            raise WorkerLost(FOREIGN)
+        for reply in replies:
+            if reply.stamp in self._open:
+                self.take(reply)
+
+    def lose(self, lost: WorkerLost) -> None:
+        """Deliver the loss of the engine for all requests that are open."""
+        self._note_pass()
+        lost_requests, self._open = self._open, {}
+        for request in lost_requests.values():
+            self._deliver(request, lost)
+
+    def _note_pass(self) -> None:
+        saw_pass, self._saw_pass = self._saw_pass, None
+        if saw_pass is not None:
+            saw_pass()
 
 
 class Batcher(Generic[Request, Reply]):
@@ -28,32 +75,35 @@ class Batcher(Generic[Request, Reply]):
 
     def __init__(
         self,
-        call: Callable[[Sequence[Request]], Awaitable[Sequence[Reply]]],
+        call: Callable[[Sequence[Request], Callable[[Reply], None]], Awaitable[Sequence[Reply]]],
         deliver: Callable[[Request, Reply | WorkerLost], None],
         max_calls: int = 1,
     ) -> None:
+        """`max_calls`: most calls of gathered requests that have no reply yet."""
         self._call = call
         self._deliver = deliver
         self._max_calls = max_calls
         self._waiting: list[Request] = []
         self._offers: list[Request] = []
         """Sessions whose message waits."""
+        self._is_gathering = False
+        """Whether a task is about to send what waits."""
         self._num_decoding = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def put(self, request: Request) -> None:
-        """Send with the next call; a long text or a continuation by itself, since others would wait for its answer."""
+        """Send with the next call; by itself what is answered after other passes than the rest of a call."""
         is_offer, session = isinstance(request, Continuation), request.stamp.session
         if is_offer and any(each.stamp.session == session for each in self._waiting):
             self._offers.append(request)
             return
-        if isinstance(request, Continuation) or len(request.suffix) > DECODE_TOKENS:
-            self._spawn(self._send([request]))
+        if _goes_alone(request):
+            self._spawn(self._send([request], _nothing))
             return
         self._waiting.append(request)
-        if len(self._waiting) == 1 and self._num_decoding < self._max_calls:
-            self._num_decoding += 1
-            self._spawn(self._send_gathered())
+        if not self._is_gathering and self._num_decoding < self._max_calls:
+            self._is_gathering = True
+            self._spawn(self._gather())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Strong references: the event loop holds tasks weakly."""
@@ -61,35 +111,53 @@ class Batcher(Generic[Request, Reply]):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send_gathered(self) -> None:
-        try:
-            await asyncio.sleep(0)  # one turn of the loop, so that every request that is ready by now joins this call
-            while self._waiting:  # unless another call of this engine took it meanwhile
-                batch, self._waiting = self._waiting, []
-                self._send_offers()
-                await self._send(batch)  # the sessions of these replies have put their next requests
-        finally:
-            self._num_decoding -= 1  # here and not in a callback: the next `put` must see it
+    async def _gather(self) -> None:
+        """One turn of the loop, so that every request that is ready by now joins this call."""
+        await asyncio.sleep(0)
+        await self._send_waiting()
+
+    def _saw_pass(self) -> None:
+        """A call has its first answer: whose replies come with it put their next requests before this task begins, and
+        it begins before those whom they wake."""
+        self._num_decoding -= 1
+        if not self._is_gathering:
+            self._is_gathering = True
+            self._spawn(self._send_waiting())
+
+    async def _send_waiting(self) -> None:
+        self._is_gathering = False
+        if not self._waiting:
+            return
+        batch, self._waiting = self._waiting, []
+        self._num_decoding += 1
+        self._send_offers()
+        await self._send(batch, self._saw_pass)
 
     def _send_offers(self) -> None:
         """After the messages that they continue, which are sent before these tasks begin."""
         offers, self._offers = self._offers, []
         for offer in offers:
-            self._spawn(self._send([offer]))
+            self._spawn(self._send([offer], _nothing))
 
-    async def _send(self, batch: Sequence[Request]) -> None:
-        for request, answer in zip(batch, await self._answers(batch), strict=True):
-            self._deliver(request, answer)
-
-    async def _answers(self, batch: Sequence[Request]) -> Sequence[Reply | WorkerLost]:
+    async def _send(self, batch: Sequence[Request], saw_pass: Callable[[], None]) -> None:
         """One answer for each request, also where the call fails: sessions wait for it."""
+        call: _Call[Request, Reply] = _Call(batch, self._deliver, saw_pass)
         try:
-            replies = await self._call(batch)
+            call.end(await self._call(batch, call.take))
         except WorkerLost as lost:
-            return [lost] * len(batch)
+            call.lose(lost)
         except (Exception, asyncio.CancelledError) as error:  # nobody cancels these tasks: it comes from the call
             logger.exception("a call with %d requests failed", len(batch))
-            return [WorkerLost(f"the call failed: {error!r}")] * len(batch)
-        if [reply.stamp for reply in replies] != [request.stamp for request in batch]:
-            return [WorkerLost("the engine's replies do not belong to the requests")] * len(batch)
-        return replies
+            call.lose(WorkerLost(f"the call failed: {error!r}"))
+
+
+def _goes_alone(request: TargetRequest | DraftRequest) -> bool:
+    """Whether a request is answered after passes of its own: a continuation, a long text, and one whose grammar may
+    have to be compiled first."""
+    if isinstance(request, Continuation) or len(request.suffix) > DECODE_TOKENS:
+        return True
+    return request.spec is not None and request.spec.grammar is not None
+
+
+def _nothing() -> None:
+    """What follows from the pass of a request that nobody shares."""

@@ -33,11 +33,11 @@ class EnginePool(Generic[Port, Request, Reply]):
     def __init__(
         self,
         take: Callable[[str, Sequence[int]], Awaitable[Lease[Port]]],
-        call: Callable[[Port], Callable[[Sequence[Request]], Awaitable[Sequence[Reply]]]],
+        call: Callable[[Port], Callable[[Sequence[Request], Callable[[Reply], None]], Awaitable[Sequence[Reply]]]],
         deliver: Callable[[Request, Reply | WorkerLost], None],
         max_calls: int,
     ) -> None:
-        """`max_calls`: most decoding calls in flight to one engine."""
+        """`max_calls`: most decoding calls to one engine that have no reply yet."""
         self._take = take
         self._call = call
         self._deliver = deliver

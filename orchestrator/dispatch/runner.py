@@ -32,9 +32,9 @@ from orchestrator.session import messages as m
 logger = logging.getLogger(__name__)
 
 MAX_TARGET_CALLS = 1
-"""Most decoding calls in flight to one target: sessions that become ready meanwhile share the next pass."""
+"""Most decoding calls to one target without a reply: sessions that become ready meanwhile share the next pass."""
 MAX_DRAFT_CALLS = 8
-"""Most calls in flight to one draft, whose passes are short: growth that ends by itself delays no other message."""
+"""Most calls to one draft without a reply; its passes are short, and growth that ends by itself delays no message."""
 
 Sink = Callable[[Chunk | OutriderError], None]
 """Takes the pieces of one stream; the last is a chunk with a finish reason, or an error."""
@@ -74,7 +74,7 @@ class Runner:
             leases.take_target, lambda port: port.verify, self._on_target_answer, MAX_TARGET_CALLS
         )
         self._drafts: list[EnginePool[DraftPort, DraftRequest, DraftReply]] = [
-            EnginePool(_taking(leases, number), lambda port: port.draft, self._on_draft_answer, MAX_DRAFT_CALLS)
+            EnginePool(_taking(leases, number), _drafting, self._on_draft_answer, MAX_DRAFT_CALLS)
             for number in range(num_drafts)
         ]
         self._carry_out: dict[type[m.Command], Callable[[_Running, Any], None]] = {
@@ -289,6 +289,12 @@ class Runner:
     @staticmethod
     def _fail(running: _Running, command: m.Fail) -> None:
         running.sink(command.error)
+
+
+def _drafting(port: DraftPort) -> Callable[[Sequence[DraftRequest], object], Awaitable[Sequence[DraftReply]]]:
+    """Calls whose replies come together: chains of one call that end one after the other share a pass of the target
+    all the same."""
+    return lambda batch, _take: port.draft(batch)
 
 
 def _taking(leases: Leases, number: int) -> Callable[[str, Sequence[int]], Awaitable[Lease[DraftPort]]]:

@@ -18,7 +18,7 @@ from core.errors import Unavailable, WorkerLost
 from core.records import DraftDone, DraftReply, DraftRequest, DraftUpdate, Verdict, VerifyReply, VerifyRequest
 from core.speculation import Guesser, Guesses
 from simulation.chaos.lies import GROWTH_LIES, GUESSER_LIES, TARGET_LIES
-from simulation.cluster import Cluster, Fleet, Wire
+from simulation.cluster import Cluster, Fleet, Wire, unread
 from simulation.engines import HopLaw, SimEngine, SimTarget
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
@@ -94,15 +94,17 @@ class FaultyWire(Wire):
         self._happened = happened
         self._strays: set[asyncio.Task[None]] = set()
 
-    async def call(self, engine: SimEngine[Request, Reply], batch: Sequence[Request]) -> Sequence[Reply]:
+    async def call(
+        self, engine: SimEngine[Request, Reply], batch: Sequence[Request], take: Callable[[Reply], None]
+    ) -> Sequence[Reply]:
         """Raises: WorkerLost, and errors that no port should raise."""
         kind = "target" if isinstance(engine, SimTarget) else "draft"
         if not self.strikes(self.rates.target if kind == "target" else self.rates.draft):
-            return await super().call(engine, batch)
+            return await super().call(engine, batch, take)
         fault = self._random.choice([*CallFault, *[CallFault.LIE] * 3])
         self._happened.note(f"{kind} call {fault}", ", ".join(request.stamp.session for request in batch))
         await self._before(fault, engine, batch)
-        return await self._after(fault, await super().call(engine, batch))
+        return await self._after(fault, await super().call(engine, batch, unread))  # all of them come with its end
 
     async def grow(
         self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[DraftUpdate], None]

@@ -10,7 +10,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
 
 from core.config import DECODE_TOKENS, MIN_CHUNK_TOKENS
 from core.errors import WorkerLost
@@ -59,7 +60,7 @@ class Job(Generic[Request, Reply]):
 class SimEngine(ABC, Generic[Request, Reply]):
     """One incarnation of an engine.
 
-    A step takes all jobs that are ready; later ones wait for the next. A call is answered when its last request is.
+    A step takes all jobs that are ready; later ones wait for the next.
     After a kill every call raises WorkerLost.
     """
 
@@ -94,11 +95,15 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
     # Messages
 
-    async def answer(self, batch: Sequence[Request]) -> list[Reply]:
-        """One reply for each request, in order. Raises: WorkerLost."""
+    async def answer(self, batch: Sequence[Request], take: Callable[[Reply], None] | None = None) -> list[Reply]:
+        """One reply for each request, in order, when all are ready; `take` gets each when it is. Raises: WorkerLost."""
         await self._thaw.wait()
         replies: list[Reply] = []
-        for answer in [self._take(request) for request in batch]:
+        answers = [self._take(request) for request in batch]
+        if take is not None:
+            for answer in answers:
+                answer.add_done_callback(partial(_pass_on, take))
+        for answer in answers:
             reply = await answer
             if isinstance(reply, WorkerLost):
                 raise reply
@@ -261,6 +266,11 @@ class SimEngine(ABC, Generic[Request, Reply]):
     @abstractmethod
     def _end_pass(self, jobs: Sequence[Job[Request, Reply]], now_s: float) -> None:
         """A pass has taken the last committed token of each of these, and its guesses: conclude it, or prepare more."""
+
+
+def _pass_on(take: Callable[[Any], None], answer: asyncio.Future[Any]) -> None:
+    if not answer.cancelled() and not isinstance(answer.result(), WorkerLost):
+        take(answer.result())
 
 
 async def _until(time_s: float) -> None:

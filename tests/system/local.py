@@ -43,9 +43,9 @@ class LocalPort:
         self._loop = loop
         self.num_calls = 0
 
-    async def verify(self, batch: Sequence[Any]) -> Sequence[Any]:
+    async def verify(self, batch: Sequence[Any], take: Callable[[Any], None] | None = None) -> Sequence[Any]:
         self.num_calls += 1
-        return await self._loop.submit(batch)
+        return await self._loop.submit(batch, take)
 
     draft = verify
 

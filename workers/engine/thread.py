@@ -68,10 +68,14 @@ class _Queued:
 
 @dataclass(eq=False, slots=True)
 class _Call(Generic[Reply]):
-    """The replies to one batch, filled in as they are ready; a Receiver."""
+    """The replies to one batch, filled in as they are ready; a Receiver.
+
+    The caller's event loop is woken once a step that completes some of them, where `tell` takes each.
+    """
 
     future: Future[list[Reply]]
     replies: list[Any]
+    tell: Callable[[Sequence[Any]], None] | None = None
     num_open: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,6 +85,8 @@ class _Call(Generic[Reply]):
         for index, reply in replies:
             self.replies[index] = reply
         self.num_open -= len(replies)
+        if self.tell is not None:
+            self.tell([reply for _, reply in replies])
         if self.num_open == 0 and self.future.set_running_or_notify_cancel():
             self.future.set_result(self.replies)
 
@@ -117,11 +123,14 @@ class EngineLoop(Generic[Request, Reply]):
     def start(self) -> None:
         self._thread.start()
 
-    async def submit(self, batch: Sequence[Request]) -> list[Reply]:
-        """One reply for each request, in order, when the last of them is ready. Raises: WorkerLost."""
+    async def submit(self, batch: Sequence[Request], take: Callable[[Reply], None] | None = None) -> list[Reply]:
+        """One reply for each request, in order, when the last of them is ready; `take` gets each after its step.
+
+        Raises: WorkerLost.
+        """
         if not batch:
             return []
-        call: _Call[Reply] = _Call(Future(), [None] * len(batch))
+        call: _Call[Reply] = _Call(Future(), [None] * len(batch), _on_this_loop(take) if take is not None else None)
         self.post(list(enumerate(batch)), call)
         return await asyncio.wrap_future(call.future)
 
@@ -254,6 +263,21 @@ class EngineLoop(Generic[Request, Reply]):
         for lose in waiting:
             lose(self._end)
         self._calls.clear()
+
+
+def _on_this_loop(take: Callable[[Any], None]) -> Callable[[Sequence[Any]], None]:
+    """What has the running event loop take each of some replies, to be called on another thread."""
+    loop = asyncio.get_running_loop()
+
+    def take_all(replies: Sequence[Any]) -> None:
+        for reply in replies:
+            take(reply)
+
+    def tell(replies: Sequence[Any]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(take_all, replies)
+
+    return tell
 
 
 def _fail(future: Future[Any], error: WorkerLost) -> None:

@@ -37,7 +37,7 @@ class FakeLink:
         self.answer = answer
         self.is_closed = False
 
-    async def exchange(self, batch: Any) -> Any:
+    async def exchange(self, batch: Any, take: Any) -> Any:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -59,6 +59,32 @@ async def test_without_a_link_calls_go_to_the_actor():
 
 async def test_with_a_link_they_do_not():
     assert await port([BY_LINK]).verify([REQUEST]) == [BY_LINK]
+
+
+class StreamingLink(FakeLink):
+    """Passes its answers on one by one, as a link does."""
+
+    async def exchange(self, batch: Any, take: Any) -> Any:
+        for reply in self.answer:
+            take(reply)
+        return self.answer
+
+
+async def test_replies_over_a_link_are_taken_as_they_arrive():
+    taken: list[Any] = []
+    by_link = port()
+    by_link.use(StreamingLink([BY_LINK]))
+    assert await by_link.verify([REQUEST], taken.append) == [BY_LINK]
+    assert taken == [BY_LINK]
+
+
+async def test_an_update_of_a_draft_is_no_verdict_and_taken_by_nobody():
+    taken: list[Any] = []
+    by_link = port()
+    by_link.use(StreamingLink([DraftDone(STAMP, NewNodes(0), 1)]))
+    with pytest.raises(WorkerLost, match="did not give one reply for each of 1 requests"):
+        await by_link.verify([REQUEST], taken.append)
+    assert not taken
 
 
 async def test_what_is_too_long_for_the_link_goes_to_the_actor(caplog):

@@ -8,7 +8,18 @@ import pytest
 
 from core.config import DECODE_TOKENS
 from core.errors import Unavailable, WorkerLost
-from core.records import Base, Continuation, DraftRequest, Missing, Stamp, VerifyRequest
+from core.records import (
+    Base,
+    Continuation,
+    DraftRequest,
+    Grammar,
+    GrammarKind,
+    Missing,
+    Sampling,
+    SequenceSpec,
+    Stamp,
+    VerifyRequest,
+)
 from core.speculation.growth import TreeSpec
 from core.speculation.token_tree import EMPTY_BLOCK
 from orchestrator.dispatch.batcher import Batcher
@@ -36,10 +47,14 @@ class Engine:
         self.most_at_once = 0
         self._num_running = 0
         self._answers = []
+        self._takes = []
         self.delivered = {}
+        self.goes_on_with = None
+        """Where each session puts its next request as soon as it has a reply."""
 
-    async def call(self, batch):
+    async def call(self, batch, take):
         self.calls.append([request.stamp.session for request in batch])
+        self._takes.append(take)
         self._answers.append(asyncio.get_running_loop().create_future())
         self._num_running += 1
         self.most_at_once = max(self.most_at_once, self._num_running)
@@ -49,6 +64,9 @@ class Engine:
             self._num_running -= 1
 
     def deliver(self, request, answer):
+        if self.goes_on_with is not None:
+            self.goes_on_with.put(message(request.stamp.session))
+            return
         assert request.stamp.session not in self.delivered, "answered twice"
         self.delivered[request.stamp.session] = answer
 
@@ -57,6 +75,12 @@ class Engine:
             self._answers[index].set_exception(replies)
         else:
             self._answers[index].set_result(replies)
+        await settle()
+
+    async def step(self, *answered):
+        """A step of the engine whose replies come in one frame: each with the number of its call."""
+        for index, name in answered:
+            self._takes[index](reply(message(name)))
         await settle()
 
 
@@ -145,6 +169,68 @@ async def test_a_prompt_goes_by_itself_at_once_and_takes_nobodys_place(engine):
     await engine.answer(0)
     assert engine.calls[2] == ["as short as can be"]
     await engine.answer(2)
+
+
+async def test_who_needs_more_passes_than_others_of_a_call_delays_nobody(engine):
+    batcher = Batcher(engine.call, engine.deliver)
+    put(batcher, "abc")
+    await settle()
+    put(batcher, "d")
+    await engine.step((0, "a"), (0, "b"))
+    assert set(engine.delivered) == set("ab"), "c is still computed"
+    assert engine.calls == [["a", "b", "c"], ["d"]]
+    await engine.answer(0)
+    assert set(engine.delivered) == set("abc"), "each of them once"
+
+
+async def test_whoever_is_late_shares_the_others_next_pass_again(engine):
+    """Else two half batches would take turns, each waiting for the other's pass."""
+    batcher = Batcher(engine.call, engine.deliver)
+    put(batcher, "abc")
+    await settle()
+    engine.goes_on_with = batcher
+    await engine.step((0, "a"), (0, "b"))
+    assert engine.calls[1:] == [["a", "b"]]
+    await engine.step((0, "c"))
+    assert engine.calls[2:] == [], "it is ready while the others' pass is under way"
+    await engine.step((1, "a"), (1, "b"))
+    assert engine.calls[2:] == [["c", "a", "b"]]
+
+
+async def test_replies_of_one_step_to_several_calls_lead_to_one_call(engine):
+    batcher = Batcher(engine.call, engine.deliver)
+    batcher.put(message("p", DECODE_TOKENS + 1))
+    put(batcher, "ab")
+    await settle()
+    engine.goes_on_with = batcher
+    await engine.step((1, "a"), (1, "b"), (0, "p"))
+    assert engine.calls == [["p"], ["a", "b"], ["a", "b", "p"]]
+
+
+async def test_a_first_message_with_a_grammar_goes_by_itself_for_it_may_have_to_be_compiled(engine):
+    batcher = Batcher(engine.call, engine.deliver)
+    put(batcher, "a")
+    await settle()
+    for name, grammar in (("structured", Grammar(GrammarKind.REGEX, "a*")), ("free", None)):
+        spec = SequenceSpec(1, Sampling(temperature=0.0), grammar=grammar)
+        batcher.put(VerifyRequest(Stamp(name, 1, 1), Base(0, 0), (1,), spec=spec))
+    await settle()
+    assert engine.calls == [["a"], ["structured"]]
+    await engine.answer(0)
+    assert engine.calls[2:] == [["free"]]
+
+
+@pytest.mark.parametrize("wrong", ["another session's", "the same twice"])
+async def test_a_reply_that_answers_none_of_a_calls_open_requests_loses_the_engine_for_those(engine, wrong):
+    batcher = Batcher(engine.call, engine.deliver)
+    put(batcher, "abc")
+    await settle()
+    await engine.step((0, "a"))
+    with pytest.raises(WorkerLost) as lost:
+        await engine.step((0, "x" if wrong == "another session's" else "a"))
+    await engine.answer(0, lost.value)
+    assert engine.delivered["a"] == reply(message("a")), "it is well"
+    assert all(isinstance(engine.delivered[name], WorkerLost) for name in "bc")
 
 
 WRONG = {

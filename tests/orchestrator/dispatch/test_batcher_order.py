@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
 
 from core.records import Base, Stamp, Verdict, VerifyRequest
 from orchestrator.dispatch.batcher import Batcher
@@ -16,13 +19,22 @@ def verdict(asked: VerifyRequest) -> Verdict:
     return Verdict(asked.stamp, (), 2, 1)
 
 
-async def test_what_verdicts_lead_to_is_sent_in_one_call_before_anybody_else_is_woken():
+def take_all(take: Callable[[Verdict], None], batch: Sequence[VerifyRequest]) -> None:
+    for asked in batch:
+        take(verdict(asked))
+
+
+@pytest.mark.parametrize("is_one_by_one", [False, True])
+async def test_what_verdicts_lead_to_is_sent_in_one_call_before_anybody_else_is_woken(is_one_by_one):
     """A client's task, woken by a verdict, takes a millisecond that the target would wait."""
     happened = []
 
-    async def call(batch):
+    async def call(batch, take):
         happened.append([asked.stamp.session for asked in batch])
-        await asyncio.sleep(0)
+        if is_one_by_one:
+            asyncio.get_running_loop().call_soon(take_all, take, batch)
+        for _ in range(1 + 2 * is_one_by_one):
+            await asyncio.sleep(0)
         return [verdict(asked) for asked in batch]
 
     def deliver(asked, _reply):

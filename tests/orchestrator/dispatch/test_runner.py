@@ -55,7 +55,7 @@ class FakePort:
             raise self.failure
         return [Refused(item.stamp, "over") if item.stamp.session in self.ended else answer(item) for item in batch]
 
-    async def verify(self, batch):
+    async def verify(self, batch, take):
         return await self._answer(batch, self.engine.verify)
 
     async def draft(self, batch):

@@ -55,6 +55,30 @@ async def test_replies_come_in_the_order_of_the_batch(loop):
     assert await asyncio.gather(*map(loop.submit, batches)) == [[2, 4, 6], [8], [], [10, 12]]
 
 
+async def test_each_reply_is_taken_after_its_step_on_the_callers_loop(loop):
+    taken, thread = [], threading.get_ident()
+    two_steps = loop.submit([1, 2], lambda reply: taken.append((reply, threading.get_ident())))
+    assert await two_steps == [2, 4]
+    assert taken == [(2, thread), (4, thread)]
+
+
+async def test_a_reply_is_taken_before_those_of_later_steps_are_ready():
+    engine, taken, has_first = FakeEngine(), [], threading.Event()
+    step = engine.step
+
+    def step_when_the_first_is_taken():
+        if len(engine.waiting) == 1:
+            assert has_first.wait(10), "the reply of the first step has not come"
+        return step()
+
+    engine.step = step_when_the_first_is_taken
+    loop = EngineLoop(engine)
+    loop.start()
+    assert await loop.submit([1, 2], lambda reply: (taken.append(reply), has_first.set())) == [2, 4]
+    assert taken == [2, 4]
+    await loop.close()
+
+
 async def test_orders_are_carried_out_between_steps(loop):
     await loop.release(["a", "b"])
     assert await loop.ask(lambda engine: list(engine.released)) == ["a", "b"]
