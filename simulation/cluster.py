@@ -195,12 +195,40 @@ class SimPort(Generic[Request, Reply]):
             take(reply)
 
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._wire.call(self._engine, batch, take_answer)
+            async with asyncio.timeout(None) as limit:
+                watch = _Watch(self._engine, batch, self._timeout_s, limit)
+                try:
+                    return await self._wire.call(self._engine, batch, take_answer)
+                finally:
+                    watch.end()
         except TimeoutError as error:
             raise WorkerLost(f"{self._engine.engine_id} has not answered for {self._timeout_s:g} s") from error
         finally:
             self.unanswered -= sessions
+
+
+class _Watch:
+    """Ends a call when the engine has made no step with any of its requests for a while, as a link finds out."""
+
+    def __init__(
+        self, engine: SimEngine[Any, Any], batch: Sequence[Request], silence_s: float, limit: asyncio.Timeout
+    ) -> None:
+        self._engine = engine
+        self._stamps = [request.stamp for request in batch]
+        self._silence_s = silence_s
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(silence_s, self._look)
+
+    def _look(self) -> None:
+        due_s = self._engine.stepped_s + self._silence_s
+        if due_s > self._loop.time() and any(self._engine.has(stamp) for stamp in self._stamps):
+            self._timer = self._loop.call_at(due_s, self._look)
+        else:
+            self._limit.reschedule(self._loop.time())
+
+    def end(self) -> None:
+        self._timer.cancel()
 
 
 class SimLease(Generic[Engine]):

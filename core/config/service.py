@@ -198,8 +198,9 @@ class Limits:
     """Seconds, above 0, that a session waits for a replica to accept it, after which it fails. Raise it where
     autoscaling starts from 0 replicas."""
     reply_timeout_s: float = 60.0
-    """Seconds, above 0, after which an engine that has not answered a call counts as lost. Keep it above the duration
-    of the longest prefill."""
+    """Seconds, above 0, of silence after which an engine that has a request counts as lost. While it works it says so
+    every second, after a step, however long the request waits for others. Keep it above 5 and above the duration of the
+    longest step."""
 
     def __post_init__(self) -> None:
         for name in ("max_sessions", "max_stop_chars", "max_message_bytes"):

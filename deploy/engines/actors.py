@@ -135,6 +135,10 @@ class EngineActor(ABC, Generic[Request, Reply]):
         """Free what these sessions hold; unknown ones are remembered as ended."""
         await self._running.release(sessions)
 
+    async def works(self) -> None:
+        """As `ready`, by the way that data calls go: who waits for one learns that neither stands still."""
+        await self._running.ask(lambda _: None)
+
     @_control
     async def ready(self) -> None:
         """Returns when the engine's thread is between two steps. Raises: WorkerLost when it has failed."""

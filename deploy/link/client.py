@@ -29,6 +29,8 @@ class _Call:
     future: asyncio.Future[list[Any]]
     replies: list[Reply | None]
     take: Callable[[Any], None] | None
+    heard_s: float
+    """When the engine last said anything of it, or else when it was sent."""
     num_open: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -36,12 +38,34 @@ class _Call:
 
     def fill(self, number: int, reply: Reply) -> None:
         """Add a reply; the last one completes the call, unless the caller has been cancelled."""
+        self.heard_s = self.future.get_loop().time()
         self.replies[number - self.first_number] = reply
         self.num_open -= 1
         if self.take is not None:
             _pass_on(reply, self.take, self.future)
         if self.num_open == 0 and not self.future.done():
             self.future.set_result(self.replies)
+
+
+class _Watch:
+    """Ends a call with TimeoutError once the engine has said nothing of it for a while."""
+
+    def __init__(self, call: _Call, silence_s: float) -> None:
+        self._call = call
+        self._silence_s = silence_s
+        self._loop = call.future.get_loop()
+        self._timer = self._loop.call_at(call.heard_s + silence_s, self._look)
+
+    def _look(self) -> None:
+        """Most calls have ended by now: what is heard meanwhile moves no timer."""
+        due_s = self._call.heard_s + self._silence_s
+        if due_s > self._loop.time():
+            self._timer = self._loop.call_at(due_s, self._look)
+        elif not self._call.future.done():
+            self._call.future.set_exception(TimeoutError())
+
+    def end(self) -> None:
+        self._timer.cancel()
 
 
 @dataclass(eq=False, slots=True)
@@ -112,21 +136,28 @@ class Link(asyncio.Protocol):
     def is_closed(self) -> bool:
         return self._end is not None
 
-    async def exchange(self, batch: Sequence[Request], take: Callable[[Any], None] | None = None) -> list[Any]:
+    async def exchange(
+        self, batch: Sequence[Request], take: Callable[[Any], None] | None = None, silence_s: float | None = None
+    ) -> list[Any]:
         """One reply for each request, in order, when all of them have arrived; `take` gets each as it arrives.
 
-        Raises: WorkerLost when the link has closed or closes meanwhile; FrameTooLong, and then nothing was sent; as
-        `take`.
+        Raises: WorkerLost when the link has closed or closes meanwhile; TimeoutError when the engine does not read, or
+        says nothing of the call, for `silence_s`; FrameTooLong, and then nothing was sent; as `take`.
         """
-        await self._may_write.wait()
+        if not self._may_write.is_set():
+            async with asyncio.timeout(silence_s):
+                await self._may_write.wait()
         if self._end is not None:
             raise WorkerLost(self._end)
         if not batch:
             return []
         call = self._send(batch, take)
+        watch = _Watch(call, silence_s) if silence_s is not None else None
         try:
             return await call.future
         finally:
+            if watch is not None:
+                watch.end()
             for number in range(call.first_number, call.first_number + len(batch)):
                 self._calls.pop(number, None)
 
@@ -143,7 +174,8 @@ class Link(asyncio.Protocol):
             self._calls.pop(number, None)
 
     def _send(self, batch: Sequence[Request], take: Callable[[Any], None] | None) -> _Call:
-        call = _Call(self._next_number, asyncio.get_running_loop().create_future(), [None] * len(batch), take)
+        loop = asyncio.get_running_loop()
+        call = _Call(self._next_number, loop.create_future(), [None] * len(batch), take, loop.time())
         self._number(batch, call)
         return call
 
@@ -206,7 +238,10 @@ class Link(asyncio.Protocol):
         self._opened.set_result(None)
 
     def _on_replies(self, frame: bytes) -> None:
-        replies, lost = decode_replies(frame)
+        replies, lost, working = decode_replies(frame)
+        for number in working:
+            if isinstance(call := self._calls.get(number), _Call):
+                call.heard_s = call.future.get_loop().time()
         for number, reply in replies:
             if (call := self._calls.get(number)) is not None:  # else its caller was cancelled
                 if not isinstance(reply, DraftUpdate):

@@ -30,14 +30,19 @@ def encode_loss(reason: str) -> bytes:
     return pb.Replies(lost=reason).SerializeToString()
 
 
-def decode_replies(frame: bytes) -> tuple[list[Numbered], str | None]:
-    """The replies, and why the engine has failed, or None. Raises: LinkError."""
+def encode_working(numbers: Sequence[int]) -> bytes:
+    """The message that the engine makes steps and has these requests, which it has not answered yet."""
+    return pb.Replies(working=numbers).SerializeToString()
+
+
+def decode_replies(frame: bytes) -> tuple[list[Numbered], str | None, Sequence[int]]:
+    """The replies; why the engine has failed, or None; and the requests that it says to have. Raises: LinkError."""
     message = parse(pb.Replies, frame)
     try:
         replies = [(each.number, _decode(each)) for each in message.replies]
     except ValueError as error:
         raise LinkError(f"an invalid reply: {error}") from error
-    return replies, message.lost if message.HasField("lost") else None
+    return replies, message.lost if message.HasField("lost") else None, message.working
 
 
 def _encode(number: int, reply: Reply) -> pb.Reply:

@@ -24,7 +24,7 @@ from deploy.link.handshake import (
     admit,
     challenge,
 )
-from deploy.link.replies import Numbered, encode_loss, encode_replies
+from deploy.link.replies import Numbered, encode_loss, encode_replies, encode_working
 from deploy.link.requests import Request, decode_requests
 from deploy.link.stream import (
     MAX_FRAME_BYTES,
@@ -134,7 +134,7 @@ class LinkServer:
 class EngineLink(asyncio.Protocol):
     """One orchestrator's connection. Any error closes it, with one line in the log, and affects no other.
 
-    `take` and `lose` are called on the engine's thread, all else on the event loop.
+    `take`, `working` and `lose` are called on the engine's thread, all else on the event loop.
     """
 
     def __init__(self, server: LinkServer) -> None:
@@ -230,6 +230,10 @@ class EngineLink(asyncio.Protocol):
             self._loop.call_soon_threadsafe(self._close_for, f"a reply could not be sent: {error}")
         num_answered = sum(not isinstance(reply, DraftUpdate) for _, reply in replies)
         self._loop.call_soon_threadsafe(self._answered, num_answered)
+
+    def working(self, numbers: Sequence[int]) -> None:
+        """Say that the engine makes steps, and has these requests."""
+        self._outbox.send(framed(encode_working(numbers)))
 
     def lose(self, end: WorkerLost) -> None:
         """Send the reason why no more replies will come."""

@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+ASKED_AFTER = 0.1
+"""Share of the timeout after which an engine that has not answered an actor call is asked whether it works."""
+
 
 def in_no_request(call: Callable[..., Result], *arguments: Any) -> Result:
     """Make a Ray call that belongs to no client's request.
@@ -122,12 +125,46 @@ class EnginePort:
         except (RayError, WorkerLost) as error:
             raise WorkerLost(f"{self._engine_id} failed: {cause_of_death(error)}") from error
 
+    async def _call_working(self, method: Any, batch: Sequence[Any]) -> Any:
+        """Make an actor call that lasts as long as the engine works; silent is one that does not say so either.
+
+        Raises: WorkerLost.
+        """
+        self._check()
+        try:
+            return await self._while_working(asyncio.ensure_future(in_no_request(method.remote, batch)))
+        except TimeoutError as error:
+            raise WorkerLost(f"{self._engine_id} has not answered for {self._timeout_s:g} s") from error
+        except (RayError, WorkerLost) as error:
+            raise WorkerLost(f"{self._engine_id} failed: {cause_of_death(error)}") from error
+
+    async def _while_working(self, call: asyncio.Future[Any]) -> Any:
+        """The result of a call. Raises: TimeoutError, RayError, WorkerLost."""
+        try:
+            while not (await asyncio.wait({call}, timeout=ASKED_AFTER * self._timeout_s))[0]:
+                await self._hear(call)
+            return call.result()
+        finally:
+            call.cancel()
+
+    async def _hear(self, call: asyncio.Future[Any]) -> None:
+        """Return when the engine has made a step, or the call has ended. Raises: TimeoutError, RayError, WorkerLost."""
+        works = asyncio.ensure_future(in_no_request(self._engine.works.remote))
+        try:
+            rest_s = (1 - ASKED_AFTER) * self._timeout_s
+            ended, _ = await asyncio.wait({call, works}, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED)
+            if not ended:
+                raise TimeoutError
+            if works in ended:
+                works.result()
+        finally:
+            works.cancel()
+
     async def _send(self, link: Link, batch: Sequence[Any], take: Callable[[Any], None] | None) -> list[Any]:
         """Send a batch over the link. Raises: WorkerLost; FrameTooLong."""
         self._check()
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await link.exchange(batch, take)
+            return await link.exchange(batch, take, self._timeout_s)
         except TimeoutError as error:
             raise WorkerLost(f"{self._engine_id} has not answered for {self._timeout_s:g} s") from error
         except WorkerLost as error:
@@ -139,7 +176,7 @@ class EnginePort:
                 return await self._send(self._link, batch, take)
             except FrameTooLong as error:
                 logger.warning("%d requests to %s go by an actor call: %s", len(batch), self._engine_id, error)
-        return await self._call(method, list(batch))
+        return await self._call_working(method, list(batch))
 
     async def _exchange(
         self, method: Any, batch: Sequence[Any], kinds: tuple[type, ...], take: Callable[[Any], None] | None = None

@@ -82,6 +82,8 @@ class SimEngine(ABC, Generic[Request, Reply]):
         self._worker: asyncio.Task[None] | None = None
         self._thaw = asyncio.Event()
         self._thaw.set()
+        self.stepped_s = 0.0
+        """End of the last pass."""
         self._free_since_s: float | None = None
         """End of the last pass, if another follows at once."""
 
@@ -109,6 +111,10 @@ class SimEngine(ABC, Generic[Request, Reply]):
                 raise reply
             replies.append(reply)
         return replies
+
+    def has(self, stamp: Stamp) -> bool:
+        """Whether it has this request, and has not answered it."""
+        return any(job.request.stamp == stamp for job in self._jobs)
 
     def release(self, sessions: Sequence[str]) -> None:
         """Free the state of these sessions; later messages have no effect."""
@@ -208,7 +214,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
             job.pending = job.pending[num_tokens:]
         self.num_passes, self.num_rows = self.num_passes + 1, self.num_rows + num_rows
         await _until(began_s + duration_s)
-        self._free_since_s = ended_s = loop.time()
+        self._free_since_s = self.stepped_s = ended_s = loop.time()
         self.busy_s += duration_s
         # a job may have been overtaken during the pass, or its session ended
         self._end_pass([job for job, _, _ in shares if job in self._jobs and not job.pending], ended_s)

@@ -9,7 +9,17 @@ from typing import Any
 from core.continuations import Continuations, refusal_of_offer
 from core.errors import WorkerLost
 from core.protocol import HeldTokens
-from core.records import Continuation, Refused, SequenceSpec, TokenLogprobs, Verdict, VerifyReply, VerifyRequest, Want
+from core.records import (
+    Continuation,
+    Refused,
+    SequenceSpec,
+    Stamp,
+    TokenLogprobs,
+    Verdict,
+    VerifyReply,
+    VerifyRequest,
+    Want,
+)
 from core.rules import Outcome
 from core.speculation import ROOT, TokenTree
 from simulation.engines.base import Job, SimEngine
@@ -96,6 +106,9 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
         for answer, refusal in refused:
             if not answer.done():  # the caller may have stopped waiting
                 answer.set_result(refusal)
+
+    def has(self, stamp: Stamp) -> bool:
+        return super().has(stamp) or stamp.session in self._continuations.sessions
 
     def release(self, sessions: Sequence[str]) -> None:
         super().release(sessions)

@@ -10,7 +10,7 @@ import pytest
 
 from core.config import Limits
 from core.errors import Unavailable, WorkerLost
-from core.records import Refused, Sampling, SequenceSpec, Stamp, VerifyRequest
+from core.records import Refused, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
 from core.text.token_log import TokenLog
 from simulation.clock import run
 from simulation.cluster import DoubleAsk, Fleet, Wire
@@ -153,6 +153,28 @@ def test_an_engine_that_stands_still_is_lost_to_who_waits_for_it():
         return asyncio.get_running_loop().time()
 
     assert run_bounded(main) == HOP_S + 30.0
+
+
+def test_who_waits_for_many_steps_has_lost_no_engine_unless_that_stops_or_never_had_the_message():
+    """Twenty passes of 5 s, where 30 s of silence are a loss."""
+
+    async def main():
+        targets = fleet(1)
+        targets.replicas[0].engine._law = EngineLaw(PassLaw.flat(PASS_S), max_step_tokens=10)
+        lease = await targets.take("s")
+        long = replace(prefill(lease), suffix=(5,) * 200)
+        assert isinstance((await lease.port.verify([long]))[0], Verdict)
+        assert asyncio.get_running_loop().time() > 100.0
+        for faults in (targets.replicas[0].engine.freeze, lambda: targets.replicas[0].engine._jobs.clear()):
+            other = await targets.take("other")
+            asyncio.get_running_loop().call_later(60.0, faults)
+            asked_s = asyncio.get_running_loop().time()
+            with pytest.raises(WorkerLost, match="30 s"):
+                await other.port.verify([replace(long, stamp=Stamp(other.name, other.epoch, 1))])
+            assert 90.0 - 2 * PASS_S <= asyncio.get_running_loop().time() - asked_s <= 90.0 + PASS_S
+            targets.replicas[0].engine.thaw()
+
+    run_bounded(main)
 
 
 def test_an_engine_that_stands_still_reads_no_message_until_it_goes_on_or_dies():

@@ -37,13 +37,19 @@ Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 Result = TypeVar("Result")
 
 EXPIRY_PERIOD_S = 5.0
+WORKING_PERIOD_S = 1.0
+"""Seconds after which those who wait are told again that steps are made, as soon as one has ended."""
 
 
 class Receiver(Protocol):
-    """Takes the replies of posted requests. Called on the engine's thread: neither method may wait, or raise."""
+    """Takes the replies of posted requests. Called on the engine's thread: no method may wait, or raise."""
 
     def take(self, replies: Sequence[tuple[int, Any]]) -> None:
         """The replies that one step has completed, each with the number of its request."""
+        ...
+
+    def working(self, numbers: Sequence[int]) -> None:
+        """Steps are made, and these requests have no reply yet; said every second or so, and at most once a step."""
         ...
 
     def lose(self, end: WorkerLost) -> None:
@@ -61,6 +67,9 @@ class _Queued:
     def take(self, replies: Sequence[tuple[int, Any]]) -> None:
         for _, reply in replies:
             self.loop.call_soon_threadsafe(self.said.put_nowait, reply)
+
+    def working(self, numbers: Sequence[int]) -> None:
+        """Nobody counts the time until a reply."""
 
     def lose(self, end: WorkerLost) -> None:
         self.loop.call_soon_threadsafe(self.said.put_nowait, end)
@@ -90,6 +99,9 @@ class _Call(Generic[Reply]):
         if self.num_open == 0 and self.future.set_running_or_notify_cancel():
             self.future.set_result(self.replies)
 
+    def working(self, numbers: Sequence[int]) -> None:
+        """Nobody in this process counts the time until a reply."""
+
     def lose(self, end: WorkerLost) -> None:
         _fail(self.future, end)
 
@@ -114,6 +126,8 @@ class EngineLoop(Generic[Request, Reply]):
             engine.take_offers = self._take_offers
         self._calls: dict[int, tuple[Receiver, int, float]] = {}
         self._num_requests = 0
+        self._told_s = 0.0
+        """When those who wait were last told that steps are made."""
         self._door = threading.Lock()
         self._end: WorkerLost | None = None
         self._ended: Future[None] = Future()
@@ -252,6 +266,19 @@ class EngineLoop(Generic[Request, Reply]):
             ready.setdefault(receiver, []).append((number, reply))
         for receiver, replies in ready.items():
             receiver.take(replies)
+        self._tell_working()
+
+    def _tell_working(self) -> None:
+        """A request may wait for many steps: who asks can tell that from an engine that stands still."""
+        now_s = monotonic()
+        if now_s < self._told_s + WORKING_PERIOD_S:
+            return
+        self._told_s = now_s
+        waiting: dict[Receiver, list[int]] = {}
+        for receiver, number, _ in self._calls.values():
+            waiting.setdefault(receiver, []).append(number)
+        for receiver, numbers in waiting.items():
+            receiver.working(numbers)
 
     def _turn_away_the_rest(self) -> None:
         assert self._end is not None, "the thread runs until the end is known"

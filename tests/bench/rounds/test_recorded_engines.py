@@ -39,6 +39,9 @@ class FakeReceiver:
         for reply in replies:
             self.said.put(reply)
 
+    def working(self, numbers):
+        """It waits for as long as it takes."""
+
     def lose(self, end):
         self.said.put(end)
 

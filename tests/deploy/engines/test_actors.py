@@ -29,7 +29,7 @@ from core.records import (
 )
 from core.speculation.growth import NewNodes, TreeSpec
 from deploy.engines import actors
-from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeDraftEngine, FakeTargetActor
+from tests.deploy.fake_engines import FAIL, INFO, SLOW, FakeDraftActor, FakeDraftEngine, FakeTargetActor
 from workers.runtime import this_machine
 
 EPOCH = 5
@@ -60,6 +60,18 @@ async def test_released_sessions_are_gone_from_the_statistics(target):
     await target.release(["a", "unknown"])
     assert (await target.stats()).num_sessions == 1
     await target.check_integrity()
+
+
+async def test_an_engine_says_that_it_works_between_two_steps_alone(target):
+    await target.works()
+    ended = []
+    step = asyncio.create_task(target.verify([verify_request(last=SLOW)]))
+    step.add_done_callback(lambda _: ended.append("step"))
+    await asyncio.sleep(0.2)  # until it is in the step
+    works = asyncio.create_task(target.works())
+    works.add_done_callback(lambda _: ended.append("works"))
+    await asyncio.gather(step, works)
+    assert ended == ["step", "works"]
 
 
 async def test_an_engine_that_failed_is_never_ready_again(target):

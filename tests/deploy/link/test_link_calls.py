@@ -8,6 +8,7 @@ import pytest
 
 from core.errors import WorkerLost
 from core.records import DraftRequest
+from deploy.link.address import LinkAddress
 from deploy.link.client import Link
 from deploy.link.server import LinkServer
 from tests.deploy.link.test_link_growth import EPOCH, FakeLoop, request, until
@@ -58,3 +59,53 @@ async def test_what_a_caller_does_not_believe_ends_its_call_and_harms_no_other(l
     engine.end("c")
     assert len(await other) == 1
     assert not link.is_closed
+
+
+SILENCE_S = 0.2
+
+
+async def test_a_call_lasts_as_long_as_the_engine_says_that_it_works_on_it(link, engine):
+    call = asyncio.create_task(link.exchange([request("a")], silence_s=SILENCE_S))
+    await until(lambda: "a" in engine.posted)
+    number, _ = engine.posted["a"]
+    for _ in range(20):
+        await asyncio.sleep(SILENCE_S / 4)
+        engine.link.working([number])
+    assert not call.done(), "five times as long as it would wait for silence"
+    engine.end("a")
+    assert len(await call) == 1
+
+
+@pytest.mark.parametrize("others", [False, True])
+async def test_an_engine_that_says_nothing_of_a_call_has_lost_it(link, engine, others):
+    """Whatever it says of others': it may not have got this one."""
+    call = asyncio.create_task(link.exchange([request("a")], silence_s=SILENCE_S))
+    other = await begin(link, engine, "b", None)
+    await until(lambda: "a" in engine.posted)
+    number, _ = engine.posted["b"]
+    while not call.done():
+        if others:
+            engine.link.working([number, number + 1000])
+        await asyncio.sleep(SILENCE_S / 10)
+    with pytest.raises(TimeoutError):
+        await call
+    assert not link.is_closed
+    engine.end("b")
+    await other
+
+
+async def test_an_engine_that_stops_working_is_found_out_after_the_same_silence(link, engine):
+    call = asyncio.create_task(link.exchange([request("a"), request("b")], silence_s=SILENCE_S))
+    await until(lambda: "a" in engine.posted)
+    engine.link.working([engine.posted["a"][0]])
+    engine.end("b")
+    with pytest.raises(TimeoutError):
+        await call
+
+
+async def test_a_link_that_is_not_read_is_given_up():
+    full = Link(LinkAddress("127.0.0.1", 1, 5, b"key"))
+    full.pause_writing()
+    with pytest.raises(TimeoutError):
+        await full.exchange([request("a")], silence_s=0.01)
+    full._opened.cancel()

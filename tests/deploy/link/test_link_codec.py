@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from core.records import Base, DraftDone, DraftRequest, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
 from core.speculation.growth import NewNodes, TreeSpec
 from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
-from deploy.link.replies import decode_replies, encode_loss, encode_replies
+from deploy.link.replies import decode_replies, encode_loss, encode_replies, encode_working
 from deploy.link.requests import decode_requests, encode_requests
 from deploy.link.stream import LinkError
 from protos.outrider.link.v1 import link_pb2 as pb
@@ -41,7 +41,7 @@ def test_draft_requests_arrive_as_they_were_sent(first, batch):
 
 @given(st.lists(st.tuples(NUMBERS, records.replies), max_size=4))
 def test_replies_arrive_as_they_were_sent(replies):
-    assert decode_replies(encode_replies(replies)) == (replies, None)
+    assert decode_replies(encode_replies(replies)) == (replies, None, [])
 
 
 def test_what_is_left_to_its_default_arrives_as_the_default():
@@ -65,7 +65,7 @@ def test_a_probability_keeps_all_of_its_bits():
     ((_, arrived),) = decode_requests(encode_requests(0, [request]))
     assert [prob.hex() for prob in arrived.block.q[0].probs] == [third.hex(), rest.hex()]
     new_nodes = NewNodes(0, (ROOT,), (7,), (0,), (0.5,), (0.5,), q=block.q)
-    ((_, grown),), _ = decode_replies(encode_replies([(0, DraftDone(STAMP, new_nodes, 1))]))
+    ((_, grown),), *_ = decode_replies(encode_replies([(0, DraftDone(STAMP, new_nodes, 1))]))
     assert [prob.hex() for prob in grown.new_nodes.q[0].probs] == [third.hex(), rest.hex()]
 
 
@@ -96,7 +96,11 @@ def test_every_kind_of_record_has_all_its_fields_on_the_wire():
 
 
 def test_a_loss_says_why():
-    assert decode_replies(encode_loss("the engine failed: out of luck")) == ([], "the engine failed: out of luck")
+    assert decode_replies(encode_loss("the engine failed: out of luck")) == ([], "the engine failed: out of luck", [])
+
+
+def test_what_the_engine_works_on_is_told_by_number():
+    assert decode_replies(encode_working([3, 2**40])) == ([], None, [3, 2**40])
 
 
 def column(kind, *values):
@@ -120,7 +124,7 @@ NEW_NODES = {
 
 
 def test_what_is_told_arrives_unless_it_is_corrupt():
-    ((_, reply),), _ = decode_replies(
+    ((_, reply),), *_ = decode_replies(
         pb.Replies(replies=[pb.Reply(draft_update=pb.DraftUpdate(**NEW_NODES))]).SerializeToString()
     )
     assert (reply.new_nodes.first, reply.new_nodes.tokens.tolist(), reply.new_nodes.root) == (5, [1, 2], 4)

@@ -37,7 +37,7 @@ class FakeLink:
         self.answer = answer
         self.is_closed = False
 
-    async def exchange(self, batch: Any, take: Any) -> Any:
+    async def exchange(self, batch: Any, take: Any, silence_s: float) -> Any:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -64,7 +64,7 @@ async def test_with_a_link_they_do_not():
 class StreamingLink(FakeLink):
     """Passes its answers on one by one, as a link does."""
 
-    async def exchange(self, batch: Any, take: Any) -> Any:
+    async def exchange(self, batch: Any, take: Any, silence_s: float) -> Any:
         for reply in self.answer:
             take(reply)
         return self.answer

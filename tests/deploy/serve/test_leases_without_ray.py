@@ -70,19 +70,33 @@ class FakeEngine:
         self.replies: object = VERDICTS
         self.failure: Exception | None = None
         self.is_stuck = False
+        self.stuck: asyncio.Future[object] | None = None
         self.callers: list[str] = []
         self.released: list[str] = []
         self.verify = self.draft = SimpleNamespace(remote=self._answer)
         self.release = SimpleNamespace(remote=self._release)
+        self.works = SimpleNamespace(remote=self._works)
+        self.num_steps = 0
+        """Number of times that it says to work although it gives no answer."""
 
     def _answer(self, _batch: object) -> asyncio.Future[object]:
         self.callers.append(CALLER.get())
         future = asyncio.get_running_loop().create_future()
         if self.failure is not None:
             future.set_exception(self.failure)
-        elif not self.is_stuck:
+        elif self.is_stuck:
+            self.stuck = future
+        else:
             future.set_result(self.replies)
         return future
+
+    async def _works(self) -> None:
+        """The last of them answers what was asked, if anything has."""
+        if self.num_steps == 0:
+            await asyncio.Event().wait()
+        self.num_steps -= 1
+        if self.num_steps == 0 and self.stuck is not None:
+            self.stuck.set_result(self.replies)
 
     def _release(self, sessions: list[str]) -> asyncio.Future[object]:
         self.released += sessions
@@ -285,6 +299,16 @@ async def test_an_engine_that_does_not_answer_or_fails_is_lost():
         await lease.port.verify(REQUESTS)
     served.target.engine.failure = RayError("\n  the actor died\nand so on")
     with pytest.raises(WorkerLost, match=r"engine 1 failed: the actor died$"):
+        await lease.port.verify(REQUESTS)
+
+
+async def test_an_engine_that_works_may_take_longer_than_the_timeout():
+    """Its answer comes after fifty times the tenth of it after which it is asked."""
+    served = Served(reply_timeout_s=0.05)
+    lease = await served.leases.take_target("a")
+    served.target.engine.is_stuck, served.target.engine.num_steps = True, 50
+    assert await lease.port.verify(REQUESTS) == VERDICTS
+    with pytest.raises(WorkerLost, match=r"engine 1 has not answered for 0\.05 s"):
         await lease.port.verify(REQUESTS)
 
 

@@ -12,6 +12,7 @@ import pytest
 from core.errors import WorkerLost
 from core.records import DraftUpdate, Refused, Stamp, Timing, Verdict
 from core.speculation.growth import NewNodes
+from workers.engine import thread
 from workers.engine.thread import EngineLoop
 
 
@@ -196,10 +197,13 @@ STAMP = Stamp("a", 1, 1)
 
 class FakeReceiver:
     def __init__(self):
-        self.said, self.ends = [], []
+        self.said, self.ends, self.waiting = [], [], []
 
     def take(self, replies):
         self.said += replies
+
+    def working(self, numbers):
+        self.waiting.append(list(numbers))
 
     def lose(self, end):
         self.ends.append(end)
@@ -237,3 +241,42 @@ async def test_growth_that_is_open_when_the_engine_ends_is_lost():
     await receiver.has_heard(3)
     await loop.close()
     assert [str(end) for end in receiver.ends] == ["the engine was closed"]
+
+
+async def test_those_who_wait_for_many_steps_are_told_that_steps_are_made(monkeypatch):
+    monkeypatch.setattr(thread, "WORKING_PERIOD_S", 0.0)
+    loop, receiver, other = EngineLoop(FakeEngine()), FakeReceiver(), FakeReceiver()
+    busy = asyncio.ensure_future(loop.ask(lambda _: None))
+    loop.post([(7, 1), (8, 2), (9, 3)], receiver)
+    loop.post([(7, 4)], other)
+    loop.start()
+    await busy
+    await receiver.has_heard(3)
+    await other.has_heard(1)
+    assert receiver.waiting == [[8, 9], [9]], "after each step those that are still open"
+    assert other.waiting == [[7], [7], [7]]
+    await loop.close()
+
+
+async def test_they_are_told_once_in_a_while_alone(monkeypatch):
+    monkeypatch.setattr(thread, "WORKING_PERIOD_S", 3600.0)
+    loop, receiver = EngineLoop(FakeEngine()), FakeReceiver()
+    loop._told_s = time.monotonic()
+    loop.post([(7, 1), (8, 2)], receiver)
+    loop.start()
+    await receiver.has_heard(2)
+    assert receiver.waiting == []
+    await loop.close()
+
+
+async def test_an_engine_that_stands_still_tells_nobody_that_it_works(monkeypatch):
+    monkeypatch.setattr(thread, "WORKING_PERIOD_S", 0.0)
+    engine, receiver = FakeStuckEngine(), FakeReceiver()
+    loop = EngineLoop(engine)
+    loop.start()
+    loop.post([(7, 1)], receiver)
+    assert await asyncio.to_thread(engine.is_in_step.wait, 10)
+    await asyncio.sleep(0.05)
+    assert receiver.waiting == []
+    engine.may_fail.set()
+    await loop.close()

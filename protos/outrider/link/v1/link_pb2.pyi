@@ -96,12 +96,14 @@ class Requests(_message.Message):
     def __init__(self, first_number: _Optional[int] = ..., verify: _Optional[_Iterable[_Union[VerifyRequest, _Mapping]]] = ..., draft: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ..., offers: _Optional[_Iterable[_Union[Continuation, _Mapping]]] = ...) -> None: ...
 
 class Replies(_message.Message):
-    __slots__ = ("replies", "lost")
+    __slots__ = ("replies", "lost", "working")
     REPLIES_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    WORKING_FIELD_NUMBER: _ClassVar[int]
     replies: _containers.RepeatedCompositeFieldContainer[Reply]
     lost: str
-    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., lost: _Optional[str] = ...) -> None: ...
+    working: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., lost: _Optional[str] = ..., working: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Reply(_message.Message):
     __slots__ = ("number", "stamp", "verdict", "missing", "refused", "draft_update", "grown")
