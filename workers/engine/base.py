@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from core.config import EngineConfig
+from core.errors import first_line
 from core.protocol import OVERTAKEN, missing_of, refusal_of
 from core.records import DraftReply, DraftUpdate, EngineStats, Findings, Missing, Refused, VerifyReply
 from core.speculation import TokenTree
@@ -24,7 +25,7 @@ from workers.engine.jobs import Job, Request
 from workers.engine.pacer import Pacer
 from workers.engine.prefix_cache import Prefixes
 from workers.engine.room import Room
-from workers.engine.scheduler import PrefillPace, Share
+from workers.engine.scheduler import PrefillPace, RowLimit, Share
 from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.grammar import GrammarCompiler, Grammars
 from workers.model import digest_of
@@ -56,6 +57,11 @@ class Engine(ABC, Generic[Request, Reply]):
         self._room = Room(self._store, runtime.cache, self._lose_idle)
         self._prefixes = Prefixes(self._store, config.block_tokens) if config.share_prefixes else None
         self._pace = PrefillPace(config.prefill_stretch, config.prefill_chunk_tokens)
+        self._limit = RowLimit(config.max_step_tokens)
+        self._had_no_memory = False
+        """Whether a job was refused for want of memory, and no step has been made since."""
+        self._failed: Job[Request] | None = None
+        """The job that the last step had alone, and no memory for."""
         self._pacer = Pacer.named(config.paced_as) if config.paced_as is not None else None
         info = runtime.info
         self._grammars = Grammars(
@@ -188,7 +194,8 @@ class Engine(ABC, Generic[Request, Reply]):
         if self._jobs:
             started_s = monotonic()
             jobs = self._ready_jobs()
-            shares = scheduler.plan(jobs, self._config.max_step_tokens, self._pace.chunk_rows)
+            self._limit.recover(started_s)
+            shares = scheduler.plan(jobs, self._limit.rows, self._pace.chunk_rows)
             work = self._room.make([(jobs[share.index], share) for share in shares], self._jobs)
             self._run(work, started_s)
             self._step_time_s += monotonic() - started_s
@@ -203,8 +210,55 @@ class Engine(ABC, Generic[Request, Reply]):
         return self._prefixes.ready(jobs) if self._prefixes else jobs
 
     def _run(self, work: Sequence[tuple[Job[Request], Share]], started_s: float) -> None:
+        """Make a step; without memory for it, none of its rows count as computed, and the next one is smaller."""
         if not work:
             return
+        before = [(job, len(job.held.log), job.pending) for job, _ in work]
+        try:
+            self._compute(work, started_s)
+        except torch.OutOfMemoryError as error:
+            if self._config.tensor_parallel > 1:  # the other ranks are still within the step
+                raise
+            problem = first_line(error)  # and not the error, whose frames hold the step's tensors
+        else:
+            self._had_no_memory, self._failed = False, None
+            return
+        for job, num_tokens, pending in before:
+            if job in self._jobs:  # else it was answered
+                self._undo(job, num_tokens, pending)
+        torch.cuda.empty_cache()  # without effect on another device
+        self._take_less(work, problem)
+
+    def _undo(self, job: Job[Request], num_tokens: int, pending: list[int]) -> None:
+        """Have the job as it was before a step: `num_tokens` computed, and these pending."""
+        held = job.held
+        if len(held.log) > num_tokens:
+            self._store.truncate(held, num_tokens)
+        self._store.drop_rows_ahead(held)  # those of the step
+        job.pending = pending
+
+    def _take_less(self, work: Sequence[tuple[Job[Request], Share]], problem: str) -> None:
+        """Make smaller steps from now on, or refuse the job for which even that is too little.
+
+        Raises: MemoryError when the last job was refused, too, with no step in between.
+        """
+        num_rows = sum(share.num_tokens + (job.num_tree_rows if share.is_last else 0) for job, share in work)
+        logger.error("no memory for a step of %d rows of %d sessions: %s", num_rows, len(work), problem)
+        if self._limit.shrink(len(work), num_rows, monotonic()):
+            return
+        ((job, _),) = work
+        if self._failed is not job:  # once more, with all memory that others had kept
+            self._failed = job
+            return
+        if self._had_no_memory:
+            raise MemoryError(f"no memory for any step: {problem}")
+        self._had_no_memory = True
+        self._refuse(job, f"{num_rows} rows of this sequence in a step need more memory than this engine has")
+
+    def _refuse(self, job: Job[Request], reason: str) -> None:
+        self._answer(job, Refused(job.request.stamp, reason))
+
+    def _compute(self, work: Sequence[tuple[Job[Request], Share]], started_s: float) -> None:
         batch = [job.rows(share) for job, share in work]
         num_rows = sum(rows.num_rows for rows in batch)
         forward_s = monotonic()

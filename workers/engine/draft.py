@@ -19,6 +19,7 @@ from core.records import DraftReply, DraftRequest, EngineStats, Missing, Refused
 from core.speculation import EMPTY_BLOCK, TokenTree, TreeSpec, feed_likeliest, take_all
 from workers.engine.base import Answer, Engine
 from workers.engine.draft_growth import TreeJob
+from workers.engine.jobs import Job
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_loss
 from workers.proposer import Cascade, ModelProposer, Proposer
@@ -186,6 +187,10 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         is_kept = job.held.spec.needs_q and job.builder.has_root
         self._answer(job, job.reply() if is_kept else Refused(job.request.stamp, reason))
         self._store.forget_guesses(job.held)
+        self._growing_jobs.pop(job.held.session, None)
+
+    def _refuse(self, job: Job[DraftRequest], reason: str) -> None:
+        super()._refuse(job, reason)
         self._growing_jobs.pop(job.held.session, None)
 
     def _answer_if_done(self, job: TreeJob) -> None:

@@ -19,6 +19,8 @@ from core.config import DECODE_TOKENS, MIN_CHUNK_TOKENS
 from core.costs import PassCost
 
 PRIOR_S: Final = 0.01
+RECOVERY_S: Final = 60.0
+"""A step without memory takes about as long as one with: each minute one costs next to nothing."""
 MAX_UNREAD: Final = 256
 """Number of passes kept: computing a chunk from them takes some milliseconds at most, within a longer step."""
 
@@ -113,6 +115,25 @@ def _chunks(indices: Iterable[int], jobs: Sequence[Schedulable], rows_left: int)
         shares.append(Share(index, num_tokens, is_last=fits_whole))
         rows_left -= num_tokens + (job.num_tree_rows if fits_whole else 0)
     return shares
+
+
+class RowLimit:
+    """The most rows of a step: half of those for which there was no memory, and twice as many a minute later."""
+
+    def __init__(self, most: int) -> None:
+        self.rows = self._most = most
+        self._changed_s = 0.0
+
+    def recover(self, now_s: float) -> None:
+        """Allow more again, if it has been kept to for long enough."""
+        if self.rows < self._most and now_s >= self._changed_s + RECOVERY_S:
+            self.rows, self._changed_s = min(2 * self.rows, self._most), now_s
+
+    def shrink(self, num_jobs: int, num_rows: int, now_s: float) -> bool:
+        """Allow fewer rows than a step had for which there was no memory; returns whether that makes it smaller."""
+        may_split = num_jobs > 1 or MIN_CHUNK_TOKENS < num_rows <= self.rows
+        self.rows, self._changed_s = max(1, num_rows // 2) if may_split else self._most, now_s
+        return may_split
 
 
 class PrefillPace:

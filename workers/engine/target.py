@@ -159,6 +159,12 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         self._store.follow(held, rebased.num_tokens, rebased.guesses)
         self._jobs.append(VerifyJob(ticket, request, held, rebased.pending, scores=scores))
 
+    def _undo(self, job: Job[VerifyRequest], num_tokens: int, pending: list[int]) -> None:
+        super()._undo(job, num_tokens, pending)
+        if isinstance(job, VerifyJob) and job.scores is not None:  # of which some may have been taken
+            job.begin_again()
+            self._store.truncate(job.held, 0)
+
     def _take_scores(
         self, work: Sequence[tuple[Job[VerifyRequest], Share]], batch: Sequence[StepRows], logits: Tensor
     ) -> Tensor:
