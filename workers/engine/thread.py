@@ -37,6 +37,7 @@ Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 Result = TypeVar("Result")
 
 EXPIRY_PERIOD_S = 5.0
+"""Interval, in seconds, at which silent sessions are looked for, and the longest wait for an order."""
 WORKING_PERIOD_S = 1.0
 """Seconds after which those who wait are told again that steps are made, as soon as one has ended."""
 
@@ -128,6 +129,7 @@ class EngineLoop(Generic[Request, Reply]):
         self._num_requests = 0
         self._told_s = 0.0
         """When those who wait were last told that steps are made."""
+        self._next_expiry_s = monotonic() + EXPIRY_PERIOD_S
         self._door = threading.Lock()
         self._end: WorkerLost | None = None
         self._ended: Future[None] = Future()
@@ -212,6 +214,7 @@ class EngineLoop(Generic[Request, Reply]):
         try:
             while self._end is None:
                 self._take_orders()
+                self._expire_if_due()
                 if self._engine.has_work:
                     self._step()
         except Exception as failure:
@@ -229,8 +232,13 @@ class EngineLoop(Generic[Request, Reply]):
                 order.run()
                 order = self._orders.get_nowait()
         except queue.Empty:
-            if is_idle:
-                self._engine.expire()
+            pass
+
+    def _expire_if_due(self) -> None:
+        """By the clock and not when there is nothing to do: an engine may be busy for hours."""
+        if monotonic() >= self._next_expiry_s:
+            self._next_expiry_s = monotonic() + EXPIRY_PERIOD_S
+            self._engine.expire()
 
     def _take_offers(self) -> None:
         """Take the offers that have arrived so far."""

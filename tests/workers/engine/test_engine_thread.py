@@ -43,6 +43,24 @@ class FakeEngine:
         return []
 
 
+class BusyEngine(FakeEngine):
+    """Has work for ever."""
+
+    has_work = True
+
+    def __init__(self):
+        super().__init__()
+        self.has_expired = threading.Event()
+
+    def step(self):
+        time.sleep(0.001)
+        return []
+
+    def expire(self):
+        self.has_expired.set()
+        return []
+
+
 @pytest.fixture
 async def loop():
     loop = EngineLoop(FakeEngine())
@@ -77,6 +95,14 @@ async def test_a_reply_is_taken_before_those_of_later_steps_are_ready():
     loop.start()
     assert await loop.submit([1, 2], lambda reply: (taken.append(reply), has_first.set())) == [2, 4]
     assert taken == [2, 4]
+    await loop.close()
+
+
+async def test_silent_sessions_expire_on_an_engine_that_is_never_idle(monkeypatch):
+    monkeypatch.setattr("workers.engine.thread.EXPIRY_PERIOD_S", 0.01)
+    loop = EngineLoop(engine := BusyEngine())
+    loop.start()
+    assert await asyncio.to_thread(engine.has_expired.wait, 30)
     await loop.close()
 
 
