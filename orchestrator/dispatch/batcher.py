@@ -3,8 +3,8 @@
 While the allowed number of calls waits for its pass the next one gathers requests, so the batch size follows the load
 and a lone session never waits. Each reply goes to its session as it comes. The first one of a call says that the pass
 is over: what is ready then goes with the next, and a request that needs more passes delays nobody else. Long suffixes
-(prefill), and first messages whose grammar may have to be compiled, are sent on their own: it is not a pass with the
-others that they wait for.
+(prefill) and first messages are sent on their own, since they wait for more than a pass: for a text to be computed, a
+grammar to be compiled, or room in a full KV.
 """
 
 from __future__ import annotations
@@ -152,11 +152,8 @@ class Batcher(Generic[Request, Reply]):
 
 
 def _goes_alone(request: TargetRequest | DraftRequest) -> bool:
-    """Whether a request is answered after passes of its own: a continuation, a long text, and one whose grammar may
-    have to be compiled first."""
-    if isinstance(request, Continuation) or len(request.suffix) > DECODE_TOKENS:
-        return True
-    return request.spec is not None and request.spec.grammar is not None
+    """Whether a request is answered after passes of its own: a continuation, a long text, and a first message."""
+    return isinstance(request, Continuation) or request.base.num_tokens == 0 or len(request.suffix) > DECODE_TOKENS
 
 
 def _nothing() -> None:

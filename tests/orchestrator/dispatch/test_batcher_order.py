@@ -12,7 +12,7 @@ from orchestrator.dispatch.batcher import Batcher
 
 
 def request(session: str, number: int = 1) -> VerifyRequest:
-    return VerifyRequest(Stamp(session, 1, number), Base(0, 0), (1,))
+    return VerifyRequest(Stamp(session, 1, number), Base(9, 0), (1,))
 
 
 def verdict(asked: VerifyRequest) -> Verdict:
