@@ -106,6 +106,7 @@ class TargetSide:
         if not self._view.must_resend(missing.held):
             return None
         self._machine.fire(Trigger.MISSING)
+        self._verdict_s = None  # until there is room for the text again the session may wait for long
         return self.verify(self.guess)
 
     # What it tells
