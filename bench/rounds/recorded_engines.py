@@ -75,7 +75,19 @@ class RecordedLoop:
         """With nothing of KV in it."""
         engine = self._engine
         return EngineStats(
-            len(engine.sessions), 0, 1, 1, engine.num_passes, engine.num_rows, 0, 0, 0, 0, engine.busy_s, engine.busy_s
+            len(engine.sessions),
+            0,
+            0,
+            1,
+            1,
+            engine.num_passes,
+            engine.num_rows,
+            0,
+            0,
+            0,
+            0,
+            engine.busy_s,
+            engine.busy_s,
         )
 
     async def _on_thread(self, work: Coroutine[Any, Any, Any]) -> Any:

@@ -62,6 +62,8 @@ class EngineStats:
 
     num_sessions: int
     num_jobs: int
+    num_waiting: int
+    """Number of jobs without KV: they wait for room, or for a grammar or a prefix that is being made."""
     num_blocks: int
     num_free_blocks: int
     num_steps: int

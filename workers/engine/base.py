@@ -48,13 +48,17 @@ class Engine(ABC, Generic[Request, Reply]):
     Invariant: a session has at most one job; between steps its tokens and its KV agree (`check_integrity`).
     """
 
+    room_type: type[Room] = Room
+
     def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int) -> None:
         self.info = runtime.info
         self.epoch = epoch
         self._runtime = runtime
         self._config = config
         self._store = SequenceStore(runtime.cache)
-        self._room = Room(self._store, runtime.cache, self._lose_idle)
+        self._room = self.room_type(self._store, runtime.cache, self._lose)
+        self._is_waiting = False
+        """Whether no job can run before a message comes, a session ends, or one has been silent for long."""
         self._prefixes = Prefixes(self._store, config.block_tokens) if config.share_prefixes else None
         self._pace = PrefillPace(config.prefill_stretch, config.prefill_chunk_tokens)
         self._limit = RowLimit(config.max_step_tokens)
@@ -78,7 +82,7 @@ class Engine(ABC, Generic[Request, Reply]):
 
     @property
     def has_work(self) -> bool:
-        return bool(self._jobs or self._answers)
+        return bool(self._answers or (self._jobs and not self._is_waiting))
 
     def warm_up(self, progress: Callable[[str], None], machine: str = "", known: Findings | None = None) -> Findings:
         """Warm up, so that no request pays for first use; returns findings, with which a later engine starts faster.
@@ -110,6 +114,7 @@ class Engine(ABC, Generic[Request, Reply]):
         return EngineStats(
             num_sessions=len(self._store),
             num_jobs=len(self._jobs),
+            num_waiting=sum(not job.held.kv.blocks for job in self._jobs),
             num_blocks=cache.num_blocks,
             num_free_blocks=cache.num_free_blocks,
             num_steps=self._num_steps,
@@ -130,6 +135,7 @@ class Engine(ABC, Generic[Request, Reply]):
 
     def add(self, ticket: int, request: Request) -> None:
         """Take a request; its reply comes from a later `step`, under the same ticket."""
+        self._is_waiting = False
         held = self._store.find(request.stamp.session)
         answer = self._refusal_of(request, held) or missing_of(request, held)
         if answer is not None:
@@ -169,10 +175,12 @@ class Engine(ABC, Generic[Request, Reply]):
 
     def _answer(self, job: Job[Request], reply: Reply | Missing | Refused) -> None:
         self._jobs.remove(job)
+        job.held.last_used_s = monotonic()
         self._answers.append((job.ticket, reply))
 
     def release(self, sessions: Sequence[str]) -> None:
         """Free the KV and tokens of these sessions; later messages of an ended session have no effect."""
+        self._is_waiting = False
         for session in sessions:
             if (held := self._store.find(session)) is not None:
                 self._supersede(held)
@@ -180,6 +188,7 @@ class Engine(ABC, Generic[Request, Reply]):
 
     def expire(self) -> list[str]:
         """Free sessions without a message for `session_timeout_s`, and return their names."""
+        self._is_waiting = False
         limit_s = monotonic() - self._config.session_timeout_s
         busy = {job.held.session for job in self._jobs}
         silent = [held.session for held in self._store if held.last_used_s < limit_s and held.session not in busy]
@@ -204,10 +213,40 @@ class Engine(ABC, Generic[Request, Reply]):
 
     def _ready_jobs(self) -> list[Job[Request]]:
         """Jobs that may take part in the next step. A job that waits for its grammar does not hold up others."""
-        jobs = [job for job in self._jobs if job.is_ready]
+        jobs = self._with_room([job for job in self._jobs if job.is_ready])
         if not jobs:
-            self._jobs[0].wait_until_ready(COMPILATION_WAIT_S)
-        return self._prefixes.ready(jobs) if self._prefixes else jobs
+            unready = next((job for job in self._jobs if not job.is_ready), None)
+            if unready is not None:
+                unready.wait_until_ready(COMPILATION_WAIT_S)
+            self._is_waiting = unready is None
+        return jobs
+
+    def _with_room(self, jobs: Sequence[Job[Request]]) -> list[Job[Request]]:
+        """The jobs that have KV, and those that may begin now."""
+        if all(job.held.kv.blocks for job in jobs):
+            return list(jobs)
+        self._room.begin_step(self._jobs)
+        if self._prefixes is not None:
+            self._prefixes.begin_step()
+        running = {job for job in sorted(jobs, key=self._room.turn) if self._may_run(job)}
+        return [job for job in jobs if job in running]
+
+    def _may_run(self, job: Job[Request]) -> bool:
+        if not job.held.kv.blocks and not self._may_begin(job):
+            return False
+        if self._prefixes is not None:
+            self._prefixes.runs(job)
+        return True
+
+    def _may_begin(self, job: Job[Request]) -> bool:
+        """Begin a job without KV with what it can adopt, unless it waits for room or for what another computes."""
+        prefixes = self._prefixes
+        if (prefixes is not None and prefixes.should_wait(job)) or not self._room.may_begin(job):
+            return False
+        if prefixes is not None:
+            prefixes.adopt(job)
+        self._room.begin(job)
+        return True
 
     def _run(self, work: Sequence[tuple[Job[Request], Share]], started_s: float) -> None:
         """Make a step; without memory for it, none of its rows count as computed, and the next one is smaller."""
@@ -282,8 +321,8 @@ class Engine(ABC, Generic[Request, Reply]):
 
     # Where target and draft differ
 
-    def _lose_idle(self, session: str) -> None:
-        """Note that the KV of a session without a job was dropped to make room."""
+    def _lose(self, session: str) -> None:
+        """Note that the KV of a session was dropped to make room: its open message is answered by `Missing`."""
 
     def _take_scores(
         self, work: Sequence[tuple[Job[Request], Share]], batch: Sequence[StepRows], logits: torch.Tensor

@@ -92,7 +92,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         if (job := self._growing_jobs.pop(session, None)) is not None:
             self._answers.append((job.ticket, Refused(job.request.stamp, reason)))
 
-    def _lose_idle(self, session: str) -> None:
+    def _lose(self, session: str) -> None:
         if (job := self._growing_jobs.pop(session, None)) is not None:
             self._answers.append((job.ticket, Missing(job.request.stamp, 0)))
 

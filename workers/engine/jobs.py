@@ -97,6 +97,7 @@ class Job(ABC, Generic[Request]):
     def begin_again(self) -> None:
         """Mark the computed tokens as pending again, since their KV is about to be freed."""
         self.pending = [*self.held.log.tokens, *self.pending]
+        self.started_s = None  # until then it waits
 
     def took_part(self, started_s: float, num_rows: int) -> None:
         """Count a step of `num_rows` rows, those of others included, that began at `started_s`."""

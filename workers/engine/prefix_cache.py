@@ -6,7 +6,6 @@ know where KV is stored (`workers.step.kv_cache`) or how it is used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 from core.text import BlockHash, block_hashes
@@ -26,34 +25,33 @@ class Prefixes:
         self._store = store
         self._block_tokens = block_tokens
         self.num_adopted_tokens = 0
+        self._coming: set[BlockHash] = set()
+        """Blocks of the jobs that run in this step."""
 
-    def ready(self, jobs: Sequence[Job[Any]]) -> list[Job[Any]]:
-        """The jobs that should run now; empty sequences first adopt what they can."""
-        coming: set[BlockHash] = set()
-        ready = []
-        for job in jobs:
-            if not job.held.kv.num_tokens and job.may_adopt:
-                self._look_at(job)
-                if self._should_wait(job, coming):
-                    continue
-                self._adopt(job)
-            if job.pending and job.wants_logits:  # without logits that are checked, blocks are not published
-                coming.update(job.prompt_hashes)
-            ready.append(job)
-        return ready
+    def begin_step(self) -> None:
+        """No job runs yet."""
+        self._coming.clear()
 
-    def _look_at(self, job: Job[Any]) -> None:
-        """Hash the job's tokens, without the last one: its logits are needed."""
-        if not job.prompt_hashes:
+    def should_wait(self, job: Job[Any]) -> bool:
+        """Whether a job without KV should wait for one that runs in this step, to adopt what that one computes."""
+        if not job.may_adopt:
+            return False
+        if not job.prompt_hashes:  # without the last token: its logits are needed
             job.prompt_hashes = block_hashes(job.pending[:-1], self._block_tokens)
-
-    def _should_wait(self, job: Job[Any], coming: set[BlockHash]) -> bool:
         lacking = job.prompt_hashes[self._store.num_adoptable(job.prompt_hashes) :]
-        num_coming = next((count for count, lacked in enumerate(lacking) if lacked not in coming), len(lacking))
+        num_coming = next((count for count, lacked in enumerate(lacking) if lacked not in self._coming), len(lacking))
         is_long = num_coming * self._block_tokens >= MIN_AWAITED_TOKENS
         return is_long and num_coming >= WORTH_WAITING * len(lacking)
 
-    def _adopt(self, job: Job[Any]) -> None:
+    def runs(self, job: Job[Any]) -> None:
+        """The job runs in this step, and will leave what it computes to others."""
+        if job.pending and job.wants_logits:  # without logits that are checked, blocks are not published
+            self._coming.update(job.prompt_hashes)
+
+    def adopt(self, job: Job[Any]) -> None:
+        """Begin with what others have left."""
+        if not job.may_adopt:
+            return
         num_tokens = self._store.adopt(job.held, job.prompt_hashes)
         job.has_kv_of(num_tokens)
         job.num_adopted = num_tokens  # one that begins again adopts again, and has nothing of what it had before

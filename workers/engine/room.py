@@ -1,14 +1,15 @@
-"""Room for the KV of a step: where it is short, the newest sessions are preempted.
+"""Room for the KV of a step: which sessions may begin, and which are preempted where it is short.
 
-An idle session is dropped, and gets `Missing` as the answer to its next message; a session in progress begins again.
 Knows jobs and blocks; must not know models, nor what the jobs are for.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence, Set
+from math import inf
+from time import monotonic
+from typing import Any, Final, TypeVar
 
 from workers.engine.jobs import Job
 from workers.engine.scheduler import Share
@@ -17,23 +18,48 @@ from workers.step import KVCache, OutOfBlocks
 
 logger = logging.getLogger(__name__)
 
+SILENT_S: Final = 5.0
+"""Seconds without a message after which a session without a job makes room for others, whenever it came. Between two
+rounds a session is silent for a small part of that."""
+
 AnyJob = TypeVar("AnyJob", bound=Job[Any])
 
 
 class Room:
-    """The room for KV of one engine."""
+    """The room for KV of a draft: nobody waits for it.
 
-    def __init__(self, store: SequenceStore, cache: KVCache, lose_idle: Callable[[str], None]) -> None:
-        """`lose_idle` is called with the name of each idle session that is dropped."""
+    An idle session is dropped for any that computes, and gets `Missing` as the answer to its next message; a session in
+    progress begins again. The newest are preempted first.
+    """
+
+    def __init__(self, store: SequenceStore, cache: KVCache, lose: Callable[[str], None]) -> None:
+        """`lose` is called with the name of each session whose messages need an answer now that its KV is dropped."""
         self._store = store
         self._cache = cache
-        self._lose_idle = lose_idle
+        self._lose = lose
         self.num_preemptions = 0
+
+    def begin_step(self, jobs: Sequence[Job[Any]]) -> None:
+        """All jobs of the engine, before one of them is asked whether it may begin."""
+
+    def turn(self, job: Job[Any]) -> float:  # noqa: ARG002
+        """The order in which jobs are asked whether they may begin; that of their messages among equals."""
+        return 0
+
+    def may_begin(self, job: Job[Any]) -> bool:  # noqa: ARG002
+        """Whether a job without KV may begin in this step."""
+        return True
+
+    def begin(self, job: Job[Any]) -> None:
+        """The job begins in this step, with what it could adopt."""
 
     def make(self, shares: Sequence[tuple[AnyJob, Share]], jobs: Sequence[AnyJob]) -> list[tuple[AnyJob, Share]]:
         """The shares that have room for their KV, in order. `jobs`: all jobs of the engine, in this step or not."""
-        if self._reserve_all(shares):
-            return list(shares)
+        return list(shares) if self._reserve_all(shares) else self._make_in_turn(shares, jobs)
+
+    def _make_in_turn(
+        self, shares: Sequence[tuple[AnyJob, Share]], jobs: Sequence[AnyJob]
+    ) -> list[tuple[AnyJob, Share]]:
         waiting = {job.held.session: job for job in jobs}
         work: list[tuple[AnyJob, Share]] = []
         admitted: set[str] = set()
@@ -87,9 +113,117 @@ class Room:
             self._store.truncate(victim, 0)
         else:
             self._store.drop(victim.session)
-            self._lose_idle(victim.session)
+            self._lose(victim.session)
+        self._count(victim)
+
+    def _count(self, victim: HeldSequence) -> None:
         self.num_preemptions += 1
         logger.info("KV is full: session %s was preempted", victim.session)
+
+
+class FirstComeRoom(Room):
+    """The room for KV of a target: first come, first served (docs/adr/0066).
+
+    A session begins when there is room for all of its text, and those that came later wait behind the first that has
+    none. Where room is short later, the newest session is sent back to wait, in the place of its arrival. So the oldest
+    session always goes on, and none pays for a newer one.
+    """
+
+    _busy: Set[str] = frozenset()
+    """Sessions with a job, in this step or not."""
+    _first_waiting: float = inf
+    """Arrival of the first session that waits; a later one may not begin before it."""
+
+    def begin_step(self, jobs: Sequence[Job[Any]]) -> None:
+        """Note the sessions that have a job, and those that will come back: they were preempted a moment ago."""
+        self._busy = {job.held.session for job in jobs}
+        back = [held for held in self._store if held.was_preempted and held.session not in self._busy]
+        self._first_waiting = min((held.arrival for held in back if not _is_silent(held)), default=inf)
+
+    def turn(self, job: Job[Any]) -> float:
+        """The order in which jobs are asked whether they may begin: after those that have begun, by arrival."""
+        return job.held.arrival if not job.held.kv.blocks else -1
+
+    def may_begin(self, job: Job[Any]) -> bool:
+        """Whether there is room for all of the job's text and its block, and nobody has waited for longer."""
+        if job.held.arrival > self._first_waiting:
+            return False
+        while not self._has_room(job):
+            if (silent := self._most_silent()) is None:
+                self._first_waiting = job.held.arrival
+                return False
+            self.preempt(silent, {})
+        return True
+
+    def _has_room(self, job: Job[Any]) -> bool:
+        hashes = job.prompt_hashes if job.may_adopt else ()
+        return self._cache.has_room(hashes, len(job.pending) + job.num_tree_rows, self._num_spare)
+
+    @property
+    def _num_spare(self) -> int:
+        """Blocks that the others need for a round like their last, or it would cost the newcomer its KV again.
+
+        Guesses hold blocks for the length of a round, and are seldom there when the room is looked at.
+        """
+        rows = ((held.kv, held.kv.num_tokens + 1 + held.num_guesses) for held in self._store if held.kv.blocks)
+        return sum(max(0, self._cache.num_blocks_for(num_rows) - len(kv.blocks)) for kv, num_rows in rows)
+
+    def begin(self, job: Job[Any]) -> None:
+        """Reserve room for all of the job's text and its block."""
+        job.held.was_preempted = False
+        self._cache.reserve(job.held.kv, job.held.kv.num_tokens + len(job.pending) + job.num_tree_rows)
+
+    def _make_in_turn(
+        self, shares: Sequence[tuple[AnyJob, Share]], jobs: Sequence[AnyJob]
+    ) -> list[tuple[AnyJob, Share]]:
+        """The oldest session first. Who finds no room has been preempted, by an older one or by itself."""
+        waiting = {job.held.session: job for job in jobs}
+        self._busy = waiting.keys()
+        made: set[AnyJob] = set()
+        for job, share in sorted(shares, key=lambda item: item[0].held.arrival):
+            if job.held.kv.blocks and self._reserve_or_preempt(job, share, waiting):
+                made.add(job)
+        return [(job, share) for job, share in shares if job in made]
+
+    def _reserve_or_preempt(self, job: AnyJob, share: Share, waiting: Mapping[str, AnyJob]) -> bool:
+        while True:
+            try:
+                self._cache.reserve(job.held.kv, _num_kv_rows(job, share))
+            except OutOfBlocks:
+                victim = self._most_silent() or self._newest()
+                self.preempt(victim, waiting)
+                if victim is job.held:
+                    return False
+            else:
+                return True
+
+    def preempt(self, victim: HeldSequence, waiting: Mapping[str, Job[Any]]) -> None:
+        """Drop all KV of this session, which keeps its turn.
+
+        A job that has brought its whole text begins again by itself. Any other may share its call with older sessions,
+        whose replies must not wait for it: it is told that its base is missing.
+        """
+        job = waiting.get(victim.session)
+        if job is not None and job.request.base.num_tokens == 0:
+            job.begin_again()
+        else:
+            self._lose(victim.session)
+        victim.was_preempted = True
+        self._store.truncate(victim, 0)
+        self._count(victim)
+
+    def _newest(self) -> HeldSequence:
+        return next(held for held in reversed(self._store) if held.kv.blocks)
+
+    def _most_silent(self) -> HeldSequence | None:
+        silent = [
+            held for held in self._store if held.kv.blocks and held.session not in self._busy and _is_silent(held)
+        ]
+        return min(silent, key=lambda held: held.last_used_s, default=None)
+
+
+def _is_silent(held: HeldSequence) -> bool:
+    return held.last_used_s < monotonic() - SILENT_S
 
 
 def _num_kv_rows(job: Job[Any], share: Share) -> int:

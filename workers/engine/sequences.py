@@ -28,7 +28,14 @@ class HeldSequence(HeldTokens):
     kv: SequenceKV = field(kw_only=True)
     hashes: list[BlockHash] = field(default_factory=list)
     """Hashes of the first blocks of the log, as far as computed."""
+    arrival: int = 0
+    """Its place among all sessions of the engine, in the order in which they came."""
+    was_preempted: bool = False
+    """Whether it has lost its KV, and has not begun again since."""
+    num_guesses: int = 0
+    """Number of guesses in its last message, on a target."""
     last_used_s: float = 0.0
+    """Time of its last message, or of the reply to it."""
     grammar: GrammarState | None = None
     """State of the output's grammar; None without one."""
     index: TextIndex = field(default_factory=TextIndex)
@@ -47,6 +54,7 @@ class SequenceStore:
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
         self._held: OrderedDict[str, HeldSequence] = OrderedDict()
+        self._num_arrived = 0
         self._ended = EndedSessions()
 
     def __len__(self) -> int:
@@ -55,6 +63,9 @@ class SequenceStore:
     def __iter__(self) -> Iterator[HeldSequence]:
         return iter(self._held.values())
 
+    def __reversed__(self) -> Iterator[HeldSequence]:
+        return reversed(self._held.values())
+
     def find(self, session: str) -> HeldSequence | None:
         return self._held.get(session)
 
@@ -62,7 +73,9 @@ class SequenceStore:
         """The session's sequence; a new and empty one if it has none. Guesses under another spec are dropped."""
         held = self._held.get(session)
         if held is None:
-            held = self._held[session] = HeldSequence(spec, session=session, kv=self._cache.new_sequence())
+            self._num_arrived += 1
+            held = HeldSequence(spec, session=session, kv=self._cache.new_sequence(), arrival=self._num_arrived)
+            self._held[session] = held
         held.take_spec(spec)
         self._cache.truncate(held.kv, len(held.log) + len(held.tree))
         return held
@@ -111,7 +124,7 @@ class SequenceStore:
         self._cache.truncate(held.kv, len(held.log) + len(held.tree))
 
     def drop(self, session: str) -> None:
-        """Free a session's KV, on preemption too; the session may come back with its whole prefix."""
+        """Forget a session and free its KV; the session may come back with its whole prefix."""
         if (held := self._held.pop(session, None)) is not None:
             self._cache.free(held.kv)
 

@@ -14,6 +14,7 @@ from core.config import EngineConfig
 from core.continuations import Continuations, refusal_of_offer
 from core.records import (
     Continuation,
+    Missing,
     Refused,
     SequenceSpec,
     TargetRequest,
@@ -26,6 +27,7 @@ from core.rules import Outcome, Rule
 from core.speculation import EMPTY_BLOCK, TokenTree
 from workers.engine.base import Engine
 from workers.engine.jobs import Job, VerifyJob, scores_of
+from workers.engine.room import FirstComeRoom
 from workers.engine.scheduler import Share
 from workers.engine.sequences import HeldSequence
 from workers.grammar import FIELD
@@ -94,6 +96,8 @@ class _Sound(NamedTuple):
 class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     """Verifies blocks of many sessions at once. Prefill is the verification of an empty block after a long suffix."""
 
+    room_type = FirstComeRoom
+
     @classmethod
     def load(
         cls,
@@ -137,6 +141,10 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
                 self._answers += self._continuations.drop(session)
         return silent
 
+    def _lose(self, session: str) -> None:
+        for job in [job for job in self._jobs if job.held.session == session]:
+            self._answer(job, Missing(job.request.stamp, 0))
+
     def _refusal_of_offer(self, offer: Continuation) -> Refused | None:
         held = self._store.find(offer.stamp.session)
         return refusal_of_offer(
@@ -157,6 +165,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             self._store.truncate(held, 0)
         rebased = held.rebase_to_verify(request)
         self._store.follow(held, rebased.num_tokens, rebased.guesses)
+        held.num_guesses = len(request.block)
         self._jobs.append(VerifyJob(ticket, request, held, rebased.pending, scores=scores))
 
     def _undo(self, job: Job[VerifyRequest], num_tokens: int, pending: list[int]) -> None:

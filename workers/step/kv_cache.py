@@ -115,6 +115,15 @@ class KVCache:
             count += 1
         return count
 
+    def has_room(self, hashes: Sequence[BlockHash], num_tokens: int, num_spare: int = 0) -> bool:
+        """Whether a new sequence of `num_tokens` rows, which adopts what it can of these blocks, leaves so many free.
+
+        Blocks that others use cost it nothing; unused ones are free until it adopts them.
+        """
+        adoptable = [self._published[block_hash] for block_hash in hashes[: self.num_published(hashes)]]
+        num_needed = self.num_blocks_for(num_tokens) - sum(block not in self._unused for block in adoptable)
+        return num_needed + num_spare <= self.num_free_blocks
+
     def adopt(self, seq: SequenceKV, hashes: Sequence[BlockHash]) -> int:
         """Begin an empty sequence with the published blocks of these hashes, up to the first that is missing.
 

@@ -1,4 +1,4 @@
-"""Who makes room when KV is full, and what it costs them; and which sessions expire."""
+"""Who makes room when a draft's KV is full, and what it costs them; and which sessions expire."""
 
 from __future__ import annotations
 
@@ -41,42 +41,52 @@ def idle_sessions(engine, names):
     return drivers
 
 
+def drafted_sessions(engine, names):
+    """The same of a draft, each with one guess that it has told of and not fed."""
+    drivers = [Driver(engine, PROMPT, session=name) for name in names]
+    for driver in drivers:
+        driver.ask(1)
+    return drivers
+
+
 def held(engine):
     return [sequence.session for sequence in engine._store if sequence.kv.num_tokens]
 
 
-def test_the_newest_idle_session_makes_room_and_no_other(target):
-    engine = target(28)
-    *older, newest = idle_sessions(engine, "abc")
-    assert isinstance(answer(engine, Driver(engine, PROMPT, session="d").verify_request()), Verdict)
+def test_the_newest_idle_session_makes_room_and_no_other(draft):
+    engine = draft(28)
+    *older, newest = drafted_sessions(engine, "abc")
+    assert isinstance(answer(engine, Driver(engine, PROMPT, session="d").draft_request(1)), DraftDone)
     assert held(engine) == ["a", "b", "d"]
     assert engine.stats().num_preemptions == 1
     engine.release("d")
-    assert [answer(engine, driver.verify_request()).held for driver in older] == [7, 7], "they go on where they were"
-    assert isinstance(answer(engine, newest.verify_request()), Missing)
+    assert [answer(engine, driver.draft_request(1)).held for driver in older] == [6, 6], "they go on where they were"
+    assert isinstance(answer(engine, newest.draft_request(1)), Missing)
 
 
-def test_an_idle_session_makes_room_before_a_newer_one_that_is_in_progress(target):
-    engine = target(28)
-    first, _, last = idle_sessions(engine, "abc")
+def test_an_idle_session_makes_room_before_a_newer_one_that_is_in_progress(draft):
+    engine = draft(28)
+    first, _, last = drafted_sessions(engine, "abc")
+    first.log.extend([7] * 7)
+    last.log.extend([7])
     rows_before = engine.stats().num_rows
-    engine.add(1, first.verify_request(chain(7, 7, 7, 7, 7, 7)))
-    engine.add(2, last.verify_request())
+    engine.add(1, first.draft_request(1))
+    engine.add(2, last.draft_request(1))
     replies = dict(engine.step())
-    assert isinstance(replies[1], Verdict)
-    assert isinstance(replies[2], Verdict)
+    assert isinstance(replies[1], DraftDone)
+    assert isinstance(replies[2], DraftDone)
     assert held(engine) == ["a", "c"]
     assert engine.stats().num_rows - rows_before == 7 + 1, "nobody began again"
 
 
-def test_of_those_in_progress_the_newest_begins_again(target):
-    engine = target(24)
-    drivers = idle_sessions(engine, "abc")
-    engine.add(0, drivers[0].verify_request(chain(7, 7, 7, 7, 7, 7)))
-    engine.add(1, drivers[1].verify_request())
-    engine.add(2, drivers[2].verify_request())
+def test_of_those_in_progress_the_newest_begins_again(draft):
+    engine = draft(24)
+    drivers = drafted_sessions(engine, "abc")
+    for ticket, (driver, num_tokens) in enumerate(zip(drivers, (7, 1, 1), strict=True)):
+        driver.log.extend([7] * num_tokens)
+        engine.add(ticket, driver.draft_request(1))
     assert sorted(dict(engine.step())) == [0, 1]
-    assert isinstance(run(engine)[2], Verdict)
+    assert isinstance(run(engine)[2], DraftDone)
 
 
 def test_the_newest_idle_session_gives_up_its_guesses_first(draft):
@@ -162,7 +172,9 @@ def test_who_has_been_silent_for_too_long_expires_unless_it_is_being_served(targ
     assert held(engine) == ["busy"], "the last one has computed nothing yet"
     assert all(isinstance(reply, Verdict) for reply in run(engine).values())
     now_s[0] += 90.0
-    assert engine.expire() == ["busy", "talking"], "the time counts from the last message"
+    assert engine.expire() == [], "the time counts from the reply to the last message"
+    now_s[0] += 20.0
+    assert engine.expire() == ["busy", "talking"]
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
     assert isinstance(answer(engine, silent.verify_request()), Missing)
 
@@ -173,7 +185,8 @@ def test_room_for_all_sessions_of_a_step_is_made_at_once(target, monkeypatch):
     erased = []
     erase = engine._runtime.cache.erase
     monkeypatch.setattr(engine._runtime.cache, "erase", lambda blocks: (erased.append(len(blocks)), erase(blocks)))
-    for ticket in range(3):
-        engine.add(ticket, Driver(engine, PROMPT, session=str(ticket)).verify_request())
+    for ticket, driver in enumerate(idle_sessions(engine, "abc")):
+        engine.add(ticket, driver.verify_request(chain(*[7] * 9)))
+    assert erased == [2, 2, 2]
     assert len(run(engine)) == 3
-    assert erased == [6]
+    assert erased[3:] == [6]

@@ -310,6 +310,18 @@ def test_room_is_not_there_where_a_copy_needs_the_last_block() -> None:
     assert cache.num_published(hashes) == 0, "nobody else reads it any more"
 
 
+def test_what_a_new_sequence_adopts_costs_it_nothing_unless_it_was_free() -> None:
+    cache = make_cache(num_blocks=5)
+    seq, hashes = published(cache, 12)
+    assert [cache.has_room(hashes, num_tokens) for num_tokens in (20, 21)] == [True, False], "two more than are shared"
+    assert [cache.has_room([], num_tokens) for num_tokens in (8, 9)] == [True, False]
+    cache.free(seq)
+    assert [cache.has_room(hashes, num_tokens) for num_tokens in (20, 21)] == [True, False], "all are free now"
+    cache.adopt(other := cache.new_sequence(), hashes)
+    cache.reserve(other, 20)
+    assert [cache.has_room(hashes, num_tokens) for num_tokens in (12, 13)] == [True, False]
+
+
 def test_what_nobody_uses_is_kept_until_the_room_is_needed_and_ends_go_before_beginnings() -> None:
     cache = make_cache(num_blocks=4)
     a, hashes_a = published(cache, 8)
