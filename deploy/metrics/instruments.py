@@ -185,7 +185,10 @@ LINKS_LOST = Metric("links_lost_total", "Links that closed, so that their sessio
 KV_USAGE = Metric(
     "kv_cache_usage_perc", "Share of an engine's KV blocks that sessions hold; 1 is all.", MetricKind.GAUGE
 )
-ENGINE_SESSIONS = Metric("engine_sessions", "Sessions for which an engine holds KV or tokens.", MetricKind.GAUGE)
+ENGINE_SESSIONS = Metric("engine_sessions", "Sessions that an engine knows, with KV or without.", MetricKind.GAUGE)
+ENGINE_WAITING = Metric(
+    "engine_sessions_waiting", "Sessions whose message waits in an engine for room in its KV.", MetricKind.GAUGE
+)
 PREEMPTIONS = Metric("num_preemptions_total", "Sessions whose KV was dropped to make room.")
 PREFIX_HITS = Metric("prefix_cache_hits_total", "Prompt tokens whose KV another sequence had left in the cache.")
 ENGINE_STEPS = Metric("engine_steps_total", "Forward passes.")

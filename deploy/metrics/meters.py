@@ -190,6 +190,7 @@ class EngineMeter:
         """Record a report: counters get the increase since the engine's last report."""
         self._record(m.KV_USAGE, 1.0 - stats.num_free_blocks / max(1, stats.num_blocks))
         self._record(m.ENGINE_SESSIONS, stats.num_sessions)
+        self._record(m.ENGINE_WAITING, stats.num_waiting)
         totals = {
             m.PREEMPTIONS: stats.num_preemptions,
             m.PREFIX_HITS: stats.num_adopted_tokens,

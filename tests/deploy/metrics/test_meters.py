@@ -192,10 +192,18 @@ def test_counters_of_an_engine_count_on_from_what_it_said_before(record):
     assert record["kv_cache_usage_perc"] == 0.25
     meter.saw(
         stats_of_engine(
-            num_free_blocks=10, num_steps=7, num_rows=80, num_preemptions=1, num_eager_steps=4, step_time_s=2.0
+            num_free_blocks=10,
+            num_steps=7,
+            num_rows=80,
+            num_preemptions=1,
+            num_eager_steps=4,
+            step_time_s=2.0,
+            num_sessions=5,
+            num_waiting=2,
         )
     )
     assert record["kv_cache_usage_perc"] == 0.75
+    assert (record["engine_sessions"], record["engine_sessions_waiting"]) == (5, 2)
     totals = {
         "engine_steps_total": 7,
         "engine_rows_total": 80,
