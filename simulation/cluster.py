@@ -7,6 +7,7 @@ measurements (`scenario`) and chaos (`faults`).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from itertools import count
 from random import Random
@@ -44,14 +45,16 @@ class Wire:
         self._random = random
         self._due_s: dict[tuple[str, bool], float] = {}
         """For each session and direction, the arrival of the last ordered message."""
+        self._frames: dict[tuple[str, bool], tuple[float, float]] = {}
+        """For each engine and direction, when the last frame was sent, and for how long it travels."""
 
     async def call(
         self, engine: SimEngine[Request, Reply], batch: Sequence[Request], take: Callable[[Reply], None]
     ) -> Sequence[Reply]:
         """Send the requests, and return the replies; `take` gets those of each pass as they arrive. Raises:
         WorkerLost."""
-        await self.travel()
-        way = _WayBack(self._hop, self._random, take)
+        await asyncio.sleep(self._frame_s(engine.engine_id, is_back=False))
+        way = _WayBack(lambda: self._frame_s(engine.engine_id, is_back=True), take)
         try:
             replies = await engine.answer(batch, way.send)
             await way.arrived()
@@ -82,6 +85,17 @@ class Wire:
         due_s = self._due_s[session, is_back] = max(at_s, self._due_s.get((session, is_back), 0.0) + TICK_S)
         return due_s
 
+    def _frame_s(self, engine_id: str, *, is_back: bool) -> float:
+        """How long what is sent now travels, with whatever else is sent at this moment: the replies of a step are one
+        frame on a link, whichever calls they answer.
+        """
+        now_s = asyncio.get_running_loop().time()
+        sent_s, takes_s = self._frames.get((engine_id, is_back), (-math.inf, 0.0))
+        if now_s > sent_s:  # a frame overtakes none
+            takes_s = max(self._hop.one_way_s(self._random), sent_s + takes_s - now_s)
+            self._frames[engine_id, is_back] = now_s, takes_s
+        return takes_s
+
     async def travel(self) -> None:
         await asyncio.sleep(self._hop.one_way_s(self._random))
 
@@ -95,21 +109,18 @@ class Wire:
 
 
 class _WayBack(Generic[Reply]):
-    """The replies to one call on their way: those of one pass arrive together, and none before an earlier one."""
+    """The replies to one call on their way."""
 
-    def __init__(self, hop: HopLaw, random: Random, take: Callable[[Reply], None]) -> None:
-        self._hop = hop
-        self._random = random
+    def __init__(self, frame_s: Callable[[], float], take: Callable[[Reply], None]) -> None:
+        """`frame_s`: how long what is sent now travels."""
+        self._frame_s = frame_s
         self._take = take
         self._loop = asyncio.get_running_loop()
-        self._sent_s = -1.0
         self._due_s = 0.0
         self._timers: list[asyncio.TimerHandle] = []
 
     def send(self, reply: Reply) -> None:
-        now_s = self._loop.time()
-        if now_s > self._sent_s:
-            self._sent_s, self._due_s = now_s, max(self._due_s, now_s + self._hop.one_way_s(self._random))
+        self._due_s = self._loop.time() + self._frame_s()
         self._timers.append(self._loop.call_at(self._due_s, self._take, reply))
 
     async def arrived(self) -> None:

@@ -13,7 +13,7 @@ from core.errors import Unavailable, WorkerLost
 from core.records import Refused, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
 from core.text.token_log import TokenLog
 from simulation.clock import run
-from simulation.cluster import DoubleAsk, Fleet, Wire
+from simulation.cluster import DoubleAsk, Fleet, Wire, unread
 from simulation.engines.hardware import EngineLaw, HopLaw, PassLaw
 from simulation.engines.target import SimTarget
 from simulation.engines.texts import SteadyLaw, Text
@@ -81,6 +81,41 @@ def test_nothing_overtakes_what_belongs_to_the_same_session():
         assert draft.asked != asked, "sessions wait for nobody else's messages"
 
     run_bounded(main)
+
+
+class FakeTarget:
+    """Answers all that it is asked at the end of the pass that it was asked in."""
+
+    def __init__(self, engine_id):
+        self.engine_id = engine_id
+
+    async def answer(self, batch, take):
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(PASS_S - loop.time() % PASS_S)
+        for reply in batch:
+            take(reply)
+        return batch
+
+
+def test_the_replies_of_a_step_arrive_together():
+    """Whichever calls they answer: on a link they are one frame. Else the first session would go on without others."""
+
+    async def main():
+        wire, loop = Wire(HopLaw(HOP_S, jitter=2.0), Random(1)), asyncio.get_running_loop()
+        one, other = FakeTarget("one"), FakeTarget("other")
+
+        async def back_s(target, number):
+            await asyncio.sleep(number * 1e-3)
+            await wire.call(target, [number], unread)
+            return loop.time()
+
+        of_one = await asyncio.gather(*(back_s(one, number) for number in range(8)))
+        of_both = await asyncio.gather(back_s(one, 0), back_s(other, 0))
+        return of_one, of_both
+
+    of_one, of_both = run_bounded(main)
+    assert len(set(of_one)) == 1
+    assert len(set(of_both)) == 2, "engines wait for nobody else's frames"
 
 
 def test_a_session_goes_where_there_are_fewest():
