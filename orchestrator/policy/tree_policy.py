@@ -83,8 +83,9 @@ class TreePolicy(ABC):
         """Rows and passes of the draft's last `TreeSpec`."""
         self.lacks_draft = False
         """Whether no draft is to tell anything soon: each is lost, silent or rests. At the start one is yet to come."""
-        self._has_guessers = any(source != DRAFT for source in request.guessers or config.guessers)
-        self._has_guessers |= request.template is not None  # which guesses whomever the request names
+        guesses = {DRAFT: False, "grammar": request.grammar is not None, "template": request.template is not None}
+        sources = (*(request.guessers or config.guessers), "template")  # which guesses whomever the request names
+        self._has_guessers = any(guesses.get(source, True) for source in sources)
         self._is_open = True
         known.num_sessions += 1
 

@@ -294,7 +294,8 @@ def test_where_the_target_is_near_only_a_session_without_a_draft_goes_on(policy)
 @pytest.mark.parametrize("named", ["adaptive", "static"])
 @pytest.mark.parametrize("where", ["settings", "request"])
 def test_who_lacks_its_draft_goes_on_at_once_unless_others_may_guess(named, where):
-    for guessers, is_at_once in ((("draft",), True), (("draft", "prompt_lookup"), False)):
+    no_form = ("draft", "grammar", "template")
+    for guessers, is_at_once in ((("draft",), True), (no_form, True), (("draft", "prompt_lookup"), False)):
         config = replace(CONFIG, policy=named, guessers=guessers if where == "settings" else CONFIG.guessers)
         asked = request(PROMPT, 40, guessers=guessers if where == "request" else ())
         policy = Controller(config).policy(asked)
@@ -305,9 +306,10 @@ def test_who_lacks_its_draft_goes_on_at_once_unless_others_may_guess(named, wher
 
 
 @pytest.mark.parametrize("named", ["adaptive", "static"])
-def test_a_template_guesses_whomever_the_request_names(named):
-    template = Grammar(GrammarKind.REGEX, "a+")
-    asked = request(PROMPT, 40, guessers=("draft",), template=template)
+@pytest.mark.parametrize("form", ["template", "grammar"])
+def test_what_an_output_must_look_like_guesses_and_a_template_whomever_the_request_names(named, form):
+    guessers = ("draft",) if form == "template" else ("draft", "grammar")
+    asked = request(PROMPT, 40, guessers=guessers, **{form: Grammar(GrammarKind.REGEX, "a+")})
     policy = Controller(replace(CONFIG, policy=named)).policy(asked)
     sees_rounds(policy, 4, 0.008)
     policy.lacks_draft = True
