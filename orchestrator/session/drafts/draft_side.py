@@ -70,6 +70,8 @@ class DraftSide:
         perhaps under another lease."""
         self._num_unanswered = 0
         """Rounds that it was, or should have been, told of since it last answered anything."""
+        self._answered_s = 0.0
+        """Time of the last verdict before these."""
         self._num_late_rounds = 0
         self._pause_s = pair.speculation.draft_retry_s
         seed = f"{text.session_id}/{number}" if number else text.session_id
@@ -134,15 +136,24 @@ class DraftSide:
 
     # What it is told
 
-    def begin_round(self, max_depth: int) -> list[m.Command]:
+    def begin_round(self, max_depth: int, now_s: float) -> list[m.Command]:
         """Go on with the draft after a verdict: leave it if it is silent or not worth its time, else tell it."""
-        if self._num_late_rounds:  # late, and not heard of since
+        if not self._num_unanswered:
+            self._answered_s = now_s
+        if self._num_late_rounds or self._is_overdue(now_s):  # late, and not heard of since
             self._num_late_rounds += 1
         if self._num_late_rounds >= self._pair.speculation.breaker_rounds:
             return self.lose()
         if self._policy.wants_rest and self.is_growing:
             return self.rest()
         return self._take_turn(max_depth)
+
+    def _is_overdue(self, now_s: float) -> bool:
+        """Whether it is late though nobody waits for it; one that has told nothing under its lease may have a long text
+        to take in, and is tried for as long as it would be done without.
+        """
+        timeout_s = self._policy.timeout_s if self._view.num_tokens else self._pause_s
+        return self._num_unanswered > MAX_OPEN and now_s - self._answered_s > timeout_s
 
     def _take_turn(self, max_depth: int) -> list[m.Command]:
         """Have the draft grow for the next block, which may have `max_depth` guesses in a row."""

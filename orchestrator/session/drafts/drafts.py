@@ -62,7 +62,7 @@ class Drafts:
     def begin_round(self, judged: Judged, max_depth: int) -> list[m.Command]:
         """Go on with each draft after a verdict, which the first one's tree and policy have seen."""
         to_extra = [command for draft in self._extra for command in draft.follow(judged, max_depth)]
-        commands = [*self._first.begin_round(max_depth), *to_extra]
+        commands = [*self._first.begin_round(max_depth, judged.received_s), *to_extra]
         self._note_silence()
         return commands
 

@@ -38,7 +38,7 @@ class ExtraDraft(DraftSide):
             self._learn(judged.tokens[:place], token)
         found = self.blocks.reroot(judged.tokens)
         self._policy.saw_round(replace(judged.seen(found), shape=self._own_shape(judged.guess)))
-        return self.begin_round(max_depth)
+        return self.begin_round(max_depth, judged.received_s)
 
     def _learn(self, before: Sequence[int], token: int) -> None:
         """What it had said below these tokens, where it had told of anything."""

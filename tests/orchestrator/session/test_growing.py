@@ -319,6 +319,33 @@ def test_a_draft_that_ends_what_was_overtaken_is_not_lacking_although_it_tells_n
         stage.verdict()
         stage.event(m.DraftReplied(overtaken, 0.0, stage.now_s))
     assert not stage.policy.lacks_draft
+    assert stage.count(m.ReleaseDraft) == 0
+
+
+def rounds_until_left(stage):
+    """Number of verdicts until the draft's lease is given back, at most 36; a round takes 0.1 s."""
+    for number in range(1, 37):
+        stage.verdict()
+        if stage.count(m.ReleaseDraft):
+            return number
+    return None
+
+
+def test_a_silent_draft_is_left_although_nobody_waits_for_it(stage):
+    """After the time of a wait, 0.5 s, and some late rounds, as one that is waited for. Else it would be kept for ever
+    where sessions share passes, and no other replica tried."""
+    stage.grows((ROOT, 1))
+    assert rounds_until_left(stage) == 1 + 6 + CONFIG.breaker_rounds - 1
+    assert stage.last(m.LeaseDraft).delay_s > 0
+
+
+@pytest.mark.parametrize("draft_retry_s", [0.95, 1.95])
+def test_a_draft_that_has_told_nothing_under_its_lease_is_tried_for_as_long_as_it_is_done_without(
+    tokenizer, draft_retry_s
+):
+    """It may have a long text to take in."""
+    stage = Stage(tokenizer, config=replace(CONFIG, draft_retry_s=draft_retry_s))
+    assert rounds_until_left(stage) == round((draft_retry_s + 0.05) / 0.1) + CONFIG.breaker_rounds - 1
 
 
 def test_a_lost_draft_is_lacking_and_not_waited_for_until_the_next_tells_something(stage):
