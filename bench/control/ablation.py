@@ -56,6 +56,7 @@ PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
     "what branches cost": ((engine_cost.PassCost, "branch_s", 0.0),),
     "ranks by their shares": ((chances, "_tails", lambda _said, usual, _total: usual),),
     "waiting for a first guess": ((adaptive.AdaptivePolicy, "is_worth_waiting", _constant(False)),),
+    "plain steps while nothing is worth its row": ((adaptive.AdaptivePolicy, "goes_on_plainly", _constant(False)),),
     "hope beyond what was seen": ((engine_cost, "HOPE", 1.0),),
     "rows by what a pass costs": ((engine_cost.CostModel, "rows_worth", 8),),
     "trials by what they cost": ((adaptive.AdaptivePolicy, "_may_try", _constant(True)),),

@@ -40,6 +40,8 @@ class AdaptivePolicy(TreePolicy):
         """Remaining rounds that draft in turn although plain decoding promises more, in order to learn."""
         self._is_resting = False
         self._has_draft = False
+        self._is_plain: bool | None = None
+        """Whether it goes on plainly in this round; None before it was asked."""
 
     @property
     def rate(self) -> float:
@@ -66,10 +68,12 @@ class AdaptivePolicy(TreePolicy):
         """Whether drafting promises more than plain decoding, or is to be tried."""
         if self.is_paused:
             return False
-        if self._forecast() > 0:
-            return True
-        self._num_trials -= 1
-        return self._num_trials >= 0
+        if self._forecast() == 0:
+            self._num_trials -= 1
+            if self._num_trials < 0:
+                return False
+        self._learned.idle_rounds = 0  # who went on meanwhile would be a pass ahead
+        return True
 
     def _forecast(self) -> int:
         """The number of draft passes with the most tokens a second in turn; 0 where plain decoding has more."""
@@ -213,6 +217,18 @@ class AdaptivePolicy(TreePolicy):
         is_better = (is_far or self.lacks_draft) and not costs.is_shared
         return OFFERED_OUTCOMES if self._is_resting or is_better else 0
 
+    def goes_on_plainly(self, tree: TreeView) -> bool:
+        """Whether no guess of any session has been worth its row for some rounds, nor is one of this tree now.
+
+        Where passes are shared: a message a round costs them all. It is asked anew after each verdict.
+        """
+        if self._is_plain is None:
+            is_idle = self._known.costs.is_shared and self._learned.idle_rounds >= REST_ROUNDS
+            self._is_plain = is_idle and not len(self.choose(tree, self.max_nodes, self.max_depth))
+            if is_idle and not self._is_plain:
+                self._learned.idle_rounds = 0
+        return self._is_plain
+
     def is_worth_going_on(self, gained: float, num_nodes: int, num_now: int) -> bool:
         """Whether it yields more tokens a second than a usual round with its way to the target and back."""
         is_plain = super().is_worth_going_on(gained, num_nodes, num_now)
@@ -261,6 +277,8 @@ class AdaptivePolicy(TreePolicy):
     def saw_round(self, seen: RoundSeen) -> None:
         super().saw_round(seen)
         self._learned.untried_rounds += 1
+        self._is_plain = None
+        self._learned.idle_rounds = 0 if len(seen.shape) else self._learned.idle_rounds + 1
         if self.is_in_turn and len(seen.shape) > seen.shape.num_looked_up:
             self._learned.reach.see(len(seen.path), self._num_passes, self._first_chance)
         if seen.gained is not None:

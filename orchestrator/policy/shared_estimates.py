@@ -65,6 +65,8 @@ class Learned:
     """Of blocks that were drafted in turn."""
     untried_rounds: int = 0
     """Of all sessions, since one of them drafted in turn for a trial."""
+    idle_rounds: int = 0
+    """Of all sessions in a row, in which none of them had anything verified."""
     tokens: Average = field(default_factory=lambda: Average(1.0))
     """Of a round of any session."""
     seconds: Average | None = None

@@ -214,6 +214,10 @@ class TreePolicy(ABC):
         """The number of outcomes of the block in flight for which the target is offered a next block."""
         return 0
 
+    def goes_on_plainly(self, tree: TreeView) -> bool:  # noqa: ARG002
+        """Whether the target should continue by itself without guesses although there is a draft."""
+        return False
+
     def is_worth_going_on(self, gained: float, num_nodes: int, num_now: int) -> bool:  # noqa: ARG002
         """Whether the target should continue by itself with a block of `num_nodes` nodes, not wait for more.
 

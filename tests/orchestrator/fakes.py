@@ -202,6 +202,9 @@ class FakePolicy:
     def is_worth_going_on(self, *_: object) -> bool:
         return False
 
+    def goes_on_plainly(self, *_: object) -> bool:
+        return False
+
     def saw_round(self, seen: RoundSeen) -> None:
         self.seen.append(seen)
 

@@ -92,10 +92,16 @@ class Stop:
         return [later - earlier for earlier, later in pairwise(times) if since_s < later <= until_s]
 
 
+WAYS = {
+    "static": {"policy": "static"},
+    "adaptive": {},
+    "adaptive, with guessers that find nothing": {"guessers": ("draft", "prompt_lookup", "grammar")},
+    "in turn": {"policy": "static", "pipelining": False},
+}
+
+
 @pytest.mark.parametrize("num_prompt_tokens", [8, 200])
-@pytest.mark.parametrize(
-    "way", [{"policy": "static"}, {}, {"policy": "static", "pipelining": False}], ids=["static", "adaptive", "in turn"]
-)
+@pytest.mark.parametrize("way", list(WAYS.values()), ids=list(WAYS))
 def test_while_a_draft_stands_still_sessions_decode_plainly_and_wait_once(way, num_prompt_tokens):
     stop = Stop(num_prompt_tokens=num_prompt_tokens, **way)
     for number in range(NUM_STREAMS):

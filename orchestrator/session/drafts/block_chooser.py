@@ -93,7 +93,8 @@ class BlockChooser:
         None where there is none, or the tree has changed since `block` was taken.
         """
         policy, taken = self._policy, self._taken
-        is_open = policy.is_worth_going_on(0.0, 0, len(taken)) and taken.depth < max_depth
+        is_plain = policy.is_worth_going_on(0.0, 0, len(taken)) or policy.goes_on_plainly(self.tree)
+        is_open = is_plain and taken.depth < max_depth
         if len(taken) != len(block) or not (policy.num_outcomes or is_open):
             return None
         whole = taken

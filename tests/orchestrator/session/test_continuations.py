@@ -9,9 +9,12 @@ import pytest
 from core.continuations import UNUSED, Continuations
 from core.records import Chunk, Continuation, DraftRequest, Grammar, GrammarKind, Refused, Timing, VerifyRequest
 from core.rules import Outcome
+from core.speculation.growth import NewNodes
+from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT, TokenTree
-from orchestrator.policy.adaptive import OFFERED_OUTCOMES, AdaptivePolicy
+from orchestrator.policy.adaptive import OFFERED_OUTCOMES, REST_ROUNDS, AdaptivePolicy
 from orchestrator.policy.policies import Controller
+from orchestrator.policy.policy import Found, RoundSeen, Shape
 from orchestrator.policy.shared_estimates import SharedEstimates
 from orchestrator.session import messages as m
 from tests.orchestrator.fakes import plain, request
@@ -334,3 +337,83 @@ def test_who_shares_passes_does_not_go_on_without_what_its_draft_grows(policy):
     for _ in range(3):
         AdaptivePolicy(request(PROMPT, 40), CONFIG, policy._known)
     assert not policy.is_worth_going_on(0.0, 0, 0)
+
+
+IDLE = RoundSeen(Shape(), (), Found.HIT, 0.008, None)
+GUESSED = RoundSeen(Shape((ROOT,), (0,), (0.9,)), (0,), Found.HIT, 0.008, None)
+
+
+def tree_with(*chances):
+    """Nodes below the root."""
+    tree, num = SpeculationTree(), len(chances)
+    tree.add(NewNodes(0, (ROOT,) * num, tuple(range(num)), tuple(range(num)), chances, chances))
+    return tree
+
+
+def see(policies, seen, num_rounds=1):
+    """Each of them in turn has a round like this."""
+    for number in range(num_rounds):
+        policies[number % len(policies)].saw_round(seen)
+
+
+@pytest.fixture
+def sharing(policy):
+    """Two sessions that share passes; a node that stands with 1% is not worth its row."""
+    for number in range(200):
+        policy._known.verify.see(Timing(0.0, 0.006 + 1e-6 * number, 1, 9), 0.008)
+    policy._known._costs = None
+    return [policy, AdaptivePolicy(request(PROMPT, 40), CONFIG, policy._known)]
+
+
+def test_who_shares_passes_goes_on_plainly_once_no_guess_was_worth_its_row_for_some_rounds(sharing):
+    one, other = sharing
+    see(sharing, IDLE, REST_ROUNDS - 1)
+    assert not other.goes_on_plainly(tree_with(0.01))
+    see([other], IDLE)
+    assert one.goes_on_plainly(tree_with())
+    assert other.goes_on_plainly(tree_with(0.01))
+    see(sharing, GUESSED, 2)
+    assert not other.goes_on_plainly(tree_with(0.01))
+
+
+def test_a_guess_that_is_worth_its_row_has_all_sessions_told_again(sharing):
+    one, other = sharing
+    see(sharing, IDLE, 2 * REST_ROUNDS)
+    assert other.goes_on_plainly(tree_with())
+    see(sharing, IDLE, 2)
+    assert not one.goes_on_plainly(tree_with(0.9))
+    assert not other.goes_on_plainly(tree_with())
+
+
+def test_a_session_is_asked_once_a_round_whether_it_goes_on_plainly(sharing, monkeypatch):
+    """Whatever its draft tells meanwhile: to choose a block is dear."""
+    see(sharing, IDLE, 2 * REST_ROUNDS)
+    assert sharing[0].goes_on_plainly(tree_with())
+    monkeypatch.setattr(AdaptivePolicy, "choose", None)
+    assert sharing[0].goes_on_plainly(tree_with(0.9))
+
+
+def test_who_has_its_passes_for_itself_is_told_of_each_round_until_its_draft_rests(policy):
+    see([policy], IDLE, 2 * REST_ROUNDS)
+    assert not policy.goes_on_plainly(tree_with())
+
+
+def test_while_one_drafts_in_turn_the_others_do_not_go_on_plainly(monkeypatch):
+    """Or they would be a pass ahead of it, and their passes would fall apart."""
+    known = SharedEstimates()
+    one, other = [AdaptivePolicy(request(PROMPT, 40), replace(CONFIG, pipelining=False), known) for _ in range(2)]
+    for forecast, num_trials, is_plain in ((0, 0, True), (3, 0, False), (0, 2, False)):
+        monkeypatch.setattr(AdaptivePolicy, "_forecast", lambda _self, forecast=forecast: forecast)
+        see([one, other], IDLE, 2 * REST_ROUNDS)
+        one._num_trials = num_trials
+        assert one.wants_turn() is not is_plain
+        assert other.goes_on_plainly(tree_with()) is is_plain
+
+
+def test_the_plain_step_is_offered_while_the_policy_goes_on_plainly(stage):
+    stage.policy.goes_on_plainly = lambda _tree: True
+    stage.grows((ROOT, 37))
+    stage.verdict()
+    assert stage.offer.is_open
+    stage.verdict()
+    assert stage.num_continued == 1
