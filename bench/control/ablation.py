@@ -55,6 +55,7 @@ PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
     "costs by every width": ((engine_cost, "FEW_ROWS", 1),),
     "what branches cost": ((engine_cost.PassCost, "branch_s", 0.0),),
     "ranks by their shares": ((chances, "_tails", lambda _said, usual, _total: usual),),
+    "waits by what came late": ((adaptive.AdaptivePolicy, "_late_chance", property(lambda self: self._first_chance)),),
     "waiting for a first guess": ((adaptive.AdaptivePolicy, "is_worth_waiting", _constant(False)),),
     "plain steps while nothing is worth its row": ((adaptive.AdaptivePolicy, "goes_on_plainly", _constant(False)),),
     "hope beyond what was seen": ((engine_cost, "HOPE", 1.0),),

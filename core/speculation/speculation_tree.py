@@ -280,6 +280,11 @@ class SpeculationTree:
         first = next((child for child in children if child.rank == 0), None)
         return None if first is None or any(first is each for each in block._nodes) else (first.token, first.confidence)
 
+    def has_told_alone(self, token: int) -> bool:
+        """Whether the draft has told that this may follow the root, and no guesser has."""
+        node = self._children(self._root).get(token)
+        return node is not None and node.is_drafted and not node.source
+
     def reroot(self, tokens: Sequence[int]) -> bool:
         """These were committed, and the last of them is the root from now on; whether the tree knew them.
 

@@ -167,14 +167,19 @@ class AdaptivePolicy(TreePolicy):
     # Waiting
 
     def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:  # noqa: ARG002
-        """Whether a first guess is worth more than the time until it comes.
+        """Whether the draft's first guesses are worth more than the time until they come.
 
         It waits for nothing else: nodes that grow during the next verification are not lost, and a session that shares
         the target's passes would miss the pass of the others.
         """
         if has_drafted or self._known.costs.is_shared or self.is_paused:
             return False
-        return self._learned.accepted.value > self.rate * self.first_pass_s
+        return self._late_chance > self.rate * self.first_pass_s
+
+    @property
+    def _late_chance(self) -> float:
+        """That one of the draft's first guesses after a miss stands, and nobody else has it."""
+        return self._learned.late_hits.value
 
     # Explaining
 
@@ -197,9 +202,9 @@ class AdaptivePolicy(TreePolicy):
     def why_wait(self) -> str:
         if self.is_in_turn:
             return f"{self._num_passes} passes in turn are forecast to yield the most tokens a second"
-        wait_ms, chance = 1e3 * self.first_pass_s, self._learned.accepted.value
+        wait_ms, chance = 1e3 * self.first_pass_s, self._late_chance
         return (
-            f"a first guess comes in {wait_ms:.1f} ms, stands with {chance:.2f}, and a second is {self.rate:.0f} tokens"
+            f"first guesses come in {wait_ms:.1f} ms, one stands with {chance:.2f}, a second is {self.rate:.0f} tokens"
         )
 
     # Going on
@@ -281,6 +286,8 @@ class AdaptivePolicy(TreePolicy):
         self._learned.idle_rounds = 0 if len(seen.shape) else self._learned.idle_rounds + 1
         if self.is_in_turn and len(seen.shape) > seen.shape.num_looked_up:
             self._learned.reach.see(len(seen.path), self._num_passes, self._first_chance)
+        if seen.late_hit is not None:
+            self._learned.late_hits.see(seen.late_hit)
         if seen.gained is not None:
             self._learned.answers.see(seen.gained)
         if seen.shape.num_looked_up < len(seen.shape) or self.is_paused:

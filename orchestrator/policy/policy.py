@@ -60,6 +60,9 @@ class RoundSeen:
     """The draft's margin for its first candidate at the end of the path, and whether that was the token, if the block
     did not have it. So the estimates learn about a draft whose guesses are never verified.
     """
+    late_hit: bool | None = None
+    """Where the draft had told of nothing when the round began, and of something since: whether of the next token, and
+    no guesser had."""
     gained: int | None = None
     """Where the block had questions of a guesser, the accepted guesses that were its own."""
 

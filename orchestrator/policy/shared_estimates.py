@@ -55,6 +55,8 @@ class Learned:
 
     accepted: Average = field(default_factory=lambda: Average(PRIOR))
     """Of the draft's first candidates."""
+    late_hits: Average = field(default_factory=lambda: Average(PRIOR))
+    """How often the next token is among what the draft tells after a miss, and no guesser tells of it."""
     calibration: Calibration = field(default_factory=Calibration)
     """Of the draft's margin."""
     sources: SourceWorth = field(default_factory=SourceWorth)

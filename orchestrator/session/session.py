@@ -157,7 +157,7 @@ class Session:
         found = self._blocks.reroot(committed)
         self._panel.saw(committed)
         self.stats.record_found(found)
-        self._policy.saw_round(judged.seen(found, unverified))
+        self._policy.saw_round(judged.seen(found, unverified, self._blocks.late_hit))
         return self._drafts.begin_round(judged, self._max_depth)
 
     def _continue_after(self, verdict: Verdict) -> list[m.Command]:

@@ -38,11 +38,15 @@ class Judged:
             block.tokens, block.parents, self.guess.sources, self.verdict.path, self.verdict.next_token
         )
 
-    def seen(self, found: Found, unverified: tuple[float, bool] | None = None) -> RoundSeen:
+    def seen(
+        self, found: Found, unverified: tuple[float, bool] | None = None, late_hit: bool | None = None
+    ) -> RoundSeen:
         """As the policy is told of it."""
         shape, verdict = self.guess.shape, self.verdict
         elapsed_s, continued = self.received_s - self.sent_s, self.is_continued
-        return RoundSeen(shape, verdict.path, found, elapsed_s, verdict.timing, continued, unverified, self._gained)
+        return RoundSeen(
+            shape, verdict.path, found, elapsed_s, verdict.timing, continued, unverified, late_hit, self._gained
+        )
 
     @property
     def _gained(self) -> int | None:

@@ -30,6 +30,10 @@ class BlockChooser:
         """Start with an empty tree."""
         self.tree = SpeculationTree(is_drawn=self._is_drawn)
         self._taken = EMPTY_PART
+        self._is_missed = False
+        """Whether the draft knew nothing below the root when it became the root."""
+        self.late_hit: bool | None = None
+        """`RoundSeen.late_hit` of the last verdict."""
         self._num_drawn = 0
         """Guesses in a row that a guesser has drawn for the next block; nothing else is in the tree then."""
 
@@ -46,11 +50,13 @@ class BlockChooser:
             self.reset()
             return Found.NOT_ASKED
         had_nodes = self.tree.has_drafted
+        self.late_hit = self.tree.has_told_alone(tokens[0]) if self._is_missed and had_nodes else None
         self.tree.reroot(tokens)
         self._taken = EMPTY_PART
         if not had_nodes or self._policy.is_in_turn:
             return Found.NOT_ASKED
-        return Found.HIT if self.tree.has_drafted else Found.MISS
+        self._is_missed = not self.tree.has_drafted
+        return Found.MISS if self._is_missed else Found.HIT
 
     # Blocks
 

@@ -37,7 +37,8 @@ class ExtraDraft(DraftSide):
         for place, token in enumerate(judged.tokens):
             self._learn(judged.tokens[:place], token)
         found = self.blocks.reroot(judged.tokens)
-        self._policy.saw_round(replace(judged.seen(found), shape=self._own_shape(judged.guess)))
+        seen = judged.seen(found, late_hit=self.blocks.late_hit)
+        self._policy.saw_round(replace(seen, shape=self._own_shape(judged.guess)))
         return self.begin_round(max_depth, judged.received_s)
 
     def _learn(self, before: Sequence[int], token: int) -> None:

@@ -207,6 +207,11 @@ def test_a_local_node_that_the_draft_tells_of_becomes_the_drafts(tree):
     assert (8, 9, 12) in paths(tree), "the draft's number for it holds"
 
 
+def test_what_the_draft_alone_has_told_may_follow_the_root(tree):
+    tree.guess(Guesses((ROOT, ROOT), (6, 9), (0.4, 0.4)), "suffix")
+    assert [tree.has_told_alone(token) for token in (5, 6, 7, 9, 10)] == [True, False, False, False, False]
+
+
 def test_what_guessers_proposed_does_not_outlast_the_verdict(tree):
     guessed(tree, (), (5, 0.9), (9, 0.9), (10, 0.9))
     assert tree.reroot([5])

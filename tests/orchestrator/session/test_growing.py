@@ -770,6 +770,47 @@ def test_a_first_guess_is_waited_for_if_it_gains_more_than_its_time():
         assert not one.is_worth_waiting(1, has_drafted=True), "what grows while that is verified is not lost"
 
 
+@pytest.mark.parametrize("is_hit", [True, False])
+def test_what_is_waited_for_is_worth_what_came_late_before_whatever_first_candidates_are_worth(is_hit):
+    one = learned(lambda rows: 0.02)
+    for _ in range(300):
+        one.saw_guess(0.7, not is_hit)
+        one.saw_round(replace(round_seen(Found.MISS), late_hit=is_hit))
+        one.saw_round(round_seen(Found.HIT))
+    assert one.is_worth_waiting(1, has_drafted=False) is is_hit
+
+
+def test_of_what_a_draft_tells_after_a_miss_it_is_learned_whether_it_is_the_next_token(stage):
+    stage.grows((ROOT, 37))
+    stage.verdict()
+    for tells, is_late_hit in ((stage.right(1)[0], True), (37, False)):
+        assert stage.policy.seen[-1].found is Found.MISS
+        stage.grows((ROOT, tells))
+        stage.verdict()
+        assert stage.policy.seen[-1].late_hit is is_late_hit
+    stage.verdict()
+    assert stage.policy.seen[-1].late_hit is None, "it has told of nothing"
+
+
+def test_what_a_draft_had_told_before_it_missed_tells_nothing_of_waits(stage):
+    stage.grows_right(5)
+    stage.policy.max_nodes = 2
+    for _ in range(2):
+        stage.verdict()
+    assert [seen.late_hit for seen in stage.policy.seen] == [None, None]
+    assert stage.policy.seen[-1].found is Found.HIT
+
+
+def test_what_a_guesser_has_told_of_is_not_worth_a_wait(tokenizer):
+    stage = Stage(tokenizer, config=LOOKS_UP, prompt=REPEATS)
+    stage.grows((ROOT, 37))
+    stage.verdict()
+    assert stage.policy.seen[-1].found is Found.MISS
+    stage.grows((ROOT, stage.right(1)[0]))
+    stage.verdict()
+    assert stage.policy.seen[-1].late_hit is False
+
+
 def test_who_shares_the_passes_of_a_target_waits_for_no_draft():
     """Or misses the others' pass: with that a round is lost, not a part of one."""
     one = learned(lambda rows: 0.02)
