@@ -348,6 +348,14 @@ def test_a_draft_that_has_told_nothing_under_its_lease_is_tried_for_as_long_as_i
     assert rounds_until_left(stage) == round((draft_retry_s + 0.05) / 0.1) + CONFIG.breaker_rounds - 1
 
 
+def test_a_draft_is_not_left_for_some_rounds_that_took_long(stage):
+    stage.grows((ROOT, 1))
+    for _ in range(MAX_OPEN + 1):
+        stage.now_s += 5.0
+        stage.verdict()
+    assert stage.count(m.ReleaseDraft) == 0
+
+
 def test_a_lost_draft_is_lacking_and_not_waited_for_until_the_next_tells_something(stage):
     stage.policy.is_patient = True
     stage.event(m.DraftLost(1))
