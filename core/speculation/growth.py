@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import ge
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from core.speculation.token_tree import ROOT, SparseDistribution
 
@@ -101,14 +102,14 @@ class TreeSpec:
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-COLUMNS: Mapping[str, DTypeLike] = {
-    "parents": np.int64,
-    "tokens": np.int64,
-    "ranks": np.int64,
-    "chances": np.float64,
-    "confidences": np.float64,
+COLUMNS: Mapping[str, np.dtype[Any]] = {
+    "parents": np.dtype(np.int64),
+    "tokens": np.dtype(np.int64),
+    "ranks": np.dtype(np.int64),
+    "chances": np.dtype(np.float64),
+    "confidences": np.dtype(np.float64),
 }
-"""Of what a draft tells."""
+"""Of what a draft tells. An array keeps the size of its numbers: 32 bits where it came over a link."""
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False)
@@ -129,6 +130,8 @@ class NewNodes:
     """Number that the last committed token has, if it was a node before; else `ROOT`."""
     q: tuple[SparseDistribution, ...]
     """What each was drawn from, where the draft samples; else none."""
+    is_checked: bool = field(init=False)
+    """Whether they were found to be what they should be; what a draft has grown of its own, nobody has looked at."""
 
     def __init__(
         self,
@@ -143,25 +146,27 @@ class NewNodes:
         *,
         is_own: bool = False,
     ) -> None:
-        """`is_own`: who makes this has grown the nodes, and nothing needs to be checked.
+        """`is_own`: who makes this has grown the nodes, and whoever is told of them checks them.
 
         Raises: ValueError when they are not what they should be.
         """
         columns = (parents, tokens, ranks, chances, confidences)
-        values = (np.asarray(column, kind) for column, kind in zip(columns, COLUMNS.values(), strict=True))
-        for name, value in zip(("first", *COLUMNS, "root", "q"), (first, *values, root, tuple(q)), strict=True):
-            object.__setattr__(self, name, value)
+        for (name, kind), column in zip(COLUMNS.items(), columns, strict=True):
+            object.__setattr__(self, name, column if isinstance(column, np.ndarray) else np.asarray(column, kind))
+        object.__setattr__(self, "first", first)
+        object.__setattr__(self, "root", root)
+        object.__setattr__(self, "q", tuple(q))
+        object.__setattr__(self, "is_checked", not is_own)
         if not is_own:
             self.check()
 
     def check(self) -> None:
         """What was unpickled has not been. Raises: ValueError when they are not what they should be."""
-        columns = [getattr(self, name) for name in COLUMNS]
-        forms = {(len(self.tokens),)}
-        if {column.shape for column in columns} != forms or any(
-            column.dtype != kind for column, kind in zip(columns, COLUMNS.values(), strict=True)
-        ):
-            raise ValueError("each node needs a parent, a rank, a chance and a confidence, all numbers")
+        shape = (len(self.tokens),)
+        for name, kind in COLUMNS.items():
+            column = getattr(self, name)
+            if column.shape != shape or column.dtype.kind != kind.kind:
+                raise ValueError("each node needs a parent, a rank, a chance and a confidence, all numbers")
         if len(self):
             self._check_nodes()
         if len(self.q) not in (0, len(self)) or not all(each.is_law for each in self.q):
@@ -179,6 +184,10 @@ class NewNodes:
             raise ValueError("a node comes before its parent")
         if least(self.ranks) < 0:
             raise ValueError("the rank of a node is below 0")
+
+    def are_within(self, vocab_size: int) -> bool:
+        """Whether all tokens are in the vocabulary."""
+        return not len(self) or 0 <= np.minimum.reduce(self.tokens) <= np.maximum.reduce(self.tokens) < vocab_size
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -252,11 +252,12 @@ class DraftSide:
 
     def _check(self, grown: DraftUpdate | DraftDone) -> None:
         """Raises: ValueError when it is corrupt."""
-        tokens = grown.new_nodes.tokens
-        grown.new_nodes.check()
-        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._pair.target.vocab_size:
+        new_nodes = grown.new_nodes
+        if not new_nodes.is_checked:
+            new_nodes.check()
+        if not new_nodes.are_within(self._pair.target.vocab_size):
             raise ValueError("a draft guessed a token outside the vocabulary")
-        if self._is_drawn and len(grown.new_nodes.q) < len(tokens):
+        if self._is_drawn and len(new_nodes.q) < len(new_nodes):
             raise ValueError("a draft does not say what it drew from")
         if not 0 <= grown.held <= len(self._log):
             raise ValueError("a draft holds more than it was sent")

@@ -91,6 +91,7 @@ def test_every_kind_of_record_has_all_its_fields_on_the_wire():
     names = {field.name for record in (r.DraftUpdate, NewNodes) for field in fields(record)} - {
         "stamp",
         "new_nodes",
+        "is_checked",
     }
     assert names == set(pb.DraftUpdate.DESCRIPTOR.fields_by_name)
 

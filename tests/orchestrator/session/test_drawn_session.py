@@ -117,7 +117,7 @@ def told_without(reply, **changes):
 
 def unchecked(new_nodes, **changes):
     """As it comes out of a pickle, which asks nobody."""
-    for name, value in changes.items():
+    for name, value in {**changes, "is_checked": False}.items():
         object.__setattr__(new_nodes, name, value)
     return new_nodes
 

@@ -172,7 +172,7 @@ NOTHING = NewNodes(0, (), (), (), (), ())
 def unchecked(new_nodes, **changes):
     """As it comes out of a pickle, which asks nobody."""
     found = copy(new_nodes)
-    for name, value in changes.items():
+    for name, value in {**changes, "is_checked": False}.items():
         object.__setattr__(found, name, value)
     return found
 
