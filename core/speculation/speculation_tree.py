@@ -9,14 +9,12 @@ tells is never looked at, so what it tells of a place is kept as it came until s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import chain, count, pairwise, repeat
-from typing import Any
+from itertools import count, repeat
 
-import numpy as np
-
+from core.ranges import DRAFT_TOKENS
 from core.speculation.growth import UNRANKED, NewNodes
 from core.speculation.guesser import Guesses
 from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution, TokenTree, depths
@@ -26,22 +24,24 @@ MAX_NUMBERS = 1 << 30
 """That a draft may use until it is asked to tell all anew, from 0: a message has room for twice as many."""
 MAX_TRAIL = 512
 """Committed tokens that are remembered: what a draft tells hangs below one of the last few of them."""
-SPARE_PLACES = 512
-"""Places that were told and never looked at, beyond twice the live ones, before the dead ones are searched for and
-forgotten. The search is then paid by what was told since the last one; it was 40% of a message's cost with 128 places
-beyond the live ones."""
+MAX_DEPTH = int(2 * DRAFT_TOKENS.high + 1)
+"""Of what any policy has a draft grow, below the last token that it knows."""
 
-
-Run = tuple[int, range, Sequence[Sequence[Any]]]
-"""What a draft has told in one message of what may follow one node: the number of the first of its children, and where
-they are in the columns of the message: tokens, ranks, chances, confidences, and the laws that they were drawn from."""
+Told = tuple[NewNodes, list[int]]
+"""What a draft has told in one message, and the parents of its nodes once more."""
+Unseen = dict[int, tuple[Told, ...]]
+"""By the number of a parent: where its children were told."""
 
 
 class SpeculationTree:
     """Nodes below the last committed token, the root. Invariant: siblings differ."""
 
-    def __init__(self, *, is_drawn: bool = False) -> None:
-        """`is_drawn`: whether blocks tell what each guess was drawn from, as rejection and block verification ask."""
+    def __init__(self, max_depth: int = MAX_DEPTH, *, is_drawn: bool = False) -> None:
+        """`max_depth`: of what the draft grows below the last token that it knows, so that older news can be forgotten.
+
+        `is_drawn`: whether blocks tell what each guess was drawn from, as rejection and block verification ask.
+        """
+        self._max_depth = max_depth
         self._is_drawn = is_drawn
         self.num_told = 0
         """Numbers that the draft has used: its next message begins there, or one was lost."""
@@ -50,9 +50,12 @@ class SpeculationTree:
         self._root = Node(ROOT)
         self._trail = deque([self._root])
         """The last committed tokens, the root at the end."""
-        self._unseen: dict[int, list[Run]] = {}
-        """By the parent's number: what was told and has not been looked at. Some of it no verdict can lead to."""
-        self._most_unseen = SPARE_PLACES
+        self._unseen: tuple[Unseen, Unseen] = {}, {}
+        """What was told and has not been looked at, earlier and later. Some of it no verdict can lead to. The earlier
+        half is forgotten when `max_depth` tokens have been committed since its end, without a search for what is dead.
+        """
+        self._num_passed = 0
+        """Tokens that were committed since the later half was begun."""
         self._passed: dict[int, Node] = {}
         """By number, of those in the trail that have been passed."""
         self._touched: list[tuple[Node, Node]] = []
@@ -87,67 +90,61 @@ class SpeculationTree:
             self.has_lost_some = True
         self._hang(new_nodes, self._trail[-1 - num_unknown] if num_unknown < len(self._trail) else None)
         self.num_told += len(new_nodes)
-        if len(self._unseen) > self._most_unseen:
-            self._forget_unseen()
 
     def _hang(self, new_nodes: NewNodes, root: Node | None) -> None:
-        """`root` is what the draft calls so; None where that is too long ago."""
-        if not len(new_nodes):
-            return
-        columns = [getattr(new_nodes, name).tolist() for name in ("tokens", "ranks", "chances", "confidences")]
-        columns.append(new_nodes.q or [NO_Q] * len(new_nodes))
-        unseen, passed, parents = self._unseen, self._passed, new_nodes.parents.tolist()
-        ends = np.flatnonzero(new_nodes.parents[1:] != new_nodes.parents[:-1]) + 1
-        for start, end in pairwise((0, *ends.tolist(), len(parents))):
-            parent = parents[start]
-            run = (new_nodes.first + start, range(start, end), columns)
-            if parent == ROOT:
-                if root is not None:
-                    self._see(root, run)
-            elif parent in passed:
-                self._see(passed[parent], run)
-            elif parent in unseen:
-                unseen[parent].append(run)
-            else:
-                unseen[parent] = [run]
+        """`root` is what the draft calls so; None where that is too long ago.
 
-    def _see(self, above: Node, run: Run) -> None:
-        """Make nodes of what was told. Of two alike the first counts; where a token has followed, that one alone."""
-        first, places, (tokens, ranks, chances, confidences, laws) = run
-        children = above.children
-        for number, place in enumerate(places, first):
-            token = tokens[place]
-            node = children.get(token)
-            if node is not None:
-                self._name(node, number)
-                if node.rank == UNRANKED:
-                    node.rank, node.chance, node.confidence, node.q = (
-                        ranks[place],
-                        chances[place],
-                        confidences[place],
-                        laws[place],
-                    )
-            elif not above.is_passed:  # else no verdict can lead there any more
-                children[token] = Node(token, (number,), ranks[place], chances[place], confidences[place], laws[place])
+        Most parents have been told of just before, and are not looked at: so nothing is done for each of them.
+        """
+        parents: list[int] = new_nodes.parents.tolist()
+        told: Unseen = dict.fromkeys(parents, ((new_nodes, parents),))
+        below_root, unseen = told.pop(ROOT, ()), self._unseen[1]
+        for parent in told.keys() & unseen.keys():
+            told[parent] = unseen[parent] + told[parent]
+        unseen.update(told)
+        if root is not None and below_root:
+            for place in _places(parents, ROOT):
+                self._see(root, new_nodes, place)
+        for parent in sorted(told.keys() & self._passed.keys()):
+            self._look_below(self._passed[parent])
+
+    def _see(self, above: Node, new_nodes: NewNodes, place: int) -> None:
+        """Make a node of what was told. Of two alike the first counts; where a token has followed, that one alone."""
+        token, number = new_nodes.tokens.item(place), new_nodes.first + place
+        node = above.children.get(token)
+        if node is not None:
+            self._name(node, number)
+        elif not above.is_passed:  # else no verdict can lead there any more
+            node = above.children[token] = Node(token, (number,))
+        if node is not None and node.rank == UNRANKED:
+            node.tell(new_nodes, place)
 
     def _name(self, node: Node, number: int) -> None:
         node.numbers += (number,)
         if node.is_passed:
             self._passed[number] = node
+            self._look_below(node)
 
     def _children(self, node: Node) -> dict[int, Node]:
         """All of them, by token. Whoever asks has asked for those of its parent."""
         for number in node.numbers:
-            if number in self._unseen:
-                self._look_below(node)
+            for unseen in self._unseen:
+                if number in unseen:
+                    self._look_below(node)
         return node.children
 
     def _look_below(self, node: Node) -> None:
         """Make nodes of all that was told of what follows it, in the order in which it was told."""
-        unseen, numbers = self._unseen, node.numbers
-        runs = [run for number in numbers for run in unseen.pop(number, ())]
-        for run in runs if len(numbers) == 1 else sorted(runs):
-            self._see(node, run)
+        told = [
+            (new_nodes.first + place, new_nodes, place)
+            for unseen in self._unseen
+            for parent in node.numbers
+            for new_nodes, parents in unseen.pop(parent, ())
+            for place in _places(parents, parent)
+        ]
+        told.sort()  # by number, of which each is told once
+        for _, new_nodes, place in told:
+            self._see(node, new_nodes, place)
 
     def _child(self, node: Node, token: int) -> Node:
         """The one that is `token`, which may have to be made."""
@@ -156,19 +153,6 @@ class SpeculationTree:
         if found is None:
             found = children[token] = Node(token)
         return found
-
-    def _forget_unseen(self) -> None:
-        """That to which no verdict can lead any more."""
-        nodes = [self._root]
-        for node in nodes:
-            nodes += node.children.values()
-        kept, numbers = dict[int, list[Run]](), [number for node in nodes for number in node.numbers]
-        for number in numbers:
-            runs = self._unseen.get(number)
-            if runs is not None:
-                kept[number] = runs
-                numbers += chain.from_iterable(range(first, first + len(places)) for first, places, _ in runs)
-        self._unseen, self._most_unseen = kept, 2 * len(kept) + SPARE_PLACES
 
     def guess(self, guesses: Guesses, source: str = "") -> None:
         """What a guesser proposes, until the next verdict. What is there already is the same node, whosever it is; of
@@ -297,7 +281,11 @@ class SpeculationTree:
             self._pass(token)
         self._forget_guesses()
         if self._is_drawn:
-            self._root.children, self._unseen = {}, {}
+            self._root.children = {}
+            self._unseen = {}, {}
+        self._num_passed += len(tokens)
+        if self._num_passed >= self._max_depth:  # nothing that was told before it can follow any more
+            self._unseen, self._num_passed = (self._unseen[1], {}), 0
         while len(self._trail) > MAX_TRAIL:
             for number in self._trail.popleft().numbers:
                 del self._passed[number]
@@ -339,3 +327,11 @@ class BlockOutcome:
 def _law(node: Node) -> SparseDistribution:
     """What it was drawn from; what was not drawn is sure of itself."""
     return node.q if node.q.probs else SparseDistribution.certain(node.token)
+
+
+def _places(parents: list[int], parent: int) -> Iterator[int]:
+    """Of its children, which are most often one behind the other."""
+    place = -1
+    for _ in range(parents.count(parent)):
+        place = parents.index(parent, place + 1)
+        yield place

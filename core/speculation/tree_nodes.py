@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.speculation.growth import UNRANKED, Floats, Ints
+from core.speculation.growth import UNRANKED, Floats, Ints, NewNodes
 from core.speculation.guesser import DRAFT, EXTRA_DRAFT
 from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution, depths
 
@@ -62,6 +62,13 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<Node {self.token}, {len(self.children)} children>"
+
+    def tell(self, new_nodes: NewNodes, place: int) -> None:
+        """The draft tells of it, at this place of a message."""
+        self.rank = new_nodes.ranks.item(place)
+        self.chance = new_nodes.chances.item(place)
+        self.confidence = new_nodes.confidences.item(place)
+        self.q = new_nodes.q[place] if new_nodes.q else NO_Q
 
     @property
     def is_drafted(self) -> bool:

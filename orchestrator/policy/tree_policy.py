@@ -98,6 +98,11 @@ class TreePolicy(ABC):
         return self.max_depth
 
     @property
+    def max_grown_depth(self) -> int:
+        """Most tokens in a row that the draft grows: there is room for a block below any outcome of the deepest one."""
+        return 2 * self.max_depth + 1
+
+    @property
     def sources(self) -> SourceWorth:
         """What guessers have been worth in requests like this one."""
         return self._learned.sources
@@ -111,8 +116,8 @@ class TreePolicy(ABC):
         """
         if min(room, self.max_depth) < 1:
             return None
-        if not self.is_in_turn:  # room for another block below any outcome of the deepest block
-            return self._going_on(min(room, 2 * self.max_depth + 1))
+        if not self.is_in_turn:
+            return self._going_on(min(room, self.max_grown_depth))
         if not turn:
             return CATCH_UP
         depth = min(room, turn, self.max_depth)

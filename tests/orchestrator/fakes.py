@@ -178,6 +178,10 @@ class FakePolicy:
     def max_depth(self) -> int:
         return self.gamma
 
+    @property
+    def max_grown_depth(self) -> int:
+        return max(1, self.gamma)
+
     def tree_spec(self, room: int, turn: int) -> TreeSpec | None:
         if min(room, self.gamma) < 1:
             return None

@@ -28,7 +28,7 @@ class BlockChooser:
 
     def reset(self) -> None:
         """Start with an empty tree."""
-        self.tree = SpeculationTree(is_drawn=self._is_drawn)
+        self.tree = SpeculationTree(self._policy.max_grown_depth, is_drawn=self._is_drawn)
         self._taken = EMPTY_PART
         self._is_missed = False
         """Whether the draft knew nothing below the root when it became the root."""

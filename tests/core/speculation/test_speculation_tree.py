@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.speculation.growth import NewNodes
 from core.speculation.guesser import Guesses
-from core.speculation.speculation_tree import SPARE_PLACES, SpeculationTree
+from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
 
 
@@ -386,23 +386,22 @@ def test_what_the_draft_had_told_of_that_no_block_had(tree):
 
 def test_what_no_verdict_can_lead_to_is_forgotten_in_time(monkeypatch):
     """However long the text: nodes that are gone, their numbers, and tokens that were committed long ago."""
-    monkeypatch.setattr("core.speculation.speculation_tree.SPARE_PLACES", 32)
     monkeypatch.setattr("core.speculation.speculation_tree.MAX_TRAIL", 16)
-    tree, gone = SpeculationTree(), []
+    tree, gone = SpeculationTree(max_depth=20), []
     for round_ in range(200):
         first = tree.num_told
         tree.add(new_nodes(first, (ROOT, 1, 0.5), (ROOT, 2, 0.4), (first, 3, 0.5), (first + 1, 4, 0.5)))
         gone.append(weakref.ref(tree._children(tree._root)[2]))
         tree.reroot([1, 7 if round_ % 2 else 3])
     assert len(tree._trail) == 16
-    assert len(tree._unseen) < 100
+    assert num_unseen(tree) < 100
     assert len(tree._passed) < 50
     assert sum(each() is not None for each in gone) == 0, "without waiting for the collector of cycles"
 
 
 def test_what_is_told_below_nodes_that_are_gone_is_bounded():
-    """By the live places and a number, however much is told: each message grows below the sibling that was rejected."""
-    tree, most = SpeculationTree(), 0
+    """By what is told within twice as many tokens as a draft grows: each message grows below the rejected sibling."""
+    tree, most = SpeculationTree(max_depth=10), 0
     for _ in range(1000):
         first = tree.num_told
         tree.add(new_nodes(first, (ROOT, 1, 0.5), (ROOT, 2, 0.4)))
@@ -413,5 +412,23 @@ def test_what_is_told_below_nodes_that_are_gone_is_bounded():
                 tree.num_told, *((below if index == 0 else tree.num_told + index - 1, 5, 0.5) for index in range(8))
             )
         )
-        most = max(most, len(tree._unseen))
-    assert SPARE_PLACES - 8 < most <= SPARE_PLACES
+        most = max(most, num_unseen(tree))
+    assert most == 2 * 8 * 10
+
+
+@pytest.mark.parametrize("num_before", [0, 5, 11])
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_what_was_told_early_is_there_until_nothing_of_it_can_follow(num_before, num_tokens):
+    """A chain as deep as a draft grows, told at once and not looked at before: its end is there when it is wanted."""
+    depth = 12
+    tree = SpeculationTree(max_depth=depth)
+    tree.reroot([77] * num_before)
+    tree.add(new_nodes(0, *((place - 1, place, 1.0) for place in range(depth))))
+    for end in range(num_tokens, depth + 1, num_tokens):
+        tree.add(new_nodes(tree.num_told, (ROOT, 99, 0.1)))
+        assert tree.reroot(range(end - num_tokens, end)), "it was foreseen"
+
+
+def num_unseen(tree):
+    """Places of which the draft has told, and which nobody has looked at."""
+    return sum(map(len, tree._unseen))
