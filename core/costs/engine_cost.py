@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -45,8 +45,16 @@ class Curve:
     def __init__(self, rows: Sequence[float], seconds: Sequence[float]) -> None:
         self._rows = tuple(rows)
         self._seconds = tuple(seconds)
+        self._known: dict[float, float] = {}
+        """What has been asked: the same few widths in every round."""
 
     def __call__(self, rows: float) -> float:
+        known = self._known.get(rows)
+        if known is None:
+            known = self._known[rows] = self._of(rows)
+        return known
+
+    def _of(self, rows: float) -> float:
         places, seconds = self._rows, self._seconds
         if rows <= places[0]:
             share = rows / places[0]
@@ -103,7 +111,7 @@ class PassCost:
 
     def __init__(self, prior_s: float) -> None:
         self._prior_s = prior_s
-        self._widths: dict[int, _Width] = {}
+        self._widths = defaultdict[int, _Width](_Width)
         self._num_straight = 0
         """Number of passes since the last one with branches."""
 
@@ -114,7 +122,7 @@ class PassCost:
         """One pass of `rows` rows took `seconds`."""
         if not (rows > 0 and seconds > 0 and math.isfinite(seconds)):
             return
-        width = self._widths.setdefault(_bucket(rows), _Width())
+        width = self._widths[_bucket(rows)]
         if branches:
             width.branched.append((rows, seconds))
             width.branches.append(branches)
@@ -246,7 +254,7 @@ class CostModel:
     def _verify_times(self) -> list[float]:
         return []
 
-    @property
+    @cached_property
     def least_rate(self) -> float:
         """Tokens a second of plain decoding."""
         return 1.0 / self.verify_s(0)
