@@ -215,6 +215,16 @@ class TreePolicy(ABC):
         return True
 
     @property
+    def may_offer(self) -> bool:
+        """Whether the target is to be offered anything at present; asked with each message of a draft."""
+        return self.num_outcomes > 0 or self._is_plain
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether there are no guesses to wait for."""
+        return self.max_depth == 0 or ((self.lacks_draft or self.is_paused) and not self._has_guessers)
+
+    @property
     def num_outcomes(self) -> int:
         """The number of outcomes of the block in flight for which the target is offered a next block."""
         return 0
@@ -228,7 +238,7 @@ class TreePolicy(ABC):
 
         `gained` of them are expected to be accepted; the block in flight has `num_now`.
         """
-        return self.max_depth == 0 or ((self.lacks_draft or self.is_paused) and not self._has_guessers)
+        return self._is_plain
 
     # Explaining, where a client has asked
 

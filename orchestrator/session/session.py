@@ -169,6 +169,8 @@ class Session:
 
     def _offer(self) -> list[m.Command]:
         """Offer the target blocks with which it may continue by itself after the verdict that is awaited."""
+        if not self._policy.may_offer:
+            return []
         offer = self._blocks.offer(self._target.guess.block, self._max_depth, self._max_nodes)
         return [] if offer is None else self._target.offer(offer)
 

@@ -168,6 +168,7 @@ class FakePolicy:
     is_closed: bool = False
     sources: SourceWorth = field(default_factory=SourceWorth)
     is_in_turn = True
+    may_offer = False
     num_outcomes = 0
     wants_rest = False
     is_paused = False

@@ -40,7 +40,7 @@ class OfferingStage(Stage):
                 self.made = None
             if isinstance(command, m.LeaseTarget):
                 policy = self.session._policy
-                policy.num_outcomes = self._outcomes
+                policy.may_offer, policy.num_outcomes = True, self._outcomes
                 policy.is_worth_going_on = lambda _gained, num_nodes, _num_now: num_nodes > 0 or self._is_open
         return super().do(commands)
 
@@ -289,8 +289,10 @@ def test_where_the_target_is_near_only_a_session_without_a_draft_goes_on(policy)
     sees_rounds(policy, 1, 0.008)
     assert policy.num_outcomes == 0, "a pass of 4 ms grows too late to be offered, and the way takes 3 ms"
     assert not policy.is_worth_going_on(3.0, 3, 4)
+    assert not policy.may_offer
     policy.rest()
     assert policy.num_outcomes > 0
+    assert policy.may_offer
     assert policy.is_worth_going_on(0.0, 0, 0)
 
 
@@ -306,6 +308,7 @@ def test_who_lacks_its_draft_goes_on_at_once_unless_others_may_guess(named, wher
         assert not policy.is_worth_going_on(0.0, 0, 4)
         policy.lacks_draft = True
         assert policy.is_worth_going_on(0.0, 0, 4) == is_at_once
+        assert policy.may_offer == (is_at_once or policy.num_outcomes > 0)
 
 
 @pytest.mark.parametrize("named", ["adaptive", "static"])

@@ -167,8 +167,9 @@ def test_a_lost_target_is_followed_by_one_that_verifies_the_same_draws(waiting):
     assert waiting.tokens == plain(PROMPT, len(waiting.tokens))
 
 
-def test_the_target_is_offered_no_draws_and_no_plain_step_either(tokenizer):
+def test_the_target_is_offered_no_draws_and_no_plain_step_either(tokenizer, monkeypatch):
     """It refuses offers of such sessions: the session sends each block, and none while its draft rests."""
+    monkeypatch.setattr(AdaptivePolicy, "may_offer", True)
     for changes in ({}, {"max_draft_tokens": 0}):
         stage = DrawnStage(tokenizer, config=SpeculationConfig(guessers=("draft",)), **changes)
         stage.session._policy.is_worth_going_on = lambda *_: True

@@ -43,6 +43,7 @@ CONFIG = SpeculationConfig(guessers=("draft",))
 class FakeMargin(AdaptivePolicy):
     """Verifies all there is, waits when it is told to, and has the target wait for each message."""
 
+    may_offer = False
     num_outcomes = 0
 
     def __init__(self, asked, config=CONFIG):
