@@ -131,7 +131,8 @@ def _logprobs(chunk: Chunk) -> list[pb.TokenLogprob]:
 
 def _prompt_logprobs(chunks: Sequence[Chunk], request: GenerationRequest) -> list[pb.TokenLogprob]:
     found = [logprobs for chunk in chunks for logprobs in chunk.prompt_logprobs]
-    return [_logprob(token, logprobs) for token, logprobs in zip(request.prompt[1:], found, strict=False)]
+    tokens = request.prompt[1:] if found else ()  # a copy of a long prompt for each chunk takes its time
+    return [_logprob(token, logprobs) for token, logprobs in zip(tokens, found, strict=False)]
 
 
 def _logprob(token_id: int, logprobs: TokenLogprobs) -> pb.TokenLogprob:
