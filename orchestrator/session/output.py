@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from core.records import Chunk, FinishReason, GenerationRequest, TokenLogprobs, Usage
 from orchestrator.text import IncrementalDetokenizer
@@ -53,14 +53,21 @@ class Output:
         stream.
         """
         assert not self.is_finished, "a finished output takes no more tokens"
-        return replace(self._take(token_ids, logprobs, is_resumed=False), prompt_logprobs=prompt_logprobs)
+        return self._take(token_ids, logprobs, prompt_logprobs, is_resumed=False)
 
     def resume(self, token_ids: Sequence[int]) -> Chunk | None:
         """Take output that the client already has; a chunk only if it turns out to be complete."""
-        chunk = self._take(tuple(token_ids), (), is_resumed=True)
+        chunk = self._take(tuple(token_ids), (), (), is_resumed=True)
         return chunk if self.is_finished else None
 
-    def _take(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], *, is_resumed: bool) -> Chunk:
+    def _take(
+        self,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        prompt_logprobs: tuple[TokenLogprobs, ...],
+        *,
+        is_resumed: bool,
+    ) -> Chunk:
         ending = self._find_ending(token_ids)
         num_kept = ending.num_kept if ending else len(token_ids)
         text, stop_match = self._detokenize(token_ids[:num_kept], ending)
@@ -72,8 +79,9 @@ class Output:
         return Chunk(
             text="" if is_resumed else text,
             token_ids=token_ids[:num_shown],
-            is_guess=tuple(index < len(token_ids) - 1 for index in range(num_shown)),
+            is_guess=tuple([index < len(token_ids) - 1 for index in range(num_shown)]),
             logprobs=logprobs[:num_shown],
+            prompt_logprobs=prompt_logprobs,
             usage=Usage(len(self._request.prompt), self.num_tokens, self._num_cached or 0),
             finish_reason=ending.reason if ending else None,
             matched_stop=ending.matched if ending else None,
@@ -81,12 +89,13 @@ class Output:
 
     def _find_ending(self, token_ids: Sequence[int]) -> _Ending | None:
         """The first token that ends the stream by itself or by count; stop strings are the detokenizer's to find."""
-        for index, token in enumerate(token_ids):
+        num_remaining = self.num_remaining
+        for num, token in enumerate(token_ids, 1):
             if token in self._ending_ids:
                 matched = token if token in self._request.stop_token_ids else None
-                return _Ending(index + 1, FinishReason.STOP, matched)
-            if index + 1 == self.num_remaining:
-                return _Ending(index + 1, FinishReason.LENGTH)
+                return _Ending(num, FinishReason.STOP, matched)
+            if num == num_remaining:
+                return _Ending(num, FinishReason.LENGTH)
         return None
 
     def _detokenize(self, token_ids: Sequence[int], ending: _Ending | None) -> tuple[str, _Ending | None]:

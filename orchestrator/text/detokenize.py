@@ -46,6 +46,8 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Sequence[int]) -> Piece:
         """Take further tokens. After a piece with a stop nothing may follow."""
+        if not self._stop:
+            return Piece("".join(map(self._decoder.push, token_ids)), len(token_ids))
         shown: list[str] = []
         for index, token_id in enumerate(token_ids):
             if text := self._decoder.push(token_id):
