@@ -40,7 +40,7 @@ class AdaptivePolicy(TreePolicy):
         """Remaining rounds that draft in turn although plain decoding promises more, in order to learn."""
         self._is_resting = False
         self._has_draft = False
-        self._is_plain: bool | None = None
+        self._goes_plainly: bool | None = None
         """Whether it goes on plainly in this round; None before it was asked."""
 
     @property
@@ -222,17 +222,25 @@ class AdaptivePolicy(TreePolicy):
         is_better = (is_far or self.lacks_draft) and not costs.is_shared
         return OFFERED_OUTCOMES if self._is_resting or is_better else 0
 
-    def goes_on_plainly(self, tree: TreeView) -> bool:
-        """Whether no guess of any session has been worth its row for some rounds, nor is one of this tree now.
+    @property
+    def may_offer(self) -> bool:
+        return super().may_offer or self._is_idle
 
-        Where passes are shared: a message a round costs them all. It is asked anew after each verdict.
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no guess of any session has been worth its row for some rounds, where a message a round costs all."""
+        return self._known.costs.is_shared and self._learned.idle_rounds >= REST_ROUNDS
+
+    def goes_on_plainly(self, tree: TreeView) -> bool:
+        """Whether no guess was worth its row for some rounds, nor is one of this tree now; asked anew after each
+        verdict.
         """
-        if self._is_plain is None:
-            is_idle = self._known.costs.is_shared and self._learned.idle_rounds >= REST_ROUNDS
-            self._is_plain = is_idle and not len(self.choose(tree, self.max_nodes, self.max_depth))
-            if is_idle and not self._is_plain:
+        if self._goes_plainly is None:
+            is_idle = self._is_idle
+            self._goes_plainly = is_idle and not len(self.choose(tree, self.max_nodes, self.max_depth))
+            if is_idle and not self._goes_plainly:
                 self._learned.idle_rounds = 0
-        return self._is_plain
+        return self._goes_plainly
 
     def is_worth_going_on(self, gained: float, num_nodes: int, num_now: int) -> bool:
         """Whether it yields more tokens a second than a usual round with its way to the target and back."""
@@ -282,7 +290,7 @@ class AdaptivePolicy(TreePolicy):
     def saw_round(self, seen: RoundSeen) -> None:
         super().saw_round(seen)
         self._learned.untried_rounds += 1
-        self._is_plain = None
+        self._goes_plainly = None
         self._learned.idle_rounds = 0 if len(seen.shape) else self._learned.idle_rounds + 1
         if self.is_in_turn and len(seen.shape) > seen.shape.num_looked_up:
             self._learned.reach.see(len(seen.path), self._num_passes, self._first_chance)
