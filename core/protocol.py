@@ -89,8 +89,8 @@ class HeldTokens:
             rebased = rebased if rebased.pending else self._without_last(rebased)
         elif not self.builder.has_root:
             self.builder.take([self.tree.root])
-        if tree_spec.is_anew:
-            self.builder.tell_anew()
+        if tree_spec.reports_all:
+            self.builder.report_all_again()
         return rebased
 
     def _rebase_to_draw(self, request: DraftRequest) -> Rebased:
@@ -99,7 +99,7 @@ class HeldTokens:
         The draw at the root goes too: draws are numbered from the root (docs/exactness.md, section 4).
         """
         self.builder.begin()
-        self.builder.tell_anew()
+        self.builder.report_all_again()
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=False)
         return rebased if rebased.pending else self._without_last(rebased)
 

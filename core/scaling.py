@@ -49,19 +49,21 @@ class DraftLoad:
     """Share of their rounds that sessions wait for a draft."""
 
 
-Wish = tuple[float, int]
+Recommendation = tuple[float, int]
 """A time in seconds, and the number of replicas that were wanted then."""
 
 
 def steadied(
-    wishes: Sequence[Wish], now_s: float, wanted: int, num_replicas: int, window_s: float
-) -> tuple[list[Wish], int]:
+    recommendations: Sequence[Recommendation], now_s: float, wanted: int, num_replicas: int, window_s: float
+) -> tuple[list[Recommendation], int]:
     """The number of replicas to have: `wanted`, or more of the existing ones if they were wanted within `window_s`.
 
-    A past wish keeps replicas and starts none. Without a memory, the existing `num_replicas` count as
-    wanted now. Returned after the wishes to remember for the next call.
+    A past recommendation keeps replicas and starts none. Without a memory, the existing `num_replicas` count as
+    wanted now. Returned after the recommendations to remember for the next call.
     """
-    kept = [wish for wish in wishes or [(now_s, num_replicas)] if now_s - wish[0] < window_s and wish[1] > wanted]
+    kept = [
+        each for each in recommendations or [(now_s, num_replicas)] if now_s - each[0] < window_s and each[1] > wanted
+    ]
     kept.append((now_s, wanted))
     return kept, max(wanted, min(num_replicas, max(count for _, count in kept)))
 

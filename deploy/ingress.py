@@ -167,12 +167,12 @@ class _Host:
 
     def _show_control(self) -> None:
         meters = self.hosted.meters
-        meters.saw_control(self._service.report())
-        meters.saw_queue(self._service.queue_report())
-        meters.saw_links(self.leases.link_troubles)
+        meters.observe_control(self._service.report())
+        meters.observe_queue(self._service.queue_report())
+        meters.observe_links(self.leases.link_troubles)
         if self._config.draft is not None:
             is_ready = self.hosted.served.draft is not None
-            meters.saw_draft(is_ready=is_ready, num_drafted=self._service.num_drafted)
+            meters.observe_draft(is_ready=is_ready, num_drafted=self._service.num_drafted)
 
     async def _report_waits(self) -> NoReturn:
         """Only while sessions use the draft: a call to a draft that was scaled to zero would start it again."""

@@ -94,7 +94,7 @@ class Running:
         receipt = receipt_maker(request, self.served)
         async with self._places, aclosing(self._service.generate(request)) as stream:
             try:
-                chunks = [chunk if receipt is None else receipt.saw(chunk) async for chunk in stream]
+                chunks = [chunk if receipt is None else receipt.observe(chunk) async for chunk in stream]
             except OutriderError as error:
                 error.add_note(f"while going on from {request.request_id}")
                 raise

@@ -124,7 +124,7 @@ def _rounds(text: Sequence[int], log: list[int], work: Callable[[], object]) -> 
 
 
 def _ask(panel: Panel, log: Sequence[int]) -> None:
-    panel.saw(log[-ROUND_TOKENS:])
+    panel.observe(log[-ROUND_TOKENS:])
     tree = SpeculationTree()
     for source, guesses in panel.ask(log):
         tree.guess(guesses, source)
@@ -181,7 +181,7 @@ def _num_rounds(panel: Panel, text: Sequence[int], begin: int, num_nodes: int) -
                 break
             place, num_accepted = node, num_accepted + 1
         committed = text[len(log) : len(log) + num_accepted + 1]
-        panel.saw(committed)
+        panel.observe(committed)
         log += committed
         num_rounds += 1
     return num_rounds

@@ -14,7 +14,7 @@ from typing import Any
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
 from core.speculation import EMPTY_BLOCK, EMPTY_PART, ROOT, UNRANKED, Part, SpeculationTree, TokenTree
-from orchestrator.policy import Controller, RoundSeen, TreePolicy
+from orchestrator.policy import Controller, RoundOutcome, TreePolicy
 from orchestrator.policy.adaptive import AdaptivePolicy
 
 EVERYTHING = 1 << 20
@@ -171,15 +171,15 @@ class WatchedPolicy(AdaptivePolicy):
         """Never."""
         return False
 
-    def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
+    def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
         """The first to hear of a verdict."""
         self._watch.verdict_came()
-        super().saw_interval(num_tokens, elapsed_s)
+        super().observe_interval(num_tokens, elapsed_s)
 
-    def saw_round(self, seen: RoundSeen) -> None:
+    def observe_round(self, seen: RoundOutcome) -> None:
         """Told when the tree has another root."""
         self._watch.rerooted(seen.path)
-        super().saw_round(seen)
+        super().observe_round(seen)
 
 
 class WatchedController(Controller):

@@ -24,7 +24,7 @@ FEW_ROWS = 16
 """Each number of rows up to this has a cost of its own: engines pad rows to small tiles, so costs come in steps."""
 NUM_RECENT = 15
 """Number of observations of each kind that are kept."""
-HOPE = 4.0
+EXTRAPOLATION = 4.0
 """Multiple of the widest observed pass beyond which a pass is estimated in proportion to its rows. The optimistic
 estimate is worth 1.03, and its end 1.03 (`bench ablation`, docs/adr/0030)."""
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
@@ -39,7 +39,7 @@ class Curve:
     """Seconds of a pass by its rows: linear between observations, and optimistic beyond.
 
     Beyond the widest pass the line from the narrowest to it continues, and likewise below: so other widths are tried,
-    and only these are learned. The line ends at `HOPE` times the widest.
+    and only these are learned. The line ends at `EXTRAPOLATION` times the widest.
     """
 
     def __init__(self, rows: Sequence[float], seconds: Sequence[float]) -> None:
@@ -62,7 +62,7 @@ class Curve:
         if rows < places[-1]:
             left = bisect_right(places, rows) - 1
             return self._line(left, left + 1, rows)
-        hope = HOPE * places[-1]
+        hope = EXTRAPOLATION * places[-1]
         return self._line(0, -1, min(rows, hope)) * max(rows / hope, 1.0)
 
     def _line(self, first: int, second: int, rows: float) -> float:
@@ -118,7 +118,7 @@ class PassCost:
     def __repr__(self) -> str:
         return f"<PassCost {', '.join(f'{rows}: {s * 1e3:.1f} ms' for rows, s in self.points().items())}>"
 
-    def see(self, rows: float, seconds: float, branches: float = 0.0) -> None:
+    def observe(self, rows: float, seconds: float, branches: float = 0.0) -> None:
         """One pass of `rows` rows took `seconds`."""
         if not (rows > 0 and seconds > 0 and math.isfinite(seconds)):
             return
@@ -195,7 +195,7 @@ class EngineCost:
         """
         return sorted(self._wires)[len(self._wires) // 4]
 
-    def see(self, timing: Timing, elapsed_s: float, branches: float = 0.0, *, is_call: bool = True) -> None:
+    def observe(self, timing: Timing, elapsed_s: float, branches: float = 0.0, *, is_call: bool = True) -> None:
         """One answered call, or with `is_call` false the engine's work since its last answer.
 
         `branches` are those of its passes, 0 where other sessions shared them. Sessions that share passes report the
@@ -208,7 +208,7 @@ class EngineCost:
         if is_call:
             self._wires.append(max(0.0, elapsed_s - within_s))
         if self._last is None or not _is_same(timing, self._last):
-            self.passes.see(timing.num_rows / timing.num_passes, timing.computed_s / timing.num_passes, branches)
+            self.passes.observe(timing.num_rows / timing.num_passes, timing.computed_s / timing.num_passes, branches)
         self._last = timing
 
 

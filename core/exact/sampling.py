@@ -175,11 +175,18 @@ def draw_guess(q: SparseDistribution, vocab_size: int, seed: int, position: int,
 
 
 def draw_several(
-    q: SparseDistribution, vocab_size: int, seed: int, position: int, row: int, num_draws: int, *, draws_anew: bool
+    q: SparseDistribution,
+    vocab_size: int,
+    seed: int,
+    position: int,
+    row: int,
+    num_draws: int,
+    *,
+    with_replacement: bool,
 ) -> tuple[int, ...]:
-    """Guesses with law q at one place, in the order of drawing; without `draws_anew` none twice, nor more than there
+    """Guesses with law q at one place, in the order of drawing; without replacement none twice, nor more than there
     are. `row` is as `core.noise.row_of` gives it."""
-    if draws_anew:
+    if with_replacement:
         rows = [row + noise.ROWS_APART * each for each in range(num_draws)]
         return tuple(draw_guess(q, vocab_size, seed, position, each) for each in rows)
     gumbel = noise.gumbel(seed, position, row, Purpose.DRAFT, vocab_size)[list(q.token_ids)]

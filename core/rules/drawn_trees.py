@@ -45,10 +45,10 @@ from where all fail [V], which need not be normalised."""
 
 
 def verify_drawn(
-    block: TokenTree, p: Float64, seed: int, num_committed: int, judge: Judge, *, draws_anew: bool
+    block: TokenTree, p: Float64, seed: int, num_committed: int, judge: Judge, *, with_replacement: bool
 ) -> Outcome:
     """The outcome of a block whose laws are `p` [1 + nodes, V], by the rule that `judge` is of."""
-    drawn_at = draws_of(block, p.shape[1], draws_anew=draws_anew)
+    drawn_at = draws_of(block, p.shape[1], with_replacement=with_replacement)
     judged = {place: judge(p[place + 1], drawn) for place, drawn in drawn_at.items()}
 
     def next_token(place: int, depth: int) -> int:
@@ -87,7 +87,7 @@ def walk(
     return Outcome(tuple(path), next_token(place, len(path)))
 
 
-def draws_of(block: TokenTree, vocab_size: int, *, draws_anew: bool) -> dict[int, Drawn]:
+def draws_of(block: TokenTree, vocab_size: int, *, with_replacement: bool) -> dict[int, Drawn]:
     """By place, what was drawn there; of a place whose draws cannot be from the q that they carry, nothing.
 
     An honest draft is never cut, so this bends no distribution.
@@ -98,13 +98,13 @@ def draws_of(block: TokenTree, vocab_size: int, *, draws_anew: bool) -> dict[int
         if parent not in seen:
             seen.add(parent)
             tokens = q.draws or (token,)
-            if _is_sound(q, tokens, vocab_size, draws_anew):
+            if _is_sound(q, tokens, vocab_size, with_replacement):
                 found[parent] = Drawn(tokens, q.token_ids, tuple(normalised(q)))
     return found
 
 
-def _is_sound(q: SparseDistribution, tokens: Sequence[int], vocab_size: int, draws_anew: bool) -> bool:
-    is_possible = draws_anew or len(set(tokens)) == len(tokens)
+def _is_sound(q: SparseDistribution, tokens: Sequence[int], vocab_size: int, with_replacement: bool) -> bool:
+    is_possible = with_replacement or len(set(tokens)) == len(tokens)
     return is_possible and all(can_have_drawn(q, token, vocab_size) for token in tokens)
 
 

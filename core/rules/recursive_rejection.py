@@ -37,7 +37,7 @@ def judge_recursively(p: Float64, drawn: Drawn) -> tuple[list[float], Float64]:
 
 def verify_recursively(block: TokenTree, p: Float64, seed: int, num_committed: int) -> Outcome:
     """The outcome of a block whose laws are `p` [1 + nodes, V]."""
-    return verify_drawn(block, p, seed, num_committed, judge_recursively, draws_anew=False)
+    return verify_drawn(block, p, seed, num_committed, judge_recursively, with_replacement=False)
 
 
 def _decide(block: TokenTree, log_p: Float64, seed: int, num_committed: int, lenience: float) -> Outcome:  # noqa: ARG001

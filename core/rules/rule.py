@@ -52,7 +52,7 @@ class Rule:
     """Whether a node may have several children."""
     is_lossless: bool
     """Whether the output has the target's own law."""
-    draws_anew: bool = False
+    with_replacement: bool = False
     """Where a place has several draws: whether each is from the whole of q, so that two may be the same; else none is
     drawn twice."""
     takes_lenience: bool = False

@@ -49,7 +49,7 @@ def judge_in_sequence(p: Float64, drawn: Drawn) -> tuple[list[float], Float64]:
 
 def verify_in_sequence(block: TokenTree, p: Float64, seed: int, num_committed: int) -> Outcome:
     """The outcome of a block whose laws are `p` [1 + nodes, V]."""
-    return verify_drawn(block, p, seed, num_committed, judge_in_sequence, draws_anew=True)
+    return verify_drawn(block, p, seed, num_committed, judge_in_sequence, with_replacement=True)
 
 
 def _decide(block: TokenTree, log_p: Float64, seed: int, num_committed: int, lenience: float) -> Outcome:  # noqa: ARG001
@@ -61,7 +61,7 @@ SEQUENTIAL_SELECTION = Rule(
     needs_q=True,
     takes_trees=True,
     is_lossless=True,
-    draws_anew=True,
+    with_replacement=True,
     decide=_decide,
     at_zero=GREEDY,
 )

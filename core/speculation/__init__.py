@@ -4,10 +4,10 @@ Knows tokens, chances and the order of work; must not know models, KV or time.
 """
 
 from core.speculation.calibration import (
-    DRAWN_ANEW_TAIL,
     DRAWN_TAIL,
     PRIOR,
     USUAL_TAIL,
+    WITH_REPLACEMENT_TAIL,
     Average,
     Calibration,
     logit,
@@ -47,7 +47,6 @@ from core.speculation.tree_nodes import EMPTY_PART, Part
 
 __all__ = [
     "DRAFT",
-    "DRAWN_ANEW_TAIL",
     "DRAWN_TAIL",
     "EMPTY_BLOCK",
     "EMPTY_PART",
@@ -62,6 +61,7 @@ __all__ = [
     "ROOT",
     "UNRANKED",
     "USUAL_TAIL",
+    "WITH_REPLACEMENT_TAIL",
     "Asker",
     "Average",
     "BadGuesserInput",

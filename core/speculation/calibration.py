@@ -21,7 +21,7 @@ MAX_CHANCE = 0.99
 STEP = 0.05
 """In log odds, of a calibration, for a guess of which the opposite was certain. `bench ablation`: calibration is worth
 1.01, and 1.13 where texts change; steps of 0.02 and 0.1 make the same within 1%."""
-MAX_RANKS_TOLD = 8
+MAX_RANKS = 8
 """Candidates of a place of which the draft is told how likely they are."""
 
 
@@ -48,10 +48,10 @@ def miss_curve(fanout: int) -> float:
 DRAWN_TAIL = (0.25, 0.11, 0.06)
 """Where the first of several draws of a place is not accepted: the chances of the second, the third, and so on, by
 recursive rejection. The demo pair at T = 1, with q of 64 and of 1024 tokens: (0.19, 0.10, 0.04), (0.32, 0.13, 0.09)."""
-DRAWN_ANEW_TAIL = (0.45,)
+WITH_REPLACEMENT_TAIL = (0.45,)
 """The same of draws that are independent: more of them than two make the first pass much more rarely (0.40 of four,
 where recursive rejection has 0.68)."""
-USUAL_TAIL = tuple(miss_curve(rank - 1) - miss_curve(rank) for rank in range(1, MAX_RANKS_TOLD + 1))
+USUAL_TAIL = tuple(miss_curve(rank - 1) - miss_curve(rank) for rank in range(1, MAX_RANKS + 1))
 """Chances of the second candidate, the third, and so on, if it is not the first: the demo pair's, never learned."""
 
 
@@ -64,7 +64,7 @@ class Average:
     prior_weight: float = WINDOW
     """The number of observations that what is expected counts for."""
 
-    def see(self, value: float) -> None:
+    def observe(self, value: float) -> None:
         self.value += (value - self.value) / min(WINDOW, self.num_seen + self.prior_weight)
         self.num_seen += 1
 
@@ -79,7 +79,7 @@ class Calibration:
         """Of what comes with this confidence."""
         return logistic(self.shift + logit(confidence))
 
-    def see(self, confidence: float, is_accepted: bool) -> None:
+    def observe(self, confidence: float, is_accepted: bool) -> None:
         """By the gradient of the log likelihood."""
         shift = self.shift + STEP * (is_accepted - self.chance(confidence))
         self.shift = min(max(shift, -MAX_LOGIT), MAX_LOGIT)

@@ -11,7 +11,7 @@ from itertools import chain, repeat
 
 import numpy as np
 
-from core.speculation.calibration import MAX_CHANCE, MAX_LOGIT, MAX_RANKS_TOLD, MIN_CHANCE, PRIOR
+from core.speculation.calibration import MAX_CHANCE, MAX_LOGIT, MAX_RANKS, MIN_CHANCE, PRIOR
 from core.speculation.candidates import Candidates
 from core.speculation.growth import Floats, TreeSpec
 from core.speculation.token_tree import ROOT
@@ -19,7 +19,7 @@ from core.speculation.tree_nodes import Part
 
 LEAST = 1e-9
 """Of anything: what is told has one, also where it travels as a float of four bytes."""
-MAX_TOLD = MAX_RANKS_TOLD
+MAX_TOLD = MAX_RANKS
 """Candidates of one node that are told at most."""
 _UNKNOWN = (0.0,) * MAX_TOLD
 _TINY = np.finfo(float).tiny

@@ -51,7 +51,7 @@ class TreeSpec:
     """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its margin."""
     tail: tuple[float, ...] = ()
     """If it is not the first: the chances of the second, the third, and so on."""
-    is_anew: bool = False
+    reports_all: bool = False
     """Whether all that has grown is to be told once more, with numbers from 0."""
     num_passes: int = 0
     """Number of passes after which growth ends by itself and is the reply to its request (drafting in turn). 0: it
@@ -82,7 +82,7 @@ class TreeSpec:
     @property
     def is_chain(self) -> bool:
         """Whether what grows is the chain of this length, and nothing else."""
-        return self == replace(TreeSpec.chain(self.num_passes or 1, self.measure), is_anew=self.is_anew)
+        return self == replace(TreeSpec.chain(self.num_passes or 1, self.measure), reports_all=self.reports_all)
 
     def __post_init__(self) -> None:
         if min(self.rows_per_pass, self.max_depth, self.fanout) < 1 or self.num_passes < 0:

@@ -33,7 +33,7 @@ class Record:
         """By which its own chances are multiplied."""
         return self.num_right / self.claimed
 
-    def see(self, claimed: float, *, is_right: bool) -> None:
+    def observe(self, claimed: float, *, is_right: bool) -> None:
         self.num_right = _KEPT * self.num_right + is_right
         self.claimed = _KEPT * self.claimed + claimed
         self.num_seen += 1
@@ -57,6 +57,6 @@ class SourceWorth:
         factor = self.of(source).factor
         return tuple([min(chance * factor, MAX_CHANCE) for chance in chances])
 
-    def see(self, source: str, claimed: float, *, is_right: bool) -> None:
+    def observe(self, source: str, claimed: float, *, is_right: bool) -> None:
         """At one place of the text: what the guesses there had claimed together, and whether one was the token."""
-        self.of(source).see(claimed, is_right=is_right)
+        self.of(source).observe(claimed, is_right=is_right)

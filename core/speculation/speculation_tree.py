@@ -43,14 +43,14 @@ class SpeculationTree:
         """
         self._max_depth = max_depth
         self._is_drawn = is_drawn
-        self.num_told = 0
+        self.num_reported = 0
         """Numbers that the draft has used: its next message begins there, or one was lost."""
-        self.has_lost_some = False
+        self.needs_full_report = False
         """Whether the draft knows nodes below the root of which it has told, and which are not here."""
         self._root = Node(ROOT)
         self._trail = deque([self._root])
         """The last committed tokens, the root at the end."""
-        self._unseen: tuple[Unseen, Unseen] = {}, {}
+        self._unread: tuple[Unseen, Unseen] = {}, {}
         """What was told and has not been looked at, earlier and later. Some of it no verdict can lead to. The earlier
         half is forgotten when `max_depth` tokens have been committed since its end, without a search for what is dead.
         """
@@ -62,7 +62,7 @@ class SpeculationTree:
         """By guessers, for this root: each with its parent."""
 
     def __repr__(self) -> str:
-        return f"<SpeculationTree {len(self)} nodes, {self.num_told} told>"
+        return f"<SpeculationTree {len(self)} nodes, {self.num_reported} told>"
 
     def __len__(self) -> int:
         nodes = [self._root]
@@ -82,33 +82,35 @@ class SpeculationTree:
 
         A local node becomes the draft's. What was told before is dropped. Raises: ValueError when nodes were left out.
         """
-        if new_nodes.first + len(new_nodes) <= self.num_told and len(new_nodes):
+        if new_nodes.first + len(new_nodes) <= self.num_reported and len(new_nodes):
             return
-        if new_nodes.first != self.num_told:
-            raise ValueError(f"a draft's update begins at node {new_nodes.first}, but {self.num_told} nodes are known")
+        if new_nodes.first != self.num_reported:
+            raise ValueError(
+                f"a draft's update begins at node {new_nodes.first}, but {self.num_reported} nodes are known"
+            )
         if num_unknown == 0 and new_nodes.root != ROOT and new_nodes.root not in self._root.numbers:
-            self.has_lost_some = True
-        self._hang(new_nodes, self._trail[-1 - num_unknown] if num_unknown < len(self._trail) else None)
-        self.num_told += len(new_nodes)
+            self.needs_full_report = True
+        self._attach(new_nodes, self._trail[-1 - num_unknown] if num_unknown < len(self._trail) else None)
+        self.num_reported += len(new_nodes)
 
-    def _hang(self, new_nodes: NewNodes, root: Node | None) -> None:
+    def _attach(self, new_nodes: NewNodes, root: Node | None) -> None:
         """`root` is what the draft calls so; None where that is too long ago.
 
         Most parents have been told of just before, and are not looked at: so nothing is done for each of them.
         """
         parents: list[int] = new_nodes.parents.tolist()
         told: Unseen = dict.fromkeys(parents, ((new_nodes, parents),))
-        below_root, unseen = told.pop(ROOT, ()), self._unseen[1]
+        below_root, unseen = told.pop(ROOT, ()), self._unread[1]
         for parent in told.keys() & unseen.keys():
             told[parent] = unseen[parent] + told[parent]
         unseen.update(told)
         if root is not None and below_root:
             for place in _places(parents, ROOT):
-                self._see(root, new_nodes, place)
+                self._materialize(root, new_nodes, place)
         for parent in sorted(told.keys() & self._passed.keys()):
-            self._look_below(self._passed[parent])
+            self._read_below(self._passed[parent])
 
-    def _see(self, above: Node, new_nodes: NewNodes, place: int) -> None:
+    def _materialize(self, above: Node, new_nodes: NewNodes, place: int) -> None:
         """Make a node of what was told. Of two alike the first counts; where a token has followed, that one alone."""
         token, number = new_nodes.tokens.item(place), new_nodes.first + place
         node = above.children.get(token)
@@ -123,28 +125,28 @@ class SpeculationTree:
         node.numbers += (number,)
         if node.is_passed:
             self._passed[number] = node
-            self._look_below(node)
+            self._read_below(node)
 
     def _children(self, node: Node) -> dict[int, Node]:
         """All of them, by token. Whoever asks has asked for those of its parent."""
         for number in node.numbers:
-            for unseen in self._unseen:
+            for unseen in self._unread:
                 if number in unseen:
-                    self._look_below(node)
+                    self._read_below(node)
         return node.children
 
-    def _look_below(self, node: Node) -> None:
+    def _read_below(self, node: Node) -> None:
         """Make nodes of all that was told of what follows it, in the order in which it was told."""
         told = [
             (new_nodes.first + place, new_nodes, place)
-            for unseen in self._unseen
+            for unseen in self._unread
             for parent in node.numbers
             for new_nodes, parents in unseen.pop(parent, ())
             for place in _places(parents, parent)
         ]
         told.sort()  # by number, of which each is told once
         for _, new_nodes, place in told:
-            self._see(node, new_nodes, place)
+            self._materialize(node, new_nodes, place)
 
     def _child(self, node: Node, token: int) -> Node:
         """The one that is `token`, which may have to be made."""
@@ -248,7 +250,7 @@ class SpeculationTree:
     def _at(self, top: Node) -> SpeculationTree:
         """As if the text had got there."""
         tree = SpeculationTree()
-        tree._root, tree._unseen = top, self._unseen
+        tree._root, tree._unread = top, self._unread
         return tree
 
     # Verdicts
@@ -282,14 +284,14 @@ class SpeculationTree:
         self._forget_guesses()
         if self._is_drawn:
             self._root.children = {}
-            self._unseen = {}, {}
+            self._unread = {}, {}
         self._num_passed += len(tokens)
         if self._num_passed >= self._max_depth:  # nothing that was told before it can follow any more
-            self._unseen, self._num_passed = (self._unseen[1], {}), 0
+            self._unread, self._num_passed = (self._unread[1], {}), 0
         while len(self._trail) > MAX_TRAIL:
             for number in self._trail.popleft().numbers:
                 del self._passed[number]
-        self.has_lost_some |= self.num_told > MAX_NUMBERS
+        self.needs_full_report |= self.num_reported > MAX_NUMBERS
         return is_known
 
     def _pass(self, token: int) -> None:

@@ -34,11 +34,11 @@ class TreeBuilder:
         self.tree_spec = TreeSpec(1, 1)
         self.num_left = 0
         """Passes, of growth that ends by itself."""
-        self.num_told = 0
+        self.num_reported = 0
         self.begin()
 
     def __repr__(self) -> str:
-        return f"<TreeBuilder {self.num_told} nodes told, {len(self._open)} open>"
+        return f"<TreeBuilder {self.num_reported} nodes told, {len(self._open)} open>"
 
     def __len__(self) -> int:
         """Nodes, the root included."""
@@ -62,7 +62,7 @@ class TreeBuilder:
         """As they were told; of those that were not there is none, but the root's is `ROOT`."""
         self.rows: dict[int, int] = {}
         """Of the nodes that were fed, in the order of feeding: the root's is 0."""
-        self._said: list[Candidates] = []
+        self._candidates: list[Candidates] = []
         """What the model says after each row."""
         self._children: list[list[int]] = []
         """Of each row, in the order of their ranks."""
@@ -167,11 +167,11 @@ class TreeBuilder:
 
     # Telling
 
-    def tell(self) -> NewNodes:
+    def report(self) -> NewNodes:
         """The nodes that nobody was told of, parents first."""
-        first, start = self.num_told, len(self.numbers)
-        self.num_told += len(self) - start
-        self.numbers += range(first, self.num_told)
+        first, start = self.num_reported, len(self.numbers)
+        self.num_reported += len(self) - start
+        self.numbers += range(first, self.num_reported)
         parents = self.parents[start:]
         rows = [self.rows[parent] for parent in parents]
         return NewNodes(
@@ -182,13 +182,13 @@ class TreeBuilder:
             self.chances[start:],
             [self._confidences[row] for row in rows],
             self.numbers[0],
-            [self._said[row].q for row in rows if self._said[row].sampled != NO_TOKEN],
+            [self._candidates[row].q for row in rows if self._candidates[row].sampled != NO_TOKEN],
             is_own=True,
         )
 
-    def tell_anew(self) -> None:
+    def report_all_again(self) -> None:
         """Have all that there is told once more: who was told of it has lost some."""
-        self.num_told, self.numbers = 0, [ROOT]
+        self.num_reported, self.numbers = 0, [ROOT]
 
     # Verdicts
 
@@ -222,7 +222,7 @@ class TreeBuilder:
         self.feeding = [moved[node] for node in self.feeding if moved.get(node)]
         fed = [(moved[node], row) for node, row in self.rows.items() if node in moved]
         self.rows = {node: row for row, (node, _) in enumerate(fed)}
-        self._said = [self._said[row] for _, row in fed]
+        self._candidates = [self._candidates[row] for _, row in fed]
         self._children = [[moved[child] for child in self._children[row]] for _, row in fed]
         self._margins = [self._margins[row] for _, row in fed]
 
@@ -230,8 +230,8 @@ class TreeBuilder:
 
     def _rate(self) -> None:
         """There is another root, and chances may have changed."""
-        chances = chances_of(self._said, self._margins, [(self.tree_spec, len(self._said))])
-        self._confidences, self.path_prob[0] = self._confidences_of(self._said, self._margins), 1.0
+        chances = chances_of(self._candidates, self._margins, [(self.tree_spec, len(self._candidates))])
+        self._confidences, self.path_prob[0] = self._confidences_of(self._candidates, self._margins), 1.0
         for node in range(1, len(self)):
             parent, rank = self.parents[node], self.ranks[node]
             if rank < len(rated := chances[self.rows[parent]]):
@@ -243,11 +243,11 @@ class TreeBuilder:
         for node in sorted(self.rows):
             self._grow(node, chances[self.rows[node]])
 
-    def _hear(self, said: Sequence[Candidates], margins: Sequence[float], chances: Iterable[Sequence[float]]) -> None:
+    def _extend(self, said: Sequence[Candidates], margins: Sequence[float], chances: Iterable[Sequence[float]]) -> None:
         """What the model says after each of the nodes that are being fed, and how likely that is."""
         nodes, self.feeding = self.being_fed, []
         self.rows.update(zip(nodes, range(len(self.rows), len(self.rows) + len(nodes)), strict=True))
-        self._said += said
+        self._candidates += said
         self._children += [[] for _ in nodes]
         self._margins += margins
         self._confidences += self._confidences_of(said, margins)
@@ -263,7 +263,7 @@ class TreeBuilder:
         row, depth, path_prob = self.rows[node], self.depths[node] + 1, self.path_prob[node]
         if depth > self.tree_spec.max_depth or self._confidences[row] < self.tree_spec.min_confidence:
             return
-        children, new, tokens = self._children[row], list[float](), self._said[row].guesses
+        children, new, tokens = self._children[row], list[float](), self._candidates[row].guesses
         num_there = len(children)
         for chance in chances[num_there : len(tokens)]:
             if path_prob * chance < MIN_PATH_PROB:
@@ -310,4 +310,4 @@ def take_all(builders: Sequence[TreeBuilder], said: Sequence[Sequence[Candidates
     rules = [(builder.tree_spec, len(of_session)) for builder, of_session in zip(builders, said, strict=True)]
     chances = iter(chances_of(list(chain.from_iterable(said)), list(chain.from_iterable(margins)), rules))
     for builder, of_session, known in zip(builders, said, margins, strict=True):
-        builder._hear(of_session, known, islice(chances, len(of_session)))
+        builder._extend(of_session, known, islice(chances, len(of_session)))

@@ -110,7 +110,7 @@ class SamplesUsage:
         self._completion_tokens = [len(request.resume_tokens) for request in requests]
         self._cached_tokens: dict[int, int] = {}
 
-    def saw(self, index: int, chunk: Chunk) -> Usage:
+    def observe(self, index: int, chunk: Chunk) -> Usage:
         """With this chunk of sample `index`."""
         self._prompt_tokens = chunk.usage.prompt_tokens
         self._completion_tokens[index] = chunk.usage.completion_tokens
@@ -142,7 +142,7 @@ async def completed(model: Hosted, requests: Sequence[GenerationRequest], watch:
 async def _traced(stream: AsyncGenerator[Chunk, None], spans: SampleSpans | None) -> AsyncGenerator[Chunk, None]:
     async with aclosing(stream) as chunks:
         async for chunk in chunks:
-            yield chunk if spans is None else spans.saw(chunk)
+            yield chunk if spans is None else spans.observe(chunk)
 
 
 async def _measured(
@@ -151,8 +151,8 @@ async def _measured(
     receipt = receipt_maker(request, model.served)
     async with aclosing(stream) as chunks:
         async for chunk in chunks:
-            measured = meter.saw(chunk)
-            yield measured if receipt is None else receipt.saw(measured)
+            measured = meter.observe(chunk)
+            yield measured if receipt is None else receipt.observe(measured)
 
 
 def receipt_maker(request: GenerationRequest, served: Served) -> ReceiptMaker | None:

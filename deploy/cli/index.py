@@ -49,10 +49,13 @@ def index(options: IndexOptions) -> int:
             documents.append(tokenizer.encode(_text(file), add_special_tokens=False))
             saw_file()
     vocabulary = tokenizer.vocabulary_hash
-    with progress("sorting", NUM_PASSES) as saw_pass:
+    with progress("sorting", NUM_PASSES) as observe_pass:
         try:
             header, body = encode_index(
-                filter(None, documents), vocab_size=tokenizer.vocab_size, vocabulary=vocabulary, saw_pass=saw_pass
+                filter(None, documents),
+                vocab_size=tokenizer.vocab_size,
+                vocabulary=vocabulary,
+                observe_pass=observe_pass,
             )
             write_index(header, body, options.out)
         except (ValueError, OSError) as error:

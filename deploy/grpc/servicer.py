@@ -217,7 +217,7 @@ class Servicer:
             usage, chunks = SamplesUsage(requests), [list[Chunk]() for _ in requests]
             async with aclosing(api.completed(model, requests, watch)) as pieces:
                 async for index, chunk in pieces:
-                    usage.saw(index, chunk)
+                    usage.observe(index, chunk)
                     chunks[index].append(chunk)
             return responses.to_response(chunks, requests, usage.total)
 
@@ -228,7 +228,7 @@ class Servicer:
             usage = SamplesUsage(requests)
             async with aclosing(api.completed(model, requests, watch)) as pieces:
                 async for index, chunk in pieces:
-                    yield responses.to_chunk(chunk, requests[index], index, usage.saw(index, chunk))
+                    yield responses.to_chunk(chunk, requests[index], index, usage.observe(index, chunk))
 
     async def _check(self, message: pb.GenerateRequest, served: Served) -> list[GenerationRequest]:
         _check_size(message, served)

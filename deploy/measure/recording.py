@@ -104,7 +104,7 @@ class MeasuredModel:
             self._prefill(kv, [0] * CONTEXT_TOKENS)
             for _ in range(NUM_TIMED):
                 for rows in TIMED_ROWS:
-                    cost.see(rows, self._pass_s(kv, rows))
+                    cost.observe(rows, self._pass_s(kv, rows))
         curve = cost.curve()
         return PassLaw(tuple((rows, curve(rows)) for rows in TIMED_ROWS))
 

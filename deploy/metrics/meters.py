@@ -49,7 +49,7 @@ class Meters:
         finally:
             self._count_running(-1)
 
-    def saw_control(self, report: ControlReport) -> None:
+    def observe_control(self, report: ControlReport) -> None:
         """Set the gauges of the present decision and its estimates. Unchanged ones, too: Ray drops old gauges."""
         record = self._record
         record(m.REQUESTS_RUNNING, self._num_running)
@@ -67,18 +67,18 @@ class Meters:
             for rows, time_s in times.items():
                 record(metric, time_s, str(rows))
 
-    def saw_queue(self, report: QueueReport) -> None:
+    def observe_queue(self, report: QueueReport) -> None:
         """Record the number of waiting requests, and the queue time of those that were admitted since the last call."""
         self._record(m.REQUESTS_WAITING, report.num_waiting)
         for waited_s in report.waited_s:
             self._record(m.QUEUE_TIME, waited_s)
 
-    def saw_draft(self, *, is_ready: bool, num_drafted: int) -> None:
+    def observe_draft(self, *, is_ready: bool, num_drafted: int) -> None:
         """Show whether the draft of this model is ready, and the number of requests with a lease on it."""
         self._record(m.DRAFT_READY, float(is_ready))
         self._record(m.REQUESTS_DRAFTED, num_drafted)
 
-    def saw_links(self, troubles: LinkTroubles) -> None:
+    def observe_links(self, troubles: LinkTroubles) -> None:
         """Count the failures of links since the last call."""
         before, self._link_troubles = self._link_troubles, troubles
         self._record(m.LINKS_UNOPENED, troubles.num_unopened - before.num_unopened)
@@ -103,15 +103,15 @@ class RequestMeter:
         """Number of tokens after the first chunk."""
         self.has_finished = False
 
-    def saw(self, chunk: Chunk) -> Chunk:
+    def observe(self, chunk: Chunk) -> Chunk:
         """Measure a chunk on its way to the client, and return it."""
         if chunk.token_ids:
-            self._saw_tokens(chunk, self._now())
+            self._observe_tokens(chunk, self._now())
         if chunk.finish_reason is not None:
-            self._saw_end(chunk, chunk.finish_reason)
+            self._observe_end(chunk, chunk.finish_reason)
         return chunk
 
-    def _saw_tokens(self, chunk: Chunk, now_s: float) -> None:
+    def _observe_tokens(self, chunk: Chunk, now_s: float) -> None:
         num_tokens = len(chunk.token_ids)
         self._record(m.GENERATION_TOKENS, num_tokens)
         if self._first_s is None:
@@ -124,16 +124,16 @@ class RequestMeter:
             self._record(m.INTER_TOKEN_LATENCY, now_s - self._last_s)
         self._last_s = now_s
 
-    def _saw_end(self, chunk: Chunk, reason: FinishReason) -> None:
+    def _observe_end(self, chunk: Chunk, reason: FinishReason) -> None:
         self.has_finished = True
         self._record(m.REQUEST_SUCCESS, 1, reason.value)
         self._record(m.REQUEST_LATENCY, self._now() - self._arrived_s)
         if self._first_s is not None and self._num_later_tokens:
             self._record(m.TIME_PER_OUTPUT_TOKEN, (self._last_s - self._first_s) / self._num_later_tokens)
         if chunk.stats is not None:
-            self._saw_speculation(chunk.stats)
+            self._observe_speculation(chunk.stats)
 
-    def _saw_speculation(self, stats: SpeculationStats) -> None:
+    def _observe_speculation(self, stats: SpeculationStats) -> None:
         for metric, value in (
             (m.TARGET_PASSES, stats.num_rounds),
             (m.NUM_DRAFTS, stats.num_draft_rounds),
@@ -177,16 +177,16 @@ class EngineMeter:
         self._record = record
         self._totals: dict[m.Metric, float] = {}
 
-    def saw_death(self) -> None:
+    def observe_death(self) -> None:
         """Count the death of the engine; the next engine counts from 0."""
         self._record(m.ENGINE_DEATHS, 1)
         self._totals.clear()
 
-    def saw_moved(self, num_sessions: int) -> None:
+    def observe_moved(self, num_sessions: int) -> None:
         """Count the sessions that had to leave a dead engine."""
         self._record(m.SESSIONS_MOVED, num_sessions)
 
-    def saw(self, stats: EngineStats) -> None:
+    def observe(self, stats: EngineStats) -> None:
         """Record a report: counters get the increase since the engine's last report."""
         self._record(m.KV_USAGE, 1.0 - stats.num_free_blocks / max(1, stats.num_blocks))
         self._record(m.ENGINE_SESSIONS, stats.num_sessions)

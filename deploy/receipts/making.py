@@ -38,7 +38,7 @@ class ReceiptMaker:
         self._output = hashlib.sha256(_bytes_of(request.resume_tokens))
         self._num_tokens = len(request.resume_tokens)
 
-    def saw(self, chunk: Chunk) -> Chunk:
+    def observe(self, chunk: Chunk) -> Chunk:
         """The same piece; the last one with the receipt."""
         self._output.update(_bytes_of(chunk.token_ids))
         self._num_tokens += len(chunk.token_ids)

@@ -24,7 +24,7 @@ WAITED_S = "waited_s"
 ROUND_S = "round_s"
 """Names under which replicas report: share of KV, share of time; and time since the last report, in seconds."""
 
-WISHES = "wishes"
+RECOMMENDATIONS = "recommendations"
 """The key of a policy's state for the numbers of replicas that it wanted recently."""
 
 Settings = TypeVar("Settings", bound=Autoscaling)
@@ -41,22 +41,22 @@ class Policy(ABC, Generic[Settings]):
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         now_s = context.current_time or time.time()
-        wishes, wanted = scaling.steadied(
+        recommendations, wanted = scaling.steadied(
             self._remembered(context, now_s),
             now_s,
             self.wanted(context),
             context.target_num_replicas,
             self._scaling.downscale_delay_s,
         )
-        return wanted, {WISHES: wishes}
+        return wanted, {RECOMMENDATIONS: recommendations}
 
-    def _remembered(self, context: AutoscalingContext, now_s: float) -> list[scaling.Wish]:
+    def _remembered(self, context: AutoscalingContext, now_s: float) -> list[scaling.Recommendation]:
         """The numbers wanted recently, and replicas that Serve started by itself, as it does from 0."""
-        wishes: list[scaling.Wish] = list(context.policy_state.get(WISHES, ()))
+        recommendations: list[scaling.Recommendation] = list(context.policy_state.get(RECOMMENDATIONS, ()))
         started_s = context.last_scale_up_time
-        if wishes and started_s is not None and now_s - started_s < self._scaling.downscale_delay_s:
-            wishes.append((started_s, context.target_num_replicas))
-        return wishes
+        if recommendations and started_s is not None and now_s - started_s < self._scaling.downscale_delay_s:
+            recommendations.append((started_s, context.target_num_replicas))
+        return recommendations
 
     @abstractmethod
     def wanted(self, context: AutoscalingContext) -> int:

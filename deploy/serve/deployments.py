@@ -181,7 +181,7 @@ class EngineWorker(ABC):
             try:
                 await current.engine.release.remote(sessions)
             except (RayError, WorkerLost) as error:  # the sessions learned of its death over their links first
-                self._meter.saw_moved(len(sessions))
+                self._meter.observe_moved(len(sessions))
                 cause = cause_of_death(error)
                 logger.warning("%s cannot free %d sessions, which move: %s", current.engine_id, len(sessions), cause)
 
@@ -189,7 +189,7 @@ class EngineWorker(ABC):
         while True:
             await asyncio.sleep(METRICS_PERIOD_S)
             if (stats := await self._stats()) is not None:
-                self._meter.saw(stats)
+                self._meter.observe(stats)
 
     async def _replace_dead(self) -> None:
         """Replace an engine as soon as it has died; end this process if no other can be loaded."""
@@ -206,8 +206,8 @@ class EngineWorker(ABC):
     async def _is_replaced(self, cause: str) -> bool:
         """Load another engine; returns whether one serves now."""
         self._is_loaded.clear()
-        self._meter.saw_death()
-        self._meter.saw_moved(self._num_leases)
+        self._meter.observe_death()
+        self._meter.observe_moved(self._num_leases)
         died = "%s of replica %s has died (%s); %d sessions on it move"
         logger.error(died, self._current.engine_id, self._replica_id, cause, self._num_leases)
         began_s = time.monotonic()

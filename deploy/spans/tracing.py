@@ -110,15 +110,15 @@ class SampleSpans:
         """The request that reports its calls."""
         return replace(request, wants_trace=True)
 
-    def saw(self, chunk: Chunk) -> Chunk:
+    def observe(self, chunk: Chunk) -> Chunk:
         """The same piece, with its calls for a client that has asked for them alone."""
         if chunk.began_s is not None:
-            self._saw_calls(chunk.began_s, chunk.trace)
+            self._observe_calls(chunk.began_s, chunk.trace)
         if chunk.finish_reason is not None:
             self._ends(self._index, chunk.finish_reason.value, chunk.usage.completion_tokens)
         return chunk if self._is_asked_for else replace(chunk, trace=())
 
-    def _saw_calls(self, began_s: float, calls: tuple[CallTrace, ...]) -> None:
+    def _observe_calls(self, began_s: float, calls: tuple[CallTrace, ...]) -> None:
         if self._verdict_s is None and calls:
             self._begin(began_s, min(call.sent_s for call in calls) + began_s)
         for call in calls:

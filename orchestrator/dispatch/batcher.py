@@ -33,13 +33,13 @@ class _Call(Generic[Request, Reply]):
         self,
         batch: Sequence[Request],
         deliver: Callable[[Request, Reply | WorkerLost], None],
-        saw_pass: Callable[[], None],
+        observe_pass: Callable[[], None],
     ) -> None:
-        """`saw_pass` is called before the first answer is delivered."""
+        """`observe_pass` is called before the first answer is delivered."""
         self._open = {request.stamp: request for request in batch}
         self._stamps = [request.stamp for request in batch]
         self._deliver = deliver
-        self._saw_pass: Callable[[], None] | None = saw_pass
+        self._saw_pass: Callable[[], None] | None = observe_pass
 
     def take(self, reply: Reply) -> None:
         """Deliver a reply. Raises: WorkerLost when it answers no request of the call, or one for the second time."""
@@ -65,9 +65,9 @@ class _Call(Generic[Request, Reply]):
             self._deliver(request, lost)
 
     def _note_pass(self) -> None:
-        saw_pass, self._saw_pass = self._saw_pass, None
-        if saw_pass is not None:
-            saw_pass()
+        observe_pass, self._saw_pass = self._saw_pass, None
+        if observe_pass is not None:
+            observe_pass()
 
 
 class Batcher(Generic[Request, Reply]):
@@ -139,9 +139,9 @@ class Batcher(Generic[Request, Reply]):
         for offer in offers:
             self._spawn(self._send([offer], _nothing))
 
-    async def _send(self, batch: Sequence[Request], saw_pass: Callable[[], None]) -> None:
+    async def _send(self, batch: Sequence[Request], observe_pass: Callable[[], None]) -> None:
         """One answer for each request, also where the call fails: sessions wait for it."""
-        call: _Call[Request, Reply] = _Call(batch, self._deliver, saw_pass)
+        call: _Call[Request, Reply] = _Call(batch, self._deliver, observe_pass)
         try:
             call.end(await self._call(batch, call.take))
         except WorkerLost as lost:

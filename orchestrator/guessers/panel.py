@@ -160,7 +160,7 @@ class Panel:
     def _calibrated(self, source: str, guesses: Guesses) -> Guesses:
         return replace(guesses, chances=self._worth.calibrated(source, guesses.chances))
 
-    def saw(self, tokens: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int]) -> None:
         """These were committed behind the text of the last proposals."""
         for source, guesses in self._proposed:
             self._learn(source, guesses, tokens)
@@ -187,7 +187,7 @@ class Panel:
             place = next((node for node in nodes if guesses.tokens[node] == token), None)
             claimed = sum([guesses.chances[node] for node in nodes])
             if claimed > 0.0:
-                self._worth.see(source, claimed, is_right=place is not None)
+                self._worth.observe(source, claimed, is_right=place is not None)
             if place is None:
                 return
 

@@ -2,7 +2,7 @@
 
 from orchestrator.policy.explanation import Explanation
 from orchestrator.policy.policies import Controller, Policies
-from orchestrator.policy.policy import ControlReport, Found, RoundSeen, Shape
+from orchestrator.policy.policy import ControlReport, Found, RoundOutcome, Shape
 from orchestrator.policy.tree_policy import TreePolicy
 
-__all__ = ["ControlReport", "Controller", "Explanation", "Found", "Policies", "RoundSeen", "Shape", "TreePolicy"]
+__all__ = ["ControlReport", "Controller", "Explanation", "Found", "Policies", "RoundOutcome", "Shape", "TreePolicy"]

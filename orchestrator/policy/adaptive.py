@@ -13,7 +13,7 @@ import numpy as np
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
 from core.speculation import USUAL_TAIL, Floats, Ints, Part, TreeSpec, fixed_shape
-from orchestrator.policy.policy import Found, RoundSeen
+from orchestrator.policy.policy import Found, RoundOutcome
 from orchestrator.policy.shared_estimates import TRIAL_SHARE, SharedEstimates
 from orchestrator.policy.tree_policy import CATCH_UP, TreePolicy, TreeView
 
@@ -287,32 +287,32 @@ class AdaptivePolicy(TreePolicy):
     def begin_drafting(self) -> None:
         self._num_idle, self._has_draft = 0, True
 
-    def saw_round(self, seen: RoundSeen) -> None:
-        super().saw_round(seen)
+    def observe_round(self, seen: RoundOutcome) -> None:
+        super().observe_round(seen)
         self._learned.untried_rounds += 1
         self._goes_plainly = None
         self._learned.idle_rounds = 0 if len(seen.shape) else self._learned.idle_rounds + 1
         if self.is_in_turn and len(seen.shape) > seen.shape.num_looked_up:
-            self._learned.reach.see(len(seen.path), self._num_passes, self._first_chance)
+            self._learned.reach.observe(len(seen.path), self._num_passes, self._first_chance)
         if seen.late_hit is not None:
-            self._learned.late_hits.see(seen.late_hit)
+            self._learned.late_hits.observe(seen.late_hit)
         if seen.gained is not None:
-            self._learned.answers.see(seen.gained)
+            self._learned.answers.observe(seen.gained)
         if seen.shape.num_looked_up < len(seen.shape) or self.is_paused:
             self._num_idle = 0
         elif self.is_in_turn or seen.found is not Found.NOT_ASKED:
             self._num_idle += 1
 
-    def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
+    def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
         if not self.max_depth:
             return
-        self._known.saw_interval(self.kind, num_tokens, elapsed_s)
+        self._known.observe_interval(self.kind, num_tokens, elapsed_s)
         if self._has_draft:
             self._pause_or_go_on(num_tokens, elapsed_s)
 
     def _pause_or_go_on(self, num_tokens: int, elapsed_s: float) -> None:
         known = self._known
-        reason = known.pause.saw_round(num_tokens, elapsed_s, known.num_sessions, known.most_plain)
+        reason = known.pause.observe_round(num_tokens, elapsed_s, known.num_sessions, known.most_plain)
         if not reason:
             return
         if known.pause.is_paused:

@@ -16,7 +16,7 @@ from itertools import accumulate, takewhile
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
 from core.speculation import USUAL_TAIL, Measure, Part, TreeSpec
-from orchestrator.policy.policy import RoundSeen
+from orchestrator.policy.policy import RoundOutcome
 from orchestrator.policy.shared_estimates import SharedEstimates
 from orchestrator.policy.tree_policy import TreePolicy, TreeView
 
@@ -126,9 +126,9 @@ class ChainPolicy(NamedPolicy):
             min_confidence=rule.min_confidence,
         )
 
-    def saw_round(self, seen: RoundSeen) -> None:
+    def observe_round(self, seen: RoundOutcome) -> None:
         """The heuristic learns from the verdict on the draft's guesses."""
-        super().saw_round(seen)
+        super().observe_round(seen)
         num_guesses, num_accepted = len(seen.shape) - seen.shape.num_looked_up, len(seen.path)
         if not (self._is_heuristic and num_guesses):
             return

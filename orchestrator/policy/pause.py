@@ -44,7 +44,9 @@ class DraftingPause:
     def __repr__(self) -> str:
         return f"<DraftingPause {'plain' if self.is_paused else 'drafting'}, {self._usual:.1f} tokens/s>"
 
-    def saw_round(self, num_tokens: int, elapsed_s: float, num_sessions: int, most_plain: Callable[[], float]) -> str:
+    def observe_round(
+        self, num_tokens: int, elapsed_s: float, num_sessions: int, most_plain: Callable[[], float]
+    ) -> str:
         """One round of a session that drafts unless there is a pause. The reason of a change, empty for none.
 
         `most_plain`: tokens a second of a session that plain decoding has never exceeded; drafting that makes more

@@ -43,7 +43,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundSeen:
+class RoundOutcome:
     """One verdict."""
 
     shape: Shape

@@ -29,7 +29,7 @@ class Reach:
         steps = [self.steps[step].chance(first_chance) for step in range(1, depth + 1)]
         return np.cumprod(np.array(steps))
 
-    def see(self, num_accepted: int, num_passes: int, first_chance: float) -> None:
+    def observe(self, num_accepted: int, num_passes: int, first_chance: float) -> None:
         """One verdict on what `num_passes` have drafted, a number that was fixed before."""
         for step in range(1, min(num_passes, num_accepted + 1) + 1):
-            self.steps[step].see(first_chance, num_accepted >= step)
+            self.steps[step].observe(first_chance, num_accepted >= step)

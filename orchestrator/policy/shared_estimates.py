@@ -15,7 +15,7 @@ from orchestrator.policy.reach import Reach
 
 PRIOR_VERIFY_S, PRIOR_DRAFT_S = 0.025, 0.0005
 """Seconds of a pass before any was observed. A draft that is thought too dear would never be tried."""
-LOOK_ROUNDS = 8
+REFRESH_ROUNDS = 8
 """Observations of all sessions after which costs, and everything derived from them, are computed anew."""
 ASKING_TRIAL_ROUNDS = 32
 """Rounds that ask the target after a time without questions: a window is full after a few, its n-grams come after."""
@@ -43,9 +43,9 @@ class AnswersWorth:
             self.num_trials = ASKING_TRIAL_ROUNDS
         return False
 
-    def see(self, num_accepted: int) -> None:
+    def observe(self, num_accepted: int) -> None:
         """One round that asked."""
-        self.tokens.see(num_accepted)
+        self.tokens.observe(num_accepted)
         self.num_trials -= self.num_trials > 0
 
 
@@ -108,13 +108,13 @@ class SharedEstimates:
         learned = self.kinds[kind]
         return max(self.costs.least_rate, learned.tokens.value / learned.seconds.value if learned.seconds else 0.0)
 
-    def saw_interval(self, kind: str, num_tokens: int, elapsed_s: float) -> None:
+    def observe_interval(self, kind: str, num_tokens: int, elapsed_s: float) -> None:
         """Seconds of a round, from verdict to verdict; before the first one, those of a plain round."""
         learned = self.kinds[kind]
         if learned.seconds is None:
             learned.seconds = Average(self.costs.verify_s(0))
-        learned.tokens.see(num_tokens)
-        learned.seconds.see(elapsed_s)
+        learned.tokens.observe(num_tokens)
+        learned.seconds.observe(elapsed_s)
 
     def most_plain(self) -> float:
         """Tokens a second of a session's plain decoding by the fastest pass that was seen."""
@@ -125,10 +125,10 @@ class SharedEstimates:
         self.reason, self.depth, self.nodes = reason, depth, nodes
         self.num_changes += is_change
 
-    def saw_verdict(self) -> None:
+    def observe_verdict(self) -> None:
         """Of any session."""
         self._num_verdicts += 1
-        if self._num_verdicts % LOOK_ROUNDS == 0:
+        if self._num_verdicts % REFRESH_ROUNDS == 0:
             self._costs = None
 
     @property

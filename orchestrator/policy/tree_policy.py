@@ -14,11 +14,11 @@ from core.config import SpeculationConfig
 from core.records import GenerationRequest, Timing
 from core.speculation import (
     DRAFT,
-    DRAWN_ANEW_TAIL,
     DRAWN_TAIL,
     PRIOR,
     ROOT,
     USUAL_TAIL,
+    WITH_REPLACEMENT_TAIL,
     Measure,
     Part,
     SourceWorth,
@@ -26,7 +26,7 @@ from core.speculation import (
     logit,
     num_branches,
 )
-from orchestrator.policy.policy import Found, RoundSeen
+from orchestrator.policy.policy import Found, RoundOutcome
 from orchestrator.policy.shared_estimates import SharedEstimates
 
 TIMEOUT_PASSES = 2.0
@@ -74,7 +74,7 @@ class TreePolicy(ABC):
         """Draws are of use for one block, whose root has to be known."""
         self.draws_trees = self._is_sampled and request.rule.takes_trees and self._takes_trees
         """Whether what the draft draws is a tree, of which the first nodes of a number fixed before are verified."""
-        self._tail = DRAWN_ANEW_TAIL if request.rule.draws_anew else DRAWN_TAIL
+        self._tail = WITH_REPLACEMENT_TAIL if request.rule.with_replacement else DRAWN_TAIL
         self._num_drawn = self.max_nodes
         self._timeout_s = config.draft_timeout_s
         self._known = known
@@ -292,39 +292,39 @@ class TreePolicy(ABC):
 
     # Seeing
 
-    def saw_round(self, seen: RoundSeen) -> None:
+    def observe_round(self, seen: RoundOutcome) -> None:
         known, shape, timing = self._known, seen.shape, seen.timing
-        known.saw_verdict()
+        known.observe_verdict()
         if seen.found is not Found.NOT_ASKED:
-            known.hits.see(seen.found is Found.HIT)
+            known.hits.observe(seen.found is Found.HIT)
         if timing is not None:
             is_alone = (timing.num_rows, timing.num_passes) == (1 + len(shape), 1)
             branches = num_branches(shape.parents) if is_alone else 0
-            known.verify.see(timing, seen.elapsed_s, branches, is_call=not seen.is_continued)
+            known.verify.observe(timing, seen.elapsed_s, branches, is_call=not seen.is_continued)
         first = {shape.parents[node]: node for node, rank in enumerate(shape.ranks) if rank == 0}
         judged = [node for place in (ROOT, *seen.path) if (node := first.get(place)) is not None]
         for node in judged:
-            self.saw_guess(shape.confidence[node], node in seen.path)
+            self.observe_guess(shape.confidence[node], node in seen.path)
         if seen.unverified is not None:
-            self.saw_guess(*seen.unverified)
+            self.observe_guess(*seen.unverified)
 
-    def saw_guess(self, confidence: float, is_accepted: bool) -> None:
+    def observe_guess(self, confidence: float, is_accepted: bool) -> None:
         """One observation of the draft's first candidate at a place of the text."""
-        self._learned.accepted.see(is_accepted)
+        self._learned.accepted.observe(is_accepted)
         if self.measure is Measure.MARGIN:
-            self._learned.calibration.see(confidence, is_accepted)
+            self._learned.calibration.observe(confidence, is_accepted)
 
-    def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:  # noqa: B027  to rules that is all the same
+    def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:  # noqa: B027  to rules that is all the same
         """One round, from verdict to verdict."""
 
-    def saw_pass(self, timing: Timing) -> None:
+    def observe_pass(self, timing: Timing) -> None:
         """One of the draft's."""
-        self._known.draft.passes.see(timing.num_rows, timing.computed_s)
+        self._known.draft.passes.observe(timing.num_rows, timing.computed_s)
 
-    def saw_draft(self, elapsed_s: float, timing: Timing | None) -> None:
+    def observe_draft(self, elapsed_s: float, timing: Timing | None) -> None:
         """An answer of the draft that had something to grow. Its size may depend on its draws, so it is not told."""
         if timing is not None:
-            self._known.draft.see(timing, elapsed_s)
+            self._known.draft.observe(timing, elapsed_s)
 
     def close(self) -> None:
         """The session has ended."""

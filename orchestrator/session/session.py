@@ -155,9 +155,9 @@ class Session:
             self._panel.answered(questions.source, [samples[row] for row in questions.rows])
         unverified = self._blocks.unverified(committed)
         found = self._blocks.reroot(committed)
-        self._panel.saw(committed)
+        self._panel.observe(committed)
         self.stats.record_found(found)
-        self._policy.saw_round(judged.seen(found, unverified, self._blocks.late_hit))
+        self._policy.observe_round(judged.seen(found, unverified, self._blocks.late_hit))
         return self._drafts.begin_round(judged, self._max_depth)
 
     def _continue_after(self, verdict: Verdict) -> list[m.Command]:
@@ -250,13 +250,13 @@ class Session:
             return self._lose_target(problem)
         judged = self._target.commit(verdict, event.sent_s, event.received_s)
         if judged.interval_s is not None:
-            self._drafts.saw_interval(len(judged.tokens), judged.interval_s)
+            self._drafts.observe_interval(len(judged.tokens), judged.interval_s)
         self._output.found_cached(verdict.num_cached)
         chunk = self._output.commit(judged.tokens, verdict.logprobs, verdict.prompt_logprobs)
         self.stats.record_verdict(judged, self._drafts.num_guessed(judged.guess))
         emit = self._emit(chunk)
         if chunk.finish_reason is not None:
-            self._policy.saw_round(judged.seen(Found.NOT_ASKED))
+            self._policy.observe_round(judged.seen(Found.NOT_ASKED))
             return [emit, *self._close()]
         commands = [*self._begin_round(judged), emit]  # the target must not wait for the client
         early = self._target.take_early(event.received_s)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from core.records import Verdict, VerifiedBlock
 from core.speculation import ROOT, TokenTree
-from orchestrator.policy import Found, RoundSeen
+from orchestrator.policy import Found, RoundOutcome
 from orchestrator.session.guess import Guess
 
 
@@ -40,11 +40,11 @@ class Judged:
 
     def seen(
         self, found: Found, unverified: tuple[float, bool] | None = None, late_hit: bool | None = None
-    ) -> RoundSeen:
+    ) -> RoundOutcome:
         """As the policy is told of it."""
         shape, verdict = self.guess.shape, self.verdict
         elapsed_s, continued = self.received_s - self.sent_s, self.is_continued
-        return RoundSeen(
+        return RoundOutcome(
             shape, verdict.path, found, elapsed_s, verdict.timing, continued, unverified, late_hit, self._gained
         )
 

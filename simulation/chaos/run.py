@@ -18,7 +18,7 @@ from core.errors import OutriderError
 from core.records import GenerationRequest
 from core.speculation import ROOT
 from orchestrator.guessers import CorpusIndex, Panel, encode_index
-from orchestrator.policy import RoundSeen, TreePolicy
+from orchestrator.policy import RoundOutcome, TreePolicy
 from simulation.chaos.faults import FaultyWire, Happened, LyingGuesser, break_out
 from simulation.chaos.invariants import Stream, Watch, require
 from simulation.chaos.script import Script, script_of
@@ -179,14 +179,14 @@ class _Run:
 
         def watched(request: GenerationRequest) -> TreePolicy:
             policy = make(request)
-            saw_round = policy.saw_round
+            observe_round = policy.observe_round
 
-            def count_and_pass_on(seen: RoundSeen) -> None:
+            def count_and_pass_on(seen: RoundOutcome) -> None:
                 counts[f"next: {seen.found}"] += 1
                 counts["tree verified"] += seen.shape.parents != tuple(range(ROOT, len(seen.shape) - 1))
-                saw_round(seen)
+                observe_round(seen)
 
-            policy.saw_round = count_and_pass_on  # type: ignore[method-assign]
+            policy.observe_round = count_and_pass_on  # type: ignore[method-assign]
             return policy
 
         policies.policy = watched  # type: ignore[method-assign]

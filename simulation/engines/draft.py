@@ -37,7 +37,7 @@ class TreeJob(Job[DraftRequest, DraftReply]):
 
     def grown(self, now_s: float) -> DraftDone:
         """All grown nodes, after the end of the growth."""
-        return DraftDone(self.request.stamp, self.held.builder.tell(), self.request.num_committed, self.timing(now_s))
+        return DraftDone(self.request.stamp, self.held.builder.report(), self.request.num_committed, self.timing(now_s))
 
     @property
     def tree_spec(self) -> TreeSpec:
@@ -131,7 +131,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         return known[node]
 
     def _tell(self, job: TreeJob, timing: Timing | None = None) -> None:
-        new_nodes = job.held.builder.tell()
+        new_nodes = job.held.builder.report()
         if (listener := self._listeners.get(job.request.stamp)) is not None:
             num_held = job.request.num_committed - len(job.pending)
             is_over = not job.pending and job.held.builder.has_fed_all

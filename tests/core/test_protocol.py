@@ -118,7 +118,7 @@ def test_what_is_known_of_sampling_counts_where_a_message_says_nothing_of_it():
     ("changes", "is_taken"),
     [
         ({}, True),
-        ({"is_anew": True}, True),
+        ({"reports_all": True}, True),
         ({"measure": Measure.ENTROPY}, True),
         ({"num_passes": 0}, False),
         ({"num_passes": 1}, False),
@@ -312,10 +312,10 @@ def test_growth_begins_anew_where_the_text_left_it_or_is_sent_as_a_whole(before,
 
 def test_who_has_lost_what_was_told_is_told_again():
     known = growing()
-    num_told = len(known.builder.tell())
-    anew = replace(TREE_SPEC, is_anew=True)
+    num_reported = len(known.builder.report())
+    anew = replace(TREE_SPEC, reports_all=True)
     known.rebase_to_grow(draft((5,), (6,), growth=anew), anew)
-    assert len(known.builder.tell()) == num_told > 0
+    assert len(known.builder.report()) == num_reported > 0
 
 
 # Draws
@@ -335,7 +335,7 @@ def drawing(num_drawn, verification=Verification.REJECTION):
         known.builder.take(drawn)
         known.builder.feed_pass(1)
     known.builder.put_back()
-    assert known.builder.tell().tokens.tolist() == [10 + place for place in range(num_drawn)]
+    assert known.builder.report().tokens.tolist() == [10 + place for place in range(num_drawn)]
     return known
 
 
@@ -358,7 +358,7 @@ def test_after_a_verdict_everything_is_drawn_anew_from_its_root_on(verification,
     assert [*known.log.tokens, *pending] == [5, 6, *suffix]
     assert (len(known.tree), known.tree.root, known.builder.has_root) == (0, None, False)
     assert (len(known.builder), known.builder.children(0)) == (1, [])
-    assert known.builder.num_told == 0
+    assert known.builder.num_reported == 0
 
 
 def test_the_same_text_once_more_is_drawn_once_more():

@@ -96,34 +96,34 @@ def test_more_work_or_more_waiting_never_wants_fewer(num_replicas, work, wait, m
 
 
 def test_less_is_had_only_after_a_while_without_more():
-    wishes, counts, count = [], [], 2
+    recommendations, counts, count = [], [], 2
     for now_s, wanted in [(0, 2), (10, 5), (20, 1), (60, 3), (109, 1), (110, 1), (159, 1), (160, 1), (400, 0)]:
-        wishes, count = steadied(wishes, now_s, wanted, num_replicas=count, window_s=100)
+        recommendations, count = steadied(recommendations, now_s, wanted, num_replicas=count, window_s=100)
         counts.append(count)
     assert counts == [2, 5, 5, 5, 5, 3, 3, 1, 0]
 
 
 def test_a_wish_that_has_passed_starts_nothing():
     """Serve's delay must see whether more is still wanted."""
-    wishes, _ = steadied([], 0.0, 5, num_replicas=2, window_s=100)
-    assert steadied(wishes, 1.0, 1, num_replicas=2, window_s=100)[1] == 2
+    recommendations, _ = steadied([], 0.0, 5, num_replicas=2, window_s=100)
+    assert steadied(recommendations, 1.0, 1, num_replicas=2, window_s=100)[1] == 2
 
 
 def test_without_a_memory_what_there_is_counts_as_wanted():
-    wishes, count = steadied([], 50.0, 1, num_replicas=4, window_s=100)
+    recommendations, count = steadied([], 50.0, 1, num_replicas=4, window_s=100)
     assert count == 4
-    assert steadied(wishes, 149.0, 1, 4, 100)[1] == 4
-    assert steadied(wishes, 151.0, 1, 4, 100)[1] == 1
+    assert steadied(recommendations, 149.0, 1, 4, 100)[1] == 4
+    assert steadied(recommendations, 151.0, 1, 4, 100)[1] == 1
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(0, 9)), min_size=1, max_size=60), st.floats(1, 100))
 def test_what_is_remembered_is_all_that_matters(steps, window_s):
     """Against the plain definition over the whole history."""
-    wishes, now_s, history = [], 0.0, [(0.0, 4)]
+    recommendations, now_s, history = [], 0.0, [(0.0, 4)]
     for pause_s, wanted in steps:
         now_s += pause_s
         history.append((now_s, wanted))
-        wishes, count = steadied(wishes or [(0.0, 4)], now_s, wanted, 4, window_s)
+        recommendations, count = steadied(recommendations or [(0.0, 4)], now_s, wanted, 4, window_s)
         most = max(each for at_s, each in history if now_s - at_s < window_s or at_s == now_s)
         assert count == max(wanted, min(4, most))
 

@@ -31,7 +31,7 @@ from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import SparseDistribution
 from core.speculation.tree_nodes import Part
 from core.text.token_log import TokenLog
-from orchestrator.policy.policy import ControlReport, RoundSeen
+from orchestrator.policy.policy import ControlReport, RoundOutcome
 from orchestrator.policy.tree_policy import CATCH_UP
 
 VOCAB_SIZE = 50
@@ -152,7 +152,7 @@ class FakeDraftEngine:
             builder.take([said_after(tokens, is_drawn=held.spec.needs_q) for tokens in texts])
             builder.made_pass()
             builder.feed_pass(request.growth.rows_per_pass)
-        return DraftDone(request.stamp, builder.tell(), request.num_committed)
+        return DraftDone(request.stamp, builder.report(), request.num_committed)
 
     def forget(self, session: str) -> None:
         self.held.pop(session, None)
@@ -210,16 +210,16 @@ class FakePolicy:
     def goes_on_plainly(self, *_: object) -> bool:
         return False
 
-    def saw_round(self, seen: RoundSeen) -> None:
+    def observe_round(self, seen: RoundOutcome) -> None:
         self.seen.append(seen)
 
-    def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
+    def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
         """It does not learn."""
 
-    def saw_pass(self, timing: Timing) -> None:
+    def observe_pass(self, timing: Timing) -> None:
         """It does not learn."""
 
-    def saw_draft(self, elapsed_s: float, timing: Timing | None) -> None:
+    def observe_draft(self, elapsed_s: float, timing: Timing | None) -> None:
         self.seen.append((elapsed_s, timing))
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ def response_of(chunks, job):
     """As the servicer makes it."""
     usage = SamplesUsage([job])
     for chunk in chunks:
-        usage.saw(0, chunk)
+        usage.observe(0, chunk)
     return to_response([chunks], [job], usage.total)
 
 

@@ -13,7 +13,7 @@ from core.records import GenerationRequest
 from core.speculation.calibration import USUAL_TAIL
 from core.speculation.growth import Measure, TreeSpec
 from core.speculation.token_tree import ROOT
-from orchestrator.policy.policy import ControlReport, RoundSeen
+from orchestrator.policy.policy import ControlReport, RoundOutcome
 from orchestrator.policy.shared_estimates import SharedEstimates
 from orchestrator.policy.tree_policy import TreePolicy
 
@@ -32,7 +32,7 @@ class WildPolicy(TreePolicy):
     ) -> None:
         super().__init__(request, config, known)
         self.random = random
-        self.rounds: list[RoundSeen] = []
+        self.rounds: list[RoundOutcome] = []
 
     @property
     def timeout_s(self) -> float:
@@ -83,8 +83,8 @@ class WildPolicy(TreePolicy):
     def wants_rest(self) -> bool:
         return self.random.random() < 0.02
 
-    def saw_round(self, seen: RoundSeen) -> None:
-        super().saw_round(seen)
+    def observe_round(self, seen: RoundOutcome) -> None:
+        super().observe_round(seen)
         self.rounds.append(seen)
 
 

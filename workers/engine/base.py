@@ -101,7 +101,7 @@ class Engine(ABC, Generic[Request, Reply]):
         if self._pacer is not None:
             self._pacer.warn_of_overruns(findings.step_times_s)
         for num_rows, seconds in findings.step_times_s:
-            self._pace.see(num_rows, self._pacer.lasts_s(num_rows, seconds) if self._pacer else seconds)
+            self._pace.observe(num_rows, self._pacer.lasts_s(num_rows, seconds) if self._pacer else seconds)
         return findings
 
     def close(self) -> None:
@@ -312,7 +312,7 @@ class Engine(ABC, Generic[Request, Reply]):
             job.took_part(started_s, num_rows)
             job.has_kv_of(share.num_tokens)
         if self._finish([job for job, share in work if share.is_last], logits):
-            self._pace.see(num_rows, monotonic() - forward_s)
+            self._pace.observe(num_rows, monotonic() - forward_s)
 
     def _publish(self, held: HeldSequence) -> None:
         """Publish the computed prefix of this sequence, now that the logits after it are sound."""

@@ -142,7 +142,7 @@ class TreeJob(Job[DraftRequest]):
             return DraftRow(row, kind, num_ranks=MAX_TOLD + 1)
         # In a chain the depth alone names a draw; in a tree the node does, too, and leaves room for its draws.
         sample = row_of(depth, node * num_draws if num_draws > 1 else 0)
-        return DraftRow(row, kind, sample, num_draws, spec.rule.draws_anew)
+        return DraftRow(row, kind, sample, num_draws, spec.rule.with_replacement)
 
     @property
     def _num_draws(self) -> int:
@@ -203,12 +203,12 @@ class TreeJob(Job[DraftRequest]):
             began_s = started_s if since_s is None else since_s
             timing, self._pass = Timing(0.0, monotonic() - began_s, 1, num_rows), None
         is_over = not self.pending and self.builder.has_fed_all
-        return DraftUpdate(self.request.stamp, self.builder.tell(), self._num_held, timing, is_over)
+        return DraftUpdate(self.request.stamp, self.builder.report(), self._num_held, timing, is_over)
 
     def reply(self) -> DraftDone:
         """All grown nodes, after the end of the growth."""
         timing = self.timing() if self.num_passes else None
-        return DraftDone(self.request.stamp, self.builder.tell(), self._num_held, timing)
+        return DraftDone(self.request.stamp, self.builder.report(), self._num_held, timing)
 
     @property
     def _num_held(self) -> int:

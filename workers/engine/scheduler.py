@@ -147,14 +147,14 @@ class PrefillPace:
         self._cost = PassCost(PRIOR_S)
         self._unread: deque[tuple[int, float]] = deque(maxlen=MAX_UNREAD)
 
-    def see(self, num_rows: int, seconds: float) -> None:
+    def observe(self, num_rows: int, seconds: float) -> None:
         """Record the duration of a pass of `num_rows` rows."""
         self._unread.append((num_rows, seconds))
 
     def chunk_rows(self, num_decoding: int) -> int:
         """Number of prefill rows that may join `num_decoding` decoding rows."""
         while self._unread:
-            self._cost.see(*self._unread.popleft())
+            self._cost.observe(*self._unread.popleft())
         curve = self._cost.curve()
         limit_s = self._stretch * curve(num_decoding)
         return next((rows for rows in self._sizes if curve(num_decoding + rows) <= limit_s), self._sizes[-1])

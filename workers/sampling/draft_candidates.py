@@ -54,8 +54,8 @@ class DraftRow:
     """Row index of the noise for the draw (`core.noise.row_of`); None where nothing is drawn."""
     num_draws: int = 1
     """Number of guesses to draw."""
-    draws_anew: bool = False
-    """Whether draws are made with replacement (`Rule.draws_anew`)."""
+    with_replacement: bool = False
+    """Whether draws are made with replacement (`Rule.with_replacement`)."""
     num_ranks: int = MAX_RANKS
     """Number of candidates that are used, where they are ordered by score: each costs time on the engine's thread."""
 
@@ -167,15 +167,18 @@ def _drawn(log_q: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, rea
 def _draws(probs: Tensor, ids: Tensor, draft_rows: Sequence[DraftRow], readback: Readback) -> Callable[[], list[_Draw]]:
     """The draws of each row; rows with the same number of draws are drawn together."""
     asked: list[tuple[list[int], Callable[[], list[_Draw]]]] = []
-    for num_draws, draws_anew in dict.fromkeys((draft_row.num_draws, draft_row.draws_anew) for draft_row in draft_rows):
+    for num_draws, with_replacement in dict.fromkeys(
+        (draft_row.num_draws, draft_row.with_replacement) for draft_row in draft_rows
+    ):
         wanted = {
             i: noise.key(draft_row.row.sampling.seed, draft_row.row.position, draft_row.sample, Purpose.DRAFT)
             for i, draft_row in enumerate(draft_rows)
-            if draft_row.sample is not None and (draft_row.num_draws, draft_row.draws_anew) == (num_draws, draws_anew)
+            if draft_row.sample is not None
+            and (draft_row.num_draws, draft_row.with_replacement) == (num_draws, with_replacement)
         }
         if wanted:
             index, keys = upload(list(wanted), ids.device), list(wanted.values())
-            draw = draw_guesses(probs[index], ids[index], keys, readback, num_draws, draws_anew=draws_anew)
+            draw = draw_guesses(probs[index], ids[index], keys, readback, num_draws, with_replacement=with_replacement)
             asked.append((list(wanted), draw))
 
     def found() -> list[_Draw]:
@@ -192,15 +195,15 @@ def draw_guesses(
     readback: Readback,
     num_draws: int = 1,
     *,
-    draws_anew: bool = False,
+    with_replacement: bool = False,
 ) -> Callable[[], list[_Draw]]:
     """Draw from each q [R, M], after `cut`: the first draw, and q with all draws; call the result after the readback.
 
-    Without `draws_anew` the draws are the tokens with the largest log q + noise, in order, which has the distribution
-    of sampling without replacement. With it each draw has its own noise, `ROWS_APART` rows after the one before.
+    Without replacement the draws are the tokens with the largest log q + noise, in order. With it each draw has its own
+    noise, `ROWS_APART` rows after the one before.
     """
     log_probs = probs.double().log().float()
-    if draws_anew:
+    if with_replacement:
         picks = [(log_probs + gumbel_at(_apart(keys, draw), ids)).argmax(dim=-1) for draw in range(num_draws)]
         order = torch.stack(picks, dim=1)
     else:

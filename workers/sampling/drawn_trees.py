@@ -58,12 +58,12 @@ _Judge: TypeAlias = Callable[[_Places, Tensor, Tensor], _Trials]
 
 def reject_recursively(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
     """Recursive rejection (`core.rules.recursive_rejection`)."""
-    return _verify(blocks, log_p, rows, readback, _recursively, draws_anew=False)
+    return _verify(blocks, log_p, rows, readback, _recursively, with_replacement=False)
 
 
 def select_in_sequence(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
     """Sequential selection (`core.rules.sequential_selection`)."""
-    return _verify(blocks, log_p, rows, readback, _in_sequence, draws_anew=True)
+    return _verify(blocks, log_p, rows, readback, _in_sequence, with_replacement=True)
 
 
 def _verify(
@@ -73,10 +73,10 @@ def _verify(
     readback: Readback,
     judge: _Judge,
     *,
-    draws_anew: bool,
+    with_replacement: bool,
 ) -> Outcomes:
     starts = starts_of(blocks)
-    drawn_at = [draws_of(block, log_p.shape[1], draws_anew=draws_anew) for block in blocks]
+    drawn_at = [draws_of(block, log_p.shape[1], with_replacement=with_replacement) for block in blocks]
     by_row = {
         start + 1 + place: drawn
         for start, of_block in zip(starts, drawn_at, strict=True)

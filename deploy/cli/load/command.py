@@ -118,7 +118,7 @@ def _bar(num_requests: int) -> Iterator[Callable[[RequestRecord], None]]:
         task, live = progress.add_task("", total=num_requests, live=""), _Live()
 
         def told(record: RequestRecord) -> None:
-            live.saw(record)
+            live.observe(record)
             progress.update(task, completed=live.num_ended, live=str(live))
 
         yield told
@@ -135,7 +135,7 @@ class _Live:
         self._ended_tokens = 0
         self.num_ended = 0
 
-    def saw(self, record: RequestRecord) -> None:
+    def observe(self, record: RequestRecord) -> None:
         """Count a request that was sent, has received a piece, or has ended."""
         self._open[record.index] = record.output_tokens
         if record.ended_s:

@@ -78,7 +78,7 @@ class Driver:
     async def _listen(self, ask: Ask, record: RequestRecord) -> Ending:
         async with aclosing(self._caller.stream(ask)) as pieces:
             async for piece in pieces:
-                record.saw(self._now_s(), piece)
+                record.observe(self._now_s(), piece)
                 self._told(record)
                 is_enough = ask.cancel_after_tokens is not None and record.output_tokens >= ask.cancel_after_tokens
                 if is_enough and piece.counts is None:

@@ -70,7 +70,7 @@ class RequestRecord:
     prompt_tokens: int = 0
     counts: Counts | None = None
 
-    def saw(self, now_s: float, piece: Arrival) -> None:
+    def observe(self, now_s: float, piece: Arrival) -> None:
         """A piece has come."""
         self.prompt_tokens = piece.prompt_tokens or self.prompt_tokens
         self.counts = piece.counts or self.counts

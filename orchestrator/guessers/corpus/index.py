@@ -167,9 +167,9 @@ def encode_index(
     *,
     vocab_size: int,
     vocabulary: str,
-    saw_pass: Callable[[], None] = lambda: None,
+    observe_pass: Callable[[], None] = lambda: None,
 ) -> tuple[Header, bytes]:
-    """Sort the suffixes of all documents; `saw_pass` hears of each of `NUM_PASSES`.
+    """Sort the suffixes of all documents; `observe_pass` hears of each of `NUM_PASSES`.
 
     Raises: ValueError when there is nothing to index, or too much.
     """
@@ -177,7 +177,7 @@ def encode_index(
     tokens = np.concatenate(parts) if parts else np.zeros(0, np.int64)
     if not 0 < len(tokens) < MAX_TOKENS:
         raise ValueError(f"{len(tokens)} tokens, where 1 to {MAX_TOKENS - 1} can be indexed")
-    order = suffix_order(tokens, saw_pass)
+    order = suffix_order(tokens, observe_pass)
     starts = np.searchsorted(tokens[order], np.arange(vocab_size + 2))
     body = tokens.astype(BIG).tobytes() + order.astype(LITTLE).tobytes() + starts.astype(LITTLE).tobytes()
     return Header(len(tokens), vocab_size, vocabulary, zlib.crc32(body)), body
@@ -193,7 +193,7 @@ def write_index(header: Header, body: bytes, path: Path) -> None:
 NUM_PASSES = SORTED_TOKENS.bit_length()
 
 
-def suffix_order(tokens: NDArray[np.int64], saw_pass: Callable[[], None] = lambda: None) -> NDArray[np.int64]:
+def suffix_order(tokens: NDArray[np.int64], observe_pass: Callable[[], None] = lambda: None) -> NDArray[np.int64]:
     """Where each suffix begins, in the order of their first `SORTED_TOKENS` tokens; a shorter one comes first.
 
     By doubling: who is sorted by n tokens is sorted by 2n by its rank and the rank of what comes n tokens later.
@@ -201,7 +201,7 @@ def suffix_order(tokens: NDArray[np.int64], saw_pass: Callable[[], None] = lambd
     """
     rank, width = tokens, 1
     order = np.argsort(rank, kind="stable")
-    saw_pass()
+    observe_pass()
     while width < SORTED_TOKENS:
         later = np.concatenate([rank[width:] + 1, np.zeros(min(width, len(rank)), np.int64)])[: len(rank)]
         key = rank * (int(rank.max()) + 2) + later
@@ -210,5 +210,5 @@ def suffix_order(tokens: NDArray[np.int64], saw_pass: Callable[[], None] = lambd
         rank = np.empty_like(order)
         rank[order] = np.concatenate([[0], np.cumsum(ranked[1:] != ranked[:-1])])
         width *= 2
-        saw_pass()
+        observe_pass()
     return order

@@ -33,14 +33,14 @@ class BlockChooser:
         self._is_missed = False
         """Whether the draft knew nothing below the root when it became the root."""
         self.late_hit: bool | None = None
-        """`RoundSeen.late_hit` of the last verdict."""
+        """`RoundOutcome.late_hit` of the last verdict."""
         self._num_drawn = 0
         """Guesses in a row that a guesser has drawn for the next block; nothing else is in the tree then."""
 
     # Verdicts
 
     def unverified(self, tokens: Sequence[int]) -> tuple[float, bool] | None:
-        """`RoundSeen.unverified` of a verdict that commits `tokens`."""
+        """`RoundOutcome.unverified` of a verdict that commits `tokens`."""
         first = None if self._is_drawn else self.tree.unverified(tokens[:-1], self._taken)
         return None if first is None else (first[1], first[0] == tokens[-1])
 

@@ -61,7 +61,7 @@ class DraftSide:
         """Of the message since which the draft's numbers hold."""
         self._known_to: dict[int, int] = {}
         """By message, how many tokens it told of; of those that it may still answer."""
-        self._is_behind = False
+        self._has_backlog = False
         """Whether it has not been told of the last verdict, since too many messages are open."""
         self._waits_for: Stamp | None = None
         """Of the message that was the last when the wait began, or was renewed: others may follow meanwhile."""
@@ -91,7 +91,7 @@ class DraftSide:
         self._policy.begin_drafting()
         self._view.begin_lease(name, epoch)
         self._known_to.clear()
-        return self.tell()
+        return self.update()
 
     def lease_later(self) -> m.Command:
         """Try for a place after a pause that doubles, jittered so that many sessions do not come back as one."""
@@ -168,9 +168,9 @@ class DraftSide:
                     self.stats.explanation.note(self._policy.why_no_turn())
                 return []
             self._turn = 0 if self._view.num_behind > DECODE_TOKENS else max_depth
-        return self.tell()
+        return self.update()
 
-    def tell(self) -> list[m.Command]:
+    def update(self) -> list[m.Command]:
         """Tell the draft of what was committed since it was last told; it tells all anew where some of it was lost."""
         if self._machine.state is Growing.ABSENT or (self._policy.is_paused and self._has_ended):
             return []
@@ -178,18 +178,18 @@ class DraftSide:
         if tree_spec is None:  # not for this request, or the text is as long as the draft's context
             self._leave()
             return [self.release()]
-        self._is_behind = len(self._known_to) >= (1 if self._policy.is_in_turn else MAX_OPEN)
+        self._has_backlog = len(self._known_to) >= (1 if self._policy.is_in_turn else MAX_OPEN)
         self.is_silent |= self._num_unanswered >= MAX_OPEN
         self._num_unanswered += 1
-        if self._is_behind:
+        if self._has_backlog:
             return []
-        is_anew = self._is_drawn or self._view.num_tokens == 0 or self.blocks.tree.has_lost_some
+        reports_all = self._is_drawn or self._view.num_tokens == 0 or self.blocks.tree.needs_full_report
         self._machine.fire(Trigger.GROW)
         stamp, base, spec = self._view.next_header()
-        if is_anew:
+        if reports_all:
             self.blocks.reset()
             self._first_round = stamp.round
-            tree_spec = replace(tree_spec, is_anew=True)
+            tree_spec = replace(tree_spec, reports_all=True)
         self._known_to[stamp.round] = len(self._log)
         self._ending_round = stamp.round if tree_spec.ends else 0
         self._is_over, self._num_passes = False, 0
@@ -214,17 +214,17 @@ class DraftSide:
         if self._machine.state is not Growing.GROWING or not self._is_leased(draft_update.stamp):
             self.stats.num_stale_replies += 1
             return []
-        if not self._take_in(draft_update):
+        if not self._apply(draft_update):
             return self.lose("what it told cannot be")
         if self._view.answers(draft_update.stamp):
             self._is_over = draft_update.is_over
             self._num_passes += draft_update.timing is not None
         if draft_update.timing is not None:
-            self._policy.saw_pass(draft_update.timing)
+            self._policy.observe_pass(draft_update.timing)
             self.stats.record_pass(len(draft_update.new_nodes), draft_update.timing, event.received_s)
-        return self.tell() if self.blocks.tree.has_lost_some else []
+        return self.update() if self.blocks.tree.needs_full_report else []
 
-    def _take_in(self, grown: DraftUpdate | DraftDone) -> bool:
+    def _apply(self, grown: DraftUpdate | DraftDone) -> bool:
         """Whether it is sound."""
         self.is_silent, self._num_unanswered, self._num_late_rounds = False, 0, 0
         try:
@@ -282,28 +282,28 @@ class DraftSide:
             return self._grown(reply, event)
         del self._known_to[reply.stamp.round]
         if not self._view.answers(reply.stamp):
-            return self.tell() if self._is_behind else []
+            return self.update() if self._has_backlog else []
         if isinstance(reply, Missing) and self._view.must_resend(reply.held):
             self._view.num_tokens = self._turn = 0  # what it had told of is gone, too; it has to catch up
-            return self.tell()
+            return self.update()
         return self.lose("it cannot go on")
 
     def _grown(self, grown: DraftDone, event: m.DraftReplied) -> list[m.Command]:
         """Growth that was asked for has ended; what the target waits for no more is part of the tree all the same."""
         is_awaited = self._view.answers(grown.stamp)
-        if is_awaited and not self._take_in(grown):
+        if is_awaited and not self._apply(grown):
             return self.lose("what it told cannot be")
         del self._known_to[grown.stamp.round]
         if not is_awaited:
             return []
-        self._is_over, self._is_behind = True, False
+        self._is_over, self._has_backlog = True, False
         is_turn, timing = self._turn > 0, grown.timing
         call = Call.BLOCK if is_turn else Call.PREFILL
         trace = CallTrace(call, event.sent_s, event.received_s, len(grown.new_nodes), timing=timing)
         self.stats.trace_call(trace)
         if is_turn:
             self.stats.record_draft(event.sent_s, event.received_s)
-            self._policy.saw_draft(event.received_s - event.sent_s, timing)
+            self._policy.observe_draft(event.received_s - event.sent_s, timing)
         return []
 
     def late(self, stamp: Stamp) -> list[m.Command]:
@@ -325,7 +325,7 @@ class DraftSide:
         """The wait for the draft's next update, with its timeout; None where it is not worth it."""
         self._waits_for = None
         stamp = self._view.awaiting
-        can_wait = self._machine.state is Growing.GROWING and not (self.is_silent or self._is_behind or self._is_over)
+        can_wait = self._machine.state is Growing.GROWING and not (self.is_silent or self._has_backlog or self._is_over)
         has_to_catch_up = self._view.num_tokens == 0 or self._view.num_behind > DECODE_TOKENS
         if stamp is None or not can_wait or has_to_catch_up:
             return None

@@ -84,10 +84,10 @@ class Drafts:
         """The wait for growth: the first draft's, or an extra one's while the first does not grow."""
         return next((draft for draft in self._all if draft.is_growing), self._first).growth_timeout()
 
-    def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
+    def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
         """Tell every policy of one round, from verdict to verdict."""
         for policy in self._policies:
-            policy.saw_interval(num_tokens, elapsed_s)
+            policy.observe_interval(num_tokens, elapsed_s)
 
     @property
     def num_extra_failures(self) -> int:

@@ -38,14 +38,14 @@ class ExtraDraft(DraftSide):
             self._learn(judged.tokens[:place], token)
         found = self.blocks.reroot(judged.tokens)
         seen = judged.seen(found, late_hit=self.blocks.late_hit)
-        self._policy.saw_round(replace(seen, shape=self._own_shape(judged.guess)))
+        self._policy.observe_round(replace(seen, shape=self._own_shape(judged.guess)))
         return self.begin_round(max_depth, judged.received_s)
 
     def _learn(self, before: Sequence[int], token: int) -> None:
         """What it had said below these tokens, where it had told of anything."""
         first = self.blocks.tree.unverified(before, EMPTY_PART)
         if first is not None:
-            self._policy.saw_guess(first[1], first[0] == token)
+            self._policy.observe_guess(first[1], first[0] == token)
 
     def _own_shape(self, guess: Guess) -> Shape:
         ranks = tuple(MENTIONED if source == self.source else UNRANKED for source in guess.sources)

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.costs.engine_cost import BRANCH_PASSES, HOPE, NUM_RECENT, WIDTHS, CostModel, Curve, EngineCost, PassCost
+from core.costs.engine_cost import (
+    BRANCH_PASSES,
+    EXTRAPOLATION,
+    NUM_RECENT,
+    WIDTHS,
+    CostModel,
+    Curve,
+    EngineCost,
+    PassCost,
+)
 from core.records import Timing
 
 ROWS = (1, 4, 16, 48)
@@ -23,7 +32,7 @@ def learned(num=40, factor=1.0):
     cost = PassCost(0.02)
     for index in range(num):
         rows = ROWS[index % len(ROWS)]
-        cost.see(rows, factor * law(rows))
+        cost.observe(rows, factor * law(rows))
     return cost
 
 
@@ -36,9 +45,9 @@ def test_the_profile_of_a_steady_engine_is_found():
 def test_one_pause_of_the_collector_changes_nothing():
     cost = learned()
     before = cost.points()
-    cost.see(16, 0.3)
-    cost.see(4, 0.003)
-    cost.see(16, 0.25)
+    cost.observe(16, 0.3)
+    cost.observe(4, 0.003)
+    cost.observe(16, 0.25)
     assert cost.points() == pytest.approx(before)
 
 
@@ -47,7 +56,7 @@ def test_a_change_of_pace_is_noticed_within_some_passes(factor):
     cost = learned()
     for _ in range(NUM_RECENT):
         for rows in ROWS:
-            cost.see(rows, factor * law(rows))
+            cost.observe(rows, factor * law(rows))
     for rows in ROWS:
         assert cost.curve()(rows) == pytest.approx(factor * law(rows), rel=0.02)
 
@@ -62,7 +71,7 @@ def branched(num, branch_s, *, factor=1.0, noise=0.05, seed=1, cost=None):
         rows = random.randint(2, 8)
         branches = random.randint(0, min(3, rows - 2))
         straight_s = 0.02 + 0.001 * rows
-        cost.see(rows, factor * (straight_s + branch_s * branches) * random.uniform(1 - noise, 1 + noise), branches)
+        cost.observe(rows, factor * (straight_s + branch_s * branches) * random.uniform(1 - noise, 1 + noise), branches)
     return cost
 
 
@@ -84,7 +93,7 @@ def test_rows_are_not_taken_for_branches():
     cost, random = PassCost(0.02), Random(3)
     for index in range(300):
         rows, branches, seconds = ((17, 0, 0.020), (19, 3, 0.0245))[index % 2]
-        cost.see(rows, seconds * random.uniform(0.97, 1.03), branches)
+        cost.observe(rows, seconds * random.uniform(0.97, 1.03), branches)
     assert cost.branch_s == 0.0
 
 
@@ -93,9 +102,9 @@ def test_blocks_of_many_branches_do_not_carry_the_profile_away():
     cost, random = PassCost(0.02), Random(4)
     for index in range(3000):
         branches = random.randint(6, 9)
-        cost.see(15, (0.029 + 0.005 * branches) * random.uniform(0.95, 1.05), branches)
+        cost.observe(15, (0.029 + 0.005 * branches) * random.uniform(0.95, 1.05), branches)
         if index % 40 == 0:
-            cost.see(1, 0.026)
+            cost.observe(1, 0.026)
     assert cost.curve()(1) == pytest.approx(0.026, rel=0.1)
     assert cost.curve()(15) > 0.029, "rows are thought to take more than they do, never next to nothing"
 
@@ -110,12 +119,12 @@ def test_what_branches_cost_is_forgotten_where_there_are_none_any_more():
     """So that they are tried again: whoever drafts no branches learns nothing about them."""
     cost = branched(300, 0.004)
     for _ in range(BRANCH_PASSES):
-        cost.see(4, 0.024)
+        cost.observe(4, 0.024)
     assert cost.branch_s == pytest.approx(0.004, rel=0.3)
-    cost.see(4, 0.024)
+    cost.observe(4, 0.024)
     assert cost.branch_s == 0.0
     assert cost.curve()(8) == pytest.approx(0.028, rel=0.1), "what was seen with branches is not taken for rows"
-    cost.see(4, 0.028, 1)
+    cost.observe(4, 0.028, 1)
     assert cost.branch_s > 0.0
 
 
@@ -123,7 +132,7 @@ def test_an_engine_counts_the_branches_of_a_call_that_had_its_passes_alone():
     engine = EngineCost(0.02)
     for index in range(100):
         branches = index % 2
-        engine.see(Timing(0.0, 0.02 + 0.004 * branches + 1e-5 * (index % 7), 1, 4), 0.03, branches)
+        engine.observe(Timing(0.0, 0.02 + 0.004 * branches + 1e-5 * (index % 7), 1, 4), 0.03, branches)
     assert engine.passes.branch_s == pytest.approx(0.004, rel=0.1)
 
 
@@ -134,7 +143,7 @@ def test_an_engine_counts_the_branches_of_a_call_that_had_its_passes_alone():
 def test_more_rows_never_cost_less(seen):
     cost = PassCost(0.01)
     for rows, seconds in seen:
-        cost.see(rows, seconds)
+        cost.observe(rows, seconds)
     curve = cost.curve()
     costs = [curve(rows) for rows in (0.5, 1, 2, 3, 5, 8, 13, 50, 200, 900, 1500, 4000, 16000)]
     assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(costs))
@@ -142,8 +151,8 @@ def test_more_rows_never_cost_less(seen):
 
 def test_beyond_what_was_seen_hope_ends():
     flat = Curve((1.0, 16.0), (0.003, 0.003))
-    assert flat(16 * HOPE) == pytest.approx(0.003)
-    assert flat(160 * HOPE) == pytest.approx(10 * flat(16 * HOPE))
+    assert flat(16 * EXTRAPOLATION) == pytest.approx(0.003)
+    assert flat(160 * EXTRAPOLATION) == pytest.approx(10 * flat(16 * EXTRAPOLATION))
     rising = Curve((1.0, 3.0, 5.0), (0.003, 0.003, 0.007))
     assert rising(9) == pytest.approx(0.011), "on the line from the narrowest to the widest"
 
@@ -190,7 +199,7 @@ def test_what_is_shown_is_shown_at_few_and_always_the_same_rows():
     cost = learned()
     rows = [3, 5, 7, 11, 23, 40, 70, 71, 73, 90] * 8
     for each in rows:
-        cost.see(each, 0.001 * each)
+        cost.observe(each, 0.001 * each)
     assert set(cost.points()) <= {2**power for power in range(11)}
     assert {4, 8, 16, 32, 64} <= set(cost.points())
     assert all(cost.points()[rows] == cost.curve()(rows) for rows in cost.points())
@@ -200,33 +209,33 @@ def test_what_is_shown_is_shown_at_few_and_always_the_same_rows():
 def test_impossible_timings_are_not_learned_from(bad):
     cost = learned()
     before = cost.points()
-    cost.see(*bad)
+    cost.observe(*bad)
     assert cost.points() == before
 
 
 def test_what_many_sessions_tell_of_one_pass_counts_once():
     engine = EngineCost(0.01)
     for _ in range(10):
-        engine.see(Timing(0.0, 0.003, 1, 64), 0.004)
-        engine.see(Timing(0.0, 0.0031, 1, 64), 0.004)
+        engine.observe(Timing(0.0, 0.003, 1, 64), 0.004)
+        engine.observe(Timing(0.0, 0.0031, 1, 64), 0.004)
     before = engine.passes.curve()(64)
     for _ in range(64):  # one pass with a pause in it, of 64 sessions
-        engine.see(Timing(0.0, 0.3, 1, 64), 0.301)
+        engine.observe(Timing(0.0, 0.3, 1, 64), 0.301)
     assert engine.passes.curve()(64) == pytest.approx(before, rel=0.05)
 
 
 def test_the_wire_is_what_is_neither_waiting_nor_computing():
     engine = EngineCost(0.01)
     for _ in range(9):
-        engine.see(Timing(0.002, 0.003, 1, 4), 0.006)
+        engine.observe(Timing(0.002, 0.003, 1, 4), 0.006)
     assert engine.wire_s == pytest.approx(0.001)
     for _ in range(10):  # most have waited behind a prompt
-        engine.see(Timing(0.002, 0.003, 1, 4), 0.036)
+        engine.observe(Timing(0.002, 0.003, 1, 4), 0.036)
     for _ in range(5):
-        engine.see(Timing(0.002, 0.003, 1, 4), 0.006)
+        engine.observe(Timing(0.002, 0.003, 1, 4), 0.006)
     assert engine.wire_s == pytest.approx(0.001)
     for _ in range(20):  # all calls wait for one another
-        engine.see(Timing(0.002, 0.003, 1, 4), 0.036)
+        engine.observe(Timing(0.002, 0.003, 1, 4), 0.036)
     assert engine.wire_s == pytest.approx(0.031)
 
 
@@ -234,19 +243,19 @@ def test_the_wire_is_what_is_neither_waiting_nor_computing():
 def test_an_engine_that_claims_what_cannot_be_is_not_believed(timing):
     engine = EngineCost(0.003)
     for _ in range(6):
-        engine.see(timing, 0.01)
+        engine.observe(timing, 0.01)
     assert engine.passes.curve()(8) < 0.02
 
 
 def test_what_was_not_called_for_tells_nothing_of_the_way_and_may_take_no_longer_than_the_time_since_the_last_answer():
     engine = EngineCost(0.01)
     for _ in range(20):
-        engine.see(Timing(0.0, 0.010, 1, 4), 0.012)
+        engine.observe(Timing(0.0, 0.010, 1, 4), 0.012)
     wire_s, pass_s = engine.wire_s, engine.passes.curve()(4)
     for _ in range(20):
-        engine.see(Timing(0.0, 1e9, 1, 4), 0.010, is_call=False)
+        engine.observe(Timing(0.0, 1e9, 1, 4), 0.010, is_call=False)
     assert (engine.wire_s, engine.passes.curve()(4)) == (wire_s, pass_s)
     for index in range(200):
-        engine.see(Timing(0.0, 0.020 + 1e-6 * index, 1, 4), 0.019, is_call=False)
+        engine.observe(Timing(0.0, 0.020 + 1e-6 * index, 1, 4), 0.019, is_call=False)
     assert engine.wire_s == wire_s
     assert engine.passes.curve()(4) == pytest.approx(0.020, rel=0.05)

@@ -18,7 +18,7 @@ from tests.core.rules.tree_decoding import RECURSIVE, SEQUENTIAL, TreeDecoder, v
 NUM_DRAWS = 3_000
 P, Q = dirichlet(1), dirichlet(2)
 WAYS = pytest.mark.parametrize(
-    ("verify", "draws_anew"), [(RECURSIVE, False), (SEQUENTIAL, True)], ids=["recursive", "sequential"]
+    ("verify", "with_replacement"), [(RECURSIVE, False), (SEQUENTIAL, True)], ids=["recursive", "sequential"]
 )
 
 
@@ -37,30 +37,30 @@ def is_exact(decoder, monkeypatch, verify, num_tokens=2):
 @pytest.mark.parametrize(
     "pair", [pair if pair == "unlike" else pytest.param(pair, marks=pytest.mark.thorough) for pair in PAIRS]
 )
-def test_output_follows_the_target(pair, verify, draws_anew, monkeypatch):
+def test_output_follows_the_target(pair, verify, with_replacement, monkeypatch):
     p, q = PAIRS[pair]
-    assert is_exact(decoder(p, q, draws_anew=draws_anew), monkeypatch, verify, NUM_TOKENS.get(pair, 2))
+    assert is_exact(decoder(p, q, with_replacement=with_replacement), monkeypatch, verify, NUM_TOKENS.get(pair, 2))
 
 
 @WAYS
 @pytest.mark.thorough
 @pytest.mark.parametrize("fanouts", [(1, 1), (4, 1), (2, 2, 1)])
-def test_output_follows_the_target_by_trees_of_any_shape(fanouts, verify, draws_anew, monkeypatch):
-    assert is_exact(decoder(fanouts=fanouts, draws_anew=draws_anew), monkeypatch, verify)
+def test_output_follows_the_target_by_trees_of_any_shape(fanouts, verify, with_replacement, monkeypatch):
+    assert is_exact(decoder(fanouts=fanouts, with_replacement=with_replacement), monkeypatch, verify)
 
 
 @WAYS
 @pytest.mark.thorough
-def test_which_draws_have_a_node_may_depend_on_the_draws(verify, draws_anew, monkeypatch):
+def test_which_draws_have_a_node_may_depend_on_the_draws(verify, with_replacement, monkeypatch):
     """All of them are tried, with a node or without; one without that passes ends the block."""
-    chosen = decoder(draws_anew=draws_anew, keep_row=lambda last, token: Q[last, token] > 0.3)
+    chosen = decoder(with_replacement=with_replacement, keep_row=lambda last, token: Q[last, token] > 0.3)
     assert is_exact(chosen, monkeypatch, verify)
 
 
 @WAYS
 @pytest.mark.thorough
-def test_which_places_draw_may_depend_on_q_there(verify, draws_anew, monkeypatch):
-    blind = decoder(draws_anew=draws_anew, keep_place=lambda last, draws: Q[last].max() > 0.4)
+def test_which_places_draw_may_depend_on_q_there(verify, with_replacement, monkeypatch):
+    blind = decoder(with_replacement=with_replacement, keep_place=lambda last, draws: Q[last].max() > 0.4)
     assert is_exact(blind, monkeypatch, verify)
 
 
@@ -146,9 +146,9 @@ def unlike(num_draws, **changes):
 
 
 @WAYS
-def test_without_a_trap_the_same_check_passes(verify, draws_anew, monkeypatch):
+def test_without_a_trap_the_same_check_passes(verify, with_replacement, monkeypatch):
     for num_draws in (2, 3):
-        assert is_exact(unlike(num_draws, draws_anew=draws_anew), monkeypatch, verify, 1)
+        assert is_exact(unlike(num_draws, with_replacement=with_replacement), monkeypatch, verify, 1)
 
 
 def without_normalising_q(p, drawn):
@@ -193,7 +193,7 @@ def residual_of_rejection(p, drawn):
 
 
 @pytest.mark.parametrize(
-    ("judge", "draws_anew"),
+    ("judge", "with_replacement"),
     [
         (without_normalising_q, False),
         (without_removing, False),
@@ -203,50 +203,52 @@ def residual_of_rejection(p, drawn):
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_a_rule_that_forgets_a_step_is_seen(judge, draws_anew, monkeypatch):
-    broken = unlike(3 if draws_anew else 2, draws_anew=draws_anew)
-    assert not is_exact(broken, monkeypatch, verifying(judge, draws_anew=draws_anew), 1)
+def test_a_rule_that_forgets_a_step_is_seen(judge, with_replacement, monkeypatch):
+    broken = unlike(3 if with_replacement else 2, with_replacement=with_replacement)
+    assert not is_exact(broken, monkeypatch, verifying(judge, with_replacement=with_replacement), 1)
 
 
 def test_siblings_need_noise_of_their_own(monkeypatch):
     """Drawn with the same noise they are one and the same token, tried three times."""
-    broken = unlike(3, draws_anew=True, number=lambda place, draw: 4 * place)
+    broken = unlike(3, with_replacement=True, number=lambda place, draw: 4 * place)
     assert not is_exact(broken, monkeypatch, SEQUENTIAL, 1)
 
 
 def test_draws_are_tried_by_the_rule_by_which_they_were_drawn(monkeypatch):
-    assert not is_exact(unlike(2, draws_anew=True), monkeypatch, RECURSIVE, 1)
+    assert not is_exact(unlike(2, with_replacement=True), monkeypatch, RECURSIVE, 1)
     assert not is_exact(unlike(2), monkeypatch, SEQUENTIAL, 1)
 
 
 def test_draws_are_tried_in_the_order_of_drawing(monkeypatch):
-    for verify, draws_anew in ((RECURSIVE, False), (SEQUENTIAL, True)):
+    for verify, with_replacement in ((RECURSIVE, False), (SEQUENTIAL, True)):
         law = constant([0.5, 0.3, 0.2])
-        ordered = decoder(law, law, fanouts=(2,), draws_anew=draws_anew, told=lambda draws: tuple(sorted(draws)))
+        ordered = decoder(
+            law, law, fanouts=(2,), with_replacement=with_replacement, told=lambda draws: tuple(sorted(draws))
+        )
         assert not is_exact(ordered, monkeypatch, verify, 1)
 
 
 def test_no_draw_is_left_out(monkeypatch):
     """The law of the second is another without the first; and which of several is told must not depend on them."""
     assert not is_exact(unlike(2, told=lambda draws: draws[1:]), monkeypatch, RECURSIVE, 1)
-    assert not is_exact(unlike(2, draws_anew=True, told=lambda draws: (max(draws),)), monkeypatch, SEQUENTIAL, 1)
+    assert not is_exact(unlike(2, with_replacement=True, told=lambda draws: (max(draws),)), monkeypatch, SEQUENTIAL, 1)
 
 
 @WAYS
 @pytest.mark.thorough
-def test_what_was_drawn_at_a_place_is_not_left_out_for_what_it_is(verify, draws_anew, monkeypatch):
-    chosen = decoder(q=P, draws_anew=draws_anew, keep_place=lambda last, draws: P[last, draws[0]] > 0.3)
+def test_what_was_drawn_at_a_place_is_not_left_out_for_what_it_is(verify, with_replacement, monkeypatch):
+    chosen = decoder(q=P, with_replacement=with_replacement, keep_place=lambda last, draws: P[last, draws[0]] > 0.3)
     assert not is_exact(chosen, monkeypatch, verify)
 
 
 @WAYS
-def test_the_residual_needs_noise_of_its_own(verify, draws_anew, monkeypatch):
+def test_the_residual_needs_noise_of_its_own(verify, with_replacement, monkeypatch):
     def reused(position, row, purpose):
         return position, row, Purpose.DRAFT if purpose is Purpose.RESIDUAL else purpose
 
     p, q = constant([0.1, 0.6, 0.3]), constant([0.6, 0.4, 0.0])
-    assert is_exact(decoder(p, q, fanouts=(1,), draws_anew=draws_anew), monkeypatch, verify)
-    broken = decoder(p, q, fanouts=(1,), draws_anew=draws_anew, noise=NoiseTable(NUM_DRAWS, reused))
+    assert is_exact(decoder(p, q, fanouts=(1,), with_replacement=with_replacement), monkeypatch, verify)
+    broken = decoder(p, q, fanouts=(1,), with_replacement=with_replacement, noise=NoiseTable(NUM_DRAWS, reused))
     assert not is_exact(broken, monkeypatch, verify)
 
 

@@ -28,16 +28,16 @@ def cached(judge):
     return lambda p, drawn: judged(p.tobytes(), drawn)
 
 
-def verifying(judge, *, draws_anew):
+def verifying(judge, *, with_replacement):
     """As `Decoder.decode` wants it."""
     fast = cached(judge)
     return lambda block, p, seed, num_committed: verify_drawn(
-        block, p, seed, num_committed, fast, draws_anew=draws_anew
+        block, p, seed, num_committed, fast, with_replacement=with_replacement
     )
 
 
-RECURSIVE = verifying(judge_recursively, draws_anew=False)
-SEQUENTIAL = verifying(judge_in_sequence, draws_anew=True)
+RECURSIVE = verifying(judge_recursively, with_replacement=False)
+SEQUENTIAL = verifying(judge_in_sequence, with_replacement=True)
 
 
 @dataclass
@@ -45,7 +45,7 @@ class TreeDecoder(Decoder):
     """Its blocks are trees: `fanouts[d]` draws at each place d below the root."""
 
     fanouts: tuple[int, ...] = (3, 2)
-    draws_anew: bool = False
+    with_replacement: bool = False
     keep_place: Callable[[int, tuple[int, ...]], bool] = lambda last, draws: True
     """Whether what was drawn at a place is sent."""
     keep_row: Callable[[int, int], bool] = lambda last, token: True
@@ -58,7 +58,7 @@ class TreeDecoder(Decoder):
 
     def draws(self, seed, position, depth, place, last):
         rows = [row_of(depth, self.number(place, draw)) for draw in range(self.fanouts[depth])]
-        if self.draws_anew:
+        if self.with_replacement:
             return tuple(self.guess(seed, position, row, Purpose.DRAFT, last) for row in rows)
         if (position, rows[0]) not in self._orders:
             gumbel = self.noise.gumbel_of_all(*self.noise.remap(position, rows[0], Purpose.DRAFT))

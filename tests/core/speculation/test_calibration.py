@@ -18,7 +18,7 @@ def test_an_average_begins_with_what_is_expected_converges_and_follows_a_change(
     for chance in (0.9, 0.3):
         values = []
         for _ in range(20 * round(WINDOW)):
-            average.see(random.random() < chance)
+            average.observe(random.random() < chance)
             values.append(average.value)
         late = values[len(values) // 2 :]
         assert sum(late) / len(late) == pytest.approx(chance, abs=0.03)
@@ -52,7 +52,7 @@ def test_a_draft_that_is_too_sure_or_not_sure_enough_is_seen_through(shift):
     shifts = []
     for _ in range(6000):
         confidence = random.choice((0.3, 0.6, 0.9))
-        found.see(confidence, random.random() < logistic(shift + logit(confidence)))
+        found.observe(confidence, random.random() < logistic(shift + logit(confidence)))
         shifts.append(found.shift)
     assert sum(shifts[3000:]) / 3000 == pytest.approx(shift, abs=0.15)
 
@@ -61,7 +61,7 @@ def test_a_draft_that_is_too_sure_or_not_sure_enough_is_seen_through(shift):
 def test_whatever_is_seen_the_estimate_stays_a_chance_and_rises_with_sureness(seen):
     found = Calibration()
     for confidence, is_accepted in seen:
-        found.see(confidence, is_accepted)
+        found.observe(confidence, is_accepted)
     chances = [chance_by(found, confidence) for confidence in (0.0, 0.2, 0.5, 0.9, 1.0)]
     assert all(0 < chance < 1 and math.isfinite(chance) for chance in chances)
     assert chances == sorted(chances)

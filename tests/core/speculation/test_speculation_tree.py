@@ -124,17 +124,17 @@ def test_a_node_that_is_there_already_is_not_there_twice(tree):
 def test_who_has_used_very_many_numbers_is_asked_to_begin_anew(tree, monkeypatch):
     monkeypatch.setattr("core.speculation.speculation_tree.MAX_NUMBERS", 4)
     tree.reroot((5,))
-    assert not tree.has_lost_some
+    assert not tree.needs_full_report
     tree.add(new_nodes(4, (2, 9, 0.1)))
     tree.reroot((7,))
-    assert tree.has_lost_some
+    assert tree.needs_full_report
 
 
 def test_what_was_told_already_changes_nothing(tree):
     before = paths(tree)
     tree.add(FIRST)
     assert paths(tree) == before
-    assert tree.num_told == 4
+    assert tree.num_reported == 4
 
 
 def test_a_message_that_was_lost_is_noticed(tree):
@@ -226,7 +226,7 @@ def test_a_root_that_only_a_guesser_knew_is_the_drafts_once_it_tells_of_it(tree)
     tree.add(new_nodes(4, (0, 9, 0.1), (4, 10, 0.1), (4, 77, 0.1), (5, 12, 0.5)), num_unknown=3)
     tree.add(new_nodes(8, (7, 13, 0.5), root=5))
     assert paths(tree) == pytest.approx({(12,): 0.5, (12, 13): 0.25})
-    assert not tree.has_lost_some
+    assert not tree.needs_full_report
 
 
 def test_what_follows_an_earlier_root_is_found_by_the_text(tree):
@@ -389,7 +389,7 @@ def test_what_no_verdict_can_lead_to_is_forgotten_in_time(monkeypatch):
     monkeypatch.setattr("core.speculation.speculation_tree.MAX_TRAIL", 16)
     tree, gone = SpeculationTree(max_depth=20), []
     for round_ in range(200):
-        first = tree.num_told
+        first = tree.num_reported
         tree.add(new_nodes(first, (ROOT, 1, 0.5), (ROOT, 2, 0.4), (first, 3, 0.5), (first + 1, 4, 0.5)))
         gone.append(weakref.ref(tree._children(tree._root)[2]))
         tree.reroot([1, 7 if round_ % 2 else 3])
@@ -403,13 +403,14 @@ def test_what_is_told_below_nodes_that_are_gone_is_bounded():
     """By what is told within twice as many tokens as a draft grows: each message grows below the rejected sibling."""
     tree, most = SpeculationTree(max_depth=10), 0
     for _ in range(1000):
-        first = tree.num_told
+        first = tree.num_reported
         tree.add(new_nodes(first, (ROOT, 1, 0.5), (ROOT, 2, 0.4)))
         tree.reroot([1])
         below = first + 1
         tree.add(
             new_nodes(
-                tree.num_told, *((below if index == 0 else tree.num_told + index - 1, 5, 0.5) for index in range(8))
+                tree.num_reported,
+                *((below if index == 0 else tree.num_reported + index - 1, 5, 0.5) for index in range(8)),
             )
         )
         most = max(most, num_unseen(tree))
@@ -425,10 +426,10 @@ def test_what_was_told_early_is_there_until_nothing_of_it_can_follow(num_before,
     tree.reroot([77] * num_before)
     tree.add(new_nodes(0, *((place - 1, place, 1.0) for place in range(depth))))
     for end in range(num_tokens, depth + 1, num_tokens):
-        tree.add(new_nodes(tree.num_told, (ROOT, 99, 0.1)))
+        tree.add(new_nodes(tree.num_reported, (ROOT, 99, 0.1)))
         assert tree.reroot(range(end - num_tokens, end)), "it was foreseen"
 
 
 def num_unseen(tree):
     """Places of which the draft has told, and which nobody has looked at."""
-    return sum(map(len, tree._unseen))
+    return sum(map(len, tree._unread))

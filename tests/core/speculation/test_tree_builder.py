@@ -207,7 +207,7 @@ def test_a_node_that_is_being_fed_and_becomes_the_root_is_computed_as_a_token():
     one.feed()
     assert one.reroot(one.path(one.feeding[0]))
     assert (one.feeding, one.being_fed, one.has_root, one.best_path_prob) == ([], [0], False, 0.0)
-    assert one.tell().root == ROOT, "nobody was told of it"
+    assert one.report().root == ROOT, "nobody was told of it"
 
 
 def test_while_a_node_is_being_fed_more_may_grow():
@@ -223,12 +223,12 @@ def test_each_node_is_told_once_and_after_its_parent():
     one, numbers = builder(), set()
     for _ in range(6):
         feed([one], 3)
-        new_nodes = one.tell()
+        new_nodes = one.report()
         assert new_nodes.first == len(numbers)
         for number, parent in enumerate(new_nodes.parents, new_nodes.first):
             assert parent == ROOT or parent in numbers
             numbers.add(number)
-    assert not len(one.tell())
+    assert not len(one.report())
 
 
 @pytest.mark.parametrize("has_guesser", [False, True])
@@ -247,7 +247,7 @@ def test_both_halves_agree_once_all_messages_have_come(has_guesser, seed):
         action = random.choice(actions)
         if action == "feed":
             feed([draft], random.randrange(1, 5), [drafted_text])
-            to_tree.append((draft.tell(), len(drafted_text)))
+            to_tree.append((draft.report(), len(drafted_text)))
         elif action == "guess":
             _guess(tree, text, random)
         elif action == "verdict":
@@ -257,17 +257,17 @@ def test_both_halves_agree_once_all_messages_have_come(has_guesser, seed):
             to_draft.append(tokens)
         elif action == "to draft" and to_draft:
             _hear(draft, drafted_text, to_draft)
-            to_tree.append((draft.tell(), len(drafted_text)))
+            to_tree.append((draft.report(), len(drafted_text)))
         elif action == "to tree" and to_tree:
             new_nodes, num_known = to_tree.popleft()
             tree.add(new_nodes, len(text) - num_known)
     while to_draft:
         _hear(draft, drafted_text, to_draft)
-    to_tree.append((draft.tell(), len(drafted_text)))
+    to_tree.append((draft.report(), len(drafted_text)))
     for new_nodes, num_known in to_tree:
         tree.add(new_nodes, len(text) - num_known)
     assert drafted_text == text
-    assert not tree.has_lost_some
+    assert not tree.needs_full_report
     assert {path for path, rank in _paths_of_tree(tree).items() if rank != UNRANKED} == {
         path for path in paths(draft) if path
     }
@@ -352,20 +352,20 @@ def test_with_one_candidate_a_place_a_chain_grows_whatever_is_likelier_beside_it
     one = ending(rows_per_pass=1, fanout=1, num_passes=5)
     fed = passes(one)
     assert [len(path) for (path,) in fed] == [0, 1, 2, 3, 4]
-    new_nodes = one.tell()
+    new_nodes = one.report()
     assert (new_nodes.parents.tolist(), set(new_nodes.ranks.tolist())) == ([ROOT, 0, 1, 2, 3], {0})
 
 
 def test_a_chain_is_as_long_as_was_asked_however_unsure_the_draft_is():
     one = TreeBuilder()
-    one.go_on(TreeSpec.chain(40))
+    one.grow_by(TreeSpec.chain(40))
     depths = []
     while one.being_fed:
         depths += [one.depths[node] for node in one.being_fed]
         one.take([Candidates((1, 2), 0.01, shares=(0.01, 0.01))])
         one.made_pass()
         one.feed_pass(64)
-    assert (depths, len(one.tell())) == (list(range(40)), 40)
+    assert (depths, len(one.report())) == (list(range(40)), 40)
 
 
 def test_it_ends_where_a_pass_reaches_too_little():
@@ -394,7 +394,7 @@ def test_nothing_grows_where_the_draft_is_less_sure(measure, bound, is_grown):
     one = ending(measure=measure, min_confidence=bound)
     one.take([Candidates((1, 2), 0.6, 0.5, shares=(0.6, 0.1))])
     assert bool(one.children(0)) is is_grown
-    new_nodes = one.tell()
+    new_nodes = one.report()
     assert len(new_nodes) == (2 if is_grown else 0)
     confidence = {Measure.MARGIN: 0.75, Measure.CONFIDENCE: 0.6, Measure.ENTROPY: math.exp(-0.5)}[measure]
     assert new_nodes.confidences == pytest.approx((confidence,) * len(new_nodes))
@@ -429,14 +429,14 @@ def drawn_after(laws, depth, choice):
 def drawing(tree_spec, laws, choices):
     """Growth to its end; each place's draw is the candidate of that rank. How many nodes were fed, and what was told"""
     one, num_fed = TreeBuilder(), 0
-    one.go_on(tree_spec)
+    one.grow_by(tree_spec)
     while one.being_fed:
         depths = [one.depths[node] for node in one.being_fed]
         num_fed += len(depths)
         one.take([drawn_after(laws, depth, choices[depth]) for depth in depths])
         one.made_pass()
         one.feed_pass(64)
-    return num_fed, one.tell()
+    return num_fed, one.report()
 
 
 def test_a_draft_that_samples_grows_a_chain_of_its_draws_and_tells_what_each_was_drawn_from():
@@ -482,7 +482,7 @@ def test_whether_growth_goes_on_below_a_node_does_not_depend_on_what_was_drawn_t
 def test_what_was_chosen_has_no_law():
     one = builder()
     feed([one], 1)
-    new_nodes = one.tell()
+    new_nodes = one.report()
     assert len(new_nodes) > 0
     assert new_nodes.q == ()
     assert said_after((0,)).q == NO_Q

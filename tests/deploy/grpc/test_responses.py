@@ -24,8 +24,8 @@ def test_what_ended_an_output_is_told_as_what_it_is(matched):
 def test_what_of_the_prompt_was_cached_is_the_least_of_all_samples():
     """The second finds what the first has computed."""
     usage = SamplesUsage([REQUEST, REQUEST])
-    assert usage.saw(1, Chunk("", (), (), Usage(40, 1, 32))).cached_tokens == 32
-    total = usage.saw(0, Chunk("", (), (), Usage(40, 1, 16)))
+    assert usage.observe(1, Chunk("", (), (), Usage(40, 1, 32))).cached_tokens == 32
+    total = usage.observe(0, Chunk("", (), (), Usage(40, 1, 16)))
     assert to_chunk(Chunk("", (), (), Usage(40, 1, 16)), REQUEST, 0, total).usage == pb.Usage(
         prompt_tokens=40, completion_tokens=2, cached_tokens=16
     )

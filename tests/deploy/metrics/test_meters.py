@@ -47,7 +47,7 @@ def run(meters: Meters, watch: Watch, *pieces: tuple[float, Chunk]) -> None:
     with meters.request() as meter:
         for time_s, piece in pieces:
             watch.now_s = time_s
-            assert meter.saw(piece) is piece
+            assert meter.observe(piece) is piece
 
 
 def test_times_are_taken_from_arrival_between_chunks_and_per_token(meters, record, watch):
@@ -110,7 +110,7 @@ def test_requests_in_progress_are_counted_however_they_end(meters, record):
 def test_what_goes_wrong_after_the_last_chunk_is_no_failure(meters, record):
     def drop() -> None:
         with meters.request() as meter:
-            meter.saw(chunk(1, finish_reason=FinishReason.STOP))
+            meter.observe(chunk(1, finish_reason=FinishReason.STOP))
             raise GeneratorExit
 
     with pytest.raises(GeneratorExit):
@@ -135,7 +135,7 @@ def test_a_failure_has_the_code_that_its_client_sees(error, code):
 
 
 def test_control_shows_what_is_decided_and_by_what(meters, record):
-    meters.saw_control(REPORT)
+    meters.observe_control(REPORT)
     shown = {name: record[name] for name in ("gamma", "block_tokens", "draft_resting")}
     assert shown == {"gamma": 5, "block_tokens": 12, "draft_resting": 0}
     assert record["estimated_hit_rate"] == 0.9
@@ -149,27 +149,27 @@ def test_control_shows_what_is_decided_and_by_what(meters, record):
 def test_requests_in_progress_are_shown_again_though_nothing_has_changed(meters, record):
     with meters.request():
         record.values.clear()
-        meters.saw_control(REPORT)
+        meters.observe_control(REPORT)
         assert record["num_requests_running"] == 1
 
 
 def test_the_draft_is_shown_with_those_who_have_a_place_at_it(meters, record):
-    meters.saw_draft(is_ready=False, num_drafted=0)
+    meters.observe_draft(is_ready=False, num_drafted=0)
     assert (record["draft_ready"], record["num_requests_drafted"]) == (0, 0)
-    meters.saw_draft(is_ready=True, num_drafted=3)
+    meters.observe_draft(is_ready=True, num_drafted=3)
     assert (record["draft_ready"], record["num_requests_drafted"]) == (1, 3)
 
 
 def test_troubles_with_links_are_counted_once(meters, record):
     for troubles in (LinkTroubles(), LinkTroubles(2, 1), LinkTroubles(2, 1), LinkTroubles(3, 1)):
-        meters.saw_links(troubles)
+        meters.observe_links(troubles)
     assert (record["links_unopened_total"], record["links_lost_total"]) == (3, 1)
 
 
 def test_changes_of_control_are_counted_once_under_a_reason_without_figures(meters, record):
-    meters.saw_control(REPORT)
-    meters.saw_control(REPORT)
-    meters.saw_control(replace(REPORT, num_changes=4, draft_tokens=0, reason="rests: 0.97 of plain, was 1.2e-3"))
+    meters.observe_control(REPORT)
+    meters.observe_control(REPORT)
+    meters.observe_control(replace(REPORT, num_changes=4, draft_tokens=0, reason="rests: 0.97 of plain, was 1.2e-3"))
     assert record.by_label("control_changes_total") == {
         "draft length # -> #: # > # tokens/s": 3,
         "rests: # of plain, was #": 1,
@@ -184,13 +184,13 @@ def test_figures_are_taken_out_of_a_label(reason, label):
 
 def test_counters_of_an_engine_count_on_from_what_it_said_before(record):
     meter = EngineMeter(record)
-    meter.saw(
+    meter.observe(
         stats_of_engine(
             num_free_blocks=30, num_steps=5, num_rows=50, num_preemptions=1, num_eager_steps=2, step_time_s=0.5
         )
     )
     assert record["kv_cache_usage_perc"] == 0.25
-    meter.saw(
+    meter.observe(
         stats_of_engine(
             num_free_blocks=10,
             num_steps=7,
@@ -216,12 +216,12 @@ def test_counters_of_an_engine_count_on_from_what_it_said_before(record):
 
 def test_an_engine_that_takes_the_place_of_a_dead_one_counts_from_the_beginning(record):
     meter = EngineMeter(record)
-    meter.saw(stats_of_engine(num_steps=10))
-    meter.saw_death()
-    meter.saw_moved(2)
-    meter.saw_moved(1)
+    meter.observe(stats_of_engine(num_steps=10))
+    meter.observe_death()
+    meter.observe_moved(2)
+    meter.observe_moved(1)
     for num_steps in (4, 6):
-        meter.saw(stats_of_engine(num_steps=num_steps))
+        meter.observe(stats_of_engine(num_steps=num_steps))
     assert record["engine_steps_total"] == 16
     assert (record["engine_deaths_total"], record["sessions_moved_total"]) == (1, 3)
 

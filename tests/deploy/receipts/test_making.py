@@ -16,7 +16,9 @@ REQUEST = GenerationRequest("r", (1, 258), Sampling(temperature=0.5, seed=2**64 
 def receipt_of(request, *outputs, draft=None):
     maker = ReceiptMaker(request, "pair", INFO, draft, "sha256:tokenizer")
     chunks = [Chunk("", tokens, (False,) * len(tokens), Usage(2, 0)) for tokens in outputs]
-    *others, last = [maker.saw(chunk) for chunk in [*chunks[:-1], replace(chunks[-1], finish_reason=FinishReason.STOP)]]
+    *others, last = [
+        maker.observe(chunk) for chunk in [*chunks[:-1], replace(chunks[-1], finish_reason=FinishReason.STOP)]
+    ]
     assert all(chunk.receipt is None for chunk in others)
     return receipt_fields(last.receipt)
 
@@ -67,6 +69,6 @@ def test_a_draft_of_some_layers_says_which():
 
 def test_the_message_has_the_layers_too():
     maker = ReceiptMaker(REQUEST, "pair", INFO, replace(INFO, layers=(1, 3)), "")
-    last = maker.saw(Chunk("", (7,), (False,), Usage(2, 1), finish_reason=FinishReason.STOP))
+    last = maker.observe(Chunk("", (7,), (False,), Usage(2, 1), finish_reason=FinishReason.STOP))
     receipt = to_chunk(last, REQUEST, 0, last.usage).finish.receipt
     assert (list(receipt.draft.layers), list(receipt.target.layers)) == ([1, 3], [])

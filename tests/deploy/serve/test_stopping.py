@@ -110,11 +110,11 @@ class CutOff:
     """Orchestrators that are told to end what is in progress, and perhaps do not answer."""
 
     def __init__(self, error: Unavailable | None = None):
-        self.num_told = 0
+        self.num_reported = 0
         self.error = error
 
     def __call__(self) -> None:
-        self.num_told += 1
+        self.num_reported += 1
         if self.error is not None:
             raise self.error
 
@@ -123,7 +123,7 @@ def test_streams_that_have_ended_by_themselves_are_no_failure_and_nobody_is_cut_
     monkeypatch.setattr(application, "cut_off", cut_off := CutOff())
     answers += [1, 0]
     assert local.drain(60.0, threading.Event(), lambda _: None)
-    assert cut_off.num_told == 0
+    assert cut_off.num_reported == 0
 
 
 @pytest.mark.parametrize("answer", [3, Unavailable("not all orchestrators answer: x")])
@@ -131,7 +131,7 @@ def test_streams_that_are_cut_off_are_told_so_and_it_is_a_failure(answers, monke
     monkeypatch.setattr(application, "cut_off", cut_off := CutOff())
     answers.append(answer)
     assert not local.drain(0.05, threading.Event(), lambda _: None)
-    assert cut_off.num_told == 1
+    assert cut_off.num_reported == 1
 
 
 def test_callers_that_may_not_be_told_are_mentioned_and_nobody_waits_for_them(answers, monkeypatch):

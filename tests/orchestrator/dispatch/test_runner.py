@@ -20,7 +20,7 @@ from core.config import (
 )
 from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable, WorkerLost, WorkerStopping
 from core.records import Call, Refused
-from orchestrator.policy.policy import RoundSeen
+from orchestrator.policy.policy import RoundOutcome
 from orchestrator.service import Service
 from orchestrator.session import Session
 from tests.orchestrator.fakes import (
@@ -379,7 +379,7 @@ async def test_calls_are_timed_by_the_clock_from_the_beginning_of_the_stream(wor
     assert alone
     assert {call.received_s - call.sent_s for call in alone} == {0.25}, "the target waits for these"
     policies = world.service._policies.made
-    rounds = [seen for seen in policies[0].seen if isinstance(seen, RoundSeen)]
+    rounds = [seen for seen in policies[0].seen if isinstance(seen, RoundOutcome)]
     assert [seen.elapsed_s for seen in rounds] == [c.received_s - c.sent_s for c in calls if c.call is Call.VERIFY]
 
 

@@ -128,11 +128,11 @@ def test_a_chain_is_judged_by_what_was_accepted_of_it(worth):
     asked, by_hand = panel(worth, a=SaysLaws(FLAT, STEEP, FLAT)), Record()
     ((_, drawn),) = asked.draw(TEXT, 4, always)
     first, second, third = drawn.tokens
-    asked.saw([first, second, 49 - third])
+    asked.observe([first, second, 49 - third])
     for claimed, is_right in ((0.5, True), (0.875, True), (0.5, False)):
-        by_hand.see(claimed, is_right=is_right)
+        by_hand.observe(claimed, is_right=is_right)
     assert worth.of("a") == by_hand
-    asked.saw([1])
+    asked.observe([1])
     assert worth.of("a") == by_hand, "once"
 
 
@@ -141,8 +141,8 @@ def test_a_law_that_nothing_was_drawn_from_is_judged_by_its_likeliest_token(wort
     """So a source that is not worth its row at present can still prove itself."""
     asked, by_hand = panel(worth, a=SaysLaws(STEEP), b=SaysLaws(FLAT)), Record()
     asked.draw(TEXT, 0, never)
-    asked.saw([token, 7])
-    by_hand.see(0.875, is_right=is_right)
+    asked.observe([token, 7])
+    by_hand.observe(0.875, is_right=is_right)
     assert worth.of("a") == by_hand
 
 
@@ -150,8 +150,8 @@ def test_a_law_that_nothing_was_drawn_from_is_judged_by_its_likeliest_token(wort
 def test_tokens_that_are_equally_likely_are_all_right(worth, token, is_right):
     asked, by_hand = panel(worth, a=SaysLaws(FLAT), b=SaysLaws(SURE)), Record()
     assert asked.draw(TEXT, 0, always)[0][0] == "b"
-    asked.saw([token])
-    by_hand.see(0.5, is_right=is_right)
+    asked.observe([token])
+    by_hand.observe(0.5, is_right=is_right)
     assert worth.of("a") == by_hand
 
 
@@ -176,7 +176,7 @@ def test_who_raises_or_says_no_law_costs_itself_alone(worth, law):
     asked = panel(worth, a=SaysLaws(law), b=Proposes(UNLIKELIER))
     for _ in range(3):
         assert [source for source, _ in asked.draw(TEXT, 0, always)] == ["b"]
-        asked.saw([3])
+        asked.observe([3])
     assert asked.failures == {"a": 1}
     assert worth.of("a") == Record()
 

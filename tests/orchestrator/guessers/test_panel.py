@@ -60,17 +60,17 @@ def test_what_a_guesser_says_is_corrected_by_what_is_known_of_it(worth):
 def test_it_is_judged_wherever_the_text_went_on_as_it_had_guessed(worth, committed, claimed, num_right):
     asked, by_hand = panel(worth, a=TREE), Record()
     asked.ask([1, 2])
-    asked.saw(committed)
-    asked.saw([3, 4])
+    asked.observe(committed)
+    asked.observe([3, 4])
     for number, each in enumerate(claimed):
-        by_hand.see(each, is_right=number < num_right)
+        by_hand.observe(each, is_right=number < num_right)
     assert worth.of("a") == by_hand
 
 
 def test_each_source_is_learned_apart(worth):
     for _ in range(300):
-        worth.see("a", 1.0, is_right=False)
-        worth.see("b", 1.0, is_right=True)
+        worth.observe("a", 1.0, is_right=False)
+        worth.observe("b", 1.0, is_right=True)
     assert worth.calibrated("a", (1.0, 0.5)) == pytest.approx((0.0, 0.0), abs=0.01)
     assert worth.calibrated("b", (1.0,)) == pytest.approx((0.99,), abs=0.01)
     assert worth.calibrated("c", (1.0,)) == (PRIOR,)
@@ -78,7 +78,7 @@ def test_each_source_is_learned_apart(worth):
 
 def test_a_source_that_claims_too_much_is_scaled_to_what_comes(worth):
     for index in range(2000):
-        worth.see("a", 0.8, is_right=index % 4 == 0)
+        worth.observe("a", 0.8, is_right=index % 4 == 0)
     assert worth.calibrated("a", (0.8, 0.4)) == pytest.approx((0.25, 0.125), abs=0.03)
 
 
@@ -107,7 +107,7 @@ def test_whoever_raises_or_answers_nonsense_costs_itself_alone(worth, answer):
     liar = asked._guessers["a"]
     for _ in range(3):
         assert [source for source, _ in asked.ask([1, 2])] == ["b"]
-        asked.saw([3])
+        asked.observe([3])
     assert liar.num_asked == 1
     assert asked.failures == {"a": 1}
     assert (breakers["a"].num_failures, breakers["b"].num_failures) == (1, 0)

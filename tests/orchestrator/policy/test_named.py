@@ -13,7 +13,7 @@ from core.speculation.guesser import Guesses
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT
 from orchestrator.policy.policies import Controller
-from orchestrator.policy.policy import Found, RoundSeen, Shape
+from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.tree_policy import CATCH_UP
 from tests.orchestrator.fakes import request
 
@@ -127,7 +127,7 @@ def test_in_turn_a_draft_stops_where_the_rule_ends_the_chain():
 def seen(num_guesses, num_accepted, ranks=None):
     shape = Shape(tuple(range(-1, num_guesses - 1)), ranks or (0,) * num_guesses, (0.9,) * num_guesses)
     timing = Timing(0.0, 0.025, 1, num_guesses + 1)
-    return RoundSeen(shape, tuple(range(num_accepted)), Found.HIT, 0.026, timing)
+    return RoundOutcome(shape, tuple(range(num_accepted)), Found.HIT, 0.026, timing)
 
 
 def test_the_heuristic_goes_two_up_and_one_down():
@@ -135,7 +135,7 @@ def test_the_heuristic_goes_two_up_and_one_down():
     each, gammas = controls.policy(request()), []
     for num_guesses, num_accepted in ((4, 4), (6, 6), (7, 7), (7, 2), (6, 0), (0, 0), (2, 2)):
         lookup = (-1,) * num_guesses if num_guesses == 2 else None
-        each.saw_round(seen(num_guesses, num_accepted, lookup))
+        each.observe_round(seen(num_guesses, num_accepted, lookup))
         gammas.append(len(chosen(each, tree(*[0.9] * 9))))
     assert gammas == [6, 7, 7, 6, 5, 5, 5], "neither plain rounds nor lookups say anything about the draft"
     assert "gamma 6 -> 5, 0 of 6 guesses" in controls.report().reason
@@ -146,7 +146,7 @@ def test_what_goes_by_the_drafts_own_chances_learns_none(policy):
     each = make_policy(policy, pipelining=False)
     before = each.tree_spec(100, 6)
     for _ in range(100):
-        each.saw_round(seen(4, 0))
+        each.observe_round(seen(4, 0))
     assert each.tree_spec(100, 6) == before
 
 

@@ -34,7 +34,7 @@ class FakeSessions:
         rate = self.plain if self.pause.is_paused else self.drafting
         self.ways.append(self.pause.is_paused)
         num_tokens = 1 if self.pause.is_paused else self.num_drafted
-        reason = self.pause.saw_round(num_tokens, num_tokens / rate, self.num, lambda: self.most_plain)
+        reason = self.pause.observe_round(num_tokens, num_tokens / rate, self.num, lambda: self.most_plain)
         self.reasons += [reason] if reason else []
 
     def run(self, num_rounds):
@@ -140,9 +140,9 @@ def paused(**changes):
     policy = Controller(SpeculationConfig()).policy(request(**changes))
     policy.begin_drafting()
     for _ in range(10):
-        policy.saw_round(verdict(chain(2), 1))
+        policy.observe_round(verdict(chain(2), 1))
     for _ in range(LEAST_ROUNDS):
-        policy.saw_interval(1, 0.5)  # 2 tokens a second, where a pass takes 25 ms
+        policy.observe_interval(1, 0.5)  # 2 tokens a second, where a pass takes 25 ms
     return policy
 
 
@@ -175,7 +175,7 @@ def test_the_report_says_when_drafting_pauses_and_continues():
     for _ in range(2):
         before = controller.report().reason
         while controller.report().reason == before:
-            policy.saw_interval(1, 1.0 / rates[policy.is_paused])
+            policy.observe_interval(1, 1.0 / rates[policy.is_paused])
         report = controller.report()
         draws = (0, 0) if policy.is_paused else (policy.max_depth, policy.max_nodes)
         assert (report.draft_tokens, report.block_tokens) == draws
@@ -188,7 +188,7 @@ def test_the_report_says_when_drafting_pauses_and_continues():
 def test_rounds_of_a_pause_are_no_reason_to_give_the_draft_back():
     policy = paused(pipelining=False)
     for _ in range(200):
-        policy.saw_round(verdict(chain(0), 0))
+        policy.observe_round(verdict(chain(0), 0))
     assert not policy.wants_rest
 
 
@@ -197,7 +197,7 @@ def test_sessions_that_do_not_draft_are_not_counted():
     for changes in ({"max_draft_tokens": 0}, {}):  # the second has no draft
         policy = known.policy(request(**changes))
         for _ in range(10 * LEAST_ROUNDS):
-            policy.saw_interval(1, 0.5)
+            policy.observe_interval(1, 0.5)
         assert not policy.is_paused
 
 
@@ -205,8 +205,8 @@ def test_requests_without_guesses_do_not_lower_the_price_for_others():
     known = Controller(SpeculationConfig())
     drafting, plain = known.policy(request()), known.policy(request(max_draft_tokens=0))
     for _ in range(500):
-        drafting.saw_interval(4, 0.03)
-        plain.saw_interval(1, 0.03)
+        drafting.observe_interval(4, 0.03)
+        plain.observe_interval(1, 0.03)
     assert drafting.rate == pytest.approx(4 / 0.03, rel=0.05)
 
 
@@ -215,7 +215,7 @@ def test_a_named_policy_does_not_pause():
     adaptive, static = known.policy(request()), known.policy(request(policy="static"))
     adaptive.begin_drafting()
     for _ in range(2 * LEAST_ROUNDS):
-        adaptive.saw_interval(1, 0.5)
+        adaptive.observe_interval(1, 0.5)
     assert adaptive.is_paused
     assert not static.is_paused
 
@@ -223,7 +223,7 @@ def test_a_named_policy_does_not_pause():
 def test_the_fastest_pass_of_at_least_so_many_rows_bounds_plain_decoding():
     known = Controller(SpeculationConfig()).policy(request())._known
     for rows, seconds in ((1, 0.010), (4, 0.020), (8, 0.018), (8, 0.030)):
-        known.verify.see(Timing(0.0, seconds, 1, rows), seconds + 0.001)
+        known.verify.observe(Timing(0.0, seconds, 1, rows), seconds + 0.001)
     least_s = known.verify.passes.least_s
     assert [least_s(rows) for rows in (1, 2, 4, 8)] == [0.010, 0.018, 0.018, 0.018]
     assert least_s(100) == least_s(9) == 0.025  # nothing is known: what is expected

@@ -26,7 +26,7 @@ from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT
 from core.speculation.tree_nodes import Part
 from orchestrator.policy.policies import Controller, Policies
-from orchestrator.policy.policy import Found, RoundSeen, Shape
+from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.shared_estimates import SharedEstimates
 from orchestrator.policy.tree_policy import TIMEOUT_PASSES, TreePolicy, TreeView
 
@@ -43,7 +43,7 @@ def chain(num, confidence=0.9):
 
 def verdict(shape, num_accepted, verify_s=0.025, rows=None, found=Found.HIT):
     timing = Timing(0.0, verify_s, 1, rows or len(shape) + 1)
-    return RoundSeen(shape, tuple(range(num_accepted)), found, verify_s + 0.001, timing)
+    return RoundOutcome(shape, tuple(range(num_accepted)), found, verify_s + 0.001, timing)
 
 
 def drafted(num_passes=4, pass_s=0.003, rows=8):
@@ -60,7 +60,7 @@ def test_what_branches_cost_is_learned_from_passes_that_nobody_shared():
         for index in range(200):
             shape, branch_s = (FORKED, 0.004) if index % 3 == 0 else (chain(4), 0.0)
             time_s = 0.025 + branch_s + 1e-4 * (index % 7)
-            policy.saw_round(verdict(shape, 2, time_s, rows=5 + others))
+            policy.observe_round(verdict(shape, 2, time_s, rows=5 + others))
         assert policy._known.costs.branch_s == pytest.approx(learned, rel=0.15)
 
 
@@ -79,7 +79,7 @@ def test_a_draft_is_learned_about_that_is_never_believed():
     for is_right in (True, False):
         for _ in range(600):
             timing = Timing(0.0, 0.02, 1, 1)
-            policy.saw_round(RoundSeen(Shape(), (), Found.HIT, 0.021, timing, unverified=(0.9, is_right)))
+            policy.observe_round(RoundOutcome(Shape(), (), Found.HIT, 0.021, timing, unverified=(0.9, is_right)))
         shift = policy._learned.calibration.shift
         assert logistic(shift + logit(0.9)) == pytest.approx(float(is_right), abs=0.2)
         assert policy._learned.accepted.value == pytest.approx(float(is_right), abs=0.1)
@@ -125,18 +125,18 @@ ALLOWED_INTS = {
     "is_worth_going_on.num_now",
     "is_worth_asking.num_nodes",
     "is_worth_asking.num_with",
-    "saw_interval.num_tokens",
+    "observe_interval.num_tokens",
     "why_block.branches",
-    "saw_pass.timing.num_passes",
-    "saw_pass.timing.num_rows",
-    "saw_round.seen.shape.parents",
-    "saw_round.seen.shape.ranks",
-    "saw_round.seen.path",
-    "saw_round.seen.gained",
-    "saw_round.seen.timing.num_passes",
-    "saw_round.seen.timing.num_rows",
-    "saw_draft.timing.num_passes",
-    "saw_draft.timing.num_rows",
+    "observe_pass.timing.num_passes",
+    "observe_pass.timing.num_rows",
+    "observe_round.seen.shape.parents",
+    "observe_round.seen.shape.ranks",
+    "observe_round.seen.path",
+    "observe_round.seen.gained",
+    "observe_round.seen.timing.num_passes",
+    "observe_round.seen.timing.num_rows",
+    "observe_draft.timing.num_passes",
+    "observe_draft.timing.num_rows",
 }
 """Node numbers, ranks, depths and counts: none of them a token id."""
 
@@ -187,7 +187,7 @@ def test_a_policy_forgets_the_request_that_it_is_made_for():
     for policy in POLICIES:
         asked = request()
         policy = Controller(SpeculationConfig(policy=policy)).policy(asked)
-        policy.saw_round(verdict(chain(2), 1))
+        policy.observe_round(verdict(chain(2), 1))
         assert not reaches(policy, asked, set())
 
 
@@ -233,8 +233,8 @@ def timeout_s(pass_s):
     config = SpeculationConfig(policy="static", max_draft_tokens=4, pipelining=False)
     policy = Controller(config).policy(request())
     for _ in range(40):
-        policy.saw_draft(*drafted(pass_s=pass_s, rows=1))
-        policy.saw_round(verdict(chain(2), 1))
+        policy.observe_draft(*drafted(pass_s=pass_s, rows=1))
+        policy.observe_round(verdict(chain(2), 1))
     policy.tree_spec(100, 8)
     return policy.timeout_s
 

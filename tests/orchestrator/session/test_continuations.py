@@ -14,7 +14,7 @@ from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.policy.adaptive import OFFERED_OUTCOMES, REST_ROUNDS, AdaptivePolicy
 from orchestrator.policy.policies import Controller
-from orchestrator.policy.policy import Found, RoundSeen, Shape
+from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.shared_estimates import SharedEstimates
 from orchestrator.session import messages as m
 from tests.orchestrator.fakes import plain, request
@@ -211,7 +211,7 @@ def test_a_draft_that_begins_anew_is_offered_from_again_when_its_tree_is_the_one
     num_offers = stage.count(Continuation)
     stage.event(m.DraftLost(1))
     stage.event(m.DraftLeased("d2", 1))
-    stage.num_told = 0
+    stage.num_reported = 0
     stage.grows_right(2)
     assert stage.count(Continuation) == num_offers, "the block in flight is no part of that tree"
     stage.verdict()
@@ -257,17 +257,17 @@ def test_a_verdict_that_overtakes_the_one_before_it_took_no_time_of_its_own(stag
 def policy():
     policy = AdaptivePolicy(request(PROMPT, 40), CONFIG, SharedEstimates())
     for _ in range(200):
-        policy._known.verify.see(Timing(0.0, 0.005, 1, 1), 0.008)
-        policy._known.verify.see(Timing(0.0, 0.005, 1, 9), 0.008)
+        policy._known.verify.observe(Timing(0.0, 0.005, 1, 1), 0.008)
+        policy._known.verify.observe(Timing(0.0, 0.005, 1, 9), 0.008)
     for _ in range(200):
-        policy.saw_pass(Timing(0.0, 0.001, 1, 1))
+        policy.observe_pass(Timing(0.0, 0.001, 1, 1))
     policy._known._costs = None
     return policy
 
 
 def sees_rounds(policy, num_tokens, elapsed_s):
     for _ in range(600):
-        policy.saw_interval(num_tokens, elapsed_s)
+        policy.observe_interval(num_tokens, elapsed_s)
 
 
 def test_plain_steps_go_on_while_rounds_yield_no_more(policy):
@@ -284,7 +284,7 @@ def test_plain_steps_go_on_while_rounds_yield_no_more(policy):
 def test_where_the_target_is_near_only_a_session_without_a_draft_goes_on(policy):
     assert policy.num_outcomes > 0
     for _ in range(200):
-        policy.saw_pass(Timing(0.0, 0.004, 1, 1))
+        policy.observe_pass(Timing(0.0, 0.004, 1, 1))
     policy._known._costs = None
     sees_rounds(policy, 1, 0.008)
     assert policy.num_outcomes == 0, "a pass of 4 ms grows too late to be offered, and the way takes 3 ms"
@@ -324,7 +324,7 @@ def test_what_an_output_must_look_like_guesses_and_a_template_whomever_the_reque
 
 def test_who_lacks_its_draft_is_offered_what_others_guess_where_it_has_its_passes_for_itself(policy):
     for _ in range(200):
-        policy.saw_pass(Timing(0.0, 0.004, 1, 1))
+        policy.observe_pass(Timing(0.0, 0.004, 1, 1))
     policy._known._costs = None
     assert policy.num_outcomes == 0
     policy.lacks_draft = True
@@ -342,8 +342,8 @@ def test_who_shares_passes_does_not_go_on_without_what_its_draft_grows(policy):
     assert not policy.is_worth_going_on(0.0, 0, 0)
 
 
-IDLE = RoundSeen(Shape(), (), Found.HIT, 0.008, None)
-GUESSED = RoundSeen(Shape((ROOT,), (0,), (0.9,)), (0,), Found.HIT, 0.008, None)
+IDLE = RoundOutcome(Shape(), (), Found.HIT, 0.008, None)
+GUESSED = RoundOutcome(Shape((ROOT,), (0,), (0.9,)), (0,), Found.HIT, 0.008, None)
 
 
 def tree_with(*chances):
@@ -353,51 +353,51 @@ def tree_with(*chances):
     return tree
 
 
-def see(policies, seen, num_rounds=1):
+def observe(policies, seen, num_rounds=1):
     """Each of them in turn has a round like this."""
     for number in range(num_rounds):
-        policies[number % len(policies)].saw_round(seen)
+        policies[number % len(policies)].observe_round(seen)
 
 
 @pytest.fixture
 def sharing(policy):
     """Two sessions that share passes; a node that stands with 1% is not worth its row."""
     for number in range(200):
-        policy._known.verify.see(Timing(0.0, 0.006 + 1e-6 * number, 1, 9), 0.008)
+        policy._known.verify.observe(Timing(0.0, 0.006 + 1e-6 * number, 1, 9), 0.008)
     policy._known._costs = None
     return [policy, AdaptivePolicy(request(PROMPT, 40), CONFIG, policy._known)]
 
 
 def test_who_shares_passes_goes_on_plainly_once_no_guess_was_worth_its_row_for_some_rounds(sharing):
     one, other = sharing
-    see(sharing, IDLE, REST_ROUNDS - 1)
+    observe(sharing, IDLE, REST_ROUNDS - 1)
     assert not other.goes_on_plainly(tree_with(0.01))
-    see([other], IDLE)
+    observe([other], IDLE)
     assert one.goes_on_plainly(tree_with())
     assert other.goes_on_plainly(tree_with(0.01))
-    see(sharing, GUESSED, 2)
+    observe(sharing, GUESSED, 2)
     assert not other.goes_on_plainly(tree_with(0.01))
 
 
 def test_a_guess_that_is_worth_its_row_has_all_sessions_told_again(sharing):
     one, other = sharing
-    see(sharing, IDLE, 2 * REST_ROUNDS)
+    observe(sharing, IDLE, 2 * REST_ROUNDS)
     assert other.goes_on_plainly(tree_with())
-    see(sharing, IDLE, 2)
+    observe(sharing, IDLE, 2)
     assert not one.goes_on_plainly(tree_with(0.9))
     assert not other.goes_on_plainly(tree_with())
 
 
 def test_a_session_is_asked_once_a_round_whether_it_goes_on_plainly(sharing, monkeypatch):
     """Whatever its draft tells meanwhile: to choose a block is dear."""
-    see(sharing, IDLE, 2 * REST_ROUNDS)
+    observe(sharing, IDLE, 2 * REST_ROUNDS)
     assert sharing[0].goes_on_plainly(tree_with())
     monkeypatch.setattr(AdaptivePolicy, "choose", None)
     assert sharing[0].goes_on_plainly(tree_with(0.9))
 
 
 def test_who_has_its_passes_for_itself_is_told_of_each_round_until_its_draft_rests(policy):
-    see([policy], IDLE, 2 * REST_ROUNDS)
+    observe([policy], IDLE, 2 * REST_ROUNDS)
     assert not policy.goes_on_plainly(tree_with())
 
 
@@ -407,7 +407,7 @@ def test_while_one_drafts_in_turn_the_others_do_not_go_on_plainly(monkeypatch):
     one, other = [AdaptivePolicy(request(PROMPT, 40), replace(CONFIG, pipelining=False), known) for _ in range(2)]
     for forecast, num_trials, is_plain in ((0, 0, True), (3, 0, False), (0, 2, False)):
         monkeypatch.setattr(AdaptivePolicy, "_forecast", lambda _self, forecast=forecast: forecast)
-        see([one, other], IDLE, 2 * REST_ROUNDS)
+        observe([one, other], IDLE, 2 * REST_ROUNDS)
         one._num_trials = num_trials
         assert one.wants_turn() is not is_plain
         assert other.goes_on_plainly(tree_with()) is is_plain

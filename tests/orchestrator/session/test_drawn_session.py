@@ -16,7 +16,7 @@ from orchestrator.guessers.registry import GUESSERS
 from orchestrator.policy.adaptive import AdaptivePolicy
 from orchestrator.policy.named import ChainPolicy
 from orchestrator.policy.policies import Controller
-from orchestrator.policy.policy import Found, RoundSeen, Shape
+from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
 from tests.orchestrator.fakes import candidates, next_token, plain, request
@@ -82,7 +82,7 @@ def test_a_block_is_a_chain_of_draws_each_with_its_law(waiting):
 
 
 def test_behind_verification_nothing_is_drawn_and_the_draft_is_told_of_nothing(stage):
-    assert stage.asked.growth == replace(CATCH_UP, is_anew=True), "it takes in the prompt"
+    assert stage.asked.growth == replace(CATCH_UP, reports_all=True), "it takes in the prompt"
     stage.grown()
     for _ in range(5):
         stage.verdict()
@@ -98,7 +98,7 @@ def test_behind_verification_nothing_is_drawn_and_the_draft_is_told_of_nothing(s
 def test_each_block_is_drawn_anew(waiting):
     """Nothing that was drawn before a verdict is used after it: the tree is empty, and the draft begins from 0."""
     for _ in range(4):
-        assert waiting.asked.growth.is_anew
+        assert waiting.asked.growth.reports_all
         waiting.grown()
         assert waiting.block.tokens, "so that there is something to forget"
         waiting.verdict()
@@ -199,7 +199,7 @@ def test_draws_that_were_not_verified_are_gone_though_the_draft_is_not_told(toke
 def test_the_targets_own_token_teaches_nothing_of_the_draft(tokenizer):
     """It is a draw of its own: that it is, or is not, what the draft drew there says nothing of acceptance."""
     stage, seen = keeping(tokenizer, lambda confidences: confidences[-1] > 0.5), []
-    stage.session._policy.saw_round = seen.append
+    stage.session._policy.observe_round = seen.append
     for _ in range(6):
         stage.grown(with_confidences(stage.reply(), 0.9, 0.1, 0.9))
         stage.verdict()
@@ -309,14 +309,14 @@ def test_adaptive_draws_as_many_as_are_forecast_to_yield_most():
     policy = Controller(SpeculationConfig()).policy(request(**SAMPLED))
     before = policy.tree_spec(100, 64).num_passes
     for _ in range(60):
-        policy.saw_round(all_rejected(before))
+        policy.observe_round(all_rejected(before))
     assert policy._forecast() <= 1
     assert policy.tree_spec(100, 64).num_passes == 1 < before
 
 
 def all_rejected(num_guesses):
     shape = Shape(tuple(range(-1, num_guesses - 1)), (0,) * num_guesses, (0.9,) * num_guesses)
-    return RoundSeen(shape, (), Found.NOT_ASKED, 0.026, Timing(0.0, 0.025, 1, num_guesses + 1))
+    return RoundOutcome(shape, (), Found.NOT_ASKED, 0.026, Timing(0.0, 0.025, 1, num_guesses + 1))
 
 
 # Lookups
@@ -417,10 +417,10 @@ def test_adaptive_draws_a_chain_where_branches_cost_more_than_they_bring(monkeyp
     assert policy.tree_spec(100, 4).is_chain
 
 
-def several(text, draws_anew):
+def several(text, with_replacement):
     """What a fake draft draws after it: the first two of three, in the order of drawing."""
     ranked = candidates(text)[:3]
-    draws = (ranked[0], ranked[0], ranked[1]) if draws_anew else ranked[:2]
+    draws = (ranked[0], ranked[0], ranked[1]) if with_replacement else ranked[:2]
     return SparseDistribution(ranked, (0.4, 0.3, 0.3), draws)
 
 
@@ -431,9 +431,9 @@ def test_the_children_of_a_place_share_its_draws_in_the_block(tokenizer, verific
     stage.grown()
     stage.verdict()
     reply, text = stage.reply(), [*PROMPT, *stage.tokens]
-    first = several(text, verification.rule.draws_anew)
+    first = several(text, verification.rule.with_replacement)
     tokens = list(dict.fromkeys(first.draws))
-    below = several([*text, tokens[0]], verification.rule.draws_anew)
+    below = several([*text, tokens[0]], verification.rule.with_replacement)
     tokens += list(dict.fromkeys(below.draws))
     told = NewNodes(
         0, (ROOT, ROOT, 0, 0), tokens, (0, 1, 0, 1), (0.7, 0.2, 0.7, 0.2), (0.5,) * 4, q=(first, first, below, below)

@@ -6,7 +6,7 @@ import pytest
 
 from core.errors import RequestCancelled, ServiceError, Unavailable
 from core.records import FinishReason, Refused, VerifyRequest
-from orchestrator.policy.policy import Found, RoundSeen
+from orchestrator.policy.policy import Found, RoundOutcome
 from orchestrator.session import messages as m
 from orchestrator.session.statistics import DraftWait
 from tests.orchestrator.dispatch.test_runner import World as ServedWorld
@@ -16,7 +16,7 @@ from tests.orchestrator.world import World
 
 
 def rounds_seen(world):
-    return [seen for seen in world.policy.seen if isinstance(seen, RoundSeen)]
+    return [seen for seen in world.policy.seen if isinstance(seen, RoundOutcome)]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 9, 30])

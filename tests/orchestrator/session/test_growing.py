@@ -26,8 +26,8 @@ from core.speculation.growth import UNRANKED, NewNodes, TreeSpec
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TokenTree
 from orchestrator.policy.adaptive import REST_ROUNDS, AdaptivePolicy
 from orchestrator.policy.policies import Controller
-from orchestrator.policy.policy import Found, RoundSeen, Shape
-from orchestrator.policy.shared_estimates import LOOK_ROUNDS, SharedEstimates
+from orchestrator.policy.policy import Found, RoundOutcome, Shape
+from orchestrator.policy.shared_estimates import REFRESH_ROUNDS, SharedEstimates
 from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.draft_side import MAX_OPEN, MAX_PAUSE_S
@@ -51,9 +51,9 @@ class FakeMargin(AdaptivePolicy):
         self.is_patient = False
         self.seen = []
 
-    def saw_round(self, seen):
+    def observe_round(self, seen):
         self.seen.append(seen)
-        super().saw_round(seen)
+        super().observe_round(seen)
 
     def net(self, path_prob, branches=None):
         return np.arange(len(path_prob) + 1.0)
@@ -106,7 +106,7 @@ class Stage:
         self.session = Session(asked, pair, self.policy, IncrementalDetokenizer(tokenizer, (), False), "s")
         self.target = FakeTargetEngine(epoch=1)
         self.sent: list[m.Command] = []
-        self.num_told = 0
+        self.num_reported = 0
         self.now_s = 0.0
         self.do(self.session.start())
         self.event(m.TargetLeased("t", 1))
@@ -142,9 +142,9 @@ class Stage:
     def growth(self, *nodes, stamp=None, held=None, root=ROOT):
         """Nodes of the draft, each a parent's number and a token; chances fall in their order."""
         asked = self.last(DraftRequest)
-        if asked.growth.is_anew and stamp is None and not nodes:
-            self.num_told = 0
-        first, self.num_told = self.num_told, self.num_told + len(nodes)
+        if asked.growth.reports_all and stamp is None and not nodes:
+            self.num_reported = 0
+        first, self.num_reported = self.num_reported, self.num_reported + len(nodes)
         parents, tokens = zip(*nodes, strict=True) if nodes else ((), ())
         chances = tuple(0.9 - 0.01 * index for index in range(len(nodes)))
         new_nodes = NewNodes(first, parents, tokens, (0,) * len(nodes), chances, chances, root)
@@ -163,7 +163,7 @@ class Stage:
 
     def grows_right(self, num_tokens):
         tokens = self.right(num_tokens)
-        first = self.num_told
+        first = self.num_reported
         return self.grows(*((first + index - 1 if index else ROOT, token) for index, token in enumerate(tokens)))
 
 
@@ -258,7 +258,7 @@ def test_a_draft_whose_answers_come_a_verdict_late_each_time_is_used_nonetheless
         asked.append(stage.last(DraftRequest))
         stage.event(m.DraftGrew(DraftUpdate(asked[-2].stamp, NOTHING, asked[-2].num_committed, None), stage.now_s)
                     if len(asked) > 1 else m.DraftLate(asked[-1].stamp))  # fmt: skip
-    assert [bool(request.growth.is_anew) for request in asked] == [True, True, False, False]
+    assert [bool(request.growth.reports_all) for request in asked] == [True, True, False, False]
     assert asked[-1].base.num_tokens > 0
 
 
@@ -276,7 +276,7 @@ def test_who_waits_is_told_that_it_is_late_whatever_the_draft_was_told_meanwhile
     stage.grows((ROOT, 1))
     stage.verdict()
     waits = stage.last(m.Await).stamp
-    stage.do(stage.session._drafts._first.tell())
+    stage.do(stage.session._drafts._first.report())
     sent = stage.event(m.DraftLate(waits))
     assert [type(command) for command in sent] == [VerifyRequest]
 
@@ -362,7 +362,7 @@ def test_a_lost_draft_is_lacking_and_not_waited_for_until_the_next_tells_somethi
     stage.event(m.DraftLost(1))
     assert stage.policy.lacks_draft
     stage.event(m.DraftLeased("d2", 2))
-    stage.num_told = 0
+    stage.num_reported = 0
     stage.verdict()
     assert stage.policy.lacks_draft
     assert stage.count(m.Await) == 0
@@ -414,9 +414,9 @@ def test_a_draft_that_has_forgotten_is_sent_everything_and_tells_everything(stag
     asked = stage.last(DraftRequest)
     assert asked.base.num_tokens == 0
     assert asked.spec is not None
-    assert asked.growth.is_anew
+    assert asked.growth.reports_all
     assert stage.grows((ROOT, 2), stamp=replace(asked.stamp, round=asked.stamp.round - 1)) == [], "with old numbers"
-    stage.num_told = 0
+    stage.num_reported = 0
     tokens = stage.right(2)
     stage.grows((ROOT, tokens[0]), (0, tokens[1]))
     stage.verdict()
@@ -431,11 +431,11 @@ def test_in_a_pause_the_draft_ends_what_it_grows_and_is_told_nothing_more_until_
     assert asked.growth == CATCH_UP
     stage.verdict()
     assert stage.last(DraftRequest) is asked, "growth that ends by itself is asked for once, answered or not"
-    stage.event(m.DraftReplied(DraftDone(asked.stamp, NewNodes(stage.num_told), asked.num_committed), 0.0, 0.0))
-    num_told, num_committed = stage.count(DraftRequest), asked.num_committed
+    stage.event(m.DraftReplied(DraftDone(asked.stamp, NewNodes(stage.num_reported), asked.num_committed), 0.0, 0.0))
+    num_reported, num_committed = stage.count(DraftRequest), asked.num_committed
     for _ in range(4):
         stage.verdict()
-    assert stage.count(DraftRequest) == num_told
+    assert stage.count(DraftRequest) == num_reported
     stage.policy._known.pause.is_paused = False
     stage.verdict()
     asked = stage.last(DraftRequest)
@@ -455,7 +455,7 @@ def test_what_was_lost_of_a_tree_is_told_once_more(stage):
     stage.verdict()
     sent = stage.grows((0, 2), root=0)
     assert [type(command) for command in sent] == [DraftRequest]
-    assert sent[0].growth.is_anew
+    assert sent[0].growth.reports_all
     assert sent[0].base.num_tokens > 0, "it need not compute anything again"
 
 
@@ -498,7 +498,7 @@ def test_after_another_lease_growth_begins_anew(stage):
     stage.event(m.DraftLeased("d2", 2))
     asked = stage.last(DraftRequest)
     assert (asked.stamp.session, asked.stamp.epoch, asked.base.num_tokens) == ("d2", 2, 0)
-    assert asked.growth.is_anew
+    assert asked.growth.reports_all
     assert len(stage.session._blocks.tree) == 0
 
 
@@ -563,7 +563,7 @@ def test_where_branches_are_dear_blocks_go_straight(tokenizer, branch_s, num_gue
 def test_a_draft_that_grows_nothing_of_use_rests_and_begins_anew_after_a_pause(stage):
     stage.grows_right(3)
     for _ in range(REST_ROUNDS):
-        stage.policy.saw_round(round_seen(Found.HIT))
+        stage.policy.observe_round(round_seen(Found.HIT))
     sent = stage.verdict()
     assert [type(command) for command in sent] == [VerifyRequest, m.ReleaseDraft, m.LeaseDraft, Chunk]
     assert 0.5 <= stage.last(m.LeaseDraft).delay_s / CONFIG.draft_retry_s <= 1.0
@@ -571,8 +571,8 @@ def test_a_draft_that_grows_nothing_of_use_rests_and_begins_anew_after_a_pause(s
     stage.verdict()
     assert stage.count(DraftRequest) == num_grows, "it is told nothing while it rests"
     stage.event(m.DraftLeased("d", 2))
-    stage.num_told = 0
-    assert stage.last(DraftRequest).growth.is_anew
+    stage.num_reported = 0
+    assert stage.last(DraftRequest).growth.reports_all
     assert stage.last(DraftRequest).suffix == (*PROMPT, *stage.tokens)
     stage.grows_right(3)
     stage.verdict()
@@ -691,10 +691,10 @@ def learned(rows_s, pass_s=lambda rows: 0.003, config=CONFIG):
     found = policy(config)
     for _ in range(40):
         for rows in (1, 2, 3, 5, 9, 17, 33, 65):
-            found._known.verify.see(Timing(0.0, rows_s(rows), 1, rows), rows_s(rows) + 0.001)
-            found.saw_pass(Timing(0.0, pass_s(rows - 1 or 1), 1, rows - 1 or 1))
+            found._known.verify.observe(Timing(0.0, rows_s(rows), 1, rows), rows_s(rows) + 0.001)
+            found.observe_pass(Timing(0.0, pass_s(rows - 1 or 1), 1, rows - 1 or 1))
     for _ in range(600):
-        found.saw_interval(4, 0.04)
+        found.observe_interval(4, 0.04)
     found._known._costs = None
     return found
 
@@ -721,16 +721,16 @@ def test_a_step_in_costs_is_looked_beyond():
 def round_seen(found, num_guesses=0, rank=0):
     unsure = (0.5,) * num_guesses
     shape = Shape(tuple(range(-1, num_guesses - 1)), (rank,) * num_guesses, unsure)
-    return RoundSeen(shape, (), found, 0.02, None)
+    return RoundOutcome(shape, (), found, 0.02, None)
 
 
 def test_a_rest_follows_many_rounds_in_which_nothing_was_worth_its_row():
     one = policy()
     for _ in range(REST_ROUNDS - 1):
-        one.saw_round(round_seen(Found.HIT))
-    one.saw_round(round_seen(Found.NOT_ASKED))
+        one.observe_round(round_seen(Found.HIT))
+    one.observe_round(round_seen(Found.NOT_ASKED))
     assert not one.wants_rest, "a draft that has nothing yet is not judged"
-    one.saw_round(round_seen(Found.HIT, 2, rank=UNRANKED))
+    one.observe_round(round_seen(Found.HIT, 2, rank=UNRANKED))
     assert one.wants_rest, "what was looked up is none of its merits"
     assert one._known.depth > 0
     one.rest()
@@ -744,10 +744,10 @@ def test_costs_are_looked_at_now_and_then():
     one, known = policy(), SharedEstimates()
     before = known.costs.verify_s(0)
     one._known = known
-    for _ in range(LOOK_ROUNDS):
+    for _ in range(REFRESH_ROUNDS):
         assert known.costs.verify_s(0) == before
-        known.verify.see(Timing(0.0, 2.0 * before, 1, 1), 2.0 * before + 0.001)
-        one.saw_round(round_seen(Found.HIT, 2))
+        known.verify.observe(Timing(0.0, 2.0 * before, 1, 1), 2.0 * before + 0.001)
+        one.observe_round(round_seen(Found.HIT, 2))
     assert known.costs.verify_s(0) > 1.5 * before
 
 
@@ -757,11 +757,11 @@ def test_each_rest_in_vain_is_twice_as_long_until_something_was_worth_verifying(
     for epoch in range(2, 10):
         stage.grows_right(3)
         for _ in range(REST_ROUNDS):
-            stage.policy.saw_round(round_seen(Found.HIT))
+            stage.policy.observe_round(round_seen(Found.HIT))
         stage.do(stage.session._drafts._first.rest())
         pauses.append(stage.last(m.LeaseDraft).delay_s)
         stage.event(m.DraftLeased("d", epoch))
-        stage.num_told = 0
+        stage.num_reported = 0
     assert all(0.5 <= pause / min(2.0**num, MAX_PAUSE_S) <= 1.0 for num, pause in enumerate(pauses))
     stage.grows_right(3)
     stage.verdict()
@@ -783,9 +783,9 @@ def test_a_first_guess_is_waited_for_if_it_gains_more_than_its_time():
 def test_what_is_waited_for_is_worth_what_came_late_before_whatever_first_candidates_are_worth(is_hit):
     one = learned(lambda rows: 0.02)
     for _ in range(300):
-        one.saw_guess(0.7, not is_hit)
-        one.saw_round(replace(round_seen(Found.MISS), late_hit=is_hit))
-        one.saw_round(round_seen(Found.HIT))
+        one.observe_guess(0.7, not is_hit)
+        one.observe_round(replace(round_seen(Found.MISS), late_hit=is_hit))
+        one.observe_round(round_seen(Found.HIT))
     assert one.is_worth_waiting(1, has_drafted=False) is is_hit
 
 
@@ -832,7 +832,7 @@ def test_a_session_begins_with_the_rate_of_those_before_it():
     known = SharedEstimates()
     first = AdaptivePolicy(request(PROMPT, 10), CONFIG, known)
     for _ in range(500):
-        first.saw_interval(6, 0.06)
+        first.observe_interval(6, 0.06)
     assert AdaptivePolicy(request(PROMPT, 10), CONFIG, known).rate == pytest.approx(100, rel=0.01)
 
 
@@ -859,13 +859,13 @@ def test_chances_that_the_draft_is_told_are_a_law():
 def test_the_rate_is_that_of_the_last_rounds():
     one = policy()
     before = one.rate
-    one.saw_interval(6, 0.06)
+    one.observe_interval(6, 0.06)
     assert before < one.rate < 100, "one round is not the rule"
     for _ in range(600):
-        one.saw_interval(6, 0.06)
+        one.observe_interval(6, 0.06)
     assert one.rate == pytest.approx(100, rel=0.01)
     for _ in range(600):
-        one.saw_interval(5, 0.1)
+        one.observe_interval(5, 0.1)
     assert one.rate == pytest.approx(50, rel=0.01)
 
 
@@ -873,7 +873,7 @@ def test_a_second_is_worth_what_plain_decoding_would_make_in_it():
     """Or sessions that verify what does not pay would go on: by the rate that they have, it pays."""
     one = learned(lambda rows: 0.02)
     for _ in range(200):
-        one.saw_interval(1, 1.0)
+        one.observe_interval(1, 1.0)
     one._known._costs = None
     assert one.rate == pytest.approx(1 / 0.021, rel=0.05)
 

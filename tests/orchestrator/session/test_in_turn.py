@@ -101,7 +101,7 @@ def kinds(commands):
 
 
 def test_while_the_prompt_is_verified_the_draft_takes_it_in_and_grows_no_further(stage):
-    assert stage.last(DraftRequest).growth == replace(CATCH_UP, is_anew=True)
+    assert stage.last(DraftRequest).growth == replace(CATCH_UP, reports_all=True)
     assert stage.last(VerifyRequest).block == EMPTY_BLOCK
     assert all(command.growth.ends for command in stage.sent if isinstance(command, DraftRequest))
 
@@ -200,7 +200,7 @@ def test_a_draft_that_has_forgotten_catches_up_while_the_target_works(stage):
     stage.verdict()
     asked = stage.last(DraftRequest)
     sent = stage.grown(Missing(asked.stamp, 0))
-    assert stage.last(DraftRequest).growth == replace(CATCH_UP, is_anew=True)
+    assert stage.last(DraftRequest).growth == replace(CATCH_UP, reports_all=True)
     assert stage.last(DraftRequest).base.num_tokens == 0
     assert VerifyRequest in kinds(sent), "nobody waits for that"
 
@@ -263,7 +263,7 @@ def test_a_draft_that_is_far_behind_catches_up_before_it_drafts(tokenizer, num_b
 def test_a_policy_hears_of_blocks_that_come_late_and_not_of_prefills(tokenizer):
     stage, seen = Stage(tokenizer), []
     policy = stage.session._policy
-    policy.saw_draft = lambda elapsed_s, _timing: seen.append(elapsed_s)
+    policy.observe_draft = lambda elapsed_s, _timing: seen.append(elapsed_s)
     stage.grown()
     assert seen == [], "that was a prefill"
     stage.verdict()
@@ -317,8 +317,8 @@ def test_a_draft_that_refuses_or_lies_is_left(tokenizer):
 
 
 def test_nothing_was_prepared_so_nothing_hits_or_misses(stage):
-    seen, saw_round = [], stage.session._policy.saw_round
-    stage.session._policy.saw_round = lambda each: (seen.append(each.found), saw_round(each))
+    seen, observe_round = [], stage.session._policy.observe_round
+    stage.session._policy.observe_round = lambda each: (seen.append(each.found), observe_round(each))
     stage.grown()
     for _ in range(3):
         stage.verdict()

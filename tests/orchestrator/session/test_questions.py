@@ -92,7 +92,7 @@ def test_a_session_asks_and_hands_on_the_answers_and_the_output_is_plain(tokeniz
 def test_asking_goes_on_while_it_pays_and_is_tried_again_for_a_small_share_of_the_tokens():
     answers = AnswersWorth()
     while answers.are_worth(0.5):
-        answers.see(0)
+        answers.observe(0)
     assert 4 < answers.tokens.num_seen < 20
     waited = 1
     while not answers.are_worth(0.5):
@@ -100,5 +100,5 @@ def test_asking_goes_on_while_it_pays_and_is_tried_again_for_a_small_share_of_th
     assert 0.021 * waited >= ASKING_TRIAL_ROUNDS * 0.5
     for _ in range(ASKING_TRIAL_ROUNDS):
         assert answers.are_worth(0.5)
-        answers.see(2)
+        answers.observe(2)
     assert answers.are_worth(0.5), "the trial has paid"

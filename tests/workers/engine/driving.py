@@ -115,7 +115,7 @@ class Driver:
     def draft(self, growth):
         """All that has grown below the text; or a chain of so many tokens, all of which have to be there."""
         tree_spec = TreeSpec.chain(growth) if isinstance(growth, int) else growth
-        tree = tree_of(self.ask(replace(tree_spec, is_anew=True)))
+        tree = tree_of(self.ask(replace(tree_spec, reports_all=True)))
         if not isinstance(growth, int):
             return tree
         assert len(tree) >= growth, "there is room for every guess"

@@ -27,14 +27,14 @@ growths = st.builds(
     fanout=st.integers(1, 4),
     measure=st.sampled_from(Measure),
     min_confidence=st.sampled_from([0.0, 0.02]),
-    is_anew=st.just(True),
+    reports_all=st.just(True),
 )
 """Any growth of which all is told."""
 
 
 def allowed(growth, spec):
     """The same growth, where the draft may choose; a chain of as many draws where it must not."""
-    return replace(TreeSpec.chain(growth.num_passes, growth.measure), is_anew=True) if spec.needs_q else growth
+    return replace(TreeSpec.chain(growth.num_passes, growth.measure), reports_all=True) if spec.needs_q else growth
 
 
 def wide(num_rows=8, num_passes=3):

@@ -123,7 +123,7 @@ def test_the_same_nodes_grow_with_the_same_chances(load, said_after, sampling, n
     for committed in ((), chain[:2], [wrong(chain[2])]):
         for driver in drivers:
             driver.log.extend(committed)
-        anew = replace(GROWING, is_anew=True)
+        anew = replace(GROWING, reports_all=True)
         expected, num_plain = grown(plain, drivers[0], anew)
         found, num_cascade = grown(cascade, drivers[1], anew)
         assert nodes_of(found) == nodes_of(expected)
@@ -133,7 +133,7 @@ def test_the_same_nodes_grow_with_the_same_chances(load, said_after, sampling, n
         assert cascade.stats().num_steps < plain.stats().num_steps, "several nodes in a row came of one pass"
 
 
-@pytest.mark.parametrize("growth", [8, TreeSpec(1, 6, 0.0, (1.0, 1.0), (0.3, 0.1), num_passes=5, is_anew=True)])
+@pytest.mark.parametrize("growth", [8, TreeSpec(1, 6, 0.0, (1.0, 1.0), (0.3, 0.1), num_passes=5, reports_all=True)])
 @SAMPLINGS
 def test_growth_that_ends_by_itself_ends_with_the_same_reply(load, said_after, sampling, growth):
     plain, cascade = load(0), load()
@@ -164,7 +164,7 @@ def test_a_draft_that_samples_is_not_hurried(load, rule):
 
 
 def test_wide_growth_that_ends_by_itself_is_fed_pass_by_pass(load):
-    growth = TreeSpec(3, 5, 0.0, (1.0, 1.0), (0.3, 0.1), num_passes=4, is_anew=True)
+    growth = TreeSpec(3, 5, 0.0, (1.0, 1.0), (0.3, 0.1), num_passes=4, reports_all=True)
     plain, cascade = load(0), load()
     replies = [Driver(engine, [*PROMPT, 7, 7, 7, 7], CERTAIN).ask(growth) for engine in (plain, cascade)]
     assert places_of(replies[0].new_nodes) == places_of(replies[1].new_nodes)

@@ -217,5 +217,5 @@ def test_a_change_of_the_rule_forgets_what_was_drawn(engine, fresh, way):
     specs = [Driver(engine, PROMPT, *spec).spec for spec in (way, way[:1])]
     for spec in specs:
         driver.spec, driver.held = spec, 0
-        assert driver.ask(replace(TreeSpec.chain(4), is_anew=True)).new_nodes == fresh(driver, 4)
+        assert driver.ask(replace(TreeSpec.chain(4), reports_all=True)).new_nodes == fresh(driver, 4)
     assert driver.draft(4) == coupled

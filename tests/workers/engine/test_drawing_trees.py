@@ -65,7 +65,9 @@ def test_each_place_has_the_draws_of_the_reference_and_noise_of_its_own(engine, 
     for place, q in laws.items():
         depth = depths[place] if place != ROOT else 0
         row = row_of(depth, 3 * (place + 1))
-        draws = draw_several(q, VOCAB_SIZE, way[0].seed, len(PROMPT) + depth, row, 3, draws_anew=way[1].rule.draws_anew)
+        draws = draw_several(
+            q, VOCAB_SIZE, way[0].seed, len(PROMPT) + depth, row, 3, with_replacement=way[1].rule.with_replacement
+        )
         assert q.draws == draws
         children = [token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == place]
         assert children == list(dict.fromkeys(draws))
@@ -93,7 +95,7 @@ def test_a_target_with_the_drafts_weights_accepts_all_the_way_down(target, load,
         for each in (load(q_top_tokens=VOCAB_SIZE), target)
     )
     for _ in range(4):
-        block = tree_of(drafting.ask(replace(TREE, is_anew=True)))
+        block = tree_of(drafting.ask(replace(TREE, reports_all=True)))
         verdict = verifying.verify(block)
         assert len(verdict.path) >= 3 or block.depths[verdict.path[-1]] == len(verdict.path)
         first = {parent: node for node, parent in reversed(list(enumerate(block.parents)))}

@@ -13,7 +13,7 @@ def seen(law, stretch=2.0, max_rows=256):
     pace = PrefillPace(stretch, max_rows)
     for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
         for _ in range(3):
-            pace.see(rows, law(rows))
+            pace.observe(rows, law(rows))
     return pace
 
 

@@ -53,7 +53,7 @@ def drawn_tree(generator, log_p, seed, position, rule, unlikeness=0.7, num_token
         noise_row = row_of(depths[place], 9 * numbers[place])
         num_draws = int(generator.integers(1, most_draws + 1))
         draws = draw_several(
-            q, VOCAB_SIZE, seed, position + depths[place], noise_row, num_draws, draws_anew=rule.draws_anew
+            q, VOCAB_SIZE, seed, position + depths[place], noise_row, num_draws, with_replacement=rule.with_replacement
         )
         kept = list(dict.fromkeys(draws))[: min(num_left, int(generator.integers(1, 4)))]
         tokens += kept

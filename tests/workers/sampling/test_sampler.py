@@ -233,19 +233,21 @@ def test_guesses_are_drawn_from_the_very_q_that_is_sent(top_tokens):
         assert len(sound_prefix(TokenTree.chain([token], [q]), VOCAB_SIZE)) == 1
 
 
-@pytest.mark.parametrize("draws_anew", [False, True])
+@pytest.mark.parametrize("with_replacement", [False, True])
 @pytest.mark.parametrize("top_tokens", [2, 8])
-def test_several_guesses_are_those_of_the_reference_in_their_order(top_tokens, draws_anew):
+def test_several_guesses_are_those_of_the_reference_in_their_order(top_tokens, with_replacement):
     batch = [Row(Sampling(seed=2**63 + i, temperature=0.9), 10 + i, [], 3) for i in range(40)]
     log_q = twin.process(random_logits(40), batch)
     keys = keys_of(batch, [noise.row_of(i % 4, 5 * i) for i in range(40)])
     probs, ids = twin.cut(log_q, top_tokens)
-    found = at_once(partial(draw_guesses, num_draws=4, draws_anew=draws_anew), probs, ids, keys)
+    found = at_once(partial(draw_guesses, num_draws=4, with_replacement=with_replacement), probs, ids, keys)
     for (token, q), (_, position, row, _), of in zip(found, keys, batch, strict=True):
-        want = sampling.draw_several(q, VOCAB_SIZE, of.sampling.seed, position, row, 4, draws_anew=draws_anew)
+        want = sampling.draw_several(
+            q, VOCAB_SIZE, of.sampling.seed, position, row, 4, with_replacement=with_replacement
+        )
         assert q.draws == want
         assert token == want[0] == sampling.draw_guess(q, VOCAB_SIZE, of.sampling.seed, position, row)
-        assert len(want) == (4 if draws_anew else min(4, len(q.token_ids)))
+        assert len(want) == (4 if with_replacement else min(4, len(q.token_ids)))
 
 
 def test_noise_at_a_few_ids_is_that_of_whole_rows():

@@ -45,17 +45,17 @@ class Waits(TorchDispatchMode):
             name == "repeat_interleave" and "Tensor" in func._overloadname and (kwargs or {}).get("output_size") is None
         )
         if name in self.LOOKS or by_mask or by_number:
-            self.see(name)
+            self.observe(name)
         return func(*args, **(kwargs or {}))
 
-    def see(self, name: str) -> None:
+    def observe(self, name: str) -> None:
         if not self._is_reading:
             self.seen.append(name)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """A readback, which is one wait however it is done."""
-        self.see("readback")
+        self.observe("readback")
         self._is_reading = True
         try:
             yield
@@ -80,7 +80,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
 
         def spy(*args: Any, **kwargs: Any) -> Any:
             if is_seen(*args, **kwargs):
-                waits.see(name)
+                waits.observe(name)
             return original(*args, **kwargs)
 
         patch.setattr(owner, name, spy)

@@ -210,14 +210,14 @@ class Distributions(_message.Message):
     def __init__(self, lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., probs: _Optional[bytes] = ..., draw_lengths: _Optional[_Iterable[int]] = ..., draws: _Optional[_Iterable[int]] = ..., of_nodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TreeSpec(_message.Message):
-    __slots__ = ("rows_per_pass", "max_depth", "min_path_prob", "calibration_offset", "calibration_slope", "tail", "is_anew", "num_passes", "fanout", "measure", "min_confidence")
+    __slots__ = ("rows_per_pass", "max_depth", "min_path_prob", "calibration_offset", "calibration_slope", "tail", "reports_all", "num_passes", "fanout", "measure", "min_confidence")
     ROWS_PER_PASS_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MIN_PATH_PROB_FIELD_NUMBER: _ClassVar[int]
     CALIBRATION_OFFSET_FIELD_NUMBER: _ClassVar[int]
     CALIBRATION_SLOPE_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
-    IS_ANEW_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_ALL_FIELD_NUMBER: _ClassVar[int]
     NUM_PASSES_FIELD_NUMBER: _ClassVar[int]
     FANOUT_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
@@ -228,12 +228,12 @@ class TreeSpec(_message.Message):
     calibration_offset: float
     calibration_slope: float
     tail: _containers.RepeatedScalarFieldContainer[float]
-    is_anew: bool
+    reports_all: bool
     num_passes: int
     fanout: int
     measure: Measure
     min_confidence: float
-    def __init__(self, rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., min_path_prob: _Optional[float] = ..., calibration_offset: _Optional[float] = ..., calibration_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ..., is_anew: _Optional[bool] = ..., num_passes: _Optional[int] = ..., fanout: _Optional[int] = ..., measure: _Optional[_Union[Measure, str]] = ..., min_confidence: _Optional[float] = ...) -> None: ...
+    def __init__(self, rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., min_path_prob: _Optional[float] = ..., calibration_offset: _Optional[float] = ..., calibration_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ..., reports_all: _Optional[bool] = ..., num_passes: _Optional[int] = ..., fanout: _Optional[int] = ..., measure: _Optional[_Union[Measure, str]] = ..., min_confidence: _Optional[float] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
     __slots__ = ("prompt_len", "sampling", "verification", "num_logprobs", "lenience", "num_prompt_logprobs", "grammar")

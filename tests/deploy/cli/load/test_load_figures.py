@@ -14,7 +14,7 @@ from deploy.cli.load.summary import Latency, Objectives, summarize
 def record(index=0, intended_s=0.0, sent_s=None, pieces=(), ended_s=1.0, outcome=Ending.COMPLETED, counts=None):
     found = RequestRecord(index, intended_s, intended_s if sent_s is None else sent_s)
     for at_s, num in pieces:
-        found.saw(at_s, Arrival(num, 7))
+        found.observe(at_s, Arrival(num, 7))
     found.ended_s, found.outcome, found.counts = ended_s, outcome, counts
     return found
 
