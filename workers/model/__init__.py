@@ -1,7 +1,15 @@
 """From a checkpoint to a model that is ready to serve, whole or one rank's shard."""
 
 from workers.model.layers import LayerSubset, layer_list
-from workers.model.loader import LoadedModel, check_checkpoint, digest_of, load, reference_model, survey
+from workers.model.loader import (
+    LoadedModel,
+    check_checkpoint,
+    digest_of,
+    load,
+    quiet_transformers,
+    reference_model,
+    survey,
+)
 from workers.model.sharded_loader import ModelShard
 
 __all__ = [
@@ -12,6 +20,7 @@ __all__ = [
     "digest_of",
     "layer_list",
     "load",
+    "quiet_transformers",
     "reference_model",
     "survey",
 ]

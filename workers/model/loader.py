@@ -57,7 +57,7 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
     progress(f"reading {path / 'config.json'}")
     model_config, max_context = _check(config)
     subset = _subset(config)
-    with _quiet_transformers():
+    with quiet_transformers():
         progress(f"loading {model_config.architectures[0] if model_config.architectures else model_config.model_type}")
         if subset is not None:
             model = _read_layers(path, config, model_config, subset)
@@ -85,7 +85,7 @@ def reference_model(config: EngineConfig) -> Any:
     does."""
     path = Path(config.model)
     model_config, _ = _check(config)
-    with _quiet_transformers():
+    with quiet_transformers():
         return _read_weights(path, config, model_config, attention="sdpa")
 
 
@@ -103,7 +103,7 @@ def survey(config: EngineConfig) -> ModelInfo:
     """
     path = Path(config.model)
     model_config, max_context = _check(config)
-    with _quiet_transformers():
+    with quiet_transformers():
         model = meta_model(model_config, config.dtype)
         _read_generation_config(path, model)
     check_stored(path, _weight_files(path), model)
@@ -118,7 +118,7 @@ def _check(config: EngineConfig) -> tuple[Any, int]:
     """The model's own configuration, and the number of positions that may be used."""
     path = Path(config.model)
     _check_files(path)
-    with _quiet_transformers():
+    with quiet_transformers():
         model_config = _read_config(path)
         check_architecture(model_config)
         if (subset := _subset(config)) is not None:
@@ -271,7 +271,7 @@ def _eos_token_ids(model: Any) -> tuple[int, ...]:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No warnings or progress bars on the terminal: problems are raised, progress goes to `progress`."""
     verbosity, had_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

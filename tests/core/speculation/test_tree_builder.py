@@ -358,7 +358,7 @@ def test_with_one_candidate_a_place_a_chain_grows_whatever_is_likelier_beside_it
 
 def test_a_chain_is_as_long_as_was_asked_however_unsure_the_draft_is():
     one = TreeBuilder()
-    one.grow_by(TreeSpec.chain(40))
+    one.go_on(TreeSpec.chain(40))
     depths = []
     while one.being_fed:
         depths += [one.depths[node] for node in one.being_fed]
@@ -429,7 +429,7 @@ def drawn_after(laws, depth, choice):
 def drawing(tree_spec, laws, choices):
     """Growth to its end; each place's draw is the candidate of that rank. How many nodes were fed, and what was told"""
     one, num_fed = TreeBuilder(), 0
-    one.grow_by(tree_spec)
+    one.go_on(tree_spec)
     while one.being_fed:
         depths = [one.depths[node] for node in one.being_fed]
         num_fed += len(depths)

@@ -276,7 +276,7 @@ def test_who_waits_is_told_that_it_is_late_whatever_the_draft_was_told_meanwhile
     stage.grows((ROOT, 1))
     stage.verdict()
     waits = stage.last(m.Await).stamp
-    stage.do(stage.session._drafts._first.report())
+    stage.do(stage.session._drafts._first.update())
     sent = stage.event(m.DraftLate(waits))
     assert [type(command) for command in sent] == [VerifyRequest]
 

@@ -142,7 +142,7 @@ def resend_with_the_wrong_base(patch):
 
 def message_lacks_a_token(patch):
     """Target and draft are sent all but the first of several tokens."""
-    verify, tell = TargetSide.verify, DraftSide.tell
+    verify, update = TargetSide.verify, DraftSide.update
 
     def lacking(command):
         is_request = isinstance(command, VerifyRequest | DraftRequest)
@@ -151,7 +151,7 @@ def message_lacks_a_token(patch):
         return command
 
     patch(TargetSide, "verify", lambda self, guess: lacking(verify(self, guess)))
-    patch(DraftSide, "tell", lambda self: [lacking(command) for command in tell(self)])
+    patch(DraftSide, "update", lambda self: [lacking(command) for command in update(self)])
 
 
 def closed_session_revived(patch):

@@ -212,7 +212,7 @@ def test_the_text_is_the_targets_and_comes_in_fewer_rounds(checkpoint, bench, sa
 def test_after_many_verdicts_candidates_are_those_of_a_fresh_engine(bench, says, sampling, seed):
     """Whatever was accepted, and now and then a token that nobody had guessed (the stale-KV bug)."""
     random, session = Random(seed), Session(bench, "s", sampling=sampling)
-    session.report()
+    session.tell()
     for _ in range(10):
         bench.grow(random.randrange(6))
         path = walk(session, random, random.randrange(5))
@@ -225,7 +225,7 @@ def test_after_many_verdicts_candidates_are_those_of_a_fresh_engine(bench, says,
 def test_what_is_below_an_accepted_path_is_kept_and_not_computed_again(bench, says):
     """Every text that the draft says something after was computed once."""
     random, session = Random(1), Session(bench, "s", sampling=COUPLED)
-    session.report()
+    session.tell()
     for _ in range(6):
         bench.grow(4)
         path = walk(session, random, 3)
@@ -238,7 +238,7 @@ def test_what_is_below_an_accepted_path_is_kept_and_not_computed_again(bench, sa
 
 def test_a_verdict_that_leads_to_fed_nodes_costs_no_row_and_is_told_of_at_once(bench):
     session = Session(bench, "s")
-    session.report()
+    session.tell()
     bench.run()
     num_rows = bench.engine.stats().num_rows
     first = session.said[session.text][0]
@@ -252,7 +252,7 @@ def test_a_verdict_that_leads_to_fed_nodes_costs_no_row_and_is_told_of_at_once(b
 
 def test_a_text_that_leads_elsewhere_begins_again_and_numbers_go_on(bench, says):
     session = Session(bench, "s")
-    session.report()
+    session.tell()
     bench.run()
     num_reported = len(session.texts)
     session.tell(wrong(wrong(next(t for t in range(250) if t not in session.said[session.text].values()))), 9)
@@ -265,7 +265,7 @@ def test_a_text_that_leads_elsewhere_begins_again_and_numbers_go_on(bench, says)
 def test_calibration_holds_for_nodes_that_are_kept_too(bench):
     """A new message's chances order the next pass, not those of the message before."""
     session = Session(bench, "s", tree_spec=replace(TREE_SPEC, calibration=(-3.0, 0.0)))
-    session.report()
+    session.tell()
     bench.grow(1)
     session.tree_spec = replace(TREE_SPEC, calibration=(8.0, 0.0), rows_per_pass=1)
     session.tell(session.said[session.text][0])
@@ -280,7 +280,7 @@ def test_sessions_share_a_pass_best_first_and_none_starves(bench, says):
     sure, unsure = Session(bench, "sure", sampling=CERTAIN), Session(bench, "unsure", [9, 8, 7, 200], COUPLED)
     for session in (sure, unsure):
         session.tree_spec = TreeSpec(1, 20, 0.01, (0.0, 1.0), (0.4, 0.2, 0.1))
-        session.report()
+        session.tell()
     bench.grow(8)
     assert len(sure.said) > len(unsure.said)
     assert bench.rows_of_steps[1:] == [1] * 7, "rows are those of a pass, over all sessions"
@@ -311,7 +311,7 @@ def test_a_session_feeds_nothing_below_its_own_least_chance(bench):
     strict = Session(bench, "strict", sampling=COUPLED, tree_spec=replace(TREE_SPEC, min_path_prob=0.2))
     lax = Session(bench, "lax", sampling=COUPLED)
     for session in (strict, lax):
-        session.report()
+        session.tell()
     bench.run()
     path_prob = dict(zip(strict.texts, strict.path_prob, strict=True))
     assert all(path_prob[text] >= 0.2 for text in strict.said if text != strict.text)
@@ -324,7 +324,7 @@ def test_a_session_feeds_nothing_below_its_own_least_chance(bench):
 )
 def test_an_engine_rests_when_nothing_is_worth_a_row(bench, tree_spec):
     session = Session(bench, "s", tree_spec=tree_spec)
-    session.report()
+    session.tell()
     bench.run()
     assert not bench.engine.has_work
     assert max(map(len, session.texts)) <= len(PROMPT) + tree_spec.max_depth
@@ -336,7 +336,7 @@ def test_an_engine_rests_when_nothing_is_worth_a_row(bench, tree_spec):
 def test_no_node_is_fed_beyond_the_models_context(tmp_path):
     bench = Bench(load(str(write("llama", tmp_path, max_position_embeddings=16))))
     session = Session(bench, "s", sampling=CERTAIN, tree_spec=replace(TREE_SPEC, max_depth=100, min_path_prob=0.0))
-    session.report()
+    session.tell()
     bench.run()
     assert max(map(len, session.said)) == 16
     session.tell(*[7] * 10)
@@ -351,7 +351,7 @@ def test_no_node_is_fed_beyond_the_models_context(tmp_path):
 def test_growth_leaves_room_and_rests_when_kv_is_full(checkpoint, says):
     bench = Bench(load(checkpoint, 64, share_prefixes=False))
     session = Session(bench, "s", sampling=COUPLED, tree_spec=replace(TREE_SPEC, min_path_prob=0.0))
-    session.report()
+    session.tell()
     bench.run()
     assert bench.engine.stats().num_free_blocks <= 1
     assert bench.engine.stats().num_preemptions == 0
@@ -361,7 +361,7 @@ def test_growth_leaves_room_and_rests_when_kv_is_full(checkpoint, says):
 def test_an_idle_draft_makes_room_for_a_prompt_and_a_prompt_goes_before_guesses(checkpoint, says):
     bench = Bench(load(checkpoint, 96, share_prefixes=False))
     session = Session(bench, "s", sampling=COUPLED, tree_spec=replace(TREE_SPEC, min_path_prob=0.0))
-    session.report()
+    session.tell()
     bench.run()
     other = Driver(bench.engine, list(range(60)), session="other")
     bench.add(session_of := Session(bench, "other"), other.draft_request(1))
@@ -379,14 +379,14 @@ def test_sessions_that_throw_each_other_out_are_told_nothing_wrong(checkpoint, s
     bench, random = Bench(load(checkpoint, 40, share_prefixes=False)), Random(seed)
     sessions = [Session(bench, name, [*PROMPT, i], COUPLED) for i, name in enumerate("abcd")]
     for session in sessions:
-        session.report()
+        session.tell()
     for _ in range(40):
         bench.grow(random.randrange(4))
         session = random.choice(sessions)
         if len(session.log) < 16:
             session.tell(*walk(session, random, 2) or [random.randrange(250)])
         else:
-            session.report()
+            session.tell()
     bench.run()
     assert bench.engine.stats().num_preemptions > 0
     assert any(isinstance(end, Missing) for session in sessions for end in session.ends)
@@ -399,12 +399,12 @@ def test_sessions_that_throw_each_other_out_are_told_nothing_wrong(checkpoint, s
 def test_a_session_that_is_preempted_while_nothing_grows_is_told_so(checkpoint):
     bench = Bench(load(checkpoint, 48, share_prefixes=False))
     session = Session(bench, "s", tree_spec=replace(TREE_SPEC, min_path_prob=1.0))
-    session.report()
+    session.tell()
     bench.run()
     assert isinstance(answer_of(bench, Driver(bench.engine, list(range(46)), session="o").draft_request(1)), DraftDone)
     bench.run()
     assert [type(end) for end in session.ends] == [Missing]
-    session.report()
+    session.tell()
     bench.run()
     assert session.said
 
@@ -424,10 +424,10 @@ def test_prompts_are_shared_and_published_below_growing_trees(checkpoint, says):
     bench = Bench(load(checkpoint))
     prompt = [*PROMPT, *range(90)]
     sessions = [Session(bench, name, prompt, COUPLED) for name in "abc"]
-    sessions[0].report()
+    sessions[0].tell()
     bench.grow(3)
     for session in sessions[1:]:
-        session.report()
+        session.tell()
     bench.grow(8)
     assert bench.engine.stats().num_adopted_tokens == 2 * 92
     random = Random(0)
@@ -443,7 +443,7 @@ def test_prompts_are_shared_and_published_below_growing_trees(checkpoint, says):
 def test_a_prompt_in_chunks_is_timed_by_its_passes_and_held_as_far_as_it_is(checkpoint):
     bench = Bench(load(checkpoint, max_step_tokens=64, prefill_chunk_tokens=32))
     session = Session(bench, "s", list(range(200)))
-    session.report()
+    session.tell()
     bench.grow(6)
     begun, *passes = session.updates
     assert (begun.held, begun.timing) == (0, None)
@@ -455,7 +455,7 @@ def test_a_prompt_in_chunks_is_timed_by_its_passes_and_held_as_far_as_it_is(chec
 def test_rows_that_found_no_room_in_a_step_wait_and_do_not_pile_up(checkpoint, says):
     bench = Bench(load(checkpoint, max_step_tokens=64))
     session = Session(bench, "s", sampling=COUPLED, tree_spec=replace(TREE_SPEC, rows_per_pass=60, min_path_prob=0.0))
-    session.report()
+    session.tell()
     bench.grow(4)
     others = [Driver(bench.engine, [i], COUPLED, session=f"{i}") for i in range(4)]
     for driver in others:
@@ -470,7 +470,7 @@ def test_rows_that_found_no_room_in_a_step_wait_and_do_not_pile_up(checkpoint, s
 
 def test_release_ends_growth_once_and_frees_what_it_holds(bench):
     session = Session(bench, "s")
-    session.report()
+    session.tell()
     bench.grow(3)
     bench.engine.release(["s", "unknown"])
     bench.run()
@@ -486,7 +486,7 @@ def test_a_silent_session_expires_and_its_growth_ends(bench, monkeypatch):
     now_s = [1000.0]
     monkeypatch.setattr("workers.engine.base.monotonic", lambda: now_s[0])
     session = Session(bench, "s")
-    session.report()
+    session.tell()
     bench.run()
     assert bench.engine.expire() == []
     now_s[0] += bench.engine._config.session_timeout_s + 1.0
@@ -496,7 +496,7 @@ def test_a_silent_session_expires_and_its_growth_ends(bench, monkeypatch):
     assert [(type(end), end.reason) for end in session.ends] == [(Refused, "the session sent no message for too long")]
     stats = bench.engine.stats()
     assert (stats.num_free_blocks, stats.num_jobs) == (stats.num_blocks, 0)
-    session.report()
+    session.tell()
     assert isinstance(session.ends[-1], Refused)
     bench.run()
     assert isinstance(session.ends[-1], Missing)
@@ -504,7 +504,7 @@ def test_a_silent_session_expires_and_its_growth_ends(bench, monkeypatch):
 
 def test_a_message_that_overtakes_ends_the_one_before_under_its_own_stamp(bench):
     session = Session(bench, "s")
-    session.report()
+    session.tell()
     bench.grow(2)
     session.tell(3)
     session.tell(4)
@@ -520,8 +520,8 @@ def test_a_message_that_overtakes_ends_the_one_before_under_its_own_stamp(bench)
 @pytest.mark.parametrize("steps_before", [0, 1, 3])
 def test_scores_that_are_none_end_growth_of_that_session_alone(bench, says, steps_before):
     bad, good = Session(bench, "bad"), Session(bench, "good", [9, 8, 7])
-    bad.report()
-    good.report()
+    bad.tell()
+    good.tell()
     bench.grow(steps_before)
     forward = bench.engine._runtime.forward
 
@@ -548,7 +548,7 @@ def test_scores_that_are_none_end_growth_of_that_session_alone(bench, says, step
 @pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
 def test_who_must_sample_is_refused(bench, verification):
     session = Session(bench, "s", sampling=COUPLED, verification=verification)
-    session.report()
+    session.tell()
     bench.run()
     assert [end.reason for end in session.ends] == [
         "a draft that samples grows a chain of a length that is fixed beforehand"
@@ -563,7 +563,7 @@ def test_who_must_sample_is_refused(bench, verification):
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.ci) for seed in (2, 3))])
 def test_growth_that_goes_on_and_growth_that_ends_may_alternate(bench, says, sampling, seed):
     random, session = Random(seed), Session(bench, "s", sampling=sampling)
-    session.report()
+    session.tell()
     for _ in range(12):
         bench.grow(random.randrange(5))
         tokens = walk(session, random, random.randrange(4)) or [random.randrange(250)]
@@ -573,7 +573,7 @@ def test_growth_that_goes_on_and_growth_that_ends_may_alternate(bench, says, sam
             bench.run()
             assert isinstance(session.ends[-1], DraftDone)
     session.tree_spec = TREE_SPEC
-    session.report()
+    session.tell()
     bench.run()
     session.check(says)
     assert {type(end) for end in session.ends} == {Refused, DraftDone}
@@ -583,7 +583,7 @@ def test_growth_that_goes_on_and_growth_that_ends_may_alternate(bench, says, sam
 def test_numbers_begin_anew_where_the_whole_text_is_sent_again(bench, says):
     """Below nodes that the engine held: each is fed once more, and stands once in the tree."""
     session = Session(bench, "s", sampling=COUPLED)
-    session.report()
+    session.tell()
     bench.run()
     assert len(session.texts) > 8
     session.tell(base=0)
@@ -605,7 +605,7 @@ def test_a_pass_takes_as_long_as_from_the_one_before_it(bench, monkeypatch):
     for module in ("workers.engine.draft", "workers.engine.draft_growth", "workers.engine.base"):
         monkeypatch.setattr(f"{module}.monotonic", lambda: float(next(now)))
     session = Session(bench, "s", sampling=CERTAIN, tree_spec=replace(TREE_SPEC, max_depth=30, min_path_prob=0.0))
-    session.report()
+    session.tell()
     bench.grow(4)
     before = next(now)
     for _ in range(1000):  # telling takes its time

@@ -19,6 +19,7 @@ from torch import Tensor
 from core.config import EngineConfig
 from core.errors import first_line
 from core.speculation import TokenTree
+from workers.model import quiet_transformers
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, LogitsModule
 from workers.runtime.backends import packed_weights
 from workers.runtime.backends.operators import forward_pass
@@ -72,7 +73,7 @@ class TracedBackend(Backend):
         module = LogitsModule(self.context.model).eval()
         plan = self.context.gathering(example.spans, len(example.ids))
         try:
-            with torch.no_grad(), warnings.catch_warnings(), forward_pass(plan, self._products):
+            with torch.no_grad(), quiet_transformers(), warnings.catch_warnings(), forward_pass(plan, self._products):
                 warnings.simplefilter("ignore")  # the tracer is deprecated; without it the model's code runs
                 warnings.simplefilter("error", _JIT.TracerWarning)  # it would hold for such an example alone
                 _JIT.TracerWarning.ignore_lib_warnings()  # torch's own code asks for shapes of weights
