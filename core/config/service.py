@@ -147,7 +147,7 @@ class Limits:
     their requests as urgent."""
     max_tokens_per_minute: int = 0
     """Largest number of tokens, prompts and outputs together, that one caller may use on one orchestrator in a minute,
-    at least 0; 0 sets no limit. A request counts with its `max_tokens` until it ends (a chat without one, with 256),
+    at least 0; 0 sets no limit. A request counts with its `max_tokens` until it ends (one without, with 256 at most),
     then with its actual output. The key of a caller may set its own limit (`tokens_file`). Set it where one caller must
     not crowd out others."""
     retry_after_s: float = 1.0
@@ -199,8 +199,8 @@ class Limits:
     autoscaling starts from 0 replicas."""
     reply_timeout_s: float = 60.0
     """Seconds, above 0, of silence after which an engine that has a request counts as lost. While it works it says so
-    every second, after a step, however long the request waits for others. Keep it above 5 and above the duration of the
-    longest step."""
+    every second, between steps, however long the request waits for others. Keep it above 2, and above the duration of
+    the longest step."""
 
     def __post_init__(self) -> None:
         for name in ("max_sessions", "max_stop_chars", "max_message_bytes"):

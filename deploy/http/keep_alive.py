@@ -39,6 +39,8 @@ async def with_silences(pieces: AsyncGenerator[Piece, None], after_s: float) -> 
             yield piece
     finally:
         passing.cancel()
+        if not queue.empty():
+            queue.get_nowait()  # what closing may raise needs the place
         await asyncio.wait([passing])
 
 

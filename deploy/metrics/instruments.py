@@ -187,7 +187,9 @@ KV_USAGE = Metric(
 )
 ENGINE_SESSIONS = Metric("engine_sessions", "Sessions that an engine knows, with KV or without.", MetricKind.GAUGE)
 ENGINE_WAITING = Metric(
-    "engine_sessions_waiting", "Sessions whose message waits in an engine for room in its KV.", MetricKind.GAUGE
+    "engine_sessions_waiting",
+    "Sessions whose message waits in an engine: for room in its KV, a prefix that another computes, or a grammar.",
+    MetricKind.GAUGE,
 )
 PREEMPTIONS = Metric("num_preemptions_total", "Sessions whose KV was dropped to make room.")
 PREFIX_HITS = Metric("prefix_cache_hits_total", "Prompt tokens whose KV another sequence had left in the cache.")

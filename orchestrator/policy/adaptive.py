@@ -291,7 +291,8 @@ class AdaptivePolicy(TreePolicy):
         super().observe_round(seen)
         self._learned.untried_rounds += 1
         self._goes_plainly = None
-        self._learned.idle_rounds = 0 if len(seen.shape) else self._learned.idle_rounds + 1
+        if self.max_depth:  # who never drafts says nothing of guesses
+            self._learned.idle_rounds = 0 if len(seen.shape) else self._learned.idle_rounds + 1
         if self.is_in_turn and len(seen.shape) > seen.shape.num_looked_up:
             self._learned.reach.observe(len(seen.path), self._num_passes, self._first_chance)
         if seen.late_hit is not None:

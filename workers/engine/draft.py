@@ -109,7 +109,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         num_free = cache.num_free_blocks - sum(cache.num_blocks_for(len(job.pending)) + 1 for job in waiting)
         num_fitting = max(num_free, (num_free - len(growing)) * cache.block_tokens)
         num_wanted = max((job.tree_spec.rows_per_pass for job in growing), default=0)
-        return max(0, min(num_wanted, num_fitting, self._config.max_step_tokens))
+        return max(0, min(num_wanted, num_fitting, self._limit.rows))
 
     def _plan_growth(self) -> None:
         """Choose the growing jobs of the next pass, and their nodes."""
@@ -128,7 +128,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         """Choose the next nodes of growth with an end of its own; without room for any, it has ended."""
         for job in [job for job in self._jobs if isinstance(job, TreeJob) and not job.pending]:
             num_rows = self.info.kv_cache_tokens - job.request.num_committed - len(job.held.tree)
-            job.choose(min(num_rows, self._config.max_step_tokens))
+            job.choose(min(num_rows, self._limit.rows))
             if not job.builder.feeding:
                 self._answer(job, job.reply())
 
@@ -137,7 +137,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         if not self._proposer.num_ahead:
             return
         cache, jobs = self._runtime.cache, [job for job in self._jobs if isinstance(job, TreeJob)]
-        num_rows = self._config.max_step_tokens - sum(len(job.pending) + job.num_fed for job in jobs)
+        num_rows = self._limit.rows - sum(len(job.pending) + job.num_fed for job in jobs)
         num_blocks = cache.num_free_blocks - sum(
             cache.num_blocks_for(len(job.pending) + job.num_fed) + 1 for job in jobs
         )

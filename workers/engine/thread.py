@@ -37,7 +37,7 @@ Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 Result = TypeVar("Result")
 
 EXPIRY_PERIOD_S = 5.0
-"""Interval, in seconds, at which silent sessions are looked for, and the longest wait for an order."""
+"""Interval, in seconds, at which silent sessions are looked for."""
 WORKING_PERIOD_S = 1.0
 """Seconds after which those who wait are told again that steps are made, as soon as one has ended."""
 
@@ -217,6 +217,7 @@ class EngineLoop(Generic[Request, Reply]):
                 self._expire_if_due()
                 if self._engine.has_work:
                     self._step()
+                self._tell_working()
         except Exception as failure:
             logger.exception("the engine failed")
             self._shut(WorkerLost(f"the engine failed: {failure}"))
@@ -226,8 +227,9 @@ class EngineLoop(Generic[Request, Reply]):
     def _take_orders(self) -> None:
         """Execute the orders in the queue; wait for one while there is no other work."""
         is_idle = not self._engine.has_work
+        longest_s = WORKING_PERIOD_S if self._calls else EXPIRY_PERIOD_S
         try:
-            order = self._orders.get(block=is_idle, timeout=EXPIRY_PERIOD_S if is_idle else None)
+            order = self._orders.get(block=is_idle, timeout=longest_s if is_idle else None)
             while order is not None:
                 order.run()
                 order = self._orders.get_nowait()
@@ -274,7 +276,6 @@ class EngineLoop(Generic[Request, Reply]):
             ready.setdefault(receiver, []).append((number, reply))
         for receiver, replies in ready.items():
             receiver.take(replies)
-        self._tell_working()
 
     def _tell_working(self) -> None:
         """A request may wait for many steps: who asks can tell that from an engine that stands still."""

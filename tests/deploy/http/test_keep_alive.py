@@ -112,6 +112,20 @@ async def test_pieces_stay_in_order_and_at_most_two_are_taken_ahead():
         assert [piece async for piece in pieces] == [1, 2, 3, 4, 5]
 
 
+async def test_pieces_whose_end_fails_do_not_hold_up_a_client_that_goes_away():
+    async def numbers():
+        try:
+            for number in range(6):
+                yield number
+        finally:
+            raise RuntimeError("an end that fails")
+
+    async with asyncio.timeout(10):
+        async with aclosing(with_silences(numbers(), 0.0)) as pieces:
+            assert await anext(pieces) == 0
+            await asyncio.sleep(0.01)  # the next one is in the queue, and one more waits for its place
+
+
 @pytest.mark.parametrize("keep_alive_s", [-1.0, float("nan"), float("inf")])
 def test_a_time_that_is_none_is_refused(keep_alive_s):
     with pytest.raises(ConfigError, match="keep_alive_s must be finite and at least 0"):

@@ -284,6 +284,23 @@ async def test_those_who_wait_for_many_steps_are_told_that_steps_are_made(monkey
     await loop.close()
 
 
+async def test_those_who_wait_while_nothing_can_be_done_are_told_too(monkeypatch):
+    """As where all of them wait for room in the KV: an engine that says nothing is taken for lost."""
+
+    class Holding(FakeEngine):
+        has_work = False
+
+    monkeypatch.setattr(thread, "WORKING_PERIOD_S", 0.001)
+    loop, receiver = EngineLoop(Holding()), FakeReceiver()
+    loop.post([(7, 1)], receiver)
+    loop.start()
+    async with asyncio.timeout(10):
+        while len(receiver.waiting) < 3:  # noqa: ASYNC110  it is told on another thread
+            await asyncio.sleep(0.001)
+    assert receiver.waiting[:3] == [[7], [7], [7]]
+    await loop.close()
+
+
 async def test_they_are_told_once_in_a_while_alone(monkeypatch):
     monkeypatch.setattr(thread, "WORKING_PERIOD_S", 3600.0)
     loop, receiver = EngineLoop(FakeEngine()), FakeReceiver()
