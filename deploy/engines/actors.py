@@ -136,7 +136,10 @@ class EngineActor(ABC, Generic[Request, Reply]):
         await self._running.release(sessions)
 
     async def works(self) -> None:
-        """As `ready`, by the way that data calls go: who waits for one learns that neither stands still."""
+        """Returns when the engine's thread is between two steps, like `ready`, but through the queue of the data calls.
+
+        So a caller that waits for a data call learns that neither that queue nor the engine hangs. Raises: WorkerLost.
+        """
         await self._running.ask(lambda _: None)
 
     @_control

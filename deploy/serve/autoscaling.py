@@ -125,7 +125,7 @@ def serve_config(settings: Autoscaling) -> AutoscalingConfig:
         min_replicas=settings.min_replicas,
         max_replicas=settings.max_replicas,
         upscale_delay_s=settings.upscale_delay_s,
-        downscale_delay_s=0.0,  # the policy has its own: Serve uses the last wish alone, this one the largest
+        downscale_delay_s=0.0,  # the policy has its own: Serve uses the last recommendation alone, this one the largest
         look_back_period_s=settings.window_s,
         policy=AutoscalingPolicy(policy_function=f"{__name__}:{policy.__name__}", policy_kwargs=dumped),
     )

@@ -278,7 +278,7 @@ class EngineLoop(Generic[Request, Reply]):
             receiver.take(replies)
 
     def _tell_working(self) -> None:
-        """A request may wait for many steps: who asks can tell that from an engine that stands still."""
+        """Tell each caller which of its requests are open, so that a long wait does not look like a hung engine."""
         now_s = monotonic()
         if now_s < self._told_s + WORKING_PERIOD_S:
             return

@@ -116,9 +116,10 @@ class KVCache:
         return count
 
     def has_room(self, hashes: Sequence[BlockHash], num_tokens: int, num_spare: int = 0) -> bool:
-        """Whether a new sequence of `num_tokens` rows, which adopts what it can of these blocks, leaves so many free.
+        """Whether there is room for a new sequence of `num_tokens` rows, and for `num_spare` blocks beside it.
 
-        Blocks that others use cost it nothing; unused ones are free until it adopts them.
+        The sequence adopts the published blocks among `hashes`. Those that other sequences use take no room; unused
+        ones count as free until they are adopted.
         """
         adoptable = [self._published[block_hash] for block_hash in hashes[: self.num_published(hashes)]]
         num_needed = self.num_blocks_for(num_tokens) - sum(block not in self._unused for block in adoptable)

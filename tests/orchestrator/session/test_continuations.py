@@ -379,6 +379,13 @@ def test_who_shares_passes_goes_on_plainly_once_no_guess_was_worth_its_row_for_s
     assert not other.goes_on_plainly(tree_with(0.01))
 
 
+def test_rounds_of_who_never_drafts_do_not_make_those_who_draft_idle(sharing):
+    one, other = sharing
+    plain = AdaptivePolicy(request(PROMPT, 40, max_draft_tokens=0), CONFIG, one._known)
+    observe([plain], IDLE, 2 * REST_ROUNDS)
+    assert not other.goes_on_plainly(tree_with())
+
+
 def test_a_guess_that_is_worth_its_row_has_all_sessions_told_again(sharing):
     one, other = sharing
     observe(sharing, IDLE, 2 * REST_ROUNDS)
