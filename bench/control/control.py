@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> list[Result]:
     """All cases, each against every fixed draft length."""
-    every = (*stationary(full=args.full), *changing(), *loaded())
+    every = (*stationary(full=args.full), *fleets(), *changing(), *loaded())
     cases = named(args.only, every, lambda case: case.name)
     if args.jobs > 1:
         with ProcessPoolExecutor(args.jobs) as pool:
@@ -123,6 +123,24 @@ def stationary(*, full: bool) -> Iterator[ControlCase]:
                 max_tokens=160 if num_at_once < NUM_AT_ONCE[-1] else 96,
             )
             name = f"{hardware} {mode} {num_at_once} streams {'pipelined' if is_pipelined else 'in turn'}"
+            yield ControlCase("stationary", name, scenario, is_pipelined)
+
+
+def fleets() -> Iterator[ControlCase]:
+    """The same, where the sessions of an orchestrator have several engines of each kind."""
+    for hardware, mode, num_at_once, num_engines in (("this-machine", "greedy", 16, 8), ("70b+1b", "coupled", 8, 8)):
+        temperature, verification = MODES[mode]
+        for is_pipelined in (True, False):
+            scenario = Scenario(
+                hardware=PRESETS[hardware],
+                temperature=temperature,
+                verification=verification,
+                load=Closed(num_at_once, 2 * num_at_once),
+                num_targets=num_engines,
+                num_drafts=num_engines,
+            )
+            way = "pipelined" if is_pipelined else "in turn"
+            name = f"{hardware} {mode} {num_at_once} streams on {num_engines} engines {way}"
             yield ControlCase("stationary", name, scenario, is_pipelined)
 
 

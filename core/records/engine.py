@@ -155,6 +155,8 @@ class Timing:
     """Number of steps that it took part in."""
     num_rows: int
     """Number of rows of those steps, those of other requests included."""
+    num_sessions: int = 0
+    """Number of sessions that the engine held in the last of them, this one included; 0 where it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

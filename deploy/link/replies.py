@@ -161,8 +161,9 @@ def _encode_timing(timing: Timing | None) -> pb.Timing | None:
         computed_s=timing.computed_s,
         num_passes=timing.num_passes,
         num_rows=timing.num_rows,
+        num_sessions=timing.num_sessions,
     )
 
 
 def _decode_timing(message: pb.Timing) -> Timing:
-    return Timing(message.waited_s, message.computed_s, message.num_passes, message.num_rows)
+    return Timing(message.waited_s, message.computed_s, message.num_passes, message.num_rows, message.num_sessions)

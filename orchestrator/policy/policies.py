@@ -28,10 +28,9 @@ class Policies(Protocol):
 class Controller:
     """Gives each session the policy that its request names, or the settings; keeps what all policies learn."""
 
-    def __init__(self, config: SpeculationConfig, num_targets: float = 1.0, num_drafts: float = 1.0) -> None:
-        """`num_targets` and `num_drafts`: engines over orchestrators, among which the sessions spread evenly."""
+    def __init__(self, config: SpeculationConfig) -> None:
         self._config = config
-        self._known = SharedEstimates(num_targets, num_drafts)
+        self._known = SharedEstimates()
 
     def __repr__(self) -> str:
         return f"<Controller {self._config.policy} {self._known}>"

@@ -5,10 +5,12 @@ Knows estimates; must not know decisions.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from statistics import median
 
-from core.costs import CostModel, EngineCost
+from core.costs import NUM_RECENT, CostModel, EngineCost
+from core.records import Timing
 from core.speculation import PRIOR, Average, Calibration, SourceWorth
 from orchestrator.policy.pause import DraftingPause
 from orchestrator.policy.reach import Reach
@@ -21,6 +23,8 @@ ASKING_TRIAL_ROUNDS = 32
 """Rounds that ask the target after a time without questions: a window is full after a few, its n-grams come after."""
 TRIAL_SHARE = 0.02
 """Of the tokens of the rounds in between, what a trial may cost."""
+MAX_HELD = 1 << 16
+"""No engine holds more sessions; one that says so is not believed."""
 
 
 @dataclass(slots=True)
@@ -75,13 +79,33 @@ class Learned:
     """The same; None before there was one."""
 
 
+@dataclass(slots=True)
+class Sharing:
+    """How many sessions share an engine, by how many this orchestrator has.
+
+    Fewer than these where there are several engines of the kind, more where other orchestrators use them, too.
+    """
+
+    ratio: float = 1.0
+    """Of the sessions that an engine holds to those of this orchestrator."""
+    _ratios: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
+
+    def of(self, num_sessions: int) -> float:
+        """The number that share an engine while this orchestrator has `num_sessions`."""
+        return max(1.0, round(num_sessions * self.ratio))
+
+    def observe(self, num_held: int, num_sessions: int) -> None:
+        """An engine says that it holds `num_held`, 0 where it does not say."""
+        if 0 < num_held <= MAX_HELD and num_sessions > 0:
+            self._ratios.append(num_held / num_sessions)
+            self.ratio = median(self._ratios)
+
+
 class SharedEstimates:
     """Shared by all policies of an orchestrator; each adds what it sees."""
 
-    def __init__(self, num_targets: float = 1.0, num_drafts: float = 1.0) -> None:
-        """`num_targets` and `num_drafts`: engines over orchestrators, among which the sessions spread evenly."""
-        self._num_targets = num_targets
-        self._num_drafts = num_drafts
+    def __init__(self) -> None:
+        self._of_targets, self._of_drafts = Sharing(), Sharing()
         self.verify = EngineCost(PRIOR_VERIFY_S)
         self.draft = EngineCost(PRIOR_DRAFT_S)
         self.hits = Average(PRIOR)
@@ -125,16 +149,22 @@ class SharedEstimates:
         self.reason, self.depth, self.nodes = reason, depth, nodes
         self.num_changes += is_change
 
-    def observe_verdict(self) -> None:
+    def observe_verdict(self, timing: Timing | None) -> None:
         """Of any session."""
+        if timing is not None:
+            self._of_targets.observe(timing.num_sessions, self.num_sessions)
         self._num_verdicts += 1
         if self._num_verdicts % REFRESH_ROUNDS == 0:
             self._costs = None
 
+    def observe_growth(self, timing: Timing) -> None:
+        """Of any session's draft."""
+        self._of_drafts.observe(timing.num_sessions, self.num_sessions)
+
     @property
     def num_sharing(self) -> float:
         """Number of sessions that share a pass of the target when none is late for it."""
-        return max(1.0, self.num_sessions / self._num_targets)
+        return self._of_targets.of(self.num_sessions)
 
     @property
     def costs(self) -> CostModel:
@@ -147,7 +177,7 @@ class SharedEstimates:
                 verify_wire_s=self.verify.wire_s,
                 draft_wire_s=self.draft.wire_s,
                 num_verifying=self.num_sharing,
-                num_drafting=max(1.0, self.num_sessions / self._num_drafts),
+                num_drafting=self._of_drafts.of(self.num_sessions),
                 branch_s=self.verify.passes.branch_s,
             )
         return known

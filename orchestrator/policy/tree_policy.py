@@ -294,7 +294,7 @@ class TreePolicy(ABC):
 
     def observe_round(self, seen: RoundOutcome) -> None:
         known, shape, timing = self._known, seen.shape, seen.timing
-        known.observe_verdict()
+        known.observe_verdict(timing)
         if seen.found is not Found.NOT_ASKED:
             known.hits.observe(seen.found is Found.HIT)
         if timing is not None:
@@ -319,11 +319,13 @@ class TreePolicy(ABC):
 
     def observe_pass(self, timing: Timing) -> None:
         """One of the draft's."""
+        self._known.observe_growth(timing)
         self._known.draft.passes.observe(timing.num_rows, timing.computed_s)
 
     def observe_draft(self, elapsed_s: float, timing: Timing | None) -> None:
         """An answer of the draft that had something to grow. Its size may depend on its draws, so it is not told."""
         if timing is not None:
+            self._known.observe_growth(timing)
             self._known.draft.observe(timing, elapsed_s)
 
     def close(self) -> None:

@@ -46,6 +46,7 @@ class Job(Generic[Request, Reply]):
     started_s: float | None = None
     num_passes: int = 0
     num_rows: int = 0
+    num_sessions: int = 0
 
     @property
     def is_decoding(self) -> bool:
@@ -54,7 +55,8 @@ class Job(Generic[Request, Reply]):
 
     def timing(self, now_s: float) -> Timing:
         started_s = now_s if self.started_s is None else self.started_s
-        return Timing(started_s - self.arrived_s, now_s - started_s, self.num_passes, self.num_rows)
+        waited_s, computed_s = started_s - self.arrived_s, now_s - started_s
+        return Timing(waited_s, computed_s, self.num_passes, self.num_rows, self.num_sessions)
 
 
 class SimEngine(ABC, Generic[Request, Reply]):
@@ -209,6 +211,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
             job.started_s = loop.time() if job.started_s is None else job.started_s
             job.num_passes += 1
             job.num_rows += num_rows
+            job.num_sessions = len(self._sessions)
         for job, num_tokens, _ in shares:
             job.held.log.extend(job.pending[:num_tokens])
             job.pending = job.pending[num_tokens:]

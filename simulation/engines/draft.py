@@ -99,7 +99,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         for held in self._feeding:
             if held.builder.feeding:
                 self._take_nodes(held)
-        timing = Timing(0.0, ended_s - began_s, 1, self.num_rows - num_before)
+        timing = Timing(0.0, ended_s - began_s, 1, self.num_rows - num_before, len(self._sessions))
         for job in [job for job in self._jobs if isinstance(job, TreeJob) and not job.pending and job.had_part]:
             job.held.builder.made_pass()
             if not job.ends:

@@ -231,3 +231,12 @@ def test_a_draft_at_hand_is_not_asked_again_and_again_for_nothing():
     at_hand = replace(HARDWARE, draft_hop=HopLaw(0.0))
     scenario = replace(sequential(BY_HAND, GAMMA), hardware=at_hand, prompt_tokens=1)
     assert simulate(scenario).num_tokens == 3 * NUM_TOKENS
+
+
+@pytest.mark.parametrize("is_pipelined", [True, False], ids=["pipelined", "in turn"])
+def test_streams_with_an_engine_each_are_as_quick_as_one_alone(is_pipelined):
+    """Control learns from the engines that they are not shared, although the orchestrator has eight sessions."""
+    speculation = SpeculationConfig(guessers=("draft",), pipelining=is_pipelined)
+    alone = Scenario(hardware=PRESETS["this-machine"], load=Closed(1, 8), prompt_tokens=24, speculation=speculation)
+    apart = replace(alone, load=Closed(8, 8), num_targets=8, num_drafts=8)
+    assert simulate(apart).tokens_per_s_a_stream > 0.93 * simulate(alone).tokens_per_s_a_stream

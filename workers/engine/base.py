@@ -309,7 +309,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._num_steps += 1
         self._num_rows += num_rows
         for job, share in work:
-            job.took_part(started_s, num_rows)
+            job.took_part(started_s, num_rows, len(self._store))
             job.has_kv_of(share.num_tokens)
         if self._finish([job for job, share in work if share.is_last], logits):
             self._pace.observe(num_rows, monotonic() - forward_s)

@@ -72,8 +72,8 @@ class TreeJob(Job[DraftRequest]):
         """Whether the candidates after the text must be computed again, because the guesses were dropped."""
         return not self.pending and self.held.tree.root is None
 
-    def took_part(self, started_s: float, num_rows: int) -> None:
-        Job.took_part(self, started_s, num_rows)  # a class with slots has no super() without arguments
+    def took_part(self, started_s: float, num_rows: int, num_sessions: int) -> None:
+        Job.took_part(self, started_s, num_rows, num_sessions)  # a class with slots has no super() without arguments
         self._pass = (started_s, num_rows)
 
     def look_ahead(self, proposer: Proposer, room: int) -> None:
@@ -201,7 +201,7 @@ class TreeJob(Job[DraftRequest]):
         if self._pass is not None:
             started_s, num_rows = self._pass
             began_s = started_s if since_s is None else since_s
-            timing, self._pass = Timing(0.0, monotonic() - began_s, 1, num_rows), None
+            timing, self._pass = Timing(0.0, monotonic() - began_s, 1, num_rows, self.num_sessions), None
         is_over = not self.pending and self.builder.has_fed_all
         return DraftUpdate(self.request.stamp, self.builder.report(), self._num_held, timing, is_over)
 

@@ -34,6 +34,7 @@ class Job(ABC, Generic[Request]):
     started_s: float | None = None
     num_passes: int = 0
     num_rows: int = 0
+    num_sessions: int = 0
     prompt_hashes: list[BlockHash] = field(default_factory=list)
     """Block hashes of the job's tokens, if its sequence began empty and `workers.engine.prefix_cache` has looked."""
     num_adopted: int = 0
@@ -99,17 +100,21 @@ class Job(ABC, Generic[Request]):
         self.pending = [*self.held.log.tokens, *self.pending]
         self.started_s = None  # until then it waits
 
-    def took_part(self, started_s: float, num_rows: int) -> None:
-        """Count a step of `num_rows` rows, those of others included, that began at `started_s`."""
+    def took_part(self, started_s: float, num_rows: int, num_sessions: int) -> None:
+        """Count a step of `num_rows` rows, those of others included, that began at `started_s`; the engine held
+        `num_sessions` sessions then.
+        """
         self.started_s = started_s if self.started_s is None else self.started_s
         self.num_passes += 1
         self.num_rows += num_rows
+        self.num_sessions = num_sessions
 
     def timing(self) -> Timing:
         """The time that the job has taken so far."""
         now_s = monotonic()
         started_s = now_s if self.started_s is None else self.started_s
-        return Timing(started_s - self.arrived_s, now_s - started_s, self.num_passes, self.num_rows)
+        waited_s, computed_s = started_s - self.arrived_s, now_s - started_s
+        return Timing(waited_s, computed_s, self.num_passes, self.num_rows, self.num_sessions)
 
 
 @dataclass(eq=False, slots=True)

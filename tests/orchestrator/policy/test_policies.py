@@ -27,7 +27,7 @@ from core.speculation.token_tree import ROOT
 from core.speculation.tree_nodes import Part
 from orchestrator.policy.policies import Controller, Policies
 from orchestrator.policy.policy import Found, RoundOutcome, Shape
-from orchestrator.policy.shared_estimates import SharedEstimates
+from orchestrator.policy.shared_estimates import MAX_HELD, SharedEstimates
 from orchestrator.policy.tree_policy import TIMEOUT_PASSES, TreePolicy, TreeView
 
 POLICIES = get_args(Policy)
@@ -129,14 +129,17 @@ ALLOWED_INTS = {
     "why_block.branches",
     "observe_pass.timing.num_passes",
     "observe_pass.timing.num_rows",
+    "observe_pass.timing.num_sessions",
     "observe_round.seen.shape.parents",
     "observe_round.seen.shape.ranks",
     "observe_round.seen.path",
     "observe_round.seen.gained",
     "observe_round.seen.timing.num_passes",
     "observe_round.seen.timing.num_rows",
+    "observe_round.seen.timing.num_sessions",
     "observe_draft.timing.num_passes",
     "observe_draft.timing.num_rows",
+    "observe_draft.timing.num_sessions",
 }
 """Node numbers, ranks, depths and counts: none of them a token id."""
 
@@ -257,7 +260,42 @@ def test_a_request_says_for_itself_which_policy_it_has_and_whether_it_drafts_in_
     assert controls.report().policy == served
 
 
-def test_sessions_are_shared_out_among_the_targets_and_the_drafts_that_there_are():
-    knowledge = SharedEstimates(num_targets=2.0, num_drafts=4.0)
+def held(num_sessions):
+    """A timing of an engine that holds so many sessions."""
+    return Timing(0.0, 0.01, 1, 1, num_sessions)
+
+
+@pytest.mark.parametrize(
+    ("num_own", "num_held", "shared"),
+    [(8, 2, 2.0), (8, 8, 8.0), (4, 16, 16.0), (8, 1, 1.0)],
+    ids=["four engines", "one engine", "four orchestrators", "an engine each"],
+)
+def test_engines_say_how_many_sessions_share_them(num_own, num_held, shared):
+    knowledge = SharedEstimates()
+    knowledge.num_sessions = num_own
+    assert knowledge.costs.num_verifying == knowledge.costs.num_drafting == num_own
+    for _ in range(20):
+        knowledge.observe_verdict(held(num_held))
+    assert (knowledge.costs.num_verifying, knowledge.costs.num_drafting) == (shared, num_own)
+    for _ in range(20):
+        knowledge.observe_growth(held(num_held))
+        knowledge.observe_verdict(None)
+    assert (knowledge.costs.num_verifying, knowledge.costs.num_drafting) == (shared, shared)
+
+
+def test_half_as_many_sessions_share_an_engine_half_as_much_at_once():
+    knowledge = SharedEstimates()
     knowledge.num_sessions = 8
-    assert (knowledge.costs.num_verifying, knowledge.costs.num_drafting) == (4.0, 2.0)
+    for _ in range(20):
+        knowledge.observe_verdict(held(4))
+    knowledge.num_sessions = 4
+    assert knowledge.costs.num_verifying == 2.0
+
+
+@pytest.mark.parametrize("num_held", [0, MAX_HELD + 1, 2**32 - 1])
+def test_an_engine_that_does_not_say_or_lies_changes_nothing(num_held):
+    knowledge = SharedEstimates()
+    knowledge.num_sessions = 3
+    for _ in range(20):
+        knowledge.observe_verdict(held(num_held))
+    assert knowledge.costs.num_verifying == 3.0

@@ -448,6 +448,7 @@ def test_a_prompt_in_chunks_is_timed_by_its_passes_and_held_as_far_as_it_is(chec
     begun, *passes = session.updates
     assert (begun.held, begun.timing) == (0, None)
     assert [each.timing.num_passes for each in passes] == [1] * len(passes)
+    assert {each.timing.num_sessions for each in passes} == {1}
     assert [each.timing.num_rows for each in passes] == bench.rows_of_steps[-len(passes) :]
 
 

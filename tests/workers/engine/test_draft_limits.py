@@ -128,6 +128,7 @@ def test_a_reply_says_what_it_cost(engine):
     ended_s = monotonic()
     timing = replies[1].timing
     assert (timing.num_passes, timing.num_rows) == (3, (6 + 12) + (8 + 1) + (8 + 1))
+    assert timing.num_sessions == 2
     assert 0 <= timing.waited_s <= ended_s - began_s - timing.computed_s
     assert 0 < timing.computed_s <= ended_s - between_s
     assert replies[2].timing.num_rows == timing.num_rows
