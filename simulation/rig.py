@@ -43,6 +43,8 @@ class Blueprint:
     text: Text
     num_targets: int = 1
     num_drafts: int = 1
+    num_orchestrators: int = 1
+    """All of them use the same engines."""
     num_extra_drafts: int = 0
     """Drafts beside the first that sessions have a lease on, all on the engines of the one fleet."""
     other_drafts: tuple[Text, ...] = ()
@@ -54,7 +56,7 @@ class Blueprint:
 
 
 class Rig:
-    """One orchestrator and its cluster."""
+    """Orchestrators and their cluster."""
 
     def __init__(
         self,
@@ -87,9 +89,14 @@ class Rig:
         info = model_info(blueprint.text)
         draft = info if blueprint.num_drafts else None
         tokenizer = cast("Tokenizer", SimTokenizer())
-        self.service = Service(config, info, draft, tokenizer, self.cluster, self.clock, grammars=grammars)
-        for number in range(1, 1 + len(extra)):
-            self.service.use_extra_draft(number, info)
+        self.services = [
+            Service(config, info, draft, tokenizer, self.cluster, self.clock, grammars=grammars)
+            for _ in range(blueprint.num_orchestrators)
+        ]
+        self.service = self.services[0]
+        for service in self.services:
+            for number in range(1, 1 + len(extra)):
+                service.use_extra_draft(number, info)
 
 
 def model_info(text: Text) -> ModelInfo:

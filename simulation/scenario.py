@@ -64,6 +64,8 @@ class Scenario:
     max_tokens: int = 160
     num_targets: int = 1
     num_drafts: int = 1
+    num_orchestrators: int = 1
+    """Streams go to each in turn."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     changes: tuple[Change, ...] = ()
     seed: int = 0
@@ -74,6 +76,7 @@ class Scenario:
             Text(self.law or TraceLaw.load(self.temperature)),
             num_targets=self.num_targets,
             num_drafts=self.num_drafts,
+            num_orchestrators=self.num_orchestrators,
             has_noise=self.has_noise,
             speculation=replace(self.speculation, verification=self.verification),
             limits=Limits(max_sessions=100_000),
@@ -120,7 +123,8 @@ class _Simulation:
         for change in changes:
             change.cancel()
         control = self._rig.service.report()
-        await self._rig.service.close()
+        for service in self._rig.services:
+            await service.close()
         return control
 
     async def _one_after_the_other(self, numbers: Iterator[int]) -> None:
@@ -143,8 +147,9 @@ class _Simulation:
     async def _stream(self, number: int) -> None:
         seen = StreamSeen(started_s=self._loop.time())
         self._seen.append(seen)
+        service = self._rig.services[number % len(self._rig.services)]
         try:
-            async for chunk in self._rig.service.generate(self._request(number)):
+            async for chunk in service.generate(self._request(number)):
                 seen.take(chunk, self._loop.time())
         except OutriderError as error:
             seen.error = error

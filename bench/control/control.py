@@ -127,8 +127,13 @@ def stationary(*, full: bool) -> Iterator[ControlCase]:
 
 
 def fleets() -> Iterator[ControlCase]:
-    """The same, where the sessions of an orchestrator have several engines of each kind."""
-    for hardware, mode, num_at_once, num_engines in (("this-machine", "greedy", 16, 8), ("70b+1b", "coupled", 8, 8)):
+    """The same, where orchestrators have several engines of each kind, or share one."""
+    for hardware, mode, num_at_once, num_engines, num_orchestrators in (
+        ("this-machine", "greedy", 16, 8, 1),
+        ("70b+1b", "coupled", 8, 8, 1),
+        ("this-machine", "greedy", 16, 1, 4),
+        ("70b+1b", "coupled", 16, 1, 4),
+    ):
         temperature, verification = MODES[mode]
         for is_pipelined in (True, False):
             scenario = Scenario(
@@ -138,9 +143,11 @@ def fleets() -> Iterator[ControlCase]:
                 load=Closed(num_at_once, 2 * num_at_once),
                 num_targets=num_engines,
                 num_drafts=num_engines,
+                num_orchestrators=num_orchestrators,
             )
             way = "pipelined" if is_pipelined else "in turn"
-            name = f"{hardware} {mode} {num_at_once} streams on {num_engines} engines {way}"
+            where = f"{num_engines} engines" if num_engines > 1 else f"{num_orchestrators} orchestrators"
+            name = f"{hardware} {mode} {num_at_once} streams on {where} {way}"
             yield ControlCase("stationary", name, scenario, is_pipelined)
 
 

@@ -233,10 +233,27 @@ def test_a_draft_at_hand_is_not_asked_again_and_again_for_nothing():
     assert simulate(scenario).num_tokens == 3 * NUM_TOKENS
 
 
-@pytest.mark.parametrize("is_pipelined", [True, False], ids=["pipelined", "in turn"])
-def test_streams_with_an_engine_each_are_as_quick_as_one_alone(is_pipelined):
-    """Control learns from the engines that they are not shared, although the orchestrator has eight sessions."""
-    speculation = SpeculationConfig(guessers=("draft",), pipelining=is_pipelined)
-    alone = Scenario(hardware=PRESETS["this-machine"], load=Closed(1, 8), prompt_tokens=24, speculation=speculation)
+def test_streams_with_an_engine_each_are_as_quick_as_one_alone():
+    """Control learns from the engines that they are not shared, although the orchestrator has eight sessions: 0.93 of
+    one alone, and 0.75 where it does not learn that.
+    """
+    speculation = SpeculationConfig(guessers=("draft",))
+    alone = Scenario(
+        hardware=PRESETS["this-machine"], load=Closed(1, 4), prompt_tokens=24, max_tokens=48, speculation=speculation
+    )
     apart = replace(alone, load=Closed(8, 8), num_targets=8, num_drafts=8)
-    assert simulate(apart).tokens_per_s_a_stream > 0.93 * simulate(alone).tokens_per_s_a_stream
+    assert simulate(apart).tokens_per_s_a_stream > 0.85 * simulate(alone).tokens_per_s_a_stream
+
+
+def test_orchestrators_that_share_an_engine_know_of_each_others_streams():
+    """Where rows cost they take as few as if one had all streams: 0.87 of what that one makes, since each learns
+    of a quarter of the rounds, and 0.70 where they do not know of each other.
+    """
+    speculation = SpeculationConfig(guessers=("draft",))
+    load = Closed(16, 16)
+    one = Scenario(
+        hardware=PRESETS["this-machine"], load=load, prompt_tokens=24, max_tokens=64, speculation=speculation
+    )
+    several = simulate(replace(one, num_orchestrators=4))
+    assert several.num_failed == 0
+    assert several.tokens_per_s_a_stream > 0.8 * simulate(one).tokens_per_s_a_stream
