@@ -5,7 +5,7 @@ made.
 """
 
 from core.config.engine import DECODE_TOKENS, MIN_CHUNK_TOKENS, Dtype, EngineConfig
-from core.config.http import AUTO, CALL_FORMATS, NONE, REASONING_FORMATS, HttpConfig
+from core.config.http import AUTO, NONE, HttpConfig
 from core.config.link import LINK_PORTS, LinkTls
 from core.config.scaling import Autoscaling, DraftScaling, OrchestratorScaling, TargetScaling
 from core.config.service import (
@@ -20,31 +20,3 @@ from core.config.service import (
 from core.config.speculation import SpeculationConfig
 from core.config.tiers import ServiceTiers
 from core.config.tracing import TracingConfig
-
-__all__ = [
-    "AUTO",
-    "CALL_FORMATS",
-    "DECODE_TOKENS",
-    "LINK_PORTS",
-    "MIN_CHUNK_TOKENS",
-    "NONE",
-    "REASONING_FORMATS",
-    "Autoscaling",
-    "DraftConfig",
-    "DraftScaling",
-    "Dtype",
-    "EngineConfig",
-    "FleetConfig",
-    "HttpConfig",
-    "Limits",
-    "LinkTls",
-    "OrchestratorConfig",
-    "OrchestratorScaling",
-    "ServiceConfig",
-    "ServiceTiers",
-    "SpeculationConfig",
-    "TargetConfig",
-    "TargetScaling",
-    "TracingConfig",
-    "WorkerConfig",
-]

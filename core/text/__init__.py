@@ -2,5 +2,3 @@
 
 from core.text.block_hash import BlockHash, block_hashes
 from core.text.token_log import TokenLog, extended
-
-__all__ = ["BlockHash", "TokenLog", "block_hashes", "extended"]

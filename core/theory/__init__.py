@@ -27,26 +27,3 @@ from core.theory.rounds import (
     pipelined_factor,
     walltime_factor,
 )
-
-__all__ = [
-    "MAX_GAMMA",
-    "acceptance_rate",
-    "acceptance_rate_of_several",
-    "block_survival",
-    "chain_tokens",
-    "coupled_acceptance_rate",
-    "coupled_lower_bound",
-    "divergence",
-    "expected_accepted",
-    "expected_longest",
-    "expected_tokens",
-    "guaranteed_factor",
-    "joint_survival",
-    "memory_factor",
-    "operations_factor",
-    "optimal_gamma",
-    "oracle_factor",
-    "pipelined_factor",
-    "rejection_survival",
-    "walltime_factor",
-]

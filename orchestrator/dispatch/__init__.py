@@ -1,5 +1,3 @@
 """Executes the commands of sessions: leases, batches, timeouts."""
 
 from orchestrator.dispatch.runner import Runner
-
-__all__ = ["Runner"]

@@ -17,25 +17,3 @@ from orchestrator.guessers.registry import (
     check_sources,
 )
 from orchestrator.guessers.suffix import Histories, History
-
-__all__ = [
-    "ASKING",
-    "BY_TEXT",
-    "CONTROLS",
-    "GUESSERS",
-    "NEED_INDEX",
-    "NUM_PASSES",
-    "SOURCES",
-    "Breaker",
-    "CorpusIndex",
-    "Guessers",
-    "Histories",
-    "History",
-    "Means",
-    "OutputForm",
-    "Panel",
-    "available_sources",
-    "check_sources",
-    "encode_index",
-    "write_index",
-]

@@ -3,5 +3,3 @@
 from orchestrator.session.pair import Pair
 from orchestrator.session.session import Session
 from orchestrator.session.statistics import DraftWait
-
-__all__ = ["DraftWait", "Pair", "Session"]

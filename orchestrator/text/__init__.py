@@ -2,5 +2,3 @@
 
 from orchestrator.text.detokenize import IncrementalDetokenizer
 from orchestrator.text.tokenizer import Tokenizer
-
-__all__ = ["IncrementalDetokenizer", "Tokenizer"]

@@ -3,5 +3,3 @@
 from orchestrator.guessers.corpus.index import NUM_PASSES, CorpusIndex, encode_index, write_index
 from orchestrator.guessers.corpus.retrieval import Retrieval
 from orchestrator.guessers.corpus.table import CorpusTable
-
-__all__ = ["NUM_PASSES", "CorpusIndex", "CorpusTable", "Retrieval", "encode_index", "write_index"]

@@ -2,5 +2,3 @@
 
 from orchestrator.guessers.suffix.history import Histories, History
 from orchestrator.guessers.suffix.suffix_index import SuffixIndex
-
-__all__ = ["Histories", "History", "SuffixIndex"]
