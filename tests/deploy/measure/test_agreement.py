@@ -5,9 +5,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from core import theory
 from core.speculation import ROOT, Guesses
 from deploy.measure import agreement
+from tests.core.rules import laws
 
 
 class Script:
@@ -55,7 +55,7 @@ def test_rejection_over_all_texts_is_the_theory_s(gamma):
         found = agreement.rejection(log(*[p] * gamma), log(*[q] * gamma), text, 3, gamma)
         reached += np.prod(p[list(text)]) * found.reached[-1]
         accepted += np.prod(p[list(text)]) * found.accepted[-1]
-    alpha = theory.acceptance_rate(p, q)
+    alpha = laws.acceptance_rate(p, q)
     assert reached == pytest.approx(alpha ** (gamma - 1))
     assert accepted == pytest.approx(alpha**gamma)
 

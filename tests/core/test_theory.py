@@ -94,24 +94,6 @@ def test_drafts_side_by_side_by_hand():
     assert theory.expected_longest(0.5, 3, 1000) == pytest.approx(3)
 
 
-def test_several_guesses_at_one_place():
-    """Drawing twice from q = (1, 0) for p = (1/2, 1/2): the second is never right after the first was wrong."""
-    p, q, other = np.array([0.5, 0.5]), np.array([1.0, 0.0]), np.array([0.0, 1.0])
-    assert theory.acceptance_rate_of_several(p, []) == 0
-    assert theory.acceptance_rate_of_several(p, [q]) == theory.acceptance_rate(p, q) == 0.5
-    assert theory.acceptance_rate_of_several(p, [q, q]) == 0.5
-    assert theory.acceptance_rate_of_several(p, [q, other]) == 1
-    assert theory.acceptance_rate_of_several(p, [p, q]) == 1
-
-
-def test_the_divergence_is_what_it_is_called():
-    p, q = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.25, 0.25, 0.25, 0.25])
-    middle = (p + q) / 2
-    assert theory.divergence(p, q) == pytest.approx(np.abs(p - middle).sum()) == pytest.approx(0.3)
-    assert theory.divergence(p, q) == theory.divergence(q, p) == pytest.approx(1 - theory.acceptance_rate(p, q))
-    assert theory.divergence(np.array([1.0, 0.0]), np.array([0.0, 1.0])) == 1
-
-
 @given(alpha=rates, c=costs)
 def test_the_best_gamma_gains_what_the_corollary_promises(alpha, c):
     best = theory.optimal_gamma(lambda gamma: theory.walltime_factor(alpha, gamma, c))

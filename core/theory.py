@@ -1,6 +1,8 @@
-"""What a round yields and costs, as a function of alpha, gamma and c: a chain of guesses, each accepted independently.
+"""What speculation can gain, in closed forms: for documents and planning, never on the path of a request.
 
-Factors are against plain decoding: above 1 is a gain in walltime, and a cost in operations and memory accesses.
+What a round yields and costs, as a function of alpha, gamma and c: a chain of guesses, each accepted independently.
+Factors are against plain decoding: above 1 is a gain in walltime, and a cost in operations and memory accesses. Knows
+acceptance rates and costs; must not know engines, trees or sessions. Symbols: docs/notation.md.
 """
 
 from __future__ import annotations
