@@ -83,8 +83,6 @@ class TargetSide:
 
     def verify(self, guess: Guess) -> VerifyRequest:
         """Have this block verified."""
-        if self._machine.state is Target.AWAITING_BLOCK:
-            self._machine.fire(Trigger.BLOCK if len(guess) else Trigger.NO_BLOCK)
         self._machine.fire(Trigger.VERIFY)
         self._drop_messages()
         self.guess, self._is_continued = guess, False
