@@ -11,6 +11,7 @@ The proto's comments repeat these ranges; tests/protos/test_comments.py compares
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,6 +36,8 @@ class Range:
         return (is_above and value <= self.high) or (bool(self.zero) and value == 0)
 
     def __str__(self) -> str:
+        if math.isinf(self.high):
+            return f"{'above' if self.excludes_low else 'at least'} {self.low:g}"
         ends = ", ".join(str(end) if self.is_whole else f"{end:g}" for end in (self.low, self.high))
         within = f"in {'(' if self.excludes_low else '['}{ends}]"
         return f"0 ({self.zero}) or {within}" if self.zero else within

@@ -1,10 +1,26 @@
-"""Checks that all settings share."""
+"""What all settings share: the base of a group of them, and checks of its values."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 from core.errors import ConfigError
+from core.ranges import Range
+
+ABOVE_0 = Range(0, math.inf, excludes_low=True)
+SHARE = Range(0, 1)
+SHARE_ABOVE_0 = Range(0, 1, excludes_low=True)
+
+
+def at_least(low: float) -> Range:
+    """From `low` on."""
+    return Range(low, math.inf)
+
+
+def whole(low: float, high: float) -> Range:
+    """The whole numbers from `low` to `high`."""
+    return Range(low, high, is_whole=True)
 
 
 def check(condition: bool, setting: str, allowed: str, value: object) -> None:
@@ -13,6 +29,15 @@ def check(condition: bool, setting: str, allowed: str, value: object) -> None:
         raise ConfigError(f"{setting} must be {allowed}, got {value!r}")
 
 
-def forbid_unknown() -> dict[str, Any]:
-    """What pydantic reads from `__pydantic_config__`; core itself does not import pydantic."""
-    return {"extra": "forbid"}
+class Settings:
+    """One group of settings, a frozen dataclass. Unknown fields are refused when it is read from a file."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    """Read by pydantic, which core itself does not import."""
+
+    def _check(self, allowed: Range, *names: str) -> None:
+        """These settings are in the range, or None. Raises: ConfigError."""
+        for name in names:
+            value = getattr(self, name)
+            check(value is None or value in allowed, name, str(allowed), value)

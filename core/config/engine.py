@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
-from core.config.checks import check, forbid_unknown
+from core.config.checks import ABOVE_0, SHARE_ABOVE_0, Settings, at_least, check
 from core.config.link import LINK_PORTS, LinkTls
 from core.costs import PASS_LAWS
+from core.ranges import Range
 
 Dtype = Literal["float32", "bfloat16"]
 DECODE_TOKENS = 32
@@ -19,10 +20,8 @@ MIN_CHUNK_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
+class EngineConfig(Settings):
     """One model, and the memory and processors that its engine may use."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     model: str
     """Directory of the checkpoint, with config.json, *.safetensors and tokenizer.json."""
@@ -109,19 +108,13 @@ class EngineConfig:
     def __post_init__(self) -> None:
         check(bool(self.model), "model", "the directory of a checkpoint", self.model)
         self._check_layers()
-        has_kv = self.kv_cache_tokens is None or self.kv_cache_tokens >= 1
-        check(has_kv, "kv_cache_tokens", "at least 1", self.kv_cache_tokens)
-        check(0 < self.kv_memory_share <= 1, "kv_memory_share", "above 0 and at most 1", self.kv_memory_share)
-        for name in ("num_threads", "block_tokens", "max_step_tokens", "prefill_chunk_tokens"):
-            check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        has_room = self.max_context_tokens is None or self.max_context_tokens >= 2
-        check(has_room, "max_context_tokens", "at least 2", self.max_context_tokens)
-        check(self.prefill_stretch >= 1, "prefill_stretch", "at least 1", self.prefill_stretch)
-        check(self.session_timeout_s > 0, "session_timeout_s", "positive", self.session_timeout_s)
-        check(self.tensor_parallel >= 1, "tensor_parallel", "at least 1", self.tensor_parallel)
-        check(self.digest_whole_bytes >= 0, "digest_whole_bytes", "at least 0", self.digest_whole_bytes)
-        check(0 <= self.cascade_tokens <= 32, "cascade_tokens", "in [0, 32]", self.cascade_tokens)
-        check(self.max_grammars >= 1, "max_grammars", "at least 1", self.max_grammars)
+        self._check(at_least(1), "kv_cache_tokens", "num_threads", "block_tokens", "max_step_tokens")
+        self._check(at_least(1), "prefill_chunk_tokens", "prefill_stretch", "tensor_parallel", "max_grammars")
+        self._check(at_least(2), "max_context_tokens")
+        self._check(at_least(0), "digest_whole_bytes")
+        self._check(ABOVE_0, "session_timeout_s")
+        self._check(SHARE_ABOVE_0, "kv_memory_share")
+        self._check(Range(0, 32), "cascade_tokens")
         first, last = self.link_ports or (0, 0)
         check(0 <= first <= last < 2**16, "link_ports", "two ports in ascending order", self.link_ports)
         is_known = self.paced_as is None or self.paced_as in PASS_LAWS

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from core.config.checks import check, forbid_unknown
+from core.config.checks import Settings, check
 
 CALL_FORMATS = ("hermes", "llama3_json", "mistral")
 REASONING_FORMATS = ("think", "mistral")
@@ -14,10 +13,8 @@ AUTO, NONE = "auto", "none"
 
 
 @dataclass(frozen=True, slots=True)
-class HttpConfig:
+class HttpConfig(Settings):
     """How the HTTP API parses a model's text, and what it shows."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     tool_call_parser: str = AUTO
     """Format of the model's tool calls: hermes (`<tool_call>` around a JSON object, as Hermes and Qwen write),

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from core.config.checks import check, forbid_unknown
+from core.config.checks import Settings, check
 
 LINK_PORTS = (20200, 20299)
 """Outside the ports of Ray's processes (10002 to 19999) and below those that the kernel gives to clients."""
 
 
 @dataclass(frozen=True, slots=True)
-class LinkTls:
+class LinkTls(Settings):
     """Files (PEM) with which orchestrators and engines encrypt their links and authenticate each other.
 
     The paths are the same on every node that has either. A changed file applies to links that are opened afterwards.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     certificate_file: str
     """PEM file with the node's certificate, followed by any intermediate ones. If the certificate limits its uses, both

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from core.config.checks import check, forbid_unknown
+from core.config.checks import ABOVE_0, SHARE_ABOVE_0, Settings, at_least, check
 
 
 @dataclass(frozen=True, slots=True)
-class Autoscaling:
+class Autoscaling(Settings):
     """Bounds of the number of replicas, and how fast it follows the load."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     max_replicas: int
     """Largest number of replicas, at least 1 and at least `min_replicas`. Raise it as far as the cluster's hardware
@@ -31,11 +28,8 @@ class Autoscaling:
     load fluctuates."""
 
     def __post_init__(self) -> None:
-        check(self.min_replicas >= 0, "min_replicas", "at least 0", self.min_replicas)
-        least = max(1, self.min_replicas)
-        check(self.max_replicas >= least, "max_replicas", f"at least {least}", self.max_replicas)
-        for name in ("upscale_delay_s", "downscale_delay_s"):
-            check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        self._check(at_least(0), "min_replicas", "upscale_delay_s", "downscale_delay_s")
+        self._check(at_least(max(1, self.min_replicas)), "max_replicas")
         check(self.window_s > 10, "window_s", "above 10", self.window_s)
 
 
@@ -49,7 +43,7 @@ class OrchestratorScaling(Autoscaling):
 
     def __post_init__(self) -> None:
         Autoscaling.__post_init__(self)
-        check(self.sessions > 0, "sessions", "positive", self.sessions)
+        self._check(ABOVE_0, "sessions")
         check(self.min_replicas >= 1, "min_replicas", "at least 1: orchestrators take the calls", self.min_replicas)
 
 
@@ -65,8 +59,8 @@ class TargetScaling(Autoscaling):
 
     def __post_init__(self) -> None:
         Autoscaling.__post_init__(self)
-        check(self.sessions > 0, "sessions", "positive", self.sessions)
-        check(0 < self.kv_use <= 1, "kv_use", "in (0, 1]", self.kv_use)
+        self._check(ABOVE_0, "sessions")
+        self._check(SHARE_ABOVE_0, "kv_use")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +82,5 @@ class DraftScaling(Autoscaling):
 
     def __post_init__(self) -> None:
         Autoscaling.__post_init__(self)
-        check(self.sessions > 0, "sessions", "positive", self.sessions)
-        check(0 < self.busy <= 1, "busy", "in (0, 1]", self.busy)
-        check(0 < self.wait <= 1, "wait", "in (0, 1]", self.wait)
+        self._check(ABOVE_0, "sessions")
+        self._check(SHARE_ABOVE_0, "busy", "wait")

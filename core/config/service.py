@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
 
-from core.config.checks import check, forbid_unknown
+from core.config.checks import ABOVE_0, Settings, at_least, check, whole
 from core.config.engine import EngineConfig
 from core.config.http import HttpConfig
 from core.config.scaling import DraftScaling, OrchestratorScaling, TargetScaling
 from core.config.speculation import SpeculationConfig
 from core.config.tiers import ServiceTiers
 from core.config.tracing import TracingConfig
-from core.ranges import PRIORITY
+from core.ranges import PRIORITY, Range
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 """Largest value of `max_grammar_bytes`: the stack on which grammars are compiled is large enough for texts up to this
@@ -21,10 +20,8 @@ MAX_EXTRA_DRAFTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class OrchestratorConfig:
+class OrchestratorConfig(Settings):
     """Number and placement of orchestrators."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     num_replicas: int = 1
     """Number of orchestrators, at least 1; not used with `autoscaling`. Raise it where an orchestrator's CPU is the
@@ -57,16 +54,14 @@ class OrchestratorConfig:
     """OpenTelemetry spans of requests; off unless an endpoint is set."""
 
     def __post_init__(self) -> None:
-        check(self.num_replicas >= 1, "num_replicas", "at least 1", self.num_replicas)
-        check(self.num_cpus >= 0, "num_cpus", "at least 0", self.num_cpus)
-        check(0 <= self.surge_percent <= 100, "surge_percent", "in [0, 100]", self.surge_percent)
+        self._check(at_least(1), "num_replicas")
+        self._check(at_least(0), "num_cpus")
+        self._check(Range(0, 100), "surge_percent")
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerConfig:
+class WorkerConfig(Settings):
     """Number of replicas of an engine, and what each needs of the cluster."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     engine: EngineConfig
     num_replicas: int = 1
@@ -90,11 +85,9 @@ class WorkerConfig:
     too small for the contexts of that number of sessions."""
 
     def __post_init__(self) -> None:
-        check(self.num_replicas >= 1, "num_replicas", "at least 1", self.num_replicas)
-        check(self.num_cpus >= 0, "num_cpus", "at least 0", self.num_cpus)
-        check(self.num_gpus >= 0, "num_gpus", "at least 0", self.num_gpus)
-        check(0 <= self.surge_percent <= 100, "surge_percent", "in [0, 100]", self.surge_percent)
-        check(self.max_sessions >= 1, "max_sessions", "at least 1", self.max_sessions)
+        self._check(at_least(1), "num_replicas", "max_sessions")
+        self._check(at_least(0), "num_cpus", "num_gpus")
+        self._check(Range(0, 100), "surge_percent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +113,8 @@ class DraftConfig(WorkerConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Settings):
     """Limits of one request, and of all requests together."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     max_sessions: int = 128
     """Largest number of completions in progress on one orchestrator, at least 1; further ones wait in its queue. Raise
@@ -203,39 +194,19 @@ class Limits:
     the longest step."""
 
     def __post_init__(self) -> None:
-        for name in ("max_sessions", "max_stop_chars", "max_message_bytes"):
-            check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        if self.default_max_tokens is not None:
-            check(self.default_max_tokens >= 1, "default_max_tokens", "at least 1", self.default_max_tokens)
-        for name in (
-            "max_queued",
-            "max_sessions_per_caller",
-            "max_requests_per_minute",
-            "max_tokens_per_minute",
-        ):
-            check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
-        check(self.max_priority in PRIORITY, "max_priority", str(PRIORITY), self.max_priority)
-        counts = ("max_stop_strings", "max_stop_token_ids", "max_logit_bias", "max_allowed_token_ids", "max_bad_words")
-        for name in (
-            *counts,
-            "max_bad_word_tokens",
-            "max_logprobs",
-            "max_scored_tokens",
-            "max_target_retries",
-        ):
-            check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
-        is_allowed = 0 <= self.max_grammar_bytes <= MAX_GRAMMAR_BYTES
-        check(is_allowed, "max_grammar_bytes", f"in [0, {MAX_GRAMMAR_BYTES}]", self.max_grammar_bytes)
-        check(self.drain_grace_s >= 0, "drain_grace_s", "at least 0", self.drain_grace_s)
-        for name in ("retry_after_s", "lease_timeout_s", "reply_timeout_s"):
-            check(getattr(self, name) > 0, name, "positive", getattr(self, name))
+        self._check(at_least(1), "max_sessions", "max_stop_chars", "max_message_bytes", "default_max_tokens")
+        self._check(at_least(0), "max_queued", "max_sessions_per_caller", "max_target_retries", "drain_grace_s")
+        self._check(at_least(0), "max_requests_per_minute", "max_tokens_per_minute", "max_logprobs")
+        self._check(at_least(0), "max_scored_tokens", "max_stop_strings", "max_stop_token_ids", "max_logit_bias")
+        self._check(at_least(0), "max_allowed_token_ids", "max_bad_words", "max_bad_word_tokens")
+        self._check(ABOVE_0, "retry_after_s", "lease_timeout_s", "reply_timeout_s")
+        self._check(PRIORITY, "max_priority")
+        self._check(whole(0, MAX_GRAMMAR_BYTES), "max_grammar_bytes")
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceConfig:
+class ServiceConfig(Settings):
     """One served pair: a target, perhaps a draft, and the orchestrators in front of them."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     target: TargetConfig
     draft: DraftConfig | None = None
@@ -270,10 +241,8 @@ class ServiceConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetConfig:
+class FleetConfig(Settings):
     """Several models behind the same orchestrators; a request selects one by its field `model`."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     models: tuple[ServiceConfig, ...]
     """The pairs, at least one, with different `model_name`s. Requests without `model` get the first one."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Literal, get_args
 
-from core.config.checks import check, forbid_unknown
-from core.ranges import DRAFT_TEMPERATURE, DRAFT_TOKENS
+from core.config.checks import ABOVE_0, SHARE, Settings, at_least, check, whole
+from core.ranges import DRAFT_TEMPERATURE, DRAFT_TOKENS, Range
 from core.records import Policy, Verification
 
 Continuation = Literal["latest", "most_frequent"]
@@ -18,10 +18,8 @@ MAX_LOOKAHEAD_WINDOW, MAX_LOOKAHEAD_NGRAM = 32, 8
 
 
 @dataclass(frozen=True, slots=True)
-class SpeculationConfig:
+class SpeculationConfig(Settings):
     """How far to draft, and how guesses are verified unless a request chooses another way."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     policy: Policy = "adaptive"
     """How the draft length is chosen: "adaptive" maximises tokens a second by measured costs and acceptance; "static"
@@ -121,41 +119,27 @@ class SpeculationConfig:
         check(self.policy in get_args(Policy), "policy", f"one of {', '.join(get_args(Policy))}", self.policy)
         lossless = [each for each in Verification if each.rule.is_lossless]
         check(self.verification in lossless, "verification", f"one of {', '.join(lossless)}", self.verification)
-        check(self.max_draft_tokens in DRAFT_TOKENS, "max_draft_tokens", str(DRAFT_TOKENS), self.max_draft_tokens)
-        check(1 <= self.max_block_tokens <= 256, "max_block_tokens", "in [1, 256]", self.max_block_tokens)
-        check(0 <= self.min_confidence <= 1, "min_confidence", "in [0, 1]", self.min_confidence)
-        is_chance = 0 <= self.min_path_probability <= 1
-        check(is_chance, "min_path_probability", "in [0, 1]", self.min_path_probability)
-        check(self.max_entropy >= 0, "max_entropy", "at least 0", self.max_entropy)
+        self._check(DRAFT_TOKENS, "max_draft_tokens")
+        self._check(Range(1, 256), "max_block_tokens")
+        self._check(SHARE, "min_confidence", "min_path_probability")
+        self._check(at_least(0), "max_entropy")
         check(bool(self.guessers), "guessers", "at least one name", self.guessers)
         check(len(set(self.guessers)) == len(self.guessers), "guessers", "different names", self.guessers)
-        self._check_lookup()
-        self._check_lookahead()
-        self._check_history()
-        check(1 <= self.q_top_tokens <= 4096, "q_top_tokens", "in [1, 4096]", self.q_top_tokens)
-        is_warm = self.draft_temperature is None or self.draft_temperature in DRAFT_TEMPERATURE
-        check(is_warm, "draft_temperature", str(DRAFT_TEMPERATURE), self.draft_temperature)
-        check(self.draft_timeout_s > 0, "draft_timeout_s", "positive", self.draft_timeout_s)
-        check(self.draft_retry_s > 0, "draft_retry_s", "positive", self.draft_retry_s)
-        check(self.breaker_rounds >= 1, "breaker_rounds", "at least 1", self.breaker_rounds)
+        self._check_guessers()
+        self._check(whole(1, 4096), "q_top_tokens")
+        self._check(DRAFT_TEMPERATURE, "draft_temperature")
+        self._check(ABOVE_0, "draft_timeout_s", "draft_retry_s")
+        self._check(at_least(1), "breaker_rounds")
 
-    def _check_lookup(self) -> None:
+    def _check_guessers(self) -> None:
+        """Of those that have settings of their own."""
+        self._check(Range(1, MAX_LOOKUP_MATCH), "lookup_min_match")
         least, most, choice = self.lookup_min_match, self.lookup_max_match, self.lookup_continuation
-        check(1 <= least <= MAX_LOOKUP_MATCH, "lookup_min_match", f"in [1, {MAX_LOOKUP_MATCH}]", least)
         allowed = f"in [lookup_min_match, {MAX_LOOKUP_MATCH}]"
         check(least <= most <= MAX_LOOKUP_MATCH, "lookup_max_match", allowed, most)
         check(choice in get_args(Continuation), "lookup_continuation", "latest or most_frequent", choice)
-        is_few = 1 <= self.lookup_branches <= MAX_LOOKUP_BRANCHES
-        check(is_few, "lookup_branches", f"in [1, {MAX_LOOKUP_BRANCHES}]", self.lookup_branches)
-
-    def _check_lookahead(self) -> None:
-        window, ngram = self.lookahead_window, self.lookahead_ngram
-        is_wide = 2 <= window <= MAX_LOOKAHEAD_WINDOW
-        check(is_wide, "lookahead_window", f"in [2, {MAX_LOOKAHEAD_WINDOW}]", window)
-        check(3 <= ngram <= MAX_LOOKAHEAD_NGRAM, "lookahead_ngram", f"in [3, {MAX_LOOKAHEAD_NGRAM}]", ngram)
-
-    def _check_history(self) -> None:
-        tokens, callers = self.suffix_history_tokens, self.suffix_history_callers
-        allowed = f"in [0, {MAX_HISTORY_TOKENS}]"
-        check(0 <= tokens <= MAX_HISTORY_TOKENS, "suffix_history_tokens", allowed, tokens)
-        check(1 <= callers <= MAX_HISTORY_CALLERS, "suffix_history_callers", f"in [1, {MAX_HISTORY_CALLERS}]", callers)
+        self._check(Range(1, MAX_LOOKUP_BRANCHES), "lookup_branches")
+        self._check(Range(2, MAX_LOOKAHEAD_WINDOW), "lookahead_window")
+        self._check(Range(3, MAX_LOOKAHEAD_NGRAM), "lookahead_ngram")
+        self._check(whole(0, MAX_HISTORY_TOKENS), "suffix_history_tokens")
+        self._check(whole(1, MAX_HISTORY_CALLERS), "suffix_history_callers")

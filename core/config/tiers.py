@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from core.config.checks import check, forbid_unknown
+from core.config.checks import Settings, whole
 from core.ranges import PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceTiers:
+class ServiceTiers(Settings):
     """Priorities of the service tiers; that of the tier `default`, and of requests that name neither, is 0."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     flex: int = 10
     """Priority of requests of the service tier `flex`, in [0, 2147483647]: they are served after others, and refused
@@ -28,5 +25,5 @@ class ServiceTiers:
         return {"flex": self.flex, "priority": self.priority}.get(tier, 0)
 
     def __post_init__(self) -> None:
-        check(0 <= self.flex <= PRIORITY.high, "flex", f"in [0, {PRIORITY.high}]", self.flex)
-        check(PRIORITY.low <= self.priority <= 0, "priority", f"in [{PRIORITY.low}, 0]", self.priority)
+        self._check(whole(0, PRIORITY.high), "flex")
+        self._check(whole(PRIORITY.low, 0), "priority")

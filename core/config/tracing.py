@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from core.config.checks import check, forbid_unknown
+from core.config.checks import SHARE, Settings, at_least, check
 
 
 @dataclass(frozen=True, slots=True)
-class TracingConfig:
+class TracingConfig(Settings):
     """Where the spans of requests are sent, and which requests and rounds have spans."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     endpoint: str | None = None
     """URL that receives spans by OTLP over HTTP, for example "http://collector:4318/v1/traces". With None tracing is
@@ -27,5 +24,5 @@ class TracingConfig:
     def __post_init__(self) -> None:
         is_address = self.endpoint is None or self.endpoint.startswith(("http://", "https://"))
         check(is_address, "endpoint", "an address that begins with http:// or https://", self.endpoint)
-        check(0 <= self.sample <= 1, "sample", "in [0, 1]", self.sample)
-        check(self.every_rounds >= 0, "every_rounds", "at least 0", self.every_rounds)
+        self._check(SHARE, "sample")
+        self._check(at_least(0), "every_rounds")

@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from core.errors import InvalidRequest
+from core.config import Limits, SpeculationConfig
+from core.errors import ConfigError, InvalidRequest
 from core.ranges import LOGIT_BIAS, MAX_SEED, SAMPLING, Range, shown
 from core.records import Sampling
 
@@ -87,6 +88,11 @@ def test_ranges_say_themselves():
     assert str(SAMPLING["top_p"]) == "in (0, 1]"
     assert str(SAMPLING["seed"]) == f"in [0, {MAX_SEED}]"
     assert 0 not in Range(1, 5)
+    assert [str(Range(low, math.inf, excludes_low=low == 0)) for low in (0, 1, 0.5)] == [
+        "above 0",
+        "at least 1",
+        "at least 0.5",
+    ]
 
 
 def test_a_negative_number_in_an_unsigned_field_is_shown_as_it_was_written():
@@ -99,3 +105,16 @@ def test_a_negative_number_in_an_unsigned_field_is_shown_as_it_was_written():
         "0.5",
         "'x'",
     ]
+
+
+@pytest.mark.parametrize(("config", "name"), [(Limits, "max_sessions"), (SpeculationConfig, "breaker_rounds")])
+def test_settings_are_refused_outside_their_ranges_by_name(config, name):
+    assert getattr(config(**{name: 1}), name) == 1
+    with pytest.raises(ConfigError, match=f"{name} must be at least 1, got 0"):
+        config(**{name: 0})
+
+
+def test_a_setting_that_may_be_none_has_a_range_otherwise():
+    assert Limits(default_max_tokens=None).default_max_tokens is None
+    with pytest.raises(ConfigError, match="default_max_tokens must be at least 1, got 0"):
+        Limits(default_max_tokens=0)
