@@ -55,6 +55,12 @@ class Guess:
         questions = Questions(source, (0, *[place + 1 for place in places]), num)
         return Guess(TokenTree(tuple(tokens), shape.parents), shape, (*self.sources, *[source] * num), questions)
 
+    def below(self, node: int) -> Guess:
+        """What follows a node of this one, which becomes the root."""
+        block, nodes = subtree(self.block, node)
+        ranks, confidences = _at(self.shape.ranks, nodes), _at(self.shape.confidence, nodes)
+        return Guess(block, Shape(block.parents, ranks, confidences), _at(self.sources, nodes))
+
     def num_only_asked(self, path: Sequence[int]) -> int:
         """Nodes that do not count as guesses, since they were questions and are not on the accepted `path`."""
         if self.questions is None:
@@ -79,28 +85,22 @@ NO_GUESS = Guess()
 class Offer:
     """A block that is verified and, below it, the next for each outcome that the target may go on with by itself."""
 
-    tree: TokenTree
+    whole: Guess
     num_block: int
-    ranks: tuple[int, ...]
-    """Of each node of the tree, as are the confidences and sources."""
-    confidences: tuple[float, ...]
-    sources: tuple[str, ...]
     is_open: bool
     """Whether the target may go on with an empty block at any other outcome."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is no outcome that it answers."""
-        return len(self.tree) == self.num_block and not self.is_open
+        return len(self.whole) == self.num_block and not self.is_open
 
     def follow(self, end: int, token: int) -> Guess | None:
         """The block with which the target goes on when the path to `end` is accepted and `token` follows."""
-        node = self.tree.child(end, token)
+        node = self.whole.block.child(end, token)
         if node is None:
             return NO_GUESS if self.is_open else None
-        block, nodes = subtree(self.tree, node)
-        ranks, confidences = _at(self.ranks, nodes), _at(self.confidences, nodes)
-        return Guess(block, Shape(block.parents, ranks, confidences), _at(self.sources, nodes))
+        return self.whole.below(node)
 
 
 def _at(values: Sequence, indices: Iterable[int]) -> tuple:  # type: ignore[type-arg]

@@ -97,7 +97,7 @@ class TargetSide:
             return []
         stamp = self._view.next_stamp()
         self._offers.add(stamp, offer)
-        return [Continuation(stamp, awaited.round, offer.tree, offer.is_open)]
+        return [Continuation(stamp, awaited.round, offer.whole.block, offer.is_open)]
 
     def resend(self, missing: Missing) -> VerifyRequest | None:
         """The same message from what the target holds; None where it does not keep what it is sent."""
@@ -175,9 +175,6 @@ class _Offers:
     def __init__(self) -> None:
         self._by_round: dict[int, tuple[Stamp, Offer]] = {}
         self.last: Offer | None = None
-
-    def __repr__(self) -> str:
-        return f"<Offers {list(self._by_round)}>"
 
     def add(self, stamp: Stamp, offer: Offer) -> None:
         """The target is told of it, as of a message with this stamp."""

@@ -68,8 +68,9 @@ class BlockChooser:
     def block(self, max_depth: int, max_nodes: int) -> Guess:
         """The nodes of the tree that the policy chooses for verification."""
         self._taken = part = self._part(max_depth, max_nodes)
-        if not len(part):
-            return NO_GUESS
+        return self._guess(part) if len(part) else NO_GUESS
+
+    def _guess(self, part: Part) -> Guess:
         block = self.tree.block(part)
         return Guess(block, Shape(block.parents, part.ranks, part.confidences), part.sources)
 
@@ -109,7 +110,7 @@ class BlockChooser:
                 part = policy.choose(outcome.below, max_nodes, max_depth - outcome.depth)
                 if policy.is_worth_going_on(float(part.path_prob.sum()), len(part), len(taken)):
                     whole = whole.with_below(outcome.end, outcome.top).with_below(len(whole), part)
-        return Offer(self.tree.block(whole), len(taken), whole.ranks, whole.confidences, whole.sources, is_open)
+        return Offer(self._guess(whole), len(taken), is_open)
 
     def continue_with(self, guess: Guess) -> None:
         """The target verifies this block without being asked: an offer that it has taken."""

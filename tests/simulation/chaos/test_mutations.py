@@ -123,8 +123,9 @@ def wrong_block_after_an_offer(patch):
     follow = Offer.follow
 
     def other(self, end, token):
-        tops = [node for node in range(self.num_block, len(self.tree)) if self.tree.parents[node] == end]
-        return follow(self, end, self.tree.tokens[tops[-1]] if tops else token)
+        tree = self.whole.block
+        tops = [node for node in range(self.num_block, len(tree)) if tree.parents[node] == end]
+        return follow(self, end, tree.tokens[tops[-1]] if tops else token)
 
     patch(Offer, "follow", other)
 
