@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from core.records import Call, CallTrace, SourceStats, SpeculationStats, Timing
 from orchestrator.policy import Explanation, Found
@@ -159,23 +159,10 @@ class Statistics:
         return tuple(SourceStats(name, drafted[name], accepted[name], failures[name]) for name in names)
 
     def snapshot(self) -> SpeculationStats:
-        return SpeculationStats(
-            num_rounds=self.num_rounds,
-            num_draft_rounds=self.num_draft_rounds,
-            num_drafted_tokens=self.num_drafted_tokens,
-            num_accepted_tokens=self.num_accepted_tokens,
-            num_lookup_tokens=self.num_lookup_tokens,
-            num_relaxed_tokens=self.num_relaxed_tokens,
-            accepted_per_position=tuple(self.accepted_per_position),
-            sources=self._by_source(),
-            num_hits=self.num_hits,
-            num_misses=self.num_misses,
-            num_continued=self.num_continued,
-            num_draft_failures=self.num_draft_failures,
-            num_target_failures=self.num_target_failures,
-            draft_time_s=self.draft_time_s,
-            hidden_draft_time_s=self.hidden_draft_time_s,
-        )
+        """The counters of the same names, and those by source."""
+        counted = {each.name: getattr(self, each.name) for each in fields(SpeculationStats) if each.name != "sources"}
+        counted["accepted_per_position"] = tuple(self.accepted_per_position)
+        return SpeculationStats(sources=self._by_source(), **counted)
 
 
 def _overlap(start_s: float, end_s: float, others: Iterable[Interval]) -> float:
