@@ -7,14 +7,17 @@ output, only how soon it comes.
 from __future__ import annotations
 
 import logging
-import random
 from dataclasses import replace
 
 from core.config import DECODE_TOKENS
 from core.records import Call, CallTrace, DraftDone, DraftRequest, DraftUpdate, Missing, Stamp
 from orchestrator.policy import TreePolicy
 from orchestrator.session import messages as m
+from orchestrator.session.drafts.backoff import Backoff
 from orchestrator.session.drafts.block_chooser import BlockChooser
+from orchestrator.session.drafts.growth_check import CORRUPT, check_growth
+from orchestrator.session.drafts.open_messages import OpenMessages
+from orchestrator.session.drafts.silence import MAX_OPEN, Silence
 from orchestrator.session.engine_view import EngineView, SessionText
 from orchestrator.session.guess import Guess
 from orchestrator.session.pair import Pair
@@ -22,12 +25,6 @@ from orchestrator.session.states import GROWING_TABLE, Growing, Machine, Trigger
 from orchestrator.session.statistics import Statistics
 
 logger = logging.getLogger(__name__)
-
-MAX_PAUSE_S = 60.0
-MAX_OPEN = 4
-"""Messages that a draft has not ended: beyond that it is silent, and is told nothing more until it has."""
-CORRUPT = (ValueError, TypeError, IndexError, OverflowError, AttributeError)
-"""What is raised of growth that is none: where it came pickled nothing of it has been checked."""
 
 
 class DraftSide:
@@ -53,29 +50,16 @@ class DraftSide:
         to grow for it."""
         self._is_over = True
         """Whether the draft grows no more until its next message."""
-        self._ending_round = 0
-        """Of the last message, if it asks for growth that ends by itself."""
         self._num_passes = 0
         """That it has told of since its last message."""
-        self._first_round = 0
-        """Of the message since which the draft's numbers hold."""
-        self._known_to: dict[int, int] = {}
-        """By message, how many tokens it told of; of those that it may still answer."""
+        self._open = OpenMessages()
         self._has_backlog = False
         """Whether it has not been told of the last verdict, since too many messages are open."""
         self._waits_for: Stamp | None = None
         """Of the message that was the last when the wait began, or was renewed: others may follow meanwhile."""
-        self.is_silent = False
-        """Whether it was lost, was late or has answered nothing for `MAX_OPEN` rounds; until it tells something again,
-        perhaps under another lease."""
-        self._num_unanswered = 0
-        """Rounds that it was, or should have been, told of since it last answered anything."""
-        self._answered_s = 0.0
-        """Time of the last verdict before these."""
-        self._num_late_rounds = 0
-        self._pause_s = pair.speculation.draft_retry_s
+        self._silence = Silence(pair.speculation.breaker_rounds)
         seed = f"{text.session_id}/{number}" if number else text.session_id
-        self._jitter = random.Random(seed)  # noqa: S311  spreads load, keeps no secret
+        self._backoff = Backoff(pair.speculation.draft_retry_s, seed)
 
     def __repr__(self) -> str:
         return f"<DraftSide {self._machine} {self._view} {self.blocks}>"
@@ -90,15 +74,13 @@ class DraftSide:
         self._machine.fire(Trigger.LEASED)
         self._policy.begin_drafting()
         self._view.begin_lease(name, epoch)
-        self._known_to.clear()
+        self._open.clear()
         return self.update()
 
     def lease_later(self) -> m.Command:
-        """Try for a place after a pause that doubles, jittered so that many sessions do not come back as one."""
-        self.is_silent = True
-        pause_s = self._pause_s
-        self._pause_s = min(2 * pause_s, MAX_PAUSE_S)
-        return m.LeaseDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0), draft=self._number)
+        """Try for a place after a pause, and do without until then."""
+        self._silence.left()
+        return m.LeaseDraft(delay_s=self._backoff.next_s(), draft=self._number)
 
     def lose(self, reason: str = "it told nothing for several rounds") -> list[m.Command]:
         """Do without this draft, and try for another."""
@@ -113,11 +95,10 @@ class DraftSide:
 
     def _leave(self) -> None:
         self._machine.fire(Trigger.LOST)
-        self.is_silent = True
+        self._silence.left()
         self.stats.trace_pass()
         self.blocks.reset()
-        self._view.awaiting = None
-        self._num_unanswered, self._num_late_rounds, self._waits_for, self._turn = 0, 0, None, 0
+        self._view.awaiting, self._waits_for, self._turn = None, None, 0
 
     def rest(self) -> list[m.Command]:
         """Leave the draft for a while: what it grows is not worth verifying. After that growth begins anew."""
@@ -138,22 +119,18 @@ class DraftSide:
 
     def begin_round(self, max_depth: int, now_s: float) -> list[m.Command]:
         """Go on with the draft after a verdict: leave it if it is silent or not worth its time, else tell it."""
-        if not self._num_unanswered:
-            self._answered_s = now_s
-        if self._num_late_rounds or self._is_overdue(now_s):  # late, and not heard of since
-            self._num_late_rounds += 1
-        if self._num_late_rounds >= self._pair.speculation.breaker_rounds:
+        self._silence.begin_round(now_s, self._most_silence_s)
+        if self._silence.is_final:
             return self.lose()
         if self._policy.wants_rest and self.is_growing:
             return self.rest()
         return self._take_turn(max_depth)
 
-    def _is_overdue(self, now_s: float) -> bool:
-        """Whether it is late though nobody waits for it; one that has told nothing under its lease may have a long text
-        to take in, and is tried for as long as it would be done without.
+    def _most_silence_s(self) -> float:
+        """After that it is late though nobody waits for it; one that has told nothing under its lease may have a long
+        text to take in, and is tried for as long as it would be done without.
         """
-        timeout_s = self._policy.timeout_s if self._view.num_tokens else self._pause_s
-        return self._num_unanswered > MAX_OPEN and now_s - self._answered_s > timeout_s
+        return self._policy.timeout_s if self._view.num_tokens else self._backoff.pause_s
 
     def _take_turn(self, max_depth: int) -> list[m.Command]:
         """Have the draft grow for the next block, which may have `max_depth` guesses in a row."""
@@ -178,9 +155,8 @@ class DraftSide:
         if tree_spec is None:  # not for this request, or the text is as long as the draft's context
             self._leave()
             return [self.release()]
-        self._has_backlog = len(self._known_to) >= (1 if self._policy.is_in_turn else MAX_OPEN)
-        self.is_silent |= self._num_unanswered >= MAX_OPEN
-        self._num_unanswered += 1
+        self._has_backlog = len(self._open) >= (1 if self._policy.is_in_turn else MAX_OPEN)
+        self._silence.told()
         if self._has_backlog:
             return []
         reports_all = self._is_drawn or self._view.num_tokens == 0 or self.blocks.tree.needs_full_report
@@ -188,10 +164,8 @@ class DraftSide:
         stamp, base, spec = self._view.next_header()
         if reports_all:
             self.blocks.reset()
-            self._first_round = stamp.round
             tree_spec = replace(tree_spec, reports_all=True)
-        self._known_to[stamp.round] = len(self._log)
-        self._ending_round = stamp.round if tree_spec.ends else 0
+        self._open.add(stamp.round, len(self._log), ends=tree_spec.ends, tells_all=reports_all)
         self._is_over, self._num_passes = False, 0
         return [DraftRequest(stamp, base, self._log.since(base.num_tokens), tree_spec, spec=spec)]
 
@@ -204,7 +178,7 @@ class DraftSide:
     @property
     def _has_ended(self) -> bool:
         """Whether the draft grows no more, or is about to end by itself."""
-        return self._is_over or self._ending_round in self._known_to
+        return self._is_over or self._open.will_end
 
     # What it tells
 
@@ -226,17 +200,21 @@ class DraftSide:
 
     def _apply(self, grown: DraftUpdate | DraftDone) -> bool:
         """Whether it is sound."""
-        self.is_silent, self._num_unanswered, self._num_late_rounds = False, 0, 0
+        self._silence.broken()
         try:
-            self._check(grown)
+            check_growth(grown, self._pair.target.vocab_size, len(self._log), is_drawn=self._is_drawn)
             self._view.keeps(grown.held)
-            num_unknown = len(self._log) - self._known_to.get(grown.stamp.round, 0)
-            if grown.stamp.round >= self._first_round:  # else its nodes have other numbers
-                self.blocks.tree.add(grown.new_nodes, num_unknown)
+            if self._open.has_numbers(grown.stamp.round):
+                self.blocks.tree.add(grown.new_nodes, len(self._log) - self._open.num_told(grown.stamp.round))
         except CORRUPT as error:
             logger.warning("a draft's growth is corrupt: %r", error)
             return False
         return True
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it tells nothing at present, or is not there."""
+        return self._silence.is_silent
 
     @property
     def is_growing(self) -> bool:
@@ -250,37 +228,25 @@ class DraftSide:
     def _is_leased(self, stamp: Stamp) -> bool:
         return (stamp.session, stamp.epoch) == (self._view.name, self._view.epoch)
 
-    def _check(self, grown: DraftUpdate | DraftDone) -> None:
-        """Raises: ValueError when it is corrupt."""
-        new_nodes = grown.new_nodes
-        if not new_nodes.is_checked:
-            new_nodes.check()
-        if not new_nodes.are_within(self._pair.target.vocab_size):
-            raise ValueError("a draft guessed a token outside the vocabulary")
-        if self._is_drawn and len(new_nodes.q) < len(new_nodes):
-            raise ValueError("a draft does not say what it drew from")
-        if not 0 <= grown.held <= len(self._log):
-            raise ValueError("a draft holds more than it was sent")
-
     def used(self, guess: Guess) -> None:
         """This is verified next: the pass that was told of last has made it what it is."""
         self._turn = 0
         num_used = len(guess) - guess.shape.num_looked_up
         if num_used:
-            self._pause_s = self._pair.speculation.draft_retry_s
+            self._backoff.reset()
         self.stats.trace_pass(num_used)
 
     def ended(self, event: m.DraftReplied) -> list[m.Command]:
         """The draft has ended a message: one that was overtaken, or grown for; or it cannot go on."""
         reply = event.reply
-        is_open = self._is_leased(reply.stamp) and reply.stamp.round in self._known_to
+        is_open = self._is_leased(reply.stamp) and reply.stamp.round in self._open
         if self._machine.state is not Growing.GROWING or not is_open:  # or it comes for the second time
             self.stats.num_stale_replies += 1
             return []
-        self._num_unanswered = 0
+        self._silence.answered()
         if isinstance(reply, DraftDone):
             return self._grown(reply, event)
-        del self._known_to[reply.stamp.round]
+        self._open.end(reply.stamp.round)
         if not self._view.answers(reply.stamp):
             return self.update() if self._has_backlog else []
         if isinstance(reply, Missing) and self._view.must_resend(reply.held):
@@ -293,7 +259,7 @@ class DraftSide:
         is_awaited = self._view.answers(grown.stamp)
         if is_awaited and not self._apply(grown):
             return self.lose("what it told cannot be")
-        del self._known_to[grown.stamp.round]
+        self._open.end(grown.stamp.round)
         if not is_awaited:
             return []
         self._is_over, self._has_backlog = True, False
@@ -310,11 +276,11 @@ class DraftSide:
         """Nothing has come for as long as is waited; the round goes on without, and after several the lease is left."""
         if stamp != self._waits_for:
             return []
-        self.is_silent, self._waits_for = True, None
-        self._num_late_rounds += 1
+        self._waits_for = None
+        self._silence.late()
         if self.stats.explanation is not None:
             self.stats.explanation.note("the draft did not answer in time")
-        if self._num_late_rounds >= self._pair.speculation.breaker_rounds:
+        if self._silence.is_final:
             return self.lose()
         self.stats.num_draft_failures += 1
         return []

@@ -30,7 +30,8 @@ from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.shared_estimates import REFRESH_ROUNDS, SharedEstimates
 from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
-from orchestrator.session.drafts.draft_side import MAX_OPEN, MAX_PAUSE_S
+from orchestrator.session.drafts.backoff import MAX_PAUSE_S
+from orchestrator.session.drafts.silence import MAX_OPEN
 from orchestrator.session.pair import Pair
 from orchestrator.session.session import Session
 from orchestrator.text.detokenize import IncrementalDetokenizer

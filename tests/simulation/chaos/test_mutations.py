@@ -17,6 +17,7 @@ from orchestrator.dispatch.batcher import _Call
 from orchestrator.dispatch.engine_pool import EnginePool
 from orchestrator.dispatch.runner import Runner
 from orchestrator.guessers.panel import Panel
+from orchestrator.session.drafts import draft_side
 from orchestrator.session.drafts.draft_side import DraftSide
 from orchestrator.session.engine_view import EngineView
 from orchestrator.session.guess import Offer
@@ -171,7 +172,7 @@ def verdict_not_checked(patch):
 
 
 def draft_not_checked(patch):
-    patch(DraftSide, "_check", lambda self, grown: None)
+    patch(draft_side, "check_growth", lambda *_grown, **_where: None)
 
 
 def guessers_not_checked(patch):

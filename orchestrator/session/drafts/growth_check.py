@@ -1,0 +1,24 @@
+"""Whether what a draft tells can be: nothing of it is believed unchecked.
+
+Knows what has grown; must not know leases or messages.
+"""
+
+from __future__ import annotations
+
+from core.records import DraftDone, DraftUpdate
+
+CORRUPT = (ValueError, TypeError, IndexError, OverflowError, AttributeError)
+"""What is raised of growth that is none: where it came pickled nothing of it has been checked."""
+
+
+def check_growth(grown: DraftUpdate | DraftDone, vocab_size: int, num_committed: int, *, is_drawn: bool) -> None:
+    """Raises: one of `CORRUPT`."""
+    new_nodes = grown.new_nodes
+    if not new_nodes.is_checked:
+        new_nodes.check()
+    if not new_nodes.are_within(vocab_size):
+        raise ValueError("a draft guessed a token outside the vocabulary")
+    if is_drawn and len(new_nodes.q) < len(new_nodes):
+        raise ValueError("a draft does not say what it drew from")
+    if not 0 <= grown.held <= num_committed:
+        raise ValueError("a draft holds more than it was sent")
