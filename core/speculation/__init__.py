@@ -15,7 +15,6 @@ from core.speculation.calibration import (
 )
 from core.speculation.candidates import MAX_RANKS, Candidates, HeldTree
 from core.speculation.chances import MAX_TOLD, fixed_shape
-from core.speculation.drawing import draw_chain
 from core.speculation.growth import UNRANKED, Floats, Ints, Measure, NewNodes, TreeSpec
 from core.speculation.guesser import (
     DRAFT,
@@ -30,6 +29,7 @@ from core.speculation.guesser import (
     Keeper,
     check_law,
 )
+from core.speculation.passes import feed_likeliest, take_all
 from core.speculation.source_worth import SourceWorth
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import (
@@ -42,5 +42,5 @@ from core.speculation.token_tree import (
     num_branches,
     subtree,
 )
-from core.speculation.tree_builder import TreeBuilder, feed_likeliest, take_all
+from core.speculation.tree_builder import TreeBuilder
 from core.speculation.tree_nodes import EMPTY_PART, Part

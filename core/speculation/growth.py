@@ -1,4 +1,4 @@
-"""How a draft is to grow a tree of guesses, and what it tells of the growth.
+"""How a draft is to grow a tree of guesses, what it tells of the growth, and what of that nobody has looked at.
 
 Knows the order to grow and the nodes that follow from it; must not know which of them are verified.
 """
@@ -6,7 +6,7 @@ Knows the order to grow and the nodes that follow from it; must not know which o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import ge
@@ -95,9 +95,6 @@ class TreeSpec:
             or any(x < 0 for x in self.tail)
         ):
             raise ValueError("the chances of a tree spec are not probabilities")
-
-    def __len__(self) -> int:
-        return self.rows_per_pass
 
 
 Ints = NDArray[np.int64]
@@ -200,3 +197,64 @@ class NewNodes:
 
     def __hash__(self) -> int:
         return hash((self.first, self.root, len(self)))
+
+
+Told = tuple[NewNodes, list[int]]
+"""What a draft has told in one message, and the parents of its nodes once more."""
+ByParent = dict[int, tuple[Told, ...]]
+"""By the number of a parent: where its children were told."""
+
+
+class Unread:
+    """What a draft has told of one tree and nobody has looked at, as it came: most never is, so nothing is done for
+    each node. Some of it no verdict can lead to any more.
+    """
+
+    def __init__(self, max_depth: int) -> None:
+        """`max_depth`: of what the draft grows below the last token that it knows."""
+        self._max_depth = max_depth
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        self.halves: tuple[ByParent, ByParent] = {}, {}
+        """Earlier and later. The earlier half is forgotten when `max_depth` tokens have been committed since its end,
+        without a search for what is dead."""
+        self._num_passed = 0
+        """Tokens that were committed since the later half was begun."""
+
+    def add(self, new_nodes: NewNodes, parents: list[int]) -> KeysView[int]:
+        """One message, but for what hangs below the root; returns the numbers of the parents."""
+        told: ByParent = dict.fromkeys(parents, ((new_nodes, parents),))
+        told.pop(ROOT, None)
+        later = self.halves[1]
+        for parent in told.keys() & later.keys():
+            told[parent] = later[parent] + told[parent]
+        later.update(told)
+        return told.keys()
+
+    def take(self, numbers: Iterable[int]) -> list[tuple[int, NewNodes, int]]:
+        """What was told of the children of these: the number of each, the message, and the place there; by number."""
+        told = [
+            (new_nodes.first + place, new_nodes, place)
+            for half in self.halves
+            for parent in numbers
+            for new_nodes, parents in half.pop(parent, ())
+            for place in places_of(parents, parent)
+        ]
+        told.sort()  # each number is told once
+        return told
+
+    def passed(self, num_tokens: int) -> None:
+        """More tokens were committed."""
+        self._num_passed += num_tokens
+        if self._num_passed >= self._max_depth:  # nothing that was told before it can follow any more
+            self.halves, self._num_passed = (self.halves[1], {}), 0
+
+
+def places_of(parents: list[int], parent: int) -> Iterator[int]:
+    """Of its children, which are most often one behind the other."""
+    place = -1
+    for _ in range(parents.count(parent)):
+        place = parents.index(parent, place + 1)
+        yield place

@@ -108,7 +108,7 @@ class Keeper(Guesser, Protocol):
 @runtime_checkable
 class Drawer(Guesser, Protocol):
     """A guesser that says laws. Where verification asks what a guess was drawn from, it is asked for these instead of
-    proposals; who draws from them is the session (`core.speculation.drawing`), so no guesser sees noise."""
+    proposals; who draws from them is the session (`orchestrator.guessers.drawing`), so no guesser sees noise."""
 
     def law(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
         """Of the token after `text` and then `drawn`, which is none of the text yet; `NO_Q` where nothing is known."""

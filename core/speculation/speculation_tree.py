@@ -2,20 +2,19 @@
 
 The draft tells of nodes pass by pass, guessers (`guesses`) propose some for the next block, blocks are taken out of it,
 and a verdict makes another node the root. Nodes are objects, and committed tokens are nodes, too: so what a draft tells
-hangs below its parent wherever the root is by then, and a verdict moves the root and little else. Most of what a draft
-tells is never looked at, so what it tells of a place is kept as it came until somebody does.
+hangs below its parent wherever the root is by then, and a verdict moves the root and little else.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, repeat
 
 from core.ranges import DRAFT_TOKENS
-from core.speculation.growth import UNRANKED, NewNodes
+from core.speculation.growth import UNRANKED, NewNodes, Unread, places_of
 from core.speculation.guesser import Guesses
 from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution, TokenTree, depths
 from core.speculation.tree_nodes import Node, Part
@@ -27,11 +26,6 @@ MAX_TRAIL = 512
 MAX_DEPTH = int(2 * DRAFT_TOKENS.high + 1)
 """Of what any policy has a draft grow, below the last token that it knows."""
 
-Told = tuple[NewNodes, list[int]]
-"""What a draft has told in one message, and the parents of its nodes once more."""
-Unseen = dict[int, tuple[Told, ...]]
-"""By the number of a parent: where its children were told."""
-
 
 class SpeculationTree:
     """Nodes below the last committed token, the root. Invariant: siblings differ."""
@@ -41,7 +35,6 @@ class SpeculationTree:
 
         `is_drawn`: whether blocks tell what each guess was drawn from, as rejection and block verification ask.
         """
-        self._max_depth = max_depth
         self._is_drawn = is_drawn
         self.num_reported = 0
         """Numbers that the draft has used: its next message begins there, or one was lost."""
@@ -50,12 +43,7 @@ class SpeculationTree:
         self._root = Node(ROOT)
         self._trail = deque([self._root])
         """The last committed tokens, the root at the end."""
-        self._unread: tuple[Unseen, Unseen] = {}, {}
-        """What was told and has not been looked at, earlier and later. Some of it no verdict can lead to. The earlier
-        half is forgotten when `max_depth` tokens have been committed since its end, without a search for what is dead.
-        """
-        self._num_passed = 0
-        """Tokens that were committed since the later half was begun."""
+        self._unread = Unread(max_depth)
         self._passed: dict[int, Node] = {}
         """By number, of those in the trail that have been passed."""
         self._touched: list[tuple[Node, Node]] = []
@@ -94,20 +82,13 @@ class SpeculationTree:
         self.num_reported += len(new_nodes)
 
     def _attach(self, new_nodes: NewNodes, root: Node | None) -> None:
-        """`root` is what the draft calls so; None where that is too long ago.
-
-        Most parents have been told of just before, and are not looked at: so nothing is done for each of them.
-        """
+        """`root` is what the draft calls so; None where that is too long ago."""
         parents: list[int] = new_nodes.parents.tolist()
-        told: Unseen = dict.fromkeys(parents, ((new_nodes, parents),))
-        below_root, unseen = told.pop(ROOT, ()), self._unread[1]
-        for parent in told.keys() & unseen.keys():
-            told[parent] = unseen[parent] + told[parent]
-        unseen.update(told)
-        if root is not None and below_root:
-            for place in _places(parents, ROOT):
+        told = self._unread.add(new_nodes, parents)
+        if root is not None:
+            for place in places_of(parents, ROOT):
                 self._materialize(root, new_nodes, place)
-        for parent in sorted(told.keys() & self._passed.keys()):
+        for parent in sorted(told & self._passed.keys()):
             self._read_below(self._passed[parent])
 
     def _materialize(self, above: Node, new_nodes: NewNodes, place: int) -> None:
@@ -130,22 +111,14 @@ class SpeculationTree:
     def _children(self, node: Node) -> dict[int, Node]:
         """All of them, by token. Whoever asks has asked for those of its parent."""
         for number in node.numbers:
-            for unseen in self._unread:
-                if number in unseen:
+            for half in self._unread.halves:
+                if number in half:
                     self._read_below(node)
         return node.children
 
     def _read_below(self, node: Node) -> None:
         """Make nodes of all that was told of what follows it, in the order in which it was told."""
-        told = [
-            (new_nodes.first + place, new_nodes, place)
-            for unseen in self._unread
-            for parent in node.numbers
-            for new_nodes, parents in unseen.pop(parent, ())
-            for place in _places(parents, parent)
-        ]
-        told.sort()  # by number, of which each is told once
-        for _, new_nodes, place in told:
+        for _, new_nodes, place in self._unread.take(node.numbers):
             self._materialize(node, new_nodes, place)
 
     def _child(self, node: Node, token: int) -> Node:
@@ -284,10 +257,8 @@ class SpeculationTree:
         self._forget_guesses()
         if self._is_drawn:
             self._root.children = {}
-            self._unread = {}, {}
-        self._num_passed += len(tokens)
-        if self._num_passed >= self._max_depth:  # nothing that was told before it can follow any more
-            self._unread, self._num_passed = (self._unread[1], {}), 0
+            self._unread.clear()
+        self._unread.passed(len(tokens))
         while len(self._trail) > MAX_TRAIL:
             for number in self._trail.popleft().numbers:
                 del self._passed[number]
@@ -329,11 +300,3 @@ class BlockOutcome:
 def _law(node: Node) -> SparseDistribution:
     """What it was drawn from; what was not drawn is sure of itself."""
     return node.q if node.q.probs else SparseDistribution.certain(node.token)
-
-
-def _places(parents: list[int], parent: int) -> Iterator[int]:
-    """Of its children, which are most often one behind the other."""
-    place = -1
-    for _ in range(parents.count(parent)):
-        place = parents.index(parent, place + 1)
-        yield place

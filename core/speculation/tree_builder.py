@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from heapq import heapify, heappop, heappush, heapreplace
-from itertools import chain, islice, repeat
+from heapq import heapify, heappop, heappush
+from itertools import repeat
 
 from core.speculation.candidates import Candidates
 from core.speculation.chances import chances_of
@@ -139,7 +139,8 @@ class TreeBuilder:
 
     def take(self, said: Sequence[Candidates]) -> None:
         """What the model says after each of the nodes that are being fed."""
-        take_all([self], [said])
+        margins = [each.margin for each in said]
+        self.extend(said, margins, chances_of(said, margins, [(self.tree_spec, len(said))]))
 
     # Growth that ends by itself
 
@@ -243,7 +244,7 @@ class TreeBuilder:
         for node in sorted(self.rows):
             self._grow(node, chances[self.rows[node]])
 
-    def _extend(self, said: Sequence[Candidates], margins: Sequence[float], chances: Iterable[Sequence[float]]) -> None:
+    def extend(self, said: Sequence[Candidates], margins: Sequence[float], chances: Iterable[Sequence[float]]) -> None:
         """What the model says after each of the nodes that are being fed, and how likely that is."""
         nodes, self.feeding = self.being_fed, []
         self.rows.update(zip(nodes, range(len(self.rows), len(self.rows) + len(nodes)), strict=True))
@@ -285,29 +286,3 @@ class TreeBuilder:
 
     def _push(self, node: int) -> None:
         heappush(self._open, (-self.path_prob[node], node))
-
-
-def feed_likeliest(builders: Sequence[TreeBuilder], num_rows: int, min_path_prob: float = 0.0) -> None:
-    """Have the likeliest nodes over several sessions fed, as many as there are rows; of two as likely the first
-    session's.
-    """
-    heap = [(-builder.best_path_prob, place) for place, builder in enumerate(builders) if builder.best_path_prob]
-    heapify(heap)
-    for _ in range(num_rows):
-        if not heap or -heap[0][0] < min_path_prob:
-            return
-        place = heap[0][1]
-        builders[place].feed()
-        if following := builders[place].best_path_prob:
-            heapreplace(heap, (-following, place))
-        else:
-            heappop(heap)
-
-
-def take_all(builders: Sequence[TreeBuilder], said: Sequence[Sequence[Candidates]]) -> None:
-    """Of several sessions, what the model says after each of the nodes that are being fed."""
-    margins = [[each.margin for each in of_session] for of_session in said]
-    rules = [(builder.tree_spec, len(of_session)) for builder, of_session in zip(builders, said, strict=True)]
-    chances = iter(chances_of(list(chain.from_iterable(said)), list(chain.from_iterable(margins)), rules))
-    for builder, of_session, known in zip(builders, said, margins, strict=True):
-        builder._extend(of_session, known, islice(chances, len(of_session)))

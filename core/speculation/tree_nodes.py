@@ -6,6 +6,7 @@ Knows tokens and chances; a `Part` shows its shape without the tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,54 +15,29 @@ from core.speculation.guesser import DRAFT, EXTRA_DRAFT
 from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution, depths
 
 
+@dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
 class Node:
     """A token that may follow its parent, or has followed it."""
 
-    __slots__ = (
-        "__weakref__",
-        "chance",
-        "children",
-        "confidence",
-        "guessed",
-        "is_passed",
-        "numbers",
-        "q",
-        "rank",
-        "source",
-        "token",
-    )
-
-    def __init__(
-        self,
-        token: int,
-        numbers: tuple[int, ...] = (),
-        rank: int = UNRANKED,
-        chance: float = 0.0,
-        confidence: float = 0.0,
-        q: SparseDistribution = NO_Q,
-    ) -> None:
-        self.token = token
-        self.children: dict[int, Node] = {}
-        """Those that have been looked at, by token, in the order in which they came."""
-        self.numbers = numbers
-        """That the draft has for it: one, or none, but where it has told of it twice."""
-        self.rank = rank
-        """Among the draft's candidates; `UNRANKED` while the draft has not told of the node: then it is local."""
-        self.chance = chance
-        """By the draft, that the text goes on with the node, if it gets to its parent; 0 for local nodes."""
-        self.confidence = confidence
-        """How sure the draft was at the parent."""
-        self.q = q
-        """What it was drawn from, where the draft samples."""
-        self.guessed = 0.0
-        """The same by the guessers, for this root; 0 where none guesses the node."""
-        self.source = ""
-        """The guesser that gave this chance."""
-        self.is_passed = False
-        """Whether another token has been committed behind it."""
-
-    def __repr__(self) -> str:
-        return f"<Node {self.token}, {len(self.children)} children>"
+    token: int
+    numbers: tuple[int, ...] = ()
+    """That the draft has for it: one, or none, but where it has told of it twice."""
+    rank: int = UNRANKED
+    """Among the draft's candidates; `UNRANKED` while the draft has not told of the node: then it is local."""
+    chance: float = 0.0
+    """By the draft, that the text goes on with the node, if it gets to its parent; 0 for local nodes."""
+    confidence: float = 0.0
+    """How sure the draft was at the parent."""
+    q: SparseDistribution = NO_Q
+    """What it was drawn from, where the draft samples."""
+    children: dict[int, Node] = field(default_factory=dict)
+    """Those that have been looked at, by token, in the order in which they came."""
+    guessed: float = 0.0
+    """The same as `chance` by the guessers, for this root; 0 where none guesses the node."""
+    source: str = ""
+    """The guesser that gave this chance."""
+    is_passed: bool = False
+    """Whether another token has been committed behind it."""
 
     def tell(self, new_nodes: NewNodes, place: int) -> None:
         """The draft tells of it, at this place of a message."""
@@ -101,9 +77,6 @@ class Part:
 
     def __len__(self) -> int:
         return len(self._nodes)
-
-    def __repr__(self) -> str:
-        return f"<Part of {len(self)} nodes>"
 
     @property
     def confidences(self) -> tuple[float, ...]:

@@ -24,9 +24,9 @@ from core.speculation import (
     SparseDistribution,
     TokenTree,
     check_law,
-    draw_chain,
 )
 from orchestrator.guessers.breaker import Breaker
+from orchestrator.guessers.drawing import draw_chain
 
 Proposal = tuple[str, Guesses]
 """A source, and what it proposes."""
@@ -52,9 +52,6 @@ class Panel:
         """What sources said may follow it, where nothing was drawn from that."""
         self.failures: Counter[str] = Counter()
         """By source; it has not been asked since."""
-
-    def __repr__(self) -> str:
-        return f"<Panel of {', '.join(self._guessers) or 'nobody'}>"
 
     def ask(self, text: Sequence[int]) -> list[Proposal]:
         """What each proposes, with chances as they have proved to be."""

@@ -15,9 +15,10 @@ from core.speculation.candidates import Candidates
 from core.speculation.chances import chances_of
 from core.speculation.growth import UNRANKED, Measure, TreeSpec
 from core.speculation.guesser import Guesses
+from core.speculation.passes import feed_likeliest, take_all
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution
-from core.speculation.tree_builder import MIN_PATH_PROB, TreeBuilder, feed_likeliest, take_all
+from core.speculation.tree_builder import MIN_PATH_PROB, TreeBuilder
 
 TREE_SPEC = TreeSpec(rows_per_pass=4, max_depth=6, calibration=(0.0, 1.0), tail=(0.5, 0.25, 0.1))
 

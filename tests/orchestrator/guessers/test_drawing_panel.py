@@ -7,11 +7,11 @@ import math
 import pytest
 
 from core.speculation.calibration import PRIOR
-from core.speculation.drawing import draw_from
 from core.speculation.guesser import MAX_GUESSES, MAX_LAW_TOKENS, NO_GUESSES, Guesses
 from core.speculation.source_worth import Record, SourceWorth
 from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution
 from orchestrator.guessers.breaker import Breaker
+from orchestrator.guessers.drawing import draw_from
 from orchestrator.guessers.panel import Panel
 
 VOCAB_SIZE = 50

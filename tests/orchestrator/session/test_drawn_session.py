@@ -9,9 +9,9 @@ import pytest
 
 from core.config import SpeculationConfig
 from core.records import Continuation, DraftDone, DraftRequest, Sampling, Timing, Verification, VerifyRequest
-from core.speculation.drawing import draw_from
 from core.speculation.growth import Measure, NewNodes
 from core.speculation.token_tree import EMPTY_BLOCK, NO_Q, ROOT, SparseDistribution, TokenTree
+from orchestrator.guessers.drawing import draw_from
 from orchestrator.guessers.registry import GUESSERS
 from orchestrator.policy.adaptive import AdaptivePolicy
 from orchestrator.policy.named import ChainPolicy

@@ -13,8 +13,7 @@ from itertools import accumulate
 
 from core import noise
 from core.noise import Purpose
-from core.speculation.guesser import Guesses
-from core.speculation.token_tree import SparseDistribution
+from core.speculation import Guesses, SparseDistribution
 
 
 def draw_chain(

@@ -13,9 +13,9 @@ from core import noise
 from core.exact.sampling import truncate
 from core.noise import Purpose
 from core.rules.chains import verify_block, verify_rejection
-from core.speculation import drawing
-from core.speculation.drawing import draw_chain, draw_from
 from core.speculation.token_tree import NO_Q, SparseDistribution, TokenTree
+from orchestrator.guessers import drawing
+from orchestrator.guessers.drawing import draw_chain, draw_from
 from tests.core.rules.decoding import SIGNIFICANCE, VOCAB_SIZE, Decoder, NoiseTable, count, dirichlet, log, p_value
 
 NUM_DRAWS = 2_500

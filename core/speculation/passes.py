@@ -1,0 +1,37 @@
+"""A pass of the draft model over the trees of several sessions: which nodes it feeds, and what it says after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heapreplace
+from itertools import chain, islice
+
+from core.speculation.candidates import Candidates
+from core.speculation.chances import chances_of
+from core.speculation.tree_builder import TreeBuilder
+
+
+def feed_likeliest(builders: Sequence[TreeBuilder], num_rows: int, min_path_prob: float = 0.0) -> None:
+    """Have the likeliest nodes over several sessions fed, as many as there are rows; of two as likely the first
+    session's.
+    """
+    heap = [(-builder.best_path_prob, place) for place, builder in enumerate(builders) if builder.best_path_prob]
+    heapify(heap)
+    for _ in range(num_rows):
+        if not heap or -heap[0][0] < min_path_prob:
+            return
+        place = heap[0][1]
+        builders[place].feed()
+        if following := builders[place].best_path_prob:
+            heapreplace(heap, (-following, place))
+        else:
+            heappop(heap)
+
+
+def take_all(builders: Sequence[TreeBuilder], said: Sequence[Sequence[Candidates]]) -> None:
+    """Of several sessions, what the model says after each of the nodes that are being fed."""
+    margins = [[each.margin for each in of_session] for of_session in said]
+    rules = [(builder.tree_spec, len(of_session)) for builder, of_session in zip(builders, said, strict=True)]
+    chances = iter(chances_of(list(chain.from_iterable(said)), list(chain.from_iterable(margins)), rules))
+    for builder, of_session, known in zip(builders, said, margins, strict=True):
+        builder.extend(of_session, known, islice(chances, len(of_session)))
