@@ -28,9 +28,6 @@ class Breaker:
         self._num_refused = 0
         self._has_warned = False
 
-    def __repr__(self) -> str:
-        return f"<Breaker of {self._source}, {'open' if self.is_open else 'closed'}, {self.num_failures} failures>"
-
     @property
     def is_open(self) -> bool:
         return self._num_in_a_row >= MAX_FAILURES

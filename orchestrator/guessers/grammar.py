@@ -27,9 +27,6 @@ class GrammarGuesser:
         self._max_depth = max_depth
         self._chance = chance
 
-    def __repr__(self) -> str:
-        return f"<GrammarGuesser {self._forced}>"
-
     def propose(self, text: Sequence[int]) -> Guesses:
         guesses = self._forced.after(text[self._prompt_len :], self._max_depth)
         return replace(guesses, chances=tuple([self._chance * chance for chance in guesses.chances]))

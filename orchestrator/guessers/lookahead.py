@@ -45,9 +45,6 @@ class NgramPool:
     def __init__(self) -> None:
         self._by_first: OrderedDict[int, list[Tokens]] = OrderedDict()
 
-    def __repr__(self) -> str:
-        return f"<NgramPool of {len(self)} n-grams>"
-
     def __len__(self) -> int:
         return sum(map(len, self._by_first.values()))
 
@@ -88,9 +85,6 @@ class Lookahead:
         self._root = ROOT
         """The root's token, when the questions were asked."""
         self._pool = NgramPool()
-
-    def __repr__(self) -> str:
-        return f"<Lookahead with {self._pool}>"
 
     # Guessing
 

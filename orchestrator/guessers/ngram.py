@@ -31,9 +31,6 @@ class NgramTables:
         self._first = self._end = 0
         """Of the text, the part that is counted."""
 
-    def __repr__(self) -> str:
-        return f"<NgramTables of {len(self._tables)} contexts>"
-
     def propose(self, text: Sequence[int]) -> Guesses:
         self._count(text)
         context = list(text[-CONTEXTS[0] :])

@@ -41,9 +41,6 @@ class PromptLookup:
         """Of each run of tokens, where it was last followed by something."""
         self._first = self._num_indexed = 0
 
-    def __repr__(self) -> str:
-        return f"<PromptLookup in {self._num_indexed - self._first} tokens>"
-
     def propose(self, text: Sequence[int]) -> Guesses:
         self._index(text)
         for length in self._lengths:

@@ -22,9 +22,6 @@ class RandomTokens:
         self._vocab_size = vocab_size
         self._max_depth = max_depth
 
-    def __repr__(self) -> str:
-        return f"<RandomTokens of {self._vocab_size}>"
-
     def propose(self, text: Sequence[int]) -> Guesses:
         tokens = [self._token(len(text), row) for row in range(self._max_depth)]
         return Guesses.chain(tokens, (1.0 / self._vocab_size,) * len(tokens))

@@ -65,9 +65,6 @@ class CorpusIndex:
         self.law_after = lru_cache(MAX_LAWS)(self._law_after)
         """`_law_after`, of which the last that were asked for are kept: one process asks for each about once."""
 
-    def __repr__(self) -> str:
-        return f"<CorpusIndex of {self.num_tokens} tokens>"
-
     @classmethod
     def open(cls, path: Path, vocabulary: str) -> CorpusIndex:
         """Reads all of the file once, so that it is in the page cache: looking something up must not wait for a disk.

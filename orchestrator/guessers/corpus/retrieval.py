@@ -26,9 +26,6 @@ class Retrieval:
         self._index = index
         self._max_depth = max_depth
 
-    def __repr__(self) -> str:
-        return f"<Retrieval from {self._index}>"
-
     def propose(self, text: Sequence[int]) -> Guesses:
         length = MAX_MATCH
         for _ in range(MAX_TRIES):

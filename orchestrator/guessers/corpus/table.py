@@ -20,9 +20,6 @@ class CorpusTable:
         self._max_depth = max_depth
         self._max_law_tokens = max_law_tokens
 
-    def __repr__(self) -> str:
-        return f"<CorpusTable of order {1 + self._num_before} of {self._index}>"
-
     def propose(self, text: Sequence[int]) -> Guesses:
         tokens, chances = list[int](), list[float]()
         while len(tokens) < self._max_depth and (law := self.law(text, tokens)).token_ids:

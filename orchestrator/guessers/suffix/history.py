@@ -57,9 +57,6 @@ class History:
         self._most_of_part = max_tokens // NUM_PARTS
         self._parts = deque([_Part()], maxlen=NUM_PARTS)
 
-    def __repr__(self) -> str:
-        return f"<History of {len(self)} tokens>"
-
     def __len__(self) -> int:
         return sum(len(part.text) for part in self._parts)
 
@@ -90,9 +87,6 @@ class Histories:
         self._max_tokens = max_tokens
         self._max_domains = max_domains
         self._by_domain: OrderedDict[str, History] = OrderedDict()
-
-    def __repr__(self) -> str:
-        return f"<Histories of {len(self._by_domain)} domains>"
 
     def of(self, domain: str) -> History | None:
         """That of a domain, or none where nobody is told apart."""

@@ -33,9 +33,6 @@ class SuffixIndex:
         self._first = self._end = MIN_MATCH
         """Of the text, the places that are indexed."""
 
-    def __repr__(self) -> str:
-        return f"<SuffixIndex of {self._end - self._first} places, {self._history or 'no history'}>"
-
     def propose(self, text: Sequence[int]) -> Guesses:
         self._index(text)
         found = list(self._found(text))
