@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from core.config import SpeculationConfig
 from core.errors import ConfigError
@@ -24,13 +23,7 @@ from orchestrator.guessers.panel import Panel
 from orchestrator.guessers.prompt_lookup import PromptLookup
 from orchestrator.guessers.random_tokens import RandomTokens
 from orchestrator.guessers.suffix import Histories, History, SuffixIndex
-
-
-class Vocabulary(Protocol):
-    """What tells vocabularies apart: a tokenizer, as far as guessers ask."""
-
-    @property
-    def vocabulary_hash(self) -> str: ...
+from orchestrator.text import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +119,8 @@ class Guessers:
         self._histories = histories if histories is not None else Histories()
         self._breakers = {source: Breaker(source) for source in GUESSERS}
 
-    def __repr__(self) -> str:
-        return f"<Guessers {self._breakers}>"
-
     @classmethod
-    def open(cls, config: SpeculationConfig, tokenizer: Vocabulary, grammars: Grammars | None = None) -> Guessers:
+    def open(cls, config: SpeculationConfig, tokenizer: Tokenizer, grammars: Grammars | None = None) -> Guessers:
         """Those of a service with these settings. Raises: ConfigError when one of them cannot be had."""
         check_sources(config)
         path = config.retrieval_index

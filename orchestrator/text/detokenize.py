@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from orchestrator.text.tokenizer import Tokenizer
 
@@ -38,7 +37,7 @@ class IncrementalDetokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), include_stop: bool = False) -> None:
-        self._decoder: _Decoder = _ByteDecoder(tokenizer) if tokenizer.is_byte_level else _WindowDecoder(tokenizer)
+        self._decoder = _ByteDecoder(tokenizer) if tokenizer.is_byte_level else _WindowDecoder(tokenizer)
         self._stop = tuple(stop)
         self._max_held = max(map(len, self._stop), default=1) - 1
         self._include_stop = include_stop
@@ -84,16 +83,6 @@ class IncrementalDetokenizer:
             if any(stop.startswith(text[-length:]) for stop in self._stop):
                 return length
         return 0
-
-
-class _Decoder(Protocol):
-    def push(self, token_id: int) -> str:
-        """The characters that this token completes."""
-        ...
-
-    def finish(self) -> str:
-        """The bytes of an incomplete character."""
-        ...
 
 
 class _ByteDecoder:
