@@ -151,11 +151,9 @@ class _Host:
         if (problem := await asyncio.to_thread(_misfit, self._config.target, draft)) is not None:
             logger.error("%s is served without its draft %s: %s", self._config.model_name, draft.engine.model, problem)
             return
-        if number:
-            self._service.use_extra_draft(number, info)
-            return
-        self._service.use_draft(info)
-        self.hosted.show_draft(info)
+        self._service.use_draft(info, number)
+        if not number:
+            self.hosted.show_draft(info)
 
     async def _watch_control(self) -> NoReturn:
         while True:

@@ -36,27 +36,23 @@ class Service:
         """`grammars`: for outputs whose grammars are to guess. Raises: ConfigError when a source of guesses cannot be
         had."""
         guessers = Guessers.open(config.speculation, tokenizer, grammars)
-        nobody = (None,) * len(config.extra_drafts)
-        self._pair = Pair(target, draft, config.speculation, config.limits, guessers, nobody)
+        drafts = (draft, *(None for _ in config.extra_drafts))
+        self._pair = Pair(target, drafts, config.speculation, config.limits, guessers)
         self._tokenizer = tokenizer
         self._clock = clock
         self._policies = policies if policies is not None else Controller(config.speculation)
-        self._extra_policies = [Controller(config.speculation) for _ in nobody]
+        self._extra_policies = [Controller(config.speculation) for _ in config.extra_drafts]
         """Each draft's margins are calibrated, and its passes timed, by themselves."""
         self._admission = Admission(config.limits, clock)
-        self._runner = Runner(leases, clock, 1 + len(nobody))
+        self._runner = Runner(leases, clock, len(drafts))
         self._is_closing = False
         self._num_started = 0
 
-    def use_draft(self, draft: ModelInfo) -> None:
-        """Draft for completions that start from now on."""
-        self._pair = replace(self._pair, draft=draft)
-
-    def use_extra_draft(self, number: int, draft: ModelInfo) -> None:
-        """The same, of an extra draft; the first of them has the number 1."""
-        known = list(self._pair.extra_drafts)
-        known[number - 1] = draft
-        self._pair = replace(self._pair, extra_drafts=tuple(known))
+    def use_draft(self, draft: ModelInfo, number: int = 0) -> None:
+        """Draft with it for completions that start from now on; extra drafts have the numbers from 1."""
+        known = list(self._pair.drafts)
+        known[number] = draft
+        self._pair = replace(self._pair, drafts=tuple(known))
 
     @property
     def num_sessions(self) -> int:

@@ -96,7 +96,7 @@ class Rig:
         self.service = self.services[0]
         for service in self.services:
             for number in range(1, 1 + len(extra)):
-                service.use_extra_draft(number, info)
+                service.use_draft(info, number)
 
 
 def model_info(text: Text) -> ModelInfo:

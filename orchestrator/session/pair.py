@@ -14,14 +14,8 @@ class Pair:
     """What a session must know of the models it is served by."""
 
     target: ModelInfo
-    draft: ModelInfo | None
+    drafts: tuple[ModelInfo | None, ...]
+    """By their numbers, the first at least; each is None until it has been described, or where there is none."""
     speculation: SpeculationConfig
     limits: Limits
     guessers: Guessers = field(default_factory=Guessers)
-    extra_drafts: tuple[ModelInfo | None, ...] = ()
-    """Drafts beside the first, each None until it has been described."""
-
-    @property
-    def drafts(self) -> tuple[ModelInfo | None, ...]:
-        """All drafts, by their numbers."""
-        return (self.draft, *self.extra_drafts)

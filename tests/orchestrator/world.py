@@ -37,7 +37,7 @@ class World:
         """`shared`: the guessers of the orchestrator, for sessions that have them in common; so `policies`."""
         pair = Pair(
             model_info(),
-            model_info("draft") if with_draft else None,
+            (model_info("draft") if with_draft else None,),
             SpeculationConfig(max_draft_tokens=gamma, guessers=guessers),
             limits or Limits(),
             shared or Guessers(),

@@ -102,7 +102,7 @@ class Stage:
         asked = request(prompt, max_tokens, **changes)
         self.prompt = prompt
         target = replace(model_info(), kv_cache_tokens=kv_cache_tokens)
-        pair = Pair(target, model_info("draft"), config, limits or Limits())
+        pair = Pair(target, (model_info("draft"),), config, limits or Limits())
         self.policy = FakeMargin(asked, config)
         self.session = Session(asked, pair, self.policy, IncrementalDetokenizer(tokenizer, (), False), "s")
         self.target = FakeTargetEngine(epoch=1)

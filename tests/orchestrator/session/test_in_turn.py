@@ -45,7 +45,7 @@ class Stage:
 
     def __init__(self, tokenizer, max_tokens=40, config=CONFIG, prompt=PROMPT, **changes):
         asked = request(prompt, max_tokens, wants_trace=True, **changes)
-        pair = Pair(model_info(), model_info("draft"), config, Limits())
+        pair = Pair(model_info(), (model_info("draft"),), config, Limits())
         policy = Controller(config).policy(asked)
         self.session = Session(asked, pair, policy, IncrementalDetokenizer(tokenizer, (), False), "s")
         self.target, self.draft = FakeTargetEngine(epoch=1), FakeDraftEngine(epoch=1)
@@ -280,7 +280,7 @@ def test_a_policy_hears_of_blocks_that_come_late_and_not_of_prefills(tokenizer):
 def test_sessions_that_lose_their_draft_together_do_not_come_back_together():
     pauses = set()
     for number in range(20):
-        pair = Pair(model_info(), model_info("draft"), CONFIG, Limits())
+        pair = Pair(model_info(), (model_info("draft"),), CONFIG, Limits())
         policy = Controller(CONFIG).policy(request())
         text = SessionText(f"r#{number}", TokenLog(), SequenceSpec(0, Sampling()))
         drafting = DraftSide(text, pair, policy, Statistics())
