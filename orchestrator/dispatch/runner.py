@@ -74,7 +74,7 @@ class Runner:
             leases.take_target, lambda port: port.verify, self._on_target_answer, MAX_TARGET_CALLS
         )
         self._drafts: list[EnginePool[DraftPort, DraftRequest, DraftReply]] = [
-            EnginePool(_taking(leases, number), _drafting, self._on_draft_answer, MAX_DRAFT_CALLS)
+            EnginePool(partial(leases.take_draft, draft=number), _drafting, self._on_draft_answer, MAX_DRAFT_CALLS)
             for number in range(num_drafts)
         ]
         self._carry_out: dict[type[m.Command], Callable[[_Running, Any], None]] = {
@@ -84,8 +84,8 @@ class Runner:
             Continuation: self._continue,
             DraftRequest: self._draft,
             m.Await: self._await,
-            Chunk: self._emit,
-            m.Fail: self._fail,
+            Chunk: lambda running, chunk: running.sink(chunk),
+            m.Fail: lambda running, fail: running.sink(fail.error),
             m.ReleaseTarget: self._release_target,
             m.ReleaseDraft: self._release_draft,
         }
@@ -221,13 +221,9 @@ class Runner:
             logger.info("session %s goes on without a draft: %s", running.session.id, error)
             self._handle(running.session.id, m.DraftNotLeased(number))
             return
-        running.drafts[number] = self._leased_draft(running, lease)
-        self._handle(running.session.id, m.DraftLeased(lease.name, lease.epoch, number))
-
-    def _leased_draft(self, running: _Running, lease: Lease[DraftPort]) -> Lease[DraftPort]:
+        running.drafts[number], running.growing[lease.name] = lease, set()
         self._leased[lease.name] = running
-        running.growing[lease.name] = set()
-        return lease
+        self._handle(running.session.id, m.DraftLeased(lease.name, lease.epoch, number))
 
     def _draft(self, running: _Running, request: DraftRequest) -> None:
         number = running.draft_of(request.stamp.session)
@@ -280,23 +276,8 @@ class Runner:
         await self._clock.sleep(deadline - self._clock.now())
         self._handle(session_id, m.Abandoned(DeadlinePassed("the request's time ran out")))
 
-    # Clients
-
-    @staticmethod
-    def _emit(running: _Running, chunk: Chunk) -> None:
-        running.sink(chunk)
-
-    @staticmethod
-    def _fail(running: _Running, command: m.Fail) -> None:
-        running.sink(command.error)
-
 
 def _drafting(port: DraftPort) -> Callable[[Sequence[DraftRequest], object], Awaitable[Sequence[DraftReply]]]:
     """Calls whose replies come together: chains of one call that end one after the other share a pass of the target
     all the same."""
     return lambda batch, _take: port.draft(batch)
-
-
-def _taking(leases: Leases, number: int) -> Callable[[str, Sequence[int]], Awaitable[Lease[DraftPort]]]:
-    """What takes a lease on this draft."""
-    return leases.take_draft if number == 0 else partial(leases.take_draft, draft=number)

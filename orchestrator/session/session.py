@@ -206,9 +206,10 @@ class Session:
         return has_room and self._policy.is_worth_drawing(path_prob)
 
     def _send_block(self, block: Guess) -> list[m.Command]:
+        """Have a block verified, and offer what may follow it."""
         self._drafts.used(block)
         self._blocks.explain(self._max_depth)
-        return self._verify(self._with_questions(block))
+        return [self._target.verify(self._with_questions(block)), *self._go_on()]
 
     def _with_questions(self, guess: Guess) -> Guess:
         """The block with a guesser's questions added, where they are worth their rows and all of them have room."""
@@ -218,10 +219,6 @@ class Session:
         asking = guess.asking(*asked)
         has_room = len(asking) <= min(self._max_nodes, MAX_GUESSES) and max(asking.block.depths) <= self._max_depth
         return asking if has_room and self._policy.is_worth_asking(len(guess), len(asking)) else guess
-
-    def _verify(self, guess: Guess) -> list[m.Command]:
-        """Have `guess` verified, and offer what may follow it."""
-        return [self._target.verify(guess), *self._go_on()]
 
     # The target's events
 

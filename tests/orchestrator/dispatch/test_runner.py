@@ -90,7 +90,7 @@ class FakeLeases:
         await asyncio.sleep(0)
         return self._take(self.target)
 
-    async def take_draft(self, session, tokens=()):
+    async def take_draft(self, session, tokens=(), draft=0):
         self.asked.append(("draft", session, tuple(tokens)))
         await asyncio.sleep(0)
         return self._take(self.draft)

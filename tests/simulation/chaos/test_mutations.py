@@ -237,13 +237,16 @@ def place_not_given_back(patch):
 
 
 def pieces_said_twice(patch):
-    emit = Runner._emit
+    start = Runner.start
 
-    def twice(running, command):
-        emit(running, command)
-        emit(running, command)
+    def twice(self, session, sink, deadline):
+        def doubled(piece):
+            sink(piece)
+            sink(piece)
 
-    patch(Runner, "_emit", staticmethod(twice))
+        start(self, session, doubled, deadline)
+
+    patch(Runner, "start", twice)
 
 
 PLANTED = [
