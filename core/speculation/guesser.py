@@ -79,7 +79,6 @@ class Guesser(Protocol):
 
     def propose(self, text: Sequence[int]) -> Guesses:
         """What may follow `text`, all of which is committed. It has grown since the last time, and changed nowhere."""
-        ...
 
 
 @runtime_checkable
@@ -89,11 +88,9 @@ class Asker(Guesser, Protocol):
     def questions(self, text: Sequence[int]) -> TokenTree:
         """Nodes below the end of `text`, for which it has just been asked to propose. A node that the text goes on with
         is accepted as any other."""
-        ...
 
     def answered(self, samples: Sequence[int]) -> None:
         """What the target says after the root and after each node of the last questions."""
-        ...
 
 
 @runtime_checkable
@@ -102,7 +99,6 @@ class Keeper(Guesser, Protocol):
 
     def ended(self, text: Sequence[int]) -> None:
         """Nothing will be added to `text`, however its request ended: all of it is committed."""
-        ...
 
 
 @runtime_checkable
@@ -112,7 +108,6 @@ class Drawer(Guesser, Protocol):
 
     def law(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
         """Of the token after `text` and then `drawn`, which is none of the text yet; `NO_Q` where nothing is known."""
-        ...
 
 
 def check_law(law: SparseDistribution, vocab_size: int) -> None:
