@@ -61,15 +61,11 @@ class Guess:
         ranks, confidences = _at(self.shape.ranks, nodes), _at(self.shape.confidence, nodes)
         return Guess(block, Shape(block.parents, ranks, confidences), _at(self.sources, nodes))
 
-    def num_only_asked(self, path: Sequence[int]) -> int:
-        """Nodes that do not count as guesses, since they were questions and are not on the accepted `path`."""
-        if self.questions is None:
-            return 0
-        num_guesses = len(self.block) - self.questions.num_added
-        return self.questions.num_added - sum([node >= num_guesses for node in path])
-
     def credits(self, path: Sequence[int]) -> tuple[list[str], list[str]]:
-        """Who has guessed each node that counts as a guess, and who each of the accepted `path`."""
+        """Who has guessed each node that counts as a guess, and who each of the accepted `path`.
+
+        What was only asked, and is not on the path, does not count.
+        """
         accepted = [self.sources[node] for node in path]
         if self.questions is None:
             return list(self.sources), accepted

@@ -86,14 +86,14 @@ class Statistics:
     def record_verdict(self, judged: Judged, num_of_extra_drafts: int) -> None:
         """Count one verdict; `num_of_extra_drafts` nodes of its block were guessed by extra drafts alone."""
         guess, path = judged.guess, judged.verdict.path
-        num_asked = guess.num_only_asked(path)
-        num_guesses = len(guess) - num_asked
+        drafted, accepted = guess.credits(path)
+        num_guesses = len(drafted)
         if self.explanation is not None:
             self.explanation.judged(num_guesses, len(path))
-        num_looked_up = guess.shape.num_looked_up - num_asked - num_of_extra_drafts
+        num_looked_up = guess.shape.num_looked_up - (len(guess) - num_guesses) - num_of_extra_drafts
         self.num_continued += judged.is_continued
         self.record_round(num_guesses, len(path), num_looked_up, judged.verdict.num_relaxed)
-        self.record_sources(*guess.credits(path))
+        self.record_sources(drafted, accepted)
         self.record_verify(judged.sent_s, judged.received_s)
         if self.is_traced:
             times, timing = (judged.sent_s, judged.received_s), judged.verdict.timing

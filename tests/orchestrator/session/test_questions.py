@@ -32,10 +32,9 @@ def test_what_is_guessed_already_is_the_same_node():
 
 def test_a_question_counts_as_a_guess_where_it_is_accepted():
     asking = GUESS.asking("a", WINDOW)
-    assert asking.num_only_asked((2, 3)) == 1
     assert asking.credits((2, 3)) == (["draft", "draft", "a", "a"], ["a", "a"])
     assert asking.credits(()) == (["draft", "draft", "a"], [])
-    assert (GUESS.num_only_asked((0,)), GUESS.credits((0,))) == (0, (["draft", "draft", "a"], ["draft"]))
+    assert GUESS.credits((0,)) == (["draft", "draft", "a"], ["draft"])
     verdict = Verdict(Stamp("s", 1, 1), (0, 4), 3, 1)
     assert Judged(asking, verdict, 0.0, 0.1, None, False).seen(Found.NOT_ASKED).gained == 1
     assert Judged(GUESS, verdict, 0.0, 0.1, None, False).seen(Found.NOT_ASKED).gained is None
