@@ -118,7 +118,7 @@ class Service:
             request,
             self._pair,
             self._policies.policy(request),
-            self._detokenizer(request),
+            IncrementalDetokenizer(self._tokenizer, request.stop, request.include_stop),
             self._new_session_id(request),
             [policies.policy(request) for policies in self._extra_policies],
         )
@@ -142,9 +142,6 @@ class Service:
         """Refuse new requests, end running ones with UNAVAILABLE, and wait until all leases have ended."""
         self.wind_down()
         await self._runner.close(Unavailable("this orchestrator is shutting down; resume the output at another"))
-
-    def _detokenizer(self, request: GenerationRequest) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(self._tokenizer, request.stop, request.include_stop)
 
     def _new_session_id(self, request: GenerationRequest) -> str:
         """A name that is unique in this service, whatever ids clients choose."""

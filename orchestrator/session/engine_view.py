@@ -70,10 +70,6 @@ class EngineView:
         self._num_messages += 1
         return Stamp(self.name, self.epoch, self._num_messages)
 
-    def go_on(self, stamp: Stamp) -> None:
-        """The engine has made this message for itself."""
-        self.awaiting = stamp
-
     def answers(self, stamp: Stamp) -> bool:
         """Whether this is the reply that is waited for; any other is stale and must change nothing."""
         return self.awaiting is not None and stamp == self.awaiting

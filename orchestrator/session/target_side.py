@@ -161,11 +161,10 @@ class TargetSide:
         """The block with which the target has continued by itself; it is awaited from now on."""
         taken = self._offers.taken_by(verdict)
         assert taken is not None, "`problem_of` refuses a verdict that continues with anything else"
-        stamp, self.guess = taken
+        self._view.awaiting, self.guess = taken
         self._offers.clear()
         self._is_continued = True
         self._machine.fire(Trigger.VERIFY)
-        self._view.go_on(stamp)
         return self.guess
 
 
