@@ -244,15 +244,13 @@ class SpeculationTree:
         node = self._children(self._root).get(token)
         return node is not None and node.is_drafted and not node.source
 
-    def reroot(self, tokens: Sequence[int]) -> bool:
-        """These were committed, and the last of them is the root from now on; whether the tree knew them.
+    def reroot(self, tokens: Sequence[int]) -> None:
+        """These were committed, and the last of them is the root from now on.
 
         What the draft told below it stays, what it drew and what guessers proposed does not. A committed token has a
         place whether the draft has told of it or not: what it tells later hangs there.
         """
-        is_known = True
         for token in tokens:
-            is_known &= token in self._children(self._root)
             self._pass(token)
         self._forget_guesses()
         if self._is_drawn:
@@ -263,7 +261,6 @@ class SpeculationTree:
             for number in self._trail.popleft().numbers:
                 del self._passed[number]
         self.needs_full_report |= self.num_reported > MAX_NUMBERS
-        return is_known
 
     def _pass(self, token: int) -> None:
         """No verdict can lead beside `token` any more."""
