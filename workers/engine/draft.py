@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from time import monotonic
 
 from torch import Tensor
@@ -16,14 +17,15 @@ from torch import Tensor
 from core.config import EngineConfig
 from core.protocol import ENDED, OVERTAKEN
 from core.records import DraftReply, DraftRequest, EngineStats, Missing, Refused
-from core.speculation import EMPTY_BLOCK, TokenTree, TreeSpec, feed_likeliest, take_all
+from core.speculation import EMPTY_BLOCK, Candidates, TokenTree, TreeSpec, feed_likeliest, take_all
 from workers.engine.base import Answer, Engine
 from workers.engine.draft_growth import TreeJob
 from workers.engine.jobs import Job
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_loss
-from workers.proposer import Cascade, ModelProposer, Proposer
 from workers.runtime import ModelRuntime
+from workers.sampling import DraftRow, propose
+from workers.step import Readback
 
 
 class DraftEngine(Engine[DraftRequest, DraftReply]):
@@ -31,8 +33,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int, q_top_tokens: int) -> None:
         super().__init__(runtime, config, epoch)
-        model = ModelProposer(q_top_tokens)
-        self._proposer: Proposer = Cascade(model, config.cascade_tokens) if config.cascade_tokens else model
+        self._q_top_tokens = q_top_tokens
         self._growing_jobs: dict[str, TreeJob] = {}
         """By session: the jobs that grow until the session's next message."""
         self._since_s: float | None = None
@@ -133,8 +134,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
                 self._answer(job, job.reply())
 
     def _plan_ahead(self) -> None:
-        """Add the rows ahead that the proposer wants, as far as nobody else needs the room."""
-        if not self._proposer.num_ahead:
+        """Add rows of tokens that a lookup guesses ahead of the draft, as far as nobody else needs the room."""
+        if not self._config.cascade_tokens:
             return
         cache, jobs = self._runtime.cache, [job for job in self._jobs if isinstance(job, TreeJob)]
         num_rows = self._limit.rows - sum(len(job.pending) + job.num_fed for job in jobs)
@@ -143,7 +144,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         )
         room = min(num_rows, num_blocks * cache.block_tokens)
         for job in jobs:
-            job.look_ahead(self._proposer, room)
+            job.look_ahead(min(room, self._config.cascade_tokens))
             room -= len(job.ahead)
 
     def _begin(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
@@ -177,6 +178,14 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
                 self._answers.append((job.ticket, job.draft_update(self._since_s)))
         return bool(growing)
 
+    def _propose(self, logits: Tensor, rows: Sequence[Sequence[DraftRow]]) -> list[list[Candidates | None]]:
+        """The candidates of the rows of each job; None for a row whose scores are NaN or infinite."""
+        readback = Readback()
+        found = propose(logits, list(chain.from_iterable(rows)), self._q_top_tokens, readback)
+        readback.wait()
+        candidates = iter(found())
+        return [list(islice(candidates, len(of_job))) for of_job in rows]
+
     def _end_unsound(self, job: TreeJob) -> None:
         """End growth whose logits are unsound.
 
@@ -199,7 +208,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def _grow(self, jobs: Sequence[TreeJob], logits: Tensor) -> None:
         """Give each job the candidates of its rows; refuse jobs with unsound logits."""
-        proposals = self._proposer.propose(logits, [job.draft_rows() for job in jobs])
+        proposals = self._propose(logits, [job.draft_rows() for job in jobs])
         sound = [job for job, each in zip(jobs, proposals, strict=True) if job.take_proposals(each)]
         for job, each in zip(jobs, proposals, strict=True):
             if None in each:  # also in a row ahead

@@ -11,7 +11,6 @@ from core.records import DraftDone, DraftRequest, DraftUpdate, Timing
 from core.speculation import MAX_TOLD, ROOT, Candidates, TokenTree, TreeBuilder, TreeSpec
 from workers.engine.jobs import Job
 from workers.grammar import Mask
-from workers.proposer import Proposer
 from workers.sampling import DraftRow, Kind, Row
 from workers.step import StepRows
 
@@ -27,7 +26,8 @@ class TreeJob(Job[DraftRequest]):
     _pass: tuple[float, int] | None = None
     """Start time and number of rows of the last step that it took part in; None once it was reported."""
     ahead: list[int] = field(default_factory=list)
-    """Consecutive tokens below the first fed node, whose rows are computed in the same pass (`Proposer.ahead`)."""
+    """Consecutive tokens below the first fed node, whose rows are computed in the same pass (docs/adr/0044). The
+    candidates after one of them are used only if the tree continues with it."""
     _proposals: list[Candidates] = field(default_factory=list)
     """Candidates after the fed nodes and then after the tokens ahead, as far as not yet used."""
     _tip: int = 0
@@ -76,13 +76,15 @@ class TreeJob(Job[DraftRequest]):
         Job.took_part(self, started_s, num_rows, num_sessions)  # a class with slots has no super() without arguments
         self._pass = (started_s, num_rows)
 
-    def look_ahead(self, proposer: Proposer, room: int) -> None:
-        """Choose the tokens ahead, at most `room` of them."""
+    def look_ahead(self, most: int) -> None:
+        """Choose the tokens ahead, at most `most`: those that followed the last tokens earlier in the text."""
         self._tip = self.builder.being_fed[0]
-        most = min(room, proposer.num_ahead, self._most_ahead)
-        text = [*self.held.log.tokens, *self.pending] if self.pending else self.held.log.tokens
-        path = self.builder.path(self._tip)
-        self.ahead = list(proposer.ahead(self.held.index, text, path, most)) if most > 0 else []
+        most = min(most, self._most_ahead)
+        self.ahead = []
+        if most > 0:
+            text = [*self.held.log.tokens, *self.pending] if self.pending else self.held.log.tokens
+            self.held.index.follow(text)
+            self.ahead = self.held.index.after(text, self.builder.path(self._tip), most)
 
     @property
     def _most_ahead(self) -> int:

@@ -13,8 +13,8 @@ from core.protocol import EndedSessions, HeldTokens
 from core.records import SequenceSpec
 from core.text import BlockHash, block_hashes
 from workers.grammar import GrammarState, Mask
-from workers.proposer import TextIndex
 from workers.step import KVCache, SequenceKV
+from workers.text_index import TextIndex
 
 
 @dataclass(eq=False, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -15,7 +14,7 @@ from core.speculation.growth import TreeSpec
 from tests.workers.engine.driving import EPOCH, Driver, wrong
 from tests.workers.engine.growths import places_of
 from workers.engine.draft import DraftEngine
-from workers.proposer import Cascade
+from workers.text_index import TextIndex
 
 PROMPT = [5, 17, 99, 4, 200, 31]
 NUM_AHEAD = 4
@@ -47,17 +46,21 @@ def load(checkpoint):
     return load
 
 
-class Foreseeing(Cascade):
-    """Guesses ahead what it is told: here, as a rule, what the draft really says."""
+@pytest.fixture
+def foresee(monkeypatch):
+    """Has the lookup guess ahead what it is told: here, as a rule, what the draft really says. Notes each question."""
 
-    def __init__(self, engine, continuation):
-        super().__init__(engine._proposer._proposer, NUM_AHEAD)
-        self.continuation, self.asked = continuation, 0
-        engine._proposer = self
+    def foresee(continuation):
+        asked = []
 
-    def ahead(self, index, text, path, most) -> Sequence[int]:
-        self.asked += 1
-        return list(islice(self.continuation([*text, *path]), most))
+        def after(self, text, path, most):
+            asked.append(path)
+            return list(islice(continuation([*text, *path]), most))
+
+        monkeypatch.setattr(TextIndex, "after", after)
+        return asked
+
+    return foresee
 
 
 def grown(engine, driver, growth):
@@ -109,7 +112,7 @@ def said_after(load):
 
 @SAMPLINGS
 @pytest.mark.parametrize("num_wrong", [0, 2, *(pytest.param(each, marks=pytest.mark.ci) for each in (1, 9))])
-def test_the_same_nodes_grow_with_the_same_chances(load, said_after, sampling, num_wrong):
+def test_the_same_nodes_grow_with_the_same_chances(load, said_after, foresee, sampling, num_wrong):
     """Whether the guesses are what the draft says, partly or not at all; after a verdict, too."""
     plain, cascade = load(0), load()
 
@@ -117,7 +120,7 @@ def test_the_same_nodes_grow_with_the_same_chances(load, said_after, sampling, n
         chain = enumerate(said_after(text, sampling))
         return (token if place < NUM_AHEAD - num_wrong else wrong(token) for place, token in chain)
 
-    foreseeing = Foreseeing(cascade, continuation)
+    asked = foresee(continuation)
     drivers = Driver(plain, PROMPT, sampling), Driver(cascade, PROMPT, sampling)
     chain = list(islice(said_after(PROMPT, sampling), 3))
     for committed in ((), chain[:2], [wrong(chain[2])]):
@@ -128,16 +131,16 @@ def test_the_same_nodes_grow_with_the_same_chances(load, said_after, sampling, n
         found, num_cascade = grown(cascade, drivers[1], anew)
         assert nodes_of(found) == nodes_of(expected)
         assert num_cascade <= num_plain
-    assert foreseeing.asked
+    assert asked
     if num_wrong == 0:
         assert cascade.stats().num_steps < plain.stats().num_steps, "several nodes in a row came of one pass"
 
 
 @pytest.mark.parametrize("growth", [8, TreeSpec(1, 6, 0.0, (1.0, 1.0), (0.3, 0.1), num_passes=5, reports_all=True)])
 @SAMPLINGS
-def test_growth_that_ends_by_itself_ends_with_the_same_reply(load, said_after, sampling, growth):
+def test_growth_that_ends_by_itself_ends_with_the_same_reply(load, said_after, foresee, sampling, growth):
     plain, cascade = load(0), load()
-    Foreseeing(cascade, lambda text: said_after(text, sampling))
+    foresee(lambda text: said_after(text, sampling))
     expected, found = (Driver(engine, PROMPT, sampling).ask(growth) for engine in (plain, cascade))
     assert isinstance(found, DraftDone)
     assert (found.new_nodes, found.held) == (expected.new_nodes, expected.held)
@@ -171,10 +174,10 @@ def test_wide_growth_that_ends_by_itself_is_fed_pass_by_pass(load):
     assert plain.stats().num_rows == cascade.stats().num_rows
 
 
-def test_rows_ahead_take_no_room_that_others_need(load):
+def test_rows_ahead_take_no_room_that_others_need(load, foresee):
     """KV that is nearly full: nobody is preempted for a guess."""
     engine = load(kv_cache_tokens=32)
-    Foreseeing(engine, lambda _: [7] * NUM_AHEAD)
+    foresee(lambda _: [7] * NUM_AHEAD)
     drivers = [Driver(engine, [number, *PROMPT, 7, 7], CERTAIN, session=f"s{number}") for number in range(2)]
     for _ in range(3):
         for driver in drivers:
@@ -185,17 +188,17 @@ def test_rows_ahead_take_no_room_that_others_need(load):
 
 def test_an_unsound_row_ahead_harms_nobody(load, monkeypatch):
     engine = load()
-    says = engine._proposer.propose
+    says = engine._propose
     monkeypatch.setattr(
-        engine._proposer,
-        "propose",
+        engine,
+        "_propose",
         lambda logits, places: [[each[0], *[None] * len(each[1:])] for each in says(logits, places)],
     )
     assert Driver(engine, [*PROMPT, 7, 7, 7, 7], CERTAIN).draft(6).tokens == (7,) * 6
     assert engine.stats().num_steps == 6
 
 
-def test_rows_before_an_unsound_one_ahead_are_those_of_their_tokens(load, said_after, monkeypatch):
+def test_rows_before_an_unsound_one_ahead_are_those_of_their_tokens(load, said_after, foresee, monkeypatch):
     """The first row ahead is sound and wrong; the last is not, and of what the draft says."""
     plain, engine = load(0), load()
 
@@ -203,10 +206,11 @@ def test_rows_before_an_unsound_one_ahead_are_those_of_their_tokens(load, said_a
         first = next(said_after(text, GREEDY))
         return [wrong(first), first, first]
 
-    says = Foreseeing(engine, continuation).propose
+    foresee(continuation)
+    says = engine._propose
     monkeypatch.setattr(
-        engine._proposer,
-        "propose",
+        engine,
+        "_propose",
         lambda logits, places: [[*each[:2], *[None] * len(each[2:])] for each in says(logits, places)],
     )
     expected, found = (Driver(each, PROMPT, GREEDY).ask(8) for each in (plain, engine))

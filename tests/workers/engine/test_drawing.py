@@ -14,9 +14,9 @@ from core.speculation.growth import Measure, TreeSpec
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT
 from tests.checkpoints import VOCAB_SIZE
 from tests.workers.engine.driving import EPOCH, Driver, answer, answer_all, tree_of, wrong
+from workers.engine import draft as draft_module
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
-from workers.proposer import proposer as proposer_module
 from workers.sampling import sampler
 
 PROMPT = [5, 17, 99, 4, 200, 31]
@@ -61,7 +61,7 @@ def engine(load):
 @pytest.fixture
 def said(monkeypatch):
     """All candidates that the sampler has handed to the engine, in order."""
-    handed, propose = [], proposer_module.propose
+    handed, propose = [], draft_module.propose
 
     def noting(*args):
         found = propose(*args)
@@ -73,7 +73,7 @@ def said(monkeypatch):
 
         return noted
 
-    monkeypatch.setattr(proposer_module, "propose", noting)
+    monkeypatch.setattr(draft_module, "propose", noting)
     return handed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from workers.proposer import TextIndex
+from workers.text_index import TextIndex
 
 
 def found(text, path, num):
