@@ -21,11 +21,11 @@ from core.protocol import OVERTAKEN, missing_of, refusal_of
 from core.records import DraftReply, DraftUpdate, EngineStats, Findings, Missing, Refused, VerifyReply
 from core.speculation import TokenTree
 from workers.engine import scheduler
-from workers.engine.jobs import Job, Request
+from workers.engine.jobs import Job, Request, Share
 from workers.engine.pacer import Pacer
 from workers.engine.prefix_cache import Prefixes
 from workers.engine.room import Room
-from workers.engine.scheduler import PrefillPace, RowLimit, Share
+from workers.engine.scheduler import PrefillPace, RowLimit
 from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.grammar import GrammarCompiler, Grammars
 from workers.model import digest_of
@@ -205,8 +205,7 @@ class Engine(ABC, Generic[Request, Reply]):
             jobs = self._ready_jobs()
             self._limit.recover(started_s)
             shares = scheduler.plan(jobs, self._limit.rows, self._pace.chunk_rows)
-            work = self._room.make([(jobs[share.index], share) for share in shares], self._jobs)
-            self._run(work, started_s)
+            self._run(self._room.make(shares, self._jobs), started_s)
             self._step_time_s += monotonic() - started_s
         answers, self._answers = self._answers, []
         return answers
@@ -248,13 +247,13 @@ class Engine(ABC, Generic[Request, Reply]):
         self._room.begin(job)
         return True
 
-    def _run(self, work: Sequence[tuple[Job[Request], Share]], started_s: float) -> None:
+    def _run(self, shares: Sequence[Share], started_s: float) -> None:
         """Make a step; without memory for it, none of its rows count as computed, and the next one is smaller."""
-        if not work:
+        if not shares:
             return
-        before = [(job, len(job.held.log), job.pending) for job, _ in work]
+        before = [(share.job, len(share.job.held.log), share.job.pending) for share in shares]
         try:
-            self._compute(work, started_s)
+            self._compute(shares, started_s)
         except torch.OutOfMemoryError as error:
             if self._config.tensor_parallel > 1:  # the other ranks are still within the step
                 raise
@@ -266,7 +265,7 @@ class Engine(ABC, Generic[Request, Reply]):
             if job in self._jobs:  # else it was answered
                 self._undo(job, num_tokens, pending)
         torch.cuda.empty_cache()  # without effect on another device
-        self._take_less(work, problem)
+        self._take_less(shares, problem)
 
     def _undo(self, job: Job[Request], num_tokens: int, pending: list[int]) -> None:
         """Have the job as it was before a step: `num_tokens` computed, and these pending."""
@@ -276,16 +275,16 @@ class Engine(ABC, Generic[Request, Reply]):
         self._store.drop_rows_ahead(held)  # those of the step
         job.pending = pending
 
-    def _take_less(self, work: Sequence[tuple[Job[Request], Share]], problem: str) -> None:
+    def _take_less(self, shares: Sequence[Share], problem: str) -> None:
         """Make smaller steps from now on, or refuse the job for which even that is too little.
 
         Raises: MemoryError when the last job was refused, too, with no step in between.
         """
-        num_rows = sum(share.num_tokens + (job.num_tree_rows if share.is_last else 0) for job, share in work)
-        logger.error("no memory for a step of %d rows of %d sessions: %s", num_rows, len(work), problem)
-        if self._limit.shrink(len(work), num_rows, monotonic()):
+        num_rows = sum(share.num_rows for share in shares)
+        logger.error("no memory for a step of %d rows of %d sessions: %s", num_rows, len(shares), problem)
+        if self._limit.shrink(len(shares), num_rows, monotonic()):
             return
-        ((job, _),) = work
+        job = shares[0].job
         if self._failed is not job:  # once more, with all memory that others had kept
             self._failed = job
             return
@@ -297,21 +296,21 @@ class Engine(ABC, Generic[Request, Reply]):
     def _refuse(self, job: Job[Request], reason: str) -> None:
         self._answer(job, Refused(job.request.stamp, reason))
 
-    def _compute(self, work: Sequence[tuple[Job[Request], Share]], started_s: float) -> None:
-        batch = [job.rows(share) for job, share in work]
+    def _compute(self, shares: Sequence[Share], started_s: float) -> None:
+        batch = [share.job.rows(share) for share in shares]
         num_rows = sum(rows.num_rows for rows in batch)
         forward_s = monotonic()
         logits = self._runtime.forward(batch)
         if self._pacer is not None:
             self._pacer.wait(num_rows, forward_s)
-        logits = self._take_scores(work, batch, logits)
+        logits = self._take_scores(shares, batch, logits)
         self._forward_time_s += monotonic() - forward_s
         self._num_steps += 1
         self._num_rows += num_rows
-        for job, share in work:
-            job.took_part(started_s, num_rows, len(self._store))
-            job.has_kv_of(share.num_tokens)
-        if self._finish([job for job, share in work if share.is_last], logits):
+        for share in shares:
+            share.job.took_part(started_s, num_rows, len(self._store))
+            share.job.has_kv_of(share.num_tokens)
+        if self._finish([share.job for share in shares if share.is_last], logits):
             self._pace.observe(num_rows, monotonic() - forward_s)
 
     def _publish(self, held: HeldSequence) -> None:
@@ -324,11 +323,8 @@ class Engine(ABC, Generic[Request, Reply]):
     def _lose(self, session: str) -> None:
         """Note that the KV of a session was dropped to make room: its open message is answered by `Missing`."""
 
-    def _take_scores(
-        self, work: Sequence[tuple[Job[Request], Share]], batch: Sequence[StepRows], logits: torch.Tensor
-    ) -> torch.Tensor:
+    def _take_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Use the logits of prompt rows that are scored; returns the logits of all other rows."""
-        del work, batch
         return logits
 
     @abstractmethod

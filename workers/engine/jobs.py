@@ -6,13 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from core.records import DraftRequest, Timing, VerifyRequest, Want
 from core.rules import Outcome
 from core.speculation import ROOT, TokenTree
 from core.text import BlockHash
-from workers.engine.scheduler import Share
 from workers.engine.sequences import HeldSequence
 from workers.sampling import Row
 from workers.sampling.prompt_scores import SCORED_ROWS, PromptScores
@@ -43,7 +42,7 @@ class Job(ABC, Generic[Request]):
     @property
     @abstractmethod
     def num_tree_rows(self) -> int:
-        """Guesses that are computed with the last pending token, or in the next step if none is pending."""
+        """Guesses that are computed with the last pending token; at least one where no token is pending."""
 
     @property
     def is_urgent(self) -> bool:
@@ -115,6 +114,29 @@ class Job(ABC, Generic[Request]):
         started_s = now_s if self.started_s is None else self.started_s
         waited_s, computed_s = started_s - self.arrived_s, now_s - started_s
         return Timing(waited_s, computed_s, self.num_passes, self.num_rows, self.num_sessions)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A job's part of one step: its next `num_tokens` tokens, and its guesses with the last of them."""
+
+    job: Job[Any]
+    num_tokens: int
+    is_last: bool
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_tokens + (self.job.num_tree_rows if self.is_last else 0)
+
+    @property
+    def is_as_planned(self) -> bool:
+        """Whether the job has lost no KV since the share was planned."""
+        return self.num_tokens <= len(self.job.pending) and self.is_last == (self.num_tokens == len(self.job.pending))
+
+    @property
+    def num_kv_rows(self) -> int:
+        """Number of rows of KV that the job's sequence has after this step."""
+        return self.job.held.kv.num_tokens + self.num_rows
 
 
 @dataclass(eq=False, slots=True)

@@ -9,10 +9,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from math import inf
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from workers.engine.jobs import Job
-from workers.engine.scheduler import Share
+from workers.engine.jobs import Job, Share
 from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.step import KVCache, OutOfBlocks
 
@@ -21,8 +20,6 @@ logger = logging.getLogger(__name__)
 SILENT_S: Final = 5.0
 """Seconds without a message after which a session without a job makes room for others, whenever it came. Between two
 rounds a session is silent for a small part of that."""
-
-AnyJob = TypeVar("AnyJob", bound=Job[Any])
 
 
 class Room:
@@ -53,46 +50,34 @@ class Room:
     def begin(self, job: Job[Any]) -> None:
         """The job begins in this step, with what it could adopt."""
 
-    def make(self, shares: Sequence[tuple[AnyJob, Share]], jobs: Sequence[AnyJob]) -> list[tuple[AnyJob, Share]]:
+    def make(self, shares: Sequence[Share], jobs: Sequence[Job[Any]]) -> list[Share]:
         """The shares that have room for their KV, in order. `jobs`: all jobs of the engine, in this step or not."""
-        return list(shares) if self._reserve_all(shares) else self._make_in_turn(shares, jobs)
+        return list(shares) if self._reserve(shares) else self._make_in_turn(shares, jobs)
 
-    def _make_in_turn(
-        self, shares: Sequence[tuple[AnyJob, Share]], jobs: Sequence[AnyJob]
-    ) -> list[tuple[AnyJob, Share]]:
+    def _make_in_turn(self, shares: Sequence[Share], jobs: Sequence[Job[Any]]) -> list[Share]:
         waiting = {job.held.session: job for job in jobs}
-        work: list[tuple[AnyJob, Share]] = []
+        work: list[Share] = []
         admitted: set[str] = set()
-        for job, share in shares:
-            is_as_planned = share.num_tokens <= len(job.pending) and share.is_last == (
-                share.num_tokens == len(job.pending)
-            )
-            if not is_as_planned:  # it was just preempted for an earlier share
+        for share in shares:
+            if not share.is_as_planned:  # the job was just preempted for an earlier share
                 continue
-            admitted.add(job.held.session)
-            if self._reserve(job, share, admitted, waiting):
-                work.append((job, share))
+            admitted.add(share.job.held.session)
+            has_room = self._reserve([share])
+            while not has_room and self._preempt_newest(admitted, waiting):
+                has_room = self._reserve([share])
+            if has_room:
+                work.append(share)
         return work
 
-    def _reserve_all(self, shares: Sequence[tuple[AnyJob, Share]]) -> bool:
-        """Reserve blocks for all shares at once, if there are enough."""
+    def _reserve(self, shares: Sequence[Share]) -> bool:
+        """Reserve blocks for all of these shares, if there are enough."""
         try:
-            self._cache.reserve_all((job.held.kv, _num_kv_rows(job, share)) for job, share in shares)
+            self._cache.reserve_all((share.job.held.kv, share.num_kv_rows) for share in shares)
         except OutOfBlocks:
             return False
         return True
 
-    def _reserve(self, job: AnyJob, share: Share, admitted: set[str], waiting: Mapping[str, AnyJob]) -> bool:
-        while True:
-            try:
-                self._cache.reserve(job.held.kv, _num_kv_rows(job, share))
-            except OutOfBlocks:
-                if not self._preempt_newest(admitted, waiting):
-                    return False
-            else:
-                return True
-
-    def _preempt_newest(self, protected: set[str], waiting: Mapping[str, AnyJob]) -> bool:
+    def _preempt_newest(self, protected: set[str], waiting: Mapping[str, Job[Any]]) -> bool:
         """Drop KV of the newest session outside `protected`, idle ones first; returns whether there was one.
 
         Idle sessions first give up the KV of their guesses.
@@ -106,7 +91,7 @@ class Room:
             self.preempt(idle[-1] if idle else candidates[-1], waiting)
         return bool(candidates)
 
-    def preempt(self, victim: HeldSequence, waiting: Mapping[str, AnyJob]) -> None:
+    def preempt(self, victim: HeldSequence, waiting: Mapping[str, Job[Any]]) -> None:
         """Drop all KV of this session."""
         if victim.session in waiting:
             waiting[victim.session].begin_again()
@@ -173,29 +158,14 @@ class FirstComeRoom(Room):
         job.held.was_preempted = False
         self._cache.reserve(job.held.kv, job.held.kv.num_tokens + len(job.pending) + job.num_tree_rows)
 
-    def _make_in_turn(
-        self, shares: Sequence[tuple[AnyJob, Share]], jobs: Sequence[AnyJob]
-    ) -> list[tuple[AnyJob, Share]]:
+    def _make_in_turn(self, shares: Sequence[Share], jobs: Sequence[Job[Any]]) -> list[Share]:
         """The oldest session first. Who finds no room has been preempted, by an older one or by itself."""
         waiting = {job.held.session: job for job in jobs}
         self._busy = waiting.keys()
-        made: set[AnyJob] = set()
-        for job, share in sorted(shares, key=lambda item: item[0].held.arrival):
-            if job.held.kv.blocks and self._reserve_or_preempt(job, share, waiting):
-                made.add(job)
-        return [(job, share) for job, share in shares if job in made]
-
-    def _reserve_or_preempt(self, job: AnyJob, share: Share, waiting: Mapping[str, AnyJob]) -> bool:
-        while True:
-            try:
-                self._cache.reserve(job.held.kv, _num_kv_rows(job, share))
-            except OutOfBlocks:
-                victim = self._most_silent() or self._newest()
-                self.preempt(victim, waiting)
-                if victim is job.held:
-                    return False
-            else:
-                return True
+        for share in sorted(shares, key=lambda share: share.job.held.arrival):
+            while share.job.held.kv.blocks and not self._reserve([share]):
+                self.preempt(self._most_silent() or self._newest(), waiting)
+        return [share for share in shares if share.job.held.kv.blocks]
 
     def preempt(self, victim: HeldSequence, waiting: Mapping[str, Job[Any]]) -> None:
         """Drop all KV of this session, which keeps its turn.
@@ -224,8 +194,3 @@ class FirstComeRoom(Room):
 
 def _is_silent(held: HeldSequence) -> bool:
     return held.last_used_s < monotonic() - SILENT_S
-
-
-def _num_kv_rows(job: Job[Any], share: Share) -> int:
-    """Number of rows of KV that its sequence has after this share."""
-    return job.held.kv.num_tokens + share.num_tokens + (job.num_tree_rows if share.is_last else 0)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final
 
 from core.config import DECODE_TOKENS, MIN_CHUNK_TOKENS
 from core.costs import PassCost
+from workers.engine.jobs import Job, Share
 
 PRIOR_S: Final = 0.01
 RECOVERY_S: Final = 60.0
@@ -25,60 +25,22 @@ MAX_UNREAD: Final = 256
 """Number of passes kept: computing a chunk from them takes some milliseconds at most, within a longer step."""
 
 
-class Schedulable(Protocol):
-    """Work on one sequence."""
-
-    @property
-    def pending(self) -> Sequence[int]:
-        """The tokens that still have to be computed."""
-        ...
-
-    @property
-    def most_tokens(self) -> int:
-        """Largest number of them that one step may take."""
-        ...
-
-    @property
-    def num_tree_rows(self) -> int:
-        """Number of guesses that go with the last of them; at least one where no token is pending."""
-        ...
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether a round waits for it."""
-        ...
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether earlier steps have taken a part of it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A job's part of one step: its next `num_tokens` tokens, and its guesses with the last of them."""
-
-    index: int
-    num_tokens: int
-    is_last: bool
-
-
-def plan(jobs: Sequence[Schedulable], max_rows: int, chunk_rows: Callable[[int], int]) -> list[Share]:
+def plan(jobs: Sequence[Job[Any]], max_rows: int, chunk_rows: Callable[[int], int]) -> list[Share]:
     """Shares of the next step: decoding first, then what is urgent, then by age. Never empty when there are jobs.
 
     A step has at most `max_rows` rows; `chunk_rows` gives the most rows of prefill beside a number of decoding rows.
     Prefill always gets a few rows, so that no prompt waits for ever while others fill each step.
     """
-    by_urgency = sorted(range(len(jobs)), key=lambda index: not jobs[index].is_urgent)
-    decoding = [index for index in by_urgency if _is_decoding(jobs[index])]
-    prefilling = [index for index in by_urgency if not _is_decoding(jobs[index])]
-    shares, rows_left = _whole(decoding, jobs, max_rows, MIN_CHUNK_TOKENS if prefilling else 0)
+    by_urgency = sorted(jobs, key=lambda job: not job.is_urgent)
+    decoding = [job for job in by_urgency if _is_decoding(job)]
+    prefilling = [job for job in by_urgency if not _is_decoding(job)]
+    shares, rows_left = _whole(decoding, max_rows, MIN_CHUNK_TOKENS if prefilling else 0)
     if shares and prefilling:
         rows_left = min(rows_left, chunk_rows(max_rows - rows_left))
-    return shares + _chunks(prefilling, jobs, rows_left)
+    return shares + _chunks(prefilling, rows_left)
 
 
-def _is_decoding(job: Schedulable) -> bool:
+def _is_decoding(job: Job[Any]) -> bool:
     """Whether the job is decoding.
 
     The remainder of a chunked prompt is prefill, or its step would take longer than one with a chunk. Its last few
@@ -87,33 +49,29 @@ def _is_decoding(job: Schedulable) -> bool:
     return len(job.pending) <= (MIN_CHUNK_TOKENS if job.has_begun else DECODE_TOKENS)
 
 
-def _whole(
-    indices: Iterable[int], jobs: Sequence[Schedulable], rows_left: int, reserve: int
-) -> tuple[list[Share], int]:
+def _whole(jobs: Iterable[Job[Any]], rows_left: int, reserve: int) -> tuple[list[Share], int]:
     """The shares that leave `reserve` rows, at least one; and the number of rows left."""
     shares: list[Share] = []
-    for index in indices:
-        job = jobs[index]
-        num_rows = len(job.pending) + job.num_tree_rows
-        if num_rows > rows_left - reserve and shares:
+    for job in jobs:
+        share = Share(job, len(job.pending), is_last=True)
+        if share.num_rows > rows_left - reserve and shares:
             break
-        shares.append(Share(index, len(job.pending), is_last=True))
-        rows_left -= num_rows
+        shares.append(share)
+        rows_left -= share.num_rows
     return shares, max(0, rows_left)
 
 
-def _chunks(indices: Iterable[int], jobs: Sequence[Schedulable], rows_left: int) -> list[Share]:
+def _chunks(jobs: Iterable[Job[Any]], rows_left: int) -> list[Share]:
     shares: list[Share] = []
-    for index in indices:
-        job = jobs[index]
+    for job in jobs:
         if rows_left <= 0:
             break
         is_whole = job.most_tokens >= len(job.pending)
         fits_whole = is_whole and len(job.pending) + job.num_tree_rows <= rows_left
         # The guesses go with the last token, so a chunk that cannot take both leaves at least one token for later.
         num_tokens = len(job.pending) if fits_whole else min(rows_left, job.most_tokens, len(job.pending) - 1)
-        shares.append(Share(index, num_tokens, is_last=fits_whole))
-        rows_left -= num_tokens + (job.num_tree_rows if fits_whole else 0)
+        shares.append(Share(job, num_tokens, is_last=fits_whole))
+        rows_left -= shares[-1].num_rows
     return shares
 
 

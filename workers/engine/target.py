@@ -26,9 +26,8 @@ from core.records import (
 from core.rules import Outcome, Rule
 from core.speculation import EMPTY_BLOCK, TokenTree
 from workers.engine.base import Engine
-from workers.engine.jobs import Job, VerifyJob, scores_of
+from workers.engine.jobs import Job, Share, VerifyJob, scores_of
 from workers.engine.room import FirstComeRoom
-from workers.engine.scheduler import Share
 from workers.engine.sequences import HeldSequence
 from workers.grammar import FIELD
 from workers.parallel import Rank, load_runtime, log_loss
@@ -174,13 +173,12 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             job.begin_again()
             self._store.truncate(job.held, 0)
 
-    def _take_scores(
-        self, work: Sequence[tuple[Job[VerifyRequest], Share]], batch: Sequence[StepRows], logits: Tensor
-    ) -> Tensor:
+    def _take_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: Tensor) -> Tensor:
         if not any(rows.wants_all for rows in batch):
             return logits
         asked = []
-        for (job, share), rows in zip(work, batch, strict=True):
+        for share, rows in zip(shares, batch, strict=True):
+            job = share.job
             assert isinstance(job, VerifyJob), "a target has no others"
             following = job.pending[1 : share.num_tokens + 1]
             asked.append((rows, job.scores, len(job.held.log), following, share.is_last))

@@ -11,7 +11,7 @@ from core.config import DECODE_TOKENS, MIN_CHUNK_TOKENS
 from workers.engine.scheduler import plan
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeJob:
     num_pending: int
     num_tree_rows: int = 0
@@ -32,7 +32,7 @@ MAX_ROWS, CHUNK_ROWS = 100, 40
 
 def shares(*jobs):
     return [
-        (share.index, share.num_tokens, share.is_last)
+        (jobs.index(share.job), share.num_tokens, share.is_last)
         for share in plan(jobs, MAX_ROWS, lambda num_decoding: CHUNK_ROWS)
     ]
 
@@ -51,18 +51,20 @@ def test_the_last_chunk_takes_the_block_along():
 
 
 def test_decoding_beyond_the_step_waits_in_order():
-    jobs = [FakeJob(1, 39)] * 3
+    jobs = [FakeJob(1, 39) for _ in range(3)]
     assert shares(*jobs) == [(0, 1, True), (1, 1, True)]
 
 
 def test_a_prompt_gets_on_however_many_decode():
-    assert shares(FakeJob(250), *[FakeJob(1, 19)] * 5) == [(place, 1, True) for place in range(1, 5)] + [(0, 20, False)]
+    assert shares(FakeJob(250), *[FakeJob(1, 19) for _ in range(5)]) == [(place, 1, True) for place in range(1, 5)] + [
+        (0, 20, False)
+    ]
     assert shares(FakeJob(250), FakeJob(1, 199)) == [(1, 1, True)], "unless one alone is more than a step"
 
 
 def test_what_is_urgent_goes_first_and_the_rest_by_age():
-    table, block = FakeJob(0, 60, is_urgent=False), FakeJob(1, 30)
-    assert shares(table, block, table) == [(1, 1, True), (0, 0, True)]
+    tables, block = [FakeJob(0, 60, is_urgent=False) for _ in range(2)], FakeJob(1, 30)
+    assert shares(tables[0], block, tables[1]) == [(1, 1, True), (0, 0, True)]
     assert shares(FakeJob(250, is_urgent=False), FakeJob(250)) == [(1, 100, False)]
 
 
@@ -82,11 +84,11 @@ def test_every_job_is_done_in_the_end(jobs):
         assert num_steps < 2000
         chosen = plan(jobs, MAX_ROWS, lambda num_decoding: CHUNK_ROWS)
         assert chosen, "a step does something"
-        rows = sum(share.num_tokens + share.is_last * jobs[share.index].num_tree_rows for share in chosen)
-        alone = jobs[chosen[0].index].num_pending + jobs[chosen[0].index].num_tree_rows
+        rows = sum(share.num_rows for share in chosen)
+        alone = chosen[0].job.num_pending + chosen[0].job.num_tree_rows
         assert rows <= max(MAX_ROWS, alone)
         for share in chosen:
-            job = jobs[share.index]
+            job = share.job
             assert share.is_last == (share.num_tokens == job.num_pending)
             assert 0 < share.num_tokens <= job.num_pending
             job.num_pending -= share.num_tokens
@@ -100,10 +102,12 @@ def test_what_counts_as_decoding():
 
 def test_the_end_of_a_prompt_is_paced_like_the_rest_of_it():
     """Its last few tokens go whole, with the guesses after them."""
-    chosen = plan(
-        [FakeJob(MIN_CHUNK_TOKENS + 1, 5, has_begun=True), FakeJob(1)], MAX_ROWS, lambda num_decoding: MIN_CHUNK_TOKENS
-    )
-    assert [(share.index, share.num_tokens, share.is_last) for share in chosen] == [(1, 1, True), (0, 8, False)]
+    jobs = [FakeJob(MIN_CHUNK_TOKENS + 1, 5, has_begun=True), FakeJob(1)]
+    chosen = plan(jobs, MAX_ROWS, lambda num_decoding: MIN_CHUNK_TOKENS)
+    assert [(share.job, share.num_tokens, share.is_last) for share in chosen] == [
+        (jobs[1], 1, True),
+        (jobs[0], 8, False),
+    ]
     assert shares(FakeJob(MIN_CHUNK_TOKENS, 5, has_begun=True), FakeJob(1)) == [(0, 8, True), (1, 1, True)]
 
 
