@@ -59,7 +59,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._room = self.room_type(self._store, runtime.cache, self._lose)
         self._is_waiting = False
         """Whether no job can run before a message comes, a session ends, or one has been silent for long."""
-        self._prefixes = Prefixes(self._store, config.block_tokens) if config.share_prefixes else None
+        self._prefixes = Prefixes(self._store, config.block_tokens, is_shared=config.share_prefixes)
         self._pace = PrefillPace(config.prefill_stretch, config.prefill_chunk_tokens)
         self._limit = RowLimit(config.max_step_tokens)
         self._had_no_memory = False
@@ -122,7 +122,7 @@ class Engine(ABC, Generic[Request, Reply]):
             num_eager_steps=self._runtime.num_eager_steps,
             num_overruns=self._pacer.num_overruns if self._pacer else 0,
             num_preemptions=self._room.num_preemptions,
-            num_adopted_tokens=self._prefixes.num_adopted_tokens if self._prefixes else 0,
+            num_adopted_tokens=self._prefixes.num_adopted_tokens,
             step_time_s=self._step_time_s,
             forward_time_s=self._forward_time_s,
         )
@@ -225,26 +225,18 @@ class Engine(ABC, Generic[Request, Reply]):
         if all(job.held.kv.blocks for job in jobs):
             return list(jobs)
         self._room.begin_step(self._jobs)
-        if self._prefixes is not None:
-            self._prefixes.begin_step()
+        self._prefixes.begin_step()
         running = {job for job in sorted(jobs, key=self._room.turn) if self._may_run(job)}
         return [job for job in jobs if job in running]
 
     def _may_run(self, job: Job[Request]) -> bool:
-        if not job.held.kv.blocks and not self._may_begin(job):
-            return False
-        if self._prefixes is not None:
-            self._prefixes.runs(job)
-        return True
-
-    def _may_begin(self, job: Job[Request]) -> bool:
         """Begin a job without KV with what it can adopt, unless it waits for room or for what another computes."""
-        prefixes = self._prefixes
-        if (prefixes is not None and prefixes.should_wait(job)) or not self._room.may_begin(job):
-            return False
-        if prefixes is not None:
-            prefixes.adopt(job)
-        self._room.begin(job)
+        if not job.held.kv.blocks:
+            if self._prefixes.should_wait(job) or not self._room.may_begin(job):
+                return False
+            self._prefixes.adopt(job)
+            self._room.begin(job)
+        self._prefixes.runs(job)
         return True
 
     def _run(self, shares: Sequence[Share], started_s: float) -> None:
@@ -312,11 +304,6 @@ class Engine(ABC, Generic[Request, Reply]):
             share.job.has_kv_of(share.num_tokens)
         if self._finish([share.job for share in shares if share.is_last], logits):
             self._pace.observe(num_rows, monotonic() - forward_s)
-
-    def _publish(self, held: HeldSequence) -> None:
-        """Publish the computed prefix of this sequence, now that the logits after it are sound."""
-        if self._prefixes is not None:
-            self._store.publish(held)
 
     # Where target and draft differ
 

@@ -217,7 +217,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             if job not in sound:
                 self._end_unsound(job)
                 continue
-            self._publish(job.held)
+            self._prefixes.publish(job.held)
         taking = [(job, job.hold_fed()) for job in sound]
         while taking:
             take_all([job.builder for job, _ in taking], [each for _, each in taking])

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from core.text import BlockHash, block_hashes
 from workers.engine.jobs import Job
-from workers.engine.sequences import SequenceStore
+from workers.engine.sequences import HeldSequence, SequenceStore
 
 WORTH_WAITING: Final = 0.5
 """A sequence waits for another one that is computing at least this share of its missing tokens."""
@@ -21,8 +21,10 @@ MIN_AWAITED_TOKENS: Final = 64
 class Prefixes:
     """Common prefixes of the sequences of one engine."""
 
-    def __init__(self, store: SequenceStore, block_tokens: int) -> None:
+    def __init__(self, store: SequenceStore, block_tokens: int, *, is_shared: bool) -> None:
+        """`is_shared`: whether sequences leave KV to each other at all."""
         self._store = store
+        self._is_shared = is_shared
         self._block_tokens = block_tokens
         self.num_adopted_tokens = 0
         self._coming: set[BlockHash] = set()
@@ -34,7 +36,7 @@ class Prefixes:
 
     def should_wait(self, job: Job[Any]) -> bool:
         """Whether a job without KV should wait for one that runs in this step, to adopt what that one computes."""
-        if not job.may_adopt:
+        if not (self._is_shared and job.may_adopt):
             return False
         if not job.prompt_hashes:  # without the last token: its logits are needed
             job.prompt_hashes = block_hashes(job.pending[:-1], self._block_tokens)
@@ -56,3 +58,8 @@ class Prefixes:
         job.has_kv_of(num_tokens)
         job.num_adopted = num_tokens  # one that begins again adopts again, and has nothing of what it had before
         self.num_adopted_tokens += num_tokens
+
+    def publish(self, held: HeldSequence) -> None:
+        """Leave the computed prefix of this sequence to others, now that the logits after it are sound."""
+        if self._is_shared:
+            self._store.publish(held)

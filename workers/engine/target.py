@@ -249,7 +249,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         readback.wait()
         for item, outcome, _ in judged:
             self._roll_back(item.job, outcome.path)
-            self._publish(item.job.held)
+            self._prefixes.publish(item.job.held)
         verified = [(item.job.request, item.job.held.log, outcome) for item, outcome, _ in judged]
         self.take_offers()
         continued, following, refused = self._continuations.after_pass(verified, self._can_go_on)
