@@ -63,7 +63,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._pace = PrefillPace(config.prefill_stretch, config.prefill_chunk_tokens)
         self._limit = RowLimit(config.max_step_tokens)
         self._had_no_memory = False
-        """Whether a job was refused for want of memory, and no step has been made since."""
+        """Whether there was no memory to begin a job, or one was refused for want of it, and no step was made since."""
         self._failed: Job[Request] | None = None
         """The job that the last step had alone, and no memory for."""
         self._pacer = Pacer.named(config.paced_as) if config.paced_as is not None else None
@@ -202,10 +202,8 @@ class Engine(ABC, Generic[Request, Reply]):
         """One forward pass over the jobs that are ready; returns the replies that are complete after it."""
         if self._jobs:
             started_s = monotonic()
-            jobs = self._ready_jobs()
             self._limit.recover(started_s)
-            shares = scheduler.plan(jobs, self._limit.rows, self._pace.chunk_rows)
-            self._run(self._room.make(shares, self._jobs), started_s)
+            self._make_step(started_s)
             self._step_time_s += monotonic() - started_s
         answers, self._answers = self._answers, []
         return answers
@@ -226,7 +224,15 @@ class Engine(ABC, Generic[Request, Reply]):
             return list(jobs)
         self._room.begin_step(self._jobs)
         self._prefixes.begin_step()
-        running = {job for job in sorted(jobs, key=self._room.turn) if self._may_run(job)}
+        running: set[Job[Request]] = set()
+        for job in sorted(jobs, key=self._room.turn):
+            try:
+                if self._may_run(job):
+                    running.add(job)
+            except torch.OutOfMemoryError:  # it may begin later: those before it go on
+                if not running:
+                    raise
+                break
         return [job for job in jobs if job in running]
 
     def _may_run(self, job: Job[Request]) -> bool:
@@ -239,12 +245,16 @@ class Engine(ABC, Generic[Request, Reply]):
         self._prefixes.runs(job)
         return True
 
-    def _run(self, shares: Sequence[Share], started_s: float) -> None:
+    def _make_step(self, started_s: float) -> None:
         """Make a step; without memory for it, none of its rows count as computed, and the next one is smaller."""
-        if not shares:
-            return
-        before = [(share.job, len(share.job.held.log), share.job.pending) for share in shares]
+        shares: list[Share] = []
+        before: list[tuple[Job[Request], int, list[int]]] = []
         try:
+            shares = scheduler.plan(self._ready_jobs(), self._limit.rows, self._pace.chunk_rows)
+            shares = self._room.make(shares, self._jobs)
+            before = [(share.job, len(share.job.held.log), share.job.pending) for share in shares]
+            if not shares:
+                return
             self._compute(shares, started_s)
         except torch.OutOfMemoryError as error:
             if self._config.tensor_parallel > 1:  # the other ranks are still within the step
@@ -274,16 +284,17 @@ class Engine(ABC, Generic[Request, Reply]):
         """
         num_rows = sum(share.num_rows for share in shares)
         logger.error("no memory for a step of %d rows of %d sessions: %s", num_rows, len(shares), problem)
-        if self._limit.shrink(len(shares), num_rows, monotonic()):
+        if shares and self._limit.shrink(len(shares), num_rows, monotonic()):
             return
-        job = shares[0].job
-        if self._failed is not job:  # once more, with all memory that others had kept
+        job = shares[0].job if shares else None  # none where there was no memory to begin a job
+        if job is not None and self._failed is not job:  # once more, with all memory that others had kept
             self._failed = job
             return
         if self._had_no_memory:
             raise MemoryError(f"no memory for any step: {problem}")
         self._had_no_memory = True
-        self._refuse(job, f"{num_rows} rows of this sequence in a step need more memory than this engine has")
+        if job is not None:
+            self._refuse(job, f"{num_rows} rows of this sequence in a step need more memory than this engine has")
 
     def _refuse(self, job: Job[Request], reason: str) -> None:
         self._answer(job, Refused(job.request.stamp, reason))

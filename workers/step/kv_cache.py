@@ -153,7 +153,7 @@ class KVCache:
     def reserve_all(self, wanted: Iterable[tuple[SequenceKV, int]]) -> None:
         """Reserve blocks for each sequence's total number of rows, for its next rows to be written; all or none.
 
-        Raises: OutOfBlocks.
+        Raises: OutOfBlocks; torch.OutOfMemoryError where the device has no memory to erase or copy blocks.
         """
         unready = [(seq, num_tokens) for seq, num_tokens in wanted if not self._is_ready(seq, num_tokens)]
         if not unready:
@@ -170,8 +170,14 @@ class KVCache:
         copies = [(seq, index, self._allocate(None)[0]) for seq, index in to_copy]
         taken = [self._append_block(seq) for seq, count in lacking for _ in range(count)]
         foreign = [block for block, is_own in taken if not is_own] + [block for _, _, block in copies]
-        if foreign:
-            self.erase(foreign)
+        try:
+            if foreign:
+                self.erase(foreign)
+            for copy in copies:
+                self._copy_rows(*copy)
+        except torch.OutOfMemoryError:
+            self._give_back(lacking, [block for _, _, block in copies])
+            raise
         for copy in copies:
             self._replace(*copy)
 
@@ -274,15 +280,26 @@ class KVCache:
             if seq.blocks[index] in self._hash_of and not self._is_shared(seq, index):
                 self._unpublish(seq.blocks[index])
 
+    def _copy_rows(self, seq: SequenceKV, index: int, copy: int) -> None:
+        """Copy the rows of a block that others use to the block `copy`, as far as they are valid."""
+        sources = self.slots(seq, index * self.block_tokens, seq.num_tokens)
+        if sources:
+            first = copy * self.block_tokens
+            self.move(sources, range(first, first + len(sources)))
+
     def _replace(self, seq: SequenceKV, index: int, copy: int) -> None:
-        """`copy` replaces a block that others use, with its rows as far as they are valid."""
-        block, first = seq.blocks[index], index * self.block_tokens
-        sources = [self.slot(seq, row) for row in range(first, seq.num_tokens)]
-        self._release(block, None)
+        """`copy` takes the place of a block that others use."""
+        self._release(seq.blocks[index], None)
         self._num_users[copy] += 1
         seq.blocks[index] = copy
-        if sources:
-            self.move(sources, [self.slot(seq, row) for row in range(first, seq.num_tokens)])
+
+    def _give_back(self, appended: Iterable[tuple[SequenceKV, int]], copies: Iterable[int]) -> None:
+        """Release what was just allocated: so many last blocks of each sequence, and copies that nobody uses yet. What
+        others left in them may not have been erased."""
+        for seq, count in appended:
+            for _ in range(count):
+                self._release(seq.blocks.pop(), None)
+        self._blank.update(dict.fromkeys(copies))
 
     def _append_block(self, seq: SequenceKV) -> tuple[int, bool]:
         """The next block of a sequence, and whether it holds only rows that the sequence has written itself."""

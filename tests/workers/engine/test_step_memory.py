@@ -42,8 +42,11 @@ def draft(config):
 
 @contextmanager
 def failing(engine, place, fails):
-    """Meanwhile a step raises at this place where `fails` says so of its number of rows; yields their numbers."""
-    forward, seen = engine._runtime.forward, []
+    """Meanwhile a step raises at this place where `fails` says so of its number of rows; yields their numbers.
+
+    While room is made the numbers are those of blocks.
+    """
+    forward, erase, seen = engine._runtime.forward, engine._runtime.cache.erase, []
     methods = {
         name: getattr(engine, name) for name in ("_finish", "_take_scores", "_roll_back") if hasattr(engine, name)
     }
@@ -55,7 +58,8 @@ def failing(engine, place, fails):
 
     def failing_forward(batch):
         nonlocal num_rolled_back
-        seen.append(sum(rows.num_rows for rows in batch))
+        if place != "while room is made":
+            seen.append(sum(rows.num_rows for rows in batch))
         num_rolled_back = 0
         fail_at("before the pass")
         return forward(batch)
@@ -76,9 +80,16 @@ def failing(engine, place, fails):
             fail_at("after one was rolled back")
         methods["_roll_back"](*arguments)
 
+    def failing_erase(blocks):
+        if place == "while room is made":
+            seen.append(len(blocks))
+        fail_at("while room is made")
+        erase(blocks)
+
     replaced = {"_finish": failing_finish, "_take_scores": failing_scores, "_roll_back": failing_roll_back}
     with (
         patch.object(engine._runtime, "forward", failing_forward),
+        patch.object(engine._runtime.cache, "erase", failing_erase),
         patch.multiple(engine, **{name: replaced[name] for name in methods}),
     ):
         yield seen
@@ -121,6 +132,44 @@ def test_a_step_without_memory_changes_no_output(target, place, with_blocks):
     assert target.stats().num_free_blocks == target.stats().num_blocks
 
 
+@pytest.mark.parametrize("with_blocks", [True, False])
+def test_a_step_without_memory_for_its_room_changes_no_output(target, with_blocks):
+    """Where a session begins, and where guesses take new blocks."""
+    expected = said(target, with_blocks)
+    with failing(target, "while room is made", once_in({0, 2, 4, 6})) as seen:
+        assert said(target, with_blocks) == expected
+    assert len(seen) > 4
+    target.check_integrity()
+    assert target.stats().num_free_blocks == target.stats().num_blocks
+
+
+def test_a_prefill_that_was_preempted_for_nothing_begins_with_its_first_token(config):
+    """The room that its KV has left cannot be made: what was pending before the step is not all that is now."""
+    target = TargetEngine.load(replace(config, kv_cache_tokens=60, max_step_tokens=24), EPOCH, lambda _: None)
+    prompt = PROMPTS[2][:40]
+    expected = Driver(target, prompt, session="alone").verify().next_token
+    target.release(["alone"])
+    older, newer = Driver(target, PROMPTS[0], session="older"), Driver(target, prompt, session="newer")
+    older.log.extend([older.verify().next_token])
+    target.add(1, newer.verify_request())
+    assert target.step() == []
+    target.add(0, older.verify_request(chain(*range(18))))
+    with failing(target, "while room is made", lambda _num_blocks: target.stats().num_preemptions == 1) as seen:
+        assert target.step() == []
+    assert len(seen) == 1
+    assert isinstance(run(target)[0], Verdict)
+    target.release(["older"])
+    assert run(target)[1].next_token == expected
+
+
+@pytest.mark.parametrize("place", ["before the pass", "while room is made"])
+def test_an_engine_without_memory_for_anything_ends(target, place):
+    for ticket, prompt in enumerate(PROMPTS):
+        target.add(ticket, Driver(target, prompt, session=f"{ticket}").verify_request())
+    with failing(target, place, lambda _number: True), pytest.raises(MemoryError, match="CUDA out of"):
+        run(target)
+
+
 def test_steps_become_as_small_as_there_is_memory_for(target):
     expected = said(target, with_blocks=True)
     target._limit = RowLimit(64)
@@ -161,13 +210,6 @@ def test_who_needs_more_than_there_is_is_refused_and_others_go_on(target):
         assert not replies[9].is_final
         assert all(isinstance(replies[ticket], Verdict) for ticket in range(3))
         assert isinstance(wide_one.verify(), Verdict), "it may go on with less"
-
-
-def test_an_engine_without_memory_for_anything_ends(target):
-    for ticket, prompt in enumerate(PROMPTS):
-        target.add(ticket, Driver(target, prompt, session=f"{ticket}").verify_request())
-    with failing(target, "before the pass", lambda _num_rows: True), pytest.raises(MemoryError, match="CUDA out of"):
-        run(target)
 
 
 def test_where_other_ranks_are_within_the_step_the_engine_ends(target):

@@ -211,6 +211,44 @@ def test_a_sequence_finds_again_what_it_has_left_unless_that_may_be_nan() -> Non
         assert (cache.keys[0][block] == found).all()
 
 
+def without_memory(*_: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_blocks_that_cannot_be_erased_are_given_back_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = make_cache(num_blocks=2)
+    first, second = cache.new_sequence(), cache.new_sequence()
+    cache.reserve(first, 8)
+    cache.keys[0][cache.slot(first, 2)] = torch.nan
+    cache.free(first)
+    with monkeypatch.context() as failing:
+        failing.setattr(cache, "erase", without_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            cache.reserve(second, 8)
+    assert (second.blocks, cache.num_free_blocks) == ([], 2)
+    cache.check_integrity()
+    cache.reserve(second, 8)
+    assert all(torch.isfinite(tensor).all() for tensor in (*cache.keys, *cache.values))
+
+
+@pytest.mark.parametrize("fails", ["erase", "move"])
+def test_what_is_shared_stays_so_where_it_cannot_be_copied(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = make_cache()
+    a, hashes = published(cache, 8)
+    b = cache.new_sequence()
+    cache.adopt(b, hashes)
+    cache.truncate(b, 6)
+    with monkeypatch.context() as failing:
+        failing.setattr(cache, fails, without_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            cache.reserve(b, 13)
+    assert b.blocks == a.blocks
+    assert cache.num_free_blocks == 12 - 2
+    cache.check_integrity()
+    cache.reserve(b, 13)
+    cache.check_integrity()
+
+
 def test_misuse_is_caught() -> None:
     cache = make_cache()
     seq = cache.new_sequence()
