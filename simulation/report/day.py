@@ -8,9 +8,9 @@ delays; a new one takes its time to load. Nothing here computes tokens: rounds t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 from math import exp, pi, sin
 from random import Random
 from typing import Final
@@ -24,6 +24,8 @@ DAY_S: Final = 86_400.0
 REVERSAL_S: Final = 600.0
 """A count that goes up and down again, or down and up again, within this time flaps."""
 ROLES: Final = ("orchestrator", "draft", "target")
+LOADING_S: Final = {"orchestrator": 15.0, "draft": 45.0, "target": 180.0}
+"""Seconds until a new replica serves: a node, an image and weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +57,6 @@ class Demand:
     """Share of one target's KV that a session fills."""
     session_work: float = 0.03
     """Share of one draft's time that a session takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """Seconds until a new replica serves: a node, an image and weights."""
-
-    orchestrator: float = 15.0
-    draft: float = 45.0
-    target: float = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +108,9 @@ class Day:
         ]
 
 
-def simulate_day(demand: Demand, settings: Scaling, loading: Loading = Loading(), seed: int = 0) -> Day:
+def simulate_day(demand: Demand, settings: Scaling, seed: int = 0) -> Day:
     """One day from midnight, in ticks of TICK_S."""
-    course = _Course(demand, Random(seed))  # noqa: S311  a day, not a secret
-    fleets = {role: _Fleet(settings.of(role), getattr(loading, role)) for role in ROLES}
+    fleets = {role: _Fleet(settings.of(role), LOADING_S[role]) for role in ROLES}
     wanted: Mapping[str, Callable[[float], int]] = {
         "orchestrator": lambda sessions: scaling.orchestrators_wanted(
             fleets["orchestrator"].num_running, sessions, settings.orchestrator
@@ -131,9 +123,9 @@ def simulate_day(demand: Demand, settings: Scaling, loading: Loading = Loading()
         ),
     }
     moments = []
-    for tick in range(round(DAY_S / TICK_S)):
+    course = _course(demand, Random(seed))  # noqa: S311  a day, not a secret
+    for tick, sessions in zip(range(round(DAY_S / TICK_S)), course, strict=False):
         at_s = tick * TICK_S
-        sessions = course.sessions(at_s)
         for role, fleet in fleets.items():
             fleet.step(at_s, sessions, wanted[role])
         places = fleets["target"].num_running / demand.session_kv
@@ -142,24 +134,17 @@ def simulate_day(demand: Demand, settings: Scaling, loading: Loading = Loading()
     return Day(moments)
 
 
-class _Course:
+def _course(demand: Demand, random: Random) -> Iterator[float]:
     """The number of sessions, tick after tick."""
-
-    def __init__(self, demand: Demand, random: Random) -> None:
-        self._demand = demand
-        self._random = random
-        self._drift = 0.0
-        self._crowds = sorted(random.uniform(0, DAY_S) for _ in range(demand.num_crowds))
-
-    def sessions(self, at_s: float) -> float:
-        demand = self._demand
-        keep = exp(-TICK_S / 300.0)
-        self._drift = keep * self._drift + self._random.gauss(0, demand.noise * (1 - keep**2) ** 0.5)
+    crowds_s = [random.uniform(0, DAY_S) for _ in range(demand.num_crowds)]
+    keep, drift = exp(-TICK_S / 300.0), 0.0
+    for tick in count():
+        at_s = tick * TICK_S
+        drift = keep * drift + random.gauss(0, demand.noise * (1 - keep**2) ** 0.5)
         by_hour = 0.5 - 0.5 * sin(2 * pi * (at_s / DAY_S + 0.25))  # nothing at midnight, all of it at noon
         base = demand.night_share + (1 - demand.night_share) * by_hour
-        crowd = sum(0.5 for began_s in self._crowds if 0 <= at_s - began_s < 600)
-        level = demand.peak_sessions * max(0.0, base * (1 + self._drift) + crowd)
-        return float(round(level))
+        crowd = sum(0.5 for began_s in crowds_s if 0 <= at_s - began_s < 600)
+        yield float(round(demand.peak_sessions * max(0.0, base * (1 + drift) + crowd)))
 
 
 @dataclass(slots=True)
