@@ -202,7 +202,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
         A real engine reads messages between passes, so a message during this one finds its tokens held.
         """
-        shares = self._plan()
+        shares = self._plan(self._ready())
         num_rows = sum(num_tokens + num_guesses for _, num_tokens, num_guesses in shares)
         duration_s = self._law.pass_s(num_rows) * self.slowness
         loop = asyncio.get_running_loop()
@@ -223,11 +223,15 @@ class SimEngine(ABC, Generic[Request, Reply]):
         self._end_pass([job for job, _, _ in shares if job in self._jobs and not job.pending], ended_s)
         return began_s, ended_s
 
-    def _plan(self) -> list[tuple[Job[Request, Reply], int, int]]:
-        """The jobs of the next pass, with their numbers of tokens and guesses: decoding first, prefill in chunks."""
+    def _ready(self) -> list[Job[Request, Reply]]:
+        """The jobs that want rows of the next pass."""
+        return self._jobs
+
+    def _plan(self, jobs: Sequence[Job[Request, Reply]]) -> list[tuple[Job[Request, Reply], int, int]]:
+        """Those of the next pass, with their numbers of tokens and guesses: decoding first, prefill in chunks."""
         shares: list[tuple[Job[Request, Reply], int, int]] = []
         rows_left = self._law.max_step_tokens
-        for job in sorted(self._jobs, key=lambda job: not job.is_decoding):
+        for job in sorted(jobs, key=lambda job: not job.is_decoding):
             num_guesses, is_decoding = self._num_guesses(job), job.is_decoding
             if shares and not is_decoding:
                 rows_left = min(rows_left, self._law.prefill_chunk_tokens)

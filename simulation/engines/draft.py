@@ -8,40 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from core.errors import WorkerLost
 from core.protocol import HeldTokens
 from core.records import DraftDone, DraftReply, DraftRequest, DraftUpdate, Timing, Verification
-from core.speculation import MAX_TOLD, Candidates, TreeBuilder, TreeSpec, feed_likeliest
+from core.speculation import MAX_TOLD, Candidates, TreeBuilder, feed_likeliest
 from simulation.engines.base import Job, SimEngine
 from simulation.engines.hardware import EngineLaw
 from simulation.engines.texts import Place, Text
 
-
-@dataclass(eq=False)
-class TreeJob(Job[DraftRequest, DraftReply]):
-    """The growth of a session, until its next message."""
-
-    had_part: bool = False
-    """In the pass under way, or in the last."""
-
-    @property
-    def ends(self) -> bool:
-        """Whether growth ends by itself."""
-        return self.tree_spec.ends
-
-    @property
-    def may_feed(self) -> bool:
-        return not self.pending and self.held.builder.best_path_prob > 0.0
-
-    def grown(self, now_s: float) -> DraftDone:
-        """All grown nodes, after the end of the growth."""
-        return DraftDone(self.request.stamp, self.held.builder.report(), self.request.num_committed, self.timing(now_s))
-
-    @property
-    def tree_spec(self) -> TreeSpec:
-        return self.request.growth
+GrowthJob: TypeAlias = Job[DraftRequest, DraftReply]
+"""The growth of a session, until its next message."""
 
 
 class SimDraft(SimEngine[DraftRequest, DraftReply]):
@@ -51,46 +29,37 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         """`has_noise`: it ranks its candidates with the noise that it shares with the target."""
         super().__init__(engine_id, epoch, text, law)
         self._has_noise = has_noise
+        self._growing: list[GrowthJob] = []
+        """Jobs with a part in the pass under way, or in the last."""
         self._feeding: list[HeldTokens] = []
-        """In the pass under way."""
+        """Sequences with nodes in it."""
 
     def _begin(
         self, request: DraftRequest, held: HeldTokens, now_s: float, answer: asyncio.Future[DraftReply | WorkerLost]
-    ) -> TreeJob | DraftDone:
-        job = TreeJob(request, held, held.rebase_to_grow(request, request.growth).pending, now_s, answer)
-        if job.ends:
-            return job.grown(now_s) if not job.pending and held.builder.has_ended else job
+    ) -> GrowthJob | DraftDone:
+        job: GrowthJob = Job(request, held, held.rebase_to_grow(request, request.growth).pending, now_s, answer)
+        if request.growth.ends:
+            return _done(job, now_s) if not job.pending and held.builder.has_ended else job
         self._tell(job)
         return job
 
     def _has_work(self) -> bool:
-        return any(not isinstance(job, TreeJob) or job.pending or job.may_feed for job in self._jobs)
+        return any(job.pending or job.held.builder.best_path_prob > 0.0 for job in self._jobs)
 
-    def _plan(self) -> list[tuple[Job[DraftRequest, DraftReply], int, int]]:
+    def _ready(self) -> list[GrowthJob]:
         """Continuous growth shares the rows of a pass, the likeliest nodes of all sessions first."""
-        growing = [job for job in self._jobs if isinstance(job, TreeJob)]
-        _feed([job for job in growing if job.may_feed])
-        self._feeding = [job.held for job in growing if job.held.builder.feeding]
-        idle = [job for job in growing if not job.pending and not job.held.builder.feeding]
-        for job in growing:
-            job.had_part = job not in idle
-        jobs, self._jobs = self._jobs, [job for job in self._jobs if job not in idle]
-        try:
-            return super()._plan()
-        finally:
-            self._jobs = jobs
+        _feed([job for job in self._jobs if not job.pending and job.held.builder.best_path_prob > 0.0])
+        self._feeding = [job.held for job in self._jobs if job.held.builder.feeding]
+        self._growing = [job for job in self._jobs if job.pending or job.held.builder.feeding]
+        return self._growing
 
-    def _num_guesses(self, job: Job[DraftRequest, DraftReply]) -> int:
+    def _num_guesses(self, job: GrowthJob) -> int:
         return len(job.held.builder.feeding)
 
-    def _end_pass(self, jobs: Sequence[Job[DraftRequest, DraftReply]], now_s: float) -> None:  # noqa: ARG002
+    def _end_pass(self, jobs: Sequence[GrowthJob], now_s: float) -> None:  # noqa: ARG002
         for job in jobs:
-            self._advance(job)
-
-    def _advance(self, job: Job[DraftRequest, DraftReply]) -> None:
-        """The last committed token was computed."""
-        if not job.held.builder.has_root:
-            self._take_nodes(job.held)
+            if not job.held.builder.has_root:
+                self._take_nodes(job.held)
 
     async def _step(self) -> tuple[float, float]:
         """The results of nodes that were pruned meanwhile are dropped."""
@@ -100,12 +69,12 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
             if held.builder.feeding:
                 self._take_nodes(held)
         timing = Timing(0.0, ended_s - began_s, 1, self.num_rows - num_before, len(self._sessions))
-        for job in [job for job in self._jobs if isinstance(job, TreeJob) and not job.pending and job.had_part]:
+        for job in [job for job in self._growing if job in self._jobs and not job.pending]:
             job.held.builder.made_pass()
-            if not job.ends:
+            if not job.request.growth.ends:
                 self._tell(job, timing)
             elif job.held.builder.has_ended:
-                self._conclude(job, job.grown(ended_s))
+                self._conclude(job, _done(job, ended_s))
         return began_s, ended_s
 
     def _take_nodes(self, held: HeldTokens) -> None:
@@ -130,7 +99,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
             known[node] = self._text.after(self._place_of(builder, builder.parents[node], known), builder.tokens[node])
         return known[node]
 
-    def _tell(self, job: TreeJob, timing: Timing | None = None) -> None:
+    def _tell(self, job: GrowthJob, timing: Timing | None = None) -> None:
         new_nodes = job.held.builder.report()
         if (listener := self._listeners.get(job.request.stamp)) is not None:
             num_held = job.request.num_committed - len(job.pending)
@@ -138,11 +107,16 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
             listener(DraftUpdate(job.request.stamp, new_nodes, num_held, timing, is_over))
 
 
-def _feed(jobs: Sequence[TreeJob]) -> None:
+def _done(job: GrowthJob, now_s: float) -> DraftDone:
+    """All grown nodes, after the end of the growth."""
+    return DraftDone(job.request.stamp, job.held.builder.report(), job.request.num_committed, job.timing(now_s))
+
+
+def _feed(jobs: Sequence[GrowthJob]) -> None:
     """The nodes of the next pass: all of growth that ends by itself, and the likeliest of the others."""
     for job in jobs:
-        if job.ends:
-            job.held.builder.feed_pass(job.tree_spec.rows_per_pass)
-    others = [job for job in jobs if not job.ends]
-    num_rows = max((job.tree_spec.rows_per_pass for job in others), default=0)
+        if job.request.growth.ends:
+            job.held.builder.feed_pass(job.request.growth.rows_per_pass)
+    others = [job for job in jobs if not job.request.growth.ends]
+    num_rows = max((job.request.growth.rows_per_pass for job in others), default=0)
     feed_likeliest([job.held.builder for job in others], num_rows)
