@@ -1,136 +1,29 @@
 """Replicas of simulated engines behind `core.ports`: leases, calls over a wire, deaths and restarts.
 
-Knows engines and their distance; must not know sessions. A `Wire` decides what fails, so that the same cluster serves
-measurements (`scenario`) and chaos (`faults`).
+Must not know sessions. The wire decides what fails, so that the same cluster serves measurements (`scenario`) and chaos
+(`faults`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from itertools import count
-from random import Random
 from typing import Any, Generic, TypeVar
 
 from core.config import Limits
 from core.errors import Unavailable, WorkerLost
 from core.ports import DraftPort, Lease, TargetPort
 from core.records import Continuation, DraftReply, DraftRequest, DraftUpdate, VerifyReply, VerifyRequest
-from simulation.engines import HopLaw, SimDraft, SimEngine, SimTarget
+from simulation.engines import SimDraft, SimEngine, SimTarget
+from simulation.wire import Wire, unread
 
 GRANT_RETRY_S = 0.2
 """Seconds before another replica is asked for a lease."""
-TICK_S = 1e-9
-"""Seconds between two messages that would arrive at once: events of one time come in any order."""
 
 Engine = TypeVar("Engine", bound=SimTarget | SimDraft)
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
-
-
-class DoubleAsk(AssertionError):
-    """A session has sent an engine a message before the last one was answered."""
-
-
-def unread(_reply: object) -> None:
-    """What takes the replies of a call whose caller waits for all of them."""
-
-
-class Wire:
-    """The network between the orchestrator and the engines: here, a delay and nothing else."""
-
-    def __init__(self, hop: HopLaw, random: Random) -> None:
-        self._hop = hop
-        self._random = random
-        self._due_s: dict[tuple[str, bool], float] = {}
-        """For each session and direction, the arrival of the last ordered message."""
-        self._frames: dict[tuple[str, bool], tuple[float, float]] = {}
-        """For each engine and direction, when the last frame was sent, and for how long it travels."""
-
-    async def call(
-        self, engine: SimEngine[Request, Reply], batch: Sequence[Request], take: Callable[[Reply], None]
-    ) -> Sequence[Reply]:
-        """Send the requests, and return the replies; `take` gets those of each pass as they arrive. Raises:
-        WorkerLost."""
-        await asyncio.sleep(self._frame_s(engine.engine_id, is_back=False))
-        way = _WayBack(lambda: self._frame_s(engine.engine_id, is_back=True), take)
-        try:
-            replies = await engine.answer(batch, way.send)
-            await way.arrived()
-        finally:
-            way.close()
-        return replies
-
-    async def grow(
-        self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[DraftUpdate], None]
-    ) -> Reply:
-        """Send the request, and return updates and then the reply. Raises: WorkerLost.
-
-        No message of a session overtakes another, as on a link.
-        """
-        loop, session = asyncio.get_running_loop(), request.stamp.session
-        await asyncio.sleep(self._arrival_s(session, is_back=False) - loop.time())
-
-        def send(draft_update: DraftUpdate) -> None:
-            loop.call_at(self._arrival_s(session, is_back=True), take, draft_update)
-
-        reply = await engine.grow(request, send)
-        await asyncio.sleep(self._arrival_s(session, is_back=True) - loop.time())
-        return reply
-
-    def _arrival_s(self, session: str, *, is_back: bool) -> float:
-        """Of a message that is sent now."""
-        at_s = asyncio.get_running_loop().time() + self._hop.one_way_s(self._random)
-        due_s = self._due_s[session, is_back] = max(at_s, self._due_s.get((session, is_back), 0.0) + TICK_S)
-        return due_s
-
-    def _frame_s(self, engine_id: str, *, is_back: bool) -> float:
-        """How long what is sent now travels, with whatever else is sent at this moment: the replies of a step are one
-        frame on a link, whichever calls they answer.
-        """
-        now_s = asyncio.get_running_loop().time()
-        sent_s, takes_s = self._frames.get((engine_id, is_back), (-math.inf, 0.0))
-        if now_s > sent_s:  # a frame overtakes none
-            takes_s = max(self._hop.one_way_s(self._random), sent_s + takes_s - now_s)
-            self._frames[engine_id, is_back] = now_s, takes_s
-        return takes_s
-
-    async def travel(self) -> None:
-        await asyncio.sleep(self._hop.one_way_s(self._random))
-
-    async def drain(self) -> None:
-        """Wait for messages that travel by themselves: this wire has none."""
-
-    async def grant(self, kind: str, session: str) -> None:  # noqa: ARG002
-        """The way to a lease. Raises: Unavailable."""
-        await self.travel()
-        await self.travel()
-
-
-class _WayBack(Generic[Reply]):
-    """The replies to one call on their way."""
-
-    def __init__(self, frame_s: Callable[[], float], take: Callable[[Reply], None]) -> None:
-        """`frame_s`: how long what is sent now travels."""
-        self._frame_s = frame_s
-        self._take = take
-        self._loop = asyncio.get_running_loop()
-        self._due_s = 0.0
-        self._timers: list[asyncio.TimerHandle] = []
-
-    def send(self, reply: Reply) -> None:
-        self._due_s = self._loop.time() + self._frame_s()
-        self._timers.append(self._loop.call_at(self._due_s, self._take, reply))
-
-    async def arrived(self) -> None:
-        """Wait for the last of them."""
-        await asyncio.sleep(self._due_s - self._loop.time())
-
-    def close(self) -> None:
-        """The caller waits no more: what has not arrived yet it has with the end of the call, or not at all."""
-        for timer in self._timers:
-            timer.cancel()
 
 
 class Replica(Generic[Engine]):
@@ -196,7 +89,7 @@ class SimPort(Generic[Request, Reply]):
         asked = [request for request in batch if not isinstance(request, Continuation)]
         sessions = {request.stamp.session for request in asked}
         if len(sessions) < len(asked) or sessions & self.unanswered:
-            self._breaches.append(DoubleAsk(f"{sorted(sessions)} asked {self._engine!r} before it had answered"))
+            self._breaches.append(AssertionError(f"{sorted(sessions)} asked {self._engine!r} before it had answered"))
         self.unanswered |= sessions
 
         def take_answer(reply: Reply) -> None:

@@ -13,8 +13,9 @@ from core.records import ModelInfo
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
 from simulation.clock import VirtualClock, VirtualLoop
-from simulation.cluster import Cluster, Fleet, Wire
+from simulation.cluster import Cluster, Fleet
 from simulation.engines import EOS, Hardware, HopLaw, SimDraft, SimTarget, Text
+from simulation.wire import Wire
 
 CONTEXT_TOKENS = 8192
 

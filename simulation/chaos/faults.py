@@ -18,8 +18,9 @@ from core.errors import Unavailable, WorkerLost
 from core.records import DraftDone, DraftReply, DraftRequest, DraftUpdate, Verdict, VerifyReply, VerifyRequest
 from core.speculation import Guesser, Guesses
 from simulation.chaos.lies import GROWTH_LIES, GUESSER_LIES, TARGET_LIES
-from simulation.cluster import Cluster, Fleet, Wire, unread
+from simulation.cluster import Cluster, Fleet
 from simulation.engines import HopLaw, SimEngine, SimTarget
+from simulation.wire import Wire, unread
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
@@ -37,10 +38,6 @@ class CallFault(StrEnum):
     TOO_FEW = "too few replies"
     FOREIGN = "somebody else's reply"
     RAISED = "raised"
-
-
-class Outage(Exception):
-    """An error that no port should raise."""
 
 
 @dataclass(slots=True)
@@ -153,7 +150,7 @@ class FaultyWire(Wire):
             await self.pause()
         if self.strikes(self.rates.refused_target if kind == "target" else self.rates.refused_draft):
             self._happened.note(f"{kind} lease refused", session)
-            raise self._random.choice((Unavailable(f"no {kind} granted a lease"), Outage("password=1234")))
+            raise self._random.choice((Unavailable(f"no {kind} granted a lease"), RuntimeError("password=1234")))
 
     async def drain(self) -> None:
         """Wait for what still travels by itself."""
@@ -183,7 +180,7 @@ class FaultyWire(Wire):
                 for request in batch:
                     engine.forget(request.stamp.session)
             case CallFault.RAISED:
-                raise Outage
+                raise RuntimeError("no port should raise this")
 
     async def _after(self, fault: CallFault, replies: Sequence[Reply]) -> Sequence[Reply]:
         match fault:
@@ -237,7 +234,7 @@ class LyingGuesser:
         self._happened = happened
 
     def propose(self, text: Sequence[int]) -> Guesses:
-        """Raises: GuesserError."""
+        """Raises: RuntimeError."""
         guesses = self._guesser.propose(text)
         if self._happened.now() >= self._rates.until_s or self._random.random() >= self._rates.guesser:
             return guesses

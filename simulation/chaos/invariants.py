@@ -30,14 +30,10 @@ HORIZON_S = 600.0
 """Most seconds of a stream: it must have ended by then, whatever its faults."""
 
 
-class Violation(AssertionError):
-    """An invariant was broken."""
-
-
 def require(condition: bool, what: str) -> None:
-    """Raises: Violation."""
+    """Raises: AssertionError."""
     if not condition:
-        raise Violation(what)
+        raise AssertionError(what)
 
 
 @dataclass(eq=False, slots=True)
@@ -73,7 +69,7 @@ class Stream:
         return self.last is not None or self.error is not None or self.was_cancelled
 
     def take(self, chunk: Chunk) -> None:
-        """Raises: Violation."""
+        """Raises: AssertionError."""
         require(not self.is_over, f"{self.name}: a chunk came after the end")
         begin = self.num_tokens
         self.text += chunk.text
@@ -116,7 +112,7 @@ class Stream:
         return expected, reason
 
     def fail(self, error: OutriderError) -> None:
-        """Raises: Violation."""
+        """Raises: AssertionError."""
         require(not self.is_over, f"{self.name}: {error!r} came after the end")
         self.error = error
 
@@ -162,15 +158,15 @@ class Watch:
                     require(len(set(names)) == len(names), f"a session asks twice: {names} wait for one engine")
         num_live = sum(stream.is_live for stream in self.streams)
         if len(runner._running) > num_live:
-            raise Violation(f"{len(runner._running)} sessions run for {num_live} clients: {list(runner._running)}")
+            raise AssertionError(f"{len(runner._running)} sessions run for {num_live} clients: {list(runner._running)}")
         for running in runner._running.values():
             if len(running.tasks) > MAX_TASKS_A_SESSION + MAX_TASKS_A_DRAFT * self.rig.blueprint.num_extra_drafts:
-                raise Violation(f"{running.session!r} has {len(running.tasks)} tasks")
+                raise AssertionError(f"{running.session!r} has {len(running.tasks)} tasks")
         if self.loop.time() > HORIZON_S:
-            raise Violation(f"a stream does not end: {list(runner._running.values())}")
+            raise AssertionError(f"a stream does not end: {list(runner._running.values())}")
 
     def check_failure(self, stream: Stream, num_others: int) -> None:
-        """Check that a fault explains the error that ended this stream. Raises: Violation."""
+        """Check that a fault explains the error that ended this stream. Raises: AssertionError."""
         deadline, limits = stream.script.request.deadline, self.rig.blueprint.limits
         match stream.error:
             case DeadlinePassed():
@@ -185,7 +181,7 @@ class Watch:
         require(is_explained, f"{stream.name}: ended by {stream.error!r}, which nothing explains")
 
     def check_success(self, stream: Stream) -> None:
-        """Check that a fault explains each loss of a target that this stream has survived. Raises: Violation."""
+        """Check that a fault explains each loss of a target that this stream has survived. Raises: AssertionError."""
         assert stream.last is not None, "only what has finished is a success"
         assert stream.last.stats is not None, "checked when the last chunk came"
         num_failures = stream.last.stats.num_target_failures
@@ -198,7 +194,7 @@ class Watch:
         return count("target engine") > 0 or num_times <= count("target call") - num_harmless
 
     def check_nothing_is_left(self) -> None:
-        """After the service has been closed. Raises: Violation."""
+        """After the service has been closed. Raises: AssertionError."""
         service, cluster = self.rig.service, self.rig.cluster
         _check_is_idle(service)
         for fleet in (cluster.targets, cluster.drafts):
