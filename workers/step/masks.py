@@ -10,30 +10,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workers.step.readers import Reader
+from workers.step.readers import Reader, Span
 from workers.step.transfer import upload
 
 Shape: TypeAlias = tuple[int, int, int]
 """Of attention products in one call: B of them, with R query rows and L slots each."""
 MAX_TABLES = 64
 """Number of tables kept: one for each power of two slots, window and dtype."""
-
-
-class Mask(Protocol):
-    """What each row of a group sees."""
-
-    @property
-    def shape(self) -> Shape: ...
-
-    def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """For layers with this window; with one row, all heads may share a bias.  # [B, 1, R*G, L] or [1, 1, 1, L]"""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +33,7 @@ class ChainMask:
     positions: list[int]  # [B*R] the rows' own slots
 
     def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """For layers with this window; with one row, all heads may share a bias.  # [B, 1, R*G, L] or [1, 1, 1, L]"""
         num_products, _, num_slots = self.shape
         span = 1 << (num_slots - 1).bit_length()
         stretches = _by_distance(span, window, dtype, device).unfold(0, num_slots, 1)
@@ -75,11 +65,16 @@ class TreeMask:
         return num_products, num_queries, num_slots
 
     def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """For layers with this window.  # [B, 1, R*G, L]"""
         visible = self.visible
         if window is not None:
             visible = visible & (self.query_positions[:, :, None] - self.key_positions[:, None, :] < window)
         hidden = upload(np.repeat(~visible, heads_per_row, axis=1)[:, None], device)
         return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -math.inf)
+
+
+Mask: TypeAlias = ChainMask | TreeMask
+"""What each row of a group sees."""
 
 
 def mask_of(readers: Sequence[Reader], num_queries: int, num_slots: int, tile: int) -> Mask:
@@ -95,7 +90,8 @@ def mask_of(readers: Sequence[Reader], num_queries: int, num_slots: int, tile: i
     key_positions = np.arange(num_slots)[None].repeat(len(readers), axis=0)
     visible = key_positions[:, None] <= query_positions[:, :, None]
     for reader, *parts in zip(readers, visible, query_positions, key_positions, strict=True):
-        reader.mask_tree(*parts)
+        if isinstance(reader, Span) and not reader.is_chain:
+            reader.mask_tree(*parts)
     return TreeMask(visible.reshape(-1, tile, num_slots), query_positions.reshape(-1, tile), key_positions)
 
 

@@ -58,7 +58,7 @@ class AttentionGroup:
     _biases: dict[tuple[int | None, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype) -> torch.Tensor:
-        """As `Mask.bias`; made once for each kind of layer."""
+        """As the mask's `bias`; made once for each kind of layer."""
         key = (window, heads_per_row, dtype)
         if key not in self._biases:
             self._biases[key] = self.mask.bias(window, heads_per_row, dtype, self.device)

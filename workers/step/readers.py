@@ -12,40 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core.speculation import ROOT
 from workers.step.kv_cache import KVCache, SequenceKV
-
-
-class Reader(Protocol):
-    """Rows of the step that read the same KV: one entry of a group's batch."""
-
-    @property
-    def rows(self) -> Sequence[int]: ...
-
-    @property
-    def num_kv(self) -> int:
-        """The number of slots that they read, those written in this step included."""
-        ...
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether each row sees all slots before its own."""
-        ...
-
-    def mask_tree(
-        self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
-    ) -> None:
-        """Change the mask and the positions of a chain to those of the tree.  # [R, L], [R], [L]"""
-        ...
-
-    def source(self, cache: KVCache) -> tuple[list[int], int]:
-        """What to read, blocks or slots, and the number of slots of each entry."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +40,7 @@ class Span:
 
     @property
     def num_kv(self) -> int:
+        """The number of slots that they read, those written in this step included."""
         return self.kv.num_tokens + self.num_rows
 
     @property
@@ -80,14 +54,16 @@ class Span:
 
     @property
     def is_chain(self) -> bool:
+        """Whether each row sees all slots before its own."""
         return self.parents == tuple(range(ROOT, len(self.parents) - 1))
 
     def mask_tree(
         self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
     ) -> None:
-        """As `Reader` says: of the rows behind the root, a node sees its ancestors and itself."""
-        if self.is_chain:
-            return
+        """Change the mask and the positions of a chain to those of the tree. # [R, L], [R], [L]
+
+        Of the rows behind the root, a node sees its ancestors and itself.
+        """
         lineage = _lineage(self.parents)
         nodes = slice(self.root + 1, self.root + 1 + len(self.parents))
         visible[self.num_chain : self.num_rows, nodes] = lineage[self.num_cached_nodes :]
@@ -95,6 +71,7 @@ class Span:
         query_positions[:] = key_positions[query_positions]
 
     def source(self, cache: KVCache) -> tuple[list[int], int]:
+        """What to read, blocks or slots, and the number of slots of each entry."""
         return self.kv.blocks, cache.block_tokens
 
 
@@ -105,22 +82,19 @@ class Branch:
     span: Span
     rows: list[int]
     seen: list[int]
+    is_chain: ClassVar[bool] = True
 
     @property
     def num_kv(self) -> int:
         return len(self.seen)
 
-    @property
-    def is_chain(self) -> bool:
-        return True
-
-    def mask_tree(
-        self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
-    ) -> None:
-        """As `Reader` says: a branch is a chain, so nothing changes."""
-
     def source(self, cache: KVCache) -> tuple[list[int], int]:
+        """As `Span.source`."""
         return [cache.slot(self.span.kv, row) for row in self.seen], 1
+
+
+Reader: TypeAlias = Span | Branch
+"""Rows of the step that read the same KV: one entry of a group's batch."""
 
 
 def branches_of(span: Span) -> Sequence[Reader]:
