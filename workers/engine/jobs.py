@@ -14,8 +14,8 @@ from core.speculation import ROOT, TokenTree
 from core.text import BlockHash
 from workers.engine.sequences import HeldSequence
 from workers.sampling import Row
+from workers.sampling.logits import is_argmax
 from workers.sampling.prompt_scores import SCORED_ROWS, PromptScores
-from workers.sampling.sampler import is_argmax
 from workers.step import StepRows
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)

@@ -32,7 +32,7 @@ from workers.engine.sequences import HeldSequence
 from workers.grammar import FIELD
 from workers.parallel import Rank, load_runtime, log_loss
 from workers.runtime import ModelRuntime
-from workers.sampling import Row, sampler, verify
+from workers.sampling import Row, adjusted, sampler, verify
 from workers.sampling.prompt_scores import take_scores
 from workers.step import Readback, StepRows, upload
 
@@ -188,7 +188,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         sound: list[_Sound] = []
         for part, of_part in _parts(jobs, logits):
             left = list(_stretches(part))
-            scored = _Scored(of_part, sampler.adjusted(of_part, [row for item in left for row in item.rows]))
+            scored = _Scored(of_part, adjusted(of_part, [row for item in left for row in item.rows]))
             while left:
                 left = self._judge(left, scored, sound)
         if jobs:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from core.rules import Outcome
 from core.speculation import TokenTree
-from workers.sampling.sampler import Row
+from workers.sampling.logits import Row
 from workers.step import Readback, upload
 
 Outcomes: TypeAlias = Callable[[], list[Outcome]]

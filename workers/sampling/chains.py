@@ -19,52 +19,28 @@ from core.rules import chains as reference
 from core.speculation import TokenTree
 from workers.sampling.batched import Outcomes, of_nodes, starts_of
 from workers.sampling.gumbel import gumbel_rows
-from workers.sampling.sampler import Row
+from workers.sampling.logits import Row
 from workers.step import Readback, upload
 
 
-def reject(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
-    """Rejection verification. Raises: ValueError for a block that is not a chain."""
-    return _verify(blocks, log_p, rows, readback, is_block=False, is_lenient=False)
-
-
-def reject_leniently(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
-    """Rejection verification with lenience. Raises: ValueError for a block that is not a chain."""
-    return _verify(blocks, log_p, rows, readback, is_block=False, is_lenient=True)
-
-
-def reject_blocks(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
-    """Block verification. Raises: ValueError for a block that is not a chain."""
-    return _verify(blocks, log_p, rows, readback, is_block=True, is_lenient=False)
-
-
-def _verify(
+def verify(
     blocks: Sequence[TokenTree],
     log_p: Tensor,
     rows: Sequence[Row],
     readback: Readback,
     *,
-    is_block: bool,
-    is_lenient: bool,
+    is_block: bool = False,
+    is_lenient: bool = False,
 ) -> Outcomes:
+    """Rejection verification, block verification, or rejection with the rows' lenience.
+
+    Raises: ValueError for a block that is not a chain.
+    """
     starts = starts_of(blocks)
     chains = [reference.sound_prefix(block, log_p.shape[1]) for block in blocks]
     kept = [start + depth for chain, start in zip(chains, starts, strict=True) for depth in range(len(chain) + 1)]
     p = log_p[upload(kept, log_p.device)].double().softmax(dim=-1)
     roots = [rows[start] for start in starts]
-    leniences = [root.lenience if is_lenient else 1.0 for root in roots]
-    return _verify_chains(chains, p, roots, leniences, readback, is_block=is_block)
-
-
-def _verify_chains(
-    chains: Sequence[TokenTree],
-    p: Tensor,
-    roots: Sequence[Row],
-    leniences: Sequence[float],
-    readback: Readback,
-    *,
-    is_block: bool,
-) -> Outcomes:
     q_guess = [reference.q_of_guesses(chain) for chain in chains]
     tokens = [token for chain in chains for token in (*chain.tokens, 0)]  # the last row has no guess after it
     p_guess = p.gather(1, upload(tokens, p.device)[:, None]).flatten()
@@ -79,12 +55,11 @@ def _verify_chains(
         found = []
         for i, (p_x, mass, candidate) in enumerate(by_chain):
             uniforms = reference.accept_uniforms(len(chains[i]), roots[i].sampling.seed, roots[i].position)
-            num_relaxed = 0
             if of_prefixes is not None:
-                accepted = reference.count_by_block(of_prefixes[i], mass, uniforms)
+                accepted, num_relaxed = reference.count_by_block(of_prefixes[i], mass, uniforms), 0
             else:
-                of_guesses = (p_x[:-1], q_guess[i], mass, uniforms)
-                accepted, num_relaxed = reference.count_leniently(*of_guesses, leniences[i])
+                lenience = roots[i].lenience if is_lenient else 1.0
+                accepted, num_relaxed = reference.count_leniently(p_x[:-1], q_guess[i], mass, uniforms, lenience)
             found.append(Outcome(tuple(range(accepted)), int(candidate[accepted]), num_relaxed))
         return found
 

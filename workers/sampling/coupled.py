@@ -11,23 +11,13 @@ from core.rules.coupled import verify_coupled
 from core.speculation import TokenTree
 from workers.sampling import sampler
 from workers.sampling.batched import Outcomes, of_nodes
-from workers.sampling.sampler import Row
+from workers.sampling.logits import Row
 from workers.step import Readback
 
 
-def follow_samples(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
-    """Coupled verification: a guess is accepted if the target draws the same token with the shared noise."""
-    return _follow(blocks, sampler.perturbed(log_p, rows), readback)
-
-
-def follow_argmax(blocks: Sequence[TokenTree], scores: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:  # noqa: ARG001
-    """Greedy verification, by scores alone: `scores` [R, V] need not be a distribution."""
-    return _follow(blocks, scores, readback)
-
-
-def _follow(blocks: Sequence[TokenTree], scores: Tensor, readback: Readback) -> Outcomes:
-    """The target's token after the root and after each node is the one with the largest score [R, V]."""
-    argmax = readback.argmax(scores)
+def follow(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
+    """A guess is accepted if the target draws the same token with the shared noise; greedy rows have none."""
+    argmax = readback.argmax(sampler.perturbed(log_p, rows))
 
     def outcomes() -> list[Outcome]:
         samples, _ = argmax()

@@ -23,7 +23,7 @@ from core.records import Sampling, Verification
 from core.speculation import MAX_RANKS, NO_Q, NO_TOKEN, Candidates, SparseDistribution
 from workers.sampling import sampler
 from workers.sampling.gumbel import gumbel_at
-from workers.sampling.sampler import Row
+from workers.sampling.logits import Row, adjusted
 from workers.step import Readback, upload
 
 
@@ -108,7 +108,7 @@ def _of_kind(
     kind: Kind, logits: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, readback: Readback
 ) -> _Sound:
     rows = [draft_row.row for draft_row in draft_rows]
-    scores = sampler.adjusted(logits, rows)
+    scores = adjusted(logits, rows)
     if kind is Kind.GREEDY:
         return _ranked(scores, None, draft_rows, readback)
     log_q = sampler.distribution(scores, rows)

@@ -23,7 +23,7 @@ from core.rules.sequential_selection import NUM_HALVINGS
 from core.speculation import TokenTree
 from workers.sampling.batched import Outcomes, of_nodes, starts_of
 from workers.sampling.gumbel import gumbel_rows
-from workers.sampling.sampler import Row
+from workers.sampling.logits import Row
 from workers.step import Readback, upload
 
 

@@ -14,23 +14,13 @@ from core.rules.relaxed import verify_relaxed
 from core.speculation import TokenTree
 from workers.sampling import sampler
 from workers.sampling.batched import Outcomes, at_guesses, of_nodes, starts_of
-from workers.sampling.sampler import Row
+from workers.sampling.logits import Row
 from workers.step import Readback
 
 
 def follow_leniently(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
-    """Lenient coupled verification."""
-    return _follow(blocks, sampler.perturbed(log_p, rows), rows, readback)
-
-
-def follow_argmax_leniently(
-    blocks: Sequence[TokenTree], scores: Tensor, rows: Sequence[Row], readback: Readback
-) -> Outcomes:
-    """Lenient greedy verification, by scores alone: differences of scores are differences of log p."""
-    return _follow(blocks, scores, rows, readback)
-
-
-def _follow(blocks: Sequence[TokenTree], scores: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
+    """Lenient coupled verification; in greedy rows, which have no noise, differences of scores are those of log p."""
+    scores = sampler.perturbed(log_p, rows)
     argmax, at = readback.argmax(scores), readback.ask(at_guesses(scores, blocks))
 
     def outcomes() -> list[Outcome]:

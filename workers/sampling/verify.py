@@ -6,6 +6,7 @@ Knows log p on its device, blocks and noise; must not know models or sessions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from torch import Tensor
@@ -13,19 +14,19 @@ from torch import Tensor
 from core.speculation import TokenTree
 from workers.sampling import chains, coupled, drawn_trees, relaxed
 from workers.sampling.batched import BatchedRule, Outcomes
-from workers.sampling.sampler import Row
+from workers.sampling.logits import Row
 from workers.step import Readback
 
 BATCHED_RULES: Final[Mapping[str, BatchedRule]] = {
-    "greedy": coupled.follow_argmax,
-    "coupled": coupled.follow_samples,
-    "rejection": chains.reject,
-    "block": chains.reject_blocks,
+    "greedy": coupled.follow,
+    "coupled": coupled.follow,
+    "rejection": chains.verify,
+    "block": partial(chains.verify, is_block=True),
     "recursive_rejection": drawn_trees.reject_recursively,
     "sequential_selection": drawn_trees.select_in_sequence,
-    "lenient_greedy": relaxed.follow_argmax_leniently,
+    "lenient_greedy": relaxed.follow_leniently,
     "lenient_coupled": relaxed.follow_leniently,
-    "lenient_rejection": chains.reject_leniently,
+    "lenient_rejection": partial(chains.verify, is_lenient=True),
     "typical": relaxed.follow_typical,
 }
 

@@ -13,7 +13,6 @@ from tests.checkpoints import VOCAB_SIZE
 from tests.workers.engine.driving import EPOCH, Driver, chain, poisoned, wrong
 from workers.engine import target
 from workers.engine.target import TargetEngine
-from workers.sampling import sampler
 
 PROMPT = [5, 17, 99, 4, 200, 31]
 SAMPLINGS = [
@@ -39,14 +38,14 @@ def judged(monkeypatch):
     """The numbers of rows that were judged at a time, in steps that are judged in parts."""
     monkeypatch.setattr(target, "JUDGED_SCORES", MOST_ROWS * VOCAB_SIZE)
     numbers = []
-    adjusted = sampler.adjusted
+    adjusted = target.adjusted
 
     def counted(logits, rows):
         numbers.append(len(rows))
         assert logits.shape[0] == len(rows)
         return adjusted(logits, rows)
 
-    monkeypatch.setattr(sampler, "adjusted", counted)
+    monkeypatch.setattr(target, "adjusted", counted)
     return numbers
 
 

@@ -12,7 +12,7 @@ from core.records import Sampling
 from core.rules import all_rules
 from core.speculation.token_tree import ROOT, TokenTree
 from tests.workers.step.readbacks import at_once
-from workers.sampling.sampler import Row
+from workers.sampling.logits import Row
 from workers.sampling.verify import BATCHED_RULES, verify
 
 VOCAB_SIZE = 12

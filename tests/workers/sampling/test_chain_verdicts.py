@@ -12,7 +12,7 @@ from core.rules import chains as acceptance
 from core.rules.coupled import verify_coupled
 from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
 from tests.workers.step.readbacks import at_once
-from workers.sampling.sampler import Row
+from workers.sampling.logits import Row
 from workers.sampling.verify import verify
 
 pytestmark = pytest.mark.thorough

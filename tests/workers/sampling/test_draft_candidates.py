@@ -22,7 +22,7 @@ from tests.workers.step.readbacks import at_once
 from workers.sampling import draft_candidates
 from workers.sampling import sampler as twin
 from workers.sampling.draft_candidates import DraftRow, Kind, propose
-from workers.sampling.sampler import Row
+from workers.sampling.logits import Row
 
 TOP_TOKENS = 6
 

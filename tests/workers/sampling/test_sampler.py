@@ -20,7 +20,7 @@ from tests.workers.step.readbacks import at_once
 from workers.sampling import gumbel
 from workers.sampling import sampler as twin
 from workers.sampling.draft_candidates import draw_guesses
-from workers.sampling.sampler import Row
+from workers.sampling.logits import Row
 
 pytestmark = pytest.mark.thorough
 

@@ -19,7 +19,8 @@ from transformers import (
 
 from core.ranges import LOGIT_BIAS, SAMPLING
 from core.records import Sampling
-from workers.sampling.sampler import Row, process
+from workers.sampling.logits import Row
+from workers.sampling.sampler import process
 
 pytestmark = pytest.mark.thorough
 
