@@ -22,8 +22,6 @@ from core.records import (
     DraftReply,
     DraftRequest,
     DraftUpdate,
-    Missing,
-    Refused,
     VerifyReply,
     VerifyRequest,
 )
@@ -58,61 +56,36 @@ class Receiver(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Queued:
-    """Puts replies into a queue of another thread's event loop; a Receiver."""
+@dataclass(frozen=True, eq=False, slots=True)
+class _Inbox:
+    """The replies to one caller, on its own event loop, which is woken once a step; a Receiver."""
 
-    loop: asyncio.AbstractEventLoop
-    said: asyncio.Queue[Any]
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    said: asyncio.Queue[Sequence[tuple[int, Any]] | WorkerLost] = field(default_factory=asyncio.Queue)
 
     def take(self, replies: Sequence[tuple[int, Any]]) -> None:
-        for _, reply in replies:
-            self.loop.call_soon_threadsafe(self.said.put_nowait, reply)
-
-    def working(self, numbers: Sequence[int]) -> None:
-        """Nobody counts the time until a reply."""
-
-    def lose(self, end: WorkerLost) -> None:
-        self.loop.call_soon_threadsafe(self.said.put_nowait, end)
-
-
-@dataclass(eq=False, slots=True)
-class _Call(Generic[Reply]):
-    """The replies to one batch, filled in as they are ready; a Receiver.
-
-    The caller's event loop is woken once a step that completes some of them, where `tell` takes each.
-    """
-
-    future: Future[list[Reply]]
-    replies: list[Any]
-    tell: Callable[[Sequence[Any]], None] | None = None
-    num_open: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.num_open = len(self.replies)
-
-    def take(self, replies: Sequence[tuple[int, Reply | Missing | Refused]]) -> None:
-        for index, reply in replies:
-            self.replies[index] = reply
-        self.num_open -= len(replies)
-        if self.tell is not None:
-            self.tell([reply for _, reply in replies])
-        if self.num_open == 0 and self.future.set_running_or_notify_cancel():
-            self.future.set_result(self.replies)
+        self._put(replies)
 
     def working(self, numbers: Sequence[int]) -> None:
         """Nobody in this process counts the time until a reply."""
 
     def lose(self, end: WorkerLost) -> None:
-        _fail(self.future, end)
+        self._put(end)
+
+    def _put(self, said: Sequence[tuple[int, Any]] | WorkerLost) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.said.put_nowait, said)
+
+    async def next_replies(self) -> Sequence[tuple[int, Any]]:
+        """Those of the next step that has some. Raises: WorkerLost."""
+        said = await self.said.get()
+        if isinstance(said, WorkerLost):
+            raise said
+        return said
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """Work for the engine's thread, and what to call if the engine ends before it is done."""
-
-    run: Callable[[], None]
-    lose: Callable[[WorkerLost], None]
+Order = tuple[Callable[[], None], Callable[[WorkerLost], None]]
+"""Work for the engine's thread, and what to call if the engine ends before it is done."""
 
 
 class EngineLoop(Generic[Request, Reply]):
@@ -120,8 +93,8 @@ class EngineLoop(Generic[Request, Reply]):
 
     def __init__(self, engine: Engine[Request, Reply]) -> None:
         self._engine = engine
-        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
-        self._offers: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._offers: queue.SimpleQueue[Order] = queue.SimpleQueue()
         """Offered continuations, which are useful only until the step in progress ends."""
         if isinstance(engine, TargetEngine):
             engine.take_offers = self._take_offers
@@ -144,11 +117,15 @@ class EngineLoop(Generic[Request, Reply]):
 
         Raises: WorkerLost.
         """
-        if not batch:
-            return []
-        call: _Call[Reply] = _Call(Future(), [None] * len(batch), _on_this_loop(take) if take is not None else None)
-        self.post(list(enumerate(batch)), call)
-        return await asyncio.wrap_future(call.future)
+        replies: list[Any] = [None] * len(batch)
+        num_open, inbox = len(batch), _Inbox()
+        self.post(list(enumerate(batch)), inbox)
+        while num_open:
+            for number, reply in await inbox.next_replies():
+                replies[number], num_open = reply, num_open - 1
+                if take is not None:
+                    take(reply)
+        return replies
 
     def post(self, batch: Sequence[tuple[int, Request]], receiver: Receiver) -> None:
         """Give `receiver` the reply to each request, under its number, as soon as it is ready.
@@ -159,25 +136,23 @@ class EngineLoop(Generic[Request, Reply]):
         offers = [each for each in batch if isinstance(each[1], Continuation)]
         others = [each for each in batch if not isinstance(each[1], Continuation)]
         if others:
-            self._order(_Order(lambda: self._add(others, receiver, ordered_s), receiver.lose))
+            self._order(lambda: self._add(others, receiver, ordered_s), receiver.lose)
         if offers:
-            self._offers.put(_Order(lambda: self._add(offers, receiver), receiver.lose))
-            self._order(_Order(self._take_offers, receiver.lose))  # in case no step is in progress
+            self._offers.put((lambda: self._add(offers, receiver), receiver.lose))
+            self._order(self._take_offers, receiver.lose)  # in case no step is in progress
 
     async def replies(self, request: Request) -> AsyncIterator[Any]:
         """All replies to a request; each but the last is a `DraftUpdate`.
 
         Raises: WorkerLost.
         """
-        said: asyncio.Queue[Any] = asyncio.Queue()
-        self.post([(0, request)], _Queued(asyncio.get_running_loop(), said))
+        inbox = _Inbox()
+        self.post([(0, request)], inbox)
         while True:
-            each = await said.get()
-            if isinstance(each, WorkerLost):
-                raise each
-            yield each
-            if not isinstance(each, DraftUpdate):
-                return
+            for _, reply in await inbox.next_replies():
+                yield reply
+                if not isinstance(reply, DraftUpdate):
+                    return
 
     async def release(self, sessions: Sequence[str]) -> None:
         """Free what these sessions hold, before the next step. Raises: WorkerLost."""
@@ -186,7 +161,7 @@ class EngineLoop(Generic[Request, Reply]):
     async def ask(self, question: Callable[[Engine[Request, Reply]], Result]) -> Result:
         """The answer of `question`, asked on the engine's thread between two steps. Raises: WorkerLost."""
         future: Future[Result] = Future()
-        self._order(_Order(lambda: self._answer(question, future), lambda end: _fail(future, end)))
+        self._order(lambda: self._answer(question, future), lambda end: _fail(future, end))
         return await asyncio.wrap_future(future)
 
     async def close(self) -> None:
@@ -197,11 +172,11 @@ class EngineLoop(Generic[Request, Reply]):
         await asyncio.shield(ended)  # a caller that is cancelled must not cancel it for others
         self._thread.join()
 
-    def _order(self, order: _Order) -> None:
+    def _order(self, run: Callable[[], None], lose: Callable[[WorkerLost], None]) -> None:
         with self._door:
             if self._end is not None:
                 raise self._end
-            self._orders.put(order)
+            self._orders.put((run, lose))
 
     def _shut(self, end: WorkerLost) -> None:
         """Refuse further orders, so that those in the queue are the last."""
@@ -231,7 +206,8 @@ class EngineLoop(Generic[Request, Reply]):
         try:
             order = self._orders.get(block=is_idle, timeout=longest_s if is_idle else None)
             while order is not None:
-                order.run()
+                run, _ = order
+                run()
                 order = self._orders.get_nowait()
         except queue.Empty:
             pass
@@ -246,7 +222,8 @@ class EngineLoop(Generic[Request, Reply]):
         """Take the offers that have arrived so far."""
         try:
             while True:
-                self._offers.get_nowait().run()
+                run, _ = self._offers.get_nowait()
+                run()
         except queue.Empty:
             pass
 
@@ -295,25 +272,11 @@ class EngineLoop(Generic[Request, Reply]):
         while not self._orders.empty():
             order = self._orders.get_nowait()
             if order is not None:
-                waiting.add(order.lose)
+                _, lose = order
+                waiting.add(lose)
         for lose in waiting:
             lose(self._end)
         self._calls.clear()
-
-
-def _on_this_loop(take: Callable[[Any], None]) -> Callable[[Sequence[Any]], None]:
-    """What has the running event loop take each of some replies, to be called on another thread."""
-    loop = asyncio.get_running_loop()
-
-    def take_all(replies: Sequence[Any]) -> None:
-        for reply in replies:
-            take(reply)
-
-    def tell(replies: Sequence[Any]) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(take_all, replies)
-
-    return tell
 
 
 def _fail(future: Future[Any], error: WorkerLost) -> None:
