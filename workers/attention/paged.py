@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,24 +32,10 @@ class KVReads:
     longest: int  # the most rows of any segment
 
 
-class Kernel(Protocol):
-    """Attention of rows [T, H, D] over pools of blocks [blocks, block_tokens, H_kv, D]."""
+class Kernel:
+    """Attention of rows [T, H, D] over pools of blocks [blocks, block_tokens, H_kv, D].
 
-    def causal(
-        self, query: Tensor, keys: Tensor, values: Tensor, reads: KVReads, scale: float, window: int | None
-    ) -> Tensor:
-        """A segment's last row sees all of its KV, the row before it one row less, and so on; each at most the last
-        `window` rows. A segment sees at least as many rows of KV as it has rows.  # [T, H, D]"""
-
-    def unmasked(
-        self, query: Tensor, keys: Tensor, values: Tensor, reads: KVReads, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        """A row sees all KV of its segment. The output, and the log-sum-exp of its scores.  # [T, H, D], [T, H]"""
-
-
-class FlashKernel:
-    """FlashAttention-2, as included in torch; not run by any test of this project.
-
+    By FlashAttention-2, as included in torch; not run by any test of this project: plain loops take its place there.
     Undocumented: blocks are a multiple of 256 tokens; with a block table KV must not be split, or rows are left
     unwritten; a row that sees no KV makes it write out of bounds; and the log-sum-exp is [H, T].
     Source: torch 2.13, `mha_varlen_fwd` in flash_api.cpp; pytorch/pytorch#194167, Dao-AILab/flash-attention#2842.
@@ -59,6 +44,8 @@ class FlashKernel:
     def causal(
         self, query: Tensor, keys: Tensor, values: Tensor, reads: KVReads, scale: float, window: int | None
     ) -> Tensor:
+        """A segment's last row sees all of its KV, the row before it one row less, and so on; each at most the last
+        `window` rows. A segment sees at least as many rows of KV as it has rows.  # [T, H, D]"""
         sees = (-1 if window is None else window - 1, 0)
         if window is None and reads.longest == 1:
             sees = (-1, -1)  # the same, and lets it read KV once for all heads that share it
@@ -67,6 +54,7 @@ class FlashKernel:
     def unmasked(
         self, query: Tensor, keys: Tensor, values: Tensor, reads: KVReads, scale: float
     ) -> tuple[Tensor, Tensor]:
+        """A row sees all KV of its segment. The output, and the log-sum-exp of its scores.  # [T, H, D], [T, H]"""
         # With max_q = 1 it packs heads as rows, and the order of the log-sum-exps is wrong.
         output, logarithms = self._run(query, keys, values, reads, max(2, reads.longest), scale, (-1, -1))
         return output, logarithms.transpose(0, 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from core.errors import first_line
 from core.speculation import ROOT
-from workers.attention.paged import FlashKernel, Kernel, paged_inputs
+from workers.attention.paged import Kernel, paged_inputs
 from workers.attention.seam import Attention
 from workers.step import KVCache, LayerShape, SequenceKV, Span, Step, Tiling, plan_step
 
@@ -33,9 +33,9 @@ def find_kernel(cache: KVCache) -> Kernel | None:
     """The kernel for this KV; None where KV has to be gathered. On a GPU the log says why."""
     if cache.device.type != "cuda":
         return None
-    reason = obstacle(cache, torch.cuda.get_device_capability(cache.device)) or difference(cache, FlashKernel())
+    reason = obstacle(cache, torch.cuda.get_device_capability(cache.device)) or difference(cache, Kernel())
     if reason is None:
-        return FlashKernel()
+        return Kernel()
     logger.warning("attention gathers KV, so that every step takes longer: %s", reason)
     return None
 

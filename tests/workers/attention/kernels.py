@@ -6,7 +6,7 @@ import torch
 
 
 class PlainKernel:
-    """Keeps the contract of `workers.attention.paged.Kernel`, and refuses what the real one computes wrongly."""
+    """Takes the place of `workers.attention.paged.Kernel`, and refuses what the real one computes wrongly."""
 
     def __init__(self):
         self.calls = []

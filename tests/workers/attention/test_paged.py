@@ -18,7 +18,7 @@ from core.speculation.token_tree import ROOT
 from tests.workers.attention.kernels import PlainKernel
 from tests.workers.attention.test_attention import random_spans
 from workers.attention import paged
-from workers.attention.paged import FlashKernel, KVReads, PagedPlan, inputs_in_shape
+from workers.attention.paged import Kernel, KVReads, PagedPlan, inputs_in_shape
 from workers.attention.seam import attend
 from workers.step.kv_cache import BLANK_BLOCK, KVCache, LayerShape
 from workers.step.paged_plan import NO_SLOT, StepShape, segments_of
@@ -192,10 +192,10 @@ def test_torch_is_asked_as_its_signature_and_its_kernel_want_it(asked: list[dict
     starts, lengths = (torch.empty(count, dtype=torch.int32, device="meta") for count in (4, 3))
     table = torch.empty(3, 9, dtype=torch.int32, device="meta")
     many, one = KVReads(starts, lengths, table, 3), KVReads(starts, lengths, table, 1)
-    assert FlashKernel().causal(query, pool, pool, many, 0.1, None).shape == query.shape
-    assert FlashKernel().causal(query, pool, pool, one, 0.1, None).shape == query.shape
-    assert FlashKernel().causal(query, pool, pool, one, 0.1, 100).shape == query.shape
-    output, logarithms = FlashKernel().unmasked(query, pool, pool, one, 0.1)
+    assert Kernel().causal(query, pool, pool, many, 0.1, None).shape == query.shape
+    assert Kernel().causal(query, pool, pool, one, 0.1, None).shape == query.shape
+    assert Kernel().causal(query, pool, pool, one, 0.1, 100).shape == query.shape
+    output, logarithms = Kernel().unmasked(query, pool, pool, one, 0.1)
     assert (output.shape, logarithms.shape) == (query.shape, (5, 6))
     assert [call["window_size"] for call in asked] == [(-1, 0), (-1, -1), (99, 0), (-1, -1)]
     assert [call["max_q"] for call in asked] == [3, 1, 1, 2]
