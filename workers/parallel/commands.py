@@ -20,7 +20,7 @@ class Command(IntEnum):
     STOP = 0
     """The last command."""
     STEP = 1
-    """A `StepCommand` follows."""
+    """Edits and a step follow (`pack_step`)."""
     BUILD_BACKEND = 2
     """Build the next backend, with all other ranks."""
     DROP_BACKEND = 3
@@ -41,38 +41,26 @@ class KVEdit:
             cache.erase(self.targets)
 
 
-@dataclass(frozen=True, slots=True)
-class StepCommand:
-    """All edits since the last step, in order, and the step that follows them."""
+def pack_step(edits: Sequence[KVEdit], step: Step) -> list[int]:
+    """All edits since the last step, in order, and then the step; as lists, each preceded by its length."""
+    parts: list[Sequence[int]] = [(len(edits), len(step.spans))]
+    for edit in edits:
+        parts += [edit.sources, edit.targets]
+    parts += [step.ids, step.positions, step.wanted]
+    for span in step.spans:
+        parts += [(span.first_row, span.num_chain, span.num_cached_nodes, span.kv.num_tokens), span.parents]
+        parts.append(span.kv.blocks)
+    return [value for part in parts for value in (len(part), *part)]
 
-    edits: Sequence[KVEdit]
-    step: Step
 
-    def pack(self) -> list[int]:
-        """As integers: lists, each preceded by its length."""
-        return [value for part in self._parts() for value in (len(part), *part)]
-
-    @classmethod
-    def unpack(cls, values: Iterable[int]) -> StepCommand:
-        parts = _lists(iter(values))
-        num_edits, num_spans = next(parts)
-        edits = [KVEdit(next(parts), next(parts)) for _ in range(num_edits)]
-        step = Step(next(parts), next(parts), next(parts), [])
-        step.spans.extend(_span(*islice(parts, 3)) for _ in range(num_spans))
-        return cls(edits, step)
-
-    def _parts(self) -> Iterator[Sequence[int]]:
-        yield len(self.edits), len(self.step.spans)
-        for edit in self.edits:
-            yield edit.sources
-            yield edit.targets
-        yield self.step.ids
-        yield self.step.positions
-        yield self.step.wanted
-        for span in self.step.spans:
-            yield span.first_row, span.num_chain, span.num_cached_nodes, span.kv.num_tokens
-            yield span.parents
-            yield span.kv.blocks
+def unpack_step(values: Iterable[int]) -> tuple[list[KVEdit], Step]:
+    """What `pack_step` has packed."""
+    parts = _lists(iter(values))
+    num_edits, num_spans = next(parts)
+    edits = [KVEdit(next(parts), next(parts)) for _ in range(num_edits)]
+    step = Step(next(parts), next(parts), next(parts), [])
+    step.spans.extend(_span(*islice(parts, 3)) for _ in range(num_spans))
+    return edits, step
 
 
 def _lists(values: Iterator[int]) -> Iterator[list[int]]:

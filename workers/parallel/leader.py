@@ -30,7 +30,7 @@ import torch
 from core.config import EngineConfig
 from core.errors import ConfigError, StartupError
 from workers.model import LoadedModel, ModelShard, loader
-from workers.parallel.commands import Command, KVEdit, StepCommand
+from workers.parallel.commands import Command, KVEdit, pack_step, unpack_step
 from workers.parallel.group import Rank, RankGroup
 from workers.runtime import ModelRuntime, NoRoomForKV
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
@@ -83,7 +83,7 @@ def follow(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) ->
 def _carry_out(command: Sequence[int], runtime: ModelRuntime, progress: Callable[[str], None]) -> None:
     kind, *values = command
     if kind == Command.STEP:
-        _run(StepCommand.unpack(values), runtime)
+        _run(*unpack_step(values), runtime)
     elif kind == Command.BUILD_BACKEND:
         with suppress(BackendUnavailable):  # rank 0 reports it
             runtime.backends.build(progress)
@@ -92,10 +92,10 @@ def _carry_out(command: Sequence[int], runtime: ModelRuntime, progress: Callable
 
 
 @torch.inference_mode()
-def _run(command: StepCommand, runtime: ModelRuntime) -> None:
-    for edit in command.edits:
+def _run(edits: Sequence[KVEdit], step: Step, runtime: ModelRuntime) -> None:
+    for edit in edits:
         edit.apply(runtime.cache)
-    runtime.run(command.step)
+    runtime.run(step)
 
 
 class LeaderCache(KVCache):
@@ -129,7 +129,7 @@ class LeaderBackends(BackendStack):
         """As BackendStack does. Raises: WorkerLost. After any failure the ranks are out of step, and the group ends."""
         edits, self._cache.edits = self._cache.edits, []
         with _all_or_none(self._group):
-            self._group.send_command([Command.STEP, *StepCommand(edits, step).pack()])
+            self._group.send_command([Command.STEP, *pack_step(edits, step)])
             return super().run(step)
 
     def build(self, progress: Callable[[str], None]) -> None:
