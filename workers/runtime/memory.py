@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -45,18 +44,10 @@ def _available(root: Path) -> int:
     return next(int(words[1]) << 10 for words in lines if words[0] == "MemAvailable:")
 
 
-@dataclass(frozen=True, slots=True)
-class _CgroupFiles:
-    """The files of one version of control groups."""
-
-    limit: str
-    current: str
-    inactive: str
-    """A line of memory.stat: inactive page cache, which the kernel can reclaim."""
-
-
-_VERSION_1 = _CgroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_VERSION_2 = _CgroupFiles("memory.max", "memory.current", "inactive_file")
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+"""Of each version of control groups: the files of the limit and of what is used, and the line of memory.stat that has
+inactive page cache, which the kernel can reclaim."""
 
 
 def _cgroup_headrooms(root: Path) -> Iterator[int]:
@@ -64,18 +55,18 @@ def _cgroup_headrooms(root: Path) -> Iterator[int]:
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if not controllers:
-            yield from _headrooms(root / "sys/fs/cgroup", group, _VERSION_2)
+            yield from _headrooms(root / "sys/fs/cgroup", group, *_VERSION_2)
         elif "memory" in controllers.split(","):
-            yield from _headrooms(root / "sys/fs/cgroup/memory", group, _VERSION_1)
+            yield from _headrooms(root / "sys/fs/cgroup/memory", group, *_VERSION_1)
 
 
-def _headrooms(top: Path, group: str, names: _CgroupFiles) -> Iterator[int]:
+def _headrooms(top: Path, group: str, limit_file: str, current_file: str, inactive: str) -> Iterator[int]:
     folder = top / group.lstrip("/")  # a container may not see it, only those above it
     for each in (folder, *(parent for parent in folder.parents if parent.is_relative_to(top))):
-        limit = _text(each / names.limit).strip()
+        limit = _text(each / limit_file).strip()
         if limit.isdigit():
             counts = dict(line.split() for line in _text(each / "memory.stat").splitlines())
-            yield int(limit) - int(_text(each / names.current)) + int(counts.get(names.inactive, 0))
+            yield int(limit) - int(_text(each / current_file)) + int(counts.get(inactive, 0))
 
 
 def _text(path: Path) -> str:
