@@ -22,14 +22,13 @@ from core.records import DraftReply, DraftUpdate, EngineStats, Findings, Missing
 from core.speculation import TokenTree
 from workers.engine import scheduler
 from workers.engine.jobs import Job, Request, Share
-from workers.engine.pacer import Pacer
 from workers.engine.prefix_cache import Prefixes
 from workers.engine.room import Room
 from workers.engine.scheduler import PrefillPace, RowLimit
 from workers.engine.sequences import HeldSequence, SequenceStore
-from workers.grammar import GrammarCompiler, Grammars
+from workers.grammar import Grammars
 from workers.model import digest_of
-from workers.runtime import ModelRuntime
+from workers.runtime import ModelRuntime, Pacer
 from workers.step import StepRows
 
 logger = logging.getLogger(__name__)
@@ -62,17 +61,8 @@ class Engine(ABC, Generic[Request, Reply]):
         self._prefixes = Prefixes(self._store, config.block_tokens, is_shared=config.share_prefixes)
         self._pace = PrefillPace(config.prefill_stretch, config.prefill_chunk_tokens)
         self._limit = RowLimit(config.max_step_tokens)
-        self._had_no_memory = False
-        """Whether there was no memory to begin a job, or one was refused for want of it, and no step was made since."""
-        self._failed: Job[Request] | None = None
-        """The job that the last step had alone, and no memory for."""
         self._pacer = Pacer.named(config.paced_as) if config.paced_as is not None else None
-        info = runtime.info
-        self._grammars = Grammars(
-            lambda: GrammarCompiler.of_model(config.model, info.vocab_size, info.eos_token_ids),
-            info.vocab_size,
-            config.max_grammars,
-        )
+        self._grammars = Grammars.of_engine(config, runtime.info)
         self._jobs: list[Job[Request]] = []
         self._answers: list[Answer[Reply]] = []
         self._num_steps = 0
@@ -246,7 +236,10 @@ class Engine(ABC, Generic[Request, Reply]):
         return True
 
     def _make_step(self, started_s: float) -> None:
-        """Make a step; without memory for it, none of its rows count as computed, and the next one is smaller."""
+        """Make a step; without memory for it, none of its rows count as computed, and the next one is smaller.
+
+        Raises: MemoryError where there is none for any step.
+        """
         shares: list[Share] = []
         before: list[tuple[Job[Request], int, list[int]]] = []
         try:
@@ -261,13 +254,16 @@ class Engine(ABC, Generic[Request, Reply]):
                 raise
             problem = first_line(error)  # and not the error, whose frames hold the step's tensors
         else:
-            self._had_no_memory, self._failed = False, None
+            self._limit.made_step()
             return
         for job, num_tokens, pending in before:
             if job in self._jobs:  # else it was answered
                 self._undo(job, num_tokens, pending)
         torch.cuda.empty_cache()  # without effect on another device
-        self._take_less(shares, problem)
+        num_rows = sum(share.num_rows for share in shares)
+        logger.error("no memory for a step of %d rows of %d sessions: %s", num_rows, len(shares), problem)
+        if (to_blame := self._limit.take_less(shares, problem, monotonic())) is not None:
+            self._refuse(to_blame, f"{num_rows} rows of this sequence in a step need more memory than this engine has")
 
     def _undo(self, job: Job[Request], num_tokens: int, pending: list[int]) -> None:
         """Have the job as it was before a step: `num_tokens` computed, and these pending."""
@@ -276,25 +272,6 @@ class Engine(ABC, Generic[Request, Reply]):
             self._store.truncate(held, num_tokens)
         self._store.drop_rows_ahead(held)  # those of the step
         job.pending = pending
-
-    def _take_less(self, shares: Sequence[Share], problem: str) -> None:
-        """Make smaller steps from now on, or refuse the job for which even that is too little.
-
-        Raises: MemoryError when the last job was refused, too, with no step in between.
-        """
-        num_rows = sum(share.num_rows for share in shares)
-        logger.error("no memory for a step of %d rows of %d sessions: %s", num_rows, len(shares), problem)
-        if shares and self._limit.shrink(len(shares), num_rows, monotonic()):
-            return
-        job = shares[0].job if shares else None  # none where there was no memory to begin a job
-        if job is not None and self._failed is not job:  # once more, with all memory that others had kept
-            self._failed = job
-            return
-        if self._had_no_memory:
-            raise MemoryError(f"no memory for any step: {problem}")
-        self._had_no_memory = True
-        if job is not None:
-            self._refuse(job, f"{num_rows} rows of this sequence in a step need more memory than this engine has")
 
     def _refuse(self, job: Job[Request], reason: str) -> None:
         self._answer(job, Refused(job.request.stamp, reason))

@@ -81,11 +81,37 @@ class RowLimit:
     def __init__(self, most: int) -> None:
         self.rows = self._most = most
         self._changed_s = 0.0
+        self._failed: Job[Any] | None = None
+        """The job that the last step had alone, and no memory for."""
+        self._is_exhausted = False
+        """Whether there was no memory to begin a job, or one was to blame, and no step has been made since."""
+
+    def made_step(self) -> None:
+        """There was memory for a step."""
+        self._failed, self._is_exhausted = None, False
 
     def recover(self, now_s: float) -> None:
         """Allow more again, if it has been kept to for long enough."""
         if self.rows < self._most and now_s >= self._changed_s + RECOVERY_S:
             self.rows, self._changed_s = min(2 * self.rows, self._most), now_s
+
+    def take_less(self, shares: Sequence[Share], problem: str, now_s: float) -> Job[Any] | None:
+        """After a step without memory: allow fewer rows, or return the job for which even that is too little.
+
+        `shares` is empty where there was no memory to begin a job. Raises: MemoryError where all that came of the step
+        before was such a job, or none either.
+        """
+        num_rows = sum(share.num_rows for share in shares)
+        if shares and self.shrink(len(shares), num_rows, now_s):
+            return None
+        job = shares[0].job if shares else None
+        if job is not None and self._failed is not job:  # once more, with all memory that others had kept
+            self._failed = job
+            return None
+        if self._is_exhausted:
+            raise MemoryError(f"no memory for any step: {problem}")
+        self._is_exhausted = True
+        return job
 
     def shrink(self, num_jobs: int, num_rows: int, now_s: float) -> bool:
         """Allow fewer rows than a step had for which there was no memory; returns whether that makes it smaller."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from core.config import ServiceConfig
+from core.config import EngineConfig, ServiceConfig
 from core.records import Grammar, ModelInfo
 from workers.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarProblem
 from workers.grammar.forced import ForcedTokens
@@ -32,6 +32,13 @@ class Grammars:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     @classmethod
+    def of_engine(cls, config: EngineConfig, model: ModelInfo) -> Grammars:
+        """For the outputs of this model."""
+        size = model.vocab_size
+        compiler = partial(GrammarCompiler.of_model, config.model, size, model.eos_token_ids)
+        return cls(compiler, size, config.max_grammars)
+
+    @classmethod
     def of_service(cls, config: ServiceConfig, target: ModelInfo) -> Grammars | None:
         """What guesses outputs by their grammars; None where no grammars are served.
 
@@ -39,9 +46,7 @@ class Grammars:
         """
         if config.limits.max_grammar_bytes == 0:
             return None
-        engine, size = config.target.engine, target.vocab_size
-        compiler = partial(GrammarCompiler.of_model, engine.model, size, target.eos_token_ids)
-        grammars = cls(compiler, size, engine.max_grammars)
+        grammars = cls.of_engine(config.target.engine, target)
         grammars.prepare()
         return grammars
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -38,14 +38,9 @@ class StoredTensor:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTarget:
-    """The tensors of the model that one or more stored tensors are loaded into."""
-
-    names: tuple[str, ...]
-    """One, or several that are made from the same stored tensors."""
-    is_made: bool
-    """True if stored tensors are converted; False if one stored tensor is the model's own."""
+LoadTarget: TypeAlias = tuple[tuple[str, ...], bool]
+"""What one or more stored tensors are loaded into: names of the model's tensors, several where they are made from the
+same stored ones; and whether they are made by conversion, or one stored tensor is the model's own."""
 
 
 def meta_model(model_config: Any, dtype: str) -> Any:
@@ -77,16 +72,16 @@ def check_stored(path: Path, files: Sequence[Path], model: Any) -> None:
     _check_index(path, stored)
     wanted: Mapping[str, Tensor] = model.state_dict()
     sources = _sources(stored, model)
-    available = {name for target in sources for name in target.names}
+    available = {name for names, _ in sources for name in names}
     missing = sorted(wanted.keys() - available - model.all_tied_weights_keys.keys())
     if missing:
         raise CheckpointError(f"the weights in {path} lack {len(missing)} tensors, the first is {missing[0]}")
-    for target, old_names in sources.items():
-        tensors = [wanted[name] for name in target.names if name in wanted]  # what the model lacks is ignored
+    for (names, is_made), old_names in sources.items():
+        tensors = [wanted[name] for name in names if name in wanted]  # what the model lacks is ignored
         parts = {name: stored[name] for name in old_names}
         _check_types(path, tensors, parts)
         if tensors:
-            _check_sizes(path, tensors, parts, is_made=target.is_made)
+            _check_sizes(path, tensors, parts, is_made=is_made)
 
 
 def _headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
@@ -119,7 +114,7 @@ def _sources(stored: Iterable[str], model: Any) -> dict[LoadTarget, list[str]]:
     for old_name, (name, converter) in zip(stored, renamed(stored, model), strict=True):
         patterns = converter.target_patterns if converter is not None else [name]
         names = tuple(name.replace(patterns[0], pattern) for pattern in patterns)
-        sources[LoadTarget(names, converter is not None)].append(old_name)
+        sources[names, converter is not None].append(old_name)
     return sources
 
 

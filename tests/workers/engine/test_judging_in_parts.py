@@ -11,7 +11,7 @@ from core.records import Continuation, Sampling, Stamp
 from core.speculation.token_tree import EMPTY_BLOCK
 from tests.checkpoints import VOCAB_SIZE
 from tests.workers.engine.driving import EPOCH, Driver, chain, poisoned, wrong
-from workers.engine import target
+from workers.engine import judging
 from workers.engine.target import TargetEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
@@ -36,16 +36,16 @@ def engine(checkpoint):
 @pytest.fixture
 def judged(monkeypatch):
     """The numbers of rows that were judged at a time, in steps that are judged in parts."""
-    monkeypatch.setattr(target, "JUDGED_SCORES", MOST_ROWS * VOCAB_SIZE)
+    monkeypatch.setattr(judging, "JUDGED_SCORES", MOST_ROWS * VOCAB_SIZE)
     numbers = []
-    adjusted = target.adjusted
+    adjusted = judging.adjusted
 
     def counted(logits, rows):
         numbers.append(len(rows))
         assert logits.shape[0] == len(rows)
         return adjusted(logits, rows)
 
-    monkeypatch.setattr(target, "adjusted", counted)
+    monkeypatch.setattr(judging, "adjusted", counted)
     return numbers
 
 
@@ -82,7 +82,7 @@ def test_parts_are_small_and_have_the_verdicts_of_the_whole(checkpoint, engine, 
     in_parts = verdicts(engine, drivers, blocks)
     assert sum(judged) == NUM_ROWS
     assert max(judged) <= MOST_ROWS < NUM_ROWS
-    monkeypatch.setattr(target, "JUDGED_SCORES", 1 << 24)
+    monkeypatch.setattr(judging, "JUDGED_SCORES", 1 << 24)
     other = load(checkpoint)
     drivers, blocks = begun(other)
     judged.clear()

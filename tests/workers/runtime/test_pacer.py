@@ -10,8 +10,8 @@ from core.config import EngineConfig
 from core.costs.pass_law import PASS_LAWS, PassLaw
 from core.records import Findings
 from tests.workers.engine.driving import EPOCH, Driver
-from workers.engine.pacer import WAKE_UP_S, Pacer
 from workers.engine.target import TargetEngine
+from workers.runtime.pacer import WAKE_UP_S, Pacer
 
 PROMPT = [5, 17, 99, 4]
 LAW = PassLaw(((1, 0.010), (11, 0.020)))
@@ -91,7 +91,7 @@ def test_outputs_are_the_same(checkpoint):
 
 
 def test_passes_that_are_too_long_for_the_law_are_counted(checkpoint, monkeypatch):
-    monkeypatch.setattr("workers.engine.pacer.PASS_LAWS", {"1b": PassLaw(((1, 0.0),))})
+    monkeypatch.setattr("workers.runtime.pacer.PASS_LAWS", {"1b": PassLaw(((1, 0.0),))})
     engine = load(checkpoint, "1b")
     Driver(engine, PROMPT).run(4)
     assert engine.stats().num_overruns == engine.stats().num_steps > 0
@@ -106,7 +106,7 @@ def test_an_engine_starts_without_waiting_and_knows_how_long_its_passes_will_be(
 
 
 def test_steps_that_this_machine_takes_longer_for_are_named_at_start(checkpoint, caplog):
-    with caplog.at_level(logging.WARNING, "workers.engine.pacer"):
+    with caplog.at_level(logging.WARNING, "workers.runtime.pacer"):
         warmed_up(checkpoint, "8b")
         assert caplog.messages == ["paced as 8b, but steps of 64, 256 rows take longer on this machine"]
         caplog.clear()

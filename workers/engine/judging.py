@@ -1,0 +1,193 @@
+"""Decides about the blocks of a step: outcomes by their rules, and what follows where the model gave no distribution.
+
+Knows jobs, logits and rules; must not know KV, messages or continuations. All that decides is read back at once; the
+host waits again only for log probabilities, and for blocks that are verified again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import inf, isfinite
+
+from torch import Tensor
+
+from core.records import Refused, TokenLogprobs
+from core.rules import Outcome, Rule
+from core.speculation import EMPTY_BLOCK, TokenTree
+from workers.engine.jobs import VerifyJob
+from workers.grammar import FIELD
+from workers.sampling import Row, adjusted, sampler, verify
+from workers.step import Readback, upload
+
+JUDGED_SCORES = 1 << 24
+"""Scores that are judged at a time: those of a hundred rows of a large vocabulary. Truncation by top-p takes 48 bytes
+for each, so that a step of a thousand rows would take more memory than is left beside the KV cache of a GPU."""
+_UNSOUND = (
+    "NaN or infinite scores of the target for this sequence: its logits, or its masks, penalties and bias on them"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A job whose logits have been computed, and what is decided about it."""
+
+    job: VerifyJob
+    logits: Tensor
+    """In which its rows are: those of its part of the step."""
+    start: int
+    """Index of its first row in them."""
+    rows: list[Row]
+    """Of the root, then of each node of the block."""
+    block: TokenTree
+    outcome: Outcome | None = None
+    is_refused: bool = False
+    """Whether nothing can be drawn after the root."""
+    is_suspect: bool = False
+    """Whether no distribution was found for some row of it."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is decided yet."""
+        return self.outcome is None and not self.is_refused
+
+    @property
+    def rule(self) -> Rule:
+        """The rule that decides on the block."""
+        return self.job.held.spec.rule
+
+    def refusal(self) -> Refused:
+        """Its grammar cannot be followed, or the model is broken."""
+        stamp, grammar, mask = self.job.request.stamp, self.job.held.grammar, self.rows[0].mask
+        if grammar is None or grammar.problem is None or mask is None or mask.any():
+            return Refused(stamp, _UNSOUND, is_final=True)
+        return Refused(stamp, f"cannot be followed: {grammar.problem}", is_final=True, field=FIELD)
+
+    def logprobs(self, outcome: Outcome, readback: Readback) -> Callable[[], Sequence[TokenLogprobs]]:
+        """Log probabilities of each emitted token, from the row that drew it: the root's, then each accepted node's."""
+        num_top = self.job.held.spec.num_logprobs
+        if num_top is None:
+            return tuple
+        index = [self.start, *(self.start + 1 + node for node in outcome.path)]
+        tokens = [*(self.job.block.tokens[node] for node in outcome.path), outcome.next_token]
+        return sampler.logprobs(self.logits[upload(index, self.logits.device)], tokens, num_top, readback)
+
+
+def judge(jobs: Sequence[VerifyJob], logits: Tensor) -> list[Judged]:
+    """What is decided about these jobs, by their rows of `logits` [R, V]."""
+    decided: list[Judged] = []
+    for part, of_part in _parts(jobs, logits):
+        items = list(_items(part, of_part))
+        scores = adjusted(of_part, [row for item in items for row in item.rows])
+        while items:
+            settled = _settle_all(items, of_part, scores)
+            decided += [item for item in settled if not item.is_open]
+            items = [item for item in settled if item.is_open]
+    return decided
+
+
+def _parts(jobs: Sequence[VerifyJob], logits: Tensor) -> Iterator[tuple[Sequence[VerifyJob], Tensor]]:
+    """The jobs of a step with their rows of `logits` [R, V], as many at a time as have JUDGED_SCORES; one at least."""
+    first = first_row = end_row = 0
+    for index, job in enumerate(jobs):
+        num_rows = 1 + len(job.block)
+        if first < index and (end_row + num_rows - first_row) * logits.shape[1] > JUDGED_SCORES:
+            yield jobs[first:index], logits[first_row:end_row]
+            first, first_row = index, end_row
+        end_row += num_rows
+    if jobs:
+        yield jobs[first:], logits[first_row:end_row]
+
+
+def _items(jobs: Sequence[VerifyJob], logits: Tensor) -> Iterator[Judged]:
+    start = 0
+    for job in jobs:
+        yield Judged(job, logits, start, job.draws(), job.block)
+        start += 1 + len(job.block)
+
+
+def _settle_all(items: Sequence[Judged], logits: Tensor, scores: Tensor) -> list[Judged]:
+    """The items as far as they are decided now, rule by rule."""
+    readback = Readback()
+    soundness = _soundness(logits, scores, readback)
+    by_rule: dict[str, list[Judged]] = {}
+    for item in items:
+        by_rule.setdefault(item.rule.name, []).append(item)
+    asked = [(of_rule, _verify(name, of_rule, scores, readback)) for name, of_rule in by_rule.items()]
+    readback.wait()
+    is_bad, is_spoilt = soundness()
+    settled = []
+    for item, outcome in chain.from_iterable(zip(of_rule, outcomes(), strict=True) for of_rule, outcomes in asked):
+        where = slice(item.start, item.start + len(item.rows))
+        settled.append(_settle(item, outcome, is_bad[where], has_spoilt=any(is_spoilt[where])))
+    return settled
+
+
+def _soundness(logits: Tensor, scores: Tensor, readback: Readback) -> Callable[[], tuple[list[bool], list[bool]]]:
+    """Which rows give no distribution, and in which of them it is not the masks that leave no token.
+
+    To be called after the readback.
+    """
+    of_logits, of_scores = readback.argmax(logits), readback.argmax(scores)
+
+    def found() -> tuple[list[bool], list[bool]]:
+        largest = list(zip(of_logits()[1], of_scores()[1], strict=True))
+        is_bad = [not (isfinite(logit) and isfinite(score)) for logit, score in largest]
+        return is_bad, [not (isfinite(logit) and score < inf) for logit, score in largest]
+
+    return found
+
+
+def _verify(rule: str, items: Sequence[Judged], scores: Tensor, readback: Readback) -> Callable[[], list[Outcome]]:
+    """Verify the blocks of one rule. All of them are greedy or none is; greedy rules need scores alone."""
+    rows = [row for item in items for row in item.rows]
+    if len(rows) < scores.shape[0]:
+        index = [item.start + row for item in items for row in range(len(item.rows))]
+        scores = scores[upload(index, scores.device)]
+    blocks = [item.block for item in items]
+    log_p = scores if rows[0].sampling.is_greedy else sampler.distribution(scores, rows)
+    return verify.verify(rule, blocks, log_p, rows, readback)
+
+
+def _settle(item: Judged, outcome: Outcome, is_bad: Sequence[bool], *, has_spoilt: bool) -> Judged:
+    """The item as decided; or open, with the guesses that are left, where it is to be verified again.
+
+    `is_bad`: whether nothing can be drawn after the root, and after each guess.
+    """
+    root, *guesses = is_bad
+    scores = item.job.scores
+    is_suspect = item.is_suspect or any(is_bad)
+    item = replace(item, is_suspect=is_suspect, is_refused=root or (scores is not None and scores.is_unsound))
+    if item.is_refused:
+        return item
+    if not any(guesses):
+        return replace(item, outcome=outcome)
+    if has_spoilt or not item.rule.needs_q:
+        # With the root alone: plain decoding might never reach the guess after which the model gave NaN.
+        return replace(item, rows=item.rows[:1], block=EMPTY_BLOCK)
+    if item.rule.takes_trees:
+        return replace(item, outcome=_ending_before(item, outcome, guesses))
+    if any(guesses[:-1]):
+        # With the guesses of the chain up to the first of these. Leaving that out as well would select draws by their
+        # values (docs/exactness.md, section 4).
+        num_guesses = guesses.index(True) + 1
+        return replace(item, rows=item.rows[: 1 + num_guesses], block=item.block.prefix(num_guesses))
+    return replace(item, outcome=_with_last_as_next(item, outcome))
+
+
+def _with_last_as_next(item: Judged, outcome: Outcome) -> Outcome:
+    """The same tokens, where nothing can be drawn after the last guess of a chain: if accepted, it is the next
+    token."""
+    if len(outcome.path) < len(item.block):
+        return outcome
+    return outcome._replace(path=outcome.path[:-1], next_token=item.block.tokens[-1])
+
+
+def _ending_before(item: Judged, outcome: Outcome, is_bad: Sequence[bool]) -> Outcome:
+    """The same tokens up to the first accepted guess after which nothing can be drawn, which becomes the next token. In
+    a tree of draws no verdict depends on what follows it."""
+    for place, node in enumerate(outcome.path):
+        if is_bad[node]:
+            return Outcome(outcome.path[:place], item.block.tokens[node])
+    return outcome
