@@ -132,14 +132,11 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
     async def grow(self, request: Request, take: Callable[[DraftUpdate], None]) -> Reply:
         """As `answer` for one request, which a draft continues until a later one replaces it. Raises: WorkerLost."""
-        await self._thaw.wait()
         self._listeners[request.stamp] = take
         try:
-            reply = await self._take(request)
+            [reply] = await self.answer([request])
         finally:
             del self._listeners[request.stamp]
-        if isinstance(reply, WorkerLost):
-            raise reply
         return reply
 
     def _take(self, request: Request) -> asyncio.Future[Reply | WorkerLost]:

@@ -58,7 +58,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._room = self.room_type(self._store, runtime.cache, self._lose)
         self._is_waiting = False
         """Whether no job can run before a message comes, a session ends, or one has been silent for long."""
-        self._prefixes = Prefixes(self._store, config.block_tokens, is_shared=config.share_prefixes)
+        self._prefixes = Prefixes(self._store, runtime.cache, is_shared=config.share_prefixes)
         self._pace = PrefillPace(config.prefill_stretch, config.prefill_chunk_tokens)
         self._limit = RowLimit(config.max_step_tokens)
         self._pacer = Pacer.named(config.paced_as) if config.paced_as is not None else None

@@ -11,6 +11,7 @@ from typing import Any, Final
 from core.text import BlockHash, block_hashes
 from workers.engine.jobs import Job
 from workers.engine.sequences import HeldSequence, SequenceStore
+from workers.step import KVCache
 
 WORTH_WAITING: Final = 0.5
 """A sequence waits for another one that is computing at least this share of its missing tokens."""
@@ -21,11 +22,11 @@ MIN_AWAITED_TOKENS: Final = 64
 class Prefixes:
     """Common prefixes of the sequences of one engine."""
 
-    def __init__(self, store: SequenceStore, block_tokens: int, *, is_shared: bool) -> None:
+    def __init__(self, store: SequenceStore, cache: KVCache, *, is_shared: bool) -> None:
         """`is_shared`: whether sequences leave KV to each other at all."""
         self._store = store
         self._is_shared = is_shared
-        self._block_tokens = block_tokens
+        self._cache = cache
         self.num_adopted_tokens = 0
         self._coming: set[BlockHash] = set()
         """Blocks of the jobs that run in this step."""
@@ -39,10 +40,10 @@ class Prefixes:
         if not (self._is_shared and job.may_adopt):
             return False
         if not job.prompt_hashes:  # without the last token: its logits are needed
-            job.prompt_hashes = block_hashes(job.pending[:-1], self._block_tokens)
-        lacking = job.prompt_hashes[self._store.num_adoptable(job.prompt_hashes) :]
+            job.prompt_hashes = block_hashes(job.pending[:-1], self._cache.block_tokens)
+        lacking = job.prompt_hashes[self._cache.num_published(job.prompt_hashes) :]
         num_coming = next((count for count, lacked in enumerate(lacking) if lacked not in self._coming), len(lacking))
-        is_long = num_coming * self._block_tokens >= MIN_AWAITED_TOKENS
+        is_long = num_coming * self._cache.block_tokens >= MIN_AWAITED_TOKENS
         return is_long and num_coming >= WORTH_WAITING * len(lacking)
 
     def runs(self, job: Job[Any]) -> None:
@@ -54,7 +55,7 @@ class Prefixes:
         """Begin with what others have left."""
         if not job.may_adopt:
             return
-        num_tokens = self._store.adopt(job.held, job.prompt_hashes)
+        num_tokens = self._cache.adopt(job.held.kv, job.prompt_hashes)
         job.has_kv_of(num_tokens)
         job.num_adopted = num_tokens  # one that begins again adopts again, and has nothing of what it had before
         self.num_adopted_tokens += num_tokens

@@ -89,14 +89,6 @@ class SequenceStore:
         del held.hashes[num_tokens // self._cache.block_tokens :]
         self._cache.compact(held.kv, num_tokens, guesses)
 
-    def num_adoptable(self, hashes: Sequence[BlockHash]) -> int:
-        """Number of these blocks, from the first on, that are in the prefix cache."""
-        return self._cache.num_published(hashes)
-
-    def adopt(self, held: HeldSequence, hashes: Sequence[BlockHash]) -> int:
-        """Begin an empty sequence with the KV of these blocks; returns the number of tokens covered."""
-        return self._cache.adopt(held.kv, hashes)
-
     def publish(self, held: HeldSequence) -> None:
         """Put this sequence's full blocks into the prefix cache. The logits after its last token must be sound."""
         block_tokens = self._cache.block_tokens

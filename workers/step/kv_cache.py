@@ -1,11 +1,10 @@
 """Keys and values of all sequences in one pool of fixed-size blocks; roll back by length, compact after a tree.
 
-Knows which block belongs to whom. Must not know tokens, positions or models: `num_tokens` counts rows of KV, whatever
-they stand for.
+Must not know tokens, positions or models: `num_tokens` counts rows of KV, whatever they stand for. Which blocks are in
+use, free or kept `workers.step.block_pool` knows.
 Sequences share full blocks: the sequence that wrote a block publishes it under the hash of its whole prefix, and a new
 sequence adopts the published blocks that its own prefix begins with. A sequence that has to write into a block that
-others read, or may read, gets a copy first (copy-on-write). A published block without users keeps its content until
-its memory is needed; the least recently used goes first.
+others read, or may read, gets a copy first (copy-on-write).
 Two blocks belong to no sequence: padded block tables point to one that is never written, and padding rows write to the
 other, so that no sequence reads what a broken one leaves in a padding row.
 """
@@ -23,6 +22,7 @@ from math import prod
 import torch
 
 from core.text import BlockHash
+from workers.step.block_pool import BlockPool
 from workers.step.transfer import upload
 
 BLANK_BLOCK = 0
@@ -67,10 +67,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 class KVCache:
-    """A pool of KV blocks. Each block is blank, in use by one or more sequences, or unused and kept for its content.
-
-    Invariant: a block that two sequences use is published, and what is published is never written.
-    """
+    """Sequences and the blocks of their KV. Invariant: what is published is never written."""
 
     def __init__(
         self, shapes: Sequence[LayerShape], num_blocks: int, block_tokens: int, dtype: torch.dtype, device: torch.device
@@ -86,19 +83,13 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.device = device
-        self._blank: dict[int, SequenceKV | None] = dict.fromkeys(range(NUM_OWN_BLOCKS, NUM_OWN_BLOCKS + num_blocks))
-        """And whose rows are still in it; in the order in which they were let go."""
-        self._unused: dict[int, int] = {}  # and when it was last used, oldest first
-        self._num_users: Counter[int] = Counter()
-        self._published: dict[BlockHash, int] = {}
-        self._hash_of: dict[int, BlockHash] = {}
+        self._pool = BlockPool(range(NUM_OWN_BLOCKS, NUM_OWN_BLOCKS + num_blocks))
         self._sequences: set[SequenceKV] = set()
-        self._clock = 0
 
     @property
     def num_free_blocks(self) -> int:
         """The number of blocks that can be allocated: blank ones, and unused ones whose content is lost then."""
-        return len(self._blank) + len(self._unused)
+        return self._pool.num_free
 
     def new_sequence(self) -> SequenceKV:
         """An empty sequence; it holds no block until `reserve` or `adopt`."""
@@ -108,12 +99,7 @@ class KVCache:
 
     def num_published(self, hashes: Iterable[BlockHash]) -> int:
         """The number of these blocks, from the first on, that could be adopted."""
-        count = 0
-        for block_hash in hashes:
-            if block_hash not in self._published:
-                break
-            count += 1
-        return count
+        return len(self._pool.found(hashes))
 
     def has_room(self, hashes: Sequence[BlockHash], num_tokens: int, num_spare: int = 0) -> bool:
         """Whether there is room for a new sequence of `num_tokens` rows, and for `num_spare` blocks beside it.
@@ -121,8 +107,8 @@ class KVCache:
         The sequence adopts the published blocks among `hashes`. Those that other sequences use take no room; unused
         ones count as free until they are adopted.
         """
-        adoptable = [self._published[block_hash] for block_hash in hashes[: self.num_published(hashes)]]
-        num_needed = self.num_blocks_for(num_tokens) - sum(block not in self._unused for block in adoptable)
+        in_use = [block for block in self._pool.found(hashes) if not self._pool.is_unused(block)]
+        num_needed = self.num_blocks_for(num_tokens) - len(in_use)
         return num_needed + num_spare <= self.num_free_blocks
 
     def adopt(self, seq: SequenceKV, hashes: Sequence[BlockHash]) -> int:
@@ -131,10 +117,9 @@ class KVCache:
         Returns the number of rows in them; these are valid now.
         """
         assert not seq.blocks, "only an empty sequence begins with blocks of others"
-        seq.blocks = [self._published[block_hash] for block_hash in hashes[: self.num_published(hashes)]]
+        seq.blocks = self._pool.found(hashes)
         for block in seq.blocks:
-            self._unused.pop(block, None)
-            self._num_users[block] += 1
+            self._pool.use(block)
         seq.num_tokens = len(seq.blocks) * self.block_tokens
         return seq.num_tokens
 
@@ -142,9 +127,7 @@ class KVCache:
         """Let other sequences adopt the first blocks of this one, one for each hash. All their rows must be valid."""
         assert len(hashes) * self.block_tokens <= seq.num_tokens, "only full blocks are published"
         for block, block_hash in zip(seq.blocks, hashes, strict=False):
-            if block not in self._hash_of and block_hash not in self._published:
-                self._published[block_hash] = block
-                self._hash_of[block] = block_hash
+            self._pool.publish(block, block_hash)
 
     def reserve(self, seq: SequenceKV, num_tokens: int) -> None:
         """Reserve blocks for `num_tokens` rows in total. Raises: OutOfBlocks."""
@@ -159,15 +142,16 @@ class KVCache:
         if not unready:
             return
         lacking = [(seq, max(0, self.num_blocks_for(num_tokens) - len(seq.blocks))) for seq, num_tokens in unready]
-        to_copy = [
-            (seq, index) for seq, _ in lacking for index in self._indices_to_write(seq) if self._is_shared(seq, index)
+        to_write = [
+            (seq, index) for seq, _ in lacking for index in range(seq.num_tokens // self.block_tokens, len(seq.blocks))
         ]
+        to_copy = [(seq, index) for seq, index in to_write if self._pool.is_shared(seq.blocks[index])]
         num_needed = sum(count for _, count in lacking) + len(to_copy)
         if num_needed > self.num_free_blocks:
             raise OutOfBlocks(f"{num_needed} KV blocks needed, {self.num_free_blocks} free")
-        for seq, _ in lacking:
-            self._withdraw(seq)
-        copies = [(seq, index, self._allocate(None)[0]) for seq, index in to_copy]
+        for seq, index in to_write:
+            self._pool.withdraw(seq.blocks[index])
+        copies = [(seq, index, self._pool.allocate(None)[0]) for seq, index in to_copy]
         taken = [self._append_block(seq) for seq, count in lacking for _ in range(count)]
         foreign = [block for block, is_own in taken if not is_own] + [block for _, _, block in copies]
         try:
@@ -185,7 +169,7 @@ class KVCache:
         """Count `num_tokens` further rows as valid; they have been written by the step that ends now."""
         assert self.num_blocks_for(seq.num_tokens + num_tokens) <= len(seq.blocks), "rows beyond the block table"
         written = seq.blocks[seq.num_tokens // self.block_tokens :]
-        assert self._hash_of.keys().isdisjoint(written), "rows were written that others may read"
+        assert self._pool.are_private(written), "rows were written that others may read"
         seq.num_tokens += num_tokens
 
     def suspect(self, seq: SequenceKV) -> None:
@@ -198,7 +182,7 @@ class KVCache:
         seq.num_tokens = num_tokens
         num_kept = self.num_blocks_for(num_tokens)
         for block in reversed(seq.blocks[num_kept:]):  # the end first: the beginning is kept longer
-            self._release(block, seq)
+            self._pool.release(block, seq)
         del seq.blocks[num_kept:]
 
     def compact(self, seq: SequenceKV, base_tokens: int, path: Sequence[int]) -> None:
@@ -208,7 +192,7 @@ class KVCache:
         moves = [(offset, row) for row, offset in enumerate(path) if offset != row]
         if moves:
             first = (base_tokens + moves[0][1]) // self.block_tokens
-            assert self._hash_of.keys().isdisjoint(seq.blocks[first:]), "guesses are not published"
+            assert self._pool.are_private(seq.blocks[first:]), "guesses are not published"
             sources = [self.slot(seq, base_tokens + offset) for offset, _ in moves]
             self.move(sources, [self.slot(seq, base_tokens + row) for _, row in moves])
         self.truncate(seq, base_tokens + len(path))
@@ -247,38 +231,15 @@ class KVCache:
 
     def check_integrity(self) -> None:
         """Raises: AssertionError unless every block is accounted for once, and every length fits its table."""
-        users = Counter(block for seq in self._sequences for block in seq.blocks)
-        assert users == +self._num_users, "a block's users are miscounted"
-        shared = {block for block, count in users.items() if count > 1}
-        assert shared <= self._hash_of.keys(), "a block that was not published has two owners"
-        assert not (self._blank.keys() | self._unused.keys()) & users.keys(), "a free block has an owner"
-        assert not self._blank.keys() & self._hash_of.keys(), "a blank block is published"
-        assert self._unused.keys() <= self._hash_of.keys(), "a block is kept for nothing"
-        everything = self._blank.keys() | self._unused.keys() | users.keys()
-        assert everything == set(range(NUM_OWN_BLOCKS, NUM_OWN_BLOCKS + self.num_blocks)), "a block is lost"
-        assert {block: name for name, block in self._published.items()} == self._hash_of, "a hash leads elsewhere"
+        self._pool.check_integrity(Counter(block for seq in self._sequences for block in seq.blocks))
         for seq in self._sequences:
             assert len(set(seq.blocks)) == len(seq.blocks), "a sequence has a block twice"
             assert 0 <= seq.num_tokens <= len(seq.blocks) * self.block_tokens, "a length exceeds its block table"
 
     def _is_ready(self, seq: SequenceKV, num_tokens: int) -> bool:
         """Whether the blocks have room for this number of rows, and none that will be written is published."""
-        return num_tokens <= len(seq.blocks) * self.block_tokens and self._hash_of.keys().isdisjoint(
-            seq.blocks[seq.num_tokens // self.block_tokens :]
-        )
-
-    def _indices_to_write(self, seq: SequenceKV) -> range:
-        """Indices in the block table, from the next row's block on."""
-        return range(seq.num_tokens // self.block_tokens, len(seq.blocks))
-
-    def _is_shared(self, seq: SequenceKV, index: int) -> bool:
-        return self._num_users[seq.blocks[index]] > 1
-
-    def _withdraw(self, seq: SequenceKV) -> None:
-        """Unpublish the blocks that the sequence will write and no other uses."""
-        for index in self._indices_to_write(seq):
-            if seq.blocks[index] in self._hash_of and not self._is_shared(seq, index):
-                self._unpublish(seq.blocks[index])
+        to_write = seq.blocks[seq.num_tokens // self.block_tokens :]
+        return num_tokens <= len(seq.blocks) * self.block_tokens and self._pool.are_private(to_write)
 
     def _copy_rows(self, seq: SequenceKV, index: int, copy: int) -> None:
         """Copy the rows of a block that others use to the block `copy`, as far as they are valid."""
@@ -289,8 +250,8 @@ class KVCache:
 
     def _replace(self, seq: SequenceKV, index: int, copy: int) -> None:
         """`copy` takes the place of a block that others use."""
-        self._release(seq.blocks[index], None)
-        self._num_users[copy] += 1
+        self._pool.release(seq.blocks[index], None)
+        self._pool.use(copy)
         seq.blocks[index] = copy
 
     def _give_back(self, appended: Iterable[tuple[SequenceKV, int]], copies: Iterable[int]) -> None:
@@ -298,52 +259,15 @@ class KVCache:
         others left in them may not have been erased."""
         for seq, count in appended:
             for _ in range(count):
-                self._release(seq.blocks.pop(), None)
-        self._blank.update(dict.fromkeys(copies))
+                self._pool.release(seq.blocks.pop(), None)
+        self._pool.give_back(copies)
 
     def _append_block(self, seq: SequenceKV) -> tuple[int, bool]:
         """The next block of a sequence, and whether it holds only rows that the sequence has written itself."""
-        block, user = self._allocate(seq.blocks[-1] + 1 if seq.blocks else None)
-        self._num_users[block] += 1
+        block, user = self._pool.allocate(seq.blocks[-1] + 1 if seq.blocks else None)
+        self._pool.use(block)
         seq.blocks.append(block)
         return block, user is seq and not seq.is_suspect
-
-    def _allocate(self, preferred: int | None) -> tuple[int, SequenceKV | None]:
-        """A block, and whose rows are in it: the preferred one if its content is of no worth, so that attention
-        may read KV in place."""
-        block = (
-            preferred
-            if preferred in self._blank or self._is_stale(preferred)
-            else next(iter(self._blank or self._unused))
-        )
-        assert block is not None
-        user = self._blank.pop(block, None)
-        if block in self._unused:
-            del self._unused[block]
-            self._unpublish(block)
-        return block, user
-
-    def _is_stale(self, block: int | None) -> bool:
-        """Whether an unused block's last use lies in the older half of the time since the oldest one's."""
-        if block not in self._unused or self._blank:
-            return False
-        oldest = next(iter(self._unused.values()))
-        return self._unused[block] <= (oldest + self._clock) // 2
-
-    def _release(self, block: int, seq: SequenceKV | None) -> None:
-        """One user less. Without users, a published block keeps its content; any other is blank."""
-        self._num_users[block] -= 1
-        if self._num_users[block]:
-            return
-        del self._num_users[block]
-        self._clock += 1
-        if block in self._hash_of:
-            self._unused[block] = self._clock
-        else:
-            self._blank[block] = seq
-
-    def _unpublish(self, block: int) -> None:
-        del self._published[self._hash_of.pop(block)]
 
     def _slot_tensor(self, slots: Sequence[int]) -> torch.Tensor:
         return upload(list(slots), self.device, torch.int64)

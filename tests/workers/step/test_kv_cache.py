@@ -121,7 +121,7 @@ def random_step(shadow: Shadow, rng: random.Random) -> None:
 
 def first_guess(shadow: Shadow, seq: SequenceKV) -> int:
     """The first row behind everything that others may read."""
-    published = [place for place, block in enumerate(seq.blocks) if block in shadow.cache._hash_of]
+    published = [place for place, block in enumerate(seq.blocks) if block in shadow.cache._pool._hash_of]
     return min(seq.num_tokens, (published[-1] + 1) * shadow.cache.block_tokens) if published else 0
 
 
@@ -274,7 +274,7 @@ def test_integrity_check_sees_a_block_with_two_owners() -> None:
     b.blocks.append(a.blocks[0])
     with pytest.raises(AssertionError, match="users are miscounted"):
         cache.check_integrity()
-    cache._num_users[a.blocks[0]] += 1
+    cache._pool._num_users[a.blocks[0]] += 1
     with pytest.raises(AssertionError, match="two owners"):
         cache.check_integrity()
 

@@ -1,0 +1,119 @@
+"""Which KV blocks are free, in use or kept for what is in them, and under which hashes others find them.
+
+A block is blank, in use by one or more sequences, or unused and kept for its content. A published block without users
+keeps its content until its memory is needed; the least recently used goes first. Must not know what is in a block.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from core.text import BlockHash
+
+
+class BlockPool:
+    """Blocks by number. Invariant: a block that two sequences use is published."""
+
+    def __init__(self, blocks: range) -> None:
+        self._blocks = blocks
+        self._blank: dict[int, object] = dict.fromkeys(blocks)
+        """And whose rows are still in it; in the order in which they were let go."""
+        self._unused: dict[int, int] = {}  # and when it was last used, oldest first
+        self._num_users: Counter[int] = Counter()
+        self._published: dict[BlockHash, int] = {}
+        self._hash_of: dict[int, BlockHash] = {}
+        self._clock = 0
+
+    @property
+    def num_free(self) -> int:
+        """The number of blocks that can be allocated: blank ones, and unused ones whose content is lost then."""
+        return len(self._blank) + len(self._unused)
+
+    def found(self, hashes: Iterable[BlockHash]) -> list[int]:
+        """The blocks that are published under these hashes, up to the first that is missing."""
+        blocks = []
+        for block_hash in hashes:
+            if block_hash not in self._published:
+                break
+            blocks.append(self._published[block_hash])
+        return blocks
+
+    def publish(self, block: int, block_hash: BlockHash) -> None:
+        """Let others find it under this hash, unless it has one, or another block has that."""
+        if block not in self._hash_of and block_hash not in self._published:
+            self._published[block_hash] = block
+            self._hash_of[block] = block_hash
+
+    def withdraw(self, block: int) -> None:
+        """Let nobody find it any more, since its only user will write into it; a shared block stays."""
+        if block in self._hash_of and not self.is_shared(block):
+            self._unpublish(block)
+
+    def are_private(self, blocks: Sequence[int]) -> bool:
+        """Whether none of them is published, so that they may be written."""
+        return self._hash_of.keys().isdisjoint(blocks)
+
+    def is_shared(self, block: int) -> bool:
+        return self._num_users[block] > 1
+
+    def is_unused(self, block: int) -> bool:
+        return block in self._unused
+
+    def allocate(self, preferred: int | None) -> tuple[int, object]:
+        """A block without users, and whose rows are in it: the preferred one if its content is of no worth, so that
+        attention may read KV in place."""
+        block = (
+            preferred
+            if preferred in self._blank or self._is_stale(preferred)
+            else next(iter(self._blank or self._unused))
+        )
+        assert block is not None
+        last_user = self._blank.pop(block, None)
+        if block in self._unused:
+            del self._unused[block]
+            self._unpublish(block)
+        return block, last_user
+
+    def _is_stale(self, block: int | None) -> bool:
+        """Whether an unused block's last use lies in the older half of the time since the oldest one's."""
+        if block not in self._unused or self._blank:
+            return False
+        oldest = next(iter(self._unused.values()))
+        return self._unused[block] <= (oldest + self._clock) // 2
+
+    def use(self, block: int) -> None:
+        """One user more, of a block that was found or allocated."""
+        self._unused.pop(block, None)
+        self._num_users[block] += 1
+
+    def release(self, block: int, user: object) -> None:
+        """One user less. Without users, a published block keeps its content; any other is blank, with `user`'s rows."""
+        self._num_users[block] -= 1
+        if self._num_users[block]:
+            return
+        del self._num_users[block]
+        self._clock += 1
+        if block in self._hash_of:
+            self._unused[block] = self._clock
+        else:
+            self._blank[block] = user
+
+    def give_back(self, blocks: Iterable[int]) -> None:
+        """Blocks that were allocated and that nobody has used since."""
+        self._blank.update(dict.fromkeys(blocks))
+
+    def _unpublish(self, block: int) -> None:
+        del self._published[self._hash_of.pop(block)]
+
+    def check_integrity(self, users: Counter[int]) -> None:
+        """Raises: AssertionError unless every block is accounted for once; `users`: how many each block has."""
+        assert users == +self._num_users, "a block's users are miscounted"
+        shared = {block for block, count in users.items() if count > 1}
+        assert shared <= self._hash_of.keys(), "a block that was not published has two owners"
+        assert not (self._blank.keys() | self._unused.keys()) & users.keys(), "a free block has an owner"
+        assert not self._blank.keys() & self._hash_of.keys(), "a blank block is published"
+        assert self._unused.keys() <= self._hash_of.keys(), "a block is kept for nothing"
+        everything = self._blank.keys() | self._unused.keys() | users.keys()
+        assert everything == set(self._blocks), "a block is lost"
+        assert {block: name for name, block in self._published.items()} == self._hash_of, "a hash leads elsewhere"
