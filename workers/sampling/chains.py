@@ -50,8 +50,8 @@ def verify(
     asked_weights = readback.ask(weights) if weights is not None else None
 
     def outcomes() -> list[Outcome]:
-        by_chain = zip(*(of_nodes(wanted.values, chains) for wanted in asked), strict=True)
-        of_prefixes = of_nodes(asked_weights.values, chains) if asked_weights else None
+        by_chain = zip(*(of_nodes(values(), chains) for values in asked), strict=True)
+        of_prefixes = of_nodes(asked_weights(), chains) if asked_weights else None
         found = []
         for i, (p_x, mass, candidate) in enumerate(by_chain):
             uniforms = reference.accept_uniforms(len(chains[i]), roots[i].sampling.seed, roots[i].position)

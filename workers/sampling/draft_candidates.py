@@ -131,7 +131,7 @@ def _ranked(scores: Tensor, log_q: Tensor | None, draft_rows: Sequence[DraftRow]
     shares = log_p.gather(1, ids).exp_()
     entropy = _entropy(log_p if log_q is None else log_q)
     asked = [readback.ask(tensor) for tensor in (values, ids, shares, entropy)]
-    return lambda: [_of_row(*parts) for parts in zip(*(wanted.values for wanted in asked), strict=True)]
+    return lambda: [_of_row(*parts) for parts in zip(*(values() for values in asked), strict=True)]
 
 
 def _of_row(values: list[float], ids: list[int], shares: list[float], entropy: float) -> Candidates | None:
@@ -159,7 +159,7 @@ def _drawn(log_q: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, rea
     return lambda: [
         Candidates(tuple(row_ids[:count]), confidence, entropy, sampled, q)
         for row_ids, count, confidence, entropy, (sampled, q) in zip(
-            *(wanted.values for wanted in asked), draws(), strict=True
+            *(values() for values in asked), draws(), strict=True
         )
     ]
 
@@ -211,7 +211,7 @@ def draw_guesses(
     asked = [readback.ask(tensor) for tensor in (order, ids, probs)]
     return lambda: [
         _one_place(picks, token_ids, row_probs)
-        for picks, token_ids, row_probs in zip(*(wanted.values for wanted in asked), strict=True)
+        for picks, token_ids, row_probs in zip(*(values() for values in asked), strict=True)
     ]
 
 

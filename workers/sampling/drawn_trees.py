@@ -86,7 +86,7 @@ def _verify(
     asked = readback.ask(_draws(residuals, _keys(blocks, rows, by_row)))
 
     def outcomes() -> list[Outcome]:
-        chances, next_tokens = chances_by_row(), of_nodes(asked.values, blocks)
+        chances, next_tokens = chances_by_row(), of_nodes(asked(), blocks)
         return [
             walk(
                 block,
@@ -111,7 +111,7 @@ def _try_draws(
     places = _padded(by_row, p)
     judged = _judge(places, p, judge)
     asked = readback.ask(judged.chances)
-    return _with_residuals(p, places, judged), lambda: dict(zip(by_row, asked.values, strict=True))
+    return _with_residuals(p, places, judged), lambda: dict(zip(by_row, asked(), strict=True))
 
 
 def _chances_at(

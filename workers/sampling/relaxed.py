@@ -24,7 +24,7 @@ def follow_leniently(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[
     argmax, at = readback.argmax(scores), readback.ask(at_guesses(scores, blocks))
 
     def outcomes() -> list[Outcome]:
-        samples, largest, of_guesses = (of_nodes(values, blocks) for values in (*argmax(), at.values))
+        samples, largest, of_guesses = (of_nodes(values, blocks) for values in (*argmax(), at()))
         return [
             verify_relaxed(
                 block,
@@ -45,7 +45,7 @@ def follow_typical(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Ro
     entropy, at = readback.ask(entropies), readback.ask(at_guesses(log_p, blocks))
 
     def outcomes() -> list[Outcome]:
-        samples, of_rows, of_guesses = (of_nodes(values, blocks) for values in (argmax()[0], entropy.values, at.values))
+        samples, of_rows, of_guesses = (of_nodes(values, blocks) for values in (argmax()[0], entropy(), at()))
         return [
             verify_relaxed(block, samples[i], typical.merits(block, of_guesses[i][1:], of_rows[i]))
             for i, block in enumerate(blocks)

@@ -151,5 +151,5 @@ def logprobs(
     asked = [readback.ask(tensor) for tensor in (chosen, ids, values)]
     return lambda: [
         TokenLogprobs(logprob, tuple(zip(top_ids, top_values, strict=True)))
-        for logprob, top_ids, top_values in zip(*(wanted.values for wanted in asked), strict=True)
+        for logprob, top_ids, top_values in zip(*(values() for values in asked), strict=True)
     ]

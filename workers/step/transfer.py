@@ -35,34 +35,23 @@ def _tensor(values: list[Any] | tuple[Any, ...] | NDArray[Any]) -> Tensor:
     return tensor.float() if is_of_floats else tensor
 
 
-class PendingTensor:
-    """A tensor whose values have been asked for."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-        self._values: Any = None
-
-    @property
-    def values(self) -> Any:
-        """Its values, as from `tolist`. Invariant: `Readback.wait` was called."""
-        assert self._values is not None, "the readback has not been waited for"
-        return self._values
-
-    def receive(self, on_host: Tensor) -> None:
-        self._values = on_host.tolist()
-
-
 class Readback:
     """Reads any number of tensors of one device with one wait."""
 
     def __init__(self) -> None:
-        self._wanted: list[PendingTensor] = []
+        self._wanted: list[Tensor] = []
+        self._values: list[Any] = []
+        """Of all that has been waited for, in the order in which it was asked for."""
         self._argmaxes: list[tuple[Tensor, Argmax]] = []
 
-    def ask(self, tensor: Tensor) -> PendingTensor:
-        """Read this tensor, too; it must not be changed before `wait` returns."""
-        self._wanted.append(PendingTensor(tensor))
-        return self._wanted[-1]
+    def ask(self, tensor: Tensor) -> Callable[[], Any]:
+        """Read this tensor, too, which must not be changed before `wait` returns.
+
+        After that the result gives its values, as from `tolist`.
+        """
+        index = len(self._values) + len(self._wanted)
+        self._wanted.append(tensor)
+        return lambda: self._values[index]
 
     def argmax(self, scores: Tensor) -> Argmax:
         """Find the largest score of each row [R, V]: of several the one with the lowest id, and NaN if there is any.
@@ -78,15 +67,12 @@ class Readback:
     def _ask_argmax(self, scores: Tensor) -> Argmax:
         index = scores.argmax(dim=-1)
         ids, values = self.ask(index), self.ask(scores.gather(1, index[:, None]).squeeze(1))
-        return lambda: (ids.values, values.values)
+        return lambda: (ids(), values())
 
     def wait(self) -> None:
         """Copy all tensors that were asked for to the host, in one copy from another device."""
-        if self._wanted and self._wanted[0].tensor.device.type != "cpu":
-            _copy_to_host(self._wanted)
-        else:
-            for wanted in self._wanted:
-                wanted.receive(wanted.tensor)
+        is_on_host = not self._wanted or self._wanted[0].device.type == "cpu"
+        self._values += [tensor.tolist() for tensor in (self._wanted if is_on_host else _on_host(self._wanted))]
         self._wanted.clear()
 
 
@@ -98,15 +84,16 @@ def _argmax_on_cpu(scores: Tensor) -> Argmax:
     return lambda: (ids, values)
 
 
-def _copy_to_host(everything: Sequence[PendingTensor]) -> None:
-    """In one copy."""
-    by_size = sorted(everything, key=lambda wanted: -wanted.tensor.itemsize)  # so that each begins at a multiple
+def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """These tensors of a device, in one copy."""
+    by_size = sorted(range(len(tensors)), key=lambda index: -tensors[index].itemsize)  # each begins at a multiple
     # A copy, for torch takes what has one element for contiguous, and then minds its strides.
-    parts = [wanted.tensor.reshape(-1).clone(memory_format=torch.contiguous_format) for wanted in by_size]
+    parts = [tensors[index].reshape(-1).clone(memory_format=torch.contiguous_format) for index in by_size]
     packed = torch.cat([part.view(torch.uint8) for part in parts]).cpu()
-    first = 0
-    for wanted in by_size:
-        tensor = wanted.tensor
+    found, first = list(tensors), 0
+    for index in by_size:
+        tensor = tensors[index]
         end = first + prod(tensor.shape) * tensor.itemsize
-        wanted.receive(packed[first:end].view(tensor.dtype).view(tensor.shape))
+        found[index] = packed[first:end].view(tensor.dtype).view(tensor.shape)
         first = end
+    return found
