@@ -22,7 +22,7 @@ from transformers import GenerationConfig
 from core.config import EngineConfig
 from core.errors import CheckpointError, UnsupportedModel
 from workers.model.checkpoint import meta_model, renamed
-from workers.model.sharding import VOCABULARY, Collectives, LocalCollectives, ModuleShard, Sharder
+from workers.model.sharding import VOCABULARY, Collectives, LocalCollectives, ModuleShard, shards_of
 
 MAX_COMMON_ELEMENTS = 1 << 16
 
@@ -38,7 +38,7 @@ class ModelShard:
 
     def check(self, model_config: Any) -> None:
         """Raises: UnsupportedModel when this number of ranks cannot share the model; needs no weights."""
-        Sharder(self.index, self.size).shards(_shardable_meta_model(model_config, "float32"))
+        shards_of(_shardable_meta_model(model_config, "float32"), self.index, self.size)
 
     def read(self, files: Sequence[Path], model_config: Any, config: EngineConfig) -> tuple[Any, int]:
         """The model with this rank's weights, and the number of parameters that it has on all ranks together.
@@ -47,7 +47,7 @@ class ModelShard:
         """
         model = _shardable_meta_model(model_config, config.dtype)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        shards = Sharder(self.index, self.size).shards(model)
+        shards = shards_of(model, self.index, self.size)
         _load(model, files, shards, config)
         self._shards = list(shards.values())
         self.connect(LocalCollectives(self.size))

@@ -108,72 +108,65 @@ class ModuleShard:
         return collectives.all_gather(padded)[..., : self.total]
 
 
-@dataclass(frozen=True, slots=True)
-class Sharder:
-    """Splits models for rank `index` of `size`."""
+def shards_of(model: Any, index: int, size: int) -> dict[str, ModuleShard]:
+    """The part that rank `index` of `size` has of each module that is split, by the module's name.
 
-    index: int
-    size: int
+    `model` may be on the meta device. Raises: UnsupportedModel when it has no plan, or cannot be split by `size`.
+    """
+    kind, styles = model.config.model_type, dict(_styles(model))
+    if not ROWS & set(styles.values()):
+        raise UnsupportedModel(f"{kind} has no tensor-parallel plan in transformers; serve it on one rank")
+    _check_heads(model, styles, size)
+    return {name: _shard(name, style, model, index, size) for name, style in styles.items() if style not in WHOLE}
 
-    def shards(self, model: Any) -> dict[str, ModuleShard]:
-        """The rank's part of each module that is split, by the module's name.
 
-        `model` may be on the meta device. Raises: UnsupportedModel when it has no plan, or cannot be split by `size`.
-        """
-        kind, styles = model.config.model_type, dict(_styles(model))
-        if not ROWS & set(styles.values()):
-            raise UnsupportedModel(f"{kind} has no tensor-parallel plan in transformers; serve it on one rank")
-        self._check_heads(model, styles)
-        return {name: self._shard(name, style, model) for name, style in styles.items() if style not in WHOLE}
+def _check_heads(model: Any, styles: Mapping[str, str], size: int) -> None:
+    """Query heads are not split, unless attention's projections are gathered again."""
+    num_heads = model.config.num_attention_heads
+    parents = (model.get_submodule(name.rpartition(".")[0]) for name, style in styles.items() if style == "colwise")
+    if num_heads % size and any(hasattr(parent, "layer_idx") for parent in parents):
+        raise UnsupportedModel(f"{model.config.model_type} has {num_heads} heads, no multiple of {size} ranks")
 
-    def _check_heads(self, model: Any, styles: Mapping[str, str]) -> None:
-        """Query heads are not split, unless attention's projections are gathered again."""
-        num_heads = model.config.num_attention_heads
-        parents = (model.get_submodule(name.rpartition(".")[0]) for name, style in styles.items() if style == "colwise")
-        if num_heads % self.size and any(hasattr(parent, "layer_idx") for parent in parents):
-            raise UnsupportedModel(f"{model.config.model_type} has {num_heads} heads, no multiple of {self.size} ranks")
 
-    def _shard(self, name: str, style: str, model: Any) -> ModuleShard:
-        module = _module(model, name, style)
-        if style in ROWS:
-            span, total = self._even_split(name, module.in_features), module.in_features
-        elif style in GATHERED | VOCABULARY:
-            total = module.num_embeddings if style in VOCABULARY else module.out_features
-            span = self._uneven_split(total)
-        else:
-            total = module.out_features
-            parent, _, leaf = name.rpartition(".")
-            is_key_value = leaf in KEY_VALUE
-            span = (
-                self._heads(name, total, model.get_submodule(parent)) if is_key_value else self._even_split(name, total)
-            )
-        return ModuleShard(
-            module, style, span, total, -(-total // self.size), has_bias=style not in ROWS or self.index == 0
-        )
+def _shard(name: str, style: str, model: Any, index: int, size: int) -> ModuleShard:
+    module = _module(model, name, style)
+    parent, _, leaf = name.rpartition(".")
+    if style in VOCABULARY:
+        total = module.num_embeddings
+    else:
+        total = module.in_features if style in ROWS else module.out_features
+    if style in GATHERED | VOCABULARY:
+        span = _uneven_split(total, index, size)
+    elif style not in ROWS and leaf in KEY_VALUE:
+        span = _heads(name, total, model.get_submodule(parent), index, size)
+    else:
+        span = _even_split(name, total, index, size)
+    return ModuleShard(module, style, span, total, -(-total // size), has_bias=style not in ROWS or index == 0)
 
-    def _even_split(self, name: str, total: int) -> slice:
-        if total % self.size:
-            raise UnsupportedModel(f"{name} has {total} features, no multiple of {self.size} ranks")
-        share = total // self.size
-        return slice(self.index * share, (self.index + 1) * share)
 
-    def _uneven_split(self, total: int) -> slice:
-        """The last ranks may have fewer features than the others, or none."""
-        share = -(-total // self.size)
-        return slice(min(self.index * share, total), min((self.index + 1) * share, total))
+def _even_split(name: str, total: int, index: int, size: int) -> slice:
+    if total % size:
+        raise UnsupportedModel(f"{name} has {total} features, no multiple of {size} ranks")
+    share = total // size
+    return slice(index * share, (index + 1) * share)
 
-    def _heads(self, name: str, total: int, attention: Any) -> slice:
-        """The whole heads of keys or values that this rank's query heads read."""
-        head_dim: int | None = getattr(attention, "head_dim", None)
-        if head_dim is None or total % head_dim:
-            raise UnsupportedModel(f"{name} does not say how many heads it has; serve the model on one rank")
-        num_heads = total // head_dim
-        if num_heads % self.size and self.size % num_heads:
-            raise UnsupportedModel(
-                f"{name} has {num_heads} heads, neither a multiple nor a divisor of {self.size} ranks"
-            )
-        first = self.index * num_heads // self.size
-        return slice(first * head_dim, (first + max(1, num_heads // self.size)) * head_dim)
+
+def _uneven_split(total: int, index: int, size: int) -> slice:
+    """The last ranks may have fewer features than the others, or none."""
+    share = -(-total // size)
+    return slice(min(index * share, total), min((index + 1) * share, total))
+
+
+def _heads(name: str, total: int, attention: Any, index: int, size: int) -> slice:
+    """The whole heads of keys or values that the query heads of this rank read."""
+    head_dim: int | None = getattr(attention, "head_dim", None)
+    if head_dim is None or total % head_dim:
+        raise UnsupportedModel(f"{name} does not say how many heads it has; serve the model on one rank")
+    num_heads = total // head_dim
+    if num_heads % size and size % num_heads:
+        raise UnsupportedModel(f"{name} has {num_heads} heads, neither a multiple nor a divisor of {size} ranks")
+    first = index * num_heads // size
+    return slice(first * head_dim, (first + max(1, num_heads // size)) * head_dim)
 
 
 def _styles(model: Any) -> Iterator[tuple[str, str]]:
