@@ -29,13 +29,13 @@ Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 class Replica(Generic[Engine]):
     """One replica of an engine, through all its incarnations."""
 
-    def __init__(self, name: str, build: Callable[[str, int], Engine], epochs: Callable[[], int]) -> None:
+    def __init__(self, name: str, start: Callable[[], Engine]) -> None:
+        """`start` makes the next incarnation."""
         self._name = name
-        self._build = build
-        self._epochs = epochs
+        self._start = start
+        self._past_busy_s = 0.0
         self.num_leases = 0
-        self.past_busy_s = 0.0
-        self.engine = self._start()
+        self.engine = start()
 
     def __repr__(self) -> str:
         return f"<Replica {self._name}, {self.num_leases} leases>"
@@ -43,16 +43,13 @@ class Replica(Generic[Engine]):
     @property
     def busy_s(self) -> float:
         """Seconds in passes, over all incarnations."""
-        return self.past_busy_s + self.engine.busy_s
+        return self._past_busy_s + self.engine.busy_s
 
     def restart(self) -> None:
         """Start another incarnation, which is empty."""
         self.engine.kill()
-        self.past_busy_s += self.engine.busy_s
+        self._past_busy_s += self.engine.busy_s
         self.engine = self._start()
-
-    def _start(self) -> Engine:
-        return self._build(self._name, self._epochs())
 
 
 class SimPort(Generic[Request, Reply]):
@@ -68,11 +65,8 @@ class SimPort(Generic[Request, Reply]):
         self.unanswered: set[str] = set()
         """Number of leases that wait for a reply."""
 
-    async def verify(self, batch: Sequence[Request], take: Callable[[Reply], None] = unread) -> Sequence[Reply]:
-        return await self._call(batch, take)
-
     async def draft(self, batch: Sequence[Request]) -> Sequence[Reply]:
-        return await self._call(batch, unread)
+        return await self.verify(batch)
 
     async def grow(self, request: Request, take: Callable[[DraftUpdate], None]) -> Reply:
         """Raises: WorkerLost."""
@@ -85,7 +79,8 @@ class SimPort(Generic[Request, Reply]):
             raise WorkerLost(f"{self._engine.engine_id} is gone")
         self._engine.release(sessions)
 
-    async def _call(self, batch: Sequence[Request], take: Callable[[Reply], None]) -> Sequence[Reply]:
+    async def verify(self, batch: Sequence[Request], take: Callable[[Reply], None] = unread) -> Sequence[Reply]:
+        """Raises: WorkerLost."""
         asked = [request for request in batch if not isinstance(request, Continuation)]
         sessions = {request.stamp.session for request in asked}
         if len(sessions) < len(asked) or sessions & self.unanswered:
@@ -162,7 +157,11 @@ class Fleet(Generic[Engine]):
         self, kind: str, num_replicas: int, build: Callable[[str, int], Engine], wire: Wire, limits: Limits
     ) -> None:
         epochs = count(1)
-        self.replicas = [Replica(f"{kind} {index}", build, lambda: next(epochs)) for index in range(num_replicas)]
+
+        def replica(name: str) -> Replica[Engine]:
+            return Replica(name, lambda: build(name, next(epochs)))
+
+        self.replicas = [replica(f"{kind} {index}") for index in range(num_replicas)]
         self.held: set[str] = set()
         """Number of leases that have not ended."""
         self.kind = kind

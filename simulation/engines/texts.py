@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Protocol
 
 from core.records import SequenceSpec
@@ -127,10 +127,9 @@ class Text:
     eos_share: float = 0.0
     """Chance that a token ends the text."""
 
-    def place(self, log: TokenLog, spec: SequenceSpec, pending: Sequence[int] = ()) -> Place:
-        """The place after all of `log` and `pending`, which are the target's text as far as it goes."""
-        prefix_hash = reduce(extended, pending, log.base(len(log)).prefix_hash)
-        return self._place(prefix_hash, len(log) + len(pending) - spec.prompt_len, spec.sampling.seed, True)
+    def place(self, log: TokenLog, spec: SequenceSpec) -> Place:
+        """The place after all of `log`, which is the target's text as far as it goes."""
+        return self._place(log.base(len(log)).prefix_hash, len(log) - spec.prompt_len, spec.sampling.seed, True)
 
     def after(self, place: Place, token: int) -> Place:
         """The place one token further."""
