@@ -168,15 +168,14 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return EMPTY_BLOCK  # a tree that does not fit grows as far as it can
 
     def _finish(self, jobs: Sequence[TreeJob], logits: Tensor) -> bool:
-        growing = [job for job in jobs if job.wants_logits]
-        if growing:
-            self._grow(growing, logits)
+        if jobs:
+            self._grow(jobs, logits)
         for job in jobs:
             if job.ends:
                 self._answer_if_done(job)
             elif job.held.session in self._growing_jobs:
                 self._answers.append((job.ticket, job.draft_update(self._since_s)))
-        return bool(growing)
+        return bool(jobs)
 
     def _propose(self, logits: Tensor, rows: Sequence[Sequence[DraftRow]]) -> list[list[Candidates | None]]:
         """The candidates of the rows of each job; None for a row whose scores are NaN or infinite."""

@@ -74,11 +74,6 @@ class Job(ABC, Generic[Request]):
         """Whether it may adopt KV of the same prefix from the cache."""
         return True
 
-    @property
-    def wants_logits(self) -> bool:
-        """Whether logits of the last pending token and of the guesses are wanted."""
-        return True
-
     @abstractmethod
     def last_rows(self) -> StepRows:
         """The pending tokens, and the guesses that go with them."""

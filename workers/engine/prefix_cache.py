@@ -48,7 +48,7 @@ class Prefixes:
 
     def runs(self, job: Job[Any]) -> None:
         """The job runs in this step, and will leave what it computes to others."""
-        if job.pending and job.wants_logits:  # without logits that are checked, blocks are not published
+        if job.pending:
             self._coming.update(job.prompt_hashes)
 
     def adopt(self, job: Job[Any]) -> None:
