@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from time import monotonic
+from typing import cast
 
 from torch import Tensor
 
@@ -67,10 +68,9 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._plan_growth()
         self._plan_ahead()
         answers = super().step()
-        for job in self._jobs:
-            if isinstance(job, TreeJob):
-                job.builder.put_back()
-        self._jobs = [job for job in self._jobs if not isinstance(job, TreeJob) or job.ends]
+        for job in self._trees:
+            job.builder.put_back()
+        self._jobs = [job for job in self._trees if job.ends]
         self._since_s = monotonic() if self.has_work else None
         return answers
 
@@ -96,6 +96,11 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
     def _lose(self, session: str) -> None:
         if (job := self._growing_jobs.pop(session, None)) is not None:
             self._answers.append((job.ticket, Missing(job.request.stamp, 0)))
+
+    @property
+    def _trees(self) -> list[TreeJob]:
+        """The engine's jobs, which are of no other kind."""
+        return cast("list[TreeJob]", self._jobs)
 
     def _growing(self) -> list[TreeJob]:
         return [job for job in self._growing_jobs.values() if job.may_feed]
@@ -127,7 +132,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def _plan_turns(self) -> None:
         """Choose the next nodes of growth with an end of its own; without room for any, it has ended."""
-        for job in [job for job in self._jobs if isinstance(job, TreeJob) and not job.pending]:
+        for job in [job for job in self._trees if not job.pending]:
             num_rows = self.info.kv_cache_tokens - job.request.num_committed - len(job.held.tree)
             job.choose(min(num_rows, self._limit.rows))
             if not job.builder.feeding:
@@ -137,7 +142,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         """Add rows of tokens that a lookup guesses ahead of the draft, as far as nobody else needs the room."""
         if not self._config.cascade_tokens:
             return
-        cache, jobs = self._runtime.cache, [job for job in self._jobs if isinstance(job, TreeJob)]
+        cache, jobs = self._runtime.cache, self._trees
         num_rows = self._limit.rows - sum(len(job.pending) + job.num_fed for job in jobs)
         num_blocks = cache.num_free_blocks - sum(
             cache.num_blocks_for(len(job.pending) + job.num_fed) + 1 for job in jobs
