@@ -70,10 +70,6 @@ class TraceLaw:
         columns = {column: traces[f"{column}{suffix}"] for column in COLUMNS}
         return cls(columns, traces.get(f"blocks{suffix}"), traces[f"shares{suffix}"])
 
-    @property
-    def num_texts(self) -> int:
-        return len(self.columns[Column.RANK])
-
     @lru_cache(maxsize=1 << 16)  # noqa: B019  laws are few, and live as long as the program
     def at(self, seed: int, index: int) -> Agreement:
         text, token = self._find(seed, index)
