@@ -63,7 +63,7 @@ class SimPort(Generic[Request, Reply]):
         self._timeout_s = timeout_s
         self._breaches = breaches
         self.unanswered: set[str] = set()
-        """Number of leases that wait for a reply."""
+        """The sessions that wait for a reply."""
 
     async def draft(self, batch: Sequence[Request]) -> Sequence[Reply]:
         return await self.verify(batch)
@@ -163,7 +163,7 @@ class Fleet(Generic[Engine]):
 
         self.replicas = [replica(f"{kind} {index}") for index in range(num_replicas)]
         self.held: set[str] = set()
-        """Number of leases that have not ended."""
+        """Names of the leases that have not ended."""
         self.kind = kind
         self._wire = wire
         self._limits = limits
