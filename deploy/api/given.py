@@ -47,7 +47,7 @@ def template_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What a caller gives, before it is checked; None, or nothing, where it gives nothing."""
+    """What a caller gives, by the proto's names, before it is checked; None, or nothing, where it gives nothing."""
 
     text: str | None = None
     """The prompt; or it is one of the next two."""
@@ -78,13 +78,13 @@ class Given:
     guessers: Sequence[str] = ()
     template: str | None = None
     draft_temperature: float | None = None
-    wants_trace: bool = False
-    wants_explanation: bool = False
-    wants_receipt: bool = False
-    num_logprobs: int | None = None
-    num_prompt_logprobs: int | None = None
+    trace: bool = False
+    explain: bool = False
+    receipt: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     resume_token_ids: Sequence[int] = ()
-    num_samples: int | None = None
+    n: int | None = None
     resume_samples: Sequence[Sequence[int]] = ()
     """Of each sample."""
     timeout_s: float | None = None

@@ -99,11 +99,11 @@ def _with_reports(request: GenerationRequest, given: Given, limits: Limits) -> G
     """What the reply carries beside the output."""
     return replace(
         request,
-        num_logprobs=within(given.num_logprobs, Range(0, limits.max_logprobs, is_whole=True), "logprobs"),
-        num_prompt_logprobs=_num_prompt_logprobs(given.num_prompt_logprobs, len(request.prompt), limits),
-        wants_trace=given.wants_trace,
-        wants_explanation=given.wants_explanation,
-        wants_receipt=given.wants_receipt,
+        num_logprobs=within(given.logprobs, Range(0, limits.max_logprobs, is_whole=True), "logprobs"),
+        num_prompt_logprobs=_num_prompt_logprobs(given.prompt_logprobs, len(request.prompt), limits),
+        wants_trace=given.trace,
+        wants_explanation=given.explain,
+        wants_receipt=given.receipt,
     )
 
 

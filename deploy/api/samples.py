@@ -47,7 +47,7 @@ def to_requests(given: Given, served: Served, now: float) -> list[GenerationRequ
 
 def _num_samples(given: Given, config: ServiceConfig) -> int:
     most = min(MAX_SAMPLES, config.limits.max_sessions)
-    asked = 1 if given.num_samples is None else given.num_samples
+    asked = 1 if given.n is None else given.n
     require(1 <= asked <= most, "n", f"in [1, {most}]", asked)
     return asked
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from google.protobuf.message import Message
+
 from core.errors import InvalidRequest
 from core.records import GenerationRequest, Verification
 from deploy import api
@@ -49,8 +51,7 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
 
     Raises: InvalidRequest for a verification or a service tier that has no name.
     """
-    sampling, stopping = message.sampling, message.stopping
-    prompt = message.WhichOneof("prompt")
+    sampling, prompt = message.sampling, message.WhichOneof("prompt")
     return Given(
         text=message.text if prompt == "text" else None,
         token_ids=message.token_ids.ids if prompt == "token_ids" else None,
@@ -64,37 +65,22 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
         allowed_token_ids=sampling.allowed_token_ids or None,
         bad_words=sampling.bad_words,
         bad_word_ids=[word.ids for word in sampling.bad_word_ids],
-        max_tokens=_given(stopping, "max_tokens"),
-        min_tokens=stopping.min_tokens,
-        stop=stopping.stop,
-        stop_token_ids=stopping.stop_token_ids,
-        ignore_eos=stopping.ignore_eos,
-        include_stop=stopping.include_stop,
-        **_speculation(message.speculation),
-        wants_receipt=message.receipt,
-        num_logprobs=_given(message, "logprobs"),
-        num_prompt_logprobs=_given(message, "prompt_logprobs"),
+        **_set(message.stopping),
+        **{**_set(message.speculation), "verification": _verification(message.speculation.verification)},
+        receipt=message.receipt,
+        logprobs=_given(message, "logprobs"),
+        prompt_logprobs=_given(message, "prompt_logprobs"),
         resume_token_ids=message.resume_token_ids,
-        num_samples=_given(message, "n"),
+        n=_given(message, "n"),
         resume_samples=[output.ids for output in message.resume_samples],
         timeout_s=_given(message, "timeout_s"),
         structure=_structure(message.structured_output) if message.HasField("structured_output") else None,
     )
 
 
-def _speculation(message: pb.SpeculationParams) -> dict[str, Any]:
-    return {
-        "verification": _verification(message.verification),
-        "lenience": _given(message, "lenience"),
-        "max_draft_tokens": _given(message, "max_draft_tokens"),
-        "policy": message.policy,
-        "pipelining": _given(message, "pipelining"),
-        "guessers": message.guessers,
-        "template": _given(message, "template"),
-        "draft_temperature": _given(message, "draft_temperature"),
-        "wants_trace": message.trace,
-        "wants_explanation": message.explain,
-    }
+def _set(message: Message) -> dict[str, Any]:
+    """The fields that are set, by their names, which are those of `Given`."""
+    return {field.name: value for field, value in message.ListFields()}
 
 
 def _structure(message: pb.StructuredOutput) -> Structure:

@@ -77,9 +77,8 @@ class Part(BaseModel):
 class Said(Part):
     """A part of a content that has text."""
 
-    @property
-    def said(self) -> str:
-        raise NotImplementedError
+    type: str
+    text: str
 
 
 Content = Annotated[str | list[dict[str, Any]], BeforeValidator(few)]
@@ -103,7 +102,7 @@ def text_of(content: str | Sequence[Mapping[str, Any]], kinds: Mapping[str, type
     """What the content at `field` says. Raises: InvalidRequest."""
     if isinstance(content, str):
         return content
-    return "\n".join(part_of(each, kinds, f"{field}[{index}]").said for index, each in enumerate(content))
+    return "\n".join(part_of(each, kinds, f"{field}[{index}]").text for index, each in enumerate(content))
 
 
 class Speculation(Part):
@@ -159,7 +158,7 @@ class Body(Part):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[int] | None, BeforeValidator(few)] = None
-    include_stop_str_in_output: bool | None = None
+    include_stop: Annotated[bool | None, Field(alias="include_stop_str_in_output")] = None
     speculation: Speculation | None = None
     timeout_s: float | None = None
     priority: int | None = None
@@ -170,23 +169,12 @@ class Body(Part):
     guided_choice: _Choice = None
     guided_grammar: str | None = None
 
-    MAX_TOKENS: ClassVar[str] = "max_tokens"
-    STOP: ClassVar[str] = "stop"
     PROMPT: ClassVar[str] = "messages"
-    """The names of these three in a body."""
-
-    @property
-    def asked_max_tokens(self) -> int | None:
-        """Most tokens of output."""
-        return None
+    """The field that has the prompt."""
 
     @property
     def tier_asked(self) -> ServiceTier | None:
         return None
-
-    @property
-    def stop_strings(self) -> Sequence[str]:
-        return ()
 
     @property
     def prompt_given(self) -> str | list[int] | None:
@@ -219,10 +207,6 @@ class Body(Part):
         return None
 
     @property
-    def num_samples(self) -> int | None:
-        return None
-
-    @property
     def num_logprobs(self) -> int | None:
         """Alternatives to report with each token; None reports nothing."""
         return None
@@ -236,10 +220,10 @@ class Body(Part):
 
     def param_of(self, field: str) -> str:
         """The body's own name of a field that is named as in the proto."""
-        for name, own in (("max_tokens", self.MAX_TOKENS), ("stop", self.STOP), ("prompt", self.PROMPT)):
-            if field == name or field.startswith(f"{name}["):
-                return own + field.removeprefix(name)
-        return field
+        name, bracket, rest = field.partition("[")
+        known = type(self).model_fields.get(name)
+        own = self.PROMPT if name == "prompt" else known.alias if known is not None else None
+        return (own or name) + bracket + rest
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)

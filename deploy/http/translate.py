@@ -19,6 +19,11 @@ from deploy.http.output import Reading, formats_of, has_begun
 from deploy.http.structured import Held, held_to
 from deploy.http.tools import AskedTools, require_calls
 
+COPIED = (
+    "allowed_token_ids", "bad_words", "bad_word_ids", "max_tokens", "min_tokens", "stop", "stop_token_ids",
+    "ignore_eos", "include_stop", "priority", "timeout_s", "receipt", "n",
+)  # fmt: skip
+"""Fields of bodies that are `Given`'s by the same name."""
 MAX_ID_DIGITS = 20
 STRUCTURE = "structured_output"
 EFFORT = "reasoning_effort"
@@ -128,42 +133,15 @@ def given_by(
         template_arguments=_template_arguments(body, served),
         request_id=request_id,
         caller=caller,
-        priority=body.priority or 0,
         service_tier=body.tier_asked,
         sampling={name: value for name in GIVEN_SAMPLING if (value := getattr(body, name)) is not None},
         logit_bias=_logit_bias(body.logit_bias or {}),
-        allowed_token_ids=body.allowed_token_ids,
-        bad_words=body.bad_words or (),
-        bad_word_ids=body.bad_word_ids or (),
-        max_tokens=body.asked_max_tokens,
-        min_tokens=body.min_tokens or 0,
-        stop=body.stop_strings,
-        stop_token_ids=body.stop_token_ids or (),
-        ignore_eos=bool(body.ignore_eos),
-        include_stop=bool(body.include_stop_str_in_output),
-        wants_receipt=bool(body.receipt),
-        num_logprobs=body.num_logprobs,
-        num_prompt_logprobs=body.num_prompt_logprobs,
-        num_samples=body.num_samples,
-        timeout_s=body.timeout_s,
+        logprobs=body.num_logprobs,
+        prompt_logprobs=body.num_prompt_logprobs,
         structure=held and held[1],
-        **_speculation(speculation),
+        **{name: value for name in COPIED if (value := getattr(body, name, None)) is not None},
+        **{**speculation.model_dump(exclude_none=True), "verification": _verification(speculation.verification)},
     )
-
-
-def _speculation(given: Speculation) -> dict[str, Any]:
-    return {
-        "verification": _verification(given.verification),
-        "lenience": given.lenience,
-        "max_draft_tokens": given.max_draft_tokens,
-        "policy": given.policy or "",
-        "pipelining": given.pipelining,
-        "guessers": given.guessers or (),
-        "template": given.template,
-        "draft_temperature": given.draft_temperature,
-        "wants_trace": bool(given.trace),
-        "wants_explanation": bool(given.explain),
-    }
 
 
 def param_of(field: str, body: Body, held: Held | None) -> str:

@@ -6,7 +6,7 @@ Knows what each field says; must not know how it is replied to.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field
 
@@ -47,13 +47,7 @@ class ContentBlock(Part):
 class TextBlock(ContentBlock, Said):
     """Something said."""
 
-    type: Literal["text"]
-    text: str
     citations: Annotated[Any, neutral([], reason="this server cites nothing")] = None
-
-    @property
-    def said(self) -> str:
-        return self.text
 
 
 class ToolUseBlock(ContentBlock):
@@ -185,8 +179,8 @@ class OutputOptions(Part):
     effort: Effort | None = None
 
 
-class MessagesParts(Body):
-    """What a message and its count have in common."""
+class CountBody(Body):
+    """/v1/messages/count_tokens, which is what says of a message what is read."""
 
     messages: Annotated[list[MessageParam], FailFast(), Field(max_length=MAX_MESSAGES)]
     system: Content | None = None
@@ -242,28 +236,14 @@ class MessagesParts(Body):
             raise InvalidRequest("thinking.type", NO_BUDGET)
 
 
-class CountBody(MessagesParts):
-    """/v1/messages/count_tokens"""
-
-
-class MessagesBody(MessagesParts):
+class MessagesBody(CountBody):
     """/v1/messages"""
 
-    STOP: ClassVar[str] = "stop_sequences"
-
     max_tokens: int
-    stop_sequences: Annotated[list[str] | None, BeforeValidator(few)] = None
+    stop: Annotated[list[str] | None, BeforeValidator(few), Field(alias="stop_sequences")] = None
     metadata: Ignored = None
     service_tier: Literal["auto", "standard_only"] | None = None
     """Both are the same here: only `priority` goes before others."""
     inference_geo: Ignored = None
     container: Annotated[Any, neutral(reason=NO_TOOLS)] = None
     diagnostics: Annotated[Any, neutral({}, reason="usage says how much of a prompt was cached")] = None
-
-    @property
-    def asked_max_tokens(self) -> int | None:
-        return self.max_tokens
-
-    @property
-    def stop_strings(self) -> Sequence[str]:
-        return self.stop_sequences or ()

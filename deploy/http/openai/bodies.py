@@ -5,7 +5,6 @@ Knows what each field says; must not know how it is replied to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainValidator
@@ -43,24 +42,13 @@ ROLES = {"developer": "system"}
 class TextPart(Said):
     """Of a content."""
 
-    type: str
-    text: str
     prompt_cache_breakpoint: Ignored = None
-
-    @property
-    def said(self) -> str:
-        return self.text
 
 
 class RefusalPart(Said):
     """Of what an assistant has said."""
 
-    type: str
-    refusal: str
-
-    @property
-    def said(self) -> str:
-        return self.refusal
+    text: Annotated[str, Field(alias="refusal")]
 
 
 class StreamOptions(Part):
@@ -123,18 +111,6 @@ class SampledBody(OpenAiBody):
 
     return_token_ids: bool | None = None
     store: Ignored = None
-
-    @property
-    def asked_max_tokens(self) -> int | None:
-        return self.max_tokens
-
-    @property
-    def stop_strings(self) -> Sequence[str]:
-        return self.stop
-
-    @property
-    def num_samples(self) -> int | None:
-        return self.n
 
     @property
     def format_asked(self) -> tuple[str, Structure] | None:

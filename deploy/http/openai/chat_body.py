@@ -6,9 +6,9 @@ Knows what each field says; must not know how it is replied to.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import FailFast, Field
+from pydantic import FailFast, Field, model_validator
 
 from core.errors import InvalidRequest
 from deploy.api import GivenTool, json_object, template_call
@@ -137,9 +137,11 @@ class ChatBody(SampledBody):
     moderation: Annotated[Any, neutral(reason=NO_MODERATION)] = None
     web_search_options: Annotated[Any, neutral(reason="this server runs no tools of its own")] = None
 
-    @property
-    def asked_max_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+    @model_validator(mode="after")
+    def _take_older_name(self) -> Self:
+        """The limit may be given as `max_tokens`, its older name."""
+        self.max_tokens = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        return self
 
     @property
     def num_logprobs(self) -> int | None:

@@ -5,7 +5,7 @@ Knows what each field says; must not know how it is replied to. Nothing is kept 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, FailFast, Field, PlainValidator
@@ -177,12 +177,11 @@ class ObfuscationOptions(Part):
 class ResponsesBody(OpenAiBody):
     """/v1/responses"""
 
-    MAX_TOKENS: ClassVar[str] = "max_output_tokens"
     PROMPT: ClassVar[str] = "input"
 
     input: Annotated[str | list[dict[str, Any]], BeforeValidator(few)]
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_tokens: Annotated[int | None, Field(alias="max_output_tokens")] = None
     stop: Annotated[list[str], PlainValidator(strings)] = Field(default=[])
     text: TextOptions | None = None
     tools: Annotated[list[ResponsesTool] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
@@ -205,14 +204,6 @@ class ResponsesBody(OpenAiBody):
     image: Annotated[Any, neutral(reason="this server writes text alone")] = None
     access_programs: Ignored = None
     max_tool_calls: Annotated[Any, neutral(reason="this server calls no tools of its own")] = None
-
-    @property
-    def asked_max_tokens(self) -> int | None:
-        return self.max_output_tokens
-
-    @property
-    def stop_strings(self) -> Sequence[str]:
-        return self.stop
 
     @property
     def template_arguments(self) -> Mapping[str, Any]:
