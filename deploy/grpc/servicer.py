@@ -7,11 +7,10 @@ by the method's name and passes `grpc_context` by that name.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import grpc
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse
 
@@ -25,6 +24,9 @@ from deploy.grpc.status import status_of
 from deploy.grpc.wire import fault_in
 from protos.outrider.v1 import generation_pb2 as pb
 
+if TYPE_CHECKING:
+    from ray.serve.grpc_util import RayServegRPCContext as CallContext
+
 SERVICE_NAMES = frozenset({"", "outrider.v1.GenerationService", "grpc.health.v1.Health"})
 """Names that Health knows; the empty one means the whole server."""
 MAX_WATCHES = 16
@@ -34,16 +36,29 @@ Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 
 
-class CallContext(Protocol):
-    """The part of Serve's gRPC context that is used."""
+def _rpc(
+    kind: type[Request], empty: type[Reply]
+) -> Callable[[Callable[[Any, Request], Awaitable[Reply]]], Callable[[Any, bytes, CallContext], Awaitable[Reply]]]:
+    """Makes an RPC, as Serve calls it, of what answers a message of this kind to a caller who passes.
 
-    def set_code(self, code: grpc.StatusCode) -> None: ...
+    Errors are set on the call's context, beside an empty reply, because a raised one would lose its details.
+    """
 
-    def set_details(self, details: str) -> None: ...
+    def decorated(answer_to: Callable[[Any, Request], Awaitable[Reply]]) -> Callable[..., Awaitable[Reply]]:
+        async def rpc(self: Servicer, request: bytes, grpc_context: CallContext) -> Reply:
+            calls.begin(grpc_context.invocation_metadata())
+            with calls.answering(answer_to.__name__) as answer:
+                try:
+                    reply = await answer_to(self, await self._admit(kind, request, grpc_context))
+                    answer.status = "OK"
+                except Exception as error:  # noqa: BLE001 - at the edge: no client may see a stack trace
+                    answer.status = _tell(grpc_context, error)
+                    return empty()
+                return reply
 
-    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str | bytes]]) -> None: ...
+        return rpc
 
-    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]: ...
+    return decorated
 
 
 class Servicer:
@@ -74,9 +89,18 @@ class Servicer:
         """Limits on the completions of this orchestrator, for proxies."""
         return self._models.places
 
-    async def Generate(self, request: bytes, grpc_context: CallContext) -> pb.GenerateResponse:
+    @_rpc(pb.GenerateRequest, pb.GenerateResponse)
+    async def Generate(self, message: pb.GenerateRequest) -> pb.GenerateResponse:
         """One completion, returned whole."""
-        return await self._answer(self._generate, pb.GenerateRequest, request, pb.GenerateResponse(), grpc_context)
+        model = self._models[message.model]
+        with model.request() as watch:
+            requests = await self._check(message, model.served)
+            usage, chunks = SamplesUsage(requests), [list[Chunk]() for _ in requests]
+            async with aclosing(api.completed(model, requests, watch)) as pieces:
+                async for index, chunk in pieces:
+                    usage.observe(index, chunk)
+                    chunks[index].append(chunk)
+            return responses.to_response(chunks, requests, usage.total)
 
     async def GenerateStream(self, request: bytes, grpc_context: CallContext) -> AsyncGenerator[pb.GenerateChunk, None]:
         """One completion, each piece sent as soon as it is committed.
@@ -96,24 +120,31 @@ class Servicer:
                 answer.status = _tell(grpc_context, error)
                 yield pb.GenerateChunk()
 
-    async def ListModels(self, request: bytes, grpc_context: CallContext) -> pb.ListModelsResponse:
+    @_rpc(pb.ListModelsRequest, pb.ListModelsResponse)
+    async def ListModels(self, _message: pb.ListModelsRequest) -> pb.ListModelsResponse:
         """The models that requests can name."""
-        empty = pb.ListModelsResponse()
-        return await self._answer(self._list_models, pb.ListModelsRequest, request, empty, grpc_context)
+        return responses.to_model_list([model.served for model in self._models.all])
 
-    async def GetModelInfo(self, request: bytes, grpc_context: CallContext) -> pb.GetModelInfoResponse:
+    @_rpc(pb.GetModelInfoRequest, pb.GetModelInfoResponse)
+    async def GetModelInfo(self, message: pb.GetModelInfoRequest) -> pb.GetModelInfoResponse:
         """One model: its pair, the defaults of unset fields, and the state of the policy."""
-        empty = pb.GetModelInfoResponse()
-        return await self._answer(self._model_info, pb.GetModelInfoRequest, request, empty, grpc_context)
+        model = self._models[message.model]
+        served, report = model.served, model.completions.report()
+        return responses.to_model_info(served.config, served.target, served.draft, served.defaults, report)
 
-    async def Tokenize(self, request: bytes, grpc_context: CallContext) -> pb.TokenizeResponse:
+    @_rpc(pb.TokenizeRequest, pb.TokenizeResponse)
+    async def Tokenize(self, message: pb.TokenizeRequest) -> pb.TokenizeResponse:
         """Token ids of a text."""
-        return await self._answer(self._tokenize, pb.TokenizeRequest, request, pb.TokenizeResponse(), grpc_context)
+        served = self._models[message.model].served
+        _check_size(message, served)
+        return await self._offload.run(message.ByteSize(), _tokens_of, message, served)
 
-    async def Detokenize(self, request: bytes, grpc_context: CallContext) -> pb.DetokenizeResponse:
+    @_rpc(pb.DetokenizeRequest, pb.DetokenizeResponse)
+    async def Detokenize(self, message: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
         """Text of token ids."""
-        empty = pb.DetokenizeResponse()
-        return await self._answer(self._detokenize, pb.DetokenizeRequest, request, empty, grpc_context)
+        served = self._models[message.model].served
+        _check_size(message, served)
+        return await self._offload.run(message.ByteSize(), _text_of, message, served)
 
     async def Check(self, request: bytes, grpc_context: CallContext) -> HealthCheckResponse:
         """Whether the service takes requests. A replica that is still loading has no RPCs at all."""
@@ -180,26 +211,6 @@ class Servicer:
         is_taking = not self._is_winding_down.is_set()
         return HealthCheckResponse.SERVING if is_taking else HealthCheckResponse.NOT_SERVING
 
-    async def _answer(
-        self,
-        method: Callable[[Request], Awaitable[Reply]],
-        kind: type[Request],
-        request: bytes,
-        empty: Reply,
-        context: CallContext,
-    ) -> Reply:
-        """The reply of `method`; or `empty`, with the error set on the context, because a raised error loses its
-        details."""
-        calls.begin(context.invocation_metadata())
-        with calls.answering(kind.DESCRIPTOR.name.removesuffix("Request")) as answer:
-            try:
-                reply = await method(await self._admit(kind, request, context))
-                answer.status = "OK"
-            except Exception as error:  # noqa: BLE001 - at the edge: no client may see a stack trace
-                answer.status = _tell(context, error)
-                return empty
-            return reply
-
     async def _admit(self, kind: type[Request], request: bytes, context: CallContext) -> Request:
         """Authenticate the caller, check the size and decode the message. Raises: RequestError."""
         calls.belongs_to(self._authenticator.check(context.invocation_metadata()))
@@ -209,17 +220,6 @@ class Servicer:
         message = await self._offload.run(len(request), parse, kind, request)
         calls.rename(getattr(message, "request_id", ""))
         return message
-
-    async def _generate(self, message: pb.GenerateRequest) -> pb.GenerateResponse:
-        model = self._models[message.model]
-        with model.request() as watch:
-            requests = await self._check(message, model.served)
-            usage, chunks = SamplesUsage(requests), [list[Chunk]() for _ in requests]
-            async with aclosing(api.completed(model, requests, watch)) as pieces:
-                async for index, chunk in pieces:
-                    usage.observe(index, chunk)
-                    chunks[index].append(chunk)
-            return responses.to_response(chunks, requests, usage.total)
 
     async def _stream(self, message: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateChunk, None]:
         model = self._models[message.model]
@@ -241,24 +241,6 @@ class Servicer:
             self._clock.now(),
             calls.current(),
         )
-
-    async def _list_models(self, _message: pb.ListModelsRequest) -> pb.ListModelsResponse:
-        return responses.to_model_list([model.served for model in self._models.all])
-
-    async def _model_info(self, message: pb.GetModelInfoRequest) -> pb.GetModelInfoResponse:
-        model = self._models[message.model]
-        served, report = model.served, model.completions.report()
-        return responses.to_model_info(served.config, served.target, served.draft, served.defaults, report)
-
-    async def _tokenize(self, message: pb.TokenizeRequest) -> pb.TokenizeResponse:
-        served = self._models[message.model].served
-        _check_size(message, served)
-        return await self._offload.run(message.ByteSize(), _tokens_of, message, served)
-
-    async def _detokenize(self, message: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
-        served = self._models[message.model].served
-        _check_size(message, served)
-        return await self._offload.run(message.ByteSize(), _text_of, message, served)
 
 
 def parse(kind: type[Request], data: bytes) -> Request:
