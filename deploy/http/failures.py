@@ -85,15 +85,6 @@ class BodyEncoded(InvalidRequest):
         super().__init__("content-encoding", f"must not be given: send the body as it is, got {encoding[:40]!r}")
 
 
-class BodyTooSlow(RequestError):
-    """The body has not arrived in time."""
-
-    status = "DEADLINE_EXCEEDED"
-
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"the body has not arrived within {timeout_s:g} s")
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     """How a call failed, in its API's form."""

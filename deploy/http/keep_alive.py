@@ -13,16 +13,12 @@ COMMENT = b": keep-alive\n\n"
 """Readers of server-sent events skip it."""
 
 
-class _End:
-    """There are no more pieces."""
-
-
 async def with_silences(pieces: AsyncGenerator[Piece, None], after_s: float) -> AsyncGenerator[Piece | None, None]:
     """The pieces as they come, and None each time that nothing has come for `after_s` seconds; with 0 never.
 
-    At most two pieces are taken ahead. The error of `pieces` is raised; closing this generator closes them.
+    No piece is None. At most two are taken ahead. The error of `pieces` is raised; closing this generator closes them.
     """
-    queue: asyncio.Queue[Piece | Exception | _End] = asyncio.Queue(1)
+    queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(1)
     passing = asyncio.create_task(_pass_on(pieces, queue))
     try:
         while True:
@@ -34,7 +30,7 @@ async def with_silences(pieces: AsyncGenerator[Piece, None], after_s: float) -> 
                 continue
             if isinstance(piece, Exception):
                 raise piece
-            if isinstance(piece, _End):
+            if piece is None:
                 return
             yield piece
     finally:
@@ -44,11 +40,11 @@ async def with_silences(pieces: AsyncGenerator[Piece, None], after_s: float) -> 
         await asyncio.wait([passing])
 
 
-async def _pass_on(pieces: AsyncGenerator[Piece, None], queue: asyncio.Queue[Piece | Exception | _End]) -> None:
+async def _pass_on(pieces: AsyncGenerator[Piece, None], queue: asyncio.Queue[Piece | Exception | None]) -> None:
     try:
         async with aclosing(pieces):
             async for piece in pieces:
                 await queue.put(piece)
-        await queue.put(_End())
+        await queue.put(None)
     except Exception as error:  # noqa: BLE001  whoever takes the pieces raises it
         await queue.put(error)

@@ -20,11 +20,11 @@ from typing import Any
 from ray.serve import context as serve_context
 from ray.serve._private.proxy_response_generator import ProxyResponseGenerator
 
-from core.errors import Unavailable, first_line
+from core.errors import DeadlinePassed, Unavailable, first_line
 from deploy import calls
 from deploy.api import ProxyAdmission, admission_behind
 from deploy.files import is_to_stop
-from deploy.http.failures import BodyEncoded, BodyTooLong, BodyTooSlow, Failure, failure_of
+from deploy.http.failures import BodyEncoded, BodyTooLong, Failure, failure_of
 from deploy.http.routes import COMPLETIONS, HEALTH, JSON_GROWTH
 from deploy.http.wire import Call, Head
 
@@ -147,7 +147,7 @@ class _Exchange:
         try:
             body = await asyncio.wait_for(self._body(most_bytes, count), READ_TIMEOUT_S)
         except TimeoutError:
-            raise BodyTooSlow(READ_TIMEOUT_S) from None
+            raise DeadlinePassed(f"the body has not arrived within {READ_TIMEOUT_S:g} s") from None
         return Call(self.method, self.path, authorization, self.name, body)
 
     async def _body(self, most_bytes: int, count: Callable[[int], None]) -> bytes:

@@ -108,9 +108,8 @@ class HttpServicer:
 
     async def _show_page(self, call: Call) -> Parts:
         _require_method(call, "GET")
-        page = page_now()
-        yield Head(HTTPStatus.OK, page.headers)
-        yield page.content
+        for part in page_now():
+            yield part
 
     async def _complete(self, call: Call, caller: str, ending: _Ending) -> Parts:
         _require_method(call, "POST")

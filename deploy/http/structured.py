@@ -38,7 +38,7 @@ def held_to(body: Body, asked: AskedTools | None, calls: str | None) -> Held | N
     if said is not None and not has_marks(calls):
         raise InvalidRequest(said[0], "must not be given beside tools here: this model's calls are JSON, too")
     answer = _schema(*said) if said is not None else None
-    grammar = grammar_of_calls(calls, asked.tools, is_one=asked.is_one, answer=answer)
+    grammar = grammar_of_calls(calls, asked.schemas, is_one=asked.is_one, answer=answer)
     return (said[0] if said is not None else "tools", Structure("grammar", grammar))
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from core.errors import InvalidRequest
 from deploy.api import GivenTool, check_tools, require
-from deploy.http.output import Formats, Tool
 from orchestrator.text import Tokenizer
 
 AUTO, REQUIRED, NAMED = "auto", "required", "named"
@@ -22,11 +21,12 @@ NO_CALLS = "none"
 class AskedTools:
     """What a model may call, or must."""
 
-    tools: tuple[Tool, ...]
+    schemas: Mapping[str, Mapping[str, Any]]
+    """Of the arguments of each that may be called, by its name."""
     shown: tuple[Mapping[str, Any], ...]
     """All of them, as chat templates have them."""
     is_forced: bool = False
-    """The output has to be calls of `tools`."""
+    """The output has to be calls of these."""
     is_one: bool = False
     """There may be one call at most."""
 
@@ -43,17 +43,17 @@ def asked_tools(
         raise InvalidRequest("tool_choice", "must not ask for a call where no tools are given")
     if choice == NO_CALLS or not given:
         return None
-    tools = [Tool(tool.name, tool.parameters or {}) for tool in given if choice != NAMED or tool.name == name]
-    require(bool(tools), name_field, "the name of one of the tools", name)
+    schemas = {tool.name: tool.parameters or {} for tool in given if choice != NAMED or tool.name == name}
+    require(bool(schemas), name_field, "the name of one of the tools", name)
     is_forced = choice in (REQUIRED, NAMED)
-    return AskedTools(tuple(tools), tuple(tool.for_template for tool in given), is_forced, is_one or choice == NAMED)
+    return AskedTools(schemas, tuple(tool.for_template for tool in given), is_forced, is_one or choice == NAMED)
 
 
-def require_calls(formats: Formats, tokenizer: Tokenizer) -> str:
+def require_calls(form: str | None, tokenizer: Tokenizer) -> str:
     """The format of the model's calls. Raises: InvalidRequest where it has none, or none that is known here."""
     if "tools" not in (tokenizer.template or ""):
         raise InvalidRequest("tools", "must not be given: this model's chat template takes no tools")
-    if formats.calls is None:
+    if form is None:
         problem = "must not be given: how this model writes calls is not known here (the setting http.tool_call_parser)"
         raise InvalidRequest("tools", problem)
-    return formats.calls
+    return form

@@ -15,7 +15,7 @@ from core.records import GenerationRequest, Verification
 from deploy import api
 from deploy.api import GIVEN_SAMPLING, Given, Served, require
 from deploy.http.bodies import MAX_SHOWN_CHARS, Body, Speculation
-from deploy.http.output import Reading, formats_of, has_begun
+from deploy.http.output import Reading, calls_format, has_begun, reasoning_format
 from deploy.http.structured import Held, held_to
 from deploy.http.tools import AskedTools, require_calls
 
@@ -41,21 +41,21 @@ def _held(body: Body, asked: AskedTools | None, served: Served) -> Held | None:
     """The structure of the output, forced tool calls in this model's format included. Raises: InvalidRequest."""
     if asked is None:
         return held_to(body, None, None)
-    return held_to(body, asked, require_calls(formats_of(served.config.http, served.tokenizer), served.tokenizer))
+    return held_to(body, asked, require_calls(calls_format(served.config.http, served.tokenizer), served.tokenizer))
 
 
 def reading_of(body: Body, request: GenerationRequest, served: Served) -> Reading:
     """What to look for in the outputs. An output that follows a grammar has no reasoning."""
     if body.prompt_given is not None:  # building a long chat a second time would block the event loop
         return Reading()
-    formats = formats_of(served.config.http, served.tokenizer)
+    config, tokenizer = served.config.http, served.tokenizer
     asked = body.tools_asked
-    reasoning = formats.reasoning if request.grammar is None else None
-    begun = reasoning is not None and has_begun(reasoning, request.prompt, served.tokenizer)
+    reasoning = reasoning_format(config, tokenizer) if request.grammar is None else None
+    begun = reasoning is not None and has_begun(reasoning, request.prompt, tokenizer)
     if asked is None:
         return Reading(reasoning=reasoning, has_begun=begun)
-    names = frozenset(tool.name for tool in asked.tools)
-    return Reading(formats.calls, names, 1 if asked.is_one else None, reasoning, begun)
+    calls, names = calls_format(config, tokenizer), frozenset(asked.schemas)
+    return Reading(calls, names, 1 if asked.is_one else None, reasoning, begun)
 
 
 def to_requests(body: Body, served: Served, now: float, request_id: str, caller: str = "") -> list[GenerationRequest]:

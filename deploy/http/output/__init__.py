@@ -4,26 +4,25 @@ Knows marks and JSON; must not know which API asks.
 """
 
 from deploy.http.output.blocks import Block, BlockChange, Blocks, Change
-from deploy.http.output.grammar import Tool, grammar_of_calls, has_marks
+from deploy.http.output.grammar import grammar_of_calls, has_marks
 from deploy.http.output.pieces import Kind, OutputPiece, calls_of, joined, new_call_id
-from deploy.http.output.splitter import Formats, Reading, Splitter, formats_of, has_begun
+from deploy.http.output.splitter import Reading, Splitter, calls_format, has_begun, reasoning_format
 
 __all__ = [
     "Block",
     "BlockChange",
     "Blocks",
     "Change",
-    "Formats",
     "Kind",
     "OutputPiece",
     "Reading",
     "Splitter",
-    "Tool",
+    "calls_format",
     "calls_of",
-    "formats_of",
     "grammar_of_calls",
     "has_begun",
     "has_marks",
     "joined",
     "new_call_id",
+    "reasoning_format",
 ]

@@ -6,21 +6,12 @@ Pure functions. Knows tools' names and schemas; must not know which API they cam
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 WHITESPACE = {"x-guidance": {"whitespace_pattern": " ?", "lenient": False}}
 """Between the parts of JSON: none, or a space."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """What a model may call."""
-
-    name: str
-    parameters: Mapping[str, Any]
-    """The JSON schema of its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +40,11 @@ def has_marks(form: str) -> bool:
 
 
 def grammar_of_calls(
-    form: str, tools: Sequence[Tool], *, is_one: bool = False, answer: Mapping[str, Any] | None = None
+    form: str, tools: Mapping[str, Mapping[str, Any]], *, is_one: bool = False, answer: Mapping[str, Any] | None = None
 ) -> str:
     """In Lark: one call of one of `tools` or, unless `is_one`, several; or, where it is given, JSON like `answer`.
 
+    `tools` has the schema of each one's arguments, by its name.
     An answer may be given where calls have marks: the lexer takes the longest word, and never goes back.
     """
     how = FORMS[form]
@@ -62,7 +54,7 @@ def grammar_of_calls(
         f"start: calls{' | answer' if answer is not None else ''}",
         f"calls: {calls}",
         f"call: {' | '.join(names)}",
-        *(f"{name}: {_call(how, tool)}" for name, tool in zip(names, tools, strict=True)),
+        *(f"{name}: {_call(how, *tool)}" for name, tool in zip(names, tools.items(), strict=True)),
         *(f"answer: {_json(each)}" for each in [answer] if each is not None),
     ]
     return "\n".join(lines)
@@ -72,9 +64,9 @@ def _more(how: _Form) -> str:
     return f"({_literal(how.between)} call)*"
 
 
-def _call(how: _Form, tool: Tool) -> str:
-    begin = f'{how.before}{{"name": {json.dumps(tool.name)}, "{how.key}": '
-    return f"{_literal(begin)} {_json({'type': 'object', **tool.parameters})} {_literal('}' + how.after)}"
+def _call(how: _Form, name: str, parameters: Mapping[str, Any]) -> str:
+    begin = f'{how.before}{{"name": {json.dumps(name)}, "{how.key}": '
+    return f"{_literal(begin)} {_json({'type': 'object', **parameters})} {_literal('}' + how.after)}"
 
 
 def _literal(text: str) -> str:

@@ -7,7 +7,6 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 ID_CHARS = string.ascii_letters + string.digits
 
@@ -27,16 +26,6 @@ class OutputPiece:
     kind: Kind
     text: str
     name: str | None = None
-
-
-class OutputReader(Protocol):
-    """Reads a text as it grows. What may belong to a mark is held back; nothing is given twice or lost."""
-
-    def feed(self, text: str) -> list[OutputPiece]:
-        """What is certain now that `text` has followed."""
-
-    def end(self) -> list[OutputPiece]:
-        """What was held back: nothing more will follow."""
 
 
 def texts(text: str, kind: Kind = Kind.TEXT) -> list[OutputPiece]:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from core.config import AUTO, NONE, HttpConfig
-from deploy.http.output.calls import READERS
-from deploy.http.output.pieces import Kind, OutputPiece, OutputReader, texts
+from deploy.http.output.calls import READERS, CallsReader
+from deploy.http.output.pieces import Kind, OutputPiece, texts
 from deploy.http.output.reasoning import MARKS, ReasoningReader
 from orchestrator.text import Tokenizer
 
@@ -18,14 +18,6 @@ PROMPT_END_TOKENS = 16
 """Of a prompt, among which the mark is that opens thoughts, if the template has written it."""
 OTHER_CALLS = ("<function=", "<arg_key>")
 """In templates whose calls are no JSON, although their marks are those of Hermes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Formats:
-    """How one model writes calls and thoughts; None where it does not, or not in a way that is known here."""
-
-    calls: str | None
-    reasoning: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +40,11 @@ class Reading:
         return self.calls is None and self.reasoning is None
 
 
-def formats_of(config: HttpConfig, tokenizer: Tokenizer) -> Formats:
-    """As the settings say it, else as the chat template shows it."""
+def calls_format(config: HttpConfig, tokenizer: Tokenizer) -> str | None:
+    """How the model writes calls, by the setting or its chat template; None for not at all, or in an unknown way."""
+    if config.tool_call_parser != AUTO:
+        return None if config.tool_call_parser == NONE else config.tool_call_parser
     template = tokenizer.template or ""
-    calls = _calls_in(template) if config.tool_call_parser == AUTO else config.tool_call_parser
-    reasoning = _reasoning_in(template) if config.reasoning_parser == AUTO else config.reasoning_parser
-    return Formats(None if calls == NONE else calls, None if reasoning == NONE else reasoning)
-
-
-def _calls_in(template: str) -> str | None:
     if "[TOOL_CALLS]" in template:
         return "mistral"
     if "<tool_call>" in template:
@@ -64,7 +52,11 @@ def _calls_in(template: str) -> str | None:
     return "llama3_json" if '"parameters": ' in template else None
 
 
-def _reasoning_in(template: str) -> str | None:
+def reasoning_format(config: HttpConfig, tokenizer: Tokenizer) -> str | None:
+    """The same for how it marks its thoughts."""
+    if config.reasoning_parser != AUTO:
+        return None if config.reasoning_parser == NONE else config.reasoning_parser
+    template = tokenizer.template or ""
     return next((name for name, marks in MARKS.items() if any(mark in template for mark in marks)), None)
 
 
@@ -75,20 +67,22 @@ def has_begun(reasoning: str, prompt: Sequence[int], tokenizer: Tokenizer) -> bo
 
 
 class Splitter:
-    """Divides one growing text; an OutputReader."""
+    """Divides one growing text. What may belong to a mark is held back; nothing is given twice or lost."""
 
     def __init__(self, reading: Reading) -> None:
         form = reading.reasoning
         self._reasoning = ReasoningReader(form, has_begun=reading.has_begun) if form is not None else None
-        self._calls: OutputReader | None = READERS[reading.calls](reading.names) if reading.calls is not None else None
+        self._calls: CallsReader | None = READERS[reading.calls](reading.names) if reading.calls is not None else None
         self._most_calls = reading.most_calls
         self.num_calls = 0
 
     def feed(self, text: str) -> list[OutputPiece]:
+        """What is certain now that `text` has followed."""
         pieces = texts(text) if self._reasoning is None else self._reasoning.feed(text)
         return list(self._counted(self._divided(pieces)))
 
     def end(self) -> list[OutputPiece]:
+        """What was held back: nothing more will follow."""
         pieces = self._divided(self._reasoning.end()) if self._reasoning is not None else []
         return list(self._counted([*pieces, *(self._calls.end() if self._calls is not None else [])]))
 

@@ -8,33 +8,25 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass
 from functools import cache
+from http import HTTPStatus
 from pathlib import Path
 
-from deploy.http.wire import Headers
+from deploy.http.wire import Head, Headers
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("dom.js", "stream.js", "output.js", "rounds.js", "figures.js", "main.js")
 """In this order; a script may use what those before it define."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The document, and the headers that it goes with."""
-
-    content: bytes
-    headers: Headers
-
-
 @cache
-def page_now() -> Page:
-    """The page of this version; its files are read once."""
+def page_now() -> tuple[Head, bytes]:
+    """The page of this version, and the head that it goes with; its files are read once."""
     style = _read("page.css")
     # A function of its own: no name of it is global.
     script = "\n(() => {\n'use strict';\n" + "\n".join(map(_read, SCRIPTS)) + "})();\n"
     document = _read("page.html").replace("/* style */", style).replace("/* script */", script)
-    return Page(document.encode(), _headers(style, script))
+    return Head(HTTPStatus.OK, _headers(style, script)), document.encode()
 
 
 def _read(name: str) -> str:

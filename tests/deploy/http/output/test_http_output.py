@@ -15,13 +15,13 @@ from deploy.http.output import (
     Kind,
     Reading,
     Splitter,
-    Tool,
+    calls_format,
     calls_of,
-    formats_of,
     grammar_of_calls,
     has_begun,
     has_marks,
     joined,
+    reasoning_format,
 )
 from deploy.http.translate import reading_of
 from tests.vocabularies import as_product, byte_level
@@ -168,14 +168,14 @@ def test_calls_in_thoughts_are_thoughts():
     ],
 )
 def test_a_template_shows_the_formats(template, calls, reasoning):
-    formats = formats_of(HttpConfig(), as_product(byte_level(), template))
-    assert (formats.calls, formats.reasoning) == (calls, reasoning)
+    config, tokenizer = HttpConfig(), as_product(byte_level(), template)
+    assert (calls_format(config, tokenizer), reasoning_format(config, tokenizer)) == (calls, reasoning)
 
 
 def test_the_settings_go_before_the_template():
     tokenizer = as_product(byte_level(), "<tool_call><think>")
-    formats = formats_of(HttpConfig("mistral", "none"), tokenizer)
-    assert (formats.calls, formats.reasoning) == ("mistral", None)
+    config = HttpConfig("mistral", "none")
+    assert (calls_format(config, tokenizer), reasoning_format(config, tokenizer)) == ("mistral", None)
 
 
 @pytest.mark.parametrize("name", ["tool_call_parser", "reasoning_parser"])
@@ -193,7 +193,7 @@ def test_a_prompt_may_open_thoughts():
 # Grammars of calls
 
 REFERRING = {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"const": 1}}, "required": ["a"]}
-TOOLS = [Tool("f", {**REFERRING, "additionalProperties": False}), Tool("g-h.i", {})]
+TOOLS = {"f": {**REFERRING, "additionalProperties": False}, "g-h.i": {}}
 
 
 @pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral"])
