@@ -194,10 +194,10 @@ async def _watch_replicas(hosts: Sequence[_Host], clock: Clock) -> NoReturn:
     while True:
         await clock.sleep(DRAIN_PERIOD_S)
         try:
-            replicas = await replicas_now()
+            stopping, num_running = await replicas_now()
             for host in hosts:
-                host.leases.leave(replicas.stopping)
-                host.count_replicas(replicas.num_running)
+                host.leases.leave(stopping)
+                host.count_replicas(num_running)
         except Exception:
             logger.exception("the replicas could not be listed")
 

@@ -1,6 +1,6 @@
 """The processes of engines: actors, their incarnations, and how they start quickly."""
 
 from deploy.engines.actors import DraftActor, EngineActor, TargetActor
-from deploy.engines.incarnations import EngineKind, Incarnation, cause_of_death
+from deploy.engines.incarnations import Incarnation, cause_of_death
 
-__all__ = ["DraftActor", "EngineActor", "EngineKind", "Incarnation", "TargetActor", "cause_of_death"]
+__all__ = ["DraftActor", "EngineActor", "Incarnation", "TargetActor", "cause_of_death"]

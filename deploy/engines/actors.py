@@ -15,7 +15,6 @@ import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import ray
@@ -73,12 +72,8 @@ def _control(method: Method) -> Method:
     return cast(Method, ray.method(concurrency_group=CONTROL)(method))
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """The meeting point of a model's ranks: an address of rank 0's machine, and a free port there."""
-
-    address: str
-    port: int
+Meeting = tuple[str, int]
+"""The meeting point of a model's ranks: an address of rank 0's machine, and a free port there."""
 
 
 class EngineActor(ABC, Generic[Request, Reply]):
@@ -107,7 +102,7 @@ class EngineActor(ABC, Generic[Request, Reply]):
     async def meeting(self) -> Meeting:
         """The address at which the other ranks find this one."""
         address = ray.util.get_node_ip_address()
-        return Meeting(address, _free_port(address))
+        return address, _free_port(address)
 
     async def load(self, meeting: Meeting | None = None, known: Findings | None = None) -> tuple[ModelInfo, Findings]:
         """Load and warm up; returns the model's description, and findings for the next engine.
@@ -238,7 +233,7 @@ class FollowerActor:
 def _rank(index: int, config: EngineConfig, meeting: Meeting) -> Rank:
     from workers.parallel import Rank
 
-    return Rank(index, config.tensor_parallel, meeting.address, meeting.port)
+    return Rank(index, config.tensor_parallel, *meeting)
 
 
 def _end_process(reason: str) -> None:

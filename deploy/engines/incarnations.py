@@ -11,7 +11,6 @@ import re
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,33 +30,26 @@ CRASH = "Worker exit type: SYSTEM_ERROR"
 """Part of Ray's message about a process that ended unexpectedly."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineKind:
-    """What all incarnations of a replica's engine have in common."""
-
-    role: str
-    """Target or draft."""
-    actor: type[EngineActor[Any, Any]]
-    arguments: tuple[Any, ...]
-    """Further arguments of the actor, after its settings and epoch."""
-    config: EngineConfig
-    place: Callable[[int], dict[str, Any]]
-    """Ray's options that place a rank."""
-
-
 class Incarnation:
     """One life of an engine, which begins with `load`; each has its own epoch."""
 
     findings: Findings | None = None
     """Its findings, once it has loaded; the next incarnation starts with them."""
 
-    def __init__(self, kind: EngineKind) -> None:
+    def __init__(
+        self,
+        role: str,
+        actor: type[EngineActor[Any, Any]],
+        config: EngineConfig,
+        place: Callable[[int], dict[str, Any]],
+        *arguments: Any,
+    ) -> None:
+        """`place` gives Ray's options that place a rank; `arguments` are the actor's, after settings and epoch."""
         self.epoch = secrets.randbits(62)
-        self.engine_id = f"{kind.role}-{self.epoch:016x}"
-        self.engine = actors.start(kind.actor, kind.config, self.epoch, *kind.arguments, **kind.place(0))
+        self.engine_id = f"{role}-{self.epoch:016x}"
+        self.engine = actors.start(actor, config, self.epoch, *arguments, **place(0))
         self._followers = [
-            actors.start(FollowerActor, kind.config, rank, **kind.place(rank))
-            for rank in range(1, kind.config.tensor_parallel)
+            actors.start(FollowerActor, config, rank, **place(rank)) for rank in range(1, config.tensor_parallel)
         ]
         self.link: LinkAddress | None = None
         """The engine's address without Ray, once it has loaded; None without a link."""

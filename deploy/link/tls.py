@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-from dataclasses import dataclass
 from pathlib import Path
 
 from core.config import LinkTls
@@ -24,14 +23,6 @@ CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
 """The files of that directory: a Secret of cert-manager has them under these names."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Contexts:
-    """The TLS contexts from one reading of the files."""
-
-    engine: ssl.SSLContext
-    orchestrator: ssl.SSLContext
-
-
 class Certificates:
     """Checks the files before each link and reads changed ones, so that they can be replaced at run time.
 
@@ -43,7 +34,7 @@ class Certificates:
         self._files = files
         self._complaint = ""
         self._version = self._on_disk()
-        self._contexts = _read(files)
+        self._of_engine, self._of_orchestrator = _read(files)
 
     @classmethod
     def of(cls, setting: LinkTls | None) -> Certificates | None:
@@ -55,18 +46,18 @@ class Certificates:
 
     def for_engine(self) -> ssl.SSLContext:
         self._refresh()
-        return self._contexts.engine
+        return self._of_engine
 
     def for_orchestrator(self) -> ssl.SSLContext:
         self._refresh()
-        return self._contexts.orchestrator
+        return self._of_orchestrator
 
     def _refresh(self) -> None:
         on_disk = self._on_disk()
         if on_disk == self._version:
             return
         try:
-            self._contexts = _read(self._files)
+            self._of_engine, self._of_orchestrator = _read(self._files)
         except ConfigError as error:
             if str(error) != self._complaint:
                 logger.warning("links keep the certificates that were read before: %s", error)
@@ -81,11 +72,11 @@ class Certificates:
         return [version(Path(path)) for path in (files.certificate_file, files.key_file, files.ca_file)]
 
 
-def _read(files: LinkTls) -> _Contexts:
-    """Raises: ConfigError."""
+def _read(files: LinkTls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The contexts of an engine and of an orchestrator. Raises: ConfigError."""
     for setting in ("certificate_file", "key_file", "ca_file"):
         _check_readable(setting, getattr(files, setting))
-    return _Contexts(_context(files, ssl.PROTOCOL_TLS_SERVER), _context(files, ssl.PROTOCOL_TLS_CLIENT))
+    return _context(files, ssl.PROTOCOL_TLS_SERVER), _context(files, ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _context(files: LinkTls, side: int) -> ssl.SSLContext:

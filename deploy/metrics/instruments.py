@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from core.errors import OutriderError, RequestError, ServiceError
 from core.records import FinishReason
@@ -43,12 +43,6 @@ class Metric:
     """Values of the label that are exported as 0 from the start."""
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets, in the unit of its name."""
-
-
-class Recorder(Protocol):
-    """Records values; `label` is the value of the metric's own label, if it has one."""
-
-    def __call__(self, metric: Metric, value: float, label: str | None = None) -> None: ...
 
 
 def _codes(*kinds: type[OutriderError]) -> Iterator[str]:
@@ -236,6 +230,7 @@ class ServeRecorder:
             self._instruments[metric.name]._record(0.0, _tags(metric, label))  # `inc` refuses to add nothing
 
     def __call__(self, metric: Metric, value: float, label: str | None = None) -> None:
+        """Record a value; `label` is the value of the metric's own label, if it has one."""
         instrument, tags = self._instruments[metric.name], _tags(metric, label)
         match metric.kind:
             case MetricKind.COUNTER:

@@ -28,7 +28,7 @@ INTERNAL = "INTERNAL"
 class Meters:
     """The measurements of one orchestrator. `now` is its clock, in seconds."""
 
-    def __init__(self, record: m.Recorder, now: Callable[[], float]) -> None:
+    def __init__(self, record: m.ServeRecorder, now: Callable[[], float]) -> None:
         self._record = record
         self._now = now
         self._num_running = 0
@@ -92,7 +92,7 @@ class Meters:
 class RequestMeter:
     """The measurements of one request; make it when the request arrives."""
 
-    def __init__(self, record: m.Recorder, now: Callable[[], float]) -> None:
+    def __init__(self, record: m.ServeRecorder, now: Callable[[], float]) -> None:
         self._record = record
         self._now = now
         self._arrived_s = now()
@@ -173,7 +173,7 @@ def without_figures(reason: str) -> str:
 class EngineMeter:
     """The periodic reports of an engine."""
 
-    def __init__(self, record: m.Recorder) -> None:
+    def __init__(self, record: m.ServeRecorder) -> None:
         self._record = record
         self._totals: dict[m.Metric, float] = {}
 

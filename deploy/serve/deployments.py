@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import ray
@@ -24,7 +25,7 @@ from core.config import WorkerConfig
 from core.errors import OutriderError, WorkerLost
 from core.records import ModelInfo
 from core.text import BlockHash
-from deploy.engines import DraftActor, EngineActor, EngineKind, Incarnation, TargetActor, cause_of_death
+from deploy.engines import DraftActor, EngineActor, Incarnation, TargetActor, cause_of_death
 from deploy.link.address import LinkAddress
 from deploy.logs import log_with_serve
 from deploy.metrics import ENGINE_CATALOGUE, EngineMeter, ServeRecorder
@@ -92,10 +93,9 @@ class EngineWorker(ABC):
         log_with_serve()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         group = get_current_placement_group()
-        self._kind = EngineKind(
-            self.role, actor, arguments, config.engine, lambda rank: _placement(config, group, rank)
-        )
-        self._current = Incarnation(self._kind)
+        place = partial(_placement, config, group)
+        self._begin_life = partial(Incarnation, self.role, actor, config.engine, place, *arguments)
+        self._current = self._begin_life()
         self._info = await self._current.load()
         self._findings = self._current.findings
         self._is_loaded = asyncio.Event()
@@ -221,7 +221,7 @@ class EngineWorker(ABC):
     async def _has_loaded_another(self) -> bool:
         self._current.kill()
         self._findings = self._current.findings or self._findings
-        self._current = Incarnation(self._kind)
+        self._current = self._begin_life()
         try:
             await self._current.load(self._findings)
         except (OutriderError, RayError) as error:

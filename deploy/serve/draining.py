@@ -8,25 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ReplicaState
 
 
-@dataclass(frozen=True, slots=True)
-class Replicas:
-    """The replicas of all deployments, as Serve's controller sees them."""
-
-    stopping: frozenset[str]
-    """Ids of replicas that drain."""
-    num_running: Mapping[str, int]
-    """Number of running replicas by deployment."""
-
-
-async def replicas_now() -> Replicas:
-    """Ask Serve's controller. Raises: RayError."""
+async def replicas_now() -> tuple[frozenset[str], Mapping[str, int]]:
+    """The ids of replicas that drain, and the number of running ones by deployment. Raises: RayError."""
     controller: Any = _get_global_client()._controller
     details: dict[str, Any] = await controller.get_serve_instance_details.remote()
     found = [
@@ -35,7 +24,7 @@ async def replicas_now() -> Replicas:
         for name, deployment in application["deployments"].items()
         for replica in deployment["replicas"]
     ]
-    return Replicas(
+    return (
         frozenset(replica["replica_id"] for _, replica in found if replica["state"] == ReplicaState.STOPPING),
         Counter(name for name, replica in found if replica["state"] == ReplicaState.RUNNING),
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Sequence, Set
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
@@ -106,7 +106,8 @@ class EnginePort:
 
     async def release(self, sessions: Sequence[str]) -> None:
         """Free what these sessions hold; unknown ones are ignored. Raises: WorkerLost."""
-        await self._call(self._engine.release, list(sessions))
+        with self._calling():
+            await asyncio.wait_for(in_no_request(self._engine.release.remote, list(sessions)), self._timeout_s)
 
     def _check(self) -> None:
         """Raises: WorkerLost when the engine is lost."""
@@ -115,31 +116,23 @@ class EnginePort:
         if self._is_lost:
             raise WorkerLost(f"{self._engine_id} is gone")
 
-    async def _call(self, method: Any, argument: Sequence[Any]) -> Any:
-        """Make an actor call. Raises: WorkerLost."""
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Around a call to the engine: whatever goes wrong means that the engine is lost. Raises: WorkerLost."""
         self._check()
         try:
-            return await asyncio.wait_for(in_no_request(method.remote, argument), self._timeout_s)
+            yield
         except TimeoutError as error:
             raise WorkerLost(f"{self._engine_id} has not answered for {self._timeout_s:g} s") from error
         except (RayError, WorkerLost) as error:
             raise WorkerLost(f"{self._engine_id} failed: {cause_of_death(error)}") from error
 
-    async def _call_working(self, method: Any, batch: Sequence[Any]) -> Any:
+    async def _while_working(self, method: Any, batch: Sequence[Any]) -> Any:
         """Make an actor call that lasts as long as the engine works; silent is one that does not say so either.
 
-        Raises: WorkerLost.
+        Raises: TimeoutError, RayError, WorkerLost.
         """
-        self._check()
-        try:
-            return await self._while_working(asyncio.ensure_future(in_no_request(method.remote, batch)))
-        except TimeoutError as error:
-            raise WorkerLost(f"{self._engine_id} has not answered for {self._timeout_s:g} s") from error
-        except (RayError, WorkerLost) as error:
-            raise WorkerLost(f"{self._engine_id} failed: {cause_of_death(error)}") from error
-
-    async def _while_working(self, call: asyncio.Future[Any]) -> Any:
-        """The result of a call. Raises: TimeoutError, RayError, WorkerLost."""
+        call = asyncio.ensure_future(in_no_request(method.remote, batch))
         try:
             while not (await asyncio.wait({call}, timeout=ASKED_AFTER * self._timeout_s))[0]:
                 await self._hear(call)
@@ -160,23 +153,14 @@ class EnginePort:
         finally:
             works.cancel()
 
-    async def _send(self, link: Link, batch: Sequence[Any], take: Callable[[Any], None] | None) -> list[Any]:
-        """Send a batch over the link. Raises: WorkerLost; FrameTooLong."""
-        self._check()
-        try:
-            return await link.exchange(batch, take, self._timeout_s)
-        except TimeoutError as error:
-            raise WorkerLost(f"{self._engine_id} has not answered for {self._timeout_s:g} s") from error
-        except WorkerLost as error:
-            raise WorkerLost(f"{self._engine_id} failed: {error}") from error
-
     async def _answers(self, method: Any, batch: Sequence[Any], take: Callable[[Any], None] | None) -> Any:
-        if self._link is not None:
-            try:
-                return await self._send(self._link, batch, take)
-            except FrameTooLong as error:
-                logger.warning("%d requests to %s go by an actor call: %s", len(batch), self._engine_id, error)
-        return await self._call_working(method, list(batch))
+        with self._calling():
+            if self._link is not None:
+                try:
+                    return await self._link.exchange(batch, take, self._timeout_s)
+                except FrameTooLong as error:
+                    logger.warning("%d requests to %s go by an actor call: %s", len(batch), self._engine_id, error)
+            return await self._while_working(method, list(batch))
 
     async def _exchange(
         self, method: Any, batch: Sequence[Any], kinds: tuple[type, ...], take: Callable[[Any], None] | None = None
@@ -228,11 +212,8 @@ class DraftEnginePort(EnginePort):
 
     async def grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> DraftReply:
         """As `core.ports.DraftPort`. Raises: WorkerLost."""
-        self._check()
-        try:
+        with self._calling():
             reply = await self._end_of_growth(request, take)
-        except (RayError, WorkerLost) as error:
-            raise WorkerLost(f"{self._engine_id} failed: {cause_of_death(error)}") from error
         if not isinstance(reply, Missing | Refused):
             raise WorkerLost(f"{self._engine_id} ended growth without a reply")
         return reply

@@ -9,7 +9,7 @@ from core.config import EngineConfig
 from core.errors import WorkerLost
 from deploy.engines import actors, incarnations
 from deploy.engines.actors import FollowerActor, TargetActor
-from deploy.engines.incarnations import EngineKind, Incarnation, cause_of_death
+from deploy.engines.incarnations import Incarnation, cause_of_death
 
 DIED = """The actor died unexpectedly before finishing this task.
 \tclass_name: TargetActor
@@ -46,7 +46,7 @@ async def test_all_ranks_of_a_model_live_and_die_together(monkeypatch):
     monkeypatch.setattr(actors, "start", start)
     monkeypatch.setattr(incarnations.ray, "kill", killed.append)
     config = EngineConfig("m", tensor_parallel=3)
-    incarnation = Incarnation(EngineKind("target", TargetActor, (), config, lambda rank: {"rank": rank}))
+    incarnation = Incarnation("target", TargetActor, config, lambda rank: {"rank": rank})
     assert started == [(TargetActor, 0), (FollowerActor, 1), (FollowerActor, 2)]
     incarnation.kill()
     assert sorted(killed) == [0, 1, 2]

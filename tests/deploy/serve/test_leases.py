@@ -299,7 +299,7 @@ async def test_replicas_that_are_to_stop_are_left_and_others_are_not(leases, new
     """
     impatient = new_leases(drain_grace_s=0.3)
     held = [await taken("a") for taken in (leases.take_target, leases.take_draft, impatient.take_target)]
-    assert (await replicas_now()).stopping == frozenset()
+    assert (await replicas_now())[0] == frozenset()
     for each in (leases, impatient):
         each.leave(frozenset({"another replica"}))
     assert [await works(lease) for lease in held] == [True, True, True]
@@ -307,7 +307,7 @@ async def test_replicas_that_are_to_stop_are_left_and_others_are_not(leases, new
     update = asyncio.create_task(asyncio.to_thread(deploy, TWO_SLOW_TO_LOAD, DRAFT))
     await until(lambda: are_stopping(2))
     for each in (leases, impatient):
-        each.leave((await replicas_now()).stopping)
+        each.leave((await replicas_now())[0])
     await until(lambda: has_ended(held[1]))  # though nobody called: a session that rests does not
     assert await is_lost(held[1])
     assert await works(held[0])
@@ -320,7 +320,7 @@ async def test_replicas_that_are_to_stop_are_left_and_others_are_not(leases, new
     for lease in (*held, *successors):
         lease.release()
     await update
-    assert (await replicas_now()).stopping == frozenset()
+    assert (await replicas_now())[0] == frozenset()
 
 
 async def has_ended(lease: ServeLease[Any]) -> bool:
@@ -328,7 +328,7 @@ async def has_ended(lease: ServeLease[Any]) -> bool:
 
 
 async def are_stopping(num_replicas: int) -> bool:
-    return len((await replicas_now()).stopping) == num_replicas
+    return len((await replicas_now())[0]) == num_replicas
 
 
 async def works(lease: ServeLease[Any]) -> bool:
