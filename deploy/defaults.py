@@ -42,21 +42,13 @@ class Facts:
     """By role: the type of the checkpoint's weights as its config.json names it; None where it does not."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Settings, and why."""
-
-    settings: Sequence[Setting]
-    reasons: Sequence[str]
-
-
-def decide(facts: Facts) -> Decision:
-    """A GPU if there is one, with the checkpoint's type; else the CPU, whose defaults stand."""
+def decide(facts: Facts) -> tuple[Sequence[Setting], Sequence[str]]:
+    """Settings, and why: a GPU if there is one, with the checkpoint's type; else the CPU, whose defaults stand."""
     roles = tuple(facts.dtypes)
     if facts.num_gpus == 0:
         threads = f"; {facts.num_cpus} CPUs: raise target.engine.num_threads" if facts.num_cpus > len(roles) + 1 else ""
         reason = "no GPU: on the CPU in float32, whose output does not depend on the batch"
-        return Decision((), (f"{reason}, one thread an engine{threads}",))
+        return (), (f"{reason}, one thread an engine{threads}",)
     is_shared = len(roles) > facts.num_gpus
     settings = [setting for role in roles for setting in _on_gpu(role, facts.dtypes[role], is_shared=is_shared)]
     gpus = f"{facts.num_gpus} GPU{'s' if facts.num_gpus > 1 else ''}"
@@ -67,7 +59,7 @@ def decide(facts: Facts) -> Decision:
         for role in roles
         if facts.dtypes[role] not in ("bfloat16", "float32", None)
     ]
-    return Decision(settings, reasons)
+    return settings, reasons
 
 
 def _on_gpu(role: str, stored: str | None, *, is_shared: bool) -> list[Setting]:

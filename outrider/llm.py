@@ -163,7 +163,7 @@ def _config(
         implied = [Setting("target.engine.deterministic", False, "target"), Setting("model_name", name, "target")]
         facts = look(Path(target), Path(draft) if draft is not None else None)
         plain = [Setting("draft", None, "draft")] if draft is None else []
-        given = [*implied, *plain, *decide(facts).settings, *given]
+        given = [*implied, *plain, *decide(facts)[0], *given]
     return service_config(Path(config) if config is not None else None, given)
 
 

@@ -169,7 +169,8 @@ def _implied(options: ServeOptions) -> Iterator[Setting]:
         if options.config is None:  # the demo pair's own settings are not for another target
             yield Setting("target.engine.deterministic", False, "--target")
             yield Setting("draft", None, "--target")
-            yield from decide(look(options.target, draft)).settings
+            settings, _ = decide(look(options.target, draft))
+            yield from settings
 
 
 def _reasons(config: ServiceConfig | FleetConfig, options: ServeOptions) -> list[str]:
@@ -179,7 +180,7 @@ def _reasons(config: ServiceConfig | FleetConfig, options: ServeOptions) -> list
         return [f"chosen: {name}: {line}" for name, model in models for line in took(model)]
     draft = Path(config.draft.engine.model) if config.draft is not None else None
     is_decided = options.target is not None and options.config is None
-    reasons = decide(look(Path(config.target.engine.model), draft)).reasons if is_decided else ()
+    _, reasons = decide(look(Path(config.target.engine.model), draft)) if is_decided else ((), ())
     return [*(f"here: {reason}" for reason in reasons), *(f"chosen: {line}" for line in took(config))]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from core.errors import InvalidRequest
+from core.ranges import SAMPLING
 from core.records import (
     Base,
     Continuation,
@@ -154,37 +155,21 @@ def _decode_grammar(message: pb.Grammar) -> Grammar:
 
 def _encode_sampling(sampling: Sampling) -> pb.Sampling:
     return pb.Sampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
+        **{name: getattr(sampling, name) for name in SAMPLING},
         bias_ids=[token_id for token_id, _ in sampling.logit_bias],
         biases=[bias for _, bias in sampling.logit_bias],
-        min_tokens=sampling.min_tokens,
         suppressed_ids=sampling.suppressed_ids,
         allowed_token_ids=sampling.allowed_token_ids,
         bad_words=[pb.TokenIds(ids=word) for word in sampling.bad_words],
-        seed=sampling.seed,
     )
 
 
 def _decode_sampling(message: pb.Sampling) -> Sampling:
     """Raises: InvalidRequest, or ValueError."""
     return Sampling(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        min_p=message.min_p,
-        repetition_penalty=message.repetition_penalty,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
+        **{name: getattr(message, name) for name in SAMPLING},
         logit_bias=tuple(zip(message.bias_ids, message.biases, strict=True)),
-        min_tokens=message.min_tokens,
         suppressed_ids=tuple(message.suppressed_ids),
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words=tuple(tuple(word.ids) for word in message.bad_words),
-        seed=message.seed,
     )

@@ -34,16 +34,6 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Guessing:
-    """What a prediction has to know of a source of guesses."""
-
-    rates: Sequence[float]
-    """Acceptance rate by depth, over all places; a place without a guess counts as rejected."""
-    guess_s: float | None = None
-    """Seconds of a proposal; None for a draft, which takes a pass for each guess."""
-
-
-@dataclass(frozen=True, slots=True)
 class Prediction:
     """The best draft length at a number of streams, and the speed with it over that of plain decoding."""
 
@@ -52,12 +42,16 @@ class Prediction:
     factor: float
 
 
-def predict(guessing: Guessing, timing: Timing, *, is_pipelined: bool) -> list[Prediction]:
+def predict(
+    rates: Sequence[float], timing: Timing, guess_s: float | None = None, *, is_pipelined: bool
+) -> list[Prediction]:
     """The prediction for each number of streams.
 
-    `is_pipelined`: the draft has a device of its own, and the next block is ready when a verdict comes.
+    `rates`: acceptance by depth, over all places; one without a guess counts as rejected. `guess_s`: seconds of a
+    proposal; None for a draft, which takes a pass for each guess. `is_pipelined`: the draft has a device of its own,
+    and the next block is ready when a verdict comes.
     """
-    return [_best(guessing, timing, num_streams, is_pipelined) for num_streams in STREAMS]
+    return [_best(rates, timing, guess_s, num_streams, is_pipelined) for num_streams in STREAMS]
 
 
 def pays_up_to(predictions: Iterable[Prediction]) -> int:
@@ -70,23 +64,25 @@ def pays_up_to(predictions: Iterable[Prediction]) -> int:
     return most
 
 
-def _best(guessing: Guessing, timing: Timing, num_streams: int, is_pipelined: bool) -> Prediction:
+def _best(
+    rates: Sequence[float], timing: Timing, guess_s: float | None, num_streams: int, is_pipelined: bool
+) -> Prediction:
     plain_s = timing.target(num_streams)
 
     def factor(gamma: int) -> float:
         if not gamma:
             return 1.0
         verify_s = timing.target(num_streams * (gamma + 1))
-        draft_s = _draft_s(guessing, timing, num_streams, gamma)
+        draft_s = _draft_s(timing, guess_s, num_streams, gamma)
         round_s = max(verify_s, draft_s) if is_pipelined else verify_s + draft_s
-        return chain_tokens(guessing.rates[:gamma]) * plain_s / round_s
+        return chain_tokens(rates[:gamma]) * plain_s / round_s
 
-    gamma = max(range(len(guessing.rates) + 1), key=factor)
+    gamma = max(range(len(rates) + 1), key=factor)
     return Prediction(num_streams, gamma, factor(gamma))
 
 
-def _draft_s(guessing: Guessing, timing: Timing, num_streams: int, gamma: int) -> float:
-    if guessing.guess_s is not None:
-        return num_streams * guessing.guess_s
+def _draft_s(timing: Timing, guess_s: float | None, num_streams: int, gamma: int) -> float:
+    if guess_s is not None:
+        return num_streams * guess_s
     assert timing.draft is not None, "a draft's guesses take passes"
     return gamma * timing.draft(num_streams)

@@ -72,7 +72,8 @@ def _about(timing: Timing) -> str:
 
 def _predictions(source: Source, timing: Timing) -> dict[str, list[Prediction]]:
     ways = WAYS if source.guess_s is None else {"": False}
-    return {way: predict(source.guessing, timing, is_pipelined=hidden) for way, hidden in ways.items()}
+    rates, guess_s = source.agreement.rates, source.guess_s
+    return {way: predict(rates, timing, guess_s, is_pipelined=hidden) for way, hidden in ways.items()}
 
 
 def _theory(source: Source, timing: Timing) -> float:

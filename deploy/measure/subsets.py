@@ -27,20 +27,6 @@ Score = Callable[[Layers], Agreement]
 
 
 @dataclass(frozen=True, slots=True)
-class SearchPlan:
-    """The input of a search."""
-
-    target: EngineConfig
-    prompts: Sequence[Sequence[int]]
-    num_tokens: int
-    """Largest number of tokens of each output, which is greedy."""
-    depth: int
-    """Largest number of guesses in a row."""
-    budget: int
-    """Largest number of subsets that are tried."""
-
-
-@dataclass(frozen=True, slots=True)
 class Candidate:
     """A draft made of some of the target's layers."""
 
@@ -71,21 +57,30 @@ def _best(factor: Callable[[int], float], depth: int) -> tuple[float, int]:
     return factor(gamma), gamma
 
 
-def search(plan: SearchPlan, progress: Callable[[], None]) -> list[Candidate]:
+def search(
+    target: EngineConfig,
+    prompts: Sequence[Sequence[int]],
+    progress: Callable[[], None],
+    *,
+    num_tokens: int,
+    depth: int,
+    budget: int,
+) -> list[Candidate]:
     """The best subset found of each size, the largest first; `progress` is called for each subset that is tried.
 
-    Raises: StartupError, of which ConfigError for a budget that is too small.
+    `num_tokens` is the largest length of an output, which is greedy; `depth` the largest number of guesses in a row;
+    `budget` the largest number of subsets. Raises: StartupError, of which ConfigError for too small a budget.
     """
-    texts, cost = _texts_and_cost(plan)
-    model = reference_model(plan.target)
+    texts, cost = _texts_and_cost(target, prompts, num_tokens)
+    model = reference_model(target)
     num_layers = len(layer_list(model)[1])
 
     def score(layers: Layers) -> Agreement:
         progress()
-        return reduce(add, [_judge(model, layers, text, plan.depth) for text in texts])
+        return reduce(add, [_judge(model, layers, text, depth) for text in texts])
 
-    found = removal(num_layers, plan.budget, score)
-    return [Candidate(layers, agreement, cost(len(layers)), plan.depth) for layers, agreement in found]
+    found = removal(num_layers, budget, score)
+    return [Candidate(layers, agreement, cost(len(layers)), depth) for layers, agreement in found]
 
 
 def removal(num_layers: int, budget: int, score: Score) -> list[tuple[Layers, Agreement]]:
@@ -122,17 +117,19 @@ def _less(layers: Layers, layer: int) -> Layers:
     return tuple([each for each in layers if each != layer])
 
 
-def _texts_and_cost(plan: SearchPlan) -> tuple[list[Recording], Callable[[int], float]]:
+def _texts_and_cost(
+    target: EngineConfig, prompts: Sequence[Sequence[int]], num_tokens: int
+) -> tuple[list[Recording], Callable[[int], float]]:
     """The target's outputs, and the cost of a pass by its number of layers, over that of a whole pass.
 
     All layers are taken to cost the same.
     """
     sampling = Sampling(temperature=0.0)
-    whole = MeasuredModel(plan.target)
-    texts = [whole.write(prompt, sampling, plan.num_tokens) for prompt in plan.prompts]
+    whole = MeasuredModel(target)
+    texts = [whole.write(prompt, sampling, num_tokens) for prompt in prompts]
     whole_s, num_layers = whole.pass_law()(1), whole.num_layers
     del whole
-    one_s = MeasuredModel(replace(plan.target, layers=(0,))).pass_law()(1)
+    one_s = MeasuredModel(replace(target, layers=(0,))).pass_law()(1)
     layer_s = max(0.0, whole_s - one_s) / max(1, num_layers - 1)
     return texts, lambda num: min(1.0, (one_s + (num - 1) * layer_s) / whole_s)
 

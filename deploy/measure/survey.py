@@ -15,7 +15,7 @@ from core.errors import ConfigError
 from core.records import Sampling, Verification
 from core.speculation import DRAFT, Guesser
 from deploy.measure.agreement import Agreement, GuesserAgreement, coupled, of_guesser, rejection
-from deploy.measure.prediction import Guessing, Timing
+from deploy.measure.prediction import Timing
 from deploy.measure.recording import MeasuredModel, Recording, record
 from orchestrator.guessers import ASKING, BY_TEXT, CONTROLS, GUESSERS, Means, available_sources
 
@@ -56,10 +56,6 @@ class Source:
     agreement: Agreement
     guess_s: float | None
     """Seconds of a proposal; None for the draft."""
-
-    @property
-    def guessing(self) -> Guessing:
-        return Guessing(self.agreement.rates, self.guess_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from core.ranges import SAMPLING
 from core.records import Chunk, GenerationRequest, Grammar, ModelInfo, Receipt, Sampling
 
 DIGEST = "sha256"
@@ -99,18 +100,8 @@ def _model_fields(info: ModelInfo) -> dict[str, Any]:
 
 
 def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    numbers = (
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-    )
     return {
-        **{name: getattr(sampling, name) for name in numbers},
+        **{name: getattr(sampling, name) for name in SAMPLING if name != "min_tokens"},  # which is of stopping
         "logit_bias": {str(token_id): bias for token_id, bias in sampling.logit_bias},
         "allowed_token_ids": list(sampling.allowed_token_ids),
         "bad_words": [],  # they are among the next

@@ -15,7 +15,7 @@ TARGET, DRAFT = (str(DEMO_DIRECTORY / role) for role in ("target", "draft"))
 
 
 def chosen(facts):
-    return {setting.name: setting.value for setting in decide(facts).settings}
+    return {setting.name: setting.value for setting in decide(facts)[0]}
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def test_every_decision_is_a_configuration_and_shares_add_up(num_gpus, dtypes):
 
 
 def test_reasons_say_what_was_seen():
-    assert "no GPU" in decide(Facts(0, 2, {"target": None})).reasons[0]
-    assert "raise target.engine.num_threads" in decide(Facts(0, 8, {"target": None})).reasons[0]
-    shared = decide(Facts(1, 8, {"target": "float16", "draft": "bfloat16"}))
-    assert "1 GPU, which both models share" in shared.reasons[0]
-    assert shared.reasons[1] == "target: bfloat16, since float16 is not computed here"
+    assert "no GPU" in decide(Facts(0, 2, {"target": None}))[1][0]
+    assert "raise target.engine.num_threads" in decide(Facts(0, 8, {"target": None}))[1][0]
+    _, shared = decide(Facts(1, 8, {"target": "float16", "draft": "bfloat16"}))
+    assert "1 GPU, which both models share" in shared[0]
+    assert shared[1] == "target: bfloat16, since float16 is not computed here"
 
 
 def test_what_is_given_goes_before_what_is_here(monkeypatch):

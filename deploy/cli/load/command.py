@@ -13,7 +13,7 @@ from core.errors import StartupError
 from deploy.cli.generate import EXIT_FAILED
 from deploy.cli.jobs import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, bearer_token
 from deploy.cli.load.callers import CallFailed, Fields, GrpcCaller, LoadCaller
-from deploy.cli.load.driver import Bounds, Driver
+from deploy.cli.load.driver import Driver
 from deploy.cli.load.options import DEFAULT_CONCURRENCY, BenchOptions
 from deploy.cli.load.prompts import Workload
 from deploy.cli.load.records import Ending, RequestRecord
@@ -55,7 +55,7 @@ async def _run(options: BenchOptions, texts: list[str], records: list[RequestRec
         workload = await _workload(options, texts, caller)
         await _warm_up(options, workload, caller)
         with _bar(options.requests) as told:
-            driver = Driver(caller, MonotonicClock(), Bounds(options.duration, options.timeout), told)
+            driver = _driver(options, caller, told)
             driver.records = records
             asks = workload.asks(options.requests)
             if options.rate is not None:
@@ -78,6 +78,10 @@ def _caller(options: BenchOptions) -> LoadCaller:
     return GrpcCaller(options.address or f"localhost:{DEFAULT_GRPC_PORT}", token, fields)
 
 
+def _driver(options: BenchOptions, caller: LoadCaller, told: Callable[[RequestRecord], None]) -> Driver:
+    return Driver(caller, MonotonicClock(), told, duration_s=options.duration, timeout_s=options.timeout)
+
+
 async def _workload(options: BenchOptions, texts: list[str], caller: LoadCaller) -> Workload:
     """Raises: StartupError."""
     try:
@@ -91,7 +95,7 @@ async def _workload(options: BenchOptions, texts: list[str], caller: LoadCaller)
 async def _warm_up(options: BenchOptions, workload: Workload, caller: LoadCaller) -> None:
     """Send the requests of the warm-up. Raises: StartupError when one of them fails, because others would fail too."""
     asks = islice(workload.asks(options.warmup), options.warmup)
-    driver = Driver(caller, MonotonicClock(), Bounds(options.duration, options.timeout), lambda _: None)
+    driver = _driver(options, caller, lambda _: None)
     await driver.closed_loop(
         asks, starts_s(min(options.warmup, DEFAULT_CONCURRENCY), 0.0).tolist() if options.warmup else []
     )

@@ -9,32 +9,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from core.ports import Clock
 from deploy.cli.load.callers import CallFailed, LoadCaller
 from deploy.cli.load.records import Ask, Ending, RequestRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Limits of a run."""
-
-    duration_s: float
-    """Seconds after which no request is sent."""
-    timeout_s: float
-    """Seconds that each request may take."""
-
-
 class Driver:
     """One run; `records` has all requests sent so far, also after an interrupt."""
 
-    def __init__(self, caller: LoadCaller, clock: Clock, bounds: Bounds, told: Callable[[RequestRecord], None]) -> None:
-        """`told` is given each request when it is sent, with each piece, and when it has ended."""
+    def __init__(
+        self,
+        caller: LoadCaller,
+        clock: Clock,
+        told: Callable[[RequestRecord], None],
+        *,
+        duration_s: float,
+        timeout_s: float,
+    ) -> None:
+        """No request is sent after `duration_s`, or lasts longer than `timeout_s`.
+
+        `told` is given each request when it is sent, with each piece, and when it has ended.
+        """
         self.records: list[RequestRecord] = []
         self._caller = caller
         self._clock = clock
-        self._bounds = bounds
+        self._duration_s = duration_s
+        self._timeout_s = timeout_s
         self._told = told
         self._began_s = clock.now()
 
@@ -43,7 +44,7 @@ class Driver:
         self._began_s = self._clock.now()
         async with asyncio.TaskGroup() as group:
             for ask, intended_s in zip(asks, at_s, strict=True):
-                if intended_s > self._bounds.duration_s:
+                if intended_s > self._duration_s:
                     break
                 await self._until(intended_s)
                 group.create_task(self._send(ask, intended_s))
@@ -57,7 +58,7 @@ class Driver:
 
     async def _one_after_another(self, asks: Iterator[Ask], start_s: float) -> None:
         await self._until(start_s)
-        while (now_s := self._now_s()) <= self._bounds.duration_s and (ask := next(asks, None)) is not None:
+        while (now_s := self._now_s()) <= self._duration_s and (ask := next(asks, None)) is not None:
             await self._send(ask, now_s)
 
     async def _send(self, ask: Ask, intended_s: float) -> None:
@@ -65,7 +66,7 @@ class Driver:
         self.records.append(record)
         self._told(record)
         try:
-            async with asyncio.timeout(self._bounds.timeout_s):
+            async with asyncio.timeout(self._timeout_s):
                 record.outcome = await self._listen(ask, record)
         except TimeoutError:
             record.error = "TIMEOUT"

@@ -41,11 +41,12 @@ class LayersOptions(MeasuringOptions):
 def layers(options: LayersOptions) -> int:
     """Returns the exit status. Raises: StartupError."""
     check_folders(options.json)
-    from deploy.measure.subsets import SearchPlan, search  # imports torch
+    from deploy.measure.subsets import search  # imports torch
 
     prompts, config = prepare(options, options.target, read_prompts(options.prompts))
     with progress("trying layers", options.budget) as step_done:
-        found = search(SearchPlan(config, prompts, options.tokens, options.gamma, options.budget), step_done)
+        sizes = {"num_tokens": options.tokens, "depth": options.gamma, "budget": options.budget}
+        found = search(config, prompts, step_done, **sizes)
     sys.stdout.write("\n".join([*lines(found, options.target), ""]))
     if options.json is not None:
         options.json.write_text(as_json(results(found)))

@@ -3,11 +3,11 @@
 import pytest
 
 from core import theory
-from deploy.measure.prediction import STREAMS, Guessing, Prediction, Timing, pays_up_to, predict
+from deploy.measure.prediction import STREAMS, Prediction, Timing, pays_up_to, predict
 
 FLAT = Timing("flat", lambda _: 0.02, lambda _: 0.002)
 BY_ROW = Timing("by row", lambda rows: 0.02 * rows, lambda rows: 0.002 * rows)
-CHAIN = Guessing([0.8] * 8)
+CHAIN = [0.8] * 8
 
 
 def test_where_rows_are_free_it_is_theorem_3_8():
@@ -31,7 +31,7 @@ def test_where_each_row_has_its_price_nothing_is_gained():
 
 def test_a_guesser_takes_its_own_time_for_each_stream():
     """Half a target pass for each: two streams wait for a whole one."""
-    found = predict(Guessing([1.0], guess_s=0.01), FLAT, is_pipelined=False)
+    found = predict([1.0], FLAT, 0.01, is_pipelined=False)
     assert (found[0].gamma, found[0].factor) == (1, pytest.approx(2 / 1.5))
     assert (found[1].gamma, found[1].factor) == (0, 1.0), "two tokens in twice the time are no gain"
 

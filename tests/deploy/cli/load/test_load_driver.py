@@ -8,11 +8,10 @@ from itertools import count
 import pytest
 
 from deploy.cli.load.callers import CallFailed
-from deploy.cli.load.driver import Bounds, Driver
+from deploy.cli.load.driver import Driver
 from deploy.cli.load.records import Arrival, Ask, Counts, Ending
 from simulation.clock import VirtualClock, VirtualLoop
 
-BOUNDS = Bounds(duration_s=100.0, timeout_s=50.0)
 LAST = Counts(0, 0, 1)
 
 
@@ -46,11 +45,12 @@ def asks(num, max_tokens=2, cancel_after_tokens=None):
     return (Ask("a", max_tokens, seed, cancel_after_tokens) for seed in range(num))
 
 
-def ran(run, service=None, bounds=BOUNDS):
+def ran(run, service=None, *, duration_s=100.0, timeout_s=50.0):
     """The driver after `run(driver)`, on a clock of its own."""
     loop = VirtualLoop()
     try:
-        driver = Driver(service or SlowService(), VirtualClock(loop), bounds, lambda _: None)
+        limits = {"duration_s": duration_s, "timeout_s": timeout_s}
+        driver = Driver(service or SlowService(), VirtualClock(loop), lambda _: None, **limits)
         loop.run_until_complete(run(driver))
         return driver.records
     finally:
@@ -92,14 +92,13 @@ def test_one_that_ends_before_it_would_be_given_up_is_complete():
 
 
 def test_nothing_is_sent_after_the_duration():
-    bounds = Bounds(duration_s=3.0, timeout_s=50.0)
-    assert len(ran(lambda driver: driver.closed_loop(asks(100), [0.0]), bounds=bounds)) == 2  # at 0 and 2 s
-    assert len(ran(lambda driver: driver.open_loop(asks(100), [float(at) for at in range(100)]), bounds=bounds)) == 4
+    assert len(ran(lambda driver: driver.closed_loop(asks(100), [0.0]), duration_s=3.0)) == 2  # at 0 and 2 s
+    assert len(ran(lambda driver: driver.open_loop(asks(100), [float(at) for at in range(100)]), duration_s=3.0)) == 4
 
 
 def test_what_takes_too_long_has_failed_and_is_closed():
     service = SlowService()
-    (record,) = ran(lambda driver: driver.closed_loop(asks(1, 9), [0.0]), service, Bounds(10.0, 3.5))
+    (record,) = ran(lambda driver: driver.closed_loop(asks(1, 9), [0.0]), service, duration_s=10.0, timeout_s=3.5)
     assert (record.outcome, record.error, record.output_tokens) == (Ending.FAILED, "TIMEOUT", 3)
     assert service.num_closed == 1
 
