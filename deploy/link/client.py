@@ -23,7 +23,7 @@ from protos.outrider.link.v1 import link_pb2 as pb
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """The replies to one batch, filled in and passed on as they arrive."""
+    """The replies to one batch, filled in and passed on as they arrive, like the updates of growth."""
 
     first_number: int
     future: asyncio.Future[list[Any]]
@@ -37,14 +37,25 @@ class _Call:
         self.num_open = len(self.replies)
 
     def fill(self, number: int, reply: Reply) -> None:
-        """Add a reply; the last one completes the call, unless the caller has been cancelled."""
+        """Add a reply or pass on an update; the last reply completes the call, unless the caller has been cancelled."""
         self.heard_s = self.future.get_loop().time()
+        if self.take is not None:
+            self._pass_on(reply, self.take)
+        if isinstance(reply, DraftUpdate):
+            return
         self.replies[number - self.first_number] = reply
         self.num_open -= 1
-        if self.take is not None:
-            _pass_on(reply, self.take, self.future)
         if self.num_open == 0 and not self.future.done():
             self.future.set_result(self.replies)
+
+    def _pass_on(self, reply: Reply, take: Callable[[Any], None]) -> None:
+        """Let the caller have what came, unless its call has ended."""
+        if self.future.done():
+            return
+        try:
+            take(reply)
+        except Exception as error:  # noqa: BLE001  the caller handles it; others use the same link
+            self.future.set_exception(error)
 
 
 class _Watch:
@@ -68,33 +79,6 @@ class _Watch:
         self._timer.cancel()
 
 
-@dataclass(eq=False, slots=True)
-class _Growing:
-    """A call that receives the updates of one session's growth, until its end."""
-
-    take: Callable[[DraftUpdate], None]
-    future: asyncio.Future[Any]
-
-    def fill(self, _number: int, reply: Reply) -> None:
-        """Pass on an update, or complete the call with the last reply, unless the caller has been cancelled."""
-        if self.future.done():
-            return
-        if isinstance(reply, DraftUpdate):
-            _pass_on(reply, self.take, self.future)
-        else:
-            self.future.set_result(reply)
-
-
-def _pass_on(reply: Any, take: Callable[[Any], None], call: asyncio.Future[Any]) -> None:
-    """Let the caller have a reply, unless its call has ended."""
-    if call.done():
-        return
-    try:
-        take(reply)
-    except Exception as error:  # noqa: BLE001  the caller handles it; others use the same link
-        call.set_exception(error)
-
-
 class Link(asyncio.Protocol):
     """One connection to one engine. It opens once and closes once."""
 
@@ -104,7 +88,7 @@ class Link(asyncio.Protocol):
         self._challenge: pb.Challenge | None = None
         self._hello: pb.Hello | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._calls: dict[int, _Call | _Growing] = {}
+        self._calls: dict[int, _Call] = {}
         self._next_number = 0
         self._end: str | None = None
         self._may_write = asyncio.Event()
@@ -163,31 +147,24 @@ class Link(asyncio.Protocol):
 
     async def grow(self, request: Request, take: Callable[[DraftUpdate], None]) -> Any:
         """Send, and give `take` each update; returns the last reply. Raises: as `exchange`, and as `take`."""
-        await self._may_write.wait()
-        if self._end is not None:
-            raise WorkerLost(self._end)
-        call = _Growing(take, asyncio.get_running_loop().create_future())
-        number = self._number([request], call)
-        try:
-            return await call.future
-        finally:
-            self._calls.pop(number, None)
+
+        def take_update(reply: Reply) -> None:
+            if isinstance(reply, DraftUpdate):
+                take(reply)
+
+        (reply,) = await self.exchange([request], take_update)
+        return reply
 
     def _send(self, batch: Sequence[Request], take: Callable[[Any], None] | None) -> _Call:
-        loop = asyncio.get_running_loop()
-        call = _Call(self._next_number, loop.create_future(), [None] * len(batch), take, loop.time())
-        self._number(batch, call)
-        return call
-
-    def _number(self, batch: Sequence[Request], call: _Call | _Growing) -> int:
-        """Send, and give `call` the replies; returns the number of the first request."""
+        """Send, and let the call have the replies."""
         assert self._transport is not None, "a link is used once it has been opened"
-        first_number = self._next_number
+        loop, first_number = asyncio.get_running_loop(), self._next_number
         frame = framed(encode_requests(first_number, batch))
+        call = _Call(first_number, loop.create_future(), [None] * len(batch), take, loop.time())
         self._next_number += len(batch)
         self._calls.update(dict.fromkeys(range(first_number, self._next_number), call))
         self._transport.write(frame)
-        return first_number
+        return call
 
     def close(self, reason: str) -> None:
         """Close the link; open calls raise WorkerLost. May be called twice."""
@@ -240,7 +217,7 @@ class Link(asyncio.Protocol):
     def _on_replies(self, frame: bytes) -> None:
         replies, lost, working = decode_replies(frame)
         for number in working:
-            if isinstance(call := self._calls.get(number), _Call):
+            if (call := self._calls.get(number)) is not None:
                 call.heard_s = call.future.get_loop().time()
         for number, reply in replies:
             if (call := self._calls.get(number)) is not None:  # else its caller was cancelled
