@@ -57,44 +57,55 @@ class RequestSpans:
     """What is below one request's span."""
 
     def __init__(self, tracer: Tracer, span: Span, every_rounds: int, now: Callable[[], float]) -> None:
+        self.every_rounds = every_rounds
+        self._tracer = tracer
         self._now = now
         self._span = span
-        self._every_rounds = every_rounds
+        self._context = set_span_in_context(span, Context())
+        self._offset_ns = time.time_ns() - int(now() * NS)
+        """From the service's clock to the time of day."""
         self._ended: dict[int, tuple[str, int]] = {}
-        self._spans = _Spans(tracer, set_span_in_context(span, Context()), time.time_ns() - int(now() * NS))
 
     def follow(self, index: int, request: GenerationRequest) -> SampleSpans:
         """Those of sample `index`, which is asked for now."""
         if index == 0:
             self._span.set_attribute("gen_ai.usage.input_tokens", len(request.prompt))
-        return SampleSpans(self._spans, self._ends, index, request, self._every_rounds, self._now())
+        return SampleSpans(self, index, request, self._now())
 
-    def _ends(self, index: int, reason: str, num_tokens: int) -> None:
+    def add(
+        self,
+        name: str,
+        inside: Span | None,
+        start_s: float,
+        end_s: float,
+        attributes: Attributes,
+        kind: SpanKind = SpanKind.INTERNAL,
+    ) -> Span:
+        """A span that has ended, by times on the service's clock: below `inside`, or else below the request's own."""
+        context = self._context if inside is None else set_span_in_context(inside, Context())
+        span = self._tracer.start_span(name, context, kind, attributes, start_time=self._ns(start_s))
+        span.end(self._ns(max(start_s, end_s)))
+        return span
+
+    def end(self, index: int, reason: str, num_tokens: int) -> None:
         """Sample `index` has ended."""
         self._ended[index] = reason, num_tokens
         ended = [self._ended[each] for each in sorted(self._ended)]
         self._span.set_attribute("gen_ai.response.finish_reasons", [reason for reason, _ in ended])
         self._span.set_attribute("gen_ai.usage.output_tokens", sum(number for _, number in ended))
 
+    def _ns(self, time_s: float) -> int:
+        return self._offset_ns + int(time_s * NS)
+
 
 class SampleSpans:
     """Follows one output, and makes its spans as their ends come."""
 
-    def __init__(
-        self,
-        spans: _Spans,
-        ends: Callable[[int, str, int], None],
-        index: int,
-        request: GenerationRequest,
-        every_rounds: int,
-        asked_s: float,
-    ) -> None:
+    def __init__(self, spans: RequestSpans, index: int, request: GenerationRequest, asked_s: float) -> None:
         self._spans = spans
-        self._ends = ends
         self._index = index
         self._is_asked_for = request.wants_trace
         """Whether the client wants the calls, too."""
-        self._every_rounds = every_rounds
         self._asked_s = asked_s
         self._verdict_s: float | None = None
         """When the last verdict came; the other times of the stream are of the same clock."""
@@ -115,7 +126,7 @@ class SampleSpans:
         if chunk.began_s is not None:
             self._observe_calls(chunk.began_s, chunk.trace)
         if chunk.finish_reason is not None:
-            self._ends(self._index, chunk.finish_reason.value, chunk.usage.completion_tokens)
+            self._spans.end(self._index, chunk.finish_reason.value, chunk.usage.completion_tokens)
         return chunk if self._is_asked_for else replace(chunk, trace=())
 
     def _observe_calls(self, began_s: float, calls: tuple[CallTrace, ...]) -> None:
@@ -137,9 +148,9 @@ class SampleSpans:
         is_prefill = self._verdict_s is None
         start_s = verify.sent_s if self._verdict_s is None else min(self._verdict_s, verify.sent_s)
         drafted, self._drafted, self._verdict_s = self._drafted, [], verify.received_s
-        number = self._num_rounds
+        number, every_rounds = self._num_rounds, self._spans.every_rounds
         self._num_rounds += 1
-        if not is_prefill and not (self._every_rounds and number % self._every_rounds == 0):
+        if not is_prefill and not (every_rounds and number % every_rounds == 0):
             return
         guessed = {"outrider.guesses": verify.num_guesses, "outrider.accepted": verify.num_used}
         attributes = {**self._of, **({} if is_prefill else {"outrider.round": number, **guessed})}
@@ -164,30 +175,3 @@ class SampleSpans:
         }
         start_s = max(call.sent_s, end_s - timing.computed_s)
         self._spans.add(ENGINES[call.call], sent, start_s, end_s, attributes, SpanKind.SERVER)
-
-
-class _Spans:
-    """Makes spans that have ended, from times on the service's clock."""
-
-    def __init__(self, tracer: Tracer, context: Context, offset_ns: int) -> None:
-        self._tracer = tracer
-        self._context = context
-        self._offset_ns = offset_ns
-
-    def add(
-        self,
-        name: str,
-        inside: Span | None,
-        start_s: float,
-        end_s: float,
-        attributes: Attributes,
-        kind: SpanKind = SpanKind.INTERNAL,
-    ) -> Span:
-        """Below `inside`, or else below the request's own."""
-        context = self._context if inside is None else set_span_in_context(inside, Context())
-        span = self._tracer.start_span(name, context, kind, attributes, start_time=self._ns(start_s))
-        span.end(self._ns(max(start_s, end_s)))
-        return span
-
-    def _ns(self, time_s: float) -> int:
-        return self._offset_ns + int(time_s * NS)
