@@ -1,4 +1,4 @@
-"""Finds the engines of a running application, for benchmarks, tests and operators."""
+"""Finds the engines of a running application."""
 
 from __future__ import annotations
 

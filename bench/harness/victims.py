@@ -20,9 +20,9 @@ from ray._private.state import actors
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
+from bench.harness.probe import engine_of, engines_of
 from deploy.app import APPLICATION
 from deploy.engines import DraftActor, TargetActor
-from deploy.launch import engine_of, engines_of
 
 SERVE_NAMESPACE = "serve"
 REPLACEMENT_TIMEOUT_S = 120.0

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.harness.probe import engine_of
 from bench.harness.traffic import Run, Way, connected, request, run
 from bench.results import Result, say, spread
 from bench.service.hops import timed_ms
-from deploy.launch import engine_of, served
+from deploy.launch import served
 from deploy.settings import demo_config
 
 NUM_RUNS = 5

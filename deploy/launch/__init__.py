@@ -2,7 +2,6 @@
 
 from deploy.launch.cluster import OBJECT_STORE_BYTES, Endpoints, local_cluster
 from deploy.launch.local import changed_settings, describe_models, drain, served
-from deploy.launch.probe import engine_of, engines_of
 
 __all__ = [
     "OBJECT_STORE_BYTES",
@@ -10,8 +9,6 @@ __all__ = [
     "changed_settings",
     "describe_models",
     "drain",
-    "engine_of",
-    "engines_of",
     "local_cluster",
     "served",
 ]

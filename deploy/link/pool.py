@@ -53,12 +53,6 @@ class Links:
             return None
         return await asyncio.shield(self._open(engine_id, address))
 
-    def close(self) -> None:
-        """Close all links; open calls raise WorkerLost."""
-        for link in self._links.values():
-            link.close("this orchestrator is shutting down")
-        self._links.clear()
-
     def _open(self, engine_id: str, address: LinkAddress) -> asyncio.Task[Link | None]:
         """Start to open the link, or join the attempt in progress, which does not end with the request that started
         it."""

@@ -162,12 +162,6 @@ class ServeLeases:
         """Counts of the links to targets and drafts together."""
         return sum((draft.links.troubles for draft in self._drafts), start=self._target.links.troubles)
 
-    def close_links(self) -> None:
-        """Close all links; calls that wait for an engine raise WorkerLost."""
-        self._target.links.close()
-        for draft in self._drafts:
-            draft.links.close()
-
     def leave(self, stopping: Set[str]) -> None:
         """Move sessions off stopping replicas: off drafts at once, off targets after `drain_grace_s`."""
         self._target.leave(stopping, self._limits.drain_grace_s)

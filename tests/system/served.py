@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import grpc
 from ray import serve
 
+from bench.harness.probe import engine_of
 from core.config import ServiceConfig
 from deploy.app import APPLICATION
 from deploy.launch import application
 from deploy.launch.cluster import Endpoints
 from deploy.launch.local import served
-from deploy.launch.probe import engine_of
 from outrider_client import Client
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc

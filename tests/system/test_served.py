@@ -13,7 +13,7 @@ from local import DEMO
 from served import each, tokens
 from test_exactness import PROMPTS, generate
 
-from deploy.launch.probe import engine_of
+from bench.harness.probe import engine_of
 from orchestrator.guessers import BY_TEXT, CONTROLS, SOURCES
 from protos.outrider.v1 import generation_pb2 as pb
 

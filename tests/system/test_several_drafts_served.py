@@ -10,8 +10,8 @@ import ray
 from local import DEMO
 from served import deployed_for
 
+from bench.harness.probe import engine_of
 from core.config import DraftConfig, SpeculationConfig
-from deploy.launch.probe import engine_of
 from deploy.settings import demo_config
 from outrider_client import Client
 

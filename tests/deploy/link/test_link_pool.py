@@ -32,7 +32,8 @@ async def address():
 async def links():
     links = Links()
     yield links
-    links.close()
+    for link in links._links.values():
+        link.close("the test is over")
     await asyncio.sleep(0.02)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import ray
 
+from bench.harness.probe import engine_of
 from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import (
     DeadlinePassed,
@@ -25,7 +26,6 @@ from core.errors import (
     WorkerLost,
 )
 from deploy.launch.cluster import Endpoints
-from deploy.launch.probe import engine_of
 from deploy.metrics import instruments
 from deploy.metrics.instruments import (
     CATALOGUE,

@@ -76,8 +76,9 @@ async def new_leases():
         return made[-1]
 
     yield make
-    for leases in made:
-        leases.close_links()
+    for deployment in [each for leases in made for each in (leases._target, *leases._drafts)]:
+        for link in deployment.links._links.values():
+            link.close("the test is over")
     await asyncio.sleep(0.05)
 
 
