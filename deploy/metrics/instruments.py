@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from core.errors import OutriderError, RequestError, ServiceError
 from core.records import FinishReason
@@ -20,29 +19,22 @@ PREFIX = "outrider_"
 MODEL_LABEL = "model_name"
 
 
-class MetricKind(StrEnum):
-    """The kinds of metrics, by the effect of recording a value."""
-
-    COUNTER = "counter"
-    """Adds the value."""
-    GAUGE = "gauge"
-    """Replaces the last value."""
-    HISTOGRAM = "histogram"
-    """Counts the value in its bucket."""
-
-
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One metric: its name and meaning. All are also labelled by the model."""
 
     name: str
     description: str
-    kind: MetricKind = MetricKind.COUNTER
     label: str | None = None
     label_values: tuple[str, ...] = ()
     """Values of the label that are exported as 0 from the start."""
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets, in the unit of its name."""
+
+    @property
+    def kind(self) -> Literal["counter", "gauge", "histogram"]:
+        """A counter adds what is recorded, a gauge has the last value, a histogram counts it in its bucket."""
+        return "histogram" if self.buckets else "counter" if self.name.endswith("_total") else "gauge"
 
 
 def _codes(*kinds: type[OutriderError]) -> Iterator[str]:
@@ -58,13 +50,11 @@ FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 
 TOKEN_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 # Requests
-REQUESTS_RUNNING = Metric(
-    "num_requests_running", "Requests in progress, including those in the queue.", MetricKind.GAUGE
-)
-REQUESTS_WAITING = Metric("num_requests_waiting", "Requests that wait in the queue for admission.", MetricKind.GAUGE)
+REQUESTS_RUNNING = Metric("num_requests_running", "Requests in progress, including those in the queue.")
+REQUESTS_WAITING = Metric("num_requests_waiting", "Requests that wait in the queue for admission.")
 QUEUE_TIME = Metric(
     "request_queue_time_seconds", "Time from a request's arrival to its admission; 0 if it did not have to wait.",
-    MetricKind.HISTOGRAM, buckets=FIRST_TOKEN_BUCKETS_S,
+    buckets=FIRST_TOKEN_BUCKETS_S,
 )  # fmt: skip
 REQUEST_SUCCESS = Metric(
     "request_success_total", "Requests that were completed.", label="finished_reason",
@@ -77,20 +67,20 @@ PROMPT_TOKENS = Metric("prompt_tokens_total", "Prompt tokens of requests.")
 PROMPT_TOKENS_CACHED = Metric("prompt_tokens_cached_total", "Prompt tokens whose KV was in the target's cache.")
 GENERATION_TOKENS = Metric("generation_tokens_total", "Tokens sent to clients.")
 TIME_TO_FIRST_TOKEN = Metric(
-    "time_to_first_token_seconds", "Time from a request's arrival to its first token.", MetricKind.HISTOGRAM,
+    "time_to_first_token_seconds", "Time from a request's arrival to its first token.",
     buckets=FIRST_TOKEN_BUCKETS_S,
 )  # fmt: skip
 INTER_TOKEN_LATENCY = Metric(
     "inter_token_latency_seconds", "Time between two chunks of a stream; a chunk may hold several tokens.",
-    MetricKind.HISTOGRAM, buckets=TOKEN_BUCKETS_S,
+    buckets=TOKEN_BUCKETS_S,
 )  # fmt: skip
 TIME_PER_OUTPUT_TOKEN = Metric(
     "request_time_per_output_token_seconds", "Mean time between two tokens of a completed request.",
-    MetricKind.HISTOGRAM, buckets=TOKEN_BUCKETS_S,
+    buckets=TOKEN_BUCKETS_S,
 )  # fmt: skip
 REQUEST_LATENCY = Metric(
     "e2e_request_latency_seconds", "Time from arrival to the last chunk of a completed request.",
-    MetricKind.HISTOGRAM, buckets=REQUEST_BUCKETS_S,
+    buckets=REQUEST_BUCKETS_S,
 )  # fmt: skip
 
 # Speculation, added when a request comes to its end
@@ -135,39 +125,28 @@ DRAFT_FAILURES = Metric(
 TARGET_FAILURES = Metric("target_failures_total", "Times a stream was moved to another target engine.")
 
 # Control: the present decision, and its estimates
-GAMMA = Metric("gamma", "Draft length: depth of the blocks that are drafted now.", MetricKind.GAUGE)
-BLOCK_TOKENS = Metric("block_tokens", "Number of nodes of a block, in all branches of its tree.", MetricKind.GAUGE)
-DRAFT_RESTING = Metric("draft_resting", "1 while nothing is drafted.", MetricKind.GAUGE)
+GAMMA = Metric("gamma", "Draft length: depth of the blocks that are drafted now.")
+BLOCK_TOKENS = Metric("block_tokens", "Number of nodes of a block, in all branches of its tree.")
+DRAFT_RESTING = Metric("draft_resting", "1 while nothing is drafted.")
 DRAFT_READY = Metric(
     "draft_ready",
     "1 if the model's draft is ready and fits the target, 0 before that; not exported for a model without a draft.",
-    MetricKind.GAUGE,
 )
-REQUESTS_DRAFTED = Metric("num_requests_drafted", "Requests in progress with a lease on a draft.", MetricKind.GAUGE)
+REQUESTS_DRAFTED = Metric("num_requests_drafted", "Requests in progress with a lease on a draft.")
 CONTROL_CHANGES = Metric(
     "control_changes_total", "Changes of draft length or block size, by reason (figures left out).", label="reason"
 )
 ESTIMATED_ACCEPTANCE = Metric(
     "estimated_acceptance", "Probability that the guess at this position is accepted, if all guesses before it were.",
-    MetricKind.GAUGE, label="position",
+    label="position",
 )  # fmt: skip
-ESTIMATED_HIT_RATE = Metric(
-    "estimated_hit_rate", "Probability that the next block is ready when a verdict comes.", MetricKind.GAUGE
-)
-ESTIMATED_VERIFY = Metric(
-    "estimated_verify_seconds", "Duration of a target pass, by its number of rows.", MetricKind.GAUGE, label="rows"
-)
-ESTIMATED_DRAFT = Metric(
-    "estimated_draft_seconds", "Duration of a draft pass, by its number of rows.", MetricKind.GAUGE, label="rows"
-)
+ESTIMATED_HIT_RATE = Metric("estimated_hit_rate", "Probability that the next block is ready when a verdict comes.")
+ESTIMATED_VERIFY = Metric("estimated_verify_seconds", "Duration of a target pass, by its number of rows.", label="rows")
+ESTIMATED_DRAFT = Metric("estimated_draft_seconds", "Duration of a draft pass, by its number of rows.", label="rows")
 ESTIMATED_BRANCH = Metric(
-    "estimated_branch_seconds",
-    "Time that each branch of a block adds to a target pass, besides its rows.",
-    MetricKind.GAUGE,
+    "estimated_branch_seconds", "Time that each branch of a block adds to a target pass, besides its rows."
 )
-ESTIMATED_WIRE = Metric(
-    "estimated_wire_seconds", "Duration of a round trip to an engine, without the engine's work.", MetricKind.GAUGE
-)
+ESTIMATED_WIRE = Metric("estimated_wire_seconds", "Duration of a round trip to an engine, without the engine's work.")
 
 # Links from this orchestrator to engines
 LINKS_UNOPENED = Metric(
@@ -176,14 +155,11 @@ LINKS_UNOPENED = Metric(
 LINKS_LOST = Metric("links_lost_total", "Links that closed, so that their sessions had to move to another engine.")
 
 # Engines, by the replicas that own them
-KV_USAGE = Metric(
-    "kv_cache_usage_perc", "Share of an engine's KV blocks that sessions hold; 1 is all.", MetricKind.GAUGE
-)
-ENGINE_SESSIONS = Metric("engine_sessions", "Sessions that an engine knows, with KV or without.", MetricKind.GAUGE)
+KV_USAGE = Metric("kv_cache_usage_perc", "Share of an engine's KV blocks that sessions hold; 1 is all.")
+ENGINE_SESSIONS = Metric("engine_sessions", "Sessions that an engine knows, with KV or without.")
 ENGINE_WAITING = Metric(
     "engine_sessions_waiting",
     "Sessions whose message waits in an engine: for room in its KV, a prefix that another computes, or a grammar.",
-    MetricKind.GAUGE,
 )
 PREEMPTIONS = Metric("num_preemptions_total", "Sessions whose KV was dropped to make room.")
 PREFIX_HITS = Metric("prefix_cache_hits_total", "Prompt tokens whose KV another sequence had left in the cache.")
@@ -208,7 +184,7 @@ def zeros(catalogue: Sequence[Metric], num_positions: int = 0) -> Iterator[tuple
     `num_positions`: the largest number of guesses in a row that a round may have.
     """
     for metric in catalogue:
-        if metric.kind is not MetricKind.COUNTER:
+        if metric.kind != "counter":
             continue
         if metric.label is None:
             yield metric, None
@@ -233,12 +209,12 @@ class ServeRecorder:
         """Record a value; `label` is the value of the metric's own label, if it has one."""
         instrument, tags = self._instruments[metric.name], _tags(metric, label)
         match metric.kind:
-            case MetricKind.COUNTER:
+            case "counter":
                 if value > 0:
                     instrument.inc(value, tags)
-            case MetricKind.GAUGE:
+            case "gauge":
                 instrument.set(value, tags)
-            case MetricKind.HISTOGRAM:
+            case "histogram":
                 instrument.observe(value, tags)
 
 
@@ -252,11 +228,11 @@ def _instrument(metric: Metric, model_name: str) -> Any:
     name, labels = PREFIX + metric.name, tuple(filter(None, (MODEL_LABEL, metric.label)))
     instrument: Any
     match metric.kind:
-        case MetricKind.COUNTER:
+        case "counter":
             instrument = metrics.Counter(name, metric.description, labels)
-        case MetricKind.GAUGE:
+        case "gauge":
             instrument = metrics.Gauge(name, metric.description, labels)
-        case MetricKind.HISTOGRAM:
+        case "histogram":
             instrument = metrics.Histogram(name, metric.description, list(metric.buckets), labels)
     instrument.set_default_tags({MODEL_LABEL: model_name})
     return instrument

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deploy.metrics.instruments import CATALOGUE, MODEL_LABEL, PREFIX, MetricKind
+from deploy.metrics.instruments import CATALOGUE, MODEL_LABEL, PREFIX
 from tests.k8s.manifests import Manifest, Objects, of_kind, ray_pods, selects
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -116,7 +116,7 @@ def _series() -> dict[str, Any]:
     """What Prometheus finds, by its name there."""
     found = {}
     for metric in CATALOGUE:
-        suffixes = ("_bucket", "_sum", "_count") if metric.kind is MetricKind.HISTOGRAM else ("",)
+        suffixes = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)
         found.update({f"{EXPORTED_PREFIX}{metric.name}{suffix}": metric for suffix in suffixes})
     return found
 

@@ -35,7 +35,7 @@ from deploy.clock import MonotonicClock
 from deploy.grpc.proxy import CONNECTION_OPTIONS, one_message, refusing
 from deploy.grpc.reading import Reader
 from deploy.grpc.servicer import Servicer
-from deploy.metrics.instruments import CATALOGUE, Metric, MetricKind
+from deploy.metrics.instruments import CATALOGUE, Metric
 from deploy.metrics.meters import Meters
 from orchestrator.policy.policy import ControlReport
 from orchestrator.service import Service
@@ -124,12 +124,12 @@ class Recorded:
         assert metric in CATALOGUE
         assert (label is None) == (metric.label is None), f"{metric.name} is labelled by {metric.label}"
         match metric.kind:
-            case MetricKind.COUNTER:
+            case "counter":
                 assert value >= 0
                 self.values[metric.name, label] += value
-            case MetricKind.GAUGE:
+            case "gauge":
                 self.values[metric.name, label] = value
-            case MetricKind.HISTOGRAM:
+            case "histogram":
                 self.observed[metric.name].append(value)
 
     def __getitem__(self, name: str) -> float:
