@@ -35,9 +35,7 @@ NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 NAME_CHARS = "1 to 64 letters, digits or any of '._@-'"
 TENANT = "tenant"
 """The field of a key's line with the name of its caller's tenant."""
-_OF_TENANT = f"{TENANT}="
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_FIELD = re.compile(r"([a-z_]{1,64})=(.*)")
 _NUMBER = re.compile(r"-?\d{1,10}")
 
 
@@ -183,37 +181,28 @@ def _caller(path: Path, number: int, line: str) -> tuple[bytes, Caller]:
         raise ConfigError(
             f"{where} must be NAME:SHA256 and perhaps :FIELD=VALUE, as `outrider keys new NAME` prints it"
         )
-    return bytes.fromhex(digest), Caller(name, _limits(where, about), _tenant(where, about))
+    return bytes.fromhex(digest), Caller(name, *_allowed(where, about))
 
 
-def _tenant(where: str, fields: Sequence[str]) -> str:
-    """Empty for none. Raises: ConfigError, which names the field."""
-    found = [field.removeprefix(_OF_TENANT) for field in fields if field.startswith(_OF_TENANT)]
-    if len(found) > 1:
-        raise ConfigError(f"{where} must have {TENANT} once")
-    if found and NAME.fullmatch(found[0]) is None:
-        raise ConfigError(f"{where} must have {TENANT} {NAME_CHARS}")
-    return found[0] if found else ""
-
-
-def _limits(where: str, fields: Sequence[str]) -> KeyLimits:
-    """Raises: ConfigError, which names the field."""
-    found: dict[str, int] = {}
+def _allowed(where: str, fields: Sequence[str]) -> tuple[KeyLimits, str]:
+    """The limits and the tenant that fields of the form NAME=VALUE give. Raises: ConfigError, which names the field."""
+    given: dict[str, str] = {}
     for number, text in enumerate(fields, 1):
-        if text.startswith(_OF_TENANT):
-            continue
-        field = _FIELD.fullmatch(text)
-        if field is None or field[1] not in LIMITS:
+        name, separator, value = text.partition("=")
+        if not separator or name not in (*LIMITS, TENANT):
             raise ConfigError(
                 f"{where} must have {', '.join([*LIMITS, TENANT])} behind the digest: field {number} is none of these"
             )
-        name, value = field[1], field[2]
-        if name in found:
+        if name in given:
             raise ConfigError(f"{where} must have {name} once")
+        given[name] = value
+    tenant = given.pop(TENANT, None)
+    if tenant is not None and NAME.fullmatch(tenant) is None:
+        raise ConfigError(f"{where} must have {TENANT} {NAME_CHARS}")
+    for name, value in given.items():
         if _NUMBER.fullmatch(value) is None or int(value) not in LIMITS[name]:
             raise ConfigError(f"{where} must have {name} {LIMITS[name]}")
-        found[name] = int(value)
-    return KeyLimits(**found)
+    return KeyLimits(**{name: int(value) for name, value in given.items()}), tenant or ""
 
 
 def _digest(key: bytes) -> bytes:

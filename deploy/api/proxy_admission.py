@@ -68,7 +68,8 @@ class ProxyAdmission:
         self._most: int | None = None
         """Most completions at once; None until it is known: then the orchestrators alone refuse."""
         self._retry_after_s = RETRY_S
-        self._max_bytes: int | None = None
+        self.max_bytes: int | None = None
+        """Longest gRPC message that any orchestrator can use, in bytes; None while unknown."""
         self._asked_s = -REFRESH_S
         self._asking: asyncio.Task[None] | None = None
         self._beginning = asyncio.Lock()
@@ -108,15 +109,10 @@ class ProxyAdmission:
         finally:
             self._count(is_completion, -1)
 
-    @property
-    def max_bytes(self) -> int | None:
-        """Longest gRPC message that any orchestrator can use, in bytes; None while unknown."""
-        return self._max_bytes
-
     def check_length(self, num_bytes: int) -> None:
         """Raises: InvalidRequest when a gRPC message is too long for every orchestrator."""
-        if self._max_bytes is not None and num_bytes > self._max_bytes:
-            raise InvalidRequest("request", f"must be at most {self._max_bytes} bytes long, got {num_bytes}")
+        if self.max_bytes is not None and num_bytes > self.max_bytes:
+            raise InvalidRequest("request", f"must be at most {self.max_bytes} bytes long, got {num_bytes}")
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[int], None]]:
@@ -194,10 +190,10 @@ class ProxyAdmission:
             if orchestrators:
                 self._most = sum(each.num_completions for each in orchestrators)
                 self._retry_after_s = max(each.retry_after_s for each in orchestrators)
-                self._max_bytes = max(each.max_request_bytes for each in orchestrators)
+                self.max_bytes = max(each.max_request_bytes for each in orchestrators)
                 self._model_name = orchestrators[0].model_name
         except Exception as error:  # noqa: BLE001  whatever is wrong with Serve, calls go on without this
             logger.warning("the limits of the orchestrators are not known; they refuse by themselves: %r", error)
-            self._most = self._max_bytes = None
+            self._most = self.max_bytes = None
         finally:
             self._asking = None

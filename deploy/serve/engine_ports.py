@@ -55,7 +55,7 @@ class EnginePort:
 
     def __init__(self, grant: LeaseGrant, timeout_s: float, engine_id: str) -> None:
         """`engine_id` differs from that of an earlier port to the same engine."""
-        self._engine_id = engine_id
+        self.engine_id = engine_id
         self._replica_id = grant.replica_id
         self._engine = grant.engine
         self._timeout_s = timeout_s
@@ -65,11 +65,7 @@ class EnginePort:
         self._leases: WeakSet[ServeLease[Any]] = WeakSet()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._engine_id}{', lost' if self._is_lost else ''})"
-
-    @property
-    def engine_id(self) -> str:
-        return self._engine_id
+        return f"{type(self).__name__}({self.engine_id}{', lost' if self._is_lost else ''})"
 
     @property
     def has_broken_link(self) -> bool:
@@ -85,9 +81,9 @@ class EnginePort:
         if self._is_lost:
             return
         self._is_lost = True
-        logger.warning("%s has died; %d sessions move to another engine", self._engine_id, len(self._leases))
+        logger.warning("%s has died; %d sessions move to another engine", self.engine_id, len(self._leases))
         if self._link is not None:
-            self._link.close(f"{self._engine_id} is gone")
+            self._link.close(f"{self.engine_id} is gone")
 
     def add(self, lease: ServeLease[Any]) -> None:
         """Add a lease on this engine."""
@@ -97,7 +93,7 @@ class EnginePort:
         """If the engine's replica is about to stop, count as lost after the grace period, so that sessions move."""
         if not self._is_stopping and self._replica_id in stopping:
             self._is_stopping = True
-            logger.info("%s is about to stop; its sessions have %g s to end there", self._engine_id, grace_s)
+            logger.info("%s is about to stop; its sessions have %g s to end there", self.engine_id, grace_s)
             asyncio.get_running_loop().call_later(grace_s, self._move)
 
     def _move(self) -> None:
@@ -112,9 +108,9 @@ class EnginePort:
     def _check(self) -> None:
         """Raises: WorkerLost when the engine is lost."""
         if self._is_lost and self._is_stopping:
-            raise WorkerStopping(f"{self._engine_id} is about to stop")
+            raise WorkerStopping(f"{self.engine_id} is about to stop")
         if self._is_lost:
-            raise WorkerLost(f"{self._engine_id} is gone")
+            raise WorkerLost(f"{self.engine_id} is gone")
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
@@ -123,9 +119,9 @@ class EnginePort:
         try:
             yield
         except TimeoutError as error:
-            raise WorkerLost(f"{self._engine_id} has not answered for {self._timeout_s:g} s") from error
+            raise WorkerLost(f"{self.engine_id} has not answered for {self._timeout_s:g} s") from error
         except (RayError, WorkerLost) as error:
-            raise WorkerLost(f"{self._engine_id} failed: {cause_of_death(error)}") from error
+            raise WorkerLost(f"{self.engine_id} failed: {cause_of_death(error)}") from error
 
     async def _while_working(self, method: Any, batch: Sequence[Any]) -> Any:
         """Make an actor call that lasts as long as the engine works; silent is one that does not say so either.
@@ -159,7 +155,7 @@ class EnginePort:
                 try:
                     return await self._link.exchange(batch, take, self._timeout_s)
                 except FrameTooLong as error:
-                    logger.warning("%d requests to %s go by an actor call: %s", len(batch), self._engine_id, error)
+                    logger.warning("%d requests to %s go by an actor call: %s", len(batch), self.engine_id, error)
             return await self._while_working(method, list(batch))
 
     async def _exchange(
@@ -180,7 +176,7 @@ class EnginePort:
         return replies
 
     def _wrong(self, batch: Sequence[Any]) -> WorkerLost:
-        return WorkerLost(f"{self._engine_id} did not give one reply for each of {len(batch)} requests")
+        return WorkerLost(f"{self.engine_id} did not give one reply for each of {len(batch)} requests")
 
 
 class TargetEnginePort(EnginePort):
@@ -215,7 +211,7 @@ class DraftEnginePort(EnginePort):
         with self._calling():
             reply = await self._end_of_growth(request, take)
         if not isinstance(reply, Missing | Refused):
-            raise WorkerLost(f"{self._engine_id} ended growth without a reply")
+            raise WorkerLost(f"{self.engine_id} ended growth without a reply")
         return reply
 
     async def _end_of_growth(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> Any:
@@ -223,7 +219,7 @@ class DraftEnginePort(EnginePort):
             try:
                 return await self._link.grow(request, take)
             except FrameTooLong as error:
-                logger.warning("a request to %s goes by an actor call: %s", self._engine_id, error)
+                logger.warning("a request to %s goes by an actor call: %s", self.engine_id, error)
         return await self._grow(request, take)
 
     async def _grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> Any:
@@ -243,31 +239,16 @@ class ServeLease(Generic[Port]):
     """A streaming Serve call that stays open after its grant; when the replica ends it, the engine is lost."""
 
     def __init__(self, name: str, grant: LeaseGrant, port: Port, stream: Any) -> None:
-        self._name = name
-        self._grant = grant
-        self._port = port
+        self.name = name
+        self.engine_id = port.engine_id
+        self.epoch = grant.epoch
+        self.port = port
         self._stream = stream
         self._watch = asyncio.create_task(self._watch_stream(), context=contextvars.Context())
         port.add(self)
 
     def __repr__(self) -> str:
         return f"ServeLease({self.engine_id}{', ended' if self._watch.done() else ''})"
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def engine_id(self) -> str:
-        return self._port.engine_id
-
-    @property
-    def epoch(self) -> int:
-        return self._grant.epoch
-
-    @property
-    def port(self) -> Port:
-        return self._port
 
     def release(self) -> None:
         """End the lease; returns at once, may be called twice, and survives the caller's cancellation."""
@@ -279,4 +260,4 @@ class ServeLease(Generic[Port]):
             async for _ in self._stream:
                 pass
         if not self._stream.cancelled():
-            self._port.mark_lost()
+            self.port.mark_lost()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from core.records import Chunk, FinishReason
-from deploy.http.output import Block, BlockChange, Blocks, Change, Kind, Splitter
+from deploy.http.output import Block, BlockChange, Blocks, Change, Kind
 from deploy.http.reply import Reply, ReplyOrder, usage_of
 from deploy.http.wire import encoded, event
 
@@ -27,8 +27,7 @@ class MessagesReply(Reply):
 
     def __init__(self, order: ReplyOrder) -> None:
         self._order = order
-        self._splitter = Splitter(order.reading)
-        self._blocks = Blocks("toolu_")
+        self._blocks = Blocks(order.reading, "toolu_")
         self._last: Chunk | None = None
 
     def piece(self, index: int, chunk: Chunk) -> bytes:  # noqa: ARG002 - there is one sample
@@ -47,11 +46,7 @@ class MessagesReply(Reply):
 
     def _changes(self, chunk: Chunk) -> list[BlockChange]:
         self._last = chunk
-        changes = list(self._blocks.take(self._splitter.feed(chunk.text)))
-        if chunk.finish_reason is not None:
-            changes += self._blocks.take(self._splitter.end())
-            changes += self._blocks.end()
-        return changes
+        return self._blocks.feed(chunk.text, is_last=chunk.finish_reason is not None)
 
     def _start(self) -> bytes:
         return _event("message_start", message=self._message([]))

@@ -11,7 +11,7 @@ from typing import Any
 from core.records import Chunk, FinishReason, Usage
 from deploy.http.failures import Failure
 from deploy.http.openai.responses_body import ResponsesBody
-from deploy.http.output import Block, BlockChange, Blocks, Change, Kind, Splitter
+from deploy.http.output import Block, BlockChange, Blocks, Change, Kind
 from deploy.http.reply import Reply, ReplyOrder, usage_of
 from deploy.http.wire import encoded, event
 
@@ -27,8 +27,7 @@ class ResponsesReply(Reply):
         self._body = order.body
         self._order = order
         self._id = f"resp_{order.request_id}"
-        self._splitter = Splitter(order.reading)
-        self._blocks = Blocks("call_")
+        self._blocks = Blocks(order.reading, "call_")
         self._num_events = 0
         self._chunks: list[Chunk] = []
 
@@ -45,18 +44,14 @@ class ResponsesReply(Reply):
 
     def whole(self, chunks: Sequence[Sequence[Chunk]]) -> Mapping[str, Any]:
         for chunk in chunks[0]:
-            list(self._changes(chunk))
+            self._changes(chunk)
         self._chunks = [chunks[0][-1]]
         return self._response(self._status)
 
     def _changes(self, chunk: Chunk) -> list[BlockChange]:
-        changes = list(self._blocks.take(self._splitter.feed(chunk.text)))
-        if chunk.finish_reason is not None:
-            changes += self._blocks.take(self._splitter.end())
-            if not self._blocks.all:
-                changes.append(self._blocks.begin(Kind.TEXT))
-            changes += self._blocks.end()
-        return changes
+        is_last = chunk.finish_reason is not None
+        changes = self._blocks.feed(chunk.text, is_last=is_last)
+        return changes if self._blocks.all or not is_last else self._blocks.add_empty()
 
     @property
     def _status(self) -> str:

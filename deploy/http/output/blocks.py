@@ -1,6 +1,6 @@
 """An output as blocks, one after the other: thoughts, text, or a call each.
 
-Knows pieces; must not know how an API writes blocks.
+Knows what divides a text; must not know how an API writes blocks.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from deploy.http.output.pieces import Kind, OutputPiece, new_call_id
+from deploy.http.output.splitter import Reading, Splitter
 
 
 class Change(StrEnum):
@@ -45,30 +46,39 @@ class BlockChange:
 class Blocks:
     """All blocks of one output; only the last may be open."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, reading: Reading, prefix: str) -> None:
         """Calls have ids that begin with `prefix`."""
+        self._splitter = Splitter(reading)
         self._prefix = prefix
         self._is_open = False
         self.all: list[Block] = []
 
-    def take(self, pieces: Sequence[OutputPiece]) -> Iterator[BlockChange]:
-        """What the pieces change, in order."""
+    def feed(self, text: str, *, is_last: bool) -> list[BlockChange]:
+        """What changes with some more text, in order."""
+        pieces = self._splitter.feed(text) + (self._splitter.end() if is_last else [])
+        return [*self._take(pieces), *(self._end() if is_last else ())]
+
+    def add_empty(self) -> list[BlockChange]:
+        """A block of text without any, for an output that is to have one block at least."""
+        return [self._begin(Kind.TEXT, ""), *self._end()]
+
+    def _take(self, pieces: Sequence[OutputPiece]) -> Iterator[BlockChange]:
         for piece in pieces:
             if not self._is_open or piece.kind is not self.all[-1].kind or piece.name is not None:
-                yield from self.end()
-                yield self.begin(piece.kind, piece.name or "")
+                yield from self._end()
+                yield self._begin(piece.kind, piece.name or "")
             if piece.text:
                 self.all[-1].text += piece.text
                 yield BlockChange(Change.ADD, self.all[-1], piece.text)
 
-    def begin(self, kind: Kind, name: str = "") -> BlockChange:
+    def _begin(self, kind: Kind, name: str) -> BlockChange:
         """A new block, after all others."""
         self._is_open = True
         call_id = self._prefix + new_call_id() if kind is Kind.CALL else ""
         self.all.append(Block(len(self.all), kind, name, call_id))
         return BlockChange(Change.BEGIN, self.all[-1])
 
-    def end(self) -> Iterator[BlockChange]:
+    def _end(self) -> Iterator[BlockChange]:
         """The last block is whole, if one is open."""
         if self._is_open:
             self._is_open = False

@@ -253,7 +253,7 @@ async def test_a_killed_engine_is_lost_at_once_and_replaced_by_its_replica(lease
         await until(lambda: lease.port.verify([]))  # what was on its way may still be answered
     successor = await leases.take_target("a")
     assert successor.epoch != lease.epoch
-    assert successor._grant.replica_id == lease._grant.replica_id
+    assert successor.port._replica_id == lease.port._replica_id
     assert await successor.port.verify([verify_request(successor)])
     with pytest.raises(WorkerLost):
         await lease.port.verify([verify_request(lease)])
@@ -279,7 +279,7 @@ async def test_a_replica_whose_engines_die_while_they_load_is_replaced(leases, t
     await until(lambda: is_gone(before))
     trap.unlink()
     successor = await leases.take_target("a")
-    assert successor._grant.replica_id != lease._grant.replica_id
+    assert successor.port._replica_id != lease.port._replica_id
     successor.release()
 
 
@@ -357,7 +357,7 @@ async def test_serve_tells_the_router_where_prompts_have_gone_and_when_their_ses
     first = await leases.take_target("first", prompt)
     router = router_of(leases)
     (warm,) = router._affinity.warm(beginnings(prompt), router.curr_replicas)
-    assert warm.unique_id == first._grant.replica_id
+    assert warm.unique_id == first.port._replica_id
     first.release()
     await until(lambda: all_have_left(router))
     places = [await leases.take_target(f"{number}", prompt) for number in range(12)]
