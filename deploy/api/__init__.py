@@ -9,7 +9,7 @@ from deploy.api.proxy_admission import RETRY_S, Places, ProxyAdmission
 from deploy.api.proxy_places import admission_behind
 from deploy.api.replies import shortened, speculation_fields, told
 from deploy.api.request import prompt_ids, sampling_defaults
-from deploy.api.samples import Samples, SamplesUsage, completed, receipt_maker, sample_seed, to_requests
+from deploy.api.samples import Samples, SamplesUsage, completed, merged, receipt_maker, sample_seed, to_requests
 
 __all__ = [
     "GIVEN_SAMPLING",
@@ -36,6 +36,7 @@ __all__ = [
     "check_tools",
     "completed",
     "json_object",
+    "merged",
     "new_key",
     "prompt_ids",
     "receipt_maker",

@@ -132,27 +132,26 @@ async def completed(model: Hosted, requests: Sequence[GenerationRequest], watch:
         spans = [watch.spans.follow(*each) if watch.spans is not None else None for each in enumerate(requests)]
         asked = [each.traced(request) if each else request for each, request in zip(spans, requests, strict=True)]
         async with model.completions.admit(asked) as streams:
-            measured = [_measured(model, *each) for each in zip(asked, streams, meters, strict=True)]
-            seen = [_traced(*each) for each in zip(measured, spans, strict=True)]
+            receipts = [receipt_maker(request, model.served) for request in asked]
+            watchers = zip(meters, receipts, spans, strict=True)
+            seen = [_observed(*each) for each in zip(range(len(asked)), streams, watchers, strict=True)]
             async with aclosing(merged(seen)) as pieces:
                 async for piece in pieces:
-                    yield piece
+                    if piece is not None:
+                        yield piece
 
 
-async def _traced(stream: AsyncGenerator[Chunk, None], spans: SampleSpans | None) -> AsyncGenerator[Chunk, None]:
+async def _observed(
+    index: int,
+    stream: AsyncGenerator[Chunk, None],
+    watchers: Sequence[RequestMeter | ReceiptMaker | SampleSpans | None],
+) -> Samples:
+    """The pieces of one sample, as each of the watchers makes them, one after the other."""
     async with aclosing(stream) as chunks:
         async for chunk in chunks:
-            yield chunk if spans is None else spans.observe(chunk)
-
-
-async def _measured(
-    model: Hosted, request: GenerationRequest, stream: AsyncGenerator[Chunk, None], meter: RequestMeter
-) -> AsyncGenerator[Chunk, None]:
-    receipt = receipt_maker(request, model.served)
-    async with aclosing(stream) as chunks:
-        async for chunk in chunks:
-            measured = meter.observe(chunk)
-            yield measured if receipt is None else receipt.observe(measured)
+            for watcher in watchers:
+                chunk = chunk if watcher is None else watcher.observe(chunk)
+            yield index, chunk
 
 
 def receipt_maker(request: GenerationRequest, served: Served) -> ReceiptMaker | None:
@@ -162,17 +161,25 @@ def receipt_maker(request: GenerationRequest, served: Served) -> ReceiptMaker | 
     return ReceiptMaker(request, served.config.model_name, served.target, served.draft, served.tokenizer.digest)
 
 
-async def merged(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[tuple[int, Piece], None]:
-    """The pieces of all streams as they come, and none before the last one has been taken.
+async def merged(
+    streams: Sequence[AsyncGenerator[Piece, None]], silence_s: float = 0.0
+) -> AsyncGenerator[Piece | None, None]:
+    """The pieces of all streams as they come, and None each time that nothing has come for `silence_s`; with 0 never.
 
-    The first error of a stream ends all of them and is raised; so does closing the generator. All are closed then.
+    No piece is None, and of a stream by itself at most two are taken ahead. The first error of a stream ends all of
+    them and is raised; so does closing the generator. All are closed then.
     """
-    pieces: asyncio.Queue[tuple[int, Piece] | Exception | None] = asyncio.Queue(1)
-    tasks = [asyncio.create_task(_pass_on(index, stream, pieces)) for index, stream in enumerate(streams)]
+    pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(1)
+    tasks = [asyncio.create_task(_pass_on(stream, pieces)) for stream in streams]
     num_left = len(tasks)
     try:
         while num_left:
-            piece = await pieces.get()
+            try:
+                async with asyncio.timeout(silence_s or None):
+                    piece = await pieces.get()
+            except TimeoutError:
+                yield None
+                continue
             if isinstance(piece, Exception):
                 raise piece
             if piece is None:
@@ -185,13 +192,13 @@ async def merged(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerat
         await asyncio.wait(tasks)
 
 
-async def _pass_on(
-    index: int, stream: AsyncGenerator[Piece, None], pieces: asyncio.Queue[tuple[int, Piece] | Exception | None]
-) -> None:
+async def _pass_on(stream: AsyncGenerator[Piece, None], pieces: asyncio.Queue[Piece | Exception | None]) -> None:
     try:
         async with aclosing(stream):
             async for piece in stream:
-                await pieces.put((index, piece))
+                await pieces.put(piece)
         await pieces.put(None)
     except Exception as error:  # noqa: BLE001  whoever takes the pieces raises it
-        await pieces.put(error)
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():  # else nobody takes any more
+            await pieces.put(error)

@@ -15,11 +15,10 @@ from core.errors import Unavailable
 from core.ports import Clock
 from core.records import Chunk, GenerationRequest
 from deploy import calls
-from deploy.api import LONG_BYTES, Authenticator, Hosted, Models, Offload, Samples, completed
+from deploy.api import LONG_BYTES, Authenticator, Hosted, Models, Offload, Samples, completed, merged
 from deploy.http.anthropic import CountBody
 from deploy.http.bodies import AnyBody, Body, parse
 from deploy.http.failures import BodyTooLong, Failure, UnknownPath, WrongMethod, code_of, failure_of
-from deploy.http.keep_alive import COMMENT, with_silences
 from deploy.http.openai import model_card
 from deploy.http.page import page_now
 from deploy.http.page.status import status_fields
@@ -37,7 +36,7 @@ from deploy.http.routes import (
 )
 from deploy.http.structured import structure_of
 from deploy.http.translate import later_named_as_in, prompt_of, reading_of, to_requests
-from deploy.http.wire import EVENTS, JSON, Call, Head, encoded
+from deploy.http.wire import COMMENT, EVENTS, JSON, Call, Head, encoded
 
 Parts = AsyncGenerator[Head | bytes, None]
 
@@ -173,10 +172,10 @@ class _Ending:
 
 async def _streamed(reply: Reply, pieces: Samples, keep_alive_s: float) -> Parts:
     """The head comes with the first piece, since until then an error has a status of its own; or, where that takes
-    long, with a comment.
+    long, with a comment: load balancers close a connection on which nothing comes for a minute or so.
     """
     has_begun = False
-    async with aclosing(with_silences(pieces, keep_alive_s)) as parts:
+    async with aclosing(merged([pieces], keep_alive_s)) as parts:
         async for part in parts:
             if not has_begun:
                 yield Head(HTTPStatus.OK, EVENTS)

@@ -15,6 +15,8 @@ JSON: Headers = (("content-type", "application/json"),)
 EVENTS: Headers = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 DONE = b"data: [DONE]\n\n"
 """What ends a stream that came to its end."""
+COMMENT = b": keep-alive\n\n"
+"""Readers of server-sent events skip it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import pytest
 
 from core.config import HttpConfig
 from core.errors import ConfigError, Unavailable
-from deploy.http.keep_alive import COMMENT, with_silences
-from deploy.http.wire import Head
+from deploy.api import merged
+from deploy.http.wire import COMMENT, Head
 from tests.deploy.grpc.rpc import Script, greeting
 from tests.deploy.http.clients import by_anthropic, by_openai, said, servicer
 from tests.deploy.http.test_http_servicer import call, events
@@ -105,7 +105,7 @@ async def test_pieces_stay_in_order_and_at_most_two_are_taken_ahead():
             taken.append(number)
             yield number
 
-    async with aclosing(with_silences(numbers(), 0.0)) as pieces:
+    async with aclosing(merged([numbers()])) as pieces:
         assert await anext(pieces) == 0
         await asyncio.sleep(0.01)
         assert taken == [0, 1, 2]
@@ -121,7 +121,7 @@ async def test_pieces_whose_end_fails_do_not_hold_up_a_client_that_goes_away():
             raise RuntimeError("an end that fails")
 
     async with asyncio.timeout(10):
-        async with aclosing(with_silences(numbers(), 0.0)) as pieces:
+        async with aclosing(merged([numbers()])) as pieces:
             assert await anext(pieces) == 0
             await asyncio.sleep(0.01)  # the next one is in the queue, and one more waits for its place
 
