@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from core.errors import InvalidRequest
-from deploy.http.bodies import Body
+from deploy.http.bodies import Body, StructuredOutputs
 from deploy.http.output import grammar_of_calls, has_marks
 from deploy.http.tools import AskedTools
 from workers.grammar import Structure
@@ -22,7 +22,7 @@ Held = tuple[str, Structure]
 def structure_of(body: Body) -> Held | None:
     """What the body says of its output. Raises: InvalidRequest where it is said twice."""
     own = body.format_asked
-    found = ([] if own is None else [own]) + _structured_outputs(body) + _guided(body)
+    found = ([] if own is None else [own]) + _by_vllm(body)
     if len(found) > 1:
         raise InvalidRequest(found[1][0], f"must not be given beside {found[0][0]}")
     return found[0] if found else None
@@ -57,29 +57,18 @@ def _schema(field: str, structure: Structure) -> Mapping[str, Any]:
     return value
 
 
-def _structured_outputs(body: Body) -> list[Held]:
-    given = body.structured_outputs
-    if given is None:
-        return []
+def _by_vllm(body: Body) -> list[Held]:
+    """In vLLM's field of today, and in those that it had before."""
+    given = body.structured_outputs or StructuredOutputs()
     values = {
-        "json": ("json_schema", given.json_),
-        "json_object": ("json_object", given.json_object or None),
-        "regex": ("regex", given.regex),
-        "choice": ("choice", given.choice),
-        "grammar": ("grammar", given.grammar),
-    }
-    return [
-        (f"structured_outputs.{name}", Structure(kind, value))
-        for name, (kind, value) in values.items()
-        if value is not None
-    ]
-
-
-def _guided(body: Body) -> list[Held]:
-    values = {
+        "structured_outputs.json": ("json_schema", given.json_),
+        "structured_outputs.json_object": ("json_object", given.json_object or None),
+        "structured_outputs.regex": ("regex", given.regex),
+        "structured_outputs.choice": ("choice", given.choice),
+        "structured_outputs.grammar": ("grammar", given.grammar),
         "guided_json": ("json_schema", body.guided_json),
         "guided_regex": ("regex", body.guided_regex),
         "guided_choice": ("choice", body.guided_choice),
         "guided_grammar": ("grammar", body.guided_grammar),
     }
-    return [(name, Structure(kind, value)) for name, (kind, value) in values.items() if value is not None]
+    return [(field, Structure(kind, value)) for field, (kind, value) in values.items() if value is not None]
