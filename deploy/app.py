@@ -149,13 +149,9 @@ def worker(kind: type[EngineWorker], config: TargetConfig | DraftConfig, name: s
     )
 
 
-def resources(config: ServiceConfig) -> dict[str, float]:
-    """The largest demand of one model's application, by the names of Ray's resources."""
-    return fleet_resources(as_fleet(config))
-
-
-def fleet_resources(fleet: FleetConfig) -> dict[str, float]:
-    """The largest demand of several models' application."""
+def resources(config: ServiceConfig | FleetConfig) -> dict[str, float]:
+    """The largest demand of an application, by the names of Ray's resources."""
+    fleet = as_fleet(config)
     front = fleet.orchestrator
     one = {"CPU": front.num_cpus, **front.resources}
     total: Counter[str] = Counter()

@@ -25,7 +25,7 @@ from ray import serve
 from bench.harness.traffic import AS_SERVED, PLAINLY, Run, Way, connected, request, run
 from bench.results import Result, spread
 from core.config import FleetConfig
-from deploy.app import APPLICATION, build, fleet_resources
+from deploy.app import APPLICATION, build, resources
 from deploy.launch import local_cluster
 from deploy.settings import DEMO_SETTINGS, parse_fleet
 from outrider_client import Client
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace) -> list[Result]:
     """Serve the demo pair in each way, and compare."""
     fleet = _fleet()
-    with local_cluster(ceil(fleet_resources(fleet)["CPU"])) as endpoints:
+    with local_cluster(ceil(resources(fleet)["CPU"])) as endpoints:
         serve.run(build(fleet), name=APPLICATION, route_prefix="/")
         address = f"localhost:{endpoints.grpc_port}"
         with Client(address) as client:

@@ -128,13 +128,8 @@ def _configured(options: ServeOptions) -> tuple[ServiceConfig | FleetConfig, str
     return fleet, as_fleet_yaml(fleet)
 
 
-def config_of(options: ServeOptions) -> ServiceConfig:
-    """The settings from options, environment and file. Raises: ConfigError."""
-    return explained(options)[0]
-
-
 def explained(options: ServeOptions) -> tuple[ServiceConfig, Sources]:
-    """The settings, and the source of each. Raises: ConfigError."""
+    """The settings from options, environment and file, and the source of each. Raises: ConfigError."""
     given = [*_implied(options), *_given(options)]
     found = explained_config(options.config, given)
     if options.dtype is None:

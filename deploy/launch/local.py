@@ -52,7 +52,7 @@ def served(
     for setting, port in (("--grpc-port", grpc_port), ("--http-port", http_port)):
         _check_free(setting, port)
     fleet = _anywhere(fleet)
-    needed = app.fleet_resources(fleet)
+    needed = app.resources(fleet)
     custom = {name: amount for name, amount in needed.items() if name not in BUILT_IN_RESOURCES}
     report("starting Ray and Serve")
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # `report` tells the progress

@@ -12,7 +12,7 @@ import pytest
 from core.errors import Unavailable
 from core.records import Verification
 from deploy.cli import main, terminal
-from deploy.cli.serve import ServeOptions, config_of
+from deploy.cli.serve import ServeOptions, explained
 from deploy.launch import local
 from deploy.settings import alone, read_fleet
 from outrider_client import Chunk, Usage
@@ -267,7 +267,7 @@ def test_colour_is_for_terminals_whose_user_has_not_refused_it():
 
 
 def configured(*argv: str):
-    return config_of(parsed(ServeOptions, argv))
+    return explained(parsed(ServeOptions, argv))[0]
 
 
 def test_serve_without_arguments_is_the_demo_pair_with_its_defaults():

@@ -9,7 +9,7 @@ import pytest
 from core.config import Limits, ServiceConfig
 from core.errors import ConfigError
 from deploy.cli import main
-from deploy.cli.serve import ServeOptions, config_of, explained
+from deploy.cli.serve import ServeOptions, explained
 from deploy.cli.settings import catalogue
 from deploy.settings import as_explained_yaml, read_config
 from tests.deploy.cli.parsing import parsed
@@ -107,7 +107,7 @@ def test_what_is_printed_with_sources_is_a_file_of_the_same_settings(tmp_path):
 )
 def test_errors_name_the_key_and_its_source(tmp_path, argv, text, problem):
     with pytest.raises(ConfigError, match=problem):
-        config_of(options(tmp_path, *argv, text=text)[0])
+        explained(options(tmp_path, *argv, text=text)[0])
 
 
 def test_every_setting_says_what_it_is():
