@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import os
 import re
 import secrets
@@ -18,9 +17,7 @@ from pathlib import Path
 from core.errors import ConfigError, Unauthenticated
 from core.ranges import PRIORITY, QUOTA, Range
 from core.records import Quota
-from deploy import files
-
-logger = logging.getLogger(__name__)
+from deploy.files import Reread
 
 TOKENS_FILE = "OUTRIDER_TOKENS_FILE"
 """Environment variable that names the file, as set by a manifest that mounts it; the setting has priority."""
@@ -122,49 +119,33 @@ class Authenticator:
 
     def __init__(self, path: Path | None) -> None:
         """Raises: ConfigError when there is a path, but no key there."""
-        self._path = path
-        self._callers: tuple[tuple[bytes, Caller], ...] = ()
-        """With the digests of their keys."""
-        self._version: tuple[int, ...] = ()
-        self._complaint = ""
-        if path is not None:
-            self._read(path)
+        self._callers = None if path is None else Reread([path], lambda: _read(path), "the keys from before stay valid")
 
     def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
         """A name for the caller that does not give its key away; empty where no key is asked for.
 
         Raises: Unauthenticated.
         """
-        if self._path is None:
+        if self._callers is None:
             return Caller("")
-        try:
-            self._read(self._path)
-            self._complaint = ""
-        except ConfigError as error:
-            if str(error) != self._complaint:
-                logger.warning("the keys from before stay valid: %s", error)
-            self._complaint = str(error)
-        sent = [_digest(token) for token in _tokens(metadata)]
+        callers, sent = self._callers.now(), [_digest(token) for token in _tokens(metadata)]
         # All are compared, as digests, so that the time tells nothing about a key.
-        matches = [caller for mine, caller in self._callers for theirs in sent if hmac.compare_digest(mine, theirs)]
+        matches = [caller for mine, caller in callers for theirs in sent if hmac.compare_digest(mine, theirs)]
         if not matches:
             raise Unauthenticated("a valid token is needed: 'authorization: Bearer TOKEN'")
         return matches[0]
 
-    def _read(self, path: Path) -> None:
-        """Take the keys from the file, if it is not the one that was read last. Raises: ConfigError."""
-        version = files.version(path)
-        if version == self._version:
-            return
-        try:
-            lines = [line.strip() for line in path.read_text(encoding="ascii").splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"orchestrator.tokens_file: {path} cannot be read: {error}") from error
-        callers = tuple(_caller(path, number, line) for number, line in enumerate(lines, 1) if line)
-        if not callers:
-            raise ConfigError(f"orchestrator.tokens_file: {path} has no token")
-        self._callers = callers
-        self._version = version
+
+def _read(path: Path) -> tuple[tuple[bytes, Caller], ...]:
+    """The digests of all keys in the file, and whose they are. Raises: ConfigError."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="ascii").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"orchestrator.tokens_file: {path} cannot be read: {error}") from error
+    callers = tuple(_caller(path, number, line) for number, line in enumerate(lines, 1) if line)
+    if not callers:
+        raise ConfigError(f"orchestrator.tokens_file: {path} has no token")
+    return callers
 
 
 def _caller(path: Path, number: int, line: str) -> tuple[bytes, Caller]:

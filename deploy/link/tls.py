@@ -6,16 +6,13 @@ are reached at addresses of pods, which are in no certificate. The key of the le
 
 from __future__ import annotations
 
-import logging
 import os
 import ssl
 from pathlib import Path
 
 from core.config import LinkTls
 from core.errors import ConfigError
-from deploy.files import version
-
-logger = logging.getLogger(__name__)
+from deploy.files import Reread
 
 TLS_DIR = "OUTRIDER_LINK_TLS_DIR"
 """Environment variable that names a directory, as set by a manifest that mounts a Secret; the setting has priority."""
@@ -24,17 +21,14 @@ CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
 
 
 class Certificates:
-    """Checks the files before each link and reads changed ones, so that they can be replaced at run time.
-
-    While the files cannot be used, the last good contents stay in use, so that a half-written Secret breaks no link.
-    """
+    """The TLS contexts of one end. The files are checked before each link."""
 
     def __init__(self, files: LinkTls) -> None:
         """Raises: ConfigError, which names the setting, when the files cannot be used."""
-        self._files = files
-        self._complaint = ""
-        self._version = self._on_disk()
-        self._of_engine, self._of_orchestrator = _read(files)
+        paths = [Path(path) for path in (files.certificate_file, files.key_file, files.ca_file)]
+        kept = "links keep the certificates that were read before"
+        renewed = f"new links use the new certificate in {files.certificate_file}"
+        self._contexts = Reread(paths, lambda: _read(files), kept, renewed)
 
     @classmethod
     def of(cls, setting: LinkTls | None) -> Certificates | None:
@@ -45,31 +39,10 @@ class Certificates:
         return cls(setting) if setting is not None else None
 
     def for_engine(self) -> ssl.SSLContext:
-        self._refresh()
-        return self._of_engine
+        return self._contexts.now()[0]
 
     def for_orchestrator(self) -> ssl.SSLContext:
-        self._refresh()
-        return self._of_orchestrator
-
-    def _refresh(self) -> None:
-        on_disk = self._on_disk()
-        if on_disk == self._version:
-            return
-        try:
-            self._of_engine, self._of_orchestrator = _read(self._files)
-        except ConfigError as error:
-            if str(error) != self._complaint:
-                logger.warning("links keep the certificates that were read before: %s", error)
-            self._complaint = str(error)
-        else:
-            logger.info("new links use the new certificate in %s", self._files.certificate_file)
-            self._version = on_disk
-            self._complaint = ""
-
-    def _on_disk(self) -> list[tuple[int, ...]]:
-        files = self._files
-        return [version(Path(path)) for path in (files.certificate_file, files.key_file, files.ca_file)]
+        return self._contexts.now()[1]
 
 
 def _read(files: LinkTls) -> tuple[ssl.SSLContext, ssl.SSLContext]:

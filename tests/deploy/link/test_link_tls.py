@@ -311,7 +311,7 @@ async def test_an_orchestrator_without_tls_does_not_get_in_by_itself(address, li
 
 async def test_certificates_are_replaced_under_way(files, link, address, certificates, authority, tmp_path):
     """The order of docs/runbook.md: trust both authorities, show the new one's certificates, forget the old one."""
-    new, other = Authority("new"), Path(certificates._files.certificate_file).parent
+    new, other = Authority("new"), certificates._contexts._paths[0].parent
     both = authority.certificate + new.certificate
     for end in (Path(files.ca_file), other / "ca.crt"):
         put(end, both)
