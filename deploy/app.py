@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 from ray import serve
@@ -27,7 +28,6 @@ from deploy.serve import (
     TargetWorker,
     bundles,
     draft_router,
-    excess_rows,
     most_replicas,
     replicas,
     target_router,
@@ -113,6 +113,25 @@ def _member(fleet: FleetConfig, model: ServiceConfig, shared: Mapping[str, Appli
         for number, config in enumerate(model.extra_drafts, 2)
     ]
     return Member(replace(model, draft=fleet.draft_of(model)), target, draft, extra)  # Serve makes handles of them
+
+
+def excess_rows(config: ServiceConfig) -> str | None:
+    """What to say where the blocks of all sessions do not fit into one pass of the target, on a GPU; else None.
+
+    On a CPU every row of a pass costs time, so that nobody makes blocks so large.
+    """
+    target, block = config.target, config.speculation.max_block_tokens
+    if target.autoscaling is None or target.engine.device == "cpu":
+        return None
+    limit, num_rows = target.engine.max_step_tokens, ceil(target.autoscaling.sessions) * (block + 1)
+    if num_rows <= limit:
+        return None
+    return (
+        f"target.engine.max_step_tokens ({limit}) has no room for blocks of speculation.max_block_tokens ({block}) of "
+        f"all target.autoscaling.sessions ({target.autoscaling.sessions:g}): their {num_rows} rows take "
+        f"{ceil(num_rows / limit)} passes, one after the other, where drafting is priced by one. Raise the first, or "
+        f"lower one of the others"
+    )
 
 
 def _draft(name: str, config: DraftConfig, model_name: str, q_top_tokens: int, engines: Engines) -> Application:

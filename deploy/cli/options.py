@@ -1,11 +1,12 @@
 """Commands declare their options as the fields of a frozen dataclass, and get one instance of it.
 
-Knows typer; must not know what the options mean.
+Knows typer, and files that options name; must not know what the options mean.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,34 @@ def check_folders(*files: Path | None) -> None:
     for file in files:
         if file is not None and not file.parent.is_dir():
             raise ConfigError(f"cannot write {file}: {file.parent} is not a directory; create it first")
+
+
+def read_prompts(path: Path) -> list[str]:
+    """One prompt a line; in a file whose name ends in .jsonl a JSON string, or an object with a string "prompt".
+
+    Raises: ConfigError, which names the file and the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompts: {path} cannot be read: {error}") from error
+    is_json = path.suffix == ".jsonl"
+    given = [(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    prompts = [_from_json(line, where) if is_json else line for line, where in given]
+    if not prompts:
+        raise ConfigError(f"--prompts: {path} has no prompt")
+    return prompts
+
+
+def _from_json(line: str, where: str) -> str:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"--prompts: {where} is not JSON: {error}") from error
+    prompt = value.get("prompt") if isinstance(value, dict) else value
+    if not isinstance(prompt, str) or not prompt:
+        raise ConfigError(f'--prompts: {where} must be a JSON string or an object with a string "prompt"')
+    return prompt
 
 
 class SettingFlags(dict[str, str]):

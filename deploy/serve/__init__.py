@@ -14,7 +14,6 @@ from deploy.serve.deployments import (
 from deploy.serve.draining import replicas_now
 from deploy.serve.leases import ServeLeases
 from deploy.serve.routing import draft_router, target_router
-from deploy.serve.step_width import excess_rows
 
 __all__ = [
     "HEALTH_TIMEOUT_S",
@@ -27,7 +26,6 @@ __all__ = [
     "TargetWorker",
     "bundles",
     "draft_router",
-    "excess_rows",
     "most_replicas",
     "replicas",
     "replicas_now",

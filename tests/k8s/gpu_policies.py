@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deploy.app import excess_rows
 from deploy.defaults import GPU_CHUNK_TOKENS, GPU_STEP_TOKENS
-from deploy.serve import excess_rows
 from tests.k8s.manifests import (
     GPU,
     Objects,

@@ -1,10 +1,9 @@
 """`outrider bench`: load on a running service, and what its callers would see.
 
     options      what is asked for
-    schedule     when requests are sent
     prompts      what they ask
     callers      how they are sent, by gRPC and by HTTP
-    driver       open and closed loop: sends, listens, cancels
+    driver       when requests are sent; open and closed loop: sends, listens, cancels
     records      one request as its caller saw it
     summary      percentiles, goodput and rates of many
     command      puts these together; the bar, the table and the JSON file

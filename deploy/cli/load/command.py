@@ -13,16 +13,15 @@ from core.errors import StartupError
 from deploy.cli.generate import EXIT_FAILED
 from deploy.cli.jobs import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, bearer_token
 from deploy.cli.load.callers import CallFailed, Fields, GrpcCaller, LoadCaller
-from deploy.cli.load.driver import Driver
+from deploy.cli.load.driver import Driver, arrivals_s, starts_s
 from deploy.cli.load.options import DEFAULT_CONCURRENCY, BenchOptions
 from deploy.cli.load.prompts import Workload
 from deploy.cli.load.records import Ending, RequestRecord
 from deploy.cli.load.report import as_document, table
-from deploy.cli.load.schedule import arrivals_s, starts_s
 from deploy.cli.load.summary import Objectives, summarize
+from deploy.cli.options import read_prompts
 from deploy.cli.terminal import say
 from deploy.clock import MonotonicClock
-from deploy.prompts import read_prompts
 
 MS = 1e-3
 

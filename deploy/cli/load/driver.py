@@ -1,7 +1,8 @@
 """Open and closed loops: sends requests, reads their streams, and cancels some of them.
 
-In an open loop each request is sent at its scheduled time, whether or not earlier ones have ended; in a closed loop
-each caller sends its next request when its last one has ended. Knows callers and a clock; must not know protocols.
+In an open loop each request is sent at its scheduled time, whether or not earlier ones have ended; these times are
+decided before the run, so that no response can delay a later request. In a closed loop each caller sends its next
+request when its last one has ended. Knows callers and a clock; must not know protocols.
 """
 
 from __future__ import annotations
@@ -9,10 +10,38 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from core.ports import Clock
 from deploy.cli.load.callers import CallFailed, LoadCaller
 from deploy.cli.load.records import Ask, Ending, RequestRecord
+
+Arrivals = Literal["poisson", "constant"]
+
+
+def arrivals_s(num: int, rate_per_s: float, kind: Arrivals, ramp_s: float, seed: int) -> NDArray[np.float64]:
+    """The times of `num` requests; the rate rises from 0 to `rate_per_s` within `ramp_s`, and stays there.
+
+    Takes a Poisson process of unit rate, or whole numbers, through the inverse of the expected number of arrivals.
+    """
+    if kind == "poisson":
+        work: NDArray[np.float64] = np.random.default_rng(seed).exponential(size=num).cumsum()
+    else:
+        work = np.arange(num, dtype=np.float64)
+    in_ramp = rate_per_s * ramp_s / 2
+    ramped = np.sqrt(2 * work * ramp_s / rate_per_s)
+    times: NDArray[np.float64] = np.asarray(
+        np.where(work < in_ramp, ramped, ramp_s / 2 + work / rate_per_s), dtype=np.float64
+    )
+    return times
+
+
+def starts_s(concurrency: int, ramp_s: float) -> NDArray[np.float64]:
+    """When each of the callers of a closed loop sends its first request."""
+    return np.linspace(0.0, ramp_s, concurrency, endpoint=False, dtype=np.float64)
 
 
 class Driver:

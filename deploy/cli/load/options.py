@@ -11,8 +11,8 @@ from typer import Option
 
 from core.errors import ConfigError
 from core.ranges import SAMPLING, Range
+from deploy.cli.load.driver import Arrivals
 from deploy.cli.load.prompts import Lengths
-from deploy.cli.load.schedule import Arrivals
 from deploy.cli.options import check_folders, number
 
 WHAT, WHEN, GOALS = "Requests", "Schedule", "Objectives"

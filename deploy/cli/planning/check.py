@@ -15,11 +15,10 @@ from core.errors import ConfigError, StartupError
 from core.ranges import DRAFT_TEMPERATURE, SAMPLING, Range
 from core.results import as_json
 from deploy.cli.generate import EXIT_FAILED
-from deploy.cli.options import Numbers, check_folders, number, numbers
+from deploy.cli.options import Numbers, check_folders, number, numbers, read_prompts
 from deploy.cli.planning.measuring import PANEL, MeasuringOptions, prepare
 from deploy.cli.planning.simulate import PRESETS_HELP, Preset
 from deploy.cli.terminal import progress
-from deploy.prompts import read_prompts
 from simulation.engines import PRESETS
 
 if TYPE_CHECKING:

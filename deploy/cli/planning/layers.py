@@ -15,10 +15,9 @@ from typer import Option
 
 from core.ranges import Range
 from core.results import Result, as_json
-from deploy.cli.options import check_folders, number
+from deploy.cli.options import check_folders, number, read_prompts
 from deploy.cli.planning.measuring import MeasuringOptions, prepare
 from deploy.cli.terminal import progress
-from deploy.prompts import read_prompts
 
 if TYPE_CHECKING:
     from deploy.measure.subsets import Candidate  # imports torch

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from deploy.cli.load.driver import arrivals_s, starts_s
 from deploy.cli.load.prompts import Lengths, Workload
 from deploy.cli.load.records import Arrival, Counts, Ending, RequestRecord
-from deploy.cli.load.schedule import arrivals_s, starts_s
 from deploy.cli.load.summary import Latency, Objectives, summarize
 
 

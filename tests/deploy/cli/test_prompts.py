@@ -3,7 +3,7 @@
 import pytest
 
 from core.errors import ConfigError
-from deploy.prompts import read_prompts
+from deploy.cli.options import read_prompts
 
 
 def file(tmp_path, name, text):

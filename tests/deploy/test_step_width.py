@@ -8,8 +8,7 @@ import pytest
 
 from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.config.scaling import TargetScaling
-from deploy.app import build
-from deploy.serve import excess_rows
+from deploy.app import build, excess_rows
 
 
 def service(*, device="cuda", sessions=32.0, step=2048, block=32, is_scaled=True):
