@@ -37,9 +37,9 @@ Reply = TypeVar("Reply", bound=Message)
 
 
 def _rpc(
-    kind: type[Request], empty: type[Reply]
+    kind: type[Request], empty: type[Reply], *, is_health: bool = False
 ) -> Callable[[Callable[[Any, Request], Awaitable[Reply]]], Callable[[Any, bytes, CallContext], Awaitable[Reply]]]:
-    """Makes an RPC, as Serve calls it, of what answers a message of this kind to a caller who passes.
+    """Makes an RPC, as Serve calls it, of what answers a message of this kind: to all, or to callers who pass.
 
     Errors are set on the call's context, beside an empty reply, because a raised one would lose its details.
     """
@@ -47,9 +47,10 @@ def _rpc(
     def decorated(answer_to: Callable[[Any, Request], Awaitable[Reply]]) -> Callable[..., Awaitable[Reply]]:
         async def rpc(self: Servicer, request: bytes, grpc_context: CallContext) -> Reply:
             calls.begin(grpc_context.invocation_metadata())
-            with calls.answering(answer_to.__name__) as answer:
+            with calls.answering(answer_to.__name__, is_probe=is_health) as answer:
                 try:
-                    reply = await answer_to(self, await self._admit(kind, request, grpc_context))
+                    message = parse(kind, request) if is_health else await self._admit(kind, request, grpc_context)
+                    reply = await answer_to(self, message)
                     answer.status = "OK"
                 except Exception as error:  # noqa: BLE001 - at the edge: no client may see a stack trace
                     answer.status = _tell(grpc_context, error)
@@ -146,25 +147,18 @@ class Servicer:
         _check_size(message, served)
         return await self._offload.run(message.ByteSize(), _text_of, message, served)
 
-    async def Check(self, request: bytes, grpc_context: CallContext) -> HealthCheckResponse:
+    @_rpc(HealthCheckRequest, HealthCheckResponse, is_health=True)
+    async def Check(self, message: HealthCheckRequest) -> HealthCheckResponse:
         """Whether the service takes requests. A replica that is still loading has no RPCs at all."""
-        calls.begin(grpc_context.invocation_metadata())
-        try:
-            return HealthCheckResponse(status=self._health_of(parse(HealthCheckRequest, request).service))
-        except Exception as error:  # noqa: BLE001 - at the edge: no client may see a stack trace
-            _tell(grpc_context, error)
-            return HealthCheckResponse()
+        if message.service not in SERVICE_NAMES:
+            raise UnknownService("there is no such service here")
+        return HealthCheckResponse(status=self._health)
 
-    async def List(self, request: bytes, grpc_context: CallContext) -> HealthListResponse:
+    @_rpc(HealthListRequest, HealthListResponse, is_health=True)
+    async def List(self, _message: HealthListRequest) -> HealthListResponse:
         """The same for every service by name."""
-        calls.begin(grpc_context.invocation_metadata())
-        try:
-            parse(HealthListRequest, request)
-            status = HealthCheckResponse(status=self._health)
-            return HealthListResponse(statuses=dict.fromkeys(sorted(SERVICE_NAMES), status))
-        except Exception as error:  # noqa: BLE001 - at the edge: no client may see a stack trace
-            _tell(grpc_context, error)
-            return HealthListResponse()
+        status = HealthCheckResponse(status=self._health)
+        return HealthListResponse(statuses=dict.fromkeys(sorted(SERVICE_NAMES), status))
 
     async def Watch(self, request: bytes, grpc_context: CallContext) -> AsyncIterator[HealthCheckResponse]:
         """The same as a stream that stays open; it breaks when the replica goes away.
@@ -200,11 +194,6 @@ class Servicer:
         if self._num_watches >= MAX_WATCHES:
             raise Overloaded("too many Health watches are open", WATCH_RETRY_S)
         return parse(HealthCheckRequest, request)
-
-    def _health_of(self, service: str) -> HealthCheckResponse.ServingStatus:
-        if service not in SERVICE_NAMES:
-            raise UnknownService("there is no such service here")
-        return self._health
 
     @property
     def _health(self) -> HealthCheckResponse.ServingStatus:
