@@ -26,6 +26,7 @@ from deploy.clock import MonotonicClock
 from orchestrator.policy.policies import Policies
 from orchestrator.service import Service
 from orchestrator.text.tokenizer import Tokenizer
+from tests.checkpoints import read_once
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
 from workers.engine.thread import EngineLoop
@@ -207,11 +208,12 @@ async def system(
 
 def _leases_of(config: ServiceConfig) -> LocalLeases:
     """Leases on engines with these settings."""
-    target = TargetEngine.load(config.target.engine, 1, lambda _: None)
-    configs = enumerate((config.draft, *config.extra_drafts), 2)
-    draft, *extra = [
-        DraftEngine.load(each.engine, epoch, 64, lambda _: None) if each else None for epoch, each in configs
-    ]
+    with read_once():
+        target = TargetEngine.load(config.target.engine, 1, lambda _: None)
+        configs = enumerate((config.draft, *config.extra_drafts), 2)
+        draft, *extra = [
+            DraftEngine.load(each.engine, epoch, 64, lambda _: None) if each else None for epoch, each in configs
+        ]
     return LocalLeases(target, draft, extra)
 
 
