@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,13 @@ def llm():
         yield llm
 
 
+@cache
+def reference():
+    return AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32).eval()
+
+
 def greedy(ids, num_tokens):
-    model = AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32).eval()
+    model = reference()
     prompt = torch.tensor([list(ids)])
     with torch.inference_mode():
         found = model.generate(
