@@ -281,7 +281,8 @@ PLANTED = [
 RARE = {
     wrong_block_after_an_offer: 306,
     resend_with_the_wrong_base: 56,
-    wait_that_does_not_end: 86,
+    wait_that_does_not_end: 250,
+    draft_not_checked: 33,
     guessers_not_checked: 37,
     guessers_not_guarded: 37,
 }
