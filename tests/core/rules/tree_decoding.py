@@ -55,17 +55,34 @@ class TreeDecoder(Decoder):
     number: Callable[[int, int], int] = lambda place, draw: MOST_DRAWS * place + draw
     """Of a draw's noise."""
     _orders: dict = field(default_factory=dict)
+    _rows: dict = field(default_factory=dict)
+    _laws: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.num_possible = (self.q > 0).sum(axis=1).tolist()
+
+    def rows_of(self, depth, place):
+        """Where the noise of a place's draws is."""
+        if (depth, place) not in self._rows:
+            self._rows[depth, place] = [row_of(depth, self.number(place, draw)) for draw in range(self.fanouts[depth])]
+        return self._rows[depth, place]
+
+    def law_of(self, before, draws):
+        """What the draft tells of a place."""
+        if (before, draws) not in self._laws:
+            self._laws[before, draws] = replace(self.q_records[before], draws=self.told(draws))
+        return self._laws[before, draws]
 
     def draws(self, seed, position, depth, place, last):
-        rows = [row_of(depth, self.number(place, draw)) for draw in range(self.fanouts[depth])]
+        rows = self.rows_of(depth, place)
         if self.with_replacement:
             return tuple(self.guess(seed, position, row, Purpose.DRAFT, last) for row in rows)
         if (position, rows[0]) not in self._orders:
             gumbel = self.noise.gumbel_of_all(*self.noise.remap(position, rows[0], Purpose.DRAFT))
             scores = [gumbel + row.astype(np.float32) for row in log(self.q)]
             self._orders[position, rows[0]] = np.stack([(-each).argsort(axis=1) for each in scores], axis=1).tolist()
-        num_possible = sum(self.q[last] > 0)
-        return tuple(self._orders[position, rows[0]][seed][last][: min(len(rows), num_possible)])
+        return tuple(self._orders[position, rows[0]][seed][last][: min(len(rows), self.num_possible[last])])
 
     def chain(self, seed, position, last, purpose=Purpose.DRAFT):
         """The tree, whatever its name says."""
@@ -75,7 +92,7 @@ class TreeDecoder(Decoder):
             draws = self.draws(seed, position + depth, depth, place, before)
             if not self.keep_place(before, draws):
                 continue
-            law = replace(self.q_records[before], draws=self.told(draws))
+            law = self.law_of(before, draws)
             for rank, token in enumerate(dict.fromkeys(law.draws)):
                 if rank and not self.keep_row(before, token):
                     continue
