@@ -146,6 +146,7 @@ def unlike(num_draws, **changes):
 
 
 @WAYS
+@pytest.mark.thorough
 def test_without_a_trap_the_same_check_passes(verify, with_replacement, monkeypatch):
     for num_draws in (2, 3):
         assert is_exact(unlike(num_draws, with_replacement=with_replacement), monkeypatch, verify, 1)

@@ -19,7 +19,7 @@ from orchestrator.guessers.drawing import draw_chain, draw_from
 from tests.core.rules.decoding import SIGNIFICANCE, VOCAB_SIZE, Decoder, NoiseTable, count, dirichlet, log, p_value
 
 NUM_DRAWS = 2_500
-BOTH = pytest.mark.parametrize("verify", [verify_rejection, verify_block])
+BOTH = pytest.mark.parametrize("verify", [pytest.param(verify_rejection, marks=pytest.mark.thorough), verify_block])
 P, Q = dirichlet(1), dirichlet(2)
 MEMORY = {last: truncate(log(row), 1 + last % 4, math.inf) if last else NO_Q for last, row in enumerate(Q)}
 """Of some tokens much is known, of the first nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -103,8 +104,15 @@ def test_in_company_the_same_is_drawn(engine, fresh, way):
         )
 
 
-@pytest.mark.parametrize("num_accepted", [0, 2, 5, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 3, 4))])
-@pytest.mark.parametrize("with_correction", [True, False])
+@pytest.mark.parametrize(
+    ("num_accepted", "with_correction"),
+    [
+        each
+        if each in [(0, True), (2, False), (2, True), (5, False)]
+        else pytest.param(*each, marks=pytest.mark.thorough)
+        for each in itertools.product(range(6), (False, True))
+    ],
+)
 @pytest.mark.parametrize("way", [(SAMPLED, Verification.REJECTION), (PENALISED, Verification.BLOCK)])
 def test_after_a_verdict_draws_begin_anew_at_its_root(engine, fresh, way, num_accepted, with_correction):
     """A text that ends at, or leads along, what was fed: nothing that was drawn at another row is used again, and

@@ -152,7 +152,7 @@ def test_each_token_is_masked_by_all_that_stands_before_it(engine, sampling):
 
 
 @pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
-@pytest.mark.parametrize("num_guesses", [1, 2])
+@pytest.mark.parametrize("num_guesses", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_guess_after_which_nothing_can_come_is_judged_like_any_other(engine, verification, num_guesses):
     """A block that was dropped for it would make such guesses rarer than the target has them."""
     x, z, y = 88, 90, 89

@@ -63,6 +63,10 @@ CASES = pytest.mark.parametrize(
     ids=lambda value: getattr(value, "__name__", "") or f"T={value.temperature}",
 )
 
+OF_EACH_KIND = (Verification.COUPLED, Verification.REJECTION, Verification.RECURSIVE_REJECTION)
+"""With shared noise, by draws for a chain, by draws for a tree."""
+RULES = [each if each in OF_EACH_KIND else pytest.param(each, marks=pytest.mark.thorough) for each in Verification]
+
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory):
@@ -120,7 +124,7 @@ def judged(verdict):
 
 
 @CASES
-@pytest.mark.parametrize("verification", list(Verification))
+@pytest.mark.parametrize("verification", RULES)
 @pytest.mark.parametrize("has_begun", [False, True], ids=["prefill", "step"])
 def test_a_target_row_without_a_law_is_refused_and_its_neighbour_served(
     target, spoil, sampling, verification, has_begun
@@ -160,7 +164,7 @@ def tree_after(target, sampling):
 
 
 @CASES
-@pytest.mark.parametrize("shape", ["tree", *Verification])
+@pytest.mark.parametrize("shape", ["tree", *RULES])
 @pytest.mark.parametrize("row", [0, 2], ids=["root", "guess"])
 def test_a_root_without_a_law_is_refused_and_a_guess_without_one_is_dropped(
     request, target, draft, spoil, sampling, shape, row
@@ -185,7 +189,7 @@ def test_a_root_without_a_law_is_refused_and_a_guess_without_one_is_dropped(
 
 
 @CASES
-@pytest.mark.parametrize("verification", list(Verification))
+@pytest.mark.parametrize("verification", RULES)
 def test_a_draft_row_without_a_law_gives_no_guesses_and_its_neighbour_gets_them(draft, spoil, sampling, verification):
     bad, good, alone = sessions(draft, sampling, verification)
     want = alone.draft(3)

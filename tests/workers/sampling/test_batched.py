@@ -104,6 +104,7 @@ def test_a_twin_decides_as_its_reference(rule):
     assert any(outcome.num_relaxed for outcome in outcomes) is not rule.is_lossless
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", [rule for rule in all_rules() if rule.needs_q and rule.takes_trees], ids=str)
 def test_a_twin_decides_as_its_reference_where_laws_are_nearly_the_same(rule):
     """That all of many trials fail is so unlikely there that it could be taken for rounding."""
