@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start a hundred processes, which need not compile the same files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo serve test test-plain test-ray test-fast test-ci test-all check k8s load-tool bench protos format clean
+.PHONY: help setup demo serve test test-plain test-ray test-fast test-fast-torch test-fast-others test-ci test-all check k8s load-tool bench protos format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -28,8 +28,21 @@ serve: export RAY_AUTH_MODE := token
 serve: setup  ## Serve the embedded pair until interrupted
 	$(BIN)/outrider serve
 
+# What needs torch and what does not, each on half of the processors, since to import torch takes as long as a hundred tests.
+FAST := -m pytest -m "not slow and not ray and not thorough" --hypothesis-profile=edit
+ON_TORCH := $(addprefix tests/,workers outrider deploy/cli/planning deploy/engines deploy/link deploy/measure deploy/metrics \
+  orchestrator/text/test_tokenizer.py)
+HALF := $(shell expr $$(getconf _NPROCESSORS_ONLN) / 2)
+EACH := $(if $(filter 0 1,$(HALF)),,-n $(HALF) --dist worksteal)
+
 test-fast: setup  ## Run the tests for an edit: without Ray, and without those that are thorough
-	$(BIN)/python -m pytest -m "not slow and not ray and not thorough" -n auto --dist worksteal
+	$(MAKE) --jobs=2 --output-sync=line test-fast-torch test-fast-others
+
+test-fast-torch: setup
+	$(BIN)/python $(FAST) $(EACH) $(ON_TORCH)
+
+test-fast-others: setup
+	$(BIN)/python $(FAST) $(EACH) $(addprefix --ignore=,$(ON_TORCH))
 
 # Where tests on Ray are; the others are not even collected with them.
 ON_RAY := tests/clients tests/deploy tests/system

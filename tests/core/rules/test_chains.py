@@ -133,7 +133,7 @@ def test_honest_drafts_are_never_cut():
 
 
 @pytest.mark.thorough
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=3 * settings.default.max_examples)
 @given(data=st.data())
 def test_nothing_impossible_is_emitted(data):
     """Every emitted token has p > 0, also where p and q are one-hot, disjoint or equal."""

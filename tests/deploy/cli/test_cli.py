@@ -16,7 +16,6 @@ from deploy.cli.serve import ServeOptions, explained
 from deploy.launch import local
 from deploy.settings import alone, read_fleet
 from outrider_client import Chunk, Usage
-from tests import checkpoints
 from tests.deploy.cli.parsing import parsed
 from tests.deploy.grpc.rpc import Script, greeting, server
 
@@ -383,26 +382,3 @@ def test_what_is_wrong_with_several_models_is_said_in_one_line(tmp_path, capsys,
     err = capsys.readouterr().err
     assert problem.format(file) in err
     assert err.count("\n") == 1
-
-
-def test_check_says_whether_a_pair_can_be_served_and_why_not(tmp_path, capsys):
-    target = checkpoints.write("llama", tmp_path / "target")
-    assert run("check", "--target", str(target)) == 0
-    assert "servable" in capsys.readouterr().out
-    assert run("check", "--target", str(target), "--draft", str(tmp_path)) == 1
-    assert "not servable" in capsys.readouterr().out
-
-
-def test_check_without_weights_says_the_same_of_a_model_and_how_far_it_has_looked(tmp_path, capsys):
-    target, draft = (checkpoints.write("llama", tmp_path / name) for name in ("target", "draft"))
-    pair = ("check", "--target", str(target), "--draft", str(draft))
-    assert run(*pair) == run(*pair, "--no-weights") == 0
-    *loaded, verdict, once_more, and_more, less = capsys.readouterr().out.splitlines()
-    assert loaded == [once_more, and_more]
-    assert verdict == "servable: draft and target share their vocabulary"
-    assert less.startswith("servable, as far as can be told without the weights: ")
-    weights = (draft / "model.safetensors").read_bytes()
-    (draft / "model.safetensors").write_bytes(weights[:-1])
-    assert run(*pair, "--no-weights") == 1
-    assert "not servable: " in (said := capsys.readouterr().out)
-    assert "damaged or incomplete" in said

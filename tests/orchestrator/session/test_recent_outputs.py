@@ -97,7 +97,7 @@ def test_an_output_is_resumed_with_guesses_by_its_own_first_part(shared):
     assert num_passes(resumed) < NUM_TOKENS - 3
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     outputs=st.lists(st.lists(st.integers(1, 49), min_size=1, max_size=30), max_size=4),

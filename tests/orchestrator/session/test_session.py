@@ -485,7 +485,7 @@ def test_end_of_sequence_ends_the_stream_unless_it_is_to_be_ignored(tokenizer):
         assert world.text == ""
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings.default.max_examples, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     gamma=st.integers(0, 8),

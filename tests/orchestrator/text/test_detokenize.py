@@ -140,13 +140,13 @@ STOPS = st.lists(st.text(st.sampled_from("ab 안🙂"), min_size=1, max_size=4),
 
 
 @given(TEXTS, STOPS, SPLITS, st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_a_stop_string_cuts_text_and_tokens_where_a_search_from_the_start_would(text, stop, sizes, include_stop):
     check_cut(BYTES, BYTES.encode(text), stop, sizes, include_stop)
 
 
 @given(st.lists(st.text(st.sampled_from("ab 안"), max_size=8), max_size=6), STOPS, SPLITS, st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_so_it_does_where_stop_strings_begin_and_end_inside_tokens(chunks, stop, sizes, include_stop):
     check_cut(Chunks(chunks), range(len(chunks)), stop, sizes, include_stop)
 

@@ -66,7 +66,7 @@ def reference(raw, place):
     return scores, np.array(q.probs), np.array(q.probs), drawn
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=settings.default.max_examples * 3 // 2)
 @given(batch=st.lists(places(), min_size=1, max_size=6), seed=st.integers(0, 10**6))
 def test_every_row_of_a_mixed_batch_equals_the_reference(batch, seed):
     # No two logits alike: which of several equals is cut away is nobody's business.
@@ -91,7 +91,7 @@ def test_every_row_of_a_mixed_batch_equals_the_reference(batch, seed):
         assert got.q == NO_Q or drawn in got.q.token_ids
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None)
 @given(batch=st.lists(rows(), min_size=1, max_size=5), seed=st.integers(0, 10**6))
 def test_the_first_candidate_is_what_both_sides_draw_in_coupled_mode(batch, seed):
     """Among equals, too: with logits rounded so that there are many."""

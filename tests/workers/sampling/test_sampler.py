@@ -103,7 +103,7 @@ def reference(raw, row):
         return None
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=2 * settings.default.max_examples)
 @given(batch=st.lists(rows(), min_size=1, max_size=5), seed=st.integers(0, 10**6))
 def test_every_row_of_a_mixed_batch_equals_the_reference(batch, seed):
     logits = random_logits(len(batch), seed)
@@ -120,7 +120,7 @@ def test_every_row_of_a_mixed_batch_equals_the_reference(batch, seed):
         assert ours[kept] == pytest.approx(expected[kept], abs=2e-5, rel=1e-5)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None)
 @given(batch=st.lists(rows(), min_size=1, max_size=5), seed=st.integers(0, 10**6))
 def test_coupled_samples_equal_the_reference(batch, seed):
     log_p = twin.process(random_logits(len(batch), seed), batch)
@@ -179,7 +179,7 @@ def test_unusable_rows_are_told_apart():
     assert is_bad(logits) == [False, True, True, True, False]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=3 * settings.default.max_examples)
 @given(row=rows(), raw=st.lists(st.floats(width=32), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE))
 def test_any_row_of_float32_gives_a_law_or_is_told_apart(row, raw):
     """Infinite, subnormal and huge logits under parameters at the ends of their ranges; and as the reference has it."""
