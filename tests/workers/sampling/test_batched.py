@@ -104,17 +104,25 @@ def test_a_twin_decides_as_its_reference(rule):
     assert any(outcome.num_relaxed for outcome in outcomes) is not rule.is_lossless
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("rule", [rule for rule in all_rules() if rule.needs_q and rule.takes_trees], ids=str)
 def test_a_twin_decides_as_its_reference_where_laws_are_nearly_the_same(rule):
     """That all of many trials fail is so unlikely there that it could be taken for rounding."""
     generator = np.random.default_rng(8)
-    num_failures = 0
-    for seed in range(200):
-        log_p = laws(generator, 2)
-        block = drawn_tree(generator, log_p, seed, 5, rule, unlikeness=0.05, num_tokens=VOCAB_SIZE, most_draws=8)
-        rows = [Row(Sampling(seed=seed, temperature=1.0), 5 + depth, [], 1) for depth in (0, *block.depths)]
-        (outcome,) = at_once(verify, rule.name, [block], torch.from_numpy(log_p), rows)
-        assert outcome == rule.decide(block, log_p.astype(np.float64), seed, 5, 1.0)
-        num_failures += outcome.path != (0,)
+    laws_of = [laws(generator, 2) for _ in range(200)]
+    blocks = [
+        drawn_tree(generator, log_p, seed, 5, rule, unlikeness=0.05, num_tokens=VOCAB_SIZE, most_draws=8)
+        for seed, log_p in enumerate(laws_of)
+    ]
+    rows = [
+        Row(Sampling(seed=seed, temperature=1.0), 5 + depth, [], 1)
+        for seed, block in enumerate(blocks)
+        for depth in (0, *block.depths)
+    ]
+    outcomes = at_once(verify, rule.name, blocks, torch.from_numpy(np.concatenate(laws_of)), rows)
+    expected = [
+        rule.decide(block, log_p.astype(np.float64), seed, 5, 1.0)
+        for seed, (block, log_p) in enumerate(zip(blocks, laws_of, strict=True))
+    ]
+    assert outcomes == expected
+    num_failures = sum(outcome.path != (0,) for outcome in outcomes)
     assert num_failures > 0, "or all is accepted as if it were the same"
