@@ -9,6 +9,7 @@ from tests.workers.engine.driving import EPOCH, Driver
 from tests.workers.engine.pressure import press, prompts_of
 from workers.engine.target import TargetEngine
 
+pytestmark = pytest.mark.thorough
 NUM_CLIENTS, NUM_OUTPUT = 6, 16
 PROMPTS = prompts_of(12, low=20, high=50)
 NEED = NUM_CLIENTS * (sum(map(len, PROMPTS)) / len(PROMPTS) + NUM_OUTPUT)
