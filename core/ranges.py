@@ -38,7 +38,7 @@ class Range:
     def __str__(self) -> str:
         if math.isinf(self.high):
             return f"{'above' if self.excludes_low else 'at least'} {self.low:g}"
-        ends = ", ".join(str(end) if self.is_whole else f"{end:g}" for end in (self.low, self.high))
+        ends = ", ".join(str(int(end)) if float(end).is_integer() else f"{end:g}" for end in (self.low, self.high))
         within = f"in {'(' if self.excludes_low else '['}{ends}]"
         return f"0 ({self.zero}) or {within}" if self.zero else within
 
