@@ -98,7 +98,8 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        """Completions that wait for a place: of a call with several samples each."""
+        return sum(each.num_places for each in self._waiting)
 
     @property
     def expected_wait_s(self) -> float:
@@ -113,7 +114,7 @@ class Admission:
         """What there is to tell since the last time."""
         waited_s = tuple(self._waited_s)
         self._waited_s.clear()
-        return QueueReport(self._num_waiting, self.expected_wait_s, waited_s)
+        return QueueReport(self.num_waiting, self.expected_wait_s, waited_s)
 
     @asynccontextmanager
     async def places(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[list[Place], None]:
@@ -197,10 +198,6 @@ class Admission:
             refused.append(last)
         return refused
 
-    @property
-    def _num_waiting(self) -> int:
-        return sum(each.num_places for each in self._waiting)
-
     def _waiting_places(self) -> Counter[str]:
         counted = Counter[str]()
         for each in self._waiting:
@@ -256,7 +253,7 @@ class Admission:
         """Until a call that came now would have its places."""
         if not self._waiting and self.num_admitted + num_places <= self._limits.max_sessions:
             return 0.0
-        return (num_places + self._num_waiting) * self._place_s / self._limits.max_sessions
+        return (num_places + self.num_waiting) * self._place_s / self._limits.max_sessions
 
     def _refusal(self, refused: _Waiting) -> Overloaded:
         limits, num_places = self._limits, refused.num_places
@@ -266,6 +263,6 @@ class Admission:
         wait_s = max(limits.retry_after_s, self._wait_s(num_places))
         taken = "all" if self.num_admitted == limits.max_sessions else f"{self.num_admitted} of"
         asked = "" if num_places == 1 else f"; all {num_places} samples of a call start together or none"
-        queue = f" and {self._num_waiting} requests wait for one" if limits.max_queued else ""
+        queue = f" and {self.num_waiting} requests wait for one" if limits.max_queued else ""
         told = f"{taken} {limits.max_sessions} places are taken{queue}{asked}"
         return Overloaded(f"{told}; try again in {wait_s:.3g} s, the expected wait", wait_s)

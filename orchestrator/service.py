@@ -74,7 +74,7 @@ class Service:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a place."""
+        """Completions that wait for a place."""
         return self._admission.num_waiting
 
     @property

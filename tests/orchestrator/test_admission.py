@@ -106,7 +106,7 @@ async def test_the_refusal_says_how_long_the_queue_takes():
     await world.end("past")
     for name in "abcd":
         await world.ask(name)
-    assert world.admission.report().num_waiting == 2
+    assert world.admission.report().num_waiting == world.admission.num_waiting == 2
     await world.ask("e")
     error = await world.error("e")
     assert isinstance(error, Overloaded)
@@ -264,6 +264,7 @@ async def test_a_call_for_several_waits_for_all_its_places_and_nobody_passes_it(
     await world.ask("both", num_samples=2)
     await world.ask("late")
     assert world.served == ["a", "b"], "a place is free, for the call that waits for two"
+    assert world.admission.report().num_waiting == world.admission.num_waiting == 3
     await world.end("a")
     assert world.served == ["a", "b", "both"]
     assert world.admission.report().num_waiting == 1
