@@ -64,6 +64,7 @@ PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
     "rest": ((adaptive.AdaptivePolicy, "wants_rest", False),),
     "rest soon": ((adaptive, "REST_ROUNDS", 8),),
     "pause": ((pause.DraftingPause, "observe_round", _constant("")),),
+    "who shares engines": ((shared_estimates.Sharing, "observe", _constant(None)),),
     "offers": ((adaptive.AdaptivePolicy, "num_outcomes", 0),),
     "offers beyond the first": ((adaptive, "OFFERED_OUTCOMES", 1),),
     "a least chance": ((tree_builder, "MIN_PATH_PROB", 1e-9),),

@@ -285,6 +285,7 @@ class AdaptivePolicy(TreePolicy):
     # Seeing
 
     def begin_drafting(self) -> None:
+        super().begin_drafting()
         self._num_idle, self._has_draft = 0, True
 
     def observe_round(self, seen: RoundOutcome) -> None:

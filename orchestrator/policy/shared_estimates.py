@@ -92,10 +92,12 @@ class Sharing:
 
     def of(self, num_sessions: int) -> float:
         """The number that share an engine while this orchestrator has `num_sessions`."""
-        return max(1.0, round(num_sessions * self.ratio))
+        return float(min(max(1, round(num_sessions * self.ratio)), MAX_HELD))
 
     def observe(self, num_held: int, num_sessions: int) -> None:
-        """An engine says that it holds `num_held`, 0 where it does not say."""
+        """An engine says that it holds `num_held`, 0 where it does not say; `num_sessions` of this orchestrator use
+        engines of the kind.
+        """
         if 0 < num_held <= MAX_HELD and num_sessions > 0:
             self._ratios.append(num_held / num_sessions)
             self.ratio = median(self._ratios)
@@ -112,6 +114,8 @@ class SharedEstimates:
         self.pause = DraftingPause()
         self.kinds: dict[str, Learned] = defaultdict(Learned)
         self.num_sessions = 0
+        self.num_with_draft = 0
+        """Of these, the sessions that hold a lease on a draft."""
         self._costs: CostModel | None = None
         self._num_verdicts = 0
         self.depth = self.nodes = 0
@@ -159,7 +163,7 @@ class SharedEstimates:
 
     def observe_growth(self, timing: Timing) -> None:
         """Of any session's draft."""
-        self._of_drafts.observe(timing.num_sessions, self.num_sessions)
+        self._of_drafts.observe(timing.num_sessions, self.num_with_draft)
 
     @property
     def num_sharing(self) -> float:
@@ -169,15 +173,15 @@ class SharedEstimates:
     @property
     def costs(self) -> CostModel:
         """The costs as of the last computation, for the present number of sessions."""
-        known = self._costs
-        if known is None or known.num_verifying != self.num_sharing:
+        known, num_verifying, num_drafting = self._costs, self.num_sharing, self._of_drafts.of(self.num_sessions)
+        if known is None or (known.num_verifying, known.num_drafting) != (num_verifying, num_drafting):
             known = self._costs = CostModel(
                 verify_pass_s=self.verify.passes.curve(),
                 draft_pass_s=self.draft.passes.curve(),
                 verify_wire_s=self.verify.wire_s,
                 draft_wire_s=self.draft.wire_s,
-                num_verifying=self.num_sharing,
-                num_drafting=self._of_drafts.of(self.num_sessions),
+                num_verifying=num_verifying,
+                num_drafting=num_drafting,
                 branch_s=self.verify.passes.branch_s,
             )
         return known

@@ -86,7 +86,7 @@ class TreePolicy(ABC):
         guesses = {DRAFT: False, "grammar": request.grammar is not None, "template": request.template is not None}
         sources = (*(request.guessers or config.guessers), "template")  # which guesses whomever the request names
         self._has_guessers = any(guesses.get(source, True) for source in sources)
-        self._is_open = True
+        self._is_open, self._is_with_draft = True, False
         known.num_sessions += 1
 
     def __repr__(self) -> str:
@@ -284,8 +284,15 @@ class TreePolicy(ABC):
         """Whether the draft rests, after a number of rounds without a node worth verifying."""
         return False
 
-    def begin_drafting(self) -> None:  # noqa: B027  nothing to do unless a policy counts rounds
-        """The session has a draft from now on."""
+    def begin_drafting(self) -> None:
+        """The session has a lease on a draft from now on."""
+        self._known.num_with_draft += not self._is_with_draft
+        self._is_with_draft = True
+
+    def end_drafting(self) -> None:
+        """The session has no draft any more, whatever the reason."""
+        self._known.num_with_draft -= self._is_with_draft
+        self._is_with_draft = False
 
     def rest(self) -> None:  # noqa: B027  others than adaptive never do
         """The session has no draft for a while."""
@@ -330,5 +337,6 @@ class TreePolicy(ABC):
 
     def close(self) -> None:
         """The session has ended."""
+        self.end_drafting()
         self._known.num_sessions -= self._is_open
         self._is_open = False

@@ -175,6 +175,8 @@ class FakePolicy:
 
     def begin_drafting(self) -> None: ...
 
+    def end_drafting(self) -> None: ...
+
     @property
     def max_depth(self) -> int:
         return self.gamma

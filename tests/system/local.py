@@ -228,7 +228,7 @@ def _service_of(
     info, draft = infos.pop("target"), infos.pop("draft", None)
     service = Service(config, info, draft, tokenizer, leases, MonotonicClock(), policies, grammars)
     for number, extra in enumerate(infos.values(), 1):
-        service.use_extra_draft(number, extra)
+        service.use_draft(extra, number)
     return service
 
 

@@ -67,6 +67,8 @@ class Engine(ABC, Generic[Request, Reply]):
         self._answers: list[Answer[Reply]] = []
         self._num_steps = 0
         self._num_rows = 0
+        self._began_late: Job[Request] | None = None
+        """That had no memory to begin in the last step that lacked some."""
         self._step_time_s = 0.0
         self._forward_time_s = 0.0
 
@@ -219,11 +221,21 @@ class Engine(ABC, Generic[Request, Reply]):
             try:
                 if self._may_run(job):
                     running.add(job)
-            except torch.OutOfMemoryError:  # it may begin later: those before it go on
+            except torch.OutOfMemoryError as error:  # those before it go on
                 if not running:
                     raise
+                self._begin_later(job, first_line(error))
                 break
         return [job for job in jobs if job in running]
+
+    def _begin_later(self, job: Job[Request], problem: str) -> None:
+        """Give back what there was of room for a job, which is tried again in the next step."""
+        job.begin_again()
+        self._store.truncate(job.held, 0)
+        torch.cuda.empty_cache()  # without effect on another device
+        if self._began_late is not job:
+            logger.error("no memory to begin a sequence; %d others go on: %s", len(self._jobs) - 1, problem)
+        self._began_late = job
 
     def _may_run(self, job: Job[Request]) -> bool:
         """Begin a job without KV with what it can adopt, unless it waits for room or for what another computes."""
@@ -268,6 +280,7 @@ class Engine(ABC, Generic[Request, Reply]):
     def _undo(self, job: Job[Request], num_tokens: int, pending: list[int]) -> None:
         """Have the job as it was before a step: `num_tokens` computed, and these pending."""
         held = job.held
+        self._runtime.cache.suspect(held.kv)  # what was computed has not been looked at
         if len(held.log) > num_tokens:
             self._store.truncate(held, num_tokens)
         self._store.drop_rows_ahead(held)  # those of the step

@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
@@ -73,7 +74,7 @@ class _Inbox:
         self._put(end)
 
     def _put(self, said: Sequence[tuple[int, Any]] | WorkerLost) -> None:
-        if not self.loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more, and other callers' replies go on
             self.loop.call_soon_threadsafe(self.said.put_nowait, said)
 
     async def next_replies(self) -> Sequence[tuple[int, Any]]:

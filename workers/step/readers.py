@@ -60,7 +60,7 @@ class Span:
     def mask_tree(
         self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
     ) -> None:
-        """Change the mask and the positions of a chain to those of the tree. # [R, L], [R], [L]
+        """Change the mask and the positions of a chain to those of the tree.  # [R, L], [R], [L]
 
         Of the rows behind the root, a node sees its ancestors and itself.
         """

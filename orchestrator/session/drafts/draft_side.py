@@ -95,6 +95,7 @@ class DraftSide:
 
     def _leave(self) -> None:
         self._machine.fire(Trigger.LOST)
+        self._policy.end_drafting()
         self._silence.left()
         self.stats.trace_pass()
         self.blocks.reset()

@@ -277,19 +277,40 @@ def test_engines_say_how_many_sessions_share_them(num_own, num_held, shared):
     for _ in range(20):
         knowledge.observe_verdict(held(num_held))
     assert (knowledge.costs.num_verifying, knowledge.costs.num_drafting) == (shared, num_own)
+    knowledge.num_with_draft = num_own
     for _ in range(20):
         knowledge.observe_growth(held(num_held))
-        knowledge.observe_verdict(None)
     assert (knowledge.costs.num_verifying, knowledge.costs.num_drafting) == (shared, shared)
 
 
-def test_half_as_many_sessions_share_an_engine_half_as_much_at_once():
+def test_half_as_many_sessions_share_engines_half_as_much_at_once():
+    """Eight targets and one draft: when six of eight sessions have ended, a target still has one."""
     knowledge = SharedEstimates()
-    knowledge.num_sessions = 8
+    knowledge.num_sessions = knowledge.num_with_draft = 8
     for _ in range(20):
-        knowledge.observe_verdict(held(4))
-    knowledge.num_sessions = 4
-    assert knowledge.costs.num_verifying == 2.0
+        knowledge.observe_verdict(held(1))
+        knowledge.observe_growth(held(8))
+    assert (knowledge.costs.num_verifying, knowledge.costs.num_drafting) == (1.0, 8.0)
+    knowledge.num_sessions = 2
+    assert (knowledge.costs.num_verifying, knowledge.costs.num_drafting) == (1.0, 2.0)
+
+
+def test_sessions_that_rest_do_not_make_a_draft_look_as_if_there_were_several():
+    controls = Controller(SpeculationConfig())
+    policies = [controls.policy(request()) for _ in range(8)]
+    knowledge = policies[0]._known
+    for policy in policies:
+        policy.begin_drafting()
+    for policy in policies[:6]:
+        policy.end_drafting()
+        policy.end_drafting()
+    assert (knowledge.num_sessions, knowledge.num_with_draft) == (8, 2)
+    for _ in range(20):
+        policies[7].observe_pass(held(2))
+    assert knowledge.costs.num_drafting == 8.0
+    for policy in policies:
+        policy.close()
+    assert (knowledge.num_sessions, knowledge.num_with_draft) == (0, 0)
 
 
 @pytest.mark.parametrize("num_held", [0, MAX_HELD + 1, 2**32 - 1])

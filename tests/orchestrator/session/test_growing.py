@@ -360,9 +360,13 @@ def test_a_draft_is_not_left_for_some_rounds_that_took_long(stage):
 
 def test_a_lost_draft_is_lacking_and_not_waited_for_until_the_next_tells_something(stage):
     stage.policy.is_patient = True
+    known = stage.policy._known
+    assert known.num_with_draft == 1
     stage.event(m.DraftLost(1))
     assert stage.policy.lacks_draft
+    assert known.num_with_draft == 0
     stage.event(m.DraftLeased("d2", 2))
+    assert known.num_with_draft == 1
     stage.num_reported = 0
     stage.verdict()
     assert stage.policy.lacks_draft

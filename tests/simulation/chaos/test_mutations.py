@@ -89,8 +89,8 @@ def lost_release(patch):
 
 
 def lost_release_of_the_draft(patch):
-    def forgetful(self, running, _command):
-        running.draft = None
+    def forgetful(self, running, command):
+        running.drafts.pop(command.draft, None)
 
     patch(Runner, "_release_draft", forgetful)
 
@@ -98,11 +98,11 @@ def lost_release_of_the_draft(patch):
 def release_of_the_wrong_lease(patch):
     """A lost draft gives back the target's lease."""
 
-    def wrong(self, running, _command):
-        lease, running.draft = running.draft, None
+    def wrong(self, running, command):
+        lease = running.drafts.pop(command.draft, None)
         if lease is not None:
             del self._leased[lease.name]
-            self._drafts.give_back(running.target or lease)
+            self._drafts[command.draft].give_back(running.target or lease)
 
     patch(Runner, "_release_draft", wrong)
 
