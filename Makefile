@@ -32,7 +32,7 @@ serve: setup  ## Serve the embedded pair until interrupted
 FAST := -m pytest -m "not slow and not ray and not thorough" --hypothesis-profile=edit
 ON_TORCH := $(addprefix tests/,workers outrider deploy/cli/planning deploy/engines deploy/link deploy/measure deploy/metrics \
   orchestrator/text/test_tokenizer.py)
-HALF := $(shell expr $$(getconf _NPROCESSORS_ONLN) / 2)
+HALF := $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) / 2)
 EACH := $(if $(filter 0 1,$(HALF)),,-n $(HALF) --dist worksteal)
 
 test-fast: setup  ## Run the tests for an edit: without Ray, and without those that are thorough

@@ -57,6 +57,7 @@ def _rpc(
                     return empty()
                 return reply
 
+        rpc.__name__ = answer_to.__name__  # which Serve's log has
         return rpc
 
     return decorated

@@ -138,8 +138,8 @@ class ChatBody(SampledBody):
     web_search_options: Annotated[Any, neutral(reason="this server runs no tools of its own")] = None
 
     @model_validator(mode="after")
-    def _take_older_name(self) -> Self:
-        """The limit may be given as `max_tokens`, its older name."""
+    def _fill_max_tokens(self) -> Self:
+        """The limit has a newer name, by which it may be given alone."""
         self.max_tokens = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
         return self
 
