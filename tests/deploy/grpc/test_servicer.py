@@ -198,7 +198,8 @@ async def test_both_methods_are_measured_alike(method):
     ("step", "code"),
     [(Unavailable("gone"), "UNAVAILABLE"), (Overloaded("full", 1.0), "RESOURCE_EXHAUSTED"), (KeyError(), "INTERNAL")],
 )
-async def test_a_failure_is_counted_by_the_code_that_the_client_sees(method, step, code):
+async def test_a_failure_is_counted_and_logged_by_the_code_that_the_client_sees(method, step, code, caplog):
+    caplog.set_level("INFO", "deploy.calls")
     record, context = Recorded(), Context()
     call = getattr(rpc.servicer(Script(step), record), method)(REQUEST, context)
     empty = await (call if method == "Generate" else anext(call))
@@ -206,6 +207,9 @@ async def test_a_failure_is_counted_by_the_code_that_the_client_sees(method, ste
     assert record.by_label("request_failure_total") == {code: 1}
     assert context.code is grpc.StatusCode[code]
     assert record["num_requests_running"] == 0
+    if method == "GenerateStream":  # it ends with its generator
+        await call.aclose()
+    assert f"{method}: {code} in " in caplog.text
 
 
 async def test_a_refused_request_is_counted_too():
