@@ -30,6 +30,8 @@ serve: setup  ## Serve the embedded pair until interrupted
 
 # What needs torch and what does not, each on half of the processors, since to import torch takes as long as a hundred tests.
 FAST := -m pytest -m "not slow and not ray and not thorough" --hypothesis-profile=edit
+# Continuous integration, which sets CI, tries four times as many random examples.
+EXAMPLES := $(if $(CI),,--hypothesis-profile=edit)
 ON_TORCH := $(addprefix tests/,workers outrider deploy/cli/planning deploy/engines deploy/link deploy/measure deploy/metrics \
   orchestrator/text/test_tokenizer.py)
 HALF := $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) / 2)
@@ -53,7 +55,7 @@ test: setup .venv/bin/promtool  ## Run the tests, but for those that take minute
 	$(MAKE) --jobs=2 --output-sync=line test-plain test-ray
 
 test-plain: setup .venv/bin/promtool
-	nice -n 10 $(BIN)/python -m pytest -m "not slow and not ray" -n auto --dist worksteal
+	nice -n 10 $(BIN)/python -m pytest -m "not slow and not ray" $(EXAMPLES) -n auto --dist worksteal
 
 test-ray: setup
 	$(BIN)/python -m pytest -m "not slow and ray" $(ON_RAY)

@@ -31,6 +31,9 @@ settings.load_profile("untimed")
 THOROUGH = {Path(__file__).parent / folder for folder in ("bench", "k8s", "models", "simulation", "system")}
 """Folders of tests that run whole programs, models, manifests or days: none of them is for the run after an edit."""
 
+BENCHMARKS = Path(__file__).parent / "bench"
+"""Tests that guard benchmarks, and nothing that is served: continuous integration runs them."""
+
 LONGEST = {"test_compiled_cpu.py", "test_chaos.py", "test_exactness.py"}
 
 
@@ -38,6 +41,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """What is not run is not imported either, which takes seconds for whole programs."""
     chosen = config.option.markexpr
     if collection_path in THOROUGH and "not thorough" in chosen:
+        return True
+    if collection_path == BENCHMARKS and "not slow" in chosen:
         return True
     is_module = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
     return True if is_module and not may_be_chosen(collection_path.read_text(), chosen) else None
@@ -71,6 +76,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()) and item.get_closest_marker("ray") is None:
             raise pytest.UsageError(f"{item.nodeid} takes the cluster but is not marked `ray`")  # too early for _no_ray
+        if BENCHMARKS in item.path.parents and item.get_closest_marker("slow") is None:
+            item.add_marker(pytest.mark.ci)
         if item.get_closest_marker("ci") is not None:
             item.add_marker(pytest.mark.slow)
         if THOROUGH.intersection(item.path.parents) or has_a_further_seed(item):
