@@ -121,7 +121,18 @@ class GrammarState:
             problem = problem_of(self._matcher)
             self._forget()
             raise problem
+        if num_taken < len(rest):
+            self._check_refusal(rest[num_taken])
         return num_kept + num_taken == start + len(tokens)
+
+    def _check_refusal(self, token_id: int) -> None:
+        """That it is the grammar which refuses this token: where the library runs into a limit of what all sequences
+        share it takes the token as little, without an error, which it has for the mask alone. Raises: GrammarProblem.
+        """
+        mask = self._mask()
+        if token_id >> 3 < len(mask) and mask[token_id >> 3] >> (token_id & 7) & 1:
+            self._forget()
+            raise GrammarProblem("a limit of what outputs of the grammar share has been reached")
 
     def _before_end(self, tokens: Sequence[int]) -> list[int]:
         ends = self._compiled.result().eos_token_ids

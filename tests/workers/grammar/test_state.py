@@ -4,10 +4,14 @@ import random
 
 import pytest
 from grammars import EOS, PERSON, allowed, at_once, following, ids, lark, regex, schema, state
+from llguidance import LLParserLimits
 
 import workers.grammar.compiler
 from workers.grammar.compiler import GrammarProblem
 from workers.grammar.state import GrammarState
+
+MOST_STATES = 158
+"""Of the library's lexer: enough for any one output, and not for many."""
 
 GRAMMARS = {
     "schema": schema(PERSON),
@@ -182,6 +186,32 @@ def test_a_limit_that_is_full_of_other_sequences_is_met_with_a_new_compilation()
     assert allowed(mask) == following(regex("(ab)+"), [a, b, a])
     assert counts["compiled"] == 2
     assert current.problem is None
+
+
+def test_a_limit_at_which_the_library_takes_a_token_as_little_without_an_error_is_noticed(monkeypatch):
+    """What outputs of a grammar share grows with each of them, until llguidance takes less than the grammar allows and
+    says nothing: an output was refused for what it had, and a guess that was right counted as forbidden.
+    """
+    grammar, rng = GRAMMARS["schema"], random.Random(21)
+    outputs = [walk(grammar, rng, 60) for _ in range(12)]
+    expected = [following(grammar, output) for output in outputs]
+    monkeypatch.setattr(workers.grammar.compiler, "LIMITS", LLParserLimits(max_lexer_states=MOST_STATES))
+    shared = []
+
+    def compile_it():
+        if not shared or shared[-1].result().is_spent:
+            shared.append(at_once(grammar))
+        return shared[-1]
+
+    for output, following_it in zip(outputs, expected, strict=True):
+        current = GrammarState(grammar, compile_it, 4096)
+        (mask,) = current.masks(output, [()])
+        assert current.problem is None
+        assert allowed(mask) == following_it
+        for num in range(len(output)):
+            (mask,) = GrammarState(grammar, compile_it, 4096).masks(output[:num], [output[num : num + 1]])
+            assert mask is not None
+    assert len(shared) > 1
 
 
 def test_a_limit_that_the_output_runs_into_by_itself_ends_it_by_name():
