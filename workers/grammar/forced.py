@@ -96,7 +96,7 @@ class ForcedTokens:
         if matcher.is_error():
             raise self._problem(matcher)
         if self._is_binding:
-            self._compiled.result().is_spent = True  # the output is held to it: a limit, not the grammar, has refused it
+            self._compiled.result().is_spent = True  # a limit has refused it: the output is held to the grammar
             raise GrammarProblem("it forbids what the output has")
         self._has_left = True
 
