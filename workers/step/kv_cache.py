@@ -255,8 +255,9 @@ class KVCache:
         seq.blocks[index] = copy
 
     def _give_back(self, appended: Iterable[tuple[SequenceKV, int]], copies: Iterable[int]) -> None:
-        """Release what was just allocated: so many last blocks of each sequence, and copies that nobody uses yet. What
-        others left in them may not have been erased."""
+        """Release what was just allocated: the last `count` blocks of each sequence, and copies that nobody uses yet.
+        What others left in them may not have been erased.
+        """
         for seq, count in appended:
             for _ in range(count):
                 self._pool.release(seq.blocks.pop(), None)
