@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that `tests.checkpoints
 
 
 settings.register_profile("untimed", settings(), deadline=None)  # a busy machine is no fault
-settings.register_profile("edit", settings(), deadline=None, max_examples=25)  # a quarter: `make test-fast`, and `make test`
+settings.register_profile("edit", settings(), deadline=None, max_examples=25)  # by `make test-fast` and `make test`
 settings.load_profile("untimed")
 
 THOROUGH = {Path(__file__).parent / folder for folder in ("bench", "k8s", "models", "simulation", "system")}
