@@ -174,6 +174,13 @@ async def test_orders_that_were_given_during_the_step_that_fails_are_lost_too():
     await loop.close()
 
 
+async def test_a_caller_whose_event_loop_has_closed_ends_nothing_for_others(loop):
+    closed = asyncio.new_event_loop()
+    closed.close()
+    loop.post([(0, 1)], thread._Inbox(closed))
+    assert await asyncio.wait_for(loop.submit([2]), 5) == [4]
+
+
 async def test_a_closed_loop_turns_everybody_away():
     loop = EngineLoop(FakeEngine())
     loop.start()

@@ -132,6 +132,17 @@ def test_a_step_without_memory_changes_no_output(target, place, with_blocks):
     assert target.stats().num_free_blocks == target.stats().num_blocks
 
 
+def test_the_blocks_of_a_step_that_was_undone_are_erased_before_they_are_used_again(target):
+    """Nobody has looked at what was computed there, which may be NaN."""
+    driver = Driver(target, PROMPTS[0], session=f"{next(NAMES)}")
+    target.add(0, driver.verify_request(chain()))
+    with failing(target, "in sampling", once_in({0})):
+        target.step()
+        assert target._store.find(driver.session).kv.is_suspect
+    run(target)
+    target.release([driver.session])
+
+
 @pytest.mark.parametrize("with_blocks", [True, False])
 def test_a_step_without_memory_for_its_room_changes_no_output(target, with_blocks):
     """Where a session begins, and where guesses take new blocks."""

@@ -122,6 +122,14 @@ def test_what_does_not_compile_is_raised_by_its_reason(bad):
         session.after([], DEPTH)
 
 
+def test_what_refuses_an_output_that_is_held_to_the_grammar_is_compiled_anew():
+    """It is a limit of what all outputs share: the next one would run into it at once."""
+    compiled = at_once(regex("yes"))
+    with pytest.raises(GrammarProblem, match="forbids"):
+        ForcedTokens(compiled).after(ids("no"), DEPTH)
+    assert compiled.result().is_spent
+
+
 def test_an_output_that_the_grammar_forbids_is_a_problem():
     with pytest.raises(GrammarProblem, match="forbids"):
         forced(regex("yes")).after(ids("no"), DEPTH)
