@@ -154,6 +154,22 @@ def test_a_step_without_memory_for_its_room_changes_no_output(target, with_block
     assert target.stats().num_free_blocks == target.stats().num_blocks
 
 
+def test_a_session_without_memory_to_begin_gives_back_what_it_had_adopted_and_begins_later(config):
+    """With blocks it would count as begun, and no room be kept for the rest of its text."""
+    target = TargetEngine.load(replace(config, share_prefixes=True), EPOCH, lambda _: None)
+    other, late = (Driver(target, PROMPTS[index], session=name) for index, name in ((0, "other"), (2, "late")))
+    expected = Driver(target, PROMPTS[2], session="alone").verify().next_token
+    other.log.extend([other.verify().next_token])
+    target.add(0, other.verify_request())
+    target.add(1, late.verify_request())
+    with failing(target, "while room is made", once_in({0})):
+        assert [ticket for ticket, _ in target.step()] == [0]
+        assert target.stats().num_adopted_tokens > 0
+        assert target._store.find("late").kv.blocks == []
+    assert run(target)[1].next_token == expected
+    target.check_integrity()
+
+
 def test_a_prefill_that_was_preempted_for_nothing_begins_with_its_first_token(config):
     """The room that its KV has left cannot be made: what was pending before the step is not all that is now."""
     target = TargetEngine.load(replace(config, kv_cache_tokens=60, max_step_tokens=24), EPOCH, lambda _: None)
