@@ -20,7 +20,7 @@ from deploy.api.hosted import Hosted
 from deploy.api.offload import SHORT_BYTES
 from deploy.api.proxy_admission import Places
 from deploy.api.replies import MAX_DETAILS_CHARS
-from deploy.grpc.servicer import MAX_WATCHES
+from deploy.grpc.servicer import MAX_WATCHES, Servicer
 from deploy.grpc.status import DETAILS_KEY
 from deploy.logs import JsonFormatter
 from protos.outrider.v1 import generation_pb2 as pb
@@ -210,6 +210,12 @@ async def test_a_failure_is_counted_and_logged_by_the_code_that_the_client_sees(
     if method == "GenerateStream":  # it ends with its generator
         await call.aclose()
     assert f"{method}: {code} in " in caplog.text
+
+
+@pytest.mark.parametrize("name", ["Generate", "Tokenize", "GetModelInfo", "Check"])
+def test_a_method_has_the_name_of_its_rpc(name):
+    """Serve's log calls it so."""
+    assert getattr(Servicer, name).__name__ == name
 
 
 async def test_a_refused_request_is_counted_too():
