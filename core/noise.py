@@ -25,13 +25,13 @@ Key: TypeAlias = tuple[int, int, int, int]
 """(seed as int64, position, row, purpose)."""
 
 _MASK = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_NUM_ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+NUM_ROUNDS = 10
 
-_SQRT_HALF = math.sqrt(0.5)
-_LN_2 = math.log(2.0)
-_ATANH_SERIES = tuple(1.0 / (2 * k + 1) for k in range(7))
+SQRT_HALF = math.sqrt(0.5)
+LN_2 = math.log(2.0)
+ATANH_SERIES = tuple(1.0 / (2 * k + 1) for k in range(7))
 _MAX_CHUNK = 1 << 13
 """Numbers computed at once: a few arrays of this size fit the cache, and the heap has memory for them. Eight times as
 many take twice the time, because each array is made of pages that the kernel has to hand out."""
@@ -71,15 +71,15 @@ def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(_NUM_ROUNDS):
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+    for _ in range(NUM_ROUNDS):
+        product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
         c0, c2 = (product1 >> 32) ^ c1 ^ k0, (product0 >> 32) ^ c3 ^ k1
         c0 &= _MASK
         c2 &= _MASK
         product1 &= _MASK
         product0 &= _MASK
         c1, c3 = product1, product0
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+        k0, k1 = (k0 + KEY_STEPS[0]) & _MASK, (k1 + KEY_STEPS[1]) & _MASK
     return c0, c1, c2, c3
 
 
@@ -94,7 +94,7 @@ def log(x: Real, frexp: Frexp) -> Real:
     log(m 2^e) = e log 2 + 2 atanh(s), s = (m - 1) / (m + 1), with m in [sqrt(1/2), sqrt(2)).
     """
     mantissa, exponent = frexp(x)
-    is_low = (mantissa < _SQRT_HALF) * 1.0
+    is_low = (mantissa < SQRT_HALF) * 1.0
     exponent -= is_low
     is_low += 1.0
     mantissa *= is_low
@@ -102,14 +102,14 @@ def log(x: Real, frexp: Frexp) -> Real:
     mantissa += 1.0
     s /= mantissa
     z = s * s
-    series = z * _ATANH_SERIES[-1]
-    series += _ATANH_SERIES[-2]
-    for coefficient in _ATANH_SERIES[-3::-1]:
+    series = z * ATANH_SERIES[-1]
+    series += ATANH_SERIES[-2]
+    for coefficient in ATANH_SERIES[-3::-1]:
         series *= z
         series += coefficient
     s *= series
     s *= 2.0
-    exponent *= _LN_2
+    exponent *= LN_2
     s += exponent
     return s
 

@@ -1,0 +1,55 @@
+"""Noise by compiled loops has the bits of the reference."""
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core import noise
+from core.noise import Purpose
+from workers.sampling import cpu_noise
+
+KEYS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**40), st.sampled_from(Purpose))
+AT_ONCE = cpu_noise._NUM_AT_ONCE
+
+
+@settings(deadline=None)
+@given(
+    keys=st.lists(KEYS, min_size=1, max_size=3),
+    vocab_size=st.sampled_from((1, 3, 4, 5, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE + 2)),
+)
+def test_compiled_loops_give_the_bits_of_the_reference(keys, vocab_size):
+    keys = [noise.key(*key) for key in keys]
+    found = cpu_noise.gumbel_rows(keys, vocab_size)
+    assert found.dtype == np.float32
+    assert np.array_equal(found.view(np.int32), noise.gumbel_rows(keys, vocab_size).view(np.int32))
+
+
+@pytest.mark.parametrize("word", [0, 1, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1])
+def test_the_least_and_the_largest_words_give_the_reference_noise(word):
+    numbers = np.full(AT_ONCE, (word + 0.5) * 2.0**-32)
+    bits, exponents = numbers.view(np.uint64), np.empty(AT_ONCE, np.uint64)
+    cpu_noise._negate_logs(bits, exponents)
+    cpu_noise._negate_logs(bits, exponents)
+    assert np.array_equal(numbers, noise.gumbel_of(np.full(AT_ONCE, float(word)), noise._frexp))
+
+
+def test_what_no_cache_can_keep_is_compiled_all_the_same(monkeypatch):
+    njit = numba.njit
+
+    def fake_njit(*given, cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return njit(*given, **options)
+
+    monkeypatch.setattr(numba, "njit", fake_njit)
+
+    @cpu_noise._compiled("void(float64[::1])")
+    def double(numbers):
+        for place in range(len(numbers)):
+            numbers[place] *= 2.0
+
+    numbers = np.array([1.0, 2.5])
+    double(numbers)
+    assert numbers.tolist() == [2.0, 5.0]
