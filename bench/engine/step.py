@@ -27,6 +27,7 @@ from workers.engine import TargetEngine
 from workers.runtime import ModelRuntime
 from workers.runtime.backends.traced_cpu import TracedBackend
 from workers.sampling import DraftRow, Kind, Row, gumbel, propose
+from workers.sampling.sampler import argmax, distribution, perturbed
 from workers.step import Readback, StepRows
 
 NUM_PROMPT_TOKENS = 64
@@ -40,6 +41,13 @@ MAX_STEP_MS = {1: 0.3, NUM_STREAMS: 1.0}
 MAX_PASS = {"uncompiled": 1.2, "compiled": 0.5}
 """Of a draft with its candidates, over transformers' eager step."""
 SAMPLED = Sampling(temperature=1.0)
+LARGE_VOCAB = 151_936
+"""Of Qwen2.5: the demo pair's, of 4,096, hides what a token of the vocabulary costs."""
+DRAWS = {
+    "T = 1": SAMPLED,
+    "T = 1, top-p 0.95": Sampling(temperature=1.0, top_p=0.95),
+    "T = 0.6, top-k 20, top-p 0.95": Sampling(temperature=0.6, top_k=20, top_p=0.95),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +129,8 @@ def measure(args: argparse.Namespace) -> list[Result]:
             _note(times[side.name], side.turn())
         for name, turn in passes.items():
             _note(times[name], [(cost, cost) for cost in turn()])
-    return [*(_step_result(side, times[side.name]) for side in steps), *_pass_results(times)]
+    draws = [_draw_result(name, sampling) for name, sampling in DRAWS.items()]
+    return [*(_step_result(side, times[side.name]) for side in steps), *_pass_results(times), *draws]
 
 
 def _note(times: Times, costs: Sequence[tuple[Cost, Cost]]) -> None:
@@ -299,3 +308,21 @@ def _ratio(name: str, ours: Sequence[Cost], theirs: Sequence[Cost]) -> Result:
     settings = {f"{side}_ms": round(cost.wall_ms, 3) for side, cost in sides.items()}
     settings |= {f"{side}_cpu_ms": round(cost.cpu_ms, 3) for side, cost in sides.items()}
     return spread(f"{name} over transformers' step", values, "x", **settings)
+
+
+# Draws from large vocabularies
+
+
+def _draw_result(name: str, sampling: Sampling) -> Result:
+    """What it costs to draw a token of each row of a block, beside the model: the law, noise and the largest."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2.5 * torch.randn(1 + CHAIN_NODES, LARGE_VOCAB, generator=generator)
+    logits[:, :2000] += 4.0 * torch.randn(len(logits), 2000, generator=generator)
+    rows = [Row(sampling, position, (), 0) for position in range(len(logits))]
+    costs = []
+    for _ in range(NUM_STEPS):
+        began = Cost.now()
+        argmax(perturbed(distribution(logits, rows), rows))
+        costs.append(Cost.now() - began)
+    per_row = [cost.wall_ms / len(rows) for cost in costs]
+    return spread(f"a draw from {LARGE_VOCAB:,} tokens, {name}", per_row, "ms", rows=len(rows))

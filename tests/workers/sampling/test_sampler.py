@@ -141,6 +141,29 @@ def test_rows_of_one_position_share_their_noise():
     assert len(set(twin.argmax(twin.perturbed(log_p, [row] * 3)).tolist())) == 1
 
 
+@pytest.mark.parametrize("few", [1, 8, twin.FEW_KEPT])
+@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.5, 0.9, 0.999, 1 - 2**-24])
+def test_top_p_among_equals_keeps_those_of_a_stable_sort(top_p, few, monkeypatch):
+    monkeypatch.setattr(twin, "FEW_KEPT", few)
+    logits = (2.0 * torch.randn(40, 300, generator=torch.Generator().manual_seed(0))).round()
+    logits[:20, ::3] = -math.inf
+    logits[0], logits[1], logits[1, 7] = 0.0, -math.inf, 0.0
+    rows = [Row(Sampling(top_p=top_p), 0, (), 0)] * len(logits)
+    expected = np.stack([sampling.log_probs(row, rows[0].sampling, (), 0) for row in logits.numpy()])
+    assert np.array_equal(np.isfinite(twin.process(logits, rows).numpy()), np.isfinite(expected))
+    tempered = logits - logits.amax(dim=-1, keepdim=True)
+    of_a_gpu = twin._beyond(tempered, torch.full((len(logits), 1), top_p, dtype=torch.float64))
+    assert np.array_equal(np.isfinite(tempered.masked_fill(of_a_gpu, -math.inf).numpy()), np.isfinite(expected))
+
+
+def test_top_p_leaves_a_row_with_nan_as_it_is():
+    logits = torch.tensor([[0.0, math.nan, 1.0], [0.0, 3.0, 1.0]])
+    rows = [Row(Sampling(top_p=0.5), 0, (), 0)] * 2
+    log_p = twin.process(logits, rows)
+    assert log_p[0].isnan().all()
+    assert log_p[1].tolist() == [-math.inf, 0.0, -math.inf]
+
+
 @settings(deadline=None)
 @given(
     keys=st.lists(st.tuples(U64, st.integers(0, 2**32 - 1), st.integers(0, 63), st.sampled_from(Purpose)), min_size=1)
@@ -205,8 +228,8 @@ def test_the_coldest_temperature_does_not_overflow():
 
 def test_plain_rows_do_not_pay_for_sorting(monkeypatch):
     """Nor for penalties or bias: the tokens are not even looked at."""
-    monkeypatch.setattr(torch.Tensor, "sort", None)
-    monkeypatch.setattr(torch.Tensor, "topk", None)
+    monkeypatch.setattr(twin, "_beyond_on_cpu", None)
+    monkeypatch.setattr(twin, "largest", None)
     row = Row(Sampling(), 4, None, 3)  # type: ignore[arg-type]  # never read
     assert twin.process(random_logits(2), [row, row]).exp().sum(dim=-1).tolist() == pytest.approx([1, 1])
 
