@@ -6,12 +6,12 @@ made.
 
 from core.config.engine import DECODE_TOKENS, MIN_CHUNK_TOKENS, Dtype, EngineConfig
 from core.config.http import AUTO, NONE, HttpConfig
+from core.config.limits import Limits
 from core.config.link import LINK_PORTS, LinkTls
 from core.config.scaling import Autoscaling, DraftScaling, OrchestratorScaling, TargetScaling
 from core.config.service import (
     DraftConfig,
     FleetConfig,
-    Limits,
     OrchestratorConfig,
     ServiceConfig,
     TargetConfig,

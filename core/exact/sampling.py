@@ -1,6 +1,7 @@
-"""From logits to p, and from p to a token: the reference for one row, in numpy. Batched: `workers.sampling`.
+"""From logits to p, and from p to a token: the reference for one row, in numpy.
 
-Knows the request's sampling parameters and the noise; must not know who computed the logits.
+Batched, `workers.sampling.logits` does what comes before the temperature, and `sampler` there the rest. Knows the
+request's sampling parameters and the noise; must not know who computed the logits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks of values that several fields have in common: each refusal names the field and what is allowed.
 
-Knows tokenizers and models; must not know requests.
+Knows tokenizers and models; must not know requests. The numbers are `core.config.Limits`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ STATUSES: Mapping[str, int] = {
     "NOT_FOUND": HTTPStatus.NOT_FOUND,
     # Clients repeat what fails with 500 or more; the same tokens would give the same unsound scores.
     "FAILED_PRECONDITION": HTTPStatus.UNPROCESSABLE_ENTITY,
-    "RESOURCE_EXHAUSTED": HTTPStatus.TOO_MANY_REQUESTS,
+    "RESOURCE_EXHAUSTED": HTTPStatus.TOO_MANY_REQUESTS,  # a full queue, a quota
     "CANCELLED": 499,
     "UNAVAILABLE": HTTPStatus.SERVICE_UNAVAILABLE,
     "DEADLINE_EXCEEDED": HTTPStatus.GATEWAY_TIMEOUT,

@@ -26,12 +26,14 @@ class PromptLookup:
         self,
         max_depth: int,
         *,
-        min_match: int = 2,
-        max_match: int = 4,
+        min_match: int,
+        max_match: int,
         by_frequency: bool = False,
         num_branches: int = 1,
     ) -> None:
-        """`by_frequency`: the continuation that came most often goes before the latest."""
+        """`min_match`, `max_match`: tokens of the ending, by `speculation.lookup_min_match` and `lookup_max_match`.
+        `by_frequency`: the continuation that came most often goes before the latest.
+        """
         self._max_depth = max_depth
         self._lengths = range(max_match, min_match - 1, -1)
         """Of endings that are looked up, the surest first."""

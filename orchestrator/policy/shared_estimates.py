@@ -12,7 +12,7 @@ from statistics import median
 from core.costs import NUM_RECENT, CostModel, EngineCost
 from core.records import Timing
 from core.speculation import PRIOR, Average, Calibration, SourceWorth
-from orchestrator.policy.pause import DraftingPause
+from orchestrator.policy.drafting_pause import DraftingPause
 from orchestrator.policy.reach import Reach
 
 PRIOR_VERIFY_S, PRIOR_DRAFT_S = 0.025, 0.0005

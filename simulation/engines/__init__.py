@@ -1,9 +1,9 @@
 """Engines without models: laws of agreement and time in place of them."""
 
+from simulation.engines.agreement import steady_law
 from simulation.engines.base import SimEngine
 from simulation.engines.draft import SimDraft
 from simulation.engines.hardware import PRESETS, EngineLaw, Hardware, HopLaw, large_target, small_draft
-from simulation.engines.laws import steady_law
 from simulation.engines.recorded import (
     COLUMNS,
     MAX_GAMMA,

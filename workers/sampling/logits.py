@@ -1,7 +1,8 @@
 """Logits after masks, bias, penalties and grammars: the first half of the way to p, for a batch of rows.
 
-Knows sampling parameters and torch; agrees with `core.exact.sampling`. Must not know models, caches or sessions. Rows
-without any of these do not pay for rows of the same batch that have them.
+Temperature, top-k, top-p and min-p follow in `workers.sampling.sampler`. Knows sampling parameters and torch; agrees
+with `core.exact.sampling`. Must not know models, caches or sessions. Rows without any of these do not pay for rows of
+the same batch that have them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keys and values of all sequences in one pool of fixed-size blocks; roll back by length, compact after a tree.
 
 Must not know tokens, positions or models: `num_tokens` counts rows of KV, whatever they stand for. Which blocks are in
-use, free or kept `workers.step.block_pool` knows.
+use, free or kept `workers.step.block_pool` knows; whose are dropped where it is full, `workers.engine.room` decides.
 Sequences share full blocks: the sequence that wrote a block publishes it under the hash of its whole prefix, and a new
 sequence adopts the published blocks that its own prefix begins with. A sequence that has to write into a block that
 others read, or may read, gets a copy first (copy-on-write).

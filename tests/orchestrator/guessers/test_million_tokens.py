@@ -39,7 +39,7 @@ def test_ngram_tables_hold_what_is_in_their_window():
 
 
 def test_prompt_lookup_holds_the_places_of_its_end():
-    lookup = PromptLookup(4)
+    lookup = PromptLookup(4, min_match=2, max_match=4)
     for text in growing():
         lookup.propose(text).check(vocab_size=VOCAB_SIZE)
         assert len(lookup._places) <= 3 * prompt_lookup.MAX_INDEXED_TOKENS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,8 @@ from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.guessers import prompt_lookup
 from orchestrator.guessers.prompt_lookup import PromptLookup
+
+new_lookup = partial(PromptLookup, min_match=2, max_match=4)
 
 
 def by_hand(tokens, max_depth, lengths=(4, 3, 2)):
@@ -37,16 +41,16 @@ def test_it_finds_what_a_search_by_hand_finds_however_the_text_grew(tokens, max_
 
 
 def test_a_text_without_repetition_gives_no_guess():
-    assert PromptLookup(4).propose(list(range(50))) == NO_GUESSES
-    assert PromptLookup(4).propose([]) == NO_GUESSES
+    assert new_lookup(4).propose(list(range(50))) == NO_GUESSES
+    assert new_lookup(4).propose([]) == NO_GUESSES
 
 
 def test_a_longer_ending_in_common_is_believed_before_a_later_shorter_one():
-    assert PromptLookup(1).propose([1, 2, 3, 9, 5, 2, 3, 7, 1, 2, 3]).tokens == (9,)
+    assert new_lookup(1).propose([1, 2, 3, 9, 5, 2, 3, 7, 1, 2, 3]).tokens == (9,)
 
 
 def test_guesses_are_a_chain_of_what_followed():
-    assert PromptLookup(3).propose([1, 2, 3, 4, 1, 2]) == Guesses((ROOT, 0, 1), (3, 4, 1), (1.0, 1.0, 1.0))
+    assert new_lookup(3).propose([1, 2, 3, 4, 1, 2]) == Guesses((ROOT, 0, 1), (3, 4, 1), (1.0, 1.0, 1.0))
 
 
 FORKED = [1, 2, 7, 1, 2, 8, 1, 2, 7, 1, 2, 9, 1, 2]
@@ -76,14 +80,14 @@ def test_continuations_that_differ_are_branches_the_latest_or_the_most_frequent_
 def test_branches_make_a_tree_with_what_others_have_guessed():
     tree = SpeculationTree()
     tree.guess(Guesses.chain([8], [0.8]))
-    tree.guess(PromptLookup(2, num_branches=2).propose([1, 2, 7, 1, 2, 8, 1, 2]))
+    tree.guess(new_lookup(2, num_branches=2).propose([1, 2, 7, 1, 2, 8, 1, 2]))
     assert tree.block(tree.best(9, 9)) == TokenTree((8, 1, 7, 1), (ROOT, 0, ROOT, 2))
 
 
 def test_the_index_is_bounded_and_goes_on_from_the_end_of_the_text(monkeypatch):
     monkeypatch.setattr(prompt_lookup, "MAX_INDEXED_TOKENS", 64)
     monkeypatch.setattr(prompt_lookup, "MAX_LOOK_BACK_TOKENS", 16)
-    lookup, text = PromptLookup(2), []
+    lookup, text = new_lookup(2), []
     for token in range(1000):
         text += [token % 7, token % 11]
         lookup.propose(text)
@@ -97,4 +101,4 @@ def test_only_the_end_of_a_long_prompt_is_looked_through(monkeypatch):
     monkeypatch.setattr(prompt_lookup, "MAX_INDEXED_TOKENS", 64)
     monkeypatch.setattr(prompt_lookup, "MAX_LOOK_BACK_TOKENS", 16)
     text = [90, 91, 92, *range(80), 90, 91]
-    assert PromptLookup(2).propose(text) == NO_GUESSES
+    assert new_lookup(2).propose(text) == NO_GUESSES

@@ -10,8 +10,8 @@ from core.config import SpeculationConfig
 from core.records import Verification
 from core.rules import lossless
 from core.speculation.calibration import miss_curve
+from simulation.engines.agreement import rejection_acceptance, steady_law
 from simulation.engines.hardware import PRESETS, large_target, small_draft
-from simulation.engines.laws import rejection_acceptance, steady_law
 from simulation.engines.recorded import TraceLaw
 from simulation.report.comparison import compare, plain, sequential
 from simulation.scenario import Closed, Scenario, simulate

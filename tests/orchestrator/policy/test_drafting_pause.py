@@ -6,7 +6,7 @@ import pytest
 
 from core.config import SpeculationConfig
 from core.records import Timing
-from orchestrator.policy.pause import (
+from orchestrator.policy.drafting_pause import (
     LEAST_ROUNDS,
     MAX_WINDOWS,
     PLAIN_ROUNDS,
