@@ -1,0 +1,65 @@
+"""Whether the Triton kernel of noise can be used on a GPU: compares its bits with those of `core.noise`.
+
+The tests of this project do not run on a GPU. Therefore each engine compares a few rows when it starts, and has torch's
+operators compute noise if a bit differs. Must not know what the noise is used for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from core import noise
+from core.errors import first_line
+from core.noise import Purpose
+from workers.step import upload
+
+logger = logging.getLogger(__name__)
+
+Kernel: TypeAlias = Callable[[Tensor, int], Tensor]
+"""Keys [R, 4] and the size of the vocabulary -> their noise [R, vocab_size]."""
+
+KEYS = (
+    noise.key(0, 0, 0, Purpose.SHARED),
+    noise.key(2**64 - 1, 2**32 - 1, noise.row_of(3, 5), Purpose.DRAFT),
+    noise.key(2**63, 2**31, 7, Purpose.RESIDUAL),
+    noise.key(0x0123456789ABCDEF, 4_095, 1, Purpose.GUESS),
+)
+VOCAB_SIZE = 50_001
+"""Many programs of the kernel a row, and the last one not full."""
+
+
+@cache
+def find_noise_kernel(device: torch.device) -> Kernel | None:
+    """The kernel of noise for this device; None where operators compute it. On a GPU the log says why."""
+    return checked(_by_triton, device) if device.type == "cuda" else None
+
+
+def checked(kernel: Kernel, device: torch.device) -> Kernel | None:
+    """The kernel if its bits are right on this device; otherwise None, and a warning."""
+    reason = difference(kernel, device)
+    if reason is None:
+        return kernel
+    logger.warning("noise is computed by single operators, so that sampling on %s takes longer: %s", device, reason)
+    return None
+
+
+def difference(kernel: Kernel, device: torch.device) -> str | None:
+    """How the kernel's noise differs from that of `core.noise`; None if it has the same bits."""
+    try:
+        found = kernel(upload(list(KEYS), device), VOCAB_SIZE).cpu()
+    except Exception as error:  # noqa: BLE001  a compiler, a driver and a C compiler each have errors of their own
+        return f"{type(error).__name__}: {first_line(error)}"
+    expected = noise.gumbel_rows(KEYS, VOCAB_SIZE)
+    return None if found.numpy().tobytes() == expected.tobytes() else "the kernel has other bits than core.noise"
+
+
+def _by_triton(keys: Tensor, vocab_size: int) -> Tensor:
+    from workers.sampling.triton_noise import gumbel_rows  # Triton comes with torch for CUDA alone
+
+    return gumbel_rows(keys, vocab_size)
