@@ -29,6 +29,7 @@ from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.grammar import Grammars
 from workers.model import digest_of
 from workers.runtime import ModelRuntime, Pacer
+from workers.sampling import find_noise_kernel
 from workers.step import StepRows
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class Engine(ABC, Generic[Request, Reply]):
         """
         progress("warming up")
         self._grammars.prepare()
+        find_noise_kernel(self._runtime.cache.keys[0].device)  # compiled and compared now, not when a request samples
         findings = self._runtime.warm_up(progress, machine, known)
         self.info = replace(
             self.info,
