@@ -20,7 +20,7 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from bench.engine.devices import device_name, memory_loop, open_device, token_s, waits_per_token
+from bench.engine.devices import device_name, memory_loop, open_device, timed, token_s, waits_per_token
 from bench.engine.divergence import explain
 from bench.engine.driver import GREEDY
 from bench.engine.pair import EnginePair
@@ -29,9 +29,12 @@ from bench.models.grow import DEFAULT_CACHE, cached
 from bench.models.prompts import held_out_prompts
 from bench.models.sizes import Shape, parse_size, read_shape, shape_of_size
 from bench.results import Result, at_most, say, spread
+from core import noise
 from core.config import Dtype, EngineConfig
 from deploy.settings import DEMO_DIRECTORY
 from workers.engine import TargetEngine
+from workers.sampling import find_noise_kernel, gumbel
+from workers.step import upload
 
 NUM_GUESSES = 7
 """Verified with the last token: eight rows."""
@@ -39,7 +42,10 @@ KV_TOKENS = 8192
 BLOCK_TOKENS = 256
 """What a GPU reads in place."""
 
-PLAIN, VERIFYING, SPECULATIVE, DRAFT = "plain", "verifying", "speculative", "draft"
+NOISE_ROWS, NOISE_VOCAB = 16, 151_936
+"""A step of 16 streams that sample, with the vocabulary of Qwen's models."""
+
+PLAIN, SAMPLED, VERIFYING, SPECULATIVE, DRAFT = "plain", "plain at T=1", "verifying", "speculative", "draft"
 GENERATE, ASSISTED, GENERATE_DRAFT = "generate", "assisted generate", "generate by the draft"
 MEMORY = "memory"
 
@@ -80,6 +86,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
     sides = _sides(pair, peer, assistant, args.gamma)
     times = take_turns(sides, device, prompts, args.tokens, args.repeats)
     results = ratios(times, bytes_read(shape, args.dtype))
+    results += noise_times(device, args.repeats)
     if device.type == "cuda":
         results += [_waits(name, sides[name], device, prompts[0], args.tokens) for name in (PLAIN, VERIFYING, DRAFT)]
     say("comparing completions")
@@ -107,6 +114,7 @@ def _config(model: Path, args: argparse.Namespace) -> EngineConfig:
 def _sides(pair: EnginePair, peer: Peer, assistant: Peer, gamma: int) -> Mapping[str, Complete]:
     return {
         PLAIN: pair.plain,
+        SAMPLED: pair.sampled,
         VERIFYING: partial(pair.rejected, num_guesses=NUM_GUESSES),
         SPECULATIVE: partial(pair.speculative, gamma=gamma),
         GENERATE: peer.complete,
@@ -157,6 +165,7 @@ def ratios(times: Times, num_bytes: int) -> list[Result]:
     return [
         at_most(1.25, spread("a decoding step: time over the memory's roofline", roofline, "x", **found)),
         at_most(1.1, cost(f"verifying {NUM_GUESSES + 1} rows: time over decoding 1", VERIFYING, PLAIN)),
+        cost("a decoding step at T=1: time over a greedy one", SAMPLED, PLAIN),
         speed("plain decoding: speed over transformers' generate", PLAIN, GENERATE),
         speed("speculative decoding: speed over plain", SPECULATIVE, PLAIN),
         speed("speculative decoding: speed over transformers' assisted generation", SPECULATIVE, ASSISTED),
@@ -165,6 +174,18 @@ def ratios(times: Times, num_bytes: int) -> list[Result]:
         cost("a draft step: time over a target step (c)", DRAFT, PLAIN),
         speed("a draft step: speed over transformers' generate", DRAFT, GENERATE_DRAFT),
     ]
+
+
+def noise_times(device: torch.device, num_repeats: int) -> list[Result]:
+    """Noise that is in no cache: by operators, and by one kernel where there is one. The first time is not counted."""
+    keys = upload([noise.key(seed, 0, 0, noise.Purpose.SHARED) for seed in range(NOISE_ROWS)], device)
+    ways = {"operators": gumbel._gumbel_in_parts, "one kernel": find_noise_kernel(keys.device)}
+    times = {
+        name: [1e3 * timed(device, partial(way, keys, NOISE_VOCAB)) for _ in range(1 + num_repeats)]
+        for name, way in ways.items()
+        if way is not None
+    }
+    return [spread(f"noise of {NOISE_ROWS} rows, by {name}", values[1:], "ms") for name, values in times.items()]
 
 
 def _waits(name: str, complete: Complete, device: torch.device, prompt: Prompt, num_tokens: int) -> Result:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from bench.engine.driver import EPOCH, DrivenStream, load_engine, new_stream, play
 from core.config import EngineConfig
-from core.records import DraftDone, DraftRequest, SequenceSpec, Stamp
+from core.records import DraftDone, DraftRequest, Sampling, SequenceSpec, Stamp
 from core.speculation import EMPTY_BLOCK, TokenTree, TreeSpec
 from workers.engine import DraftEngine, TargetEngine
 
@@ -20,6 +20,8 @@ Q_TOP_TOKENS = 64
 """As served; greedy guesses carry no q."""
 NAMES = (f"stream {number}" for number in itertools.count())
 """No two sessions of an engine have the same."""
+SEEDS = itertools.count()
+"""No two sampled texts have the same, or a cache would have the noise of the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class _Drafting:
 
 
 class EnginePair:
-    """Completes prompts greedily; the ways to do so differ in the blocks that are verified."""
+    """Completes prompts, mostly greedily; the ways to do so differ in the blocks that are verified."""
 
     def __init__(self, target: TargetEngine, draft: DraftEngine) -> None:
         self.target = target
@@ -74,6 +76,11 @@ class EnginePair:
     def plain(self, prompt: Sequence[int], num_tokens: int) -> Completion:
         """Without guesses."""
         return self._complete(new_stream(next(NAMES), prompt), num_tokens, lambda _: EMPTY_BLOCK)
+
+    def sampled(self, prompt: Sequence[int], num_tokens: int) -> Completion:
+        """Without guesses, at T = 1."""
+        stream = new_stream(next(NAMES), prompt, Sampling(temperature=1.0, seed=next(SEEDS)))
+        return self._complete(stream, num_tokens, lambda _: EMPTY_BLOCK)
 
     def rejected(self, prompt: Sequence[int], num_tokens: int, num_guesses: int) -> Completion:
         """With random guesses, which are hardly ever right: the cost of verification."""

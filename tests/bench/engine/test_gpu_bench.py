@@ -20,6 +20,7 @@ from bench.models.sizes import parse_size, read_shape, shape_of_size
 from core.config import EngineConfig
 from core.errors import StartupError
 from deploy.settings import DEMO_DIRECTORY
+from workers.sampling import gumbel
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda")
 TARGET, DRAFT = DEMO_DIRECTORY / "target", DEMO_DIRECTORY / "draft"
@@ -32,9 +33,10 @@ NUM_TOKENS = 24
 
 @pytest.fixture(scope="module", autouse=True)
 def small_memory():
-    """A few reads of a gigabyte take seconds on a CPU."""
+    """A few reads of a gigabyte take seconds on a CPU, and so does noise by operators."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "MEMORY_BYTES", 1 << 16)
+        patch.setattr(gpu, "NOISE_VOCAB", 101)
         yield
 
 
@@ -71,7 +73,7 @@ def test_every_side_is_measured_and_writes_the_same_text(tmp_path):
         assert result["settings"]["card"] == devices.device_name(CPU)
         assert (result["settings"]["dtype"], result["settings"]["parameters"]) == ("float32", "8M")
     timed = [result for result in results.values() if result["unit"] in ("x", "ms")]
-    assert len(timed) == 9
+    assert len(timed) == 11
     for result in timed:
         assert result["settings"]["min"] <= result["value"] <= result["settings"]["max"]
 
@@ -106,6 +108,14 @@ def test_no_guess_is_made_for_what_is_not_wanted(pair, prompts):
     assert pair.speculative(prompts[0], 1, 5) == pair.plain(prompts[0], 1)
     assert pair.speculative(prompts[0], 2, 5) == pair.plain(prompts[0], 2)
     assert pair.draft.stats().num_rows == before
+
+
+def test_no_two_sampled_texts_have_the_same_noise(pair, prompts, monkeypatch):
+    asked, rows = [], gumbel._NOISE.rows
+    monkeypatch.setattr(gumbel._NOISE, "rows", lambda keys, *given: asked.extend(keys) or rows(keys, *given))
+    texts = {pair.sampled(prompts[1], NUM_TOKENS).tokens for _ in range(2)}
+    assert len(texts) == 2
+    assert len(set(asked)) == len(asked) == 2 * NUM_TOKENS
 
 
 def test_the_draft_alone_writes_what_transformers_makes_it_write(pair, prompts):
@@ -146,6 +156,7 @@ def times(**changed: list[float]) -> dict[str, list[float]]:
     by_side = {
         gpu.MEMORY: [0.5e-12, 1e-12, 2e-12],
         gpu.PLAIN: [2e-3, 5e-3, 12e-3],
+        gpu.SAMPLED: [3e-3, 6e-3, 12e-3],
         gpu.VERIFYING: [2.2e-3, 5.5e-3, 13.2e-3],
         gpu.SPECULATIVE: [1e-3, 2e-3, 3e-3],
         gpu.GENERATE: [8e-3, 10e-3, 12e-3],
@@ -166,6 +177,7 @@ def test_ratios_are_taken_repeat_by_repeat():
     rows = results["verifying 8 rows: time over decoding 1"]
     assert (rows.value, rows.goal, rows.met) == (1.1, 1.1, True)
     values = {name: result.value for name, result in results.items()}
+    assert values["a decoding step at T=1: time over a greedy one"] == 1.2
     assert values["plain decoding: speed over transformers' generate"] == 2.0
     assert values["speculative decoding: speed over plain"] == 2.5
     assert values["speculative decoding: speed over transformers' assisted generation"] == 2.0
@@ -189,6 +201,19 @@ def test_a_step_reads_all_weights_but_the_embedding(tmp_path):
     assert embedding > 0
     assert gpu.bytes_read(shape, "bfloat16") == sum(sizes.values())
     assert gpu.bytes_read(shape, "float32") == 2 * sum(sizes.values())
+
+
+@pytest.mark.parametrize("ways", [("operators",), ("operators", "one kernel")], ids=len)
+def test_noise_is_timed_by_each_way_there_is_and_the_first_time_does_not_count(ways, monkeypatch):
+    fakes = {name: [] for name in ("operators", "one kernel")}
+    monkeypatch.setattr(gumbel, "_gumbel_in_parts", lambda *given: fakes["operators"].append(given))
+    kernel = (lambda *given: fakes["one kernel"].append(given)) if len(ways) > 1 else None
+    monkeypatch.setattr(gpu, "find_noise_kernel", lambda _: kernel)
+    results = gpu.noise_times(CPU, 3)
+    found = [(result.name, result.settings["num_runs"]) for result in results]
+    assert found == [(f"noise of 16 rows, by {name}", 3) for name in ways]
+    for name in ways:
+        assert [(keys.shape, vocab_size) for keys, vocab_size in fakes[name]] == [((16, 4), gpu.NOISE_VOCAB)] * 4
 
 
 # Turns and devices
