@@ -52,8 +52,22 @@ def test_names_follow_the_conventions_of_prometheus():
     assert len({metric.name for metric in CATALOGUE}) == len(CATALOGUE)
     for metric in CATALOGUE:
         assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
-        assert not (metric.buckets and metric.name.endswith("_total"))
         assert list(metric.buckets) == sorted(set(metric.buckets))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "buckets", "problem"),
+    [
+        ("counter", "chunks", (), "counter 'chunks': the names of counters end in _total"),
+        ("gauge", "chunks_total", (), "gauge 'chunks_total': the names of counters end in _total"),
+        ("histogram", "chunks_total", (1.0,), "histogram 'chunks_total': the names of counters end in _total"),
+        ("histogram", "chunks", (), "histogram 'chunks': histograms have buckets"),
+        ("gauge", "chunks", (1.0,), "gauge 'chunks': histograms have buckets"),
+    ],
+)
+def test_a_kind_that_name_or_buckets_deny_is_refused_where_it_is_declared(kind, name, buckets, problem):
+    with pytest.raises(ValueError, match=f"^{problem}, and no others do$"):
+        instruments.Metric(kind, name, "Chunks sent.", buckets=buckets)
 
 
 def test_the_document_lists_what_there_is():
