@@ -20,7 +20,7 @@ PACKAGES = (
     "clients/python/outrider_client",
 )
 MOST_FILES = 12
-WITH_A_TABLE = {"core/rules", "workers/runtime/backends", "workers/sampling"}
+WITH_A_TABLE = {"core/rules", "orchestrator/guessers", "workers/runtime/backends", "workers/sampling"}
 """Folders with a file for each entry of a table, which is their map: docs/howto tells how to add one."""
 
 
