@@ -118,7 +118,7 @@ class SpeculationConfig(Settings):
     def __post_init__(self) -> None:
         check(self.policy in get_args(Policy), "policy", f"one of {', '.join(get_args(Policy))}", self.policy)
         lossless = [each for each in Verification if each.rule.is_lossless]
-        check(self.verification in lossless, "verification", f"one of {', '.join(lossless)}", self.verification)
+        check(self.verification in lossless, "verification", f"one of {', '.join(lossless)}", str(self.verification))
         self._check(DRAFT_TOKENS, "max_draft_tokens")
         self._check(Range(1, 256), "max_block_tokens")
         self._check(SHARE, "min_confidence", "min_path_probability")

@@ -18,6 +18,7 @@ from core.config import (
 )
 from core.errors import ConfigError
 from core.records import Verification
+from core.rules import lossless
 from deploy.settings import (
     DEMO_DIRECTORY,
     Setting,
@@ -81,8 +82,7 @@ def test_every_level_can_be_set():
         ({**MINIMAL, "model_name": ""}, "model_name must be not empty"),
         (
             {**MINIMAL, "speculation": {"verification": "typical", "allow_relaxed": True}},
-            "speculation.verification must be one of coupled, rejection, block, recursive_rejection, "
-            "sequential_selection, got",
+            f"speculation.verification must be one of {', '.join(lossless(is_greedy=False))}, got 'typical'",
         ),
     ],
 )
