@@ -33,7 +33,7 @@ REFUSED: list[tuple[pb.GenerateRequest, str]] = [
     ),
     *(
         (message(speculation=pb.SpeculationParams(verification=value)), "speculation.verification")
-        for value in (4, 6, 9, -1)
+        for value in (pb.VERIFICATION_LENIENT_COUPLED, pb.VERIFICATION_TYPICAL, max(pb.Verification.values()) + 1, -1)
     ),
     *((message(prompt_logprobs=value), "prompt_logprobs") for value in (5, 2**32 - 1)),
     *((message(priority=value), "priority") for value in (-1, -(2**31))),
