@@ -15,10 +15,18 @@ from reflected import reflected
 from served import MAX_SESSIONS
 
 from deploy.launch.cluster import MAX_MESSAGE_BYTES
+from tests.deploy.grpc.rpc import HEALTH, METHODS
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
-NAMES = {"Generate", "GenerateStream", "ListModels", "GetModelInfo", "Tokenize", "Detokenize", "Check", "List", "Watch"}
+KINDS = {**METHODS, **HEALTH}
+"""The messages of all RPCs."""
+TEXTS = [
+    (name, field)
+    for name in sorted(KINDS)
+    for field in ("text", "service")
+    if field in KINDS[name].DESCRIPTOR.fields_by_name
+]
 LATIN = "caf\xe9".encode("latin-1")
 
 
@@ -46,7 +54,7 @@ def detail(error, kind):
 
 
 def test_reflection_tells_every_method(running, methods):
-    assert set(methods) == NAMES
+    assert set(methods) == set(KINDS)
 
 
 async def test_a_completion_is_served(methods):
@@ -75,7 +83,7 @@ async def test_a_completion_is_held_to_what_it_must_look_like(methods):
 # What cannot be decoded
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("name", sorted(KINDS))
 async def test_a_corrupt_message_is_an_invalid_argument_and_no_class_of_ours_is_told(methods, name):
     error = await methods[name].error(b"\xff\xff\xff")
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -83,9 +91,8 @@ async def test_a_corrupt_message_is_an_invalid_argument_and_no_class_of_ours_is_
     assert "DecodeError" not in error.details()
 
 
-@pytest.mark.parametrize("name", sorted(NAMES - {"List", "ListModels", "Detokenize", "GetModelInfo"}))
-async def test_text_that_is_not_utf_8_is_an_invalid_argument_that_names_the_field(methods, name):
-    field = "service" if name in ("Check", "Watch") else "text"
+@pytest.mark.parametrize(("name", "field"), TEXTS)
+async def test_text_that_is_not_utf_8_is_an_invalid_argument_that_names_the_field(methods, name, field):
     error = await methods[name].error(
         methods[name].request(**{field: "CAFE"}).SerializeToString().replace(b"CAFE", LATIN)
     )
@@ -93,7 +100,7 @@ async def test_text_that_is_not_utf_8_is_an_invalid_argument_that_names_the_fiel
     assert detail(error, error_details_pb2.BadRequest).field_violations[0].field == field
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("name", sorted(KINDS))
 @pytest.mark.parametrize("num_messages", [0, 2])
 async def test_a_call_has_exactly_one_message(methods, name, num_messages):
     request = completion(methods) if name.startswith("Generate") else methods[name].request()

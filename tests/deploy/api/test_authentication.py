@@ -14,16 +14,7 @@ from deploy.api.authentication import TOKENS_FILE, Authenticator, tokens_path
 from deploy.cli import main
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc
-from tests.deploy.grpc.rpc import Script, greeting, server
-
-CALLS = (
-    ("Generate", pb.GenerateRequest(text="say")),
-    ("GenerateStream", pb.GenerateRequest(text="say")),
-    ("GetModelInfo", pb.GetModelInfoRequest()),
-    ("Tokenize", pb.TokenizeRequest(text="say")),
-    ("Detokenize", pb.DetokenizeRequest(token_ids=[1])),
-    ("ListModels", pb.ListModelsRequest()),
-)
+from tests.deploy.grpc.rpc import CALLS, Script, greeting, server
 
 
 @pytest.fixture
@@ -48,10 +39,10 @@ def bearer(token: str, scheme: str = "Bearer") -> list[tuple[str, str]]:
 
 def test_every_rpc_is_in_the_list():
     methods = pb.DESCRIPTOR.services_by_name["GenerationService"].methods_by_name
-    assert {name for name, _ in CALLS} == set(methods)
+    assert set(CALLS) == set(methods)
 
 
-@pytest.mark.parametrize(("method", "message"), CALLS)
+@pytest.mark.parametrize(("method", "message"), CALLS.items())
 def test_an_rpc_is_answered_to_who_sends_a_token_and_to_nobody_else(tokens, method, message):
     script = Script(*greeting())
     with server(script, Authenticator(tokens)) as address, grpc.insecure_channel(address) as channel:

@@ -14,7 +14,7 @@ from deploy.api import MODEL_SAMPLING
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.deploy.contract.fields import PAIR, filled, paths, request_of, told
-from tests.deploy.grpc.rpc import METHODS, Script, greeting, ids_of, server
+from tests.deploy.grpc.rpc import CALLS, METHODS, Script, greeting, server
 
 LENIENT = "VERIFICATION_LENIENT_COUPLED"
 ASKED: list[dict[str, Any]] = [
@@ -75,7 +75,4 @@ NOT_TOLD: Mapping[str, set[str]] = {
 def asked() -> Iterator[tuple[str, Message]]:
     for method in ("Generate", "GenerateStream"):
         yield from ((method, request_of(fields)) for fields in ASKED)
-    yield "ListModels", pb.ListModelsRequest()
-    yield "GetModelInfo", pb.GetModelInfoRequest()
-    yield "Tokenize", pb.TokenizeRequest(text="say")
-    yield "Detokenize", pb.DetokenizeRequest(token_ids=ids_of("say"))
+    yield from ((method, message) for method, message in CALLS.items() if not method.startswith("Generate"))

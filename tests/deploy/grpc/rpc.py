@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthListRequest
 
 from core.config import EngineConfig, Limits, ServiceConfig, TargetConfig
@@ -183,14 +184,16 @@ def greeting() -> list[Chunk]:
     ]
 
 
-METHODS = {
-    "Generate": generation_pb2.GenerateRequest,
-    "GenerateStream": generation_pb2.GenerateRequest,
-    "ListModels": generation_pb2.ListModelsRequest,
-    "GetModelInfo": generation_pb2.GetModelInfoRequest,
-    "Tokenize": generation_pb2.TokenizeRequest,
-    "Detokenize": generation_pb2.DetokenizeRequest,
+CALLS: Mapping[str, Message] = {
+    "Generate": generation_pb2.GenerateRequest(text="say"),
+    "GenerateStream": generation_pb2.GenerateRequest(text="say"),
+    "ListModels": generation_pb2.ListModelsRequest(),
+    "GetModelInfo": generation_pb2.GetModelInfoRequest(),
+    "Tokenize": generation_pb2.TokenizeRequest(text="say"),
+    "Detokenize": generation_pb2.DetokenizeRequest(token_ids=ids_of("say")),
 }
+"""Of each RPC a message that is answered: what has to hold of all RPCs is tested with these."""
+METHODS = {name: type(message) for name, message in CALLS.items()}
 HEALTH = {"Check": HealthCheckRequest, "List": HealthListRequest, "Watch": HealthCheckRequest}
 
 
