@@ -23,7 +23,7 @@ from workers.engine.target import TargetEngine
 from workers.runtime import backends
 from workers.runtime.backend import Backend, BackendUnavailable, model_logits
 from workers.runtime.backend_stack import choose
-from workers.runtime.backends import native_library, packed_weights
+from workers.runtime.backends import CompiledBackend, native_library, packed_weights
 from workers.runtime.backends.packed_cpu import PackedBackend
 from workers.runtime.runtime import ModelRuntime
 from workers.step.rows import Step, StepRows
@@ -38,6 +38,12 @@ needs_compiler = pytest.mark.skipif(
 needs_kernels = pytest.mark.skipif(
     not packed_weights.is_available(torch.bfloat16, torch.device("cpu")), reason="this CPU has no packed products"
 )
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else there may be for these settings."""
+    monkeypatch.setattr(backends, "BACKENDS", (CompiledBackend, PackedBackend))
 
 
 @pytest.fixture(scope="module")

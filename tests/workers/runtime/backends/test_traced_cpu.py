@@ -12,7 +12,8 @@ import torch
 
 from tests import checkpoints
 from tests.workers.runtime.test_runtime import in_all_ways, tokens
-from workers.runtime.backends import TracedBackend, traced_cpu
+from workers.runtime import backends
+from workers.runtime.backends import PackedBackend, TracedBackend, traced_cpu
 from workers.runtime.runtime import ModelRuntime
 from workers.step import StepRows
 
@@ -23,6 +24,12 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
 ]
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}
 """Positions are scaled anew where a step has one beyond those known."""
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else there may be for these settings."""
+    monkeypatch.setattr(backends, "BACKENDS", (TracedBackend, PackedBackend))
 
 
 def steps_of(runtime: ModelRuntime) -> list[torch.Tensor]:
