@@ -12,8 +12,8 @@ GONE = {"orchestrator/course.py", "core/search.py", "core/planning.py"}
 """Files that decisions tell of as deleted."""
 EXAMPLES = {
     "orchestrator/guessers/repetition.py",
-    "workers/runtime/backends/torch_compile.py",
-    "tests/workers/runtime/backends/test_torch_compile.py",
+    "workers/runtime/backends/one_thread.py",
+    "tests/workers/runtime/backends/test_one_thread.py",
 }
 """Files that a reader of docs/howto makes."""
 DOCUMENTS = sorted(
