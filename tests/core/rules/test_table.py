@@ -6,6 +6,7 @@ import pytest
 from core.records import GenerationRequest, Sampling, SequenceSpec
 from core.rules import GREEDY, Verification, all_rules, lossless
 from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
+from tests.core.rules.decoding import FIRST_TOKEN, VOCAB_SIZE, dirichlet
 
 EVEN = SparseDistribution((0, 1, 2, 3), (0.25,) * 4)
 FORK = TokenTree((1, 2), (ROOT, ROOT), (EVEN, EVEN))
@@ -62,3 +63,20 @@ def test_without_guesses_every_rule_says_what_plain_decoding_says(rule):
     log_p[0, 2] = 0.0
     path, next_token = rule.decide(TokenTree(), log_p, 3, 5, 0.5)[:2]
     assert (path, next_token) == ((), 2)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in all_rules() if rule.is_lossless and not rule.needs_q], ids=str)
+def test_what_a_lossless_rule_by_samples_emits_depends_on_no_guess(rule):
+    """By this a stream may be resumed and replayed from its seed (`GenerationRequest.depends_on_guesses`)."""
+    generator, log_p, lengths = np.random.default_rng(5), np.log(dirichlet(1)), set()
+    for seed in range(100):
+        tokens = generator.integers(0, VOCAB_SIZE, 12).tolist()
+        parents = [int(generator.integers(ROOT, node)) for node in range(12)]
+        block = TokenTree(tuple(tokens), tuple(parents))
+        path, next_token = rule.decide(block, log_p[[FIRST_TOKEN, *tokens]], seed, 5, 1.0)[:2]
+        emitted = [*(tokens[node] for node in path), next_token]
+        lasts = [FIRST_TOKEN, *emitted[:-1]]
+        plain = [rule.decide(TokenTree(), log_p[[last]], seed, 5 + i, 1.0).next_token for i, last in enumerate(lasts)]
+        assert emitted == plain
+        lengths.add(len(emitted))
+    assert len(lengths) > 2
