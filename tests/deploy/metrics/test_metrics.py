@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import time
 import urllib.request
@@ -34,7 +35,7 @@ from deploy.metrics.instruments import (
     ServeRecorder,
     zeros,
 )
-from deploy.metrics.meters import code_of
+from deploy.metrics.meters import EngineMeter, Meters, RequestMeter, code_of
 from outrider_client import Client, GenerateFields, OutriderError
 from tests import checkpoints
 from tests.system.served import EXPORT_PERIOD_S, deployed_for
@@ -73,6 +74,18 @@ def test_a_kind_that_name_or_buckets_deny_is_refused_where_it_is_declared(kind, 
 def test_the_document_lists_what_there_is():
     rows = re.findall(r"^\| `(\w+)`(?: \((\w+)\))? \| (\w+) \| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE)
     assert rows == [(metric.name, metric.label or "", metric.kind, metric.description) for metric in CATALOGUE]
+
+
+@pytest.mark.parametrize(
+    ("meters", "catalogue"),
+    [((Meters, RequestMeter), ORCHESTRATOR_CATALOGUE), ((EngineMeter,), ENGINE_CATALOGUE)],
+    ids=["orchestrator", "engine"],
+)
+def test_each_is_recorded_by_a_meter_of_its_own_process(meters, catalogue):
+    """A recorder has the instruments of its catalogue alone."""
+    code = "".join(map(inspect.getsource, meters))
+    recorded = {getattr(instruments, name) for name in re.findall(r"\bm\.([A-Z_]+)\b", code)}
+    assert recorded == set(catalogue)
 
 
 class Instrument:
