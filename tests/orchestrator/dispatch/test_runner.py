@@ -441,7 +441,8 @@ async def test_a_stream_whose_last_piece_nobody_has_taken_yet_is_in_progress(wor
 
 
 async def test_a_draft_that_comes_later_is_used_from_then_on(world):
-    config = ServiceConfig(TARGET, DRAFT, speculation=SpeculationConfig(policy="static", pipelining=False))
+    speculation = SpeculationConfig(policy="static", pipelining=False, guessers=("draft",))
+    config = ServiceConfig(TARGET, DRAFT, speculation=speculation)
     service = Service(config, model_info(), None, FakeTokenizer(), world.leases, world.clock)
     assert (await _rest(service.generate(request((1,), 9))))[-1].stats.num_drafted_tokens == 0
     service.use_draft(model_info("draft"))
