@@ -92,6 +92,7 @@ def test_the_largest_score_is_found_once_for_all_who_ask_of_the_same_tensor() ->
 def test_an_upload_has_the_type_that_is_asked_for() -> None:
     assert upload([], torch.device("cpu"), torch.int64).dtype == torch.int64
     assert upload([1, 2], torch.device("cpu"), torch.float64).tolist() == [1.0, 2.0]
+    assert upload([0.95, 2.0**-1000], torch.device("cpu"), torch.float64).tolist() == [0.95, 2.0**-1000]
 
 
 @pytest.mark.parametrize("values", [[], [1, 2**40], [0.1, 2.0], (0.1, 1), [True, False], [[1, 2], [3, 4]]])
