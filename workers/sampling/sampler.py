@@ -103,11 +103,12 @@ def _nucleus_end(ordered: NDArray[np.float32], mass: float) -> tuple[np.float32,
     """Of logits of which the largest is 0, in descending order: the last that is needed for `mass`, and how many of its
     equals, of which the lower ids come first.
     """
-    total = np.exp(ordered).sum(dtype=np.float64)  # its error is a hundredth of TOP_P_SLACK
+    masses = np.exp(ordered, dtype=np.float64)
+    total = masses.sum()
     num_seen = num_kept = 0
     while num_kept == num_seen < len(ordered):
         num_seen = min(max(FEW_KEPT, 8 * num_seen), len(ordered))
-        probs = np.exp(ordered[:num_seen].astype(np.float64)) / total
+        probs = masses[:num_seen] / total
         num_kept = max(1, int(np.searchsorted(np.cumsum(probs) - probs, mass)))
     least = ordered[num_kept - 1]
     return least, num_kept - int(np.count_nonzero(ordered[:num_kept] > least))
