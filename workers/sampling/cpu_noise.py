@@ -6,6 +6,7 @@ order are those of `core.noise`, and Numba neither reorders them nor fuses a pro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from core.noise import ATANH_SERIES, KEY_STEPS, LN_2, MULTIPLIERS, NUM_ROUNDS, SQRT_HALF, Key
+from core.noise import Key
 
 _CHUNK = 512
 """Philox blocks, of four numbers each, that are computed at once: they fit the first cache."""
@@ -21,8 +22,6 @@ _NUM_AT_ONCE = 4 * _CHUNK
 
 _WORD_BITS = np.uint64(32)
 _MASK = np.uint64(0xFFFFFFFF)
-_MULTIPLIER_0, _MULTIPLIER_1 = (np.uint64(each) for each in MULTIPLIERS)
-_STEP_0, _STEP_1 = (np.uint64(each) for each in KEY_STEPS)
 
 # A float64 is a sign, 11 bits of exponent and 52 of mantissa. Below the exponent of 2^52 the mantissa is an integer.
 _MANTISSA_BITS = np.uint64(52)
@@ -32,7 +31,14 @@ _EXPONENT_OF_2_52 = np.uint64(0x433 << 52)
 _2_52 = 2.0**52
 _BIAS = _2_52 + 0x3FE
 
-_S1, _S2, _S3, _S4, _S5, _S6 = ATANH_SERIES[1:]
+# As in `core.noise`, but not taken from there: Numba keeps what it has compiled until the text of this file changes, so
+# that a change there would go unnoticed.
+_MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_STEP_0, _STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_NUM_ROUNDS = 10
+_SQRT_HALF = math.sqrt(0.5)
+_LN_2 = math.log(2.0)
+_S1, _S2, _S3, _S4, _S5, _S6 = 1 / 3, 1 / 5, 1 / 7, 1 / 9, 1 / 11, 1 / 13
 
 
 def _compiled(signature: str) -> Callable[[Callable[..., None]], Any]:
@@ -68,7 +74,7 @@ def _fill_words(
     for block in range(_CHUNK):
         c0, c1, c2, c3 = np.uint64(first + np.uint64(block)), position, row, purpose
         k0, k1 = seed & _MASK, seed >> _WORD_BITS
-        for _ in range(NUM_ROUNDS):
+        for _ in range(_NUM_ROUNDS):
             product_0, product_1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
             c0 = ((product_1 >> _WORD_BITS) ^ c1 ^ k0) & _MASK
             c2 = ((product_0 >> _WORD_BITS) ^ c3 ^ k1) & _MASK
@@ -88,13 +94,13 @@ def _negate_logs(numbers: NDArray[np.uint64], exponents: NDArray[np.uint64]) -> 
     x, exponent_of = numbers.view(np.float64), exponents.view(np.float64)
     for place in range(_NUM_AT_ONCE):
         mantissa = x[place]
-        is_low = 1.0 if mantissa < SQRT_HALF else 0.0
+        is_low = 1.0 if mantissa < _SQRT_HALF else 0.0
         exponent = exponent_of[place] - _BIAS - is_low
         mantissa *= is_low + 1.0
         s = (mantissa - 1.0) / (mantissa + 1.0)
         z = s * s
         series = ((((z * _S6 + _S5) * z + _S4) * z + _S3) * z + _S2) * z + _S1
-        x[place] = -(s * (series * z + 1.0) * 2.0 + exponent * LN_2)
+        x[place] = -(s * (series * z + 1.0) * 2.0 + exponent * _LN_2)
 
 
 @_compiled("void(uint64[:, ::1], float32[:, ::1])")

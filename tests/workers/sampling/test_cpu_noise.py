@@ -1,5 +1,7 @@
 """Noise by compiled loops has the bits of the reference."""
 
+import importlib
+
 import numba
 import numpy as np
 import pytest
@@ -35,6 +37,36 @@ def test_the_least_and_the_largest_words_give_the_reference_noise(word):
     assert np.array_equal(numbers, noise.gumbel_of(np.full(AT_ONCE, float(word)), noise._frexp))
 
 
+def test_the_constants_are_those_of_the_reference():
+    """Another square root of a half would show in hardly any number."""
+    assert (cpu_noise._MULTIPLIER_0, cpu_noise._MULTIPLIER_1) == noise.MULTIPLIERS
+    assert (cpu_noise._STEP_0, cpu_noise._STEP_1) == noise.KEY_STEPS
+    assert (cpu_noise._NUM_ROUNDS, cpu_noise._SQRT_HALF, cpu_noise._LN_2) == (
+        noise.NUM_ROUNDS,
+        noise.SQRT_HALF,
+        noise.LN_2,
+    )
+    assert tuple(getattr(cpu_noise, f"_S{k}") for k in range(1, 7)) == noise.ATANH_SERIES[1:]
+
+
+def test_what_is_compiled_takes_no_constant_from_another_file(monkeypatch):
+    """Or what Numba has kept would be run with the constants of then."""
+    for name in ("MULTIPLIERS", "KEY_STEPS", "NUM_ROUNDS", "SQRT_HALF", "LN_2", "ATANH_SERIES"):
+        monkeypatch.delattr(noise, name)
+    importlib.reload(cpu_noise)
+
+
+def double(numbers):
+    for place in range(len(numbers)):
+        numbers[place] *= 2.0
+
+
+def assert_doubles(compiled):
+    numbers = np.array([1.0, 2.5])
+    compiled(numbers)
+    assert numbers.tolist() == [2.0, 5.0]
+
+
 def test_what_no_cache_can_keep_is_compiled_all_the_same(monkeypatch):
     njit = numba.njit
 
@@ -44,12 +76,4 @@ def test_what_no_cache_can_keep_is_compiled_all_the_same(monkeypatch):
         return njit(*given, **options)
 
     monkeypatch.setattr(numba, "njit", fake_njit)
-
-    @cpu_noise._compiled("void(float64[::1])")
-    def double(numbers):
-        for place in range(len(numbers)):
-            numbers[place] *= 2.0
-
-    numbers = np.array([1.0, 2.5])
-    double(numbers)
-    assert numbers.tolist() == [2.0, 5.0]
+    assert_doubles(cpu_noise._compiled("void(float64[::1])")(double))
