@@ -42,15 +42,16 @@ _S1, _S2, _S3, _S4, _S5, _S6 = 1 / 3, 1 / 5, 1 / 7, 1 / 9, 1 / 11, 1 / 13
 
 
 def _compiled(signature: str) -> Callable[[Callable[..., None]], Any]:
-    """Compile when the module is imported, and keep the result beside it or in the user's cache, if one can be written.
+    """Compile when the module is imported, and keep the result beside it or in the user's cache.
 
-    By numpy's error model, since a check of each divisor for 0 keeps the loop from using vectors.
+    A cache that cannot be written or read stops no engine. By numpy's error model, since a check of each divisor for 0
+    keeps the loop from using vectors.
     """
 
     def compiled(function: Callable[..., None]) -> Any:
         try:
             return numba.njit(signature, nogil=True, error_model="numpy", cache=True)(function)
-        except RuntimeError:  # no place to keep it
+        except Exception:  # noqa: BLE001  no place for it, a full disk, a file that was cut short
             return numba.njit(signature, nogil=True, error_model="numpy")(function)
 
     return compiled
