@@ -165,6 +165,12 @@ def test_the_end_of_top_p_among_unlikely_tokens_is_that_of_the_reference(top_p):
     assert np.array_equal(np.isfinite(twin.process(logits, rows).numpy()), np.isfinite(expected))
 
 
+@pytest.mark.parametrize("beyond", [twin._beyond, twin._beyond_on_cpu])
+def test_a_mass_that_is_just_reached_is_reached(beyond):
+    top_p = torch.tensor([[0.5 + sampling.TOP_P_SLACK]], dtype=torch.float64)
+    assert beyond(torch.zeros(1, 4), top_p).tolist() == [[False, False, True, True]]
+
+
 def test_top_p_leaves_a_row_with_nan_as_it_is():
     logits = torch.tensor([[0.0, math.nan, 1.0], [0.0, 3.0, 1.0]])
     rows = [Row(Sampling(top_p=0.5), 0, (), 0)] * 2
