@@ -145,12 +145,12 @@ def perturbed(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Values and ids [R, count] of the `count` largest scores of each row, in descending order, as by `topk`.
 
-    Of G strided groups of the vocabulary, the `count` groups with the largest maxima contain them all. Finding these
-    groups takes a fraction of the time of `topk` over the vocabulary.
+    Of G strided groups of the vocabulary, the `count` groups with the largest maxima contain them all. To find these
+    groups takes a fraction of the time of `topk` over the vocabulary, unless they are a large part of all.
     """
     num_rows, vocab_size = scores.shape
     num_groups = vocab_size // GROUP_TOKENS
-    if num_groups < count or scores.numel() <= FEW_SCORES:
+    if num_groups < 4 * count or scores.numel() <= FEW_SCORES:
         values, ids = scores.topk(min(count, vocab_size))
         return values, ids
     grouped = num_groups * GROUP_TOKENS
