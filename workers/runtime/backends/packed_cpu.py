@@ -40,7 +40,9 @@ class PackedBackend(EagerBackend):
         if not _has_memory(model, config, keeps_rows=keeps_rows):
             return
         min_weights = 0 if config.deterministic else packed_weights.MIN_WEIGHTS
-        num_packed, num_left = packed_weights.pack(model, min_weights, keeps_rows=keeps_rows)
+        by_tiles = config.deterministic and model.dtype == torch.bfloat16 and packed_weights.has_tile_unit()
+        max_rows = packed_weights.TILE_UNIT_ROWS if by_tiles else None
+        num_packed, num_left = packed_weights.pack(model, min_weights, keeps_rows=keeps_rows, max_rows=max_rows)
         logger.info("%d linear layers packed, %d left as they are", num_packed, num_left)
 
     def warm_up(self, progress: Callable[[str], None]) -> None:  # noqa: ARG002

@@ -19,7 +19,7 @@ from core.records import Findings
 from tests import checkpoints
 from tests.workers.runtime.test_runtime import in_all_ways, tokens
 from workers.runtime.backends import packed_weights
-from workers.runtime.backends.packed_weights import PackedProduct, pack
+from workers.runtime.backends.packed_weights import TILE_UNIT_ROWS, PackedProduct, pack
 from workers.runtime.self_test import SelfTest
 from workers.runtime.tiling import CPU_DETERMINISTIC
 
@@ -64,6 +64,57 @@ def test_a_rows_bits_do_not_depend_on_how_many_there_are(shape: tuple[int, int])
     for num_rows in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 64, 100, 511):
         assert torch.equal(layer(rows[:num_rows]), want[:num_rows]), num_rows
         assert torch.equal(layer(rows[-num_rows:]), want[-num_rows:]), num_rows
+
+
+@pytest.mark.skipif(not packed_weights.has_bfloat16(), reason="this CPU has no bfloat16 products")
+@pytest.mark.parametrize("shape", [(4096, 1024), (512, 14336), (33, 65)])
+@torch.inference_mode()
+def test_rows_of_bfloat16_in_parts_have_bits_that_do_not_depend_on_how_many_there_are(shape: tuple[int, int]) -> None:
+    """In tiles of four rows, with which a start tries it: where inputs are many, a single row has bits of its own."""
+    torch.manual_seed(2)
+    layer = nn.Linear(shape[1], shape[0]).bfloat16()
+    pack(layer, 0, max_rows=TILE_UNIT_ROWS)
+    rows = torch.randn(256, shape[1]).bfloat16()
+    want = layer(rows)
+    for num_rows in (4, 8, 12, 32, 36, 40, 64, 100, 128, 200):
+        assert torch.equal(layer(rows[:num_rows]), want[:num_rows]), num_rows
+        assert torch.equal(layer(rows[-num_rows:]), want[-num_rows:]), num_rows
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", [(1, 10, 40), (10, 40), (2, 5, 40), (1, 4, 40), (1, 0, 40)])
+@torch.inference_mode()
+def test_no_more_rows_are_multiplied_at_once_than_may_be(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, sizes, multiply = layers()[0], list[int](), PackedProduct._multiply
+    rows = torch.randn(shape)
+    want = layer(rows)
+    pack(layer, 0, max_rows=4)
+
+    def noted(self: PackedProduct, part: torch.Tensor) -> torch.Tensor:
+        sizes.append(part.numel() // part.shape[-1])
+        return multiply(self, part)
+
+    monkeypatch.setattr(PackedProduct, "_multiply", noted)
+    torch.testing.assert_close(layer(rows), want, rtol=0, atol=1e-6)
+    assert sizes == {10: [4, 4, 2], 4: [4], 0: []}[rows.numel() // 40]
+
+
+@needs_kernels
+@pytest.mark.parametrize("has_unit", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_only_deterministic_bfloat16_on_a_tile_unit_is_multiplied_in_parts(
+    has_unit: bool, dtype: str, deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_weights, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(packed_weights, "has_tile_unit", lambda: has_unit)
+    monkeypatch.setattr(packed_weights, "MIN_WEIGHTS", 0)
+    runtime = checkpoints.runtime(checkpoints.write("llama", tmp_path), dtype=dtype, deterministic=deterministic)
+    products = packed_weights.packed(runtime.context.model)
+    limit = TILE_UNIT_ROWS if has_unit and deterministic and dtype == "bfloat16" else None
+    assert {product._max_rows for product in products} == {limit}
 
 
 class Attention(nn.Module):
