@@ -2,7 +2,7 @@
 
 Knows Philox4x32-10 (Salmon et al. 2011) and the Gumbel law; knows nothing of models, p or q. What takes a `Word` or a
 `Real` is written in operators that Python numbers, numpy arrays and torch tensors share, so that
-`workers.sampling.gumbel` runs this very code on a GPU.
+`workers.noise.gumbel` runs this very code on a GPU.
 """
 
 from __future__ import annotations

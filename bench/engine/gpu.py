@@ -33,7 +33,7 @@ from core import noise
 from core.config import Dtype, EngineConfig
 from deploy.settings import DEMO_DIRECTORY
 from workers.engine import TargetEngine
-from workers.sampling import find_noise_kernel, gumbel
+from workers.noise import find_noise_kernel, gumbel
 from workers.step import upload
 
 NUM_GUESSES = 7

@@ -24,9 +24,10 @@ from core.records import Sampling, Verdict
 from core.speculation import MAX_TOLD, ROOT, TokenTree
 from deploy.settings import DEMO_DIRECTORY
 from workers.engine import TargetEngine
+from workers.noise import gumbel
 from workers.runtime import ModelRuntime
 from workers.runtime.backends.traced_cpu import TracedBackend
-from workers.sampling import DraftRow, Kind, Row, gumbel, propose
+from workers.sampling import DraftRow, Kind, Row, propose
 from workers.sampling.sampler import argmax, distribution, perturbed
 from workers.step import Readback, StepRows
 

@@ -28,8 +28,8 @@ from workers.engine.scheduler import PrefillPace, RowLimit
 from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.grammar import Grammars
 from workers.model import digest_of
+from workers.noise import find_noise_kernel
 from workers.runtime import ModelRuntime, Pacer
-from workers.sampling import find_noise_kernel
 from workers.step import StepRows
 
 logger = logging.getLogger(__name__)

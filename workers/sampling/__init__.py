@@ -2,7 +2,6 @@
 
 from workers.sampling.draft_candidates import DraftRow, Kind, propose
 from workers.sampling.logits import Row, adjusted
-from workers.sampling.noise_self_test import find_noise_kernel
 from workers.sampling.sampler import perturbed, process
 
-__all__ = ["DraftRow", "Kind", "Row", "adjusted", "find_noise_kernel", "perturbed", "process", "propose"]
+__all__ = ["DraftRow", "Kind", "Row", "adjusted", "perturbed", "process", "propose"]

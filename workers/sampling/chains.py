@@ -17,8 +17,8 @@ from core.noise import Purpose
 from core.rules import NEGLIGIBLE_MASS, Outcome
 from core.rules import chains as reference
 from core.speculation import TokenTree
+from workers.noise import gumbel_rows
 from workers.sampling.batched import Outcomes, of_nodes, starts_of
-from workers.sampling.gumbel import gumbel_rows
 from workers.sampling.logits import Row
 from workers.step import Readback, upload
 

@@ -21,8 +21,8 @@ from core import noise
 from core.noise import Purpose
 from core.records import Sampling, Verification
 from core.speculation import MAX_RANKS, NO_Q, NO_TOKEN, Candidates, SparseDistribution
+from workers.noise import gumbel_at
 from workers.sampling import sampler
-from workers.sampling.gumbel import gumbel_at
 from workers.sampling.logits import Row, adjusted
 from workers.step import Readback, upload
 

@@ -21,8 +21,8 @@ from core.rules import NEGLIGIBLE_MASS, Outcome
 from core.rules.drawn_trees import SURE, Drawn, draws_of, walk
 from core.rules.sequential_selection import NUM_HALVINGS
 from core.speculation import TokenTree
+from workers.noise import gumbel_rows
 from workers.sampling.batched import Outcomes, of_nodes, starts_of
-from workers.sampling.gumbel import gumbel_rows
 from workers.sampling.logits import Row
 from workers.step import Readback, upload
 

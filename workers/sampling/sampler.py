@@ -18,7 +18,7 @@ from core import noise
 from core.exact import Q_MASS, TOP_P_SLACK
 from core.noise import Purpose
 from core.records import TokenLogprobs
-from workers.sampling.gumbel import gumbel_rows
+from workers.noise import gumbel_rows
 from workers.sampling.logits import NEVER, Row, adjusted, column, samplings
 from workers.step import Readback, upload
 

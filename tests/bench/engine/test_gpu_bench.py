@@ -20,7 +20,7 @@ from bench.models.sizes import parse_size, read_shape, shape_of_size
 from core.config import EngineConfig
 from core.errors import StartupError
 from deploy.settings import DEMO_DIRECTORY
-from workers.sampling import gumbel
+from workers.noise import gumbel
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda")
 TARGET, DRAFT = DEMO_DIRECTORY / "target", DEMO_DIRECTORY / "draft"

@@ -17,7 +17,7 @@ from core.records import Sampling
 from core.rules.chains import sound_prefix
 from core.speculation.token_tree import TokenTree
 from tests.workers.step.readbacks import at_once
-from workers.sampling import gumbel
+from workers.noise import gumbel
 from workers.sampling import sampler as twin
 from workers.sampling.draft_candidates import draw_guesses
 from workers.sampling.logits import Row

@@ -74,7 +74,7 @@ def pack(
     with its shape, dtype and device, because keeping both would take twice the memory. Another module that shares the
     weight, such as an embedding, keeps it.
     `keeps_rows`: on a CPU that has to widen bfloat16, multiply single rows by the original weights.
-    `max_rows`: multiply at most so many rows at once.
+    `max_rows`: the largest number of rows that are multiplied at once; None for any number.
     """
     is_widened = next(model.parameters()).dtype == torch.bfloat16 and not has_bfloat16()
     make = partial(WidenedProduct, keeps_rows=keeps_rows) if is_widened else partial(PackedProduct, max_rows=max_rows)

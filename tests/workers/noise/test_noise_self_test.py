@@ -10,8 +10,8 @@ import torch
 
 from core import noise
 from core.noise import Purpose
-from workers.sampling import gumbel, noise_self_test
-from workers.sampling.noise_self_test import checked, difference, find_noise_kernel
+from workers.noise import gumbel, noise_self_test
+from workers.noise.noise_self_test import checked, difference, find_noise_kernel
 
 CPU = torch.device("cpu")
 WRONG = "the kernel has other bits than core.noise"

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from core import noise
 from core.noise import Key
-from workers.sampling import cpu_noise
-from workers.sampling.noise_self_test import find_noise_kernel
+from workers.noise import cpu_noise
+from workers.noise.noise_self_test import find_noise_kernel
 from workers.step import upload
 
 FRESH_NUMBERS = 1 << 23

@@ -35,7 +35,7 @@ ROWS = """
 import sys
 import numpy
 import torch
-from workers.sampling.triton_noise import gumbel_rows
+from workers.noise.triton_noise import gumbel_rows
 
 folder, device, *sizes = sys.argv[1:]
 keys = torch.from_numpy(numpy.load(f"{folder}/keys.npy")).to(device)
@@ -47,7 +47,7 @@ CODE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from workers.sampling import triton_noise
+from workers.noise import triton_noise
 
 types = {"keys": "*i64", "numbers": "*fp32", "vocab_size": "i32", "num_blocks": "constexpr"}
 source = ASTSource(triton_noise._fill, types, {"num_blocks": triton_noise.BLOCKS})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from core import noise
 from core.noise import Purpose
-from workers.sampling import cpu_noise
+from workers.noise import cpu_noise
 
 KEYS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**40), st.sampled_from(Purpose))
 AT_ONCE = cpu_noise._NUM_AT_ONCE

@@ -60,6 +60,6 @@ def difference(kernel: Kernel, device: torch.device) -> str | None:
 
 
 def _by_triton(keys: Tensor, vocab_size: int) -> Tensor:
-    from workers.sampling.triton_noise import gumbel_rows  # Triton comes with torch for CUDA alone
+    from workers.noise.triton_noise import gumbel_rows  # Triton comes with torch for CUDA alone
 
     return gumbel_rows(keys, vocab_size)

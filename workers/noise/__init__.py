@@ -1,0 +1,6 @@
+"""Gumbel noise by key on any device, bit for bit that of `core.noise`: compiled loops on a CPU, one kernel on a GPU."""
+
+from workers.noise.gumbel import gumbel_at, gumbel_rows
+from workers.noise.noise_self_test import find_noise_kernel
+
+__all__ = ["find_noise_kernel", "gumbel_at", "gumbel_rows"]
