@@ -171,12 +171,12 @@ def test_a_mass_that_is_just_reached_is_reached(beyond):
     assert beyond(torch.zeros(1, 4), top_p).tolist() == [[False, False, True, True]]
 
 
-def test_top_p_leaves_a_row_with_nan_as_it_is():
-    logits = torch.tensor([[0.0, math.nan, 1.0], [0.0, 3.0, 1.0]])
-    rows = [Row(Sampling(top_p=0.5), 0, (), 0)] * 2
-    log_p = twin.process(logits, rows)
-    assert log_p[0].isnan().all()
-    assert log_p[1].tolist() == [-math.inf, 0.0, -math.inf]
+@pytest.mark.parametrize("beyond", [twin._beyond, twin._beyond_on_cpu])
+def test_top_p_drops_nothing_of_a_row_of_nan(beyond):
+    """One NaN makes a row of nothing else, since all are shifted by the largest: it must not become a law again."""
+    logits = torch.tensor([[math.nan] * 3, [-3.0, 0.0, -2.0]])
+    is_beyond = beyond(logits, torch.full((2, 1), 0.5, dtype=torch.float64))
+    assert is_beyond.tolist() == [[False] * 3, [True, False, True]]
 
 
 @settings(deadline=None)
