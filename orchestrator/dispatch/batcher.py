@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from core.config import DECODE_TOKENS
 from core.errors import WorkerLost
-from core.records import Continuation, DraftReply, DraftRequest, TargetRequest, VerifyReply
+from core.records import Continuation, DraftReply, DraftRequest, TargetRequest, VerifyReply, VerifyRequest
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,9 @@ class Batcher(Generic[Request, Reply]):
         self._max_calls = max_calls
         self._waiting: list[Request] = []
         self._offers: list[Request] = []
-        """Sessions whose message waits."""
+        """What waits to be offered."""
+        self._is_offering = False
+        """Whether a task is about to send them."""
         self._is_gathering = False
         """Whether a task is about to send what waits."""
         self._num_decoding = 0
@@ -93,9 +95,11 @@ class Batcher(Generic[Request, Reply]):
 
     def put(self, request: Request) -> None:
         """Send with the next call; by itself what is answered after other passes than the rest of a call."""
-        is_offer, session = isinstance(request, Continuation), request.stamp.session
-        if is_offer and any(each.stamp.session == session for each in self._waiting):
+        if isinstance(request, Continuation):
             self._offers.append(request)
+            if not self._is_offering:
+                self._is_offering = True
+                self._spawn(self._gather_offers())
             return
         if _goes_alone(request):
             self._spawn(self._send([request], _nothing))
@@ -130,14 +134,22 @@ class Batcher(Generic[Request, Reply]):
             return
         batch, self._waiting = self._waiting, []
         self._num_decoding += 1
-        self._send_offers()
+        if self._offers:
+            self._spawn(self._send_offers())  # which begins when this message has been sent
         await self._send(batch, self._saw_pass)
 
-    def _send_offers(self) -> None:
-        """After the messages that they continue, which are sent before these tasks begin."""
-        offers, self._offers = self._offers, []
-        for offer in offers:
-            self._spawn(self._send([offer], _nothing))
+    async def _gather_offers(self) -> None:
+        """What follows from the verdicts of a pass is there by now: one call is enough for all of it."""
+        self._is_offering = False
+        await self._send_offers()
+
+    async def _send_offers(self) -> None:
+        """All but those whose session has a message that waits: no offer overtakes what it goes on from."""
+        waiting = {request.stamp.session for request in self._waiting}
+        offers = [offer for offer in self._offers if offer.stamp.session not in waiting]
+        self._offers = [offer for offer in self._offers if offer.stamp.session in waiting]
+        if offers:
+            await self._send(offers, _nothing)
 
     async def _send(self, batch: Sequence[Request], observe_pass: Callable[[], None]) -> None:
         """One answer for each request, also where the call fails: sessions wait for it."""
@@ -151,9 +163,9 @@ class Batcher(Generic[Request, Reply]):
             call.lose(WorkerLost(f"the call failed: {error!r}"))
 
 
-def _goes_alone(request: TargetRequest | DraftRequest) -> bool:
-    """Whether a request is answered after passes of its own: a continuation, a long text, and a first message."""
-    return isinstance(request, Continuation) or request.base.num_tokens == 0 or len(request.suffix) > DECODE_TOKENS
+def _goes_alone(request: VerifyRequest | DraftRequest) -> bool:
+    """Whether a request is answered after passes of its own: a long text, and a first message."""
+    return request.base.num_tokens == 0 or len(request.suffix) > DECODE_TOKENS
 
 
 def _nothing() -> None:

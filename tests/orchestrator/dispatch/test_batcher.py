@@ -370,3 +370,29 @@ async def test_an_offer_does_not_overtake_the_message_that_it_goes_on_from(engin
     await engine.answer(0)
     assert engine.calls == [["a"], ["b"], ["b"]]
     assert [len(call) for call in engine.calls] == [1, 1, 1]
+
+
+async def test_what_a_pass_leads_to_is_offered_in_one_call(engine):
+    batcher = Batcher(engine.call, engine.deliver)
+    for name in "abc":
+        batcher.put(offer(name))
+    await settle()
+    batcher.put(offer("d"))
+    await settle()
+    assert engine.calls == [["a", "b", "c"], ["d"]]
+    await engine.answer(0)
+    await engine.answer(1)
+    assert set(engine.delivered) == set("abcd")
+
+
+async def test_offers_wait_for_their_own_message_and_for_no_other(engine):
+    batcher = Batcher(engine.call, engine.deliver)
+    put(batcher, "a")
+    await settle()
+    put(batcher, "b")
+    for name in "bc":
+        batcher.put(offer(name))
+    await settle()
+    assert engine.calls == [["a"], ["c"]]
+    await engine.answer(0)
+    assert engine.calls == [["a"], ["c"], ["b"], ["b"]]
