@@ -16,7 +16,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from core.config import EngineConfig
 from core.costs import PASS_LAWS
@@ -27,8 +27,9 @@ from deploy.app import Engines
 from deploy.engines import DraftActor, EngineActor, TargetActor
 from simulation.engines import EngineLaw, SimDraft, SimTarget, Text, TraceLaw
 from simulation.rig import model_info
-from workers.engine import EngineLoop, Receiver
-from workers.runtime import this_machine
+
+if TYPE_CHECKING:
+    from workers.engine import EngineLoop, Receiver
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +132,8 @@ class _Recorded(EngineActor[Any, Any]):
     """At which agreement was recorded."""
 
     async def load(self, meeting: object = None, known: Findings | None = None) -> tuple[ModelInfo, Findings]:  # noqa: ARG002
+        from workers.runtime import this_machine  # torch: in the engine's process alone, as of real engines
+
         text = Text(TraceLaw.load(self.temperature), VOCAB_SIZE)
         info = model_info(text)
         loop = RecordedLoop(self._simulated(text, _law(self._config)), info)
