@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from core.protocol import ENDED, OVERTAKEN, HeldTokens
-from core.records import Continuation, Refused, VerifyRequest
+from core.records import Continuation, Refused, Stamp, VerifyRequest
 from core.rules import Outcome
 from core.speculation import EMPTY_BLOCK, ROOT, subtree
 from core.text import TokenLog
@@ -23,24 +23,40 @@ Verified = tuple[VerifyRequest, TokenLog, Outcome]
 
 
 class Continuations(Generic[Caller]):
-    """The last continuation that each session has offered, and the ticket of its answer."""
+    """What each session has offered, and the tickets of the answers.
+
+    One continuation for each verdict to come: the next one, and those of the steps that the offers themselves lead to.
+    """
 
     def __init__(self) -> None:
-        self._offers: dict[str, tuple[Caller, Continuation]] = {}
+        self._offers: dict[str, dict[int, tuple[Caller, Continuation]]] = {}
+        """By session and the round that is continued."""
 
     def offer(self, caller: Caller, continuation: Continuation) -> list[tuple[Caller, Refused]]:
-        """Keep this offer; returns the refusal of the one before it."""
-        refused = self.drop(continuation.stamp.session)
-        self._offers[continuation.stamp.session] = (caller, continuation)
+        """Keep this offer; returns the refusals of an earlier one for the same verdict, and of all beyond it."""
+        session, after = continuation.stamp.session, continuation.after
+        refused = self._drop(session, lambda kept: kept >= after)
+        self._offers.setdefault(session, {})[after] = (caller, continuation)
         return refused
 
     def drop(self, session: str, before: int | None = None) -> list[tuple[Caller, Refused]]:
-        """Drop the offer of `session` if it is for a round before that one; returns its refusal."""
-        offer = self._offers.get(session)
-        if offer is None or (before is not None and offer[1].after >= before):
-            return []
-        caller, continuation = self._offers.pop(session)
-        return [(caller, Refused(continuation.stamp, UNUSED))]
+        """Drop what `session` has offered for rounds before that one; returns the refusals."""
+        return self._drop(session, lambda after: before is None or after < before)
+
+    def _drop(self, session: str, is_over: Callable[[int], bool]) -> list[tuple[Caller, Refused]]:
+        offers = self._offers.get(session, {})
+        dropped = [offers.pop(after) for after in [*offers] if is_over(after)]
+        if not offers:
+            self._offers.pop(session, None)
+        return [(caller, Refused(continuation.stamp, UNUSED)) for caller, continuation in dropped]
+
+    def _take(self, stamp: Stamp) -> tuple[Caller, Continuation] | None:
+        """The offer for the verdict on this message."""
+        offers = self._offers.get(stamp.session, {})
+        offer = offers.pop(stamp.round, None)
+        if not offers:
+            self._offers.pop(stamp.session, None)
+        return offer
 
     def after_pass(
         self, verified: Sequence[Verified], can_take: Callable[[Sequence[int], VerifyRequest], bool]
@@ -54,10 +70,10 @@ class Continuations(Generic[Caller]):
         following: list[tuple[Caller, VerifyRequest]] = []
         refused: list[tuple[Caller, Refused]] = []
         for request, log, outcome in verified:
-            offer = self._offers.get(request.stamp.session)
-            if offer is None or offer[1].after != request.stamp.round:
+            offer = self._take(request.stamp)
+            if offer is None:
                 continue
-            caller, continuation = self._offers.pop(request.stamp.session)
+            caller, continuation = offer
             message = next_message(continuation, request, log, outcome)
             committed = [*(request.block.tokens[node] for node in outcome.path), outcome.next_token]
             if message is not None and can_take(committed, message):
@@ -71,7 +87,7 @@ class Continuations(Generic[Caller]):
 
     def clear(self) -> list[Caller]:
         """Drop all offers; returns the tickets to answer."""
-        callers = [caller for caller, _ in self._offers.values()]
+        callers = [caller for offers in self._offers.values() for caller, _ in offers.values()]
         self._offers.clear()
         return callers
 

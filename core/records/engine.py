@@ -126,14 +126,15 @@ class VerifyRequest:
 class Continuation:
     """The next message, offered in advance: the target uses it at its verdict instead of waiting for the message.
 
-    It is offered while the message of round `after` is verified; of several the last one counts. The end of the verdict
+    It is offered while the message of round `after` is verified, or before: where that is offered, too. Of several for
+    one round the last one counts, and what was offered beyond the others does not. The end of the verdict
     (accepted path, next token) is looked up in `tree`; the nodes below are the block of the next message, which has
     this stamp. An offer that is not used is answered `Refused`.
     """
 
     stamp: Stamp
     after: int
-    """Round of the message that is being verified."""
+    """Round of the message whose verdict it follows."""
     tree: TokenTree
     """The block of that message, node by node, and the nodes that may follow below it."""
     is_open: bool = False

@@ -31,6 +31,9 @@ from orchestrator.policy.shared_estimates import SharedEstimates
 
 TIMEOUT_PASSES = 2.0
 """Multiple of a draft's usual time that is waited for, where it is longer than `draft_timeout_s`."""
+PLAIN_STEPS = 4
+"""Steps of plain decoding that are offered ahead. A target that waits for an orchestrator makes nobody's tokens; one
+that is ahead makes a step or two in vain where an output ends by what only the orchestrator sees."""
 CATCH_UP = TreeSpec.chain(1)
 """Growth of one pass: a draft that drafts in turn takes in the text and tells the candidates behind it."""
 
@@ -218,6 +221,15 @@ class TreePolicy(ABC):
     def may_offer(self) -> bool:
         """Whether the target is to be offered anything at present; asked with each message of a draft."""
         return self.num_outcomes > 0 or self._is_plain
+
+    @property
+    def plain_steps(self) -> int:
+        """The number of steps without guesses that the target may make without a message in between.
+
+        Where only a silent draft is missed it is to be heard again after the next step.
+        """
+        is_lasting = self.max_depth == 0 or self.is_paused
+        return PLAIN_STEPS if is_lasting and self._is_plain else 1
 
     @property
     def _is_plain(self) -> bool:

@@ -91,6 +91,11 @@ class Offer:
         """Whether there is no outcome that it answers."""
         return len(self.whole) == self.num_block and not self.is_open
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a step without guesses, whatever the verdict."""
+        return self.is_open and not len(self.whole)
+
     def follow(self, end: int, token: int) -> Guess | None:
         """The block with which the target goes on when the path to `end` is accepted and `token` follows."""
         node = self.whole.block.child(end, token)

@@ -172,7 +172,7 @@ class Session:
         if not self._policy.may_offer:
             return []
         offer = self._blocks.offer(self._target.guess.block, self._max_depth, self._max_nodes)
-        return [] if offer is None else self._target.offer(offer)
+        return [] if offer is None else self._target.offer(offer, min(self._policy.plain_steps, self._max_depth))
 
     def _send_or_wait(self) -> list[m.Command]:
         """Have the best block verified, unless the draft's next pass is worth the wait."""

@@ -5,7 +5,7 @@ Knows the target's messages, and whether a verdict can be right. Must not know d
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from core.records import Continuation, Missing, Refused, Stamp, Verdict, VerifyRequest, Want
 from core.speculation import ROOT
@@ -35,8 +35,8 @@ class TargetSide:
         self._offers = _Offers()
         self._is_continued = False
         """Whether the target has made the message that is awaited for itself."""
-        self._early: m.TargetReplied | None = None
-        """The answer to an offer, come before the verdict that says whether the target has taken it."""
+        self._early: dict[Stamp, m.TargetReplied] = {}
+        """Answers to offers, come before the verdict that says whether the target has taken them."""
         self._verdict_s: float | None = None
         """Time of the last verdict; None where no whole round lies between it and the next."""
 
@@ -71,7 +71,8 @@ class TargetSide:
         self._drop_messages()
 
     def _drop_messages(self) -> None:
-        self._view.awaiting = self._early = None
+        self._view.awaiting = None
+        self._early.clear()
         self._offers.clear()
 
     # What it is told
@@ -90,14 +91,26 @@ class TargetSide:
         wants = () if guess.questions is None else (Want.SAMPLES,)
         return VerifyRequest(stamp, base, self._log.since(base.num_tokens), guess.block, spec, wants)
 
-    def offer(self, offer: Offer) -> list[m.Command]:
-        """Tell the target what it may continue with after the verdict that is awaited; the last offer counts."""
+    def offer(self, offer: Offer, num_steps: int = 1) -> list[m.Command]:
+        """Tell the target what it may continue with after the verdict that is awaited; the last offer counts.
+
+        `num_steps`: how many steps without guesses it may make in a row, if the offer is of such a step.
+        """
         awaited = self._view.awaiting
-        if offer.is_empty or offer == self._offers.last or awaited is None:
+        if offer.is_empty or awaited is None:
             return []
+        commands: list[m.Command] = []
+        if offer != self._offers.next:
+            commands.append(self._offer_after(awaited.round, offer))
+        if offer.is_plain and len(self._offers) <= num_steps // 2:
+            while len(self._offers) < num_steps:
+                commands.append(self._offer_after(self._offers.last_round, offer))
+        return commands
+
+    def _offer_after(self, round_: int, offer: Offer) -> Continuation:
         stamp = self._view.next_stamp()
-        self._offers.add(stamp, offer)
-        return [Continuation(stamp, awaited.round, offer.whole.block, offer.is_open)]
+        self._offers.add(stamp, round_, offer)
+        return Continuation(stamp, round_, offer.whole.block, offer.is_open)
 
     def resend(self, missing: Missing) -> VerifyRequest | None:
         """The same message from what the target holds; None where it does not keep what it is sent."""
@@ -121,15 +134,13 @@ class TargetSide:
         if isinstance(reply, Refused) and not reply.is_final:
             self._offers.drop(reply.stamp)  # a target that says it continued with this one all the same is lying
         else:
-            self._early = event
+            self._early[reply.stamp] = event
         return False
 
     def take_early(self, now_s: float) -> m.TargetReplied | None:
         """The reply that was set aside, if the target has continued with what it answers."""
-        early, self._early = self._early, None
-        if early is None or not self._view.answers(early.reply.stamp):
-            return None
-        return replace(early, received_s=max(early.received_s, now_s))
+        early = self._early.pop(self._view.awaiting, None) if self._view.awaiting is not None else None
+        return None if early is None else replace(early, received_s=max(early.received_s, now_s))
 
     def problem_of(self, verdict: Verdict) -> str | None:
         """Why this verdict cannot be right, if it cannot."""
@@ -162,40 +173,74 @@ class TargetSide:
         taken = self._offers.taken_by(verdict)
         assert taken is not None, "`problem_of` refuses a verdict that continues with anything else"
         self._view.awaiting, self.guess = taken
-        self._offers.clear()
+        self._offers.go_on(taken[0].round)
         self._is_continued = True
         self._machine.fire(Trigger.VERIFY)
         return self.guess
 
 
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    """An offer that the target has been told of, as the message with this stamp."""
+
+    stamp: Stamp
+    after: int
+    """The round of the message whose verdict it follows."""
+    offer: Offer
+
+
 class _Offers:
-    """What the target may go on with by itself, after the verdict that is awaited."""
+    """What the target may go on with: after the verdict that is awaited, and after those that this leads to."""
 
     def __init__(self) -> None:
-        self._by_round: dict[int, tuple[Stamp, Offer]] = {}
-        self.last: Offer | None = None
+        self._by_round: dict[int, _Offered] = {}
+        """All that the target may take: an offer may be on its way while it takes an earlier one."""
+        self._line: list[_Offered] = []
+        """The last one for the verdict that is awaited, what was offered behind that, and so on."""
 
-    def add(self, stamp: Stamp, offer: Offer) -> None:
-        """The target is told of it, as of a message with this stamp."""
-        self.last = offer
-        self._by_round[stamp.round] = stamp, offer
+    def __len__(self) -> int:
+        """Verdicts in a row after which the target has something to go on with."""
+        return len(self._line)
+
+    @property
+    def next(self) -> Offer | None:
+        """The last offer for the verdict that is awaited."""
+        return self._line[0].offer if self._line else None
+
+    @property
+    def last_round(self) -> int:
+        """Of the message that was offered last."""
+        return self._line[-1].stamp.round
+
+    def add(self, stamp: Stamp, after: int, offer: Offer) -> None:
+        """The target is told of it, and forgets what it was offered for this verdict and beyond."""
+        offered = self._by_round[stamp.round] = _Offered(stamp, after, offer)
+        self._line = [*(each for each in self._line if each.after < after), offered]
 
     def has(self, stamp: Stamp) -> bool:
         """Whether this is one of them."""
-        return self._by_round.get(stamp.round, (None,))[0] == stamp
+        offered = self._by_round.get(stamp.round)
+        return offered is not None and offered.stamp == stamp
 
     def drop(self, stamp: Stamp) -> None:
-        """The target will not go on with this one."""
+        """The target will not go on with this one, nor with what follows it."""
         del self._by_round[stamp.round]
+        self._line = [each for each in self._line if each.stamp.round < stamp.round]
+
+    def go_on(self, round_: int) -> None:
+        """The target has gone on with the message of this round: only what follows it is of use."""
+        self._by_round = {number: each for number, each in self._by_round.items() if each.after >= round_}
+        rest = [each for each in self._line if each.after >= round_]
+        self._line = rest if rest and rest[0].after == round_ else []  # it may have taken an earlier one
 
     def clear(self) -> None:
         """They are of no use from now on."""
         self._by_round.clear()
-        self.last = None
+        self._line.clear()
 
     def taken_by(self, verdict: Verdict) -> tuple[Stamp, Guess] | None:
         """What the target says that it has gone on with; None where it was offered nothing like that."""
-        stamp, offer = self._by_round.get(verdict.continued, (None, None))
+        offered = self._by_round.get(verdict.continued)
         end = verdict.path[-1] if verdict.path else ROOT
-        guess = offer.follow(end, verdict.next_token) if offer is not None else None
-        return None if stamp is None or guess is None else (stamp, guess)
+        guess = offered.offer.follow(end, verdict.next_token) if offered is not None else None
+        return None if offered is None or guess is None else (offered.stamp, guess)

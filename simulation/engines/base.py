@@ -107,11 +107,15 @@ class SimEngine(ABC, Generic[Request, Reply]):
         if take is not None:
             for answer in answers:
                 answer.add_done_callback(partial(_pass_on, take))
-        for answer in answers:
-            reply = await answer
-            if isinstance(reply, WorkerLost):
-                raise reply
-            replies.append(reply)
+        try:
+            for answer in answers:
+                reply = await answer
+                if isinstance(reply, WorkerLost):
+                    raise reply
+                replies.append(reply)
+        finally:
+            for answer in answers:  # who has gone away is told nothing more
+                answer.cancel()
         return replies
 
     def has(self, stamp: Stamp) -> bool:

@@ -170,6 +170,7 @@ class FakePolicy:
     is_in_turn = True
     may_offer = False
     num_outcomes = 0
+    plain_steps = 1
     wants_rest = False
     is_paused = False
 

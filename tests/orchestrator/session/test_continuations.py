@@ -16,7 +16,9 @@ from orchestrator.policy.adaptive import OFFERED_OUTCOMES, REST_ROUNDS, Adaptive
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.shared_estimates import SharedEstimates
+from orchestrator.policy.tree_policy import PLAIN_STEPS
 from orchestrator.session import messages as m
+from orchestrator.session.guess import NO_GUESS, Offer
 from tests.orchestrator.fakes import plain, request
 from tests.orchestrator.session.test_growing import CONFIG, PROMPT, Stage
 
@@ -202,6 +204,82 @@ def test_where_it_is_worth_it_the_target_takes_plain_steps_by_itself(tokenizer):
     assert stage.session.is_closed
 
 
+class PlainStage(OfferingStage):
+    """A session that is to decode plainly, on a target that is some steps ahead of it."""
+
+    def __init__(self, tokenizer, plain_steps=3, **changes):
+        self._plain_steps = plain_steps
+        super().__init__(tokenizer, is_open=True, max_draft_tokens=0, **changes)
+
+    def do(self, commands):
+        self.session._policy.plain_steps = self._plain_steps
+        return super().do(commands)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("plain_steps", [1, 2, 3, 4, 8])
+def test_plain_steps_are_offered_ahead_and_none_beyond_the_end(tokenizer, plain_steps, max_tokens):
+    stage = PlainStage(tokenizer, plain_steps, max_tokens=max_tokens)
+    assert stage.count(Continuation) == min(plain_steps, max_tokens - 1)
+    for _ in range(max_tokens):
+        stage.verdict()
+    assert (stage.count(VerifyRequest), stage.count(Continuation)) == (1, max_tokens - 1)
+    assert stage.tokens == plain(PROMPT, max_tokens)
+    assert stage.session.is_closed
+
+
+def test_more_is_offered_when_half_of_it_is_used(tokenizer):
+    stage = PlainStage(tokenizer, 4, max_tokens=20)
+    counts = []
+    for _ in range(5):
+        stage.verdict()
+        counts.append(stage.count(Continuation))
+    assert counts == [4, 6, 6, 8, 8]
+
+
+def test_verdicts_of_steps_ahead_count_in_their_order_whatever_the_order_in_which_they_come(tokenizer):
+    stage = PlainStage(tokenizer, 3, max_tokens=20)
+    first, second, third = (stage.next_verdict() for _ in range(3))
+    assert stage.event(third) == stage.event(second) == []
+    sent = stage.event(first)
+    assert [command.token_ids for command in sent if isinstance(command, Chunk)] == [
+        (token,) for token in plain(PROMPT, 3)
+    ]
+    assert stage.event(third) == stage.event(second) == stage.event(first) == [], "each counts once"
+    stage.verdict()
+    assert stage.tokens == plain(PROMPT, 4)
+
+
+def test_steps_ahead_that_are_refused_are_asked_for_with_the_whole_text(tokenizer):
+    """Nothing of what was offered beyond a verdict at which the target stopped is taken for the next one."""
+    stage = PlainStage(tokenizer, 3, max_tokens=20)
+    stage.verdict()
+    stopped = stage.next_verdict(continued=0)
+    assert stage.made is not None, "what it would have gone on with"
+    stale = stage.next_verdict()
+    sent = stage.event(stopped)
+    asked = next(command for command in sent if isinstance(command, VerifyRequest))
+    assert asked.num_committed == len(PROMPT) + 2
+    assert stage.event(stale) == []
+    stage.made = None
+    stage.verdict()
+    assert stage.tokens == plain(PROMPT, 3)
+
+
+def test_a_target_that_took_an_earlier_offer_has_nothing_of_what_was_offered_behind_the_later(stage):
+    """The two cross on the way."""
+    plain_step, side = Offer(NO_GUESS, 0, is_open=True), stage.session._target
+    stage.grows_right(3)
+    earlier = stage.offer
+    crossing = side.offer(plain_step, 3)
+    assert [each.after for each in crossing] == [earlier.after, *(each.stamp.round for each in crossing[:-1])]
+    stage.verdict()
+    assert stage.made.stamp == earlier.stamp
+    after = [each.after for each in side.offer(plain_step, 3)]
+    assert after[0] == earlier.stamp.round, "it is offered anew"
+    assert len(after) == 3
+
+
 def test_a_draft_that_begins_anew_is_offered_from_again_when_its_tree_is_the_one_in_flight(stage):
     stage.grows_right(3)
     stage.verdict()
@@ -320,6 +398,24 @@ def test_what_an_output_must_look_like_guesses_and_a_template_whomever_the_reque
     sees_rounds(policy, 4, 0.008)
     policy.lacks_draft = True
     assert not policy.is_worth_going_on(0.0, 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("max_draft_tokens", "guessers", "is_paused", "lacks_draft", "num_steps"),
+    [
+        (0, (), False, False, PLAIN_STEPS),
+        (4, ("draft",), True, False, PLAIN_STEPS),
+        (4, ("draft", "prompt_lookup"), True, False, 1),
+        (4, ("draft",), False, True, 1),
+        (4, ("draft",), False, False, 1),
+    ],
+)
+def test_plain_steps_are_offered_ahead_where_nothing_is_to_change_soon(
+    max_draft_tokens, guessers, is_paused, lacks_draft, num_steps
+):
+    policy = Controller(CONFIG).policy(request(PROMPT, 40, max_draft_tokens=max_draft_tokens, guessers=guessers))
+    policy._known.pause.is_paused, policy.lacks_draft = is_paused, lacks_draft
+    assert policy.plain_steps == num_steps
 
 
 def test_who_lacks_its_draft_is_offered_what_others_guess_where_it_has_its_passes_for_itself(policy):

@@ -46,6 +46,7 @@ class FakeMargin(AdaptivePolicy):
 
     may_offer = False
     num_outcomes = 0
+    plain_steps = 1
 
     def __init__(self, asked, config=CONFIG):
         super().__init__(asked, config, SharedEstimates())

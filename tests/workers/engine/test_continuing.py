@@ -115,6 +115,60 @@ def test_plain_steps_follow_one_another_where_offers_are_open(engine, plain, sam
     assert session.output == plain[sampling][:11]
 
 
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_steps_that_were_offered_ahead_need_no_message_and_leave_nothing_behind(engine, plain, sampling):
+    """Nor is there anything of the steps that were made in vain when the session goes on from where it is."""
+    text = plain[sampling]
+    session = Offering(engine, PROMPT, sampling)
+    rounds = [session.ask()]
+    for _ in range(5):
+        rounds.append(session.offer(rounds[-1], EMPTY_BLOCK, is_open=True))
+    verdicts = steps(engine, 6)
+    assert [verdicts[round_].next_token for round_ in rounds] == text[:6]
+    assert [verdicts[round_].continued for round_ in rounds] == [*rounds[1:], 0]
+    for round_ in rounds[:3]:  # the session has heard of these alone
+        session.commit(verdicts[round_], EMPTY_BLOCK)
+    asked = session.ask(chain(text[3], wrong(text[4])))
+    verdict = steps(engine)[asked]
+    assert (verdict.path, verdict.next_token) == ((0,), text[4])
+    session.commit(verdict, chain(text[3], wrong(text[4])))
+    assert session.output == text[:5]
+    assert session.run(4) == text[5:9]
+
+
+def test_another_offer_for_a_verdict_takes_the_place_of_all_that_was_offered_from_there_on(engine, plain):
+    text = plain[SAMPLINGS[0]]
+    session = Offering(engine, PROMPT, SAMPLINGS[0])
+    first = session.ask()
+    gone = session.offer(first, EMPTY_BLOCK, is_open=True)
+    gone_too = session.offer(gone, EMPTY_BLOCK, is_open=True)
+    second = session.offer(first, EMPTY_BLOCK, is_open=True)
+    third = session.offer(second, EMPTY_BLOCK, is_open=True)
+    fourth = session.offer(second, chain(text[1], text[2]))
+    replies = steps(engine)
+    for dropped in (gone, gone_too, third):
+        assert replies[dropped] == Refused(Stamp("s", EPOCH, dropped), UNUSED)
+    assert replies[first].continued == second
+    replies = steps(engine)
+    assert replies[second].continued == fourth
+    fifth = session.offer(fourth, chain(text[2]), is_open=True)
+    sixth = session.offer(first, EMPTY_BLOCK, is_open=True)
+    replies = steps(engine)
+    assert replies[sixth].reason == OVERTAKEN, "its verdict has been given"
+    assert (replies[fourth].path, replies[fourth].continued) == ((0,), fifth)
+
+
+def test_an_offer_for_a_later_verdict_is_not_taken_for_the_next(engine, plain):
+    session = Offering(engine, PROMPT, SAMPLINGS[0])
+    asked = session.ask()
+    session.round += 1
+    session.offer(session.round, EMPTY_BLOCK, is_open=True)
+    replies = steps(engine, 2)
+    assert (set(replies), replies[asked].continued) == ({asked}, 0)
+    session.commit(replies[asked], EMPTY_BLOCK)
+    assert session.run(3) == plain[SAMPLINGS[0]][1:4]
+
+
 def test_what_comes_to_nothing_is_refused_and_the_session_goes_on_as_ever(engine, plain):
     text = plain[SAMPLINGS[0]]
     session = Offering(engine, PROMPT, SAMPLINGS[0])
