@@ -6,12 +6,15 @@ to the target and ends when the next one is; the first verification, which is pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protos.outrider.v1 import generation_pb2 as pb
 
 Interval = tuple[float, float]
+Parts = Mapping[str, float]
+"""Seconds of a round, by the part that takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,11 @@ class Round:
         return self.end_s - self.verify.received_s
 
     @property
+    def link_s(self) -> float:
+        """The verification's way to the engine and back: of its round trip, what the engine does not account for."""
+        return _wire_s(self.verify)
+
+    @property
     def not_model_s(self) -> float:
         """What is left without the work of the engines that the round waited for: the wire and the orchestrator.
 
@@ -71,6 +79,11 @@ def rounds_of(calls: Iterable[pb.CallTrace]) -> list[Round]:
         Round(verify, following.sent_s, tuple(own), before)
         for before, verify, following, own in zip(verified, verified[1:], verified[2:], drafts[1:], strict=False)
     ]
+
+
+def medians_ms(rounds: Sequence[Parts]) -> dict[str, float]:
+    """Of each part, its median."""
+    return {f"{part}, ms": round(1e3 * statistics.median(each[part] for each in rounds), 3) for part in rounds[0]}
 
 
 def _round_of(call: pb.CallTrace, verified: Sequence[pb.CallTrace]) -> int:
@@ -101,9 +114,12 @@ def _verified(round_: Round) -> list[Interval]:
 
 def _busy(call: pb.CallTrace) -> Interval:
     """When the engine was at work on it, if both ways took equally long."""
-    wire_s = call.received_s - call.sent_s - call.timing.waited_s - call.timing.computed_s
-    start_s = call.sent_s + wire_s / 2 + call.timing.waited_s
+    start_s = call.sent_s + _wire_s(call) / 2 + call.timing.waited_s
     return start_s, start_s + call.timing.computed_s
+
+
+def _wire_s(call: pb.CallTrace) -> float:
+    return call.received_s - call.sent_s - call.timing.waited_s - call.timing.computed_s
 
 
 def _covered(parts: Iterable[Interval], whole: Interval) -> float:

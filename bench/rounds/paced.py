@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bench.harness.processor import PROCESSOR_GOAL_MS, cpu_s, processor_time, round_ms
 from bench.harness.traffic import Way, connected
 from bench.models.prompts import held_out_prompts
 from bench.results import Result, at_least, at_most, say, spread
-from bench.rounds.anatomy import Round
+from bench.rounds.anatomy import Parts, Round, medians_ms
 from bench.rounds.recorded_engines import RECORDED
 from bench.rounds.simulated import CHAINS, TREES
 from bench.rounds.ways import (
@@ -38,7 +38,6 @@ from bench.rounds.ways import (
     rounds_by_way,
     unlike_plain,
 )
-from bench.service.links import cpu_s
 from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.costs import PASS_LAWS, PassLaw
 from deploy.launch import served
@@ -48,13 +47,9 @@ from protos.outrider.v1 import generation_pb2 as pb
 NUM_WARM_UP_PROMPTS = 2
 """Not counted: the adaptive policies learn from them."""
 SHARE_OF_SIMULATED = 0.95
-MAX_PROCESSOR_MS = 5.0
-"""Of a round, everything but the two models."""
 SIMULATED_CHAINS = {0.0: 1.90, 1.0: 1.49}
 SIMULATED_TREES = {0.0: 2.13, 1.0: 1.71}
 """Over the best fixed draft length in turn (README.md), with 1 ms of wire to each engine and back."""
-Parts = Mapping[str, float]
-"""Seconds of a round, by the part that takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +129,10 @@ async def _measure(name: str, address: str, plan: Plan, temperature: float) -> l
 
 async def _processor_time(title: str, stub: Any, plan: Plan, name: str, way: Way, temperature: float) -> Result:
     """A round, of all processes: there are no models, but what the simulated draft takes for its guesses is in it."""
-    before = cpu_s(os.getpid())
+    before = cpu_s()
     runs = (await repeat(stub, plan, {name: way}, temperature, 0))[name]
-    num_rounds = sum(each.stats.target_passes for each in runs)
-    spent_ms = {
-        process: round(1e3 * (seconds - before.get(process, 0.0)) / num_rounds, 2)
-        for process, seconds in cpu_s(os.getpid()).items()
-    }
-    busy = {process: spent for process, spent in sorted(spent_ms.items()) if spent >= 0.05}
-    result = Result(
-        f"{title}: processor time of a round, {name}", round(sum(spent_ms.values()), 2), "ms", settings=busy
-    )
-    return at_most(MAX_PROCESSOR_MS, result)
+    spent_ms = round_ms(before, cpu_s(), sum(each.stats.target_passes for each in runs))
+    return at_most(PROCESSOR_GOAL_MS, processor_time(f"{title}: processor time of a round, {name}", [spent_ms]))
 
 
 def _results(
@@ -206,17 +193,16 @@ def _anatomy(title: str, law: PassLaw, rounds: Mapping[str, Sequence[Round]], be
 
 def parts(round_: Round, law: PassLaw) -> Parts:
     """Seconds of a round by part, from sending its block to sending the next one."""
-    call = round_.verify
-    timing, took_s = call.timing, call.received_s - call.sent_s
+    timing = round_.verify.timing
     pass_s = timing.passes * law(round(timing.rows / max(1, timing.passes)))
     awaited_s = _awaited_s(round_)
     return {
         "target pass": pass_s,
         "target beside its pass": timing.computed_s - pass_s,
         "target's queue": timing.waited_s,
-        "link": took_s - timing.waited_s - timing.computed_s,
+        "link": round_.link_s,
         "awaited draft": awaited_s,
-        "orchestrator": round_.end_s - call.received_s - awaited_s,
+        "orchestrator": round_.waited_s - awaited_s,
     }
 
 
@@ -229,9 +215,8 @@ def _awaited_s(round_: Round) -> float:
 def _beside_passes(name: str, rounds: Sequence[Parts]) -> Result:
     """All parts but the target's pass, at the median of all rounds; the parts' own medians are in the settings."""
     beside_ms = [1e3 * (sum(each.values()) - each["target pass"]) for each in rounds]
-    medians = {f"{part}, ms": round(1e3 * statistics.median(each[part] for each in rounds), 3) for part in rounds[0]}
     mean = round(statistics.mean(beside_ms), 3)
-    settings = {"mean_ms": mean, "rounds": len(rounds), **medians}
+    settings = {"mean_ms": mean, "rounds": len(rounds), **medians_ms(rounds)}
     return Result(name, round(statistics.median(beside_ms), 3), "ms", settings=settings)
 
 

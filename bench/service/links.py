@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import re
 import statistics
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 from ray import serve
 
+from bench.harness.processor import cpu_s, processor_time, round_ms
 from bench.harness.traffic import AS_SERVED, PLAINLY, Run, Way, connected, request, run
 from bench.results import Result, spread
 from core.config import FleetConfig
@@ -36,8 +33,6 @@ TOKENS = 96
 LINK, CALLS = "link", "actor calls"
 PORTS: Mapping[str, list[int] | None] = {LINK: [20200, 20299], CALLS: None}
 WAYS = {"plain": PLAINLY, "drafted": AS_SERVED}
-TICKS = os.sysconf("SC_CLK_TCK")
-PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +84,14 @@ async def _measure(address: str, num_repeats: int) -> list[Result]:
 async def _sample(stub: Any, model: str, way: Way, seed: int) -> LinkSample:
     message = request(PROMPT, TOKENS, temperature=0.8, way=way, seed=seed, trace=True)
     message.model = model
-    before = cpu_s(os.getpid())
+    before = cpu_s()
     stream = await run(stub, message)
-    after = cpu_s(os.getpid())
+    after = cpu_s()
     num_rounds = stream.stats.target_passes
     return LinkSample(
         stream.decode_s * 1e3 / num_rounds,
         _outside_ms(stream),
-        {name: (seconds - before.get(name, 0.0)) * 1e3 / num_rounds for name, seconds in after.items()},
+        round_ms(before, after, num_rounds),
     )
 
 
@@ -109,56 +104,13 @@ def _outside_ms(stream: Run) -> float:
     )
 
 
-def cpu_s(root: int) -> dict[str, float]:
-    """Processor time so far of a process and all its descendants, by what they are."""
-    children: dict[int, list[int]] = {}
-    spent: dict[int, tuple[str, float]] = {}
-    for pid, parent, name, seconds in _processes():
-        children.setdefault(parent, []).append(pid)
-        spent[pid] = (name, seconds)
-    total: dict[str, float] = defaultdict(float)
-    waiting = [root]
-    while waiting:
-        pid = waiting.pop()
-        name, seconds = spent.get(pid, ("gone", 0.0))
-        total[name] += seconds
-        waiting += children.get(pid, [])
-    return total
-
-
-def _processes() -> Iterator[tuple[int, int, str, float]]:
-    for folder in PROC.glob("[0-9]*"):
-        try:
-            _, _, fields = (folder / "stat").read_text().rpartition(")")
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:  # it has ended
-            continue
-        state = fields.split()
-        yield int(folder.name), int(state[1]), _kind(command), (int(state[11]) + int(state[12])) / TICKS
-
-
-def _kind(command: str) -> str:
-    """Of Ray's processes the actor, of others the program."""
-    actor = re.match(r"ray::(?:ServeReplica:[^:]*:)?(\w+)", command)
-    return actor[1] if actor else Path(command.split(" ")[0] or "kernel").name
-
-
 def _results(way: str, samples: Mapping[str, Sequence[LinkSample]]) -> list[Result]:
     results = []
     for name, of_name in samples.items():
-        spent = {
-            kind: round(statistics.median(each.cpu_ms.get(kind, 0.0) for each in of_name), 2)
-            for kind in sorted({kind for each in of_name for kind in each.cpu_ms})
-        }
         results += [
             spread(f"{way}, {name}: a round", [each.round_ms for each in of_name], "ms"),
             spread(f"{way}, {name}: outside the target's passes", [each.outside_ms for each in of_name], "ms"),
-            spread(
-                f"{way}, {name}: processor time a round",
-                [sum(each.cpu_ms.values()) for each in of_name],
-                "ms",
-                **{kind: value for kind, value in spent.items() if value >= 0.05},
-            ),
+            processor_time(f"{way}, {name}: processor time a round", [each.cpu_ms for each in of_name]),
         ]
     for name in list(samples)[:-1]:
         pairs = list(zip(samples[CALLS], samples[name], strict=True))
