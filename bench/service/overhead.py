@@ -1,30 +1,83 @@
-"""What a round costs beyond the two models' forward passes: sampling, verification, Ray, orchestration, gRPC.
+"""What a round costs beyond the two models' forward passes: time of a step, time after a verdict, processor time.
 
-The demo pair is served as `outrider serve` does it. Runs with and without drafting alternate, alone and sixteen at
-once. Forward time is what the engines report of themselves, the rest is what the client's clock has left; with many
-streams the two engines work at the same time, so that the parts cannot be told apart, and only totals are given.
+The demo pair is served as `outrider serve` does it. Plain and drafted runs alternate, first of one stream, then of
+sixteen at once, which teach the policy to pause drafting. What a goal is set for, all of one stream:
+
+- *All that is not model time*, of a plain step: what the client's clock, from the call to the last chunk, has left
+  without the target's forward passes, which the engine reports of itself. A drafted round has no such figure, since its
+  passes of the draft are hidden behind the target's. Of many streams only totals are given, for the same reason.
+- *Verdict to next verify*, of drafted rounds whose next block had grown when the verdict came (hits), from their trace:
+  "orchestrator" is the time from receiving the verdict to sending the next block, "link" the verification's round trip
+  without the time that it waited and was computed at the engine: the way back, and one way there.
+- *Processor time*, of all processes of the service and of this client, by process, without forward passes. An engine
+  reports how long these took. They run in one thread, so that this is at least their processor time, and more where
+  other processes delay them. Hence what that thread, the busiest of its process, takes of the processor is shared out
+  between forward passes and the rest of its steps by how long each took.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from bench.harness.probe import engine_of
+from bench.harness.processor import PROCESSOR_GOAL_MS, busiest_s, cpu_s, processor_time, round_ms, threads_s
 from bench.harness.traffic import Run, Way, connected, request, run
-from bench.results import Result, say, spread
+from bench.results import Result, at_most, say, spread
+from bench.rounds.anatomy import Round, medians_ms, rounds_of
 from bench.service.hops import timed_ms
+from core.records import EngineStats
 from deploy.launch import served
 from deploy.settings import demo_config
 
-NUM_RUNS = 5
+NUM_RUNS = {1: 5, 16: 3}
+"""By number of streams."""
 MAX_TOKENS = 128
 GAMMA = 4
 PROMPT = "import os\nimport sys\n\n\ndef read_lines(path):\n"
 NUM_ROUND_TRIPS = 200
+STEP_GOAL_MS = 1.5
+VERDICT_GOAL_MS = 0.5
+ENGINES = {"TargetActor": "target", "DraftActor": "draft"}
+"""Roles of the engines, by their processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWork:
+    """What an engine did during a run, in seconds."""
+
+    forward_s: float
+    step_s: float
+    thread_s: float
+    """Processor time of the thread that computes its steps."""
+
+    @property
+    def forward_cpu_s(self) -> float:
+        """Processor time of the forward passes, at most as much as they took."""
+        return min(self.forward_s, self.thread_s * self.forward_s / self.step_s) if self.step_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReading:
+    """What an engine has done so far."""
+
+    stats: EngineStats
+    threads: Mapping[int, float]
+
+    def until(self, later: EngineReading) -> EngineWork:
+        """What it did between the two."""
+        return EngineWork(
+            later.stats.forward_time_s - self.stats.forward_time_s,
+            later.stats.step_time_s - self.stats.step_time_s,
+            busiest_s(self.threads, later.threads),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +85,15 @@ class OverheadSample:
     """One run: seconds, all streams together."""
 
     wall_s: float
-    """From the first chunk of the first stream to the end of the last."""
+    """From the call of the first stream to the end of the last."""
     forward_s: float
+    """Of both engines, as is `step_s`."""
     step_s: float
+    cpu_ms: Mapping[str, float]
+    """Milliseconds of a round, by process, without forward passes."""
     num_rounds: float
     """Of each stream, on average."""
     num_tokens: int
-
-    @property
-    def other_ms(self) -> float:
-        return (self.wall_s - self.forward_s) / self.num_rounds * 1e3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,54 +107,96 @@ def measure(args: argparse.Namespace) -> list[Result]:  # noqa: ARG001
 
 
 async def _measure(address: str) -> list[Result]:
-    engines = [await engine_of("target"), await engine_of("draft")]
+    engines = {process: await engine_of(role) for process, role in ENGINES.items()}
+    samples: dict[tuple[int, int], list[OverheadSample]] = {}
+    traced: list[Run] = []
     async with connected(address) as stub:
-        cases = [(gamma, num_streams) for num_streams in (1, 16) for gamma in (GAMMA, 0)]
-        samples: dict[tuple[int, int], list[OverheadSample]] = {case: [] for case in cases}
-        for number in range(NUM_RUNS + 1):
-            for case in cases:
-                sample = await _run(stub, engines, *case)
-                if number > 0:  # the first of each is a warm-up
-                    samples[case].append(sample)
-    round_trips = await timed_ms(engines[0].ready.remote, NUM_ROUND_TRIPS)
-    results = [result for case in cases for result in _results(*case, samples[case])]
-    return [*results, spread("bare actor round trip", round_trips, "ms"), *_ratios(samples)]
+        for num_streams, num_runs in NUM_RUNS.items():
+            for number in range(num_runs + 1):
+                for gamma in (GAMMA, 0):
+                    sample = await _run(stub, engines, gamma, num_streams)
+                    if number > 0:  # the first of each is a warm-up
+                        samples.setdefault((gamma, num_streams), []).append(sample)
+                if num_streams == 1:
+                    traced.append(await _stream(stub, GAMMA, number, trace=True))
+    round_trips = await timed_ms(engines["TargetActor"].ready.remote, NUM_ROUND_TRIPS)
+    return [
+        verdict_to_next("drafted x1", [round_ for each in traced for round_ in rounds_of(each.calls)]),
+        *(result for case, of_case in samples.items() for result in _results(*case, of_case)),
+        spread("bare actor round trip", round_trips, "ms"),
+        *_ratios(samples),
+    ]
 
 
-async def _run(stub: Any, engines: Sequence[Any], gamma: int, num_streams: int) -> OverheadSample:
-    before = [await engine.stats.remote() for engine in engines]
+async def _run(stub: Any, engines: Mapping[str, Any], gamma: int, num_streams: int) -> OverheadSample:
+    before, cpu_before = await _readings(engines), cpu_s()
     streams = await asyncio.gather(*(_stream(stub, gamma, seed) for seed in range(num_streams)))
-    after = [await engine.stats.remote() for engine in engines]
-    pairs = list(zip(before, after, strict=True))
+    cpu_after, after = cpu_s(), await _readings(engines)
+    work = {process: before[process].until(after[process]) for process in engines}
+    num_rounds = sum(each.stats.target_passes for each in streams)
     return OverheadSample(
         wall_s=max(each.arrivals[-1].at_s for each in streams) - min(each.began_s for each in streams),
-        forward_s=sum(new.forward_time_s - old.forward_time_s for old, new in pairs),
-        step_s=sum(new.step_time_s - old.step_time_s for old, new in pairs),
-        num_rounds=sum(each.stats.target_passes for each in streams) / num_streams,
+        forward_s=sum(each.forward_s for each in work.values()),
+        step_s=sum(each.step_s for each in work.values()),
+        cpu_ms=beside_models(round_ms(cpu_before, cpu_after, num_rounds), work, num_rounds),
+        num_rounds=num_rounds / num_streams,
         num_tokens=MAX_TOKENS * num_streams,
     )
 
 
-async def _stream(stub: Any, gamma: int, seed: int) -> Run:
-    return await run(stub, request(PROMPT, MAX_TOKENS, temperature=0.8, way=Way(gamma), seed=seed))
+async def _readings(engines: Mapping[str, Any]) -> dict[str, EngineReading]:
+    return {
+        process: EngineReading(await engine.stats.remote(), threads_s(process)) for process, engine in engines.items()
+    }
+
+
+async def _stream(stub: Any, gamma: int, seed: int, *, trace: bool = False) -> Run:
+    return await run(stub, request(PROMPT, MAX_TOKENS, temperature=0.8, way=Way(gamma), seed=seed, trace=trace))
+
+
+def beside_models(cpu_ms: Mapping[str, float], work: Mapping[str, EngineWork], num_rounds: float) -> dict[str, float]:
+    """Milliseconds of processor time of a round, by process, without forward passes."""
+    passes_ms = round_ms({}, {process: each.forward_cpu_s for process, each in work.items()}, num_rounds)
+    return {process: spent - passes_ms.get(process, 0.0) for process, spent in cpu_ms.items()}
+
+
+def verdict_to_next(name: str, rounds: Sequence[Round]) -> Result:
+    """Milliseconds from a verdict to the next verification, at the median of the rounds that are hits."""
+    hits = [{"orchestrator": round_.waited_s, "link": round_.link_s} for round_ in rounds if round_.is_hit]
+    counts = {"hits": len(hits), "rounds": len(rounds)}
+    if not hits:
+        return at_most(VERDICT_GOAL_MS, Result(f"{name}: verdict to next verify", math.nan, "ms", settings=counts))
+    times_ms = [1e3 * sum(hit.values()) for hit in hits]
+    settings = {**counts, "p90_ms": round(float(np.quantile(times_ms, 0.9)), 3), **medians_ms(hits)}
+    result = Result(f"{name}: verdict to next verify", round(statistics.median(times_ms), 3), "ms", settings=settings)
+    return at_most(VERDICT_GOAL_MS, result)
 
 
 def _results(gamma: int, num_streams: int, samples: Sequence[OverheadSample]) -> list[Result]:
     settings = {"gamma": gamma, "streams": num_streams, "max_tokens": MAX_TOKENS}
     name = f"{'drafted' if gamma else 'plain'} x{num_streams}"
-    per_round = [(sample, 1e3 / sample.num_rounds) for sample in samples]
     totals = [
-        spread(f"{name}: a round", [s.wall_s * scale for s, scale in per_round], "ms", **settings),
+        spread(f"{name}: a round", [s.wall_s / s.num_rounds * 1e3 for s in samples], "ms", **settings),
         spread(f"{name}: tokens a round", [s.num_tokens / num_streams / s.num_rounds for s in samples], "tokens"),
     ]
     if num_streams > 1:
         return totals
+    cpu = processor_time(f"{name}: processor time of a round", [s.cpu_ms for s in samples])
+    outside = [] if gamma else _outside_models(name, samples)
+    return [*totals, *outside, at_most(PROCESSOR_GOAL_MS, cpu)]
+
+
+def _outside_models(name: str, samples: Sequence[OverheadSample]) -> list[Result]:
+    """Where nothing is hidden: the parts of a round are one after the other."""
+    parts_ms = {
+        "forward passes": [s.forward_s / s.num_rounds * 1e3 for s in samples],
+        "sampling and bookkeeping": [(s.step_s - s.forward_s) / s.num_rounds * 1e3 for s in samples],
+        "Ray, orchestration, gRPC": [(s.wall_s - s.step_s) / s.num_rounds * 1e3 for s in samples],
+    }
+    other_ms = [(s.wall_s - s.forward_s) / s.num_rounds * 1e3 for s in samples]
     return [
-        *totals,
-        spread(f"{name}: forward passes", [s.forward_s * scale for s, scale in per_round], "ms"),
-        spread(f"{name}: sampling and bookkeeping", [(s.step_s - s.forward_s) * scale for s, scale in per_round], "ms"),
-        spread(f"{name}: Ray, orchestration, gRPC", [(s.wall_s - s.step_s) * scale for s, scale in per_round], "ms"),
-        spread(f"{name}: all that is not model time", [s.other_ms for s in samples], "ms"),
+        *(spread(f"{name}: {part}", values, "ms") for part, values in parts_ms.items()),
+        at_most(STEP_GOAL_MS, spread(f"{name}: all that is not model time", other_ms, "ms")),
     ]
 
 
