@@ -31,9 +31,9 @@ from orchestrator.policy.shared_estimates import SharedEstimates
 
 TIMEOUT_PASSES = 2.0
 """Multiple of a draft's usual time that is waited for, where it is longer than `draft_timeout_s`."""
-PLAIN_STEPS = 4
-"""Steps of plain decoding that are offered ahead. A target that waits for an orchestrator makes nobody's tokens; one
-that is ahead makes a step or two in vain where an output ends by what only the orchestrator sees."""
+PLAIN_STEPS, PAUSED_STEPS = 8, 2
+"""Steps of plain decoding that are offered ahead, so that the target waits for no message: for good, and while drafting
+pauses. More is made in vain where an output ends by what only the orchestrator sees."""
 CATCH_UP = TreeSpec.chain(1)
 """Growth of one pass: a draft that drafts in turn takes in the text and tells the candidates behind it."""
 
@@ -228,8 +228,9 @@ class TreePolicy(ABC):
 
         Where only a silent draft is missed it is to be heard again after the next step.
         """
-        is_lasting = self.max_depth == 0 or self.is_paused
-        return PLAIN_STEPS if is_lasting and self._is_plain else 1
+        if self.max_depth == 0:
+            return PLAIN_STEPS
+        return PAUSED_STEPS if self.is_paused and self._is_plain else 1
 
     @property
     def _is_plain(self) -> bool:

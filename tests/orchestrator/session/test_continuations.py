@@ -16,7 +16,7 @@ from orchestrator.policy.adaptive import OFFERED_OUTCOMES, REST_ROUNDS, Adaptive
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.shared_estimates import SharedEstimates
-from orchestrator.policy.tree_policy import PLAIN_STEPS
+from orchestrator.policy.tree_policy import PAUSED_STEPS, PLAIN_STEPS
 from orchestrator.session import messages as m
 from orchestrator.session.guess import NO_GUESS, Offer
 from tests.orchestrator.fakes import plain, request
@@ -404,7 +404,7 @@ def test_what_an_output_must_look_like_guesses_and_a_template_whomever_the_reque
     ("max_draft_tokens", "guessers", "is_paused", "lacks_draft", "num_steps"),
     [
         (0, (), False, False, PLAIN_STEPS),
-        (4, ("draft",), True, False, PLAIN_STEPS),
+        (4, ("draft",), True, False, PAUSED_STEPS),
         (4, ("draft", "prompt_lookup"), True, False, 1),
         (4, ("draft",), False, True, 1),
         (4, ("draft",), False, False, 1),
