@@ -3,9 +3,8 @@
 While the allowed number of calls waits for its pass the next one gathers requests, so the batch size follows the load
 and a lone session never waits. Each reply goes to its session as it comes. The first one of a call says that the pass
 is over: what is ready then goes with the next, and a request that needs more passes delays nobody else. What a pass
-leads to is offered in one call for all its sessions. Long suffixes
-(prefill) and first messages are sent on their own, since they wait for more than a pass: for a text to be computed, a
-grammar to be compiled, or room in a full KV.
+leads to is offered in one call for all its sessions. Long suffixes (prefill) and first messages are sent on their own,
+since they wait for more than a pass: for a text to be computed, a grammar to be compiled, or room in a full KV.
 """
 
 from __future__ import annotations
