@@ -65,11 +65,13 @@ class Continuations(Generic[Caller]):
 
         `can_take`: whether the engine can verify this message, after a verdict that commits these tokens. All sessions
         of a pass continue or none does: one that continued alone would take a pass without the others, and they a pass
-        without it.
+        without it. What a session has offered beyond a verdict with which it does not continue is refused, too: nothing
+        leads there any more.
         """
         following: list[tuple[Caller, VerifyRequest]] = []
         refused: list[tuple[Caller, Refused]] = []
         for request, log, outcome in verified:
+            refused += self.drop(request.stamp.session, before=request.stamp.round)
             offer = self._take(request.stamp)
             if offer is None:
                 continue
@@ -82,6 +84,8 @@ class Continuations(Generic[Caller]):
                 refused.append((caller, Refused(continuation.stamp, UNUSED)))
         if len(following) < len(verified):
             refused += [(caller, Refused(message.stamp, UNUSED)) for caller, message in following]
+            for request, _, _ in verified:
+                refused += self.drop(request.stamp.session)
             return [0] * len(verified), [], refused
         return [message.stamp.round for _, message in following], following, refused
 

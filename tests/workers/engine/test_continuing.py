@@ -158,13 +158,41 @@ def test_another_offer_for_a_verdict_takes_the_place_of_all_that_was_offered_fro
     assert (replies[fourth].path, replies[fourth].continued) == ((0,), fifth)
 
 
+def test_all_that_was_offered_ahead_is_answered_with_the_verdict_at_which_the_target_stops(engine, plain):
+    """Nothing comes for it any more, and who has made one call of it would wait for ever."""
+    text = plain[SAMPLINGS[0]]
+    session = Offering(engine, PROMPT, SAMPLINGS[0])
+    rounds = [session.ask()]
+    for _ in range(4):
+        rounds.append(session.offer(rounds[-1], EMPTY_BLOCK, is_open=True))
+    engine.info = replace(engine.info, eos_token_ids=(text[1],))
+    assert text[0] != text[1]
+    replies = steps(engine, 2)
+    assert [replies[round_].continued for round_ in rounds[:2]] == [rounds[1], 0]
+    assert [replies[round_].reason for round_ in rounds[2:]] == [UNUSED] * 3
+
+
+def test_what_was_offered_behind_an_offer_that_came_too_late_is_answered_when_the_target_has_passed_it(engine):
+    session = Offering(engine, PROMPT)
+    first = session.ask()
+    taken = session.offer(first, EMPTY_BLOCK, is_open=True)
+    steps(engine)
+    late = session.offer(first, EMPTY_BLOCK, is_open=True)
+    next_one = session.offer(taken, EMPTY_BLOCK, is_open=True)
+    behind = session.offer(late, EMPTY_BLOCK, is_open=True)
+    last = session.offer(next_one, EMPTY_BLOCK, is_open=True)
+    replies = steps(engine, 2)
+    assert (replies[taken].continued, replies[next_one].continued) == (next_one, last)
+    assert (replies[late].reason, replies[behind].reason) == (OVERTAKEN, UNUSED)
+
+
 def test_an_offer_for_a_later_verdict_is_not_taken_for_the_next(engine, plain):
     session = Offering(engine, PROMPT, SAMPLINGS[0])
     asked = session.ask()
     session.round += 1
-    session.offer(session.round, EMPTY_BLOCK, is_open=True)
+    later = session.offer(session.round, EMPTY_BLOCK, is_open=True)
     replies = steps(engine, 2)
-    assert (set(replies), replies[asked].continued) == ({asked}, 0)
+    assert (replies[asked].continued, replies[later].reason) == (0, UNUSED)
     session.commit(replies[asked], EMPTY_BLOCK)
     assert session.run(3) == plain[SAMPLINGS[0]][1:4]
 
