@@ -224,8 +224,9 @@ class _Offers:
 
     def drop(self, stamp: Stamp) -> None:
         """The target will not go on with this one, nor with what follows it."""
-        del self._by_round[stamp.round]
-        self._line = [each for each in self._line if each.stamp.round < stamp.round]
+        offered = self._by_round.pop(stamp.round)
+        if offered in self._line:  # else another has taken its place, and that one counts
+            del self._line[self._line.index(offered) :]
 
     def go_on(self, round_: int) -> None:
         """The target has gone on with the message of this round: only what follows it is of use."""

@@ -116,6 +116,16 @@ def test_the_last_offer_counts_and_the_same_is_not_made_twice(stage):
     assert stage.made.block == TokenTree.chain(text[1:])
 
 
+def test_the_refusal_of_an_offer_that_another_has_replaced_has_nothing_offered_anew(stage):
+    text = stage.right(3)
+    stage.grows((ROOT, text[0]), (0, text[1]))
+    stage.grows((1, text[2]))
+    (refusal,), last = stage.refused, stage.offer
+    assert stage.event(m.TargetReplied(refusal)) == []
+    stage.grows((ROOT, 37))
+    assert stage.offer is last
+
+
 def test_an_outcome_that_was_not_foreseen_is_sent_for_as_ever(stage):
     stage.grows((ROOT, 37), (0, 38))
     assert stage.offer.tree == TokenTree.chain((37, 38))
@@ -248,6 +258,24 @@ def test_verdicts_of_steps_ahead_count_in_their_order_whatever_the_order_in_whic
     assert stage.event(third) == stage.event(second) == stage.event(first) == [], "each counts once"
     stage.verdict()
     assert stage.tokens == plain(PROMPT, 4)
+
+
+def test_refusals_of_steps_that_others_have_replaced_leave_those_in_place(stage):
+    plain_step, side = Offer(NO_GUESS, 0, is_open=True), stage.session._target
+    stage.grows_right(3)
+    replaced = stage.offer
+    first, *_ = side.offer(plain_step, 3)
+    assert first.after == replaced.after
+    assert stage.event(m.TargetReplied(Refused(replaced.stamp, UNUSED))) == []
+    assert side.offer(plain_step, 3) == []
+
+
+def test_steps_behind_one_that_is_refused_are_offered_anew(stage):
+    plain_step, side = Offer(NO_GUESS, 0, is_open=True), stage.session._target
+    stage.grows_right(3)
+    first, second, _ = side.offer(plain_step, 3)
+    stage.event(m.TargetReplied(Refused(second.stamp, UNUSED)))
+    assert [each.after for each in side.offer(plain_step, 3)][:1] == [first.stamp.round]
 
 
 def test_steps_ahead_that_are_refused_are_asked_for_with_the_whole_text(tokenizer):
