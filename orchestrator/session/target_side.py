@@ -242,6 +242,8 @@ class _Offers:
     def taken_by(self, verdict: Verdict) -> tuple[Stamp, Guess] | None:
         """What the target says that it has gone on with; None where it was offered nothing like that."""
         offered = self._by_round.get(verdict.continued)
+        if offered is None or offered.after != verdict.stamp.round:
+            return None
         end = verdict.path[-1] if verdict.path else ROOT
-        guess = offered.offer.follow(end, verdict.next_token) if offered is not None else None
-        return None if offered is None or guess is None else (offered.stamp, guess)
+        guess = offered.offer.follow(end, verdict.next_token)
+        return None if guess is None else (offered.stamp, guess)

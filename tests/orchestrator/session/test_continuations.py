@@ -278,6 +278,14 @@ def test_steps_behind_one_that_is_refused_are_offered_anew(stage):
     assert [each.after for each in side.offer(plain_step, 3)][:1] == [first.stamp.round]
 
 
+def test_who_goes_on_with_what_was_offered_for_a_later_verdict_loses_its_lease(tokenizer):
+    stage = PlainStage(tokenizer, 3, max_tokens=20)
+    for_a_later_one = stage.last(Continuation).stamp.round
+    sent = stage.event(stage.next_verdict(continued=for_a_later_one))
+    assert [type(command) for command in sent][:2] == [m.ReleaseTarget, m.LeaseTarget]
+    assert stage.tokens == []
+
+
 def test_steps_ahead_that_are_refused_are_asked_for_with_the_whole_text(tokenizer):
     """Nothing of what was offered beyond a verdict at which the target stopped is taken for the next one."""
     stage = PlainStage(tokenizer, 3, max_tokens=20)
