@@ -18,6 +18,7 @@ from ray.serve.exceptions import RayServeException
 
 from core.errors import WorkerLost, WorkerStopping
 from core.records import (
+    Continuation,
     DraftDone,
     DraftReply,
     DraftRequest,
@@ -186,9 +187,29 @@ class TargetEnginePort(EnginePort):
         self, batch: Sequence[TargetRequest], take: Callable[[VerifyReply], None] | None = None
     ) -> Sequence[VerifyReply]:
         """As `core.ports.TargetPort`. Raises: WorkerLost."""
+        if self._link is None and len(batch) > 1 and isinstance(batch[0], Continuation):
+            return await self._offer(batch, take)
         kinds = (Verdict, Missing, Refused)
         replies: list[VerifyReply] = await self._exchange(self._engine.verify, batch, kinds, take)
         return replies
+
+    async def _offer(
+        self, offers: Sequence[TargetRequest], take: Callable[[VerifyReply], None] | None
+    ) -> Sequence[VerifyReply]:
+        """Offers are answered after different passes, and so each is an actor call of its own."""
+
+        async def answer(offer: TargetRequest) -> VerifyReply:
+            (reply,) = await self.verify([offer])
+            if take is not None:
+                take(reply)
+            return reply
+
+        calls = [asyncio.ensure_future(answer(offer)) for offer in offers]
+        try:
+            return await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()
 
 
 class DraftEnginePort(EnginePort):

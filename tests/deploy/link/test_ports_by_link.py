@@ -9,7 +9,18 @@ import pytest
 from ray.exceptions import RayError
 
 from core.errors import WorkerLost
-from core.records import Base, DraftDone, DraftRequest, DraftUpdate, Missing, Stamp, Verdict, VerifyRequest
+from core.records import (
+    Base,
+    Continuation,
+    DraftDone,
+    DraftRequest,
+    DraftUpdate,
+    Missing,
+    Stamp,
+    Verdict,
+    VerifyRequest,
+)
+from core.speculation import EMPTY_BLOCK
 from core.speculation.growth import NewNodes, TreeSpec
 from deploy.link.stream import FrameTooLong
 from deploy.serve.deployments import LeaseGrant
@@ -55,6 +66,44 @@ def port(answer: Any = None) -> TargetEnginePort:
 
 async def test_without_a_link_calls_go_to_the_actor():
     assert await port().verify([REQUEST]) == [BY_CALL]
+
+
+OFFERS = [Continuation(Stamp("a", 5, number + 1), number, EMPTY_BLOCK, is_open=True) for number in (1, 2, 3)]
+
+
+class SteppingActor:
+    """A handle whose `verify` returns when all of its batch is answered, as the engine's does."""
+
+    def __init__(self) -> None:
+        self.verify = self
+        self.answers = {offer.stamp: asyncio.get_running_loop().create_future() for offer in OFFERS}
+
+    async def remote(self, batch: Any) -> list[Any]:
+        return [await self.answers[request.stamp] for request in batch]
+
+
+async def test_without_a_link_the_answer_to_an_offer_does_not_wait_for_those_to_later_ones():
+    actor, taken = SteppingActor(), list[Any]()
+    by_call = TargetEnginePort(LeaseGrant("target-5", 5, actor, "replica"), 1.0, "target-5")
+    call = asyncio.create_task(by_call.verify(OFFERS, taken.append))
+    replies = [Verdict(offer.stamp, (), 7, 9) for offer in OFFERS]
+    for number, reply in enumerate(replies, 1):
+        actor.answers[reply.stamp].set_result(reply)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert taken == replies[:number]
+    assert await call == replies
+
+
+async def test_without_a_link_an_offer_that_is_lost_with_its_engine_is_the_loss_of_all():
+    actor = SteppingActor()
+    by_call = TargetEnginePort(LeaseGrant("target-5", 5, actor, "replica"), 1.0, "target-5")
+    actor.answers[OFFERS[1].stamp].set_exception(WorkerLost("gone"))
+    with pytest.raises(WorkerLost, match="target-5 failed"):
+        await by_call.verify(OFFERS, lambda _: None)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert all(answer.done() for answer in actor.answers.values()), "nobody waits for the others"
 
 
 async def test_with_a_link_they_do_not():
