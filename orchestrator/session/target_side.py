@@ -17,6 +17,10 @@ from orchestrator.session.verdicts import Judged, problem_of
 
 FIRST_PAUSE_S = 0.05
 """Pause before another target is asked for; it doubles with each target in a row that was lost without a verdict."""
+MAX_STOPS = 3
+"""Messages in a row behind which the target may stop before one step is offered ahead, not several: so it is where
+another session in its passes offers nothing, and all is refused each round. Simulated, 8 of 16 streams plain: 0.4 of
+the offers; with 1 stop, streams that are all plain and 20 ms away make 0.94 of the tokens."""
 
 
 class TargetSide:
@@ -35,6 +39,8 @@ class TargetSide:
         self._offers = _Offers()
         self._is_continued = False
         """Whether the target has made the message that is awaited for itself."""
+        self._num_stops = 0
+        """Messages in a row after whose verdict the target has not gone on."""
         self._early: dict[Stamp, m.TargetReplied] = {}
         """Answers to offers, come before the verdict that says whether the target has taken them."""
         self._verdict_s: float | None = None
@@ -102,6 +108,8 @@ class TargetSide:
         commands: list[m.Command] = []
         if offer != self._offers.next:
             commands.append(self._offer_after(awaited.round, offer))
+        if self._num_stops >= MAX_STOPS:
+            num_steps = min(num_steps, 1)
         if offer.is_plain and len(self._offers) <= num_steps // 2:
             while len(self._offers) < num_steps:
                 commands.append(self._offer_after(self._offers.last_round, offer))
@@ -157,6 +165,10 @@ class TargetSide:
         """Extend the text by the tokens of a verdict that was received at `received_s`."""
         self._machine.fire(Trigger.VERDICT)
         self.num_losses = 0
+        if verdict.continued:
+            self._num_stops = 0
+        elif not self._is_continued:
+            self._num_stops += 1
         interval_s = None
         if self._verdict_s is not None:
             interval_s = received_s - self._verdict_s

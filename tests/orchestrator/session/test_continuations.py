@@ -247,6 +247,17 @@ def test_more_is_offered_when_half_of_it_is_used(tokenizer):
     assert counts == [4, 6, 6, 8, 8]
 
 
+def test_one_step_is_offered_where_the_target_stops_behind_each_message_until_it_goes_on_again(tokenizer):
+    """As it does where another session in its passes offers nothing: all would be refused, round after round."""
+    stage = PlainStage(tokenizer, 4, max_tokens=40)
+    counts = [stage.count(Continuation)]
+    for is_stop in (True, True, True, True, False, False, True, True, True):
+        stage.event(stage.next_verdict(**({"continued": 0} if is_stop else {})))
+        counts.append(stage.count(Continuation) - sum(counts))
+    assert counts == [4, 4, 4, 1, 1, 4, 0, 4, 4, 4], "stops behind steps of its own do not count"
+    assert stage.tokens == plain(PROMPT, 9)
+
+
 def test_verdicts_of_steps_ahead_count_in_their_order_whatever_the_order_in_which_they_come(tokenizer):
     stage = PlainStage(tokenizer, 3, max_tokens=20)
     first, second, third = (stage.next_verdict() for _ in range(3))
