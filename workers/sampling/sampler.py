@@ -17,7 +17,7 @@ from torch import Tensor
 from core import noise
 from core.exact import Q_MASS, TOP_P_SLACK
 from core.noise import Purpose
-from core.records import TokenLogprobs
+from core.records import Sampling, TokenLogprobs
 from workers.noise import gumbel_rows
 from workers.sampling.logits import NEVER, Row, adjusted, column, samplings
 from workers.step import Readback, upload
@@ -37,8 +37,11 @@ def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """log p [R, V] of adjusted logits, by temperature and truncation: the second half of `process`."""
-    if all(sampling.is_greedy for sampling in samplings(rows)):
+    of_rows = samplings(rows)
+    if all(sampling.is_greedy for sampling in of_rows):
         return _one_hot(logits)
+    if logits.device.type == "cpu" and all(map(_is_softmax, of_rows)):
+        return logits.log_softmax(dim=-1)  # which has the bits of what follows: it subtracts the largest, too
     is_greedy = [row.sampling.is_greedy for row in rows]
     log_p = _min_p(_top_p(_top_k(_tempered(logits, rows), rows), rows), rows).log_softmax(dim=-1)
     if any(is_greedy):
@@ -51,10 +54,18 @@ def _one_hot(logits: Tensor) -> Tensor:
     return torch.full_like(logits, NEVER).scatter(1, argmax(logits)[:, None], 0.0)
 
 
+def _is_softmax(sampling: Sampling) -> bool:
+    """Whether p is the softmax of the logits as they are."""
+    is_whole = not sampling.top_k and sampling.top_p == 1 and not sampling.min_p
+    return sampling.temperature == 1 and is_whole
+
+
 def _tempered(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """Logits divided by the temperature, shifted so that the largest is 0 and no temperature overflows."""
-    temperatures = column([row.sampling.temperature or 1.0 for row in rows], logits.device)
-    return (logits - logits.amax(dim=-1, keepdim=True)).div_(temperatures)
+    temperatures = [row.sampling.temperature or 1.0 for row in rows]
+    is_one = logits.device.type == "cpu" and len(set(temperatures)) == 1  # a GPU multiplies by a number's reciprocal
+    divisor = temperatures[0] if is_one else column(temperatures, logits.device)
+    return (logits - logits.amax(dim=-1, keepdim=True)).div_(divisor)
 
 
 def _top_k(logits: Tensor, rows: Sequence[Row]) -> Tensor:

@@ -133,6 +133,28 @@ def test_coupled_samples_equal_the_reference(batch, seed):
     assert samples.tolist() == expected
 
 
+@pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}, {"logit_bias": ((4, 9.0),)}], ids=str)
+def test_each_cut_counts_at_temperature_one(cut):
+    """Without any, p is the softmax of the logits as they are."""
+    logits = random_logits(1)
+    row = Row(Sampling(temperature=1.0, **cut), 9, [], 0)
+    expected = sampling.log_probs(logits[0].numpy(), row.sampling, [], 0)
+    assert twin.process(logits, [row])[0].exp().numpy() == pytest.approx(np.exp(expected), abs=2e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_row_has_the_same_bits_whatever_the_temperatures_of_others(temperature):
+    """Alone it takes a shorter way: without a shift and a division at T = 1, else with one divisor."""
+    logits = 9.0 * torch.randn(5, 1003, generator=torch.Generator().manual_seed(0))
+    logits[0, 3], logits[1, 4], logits[2, 5] = -math.inf, math.inf, math.nan
+    row = Row(Sampling(temperature=temperature), 9, [], 0)
+    alone = twin.distribution(logits, [row] * 5)
+    other = Row(Sampling(temperature=1.3), 9, [], 0)
+    beside = twin.distribution(logits.repeat(2, 1), [row] * 5 + [other] * 5)[:5]
+    assert np.array_equal(alone.numpy(), beside.numpy(), equal_nan=True)
+    assert not torch.equal(alone[3], twin.distribution(logits[3:4], [other])[0])
+
+
 def test_rows_of_one_position_share_their_noise():
     """Siblings of a tree stand at one position; their samples differ only through p."""
     row = Row(Sampling(seed=5), 9, [], 0)
