@@ -28,7 +28,7 @@ from workers.noise import gumbel
 from workers.runtime import ModelRuntime
 from workers.runtime.backends.traced_cpu import TracedBackend
 from workers.sampling import DraftRow, Kind, Row, propose
-from workers.sampling.sampler import argmax, distribution, perturbed
+from workers.sampling.sampler import distribution, drawn
 from workers.step import Readback, StepRows
 
 NUM_PROMPT_TOKENS = 64
@@ -323,7 +323,7 @@ def _draw_result(name: str, sampling: Sampling) -> Result:
     costs = []
     for _ in range(NUM_STEPS):
         began = Cost.now()
-        argmax(perturbed(distribution(logits, rows), rows))
+        drawn(distribution(logits, rows), rows, Readback())()
         costs.append(Cost.now() - began)
     per_row = [cost.wall_ms / len(rows) for cost in costs]
     return spread(f"a draw from {LARGE_VOCAB:,} tokens, {name}", per_row, "ms", rows=len(rows))

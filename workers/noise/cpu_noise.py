@@ -2,6 +2,7 @@
 
 numpy makes an array of each intermediate result, some eighty of them; here they stay in registers. Operations and their
 order are those of `core.noise`, and Numba neither reorders them nor fuses a product with a sum, unless it is asked to.
+Where the noise only decides which score is the largest, most of it is not even computed (adr/0079).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from core.noise import Key
 _CHUNK = 512
 """Philox blocks, of four numbers each, that are computed at once: they fit the first cache."""
 _NUM_AT_ONCE = 4 * _CHUNK
+_GROUP = 128
+"""Scores that are looked at one by one if any of them may be the largest: of a row some ten groups are."""
 
 _WORD_BITS = np.uint64(32)
 _MASK = np.uint64(0xFFFFFFFF)
@@ -40,15 +43,24 @@ _SQRT_HALF = math.sqrt(0.5)
 _LN_2 = math.log(2.0)
 _S1, _S2, _S3, _S4, _S5, _S6 = 1 / 3, 1 / 5, 1 / 7, 1 / 9, 1 / 11, 1 / 13
 
+# Noise is at most -log(1 - u), since -log(u) is at least 1 - u. And log2(x) is at least the exponent of x plus its
+# mantissa in [1, 2) minus 1, which are its bits, read as an integer, over 2^52, minus 1,023. So with x = 2^32 (1 - u)
+# the noise is at most `_BOUND - _BOUND_SLOPE * bits`, which takes no logarithm.
+_2_32 = 2.0**32
+_BOUND = _LN_2 * (32 + 1023)
+_BOUND_SLOPE = _LN_2 * 2.0**-52
+_SLACK, _RELATIVE_SLACK = 1e-4, 1e-6
+"""More than noise, and its sum with a score, are changed by being rounded to float32."""
 
-def _compiled(signature: str) -> Callable[[Callable[..., None]], Any]:
+
+def _compiled(signature: str) -> Callable[[Callable[..., Any]], Any]:
     """Compile when the module is imported, and keep the result beside it or in the user's cache.
 
     A cache that cannot be written or read stops no engine. By numpy's error model, since a check of each divisor for 0
     keeps the loop from using vectors.
     """
 
-    def compiled(function: Callable[..., None]) -> Any:
+    def compiled(function: Callable[..., Any]) -> Any:
         try:
             return numba.njit(signature, nogil=True, error_model="numpy", cache=True)(function)
         except Exception:  # noqa: BLE001  no place for it, a full disk, a file that was cut short
@@ -121,8 +133,88 @@ def _fill(keys: NDArray[np.uint64], noise: NDArray[np.float32]) -> None:
                 noise[number, start + place] = x[(place % 4) * _CHUNK + place // 4]
 
 
+@_compiled("float64(float64)")
+def _negative_log(x: float) -> float:
+    """As `_negate_logs`, of one number."""
+    mantissa, exponent = math.frexp(x)
+    is_low = 1.0 if mantissa < _SQRT_HALF else 0.0
+    mantissa *= is_low + 1.0
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    z = s * s
+    series = ((((z * _S6 + _S5) * z + _S4) * z + _S3) * z + _S2) * z + _S1
+    return -(s * (series * z + 1.0) * 2.0 + (exponent - is_low) * _LN_2)
+
+
+@_compiled("boolean(float32[::1], uint64[::1], int64, int64, float64)")
+def _is_near(scores: NDArray[np.float32], lefts: NDArray[np.uint64], first: int, end: int, least: float) -> bool:
+    """Whether any of these blocks may have a score of `least` with its noise; as `_best` asks of one by one."""
+    lefts_0, lefts_1 = lefts[:_CHUNK], lefts[_CHUNK : 2 * _CHUNK]
+    lefts_2, lefts_3 = lefts[2 * _CHUNK : 3 * _CHUNK], lefts[3 * _CHUNK :]
+    is_near = False
+    for block in range(first, end):
+        is_near |= scores[4 * block] + (_BOUND - _BOUND_SLOPE * lefts_0[block]) >= least
+        is_near |= scores[4 * block + 1] + (_BOUND - _BOUND_SLOPE * lefts_1[block]) >= least
+        is_near |= scores[4 * block + 2] + (_BOUND - _BOUND_SLOPE * lefts_2[block]) >= least
+        is_near |= scores[4 * block + 3] + (_BOUND - _BOUND_SLOPE * lefts_3[block]) >= least
+    return is_near
+
+
+@_compiled("Tuple((float32, int64))(float32[::1], uint64[::1], float32, int64, int64)")
+def _best(
+    scores: NDArray[np.float32], lefts: NDArray[np.uint64], best: np.float32, best_id: int, first_id: int
+) -> tuple[np.float32, int]:
+    """The largest of `best` and these scores with their noise, and its id; `lefts` are 2^32 (1 - u), as `_draw` has
+    them."""
+    left = lefts.view(np.float64)
+    least = best - _SLACK - _RELATIVE_SLACK * abs(best)
+    for first in range(0, len(scores), _GROUP):
+        end = min(first + _GROUP, len(scores))
+        if end - first == _GROUP and not _is_near(scores, lefts, first // 4, end // 4, least):
+            continue
+        for index in range(first, end):
+            place = (index % 4) * _CHUNK + index // 4
+            if scores[index] + (_BOUND - _BOUND_SLOPE * lefts[place]) < least:
+                continue
+            uniform = (_2_32 - left[place]) * 2.0**-32
+            score = scores[index] + np.float32(_negative_log(_negative_log(uniform)))
+            if score > best:
+                best, best_id = score, first_id + index
+                least = best - _SLACK - _RELATIVE_SLACK * abs(best)
+    return best, best_id
+
+
+@_compiled("void(uint64[:, ::1], float32[:, ::1], int64[::1])")
+def _draw(keys: NDArray[np.uint64], scores: NDArray[np.float32], ids: NDArray[np.int64]) -> None:
+    lefts = np.empty(_NUM_AT_ONCE, np.uint64)
+    left = lefts.view(np.float64)
+    width = scores.shape[1]
+    for number in range(len(keys)):
+        seed, position, row, purpose = keys[number]
+        best, best_id = np.float32(-np.inf), 0
+        for start in range(0, width, _NUM_AT_ONCE):
+            _fill_words(lefts, np.uint64(start // 4), seed, position, row, purpose)
+            for place in range(_NUM_AT_ONCE):
+                left[place] = _2_52 + _2_32 - left[place] - 0.5
+            best, best_id = _best(scores[number, start : start + _NUM_AT_ONCE], lefts, best, best_id, start)
+        ids[number] = best_id
+
+
 def gumbel_rows(keys: Sequence[Key], vocab_size: int) -> NDArray[np.float32]:
     """Gumbel noise [R, vocab_size], one row for each key. Other threads run meanwhile."""
     noise = np.empty((len(keys), vocab_size), dtype=np.float32)
-    _fill(np.array(keys, dtype=np.int64).reshape(-1, 4).view(np.uint64), noise)
+    _fill(_as_words(keys), noise)
     return noise
+
+
+def largest_with_gumbel(scores: NDArray[np.float32], keys: Sequence[Key]) -> list[int]:
+    """The id of the largest of `scores` [R, V] plus the noise of each key's row: of several the lowest.
+
+    Any id for a row with NaN. Other threads run meanwhile.
+    """
+    ids = np.empty(len(keys), dtype=np.int64)
+    _draw(_as_words(keys), np.ascontiguousarray(scores), ids)
+    return ids.tolist()
+
+
+def _as_words(keys: Sequence[Key]) -> NDArray[np.uint64]:
+    return np.array(keys, dtype=np.int64).reshape(-1, 4).view(np.uint64)

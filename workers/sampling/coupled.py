@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from core.rules import Outcome
 from core.rules.coupled import verify_coupled
 from core.speculation import TokenTree
 from workers.sampling import sampler
@@ -17,10 +16,5 @@ from workers.step import Readback
 
 def follow(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
     """A guess is accepted if the target draws the same token with the shared noise; greedy rows have none."""
-    argmax = readback.argmax(sampler.perturbed(log_p, rows))
-
-    def outcomes() -> list[Outcome]:
-        samples, _ = argmax()
-        return [verify_coupled(*each) for each in zip(blocks, of_nodes(samples, blocks), strict=True)]
-
-    return outcomes
+    samples = sampler.drawn(log_p, rows, readback)
+    return lambda: [verify_coupled(*each) for each in zip(blocks, of_nodes(samples(), blocks), strict=True)]

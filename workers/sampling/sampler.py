@@ -18,7 +18,7 @@ from core import noise
 from core.exact import Q_MASS, TOP_P_SLACK
 from core.noise import Purpose
 from core.records import Sampling, TokenLogprobs
-from workers.noise import gumbel_rows
+from workers.noise import gumbel_rows, largest_with_gumbel
 from workers.sampling.logits import NEVER, Row, adjusted, column, samplings
 from workers.step import Readback, upload
 
@@ -146,11 +146,34 @@ def perturbed(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
     chosen = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
     if not chosen:
         return log_p
-    keys = [noise.key(rows[i].sampling.seed, rows[i].position, 0, Purpose.SHARED) for i in chosen]
+    keys = [_shared_key(rows[i]) for i in chosen]
     gumbel = gumbel_rows(keys, log_p.shape[1], log_p.device)
     if len(chosen) == len(rows):
         return gumbel.add_(log_p)  # in place: a temporary of this size costs more than the addition
     return log_p.index_add(0, upload(chosen, log_p.device), gumbel)
+
+
+def drawn(log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Callable[[], list[int]]:
+    """The token of each row by coupled sampling: the largest of `perturbed`. Call the result after the readback."""
+    draw = _drawn_on_cpu if log_p.device.type == "cpu" else _drawn
+    return draw(log_p, rows, readback)
+
+
+def _drawn(log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Callable[[], list[int]]:
+    argmax = readback.argmax(perturbed(log_p, rows))
+    return lambda: argmax()[0]
+
+
+def _drawn_on_cpu(log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Callable[[], list[int]]:
+    """The same without the noise of tokens that it cannot make the largest."""
+    if any(row.sampling.is_greedy for row in rows):
+        return _drawn(log_p, rows, readback)
+    token_ids = largest_with_gumbel(log_p.numpy(), [_shared_key(row) for row in rows])
+    return lambda: token_ids
+
+
+def _shared_key(row: Row) -> noise.Key:
+    return noise.key(row.sampling.seed, row.position, 0, Purpose.SHARED)
 
 
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

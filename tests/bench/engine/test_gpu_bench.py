@@ -21,6 +21,7 @@ from core.config import EngineConfig
 from core.errors import StartupError
 from deploy.settings import DEMO_DIRECTORY
 from workers.noise import gumbel
+from workers.sampling import sampler
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda")
 TARGET, DRAFT = DEMO_DIRECTORY / "target", DEMO_DIRECTORY / "draft"
@@ -111,8 +112,8 @@ def test_no_guess_is_made_for_what_is_not_wanted(pair, prompts):
 
 
 def test_no_two_sampled_texts_have_the_same_noise(pair, prompts, monkeypatch):
-    asked, rows = [], gumbel._NOISE.rows
-    monkeypatch.setattr(gumbel._NOISE, "rows", lambda keys, *given: asked.extend(keys) or rows(keys, *given))
+    asked, draw = [], sampler.largest_with_gumbel
+    monkeypatch.setattr(sampler, "largest_with_gumbel", lambda of, keys: asked.extend(keys) or draw(of, keys))
     texts = {pair.sampled(prompts[1], NUM_TOKENS).tokens for _ in range(2)}
     assert len(texts) == 2
     assert len(set(asked)) == len(asked) == 2 * NUM_TOKENS

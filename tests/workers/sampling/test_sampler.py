@@ -131,6 +131,7 @@ def test_coupled_samples_equal_the_reference(batch, seed):
     samples = twin.argmax(twin.perturbed(log_p, batch))
     assert samples.dtype == torch.int64
     assert samples.tolist() == expected
+    assert at_once(lambda of, readback: twin.drawn(of, batch, readback), log_p) == expected
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}, {"logit_bias": ((4, 9.0),)}], ids=str)

@@ -101,6 +101,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
         patch.setattr(Readback, "wait", read)
         patch.setattr(sampler, "argmax", lambda scores: torch.Tensor.argmax(scores, dim=-1))  # as on a GPU
         patch.setattr(sampler, "_beyond_on_cpu", sampler._beyond)
+        patch.setattr(sampler, "_drawn_on_cpu", sampler._drawn)
         patch.setattr(Readback, "argmax", Readback._ask_argmax)
         for name in ("tolist", "numpy", "cpu", "new_tensor"):
             spied(torch.Tensor, name)
