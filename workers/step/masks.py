@@ -95,7 +95,8 @@ def mask_of(readers: Sequence[Reader], num_queries: int, num_slots: int, tile: i
     return TreeMask(visible.reshape(-1, tile, num_slots), query_positions.reshape(-1, tile), key_positions)
 
 
-def _positions(reader: Reader, num_queries: int) -> list[int]:
+def _positions(reader: Reader, num_queries: int) -> Sequence[int]:
     """The slot of each row, were they all a chain."""
-    num_rows = len(reader.rows)
-    return [*range(reader.num_kv - num_rows, reader.num_kv), *[reader.num_kv - 1] * (num_queries - num_rows)]
+    num_rows = reader.num_rows
+    slots = range(reader.num_kv - num_rows, reader.num_kv)
+    return slots if num_rows == num_queries else [*slots, *[reader.num_kv - 1] * (num_queries - num_rows)]

@@ -82,7 +82,7 @@ def plan_step(cache: KVCache, spans: Sequence[Span], num_rows: int, tiling: Tili
     padded: list[tuple[Reader, int]] = []
     for members in _members_of_groups(readers, tiling.query_rows or MAX_GROUPED_ROWS):
         is_in_place = len(readers) == 1 and tiling.query_rows is None  # else padding would have tiles of its own
-        longest = num_rows if is_in_place else max(len(reader.rows) for reader in members)
+        longest = num_rows if is_in_place else max(reader.num_rows for reader in members)
         num_queries = round_up(longest, tiling.query_rows or 1)
         groups.append(_plan_group(cache, members, num_queries, num_rows, tiling))
         padded += [(reader, num_queries) for reader in members]
@@ -111,9 +111,11 @@ def _write_slots(cache: KVCache, spans: Sequence[Span], num_rows: int) -> torch.
 
 def _members_of_groups(readers: Sequence[Reader], most_rows: int) -> list[list[Reader]]:
     """Readers of each group; one with more rows than `most_rows` is a group of its own."""
+    if len(readers) == 1:
+        return [[*readers]]
     groups: dict[tuple[int, int], list[Reader]] = {}
     for index, reader in enumerate(readers):
-        alone = index if len(reader.rows) > most_rows else -1
+        alone = index if reader.num_rows > most_rows else -1
         bucket = (max(reader.num_kv, MIN_BUCKET_TOKENS) - 1).bit_length()
         groups.setdefault((alone, bucket), []).append(reader)
     return list(groups.values())
@@ -134,8 +136,10 @@ def _plan_group(
     )
 
 
-def _padded(rows: Sequence[int], num_queries: int, num_rows: int) -> list[int]:
+def _padded(rows: Sequence[int], num_queries: int, num_rows: int) -> Sequence[int]:
     """`rows`, padded with the rows that follow in the step: the outputs of padding are dropped."""
+    if len(rows) == num_queries:
+        return rows
     return [*rows, *(min(rows[-1] + 1 + row, num_rows - 1) for row in range(num_queries - len(rows)))]
 
 

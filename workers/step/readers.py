@@ -11,7 +11,7 @@ they are summed up. So in deterministic mode a tree is read branch by branch, th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -21,11 +21,12 @@ from core.speculation import ROOT
 from workers.step.kv_cache import KVCache, SequenceKV
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Span:
     """The rows that one sequence adds in a step: `num_chain` tokens, then nodes of a tree below the last one.
 
-    The KV of the first `num_cached_nodes` nodes is there already, at the end of the sequence's: they are no rows.
+    The KV of the first `num_cached_nodes` nodes is there already, at the end of the sequence's: they are no rows. All
+    numbers are those of this step, also once its rows have been counted among the sequence's.
     """
 
     kv: SequenceKV
@@ -33,20 +34,18 @@ class Span:
     num_chain: int
     parents: tuple[int, ...] = ()
     num_cached_nodes: int = 0
+    num_rows: int = field(init=False)
+    num_kv: int = field(init=False)
+    """The number of slots that they read, those written in this step included."""
 
-    @property
-    def num_rows(self) -> int:
-        return self.num_chain + len(self.parents) - self.num_cached_nodes
-
-    @property
-    def num_kv(self) -> int:
-        """The number of slots that they read, those written in this step included."""
-        return self.kv.num_tokens + self.num_rows
+    def __post_init__(self) -> None:
+        self.num_rows = self.num_chain + len(self.parents) - self.num_cached_nodes
+        self.num_kv = self.kv.num_tokens + self.num_rows
 
     @property
     def root(self) -> int:
         """The KV row of the tree's root, which is also its position."""
-        return self.kv.num_tokens - self.num_cached_nodes + self.num_chain - 1
+        return self.num_kv - len(self.parents) - 1
 
     @property
     def rows(self) -> range:
@@ -55,7 +54,7 @@ class Span:
     @property
     def is_chain(self) -> bool:
         """Whether each row sees all slots before its own."""
-        return self.parents == tuple(range(ROOT, len(self.parents) - 1))
+        return not self.parents or self.parents == tuple(range(ROOT, len(self.parents) - 1))
 
     def mask_tree(
         self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
@@ -83,6 +82,10 @@ class Branch:
     rows: list[int]
     seen: list[int]
     is_chain: ClassVar[bool] = True
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
 
     @property
     def num_kv(self) -> int:

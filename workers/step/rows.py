@@ -37,7 +37,7 @@ class StepRows:
 
     @property
     def num_rows(self) -> int:
-        return len(self.tokens) + len(self.tree) - self.num_cached_nodes
+        return len(self.tokens) + len(self.tree.tokens) - self.num_cached_nodes
 
     @property
     def num_wanted(self) -> int:
@@ -46,15 +46,17 @@ class StepRows:
         return self.num_rows - num_left_out if self.wants_logits else 0
 
     @property
-    def ids(self) -> tuple[int, ...]:
+    def ids(self) -> Sequence[int]:
         """The token of each row."""
-        return (*self.tokens, *self.tree.tokens[self.num_cached_nodes :])
+        return self.tokens if not self.tree.tokens else (*self.tokens, *self.tree.tokens[self.num_cached_nodes :])
 
     @property
-    def positions(self) -> list[int]:
+    def positions(self) -> Sequence[int]:
         """The position of each row; a node's is its depth below the last token."""
         first = self.kv.num_tokens - self.num_cached_nodes
         root = first + len(self.tokens) - 1
+        if not self.tree.tokens:
+            return range(first, root + 1)
         return [*range(first, root + 1), *(root + depth for depth in self.tree.depths[self.num_cached_nodes :])]
 
 
@@ -80,12 +82,13 @@ class Step:
 
 def lay_out(batch: Sequence[StepRows]) -> Step:
     """Each sequence's stretch of the flattened rows, and the rows whose logits are wanted."""
-    step = Step([], [], [], [])
+    ids: list[int] = []
+    positions: list[int] = []
+    wanted: list[int] = []
+    spans: list[Span] = []
     for item in batch:
-        first = len(step.ids)
-        step.ids.extend(item.ids)
-        step.positions.extend(item.positions)
-        step.spans.append(Span(item.kv, first, len(item.tokens), item.tree.parents, item.num_cached_nodes))
-        end = first + item.num_rows
-        step.wanted.extend(range(end - item.num_wanted, end))
-    return step
+        spans.append(Span(item.kv, len(ids), len(item.tokens), item.tree.parents, item.num_cached_nodes))
+        ids += item.ids
+        positions += item.positions
+        wanted += range(len(ids) - item.num_wanted, len(ids))
+    return Step(ids, positions, wanted, spans)
