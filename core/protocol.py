@@ -133,6 +133,10 @@ class HeldTokens:
         if num_agreeing < len(self.log):
             self.truncate(num_agreeing)
             return Rebased(num_agreeing, (), rest)
+        if not self.tree.tokens:  # as always on a target
+            if rest:
+                self.tree.root = None
+            return Rebased(num_agreeing, (), rest)
         path = self.tree.walk(rest)
         ends_in_tree = len(path) == len(rest)
         kept = self.tree.rebase(path, keeps_below=keeps_guesses and ends_in_tree)
@@ -201,7 +205,9 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
     if len(set(request.wants)) < len(request.wants):
         return "the message names twice what it wants"
     block = request.block.tokens
-    if block and (min(block) < 0 or max(block) >= vocab_size):
+    if not block:
+        return None
+    if min(block) < 0 or max(block) >= vocab_size:
         return f"a guess is outside the vocabulary of {vocab_size}"
     if spec is not None and not spec.takes_trees and not request.block.is_chain:
         return f"{spec.rule.name} verification takes chains only"

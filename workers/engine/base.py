@@ -302,8 +302,9 @@ class Engine(ABC, Generic[Request, Reply]):
         self._forward_time_s += monotonic() - forward_s
         self._num_steps += 1
         self._num_rows += num_rows
+        num_sessions = len(self._store)
         for share in shares:
-            share.job.took_part(started_s, num_rows, len(self._store))
+            share.job.took_part(started_s, num_rows, num_sessions)
             share.job.has_kv_of(share.num_tokens)
         if self._finish([share.job for share in shares if share.is_last], logits):
             self._pace.observe(num_rows, monotonic() - forward_s)

@@ -164,7 +164,7 @@ class VerifyJob(Job[VerifyRequest]):
 
     @property
     def num_tree_rows(self) -> int:
-        return len(self.block)
+        return len(self.request.block.tokens)
 
     def last_rows(self) -> StepRows:
         return StepRows(self.held.kv, self.pending, self.block)

@@ -57,6 +57,12 @@ class Judged:
         """The rule that decides on the block."""
         return self.job.held.spec.rule
 
+    def decided(self, outcome: Outcome) -> Judged:
+        """The same with its outcome; `replace` takes several times as long, in each step for each stream."""
+        return Judged(
+            self.job, self.logits, self.start, self.rows, self.block, outcome, self.is_refused, self.is_suspect
+        )
+
     def refusal(self) -> Refused:
         """Its grammar cannot be followed, or the model is broken."""
         stamp, grammar, mask = self.job.request.stamp, self.job.held.grammar, self.rows[0].mask
@@ -97,7 +103,7 @@ def _parts(jobs: Sequence[VerifyJob], logits: Tensor) -> Iterator[tuple[Sequence
             first, first_row = index, end_row
         end_row += num_rows
     if jobs:
-        yield jobs[first:], logits[first_row:end_row]
+        yield jobs[first:], logits[first_row:end_row] if first_row else logits
 
 
 def _items(jobs: Sequence[VerifyJob], logits: Tensor) -> Iterator[Judged]:
@@ -155,8 +161,10 @@ def _settle(item: Judged, outcome: Outcome, is_bad: Sequence[bool], *, has_spoil
 
     `is_bad`: whether nothing can be drawn after the root, and after each guess.
     """
-    root, *guesses = is_bad
     scores = item.job.scores
+    if not any(is_bad) and scores is None:
+        return item.decided(outcome)
+    root, *guesses = is_bad
     is_suspect = item.is_suspect or any(is_bad)
     item = replace(item, is_suspect=is_suspect, is_refused=root or (scores is not None and scores.is_unsound))
     if item.is_refused:

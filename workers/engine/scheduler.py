@@ -54,10 +54,11 @@ def _whole(jobs: Iterable[Job[Any]], rows_left: int, reserve: int) -> tuple[list
     shares: list[Share] = []
     for job in jobs:
         share = Share(job, len(job.pending), is_last=True)
-        if share.num_rows > rows_left - reserve and shares:
+        num_rows = share.num_rows
+        if num_rows > rows_left - reserve and shares:
             break
         shares.append(share)
-        rows_left -= share.num_rows
+        rows_left -= num_rows
     return shares, max(0, rows_left)
 
 

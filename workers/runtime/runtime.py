@@ -91,15 +91,15 @@ class ModelRuntime:
         step = lay_out(batch)
         assert min(step.ids) >= 0, f"token id {min(step.ids)}"
         assert max(step.ids) < self._num_embeddings, f"token id {max(step.ids)} of {self._num_embeddings}"
-        logits = self.run(self._padded(step))[: len(step.wanted)]
-        for item in batch:
-            self.cache.extend(item.kv, item.num_rows)
+        logits = _cut(self.run(self._padded(step)), len(step.wanted), self.info.vocab_size)
+        for span in step.spans:
+            self.cache.extend(span.kv, span.num_rows)
         return logits
 
     def run(self, step: Step) -> torch.Tensor:
         """Write the step's KV; returns float32 logits of its wanted rows.  # [rows, vocab]"""
         assert max(step.positions) < self.info.max_context_tokens, "a position beyond the model's context"
-        return self.backends.run(step)[: len(step.wanted), : self.info.vocab_size].float()
+        return _cut(self.backends.run(step), len(step.wanted), self.info.vocab_size).float()
 
     def close(self) -> None:
         """Stop the ranks that follow this runtime, if there are any."""
@@ -185,9 +185,8 @@ class ModelRuntime:
         for item in batch:
             assert item.num_rows > 0, "a step of a sequence has a row at least"
             assert not (item.tokens and item.num_cached_nodes), "tokens come before the nodes of a tree"
-            assert 0 <= item.num_cached_nodes <= item.kv.num_tokens - bool(item.tree and not item.tokens), (
-                "a tree has a root"
-            )
+            has_root = bool(item.tokens or not item.tree.tokens)
+            assert 0 <= item.num_cached_nodes <= item.kv.num_tokens - (not has_root), "a tree has a root"
 
     def _padded(self, step: Step) -> Step:
         """The step with padding: rows of token 0, and row 0 as a wanted row."""
@@ -195,3 +194,8 @@ class ModelRuntime:
         padding = [0] * (num_rows - len(step.ids))
         wanted = step.wanted + [0] * (num_wanted - len(step.wanted))
         return Step(step.ids + padding, step.positions + padding, wanted, step.spans)
+
+
+def _cut(logits: torch.Tensor, num_rows: int, vocab_size: int) -> torch.Tensor:
+    """The first rows and tokens of `logits`; itself if it has no others, since a slice costs an operator."""
+    return logits if logits.shape == (num_rows, vocab_size) else logits[:num_rows, :vocab_size]

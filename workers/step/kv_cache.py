@@ -181,14 +181,19 @@ class KVCache:
         assert 0 <= num_tokens <= seq.num_tokens, f"cannot truncate {seq.num_tokens} rows to {num_tokens}"
         seq.num_tokens = num_tokens
         num_kept = self.num_blocks_for(num_tokens)
+        if num_kept == len(seq.blocks):
+            return
         for block in reversed(seq.blocks[num_kept:]):  # the end first: the beginning is kept longer
             self._pool.release(block, seq)
         del seq.blocks[num_kept:]
 
     def compact(self, seq: SequenceKV, base_tokens: int, path: Sequence[int]) -> None:
         """Keep `base_tokens` rows and, right behind them, the rows at offsets `path` after them; drop the rest."""
+        if not path:
+            self.truncate(seq, base_tokens)
+            return
         assert all(a < b for a, b in pairwise(path)), "a path goes down the tree"
-        assert not path or base_tokens + path[-1] < seq.num_tokens, "a path ends within the rows written"
+        assert base_tokens + path[-1] < seq.num_tokens, "a path ends within the rows written"
         moves = [(offset, row) for row, offset in enumerate(path) if offset != row]
         if moves:
             first = (base_tokens + moves[0][1]) // self.block_tokens
