@@ -22,6 +22,7 @@ from bench.results import Result, at_least, at_most, say, spread
 from bench.rounds.anatomy import Parts, Round, medians_ms
 from bench.rounds.recorded_engines import RECORDED
 from bench.rounds.simulated import CHAINS, TREES
+from bench.rounds.together import together
 from bench.rounds.ways import (
     PIPELINED,
     PLAIN,
@@ -124,7 +125,8 @@ async def _measure(name: str, address: str, plan: Plan, temperature: float) -> l
             repeats.append(await repeat(stub, plan, ways, temperature, number))
         title = f"paced {name}, T = {temperature:g}"
         spent = [await _processor_time(title, stub, plan, way, ways[way], temperature) for way in (PLAIN, PIPELINED)]
-    return [*_results(title, CASES[name], temperature, repeats, {"static gamma": gamma}), *spent]
+        of_many = await together(title, stub, plan, CASES[name].target_law, temperature)
+    return [*_results(title, CASES[name], temperature, repeats, {"static gamma": gamma}), *spent, *of_many]
 
 
 async def _processor_time(title: str, stub: Any, plan: Plan, name: str, way: Way, temperature: float) -> Result:
