@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bench.harness.anatomy import Parts, Round, medians_ms
 from bench.harness.processor import PROCESSOR_GOAL_MS, cpu_s, processor_time, round_ms
 from bench.harness.traffic import Way, connected
 from bench.models.prompts import held_out_prompts
 from bench.results import Result, at_least, at_most, say, spread
-from bench.rounds.anatomy import Parts, Round, medians_ms
 from bench.rounds.recorded_engines import RECORDED
 from bench.rounds.simulated import CHAINS, TREES
 from bench.rounds.together import together

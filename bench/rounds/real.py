@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from bench.harness.anatomy import Round
 from bench.harness.traffic import connected
 from bench.models.calibrate import draft_of_cost
 from bench.models.grow import DEFAULT_CACHE, cached
 from bench.models.prompts import held_out_prompts
 from bench.models.sizes import Size, parse_size, read_shape, shape_of_size
 from bench.results import Result, at_least, at_most, say, spread
-from bench.rounds.anatomy import Round
 from bench.rounds.ways import (
     PIPELINED,
     PLAIN,

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.harness.anatomy import Round, hidden_share, rounds_of, waiting_share
 from bench.harness.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, Way, request, run
 from bench.results import Result, say, spread
-from bench.rounds.anatomy import Round, hidden_share, rounds_of, waiting_share
 
 PIPELINED, SEQUENTIAL, STATIC, PLAIN = "pipelined", "sequential", "static", "plain"
 GAMMAS = (1, 2, 3, 4, 5, 6, 8)

@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from bench.harness.anatomy import Round, hidden_share, rounds_of
 from bench.harness.hosts import Wire, missing, two_hosts
 from bench.harness.nodes import ROLE, ROLES, nodes
 from bench.harness.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, connected
@@ -22,7 +23,6 @@ from bench.models.grow import DEFAULT_CACHE
 from bench.models.prompts import held_out_prompts
 from bench.models.sizes import parse_size
 from bench.results import Result, at_least, at_most, say, spread
-from bench.rounds.anatomy import Round, hidden_share, rounds_of
 from bench.rounds.real import grown_pair
 from bench.rounds.ways import PIPELINED, SEQUENTIAL, complete, decode_s
 from core.config import DraftConfig, EngineConfig, TargetConfig

@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.harness.anatomy import Round, medians_ms, rounds_of
 from bench.harness.probe import engine_of
 from bench.harness.processor import PROCESSOR_GOAL_MS, busiest_s, cpu_s, processor_time, round_ms, threads_s
 from bench.harness.traffic import Run, Way, connected, request, run
 from bench.results import Result, at_most, say, spread
-from bench.rounds.anatomy import Round, medians_ms, rounds_of
 from bench.service.hops import timed_ms
 from core.records import EngineStats
 from deploy.launch import served

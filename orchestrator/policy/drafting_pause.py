@@ -16,9 +16,9 @@ least `LEAST_ROUNDS` of all together."""
 LEAST_ROUNDS = 32
 SETTLING_ROUNDS = 2
 """Rounds of each session that are not measured after a change: passes are still under way, drafts have to catch up."""
-MAX_TRIALS = 32
-"""Most times as long as a trial that the usual way goes on until the next; that doubles from 1 with each trial that
-changed nothing. By time, not by rounds: those of the worse way are the longer ones."""
+MAX_WINDOWS = 32
+"""Most windows between two trials, and most times as long as a trial; doubles from 1 with each trial that changed
+nothing. By windows alone the trials of a pause would take a third of the time: rounds of the worse way are longer."""
 GAIN = 1.02
 """Ratio of rates from which a trial changes something."""
 SIMILAR = 1.5
@@ -37,9 +37,10 @@ class DraftingPause:
         self._since_s = 0.0
         """Seconds since the last trial began or ended."""
         self._trial_s = 0.0
-        """That the last trial took."""
-        self._num_trials = 1
-        """Times as long as that until the next one."""
+        """That the last trial took, if it changed nothing."""
+        self._num_windows = 0
+        """Windows since the last trial."""
+        self._num_wanted = 1
         self._num_settling = 0
         self._tokens: list[int] = []
         """Of this window and the one before."""
@@ -71,7 +72,8 @@ class DraftingPause:
             return self._end_trial(rate, num_sessions)
         self._usual, self._usual_sessions = rate, num_sessions
         self._tokens, self._seconds = self._tokens[-len(self._seconds) :], []
-        is_due = self._since_s >= self._num_trials * self._trial_s
+        self._num_windows += 1
+        is_due = self._num_windows >= self._num_wanted and self._since_s >= self._num_wanted * self._trial_s
         if is_due and (self.is_paused or rate < most_plain()):
             self._is_trial, self._since_s = True, 0.0
             self._change(num_sessions)
@@ -80,8 +82,9 @@ class DraftingPause:
     def _end_trial(self, rate: float, num_sessions: int) -> str:
         sessions = sorted((num_sessions, self._usual_sessions))
         is_better = rate > GAIN * self._usual and sessions[1] <= SIMILAR * sessions[0]
-        self._is_trial, self._trial_s, self._since_s = False, self._since_s, 0.0
-        self._num_trials = 1 if is_better else min(2 * self._num_trials, MAX_TRIALS)
+        self._is_trial, self._num_windows = False, 0
+        self._trial_s, self._since_s = 0.0 if is_better else self._since_s, 0.0
+        self._num_wanted = 1 if is_better else min(2 * self._num_wanted, MAX_WINDOWS)
         if not is_better:
             self._change(num_sessions)
             return ""

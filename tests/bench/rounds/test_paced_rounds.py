@@ -6,9 +6,9 @@ import argparse
 
 import pytest
 
+from bench.harness.anatomy import rounds_of
 from bench.harness.traffic import Arrival, Run
 from bench.rounds import paced
-from bench.rounds.anatomy import rounds_of
 from bench.rounds.paced import CASES, PacedPair, _results, add_arguments, parts
 from bench.rounds.simulated import CHAINS
 from bench.rounds.ways import PIPELINED, PLAIN, SEQUENTIAL, STATIC

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.rounds.anatomy import rounds_of
+from bench.harness.anatomy import rounds_of
 from bench.service.overhead import (
     GAMMA,
     EngineReading,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.rounds.anatomy import hidden_share, rounds_of, waiting_share
+from bench.harness.anatomy import hidden_share, rounds_of, waiting_share
 from protos.outrider.v1 import generation_pb2 as pb
 
 
