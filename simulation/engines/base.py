@@ -114,7 +114,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
                     raise reply
                 replies.append(reply)
         finally:
-            for answer in answers:  # who has gone away is told nothing more
+            for answer in answers:  # a caller that has left must not be told of later replies
                 answer.cancel()
         return replies
 

@@ -85,6 +85,27 @@ def test_trials_of_much_slower_rounds_take_little_of_the_time(num):
     assert 0.0 < seconds[False] / seconds[True] < 2.0 / MAX_WINDOWS
 
 
+def test_after_a_trial_that_changed_the_way_the_other_is_tried_again_after_one_window():
+    """What a trial of that way takes is not known yet, and the first change may have been a mistake."""
+    sessions = FakeSessions(drafting=20.0, plain=30.0)
+    sessions.run(2 * LEAST_ROUNDS + SETTLING_ROUNDS)
+    assert sessions.reasons
+    assert sessions.pause.is_paused
+    sessions.run(LEAST_ROUNDS)
+    assert not sessions.pause.is_paused
+
+
+def test_a_trial_of_many_sessions_does_not_keep_one_that_is_left_waiting():
+    """Seconds are those of the clock, not of all sessions together."""
+    sessions = FakeSessions(drafting=1.0, plain=10.0, num=16).run(16 * 8000)
+    assert sessions.pause.is_paused
+    sessions.num = 1
+    sessions.ways.clear()
+    longest_s = MAX_WINDOWS * (SETTLING_ROUNDS + WINDOW_ROUNDS) / sessions.drafting
+    sessions.run(int(1.2 * longest_s * sessions.plain))
+    assert not all(sessions.ways)
+
+
 def test_drafting_comes_back_when_it_pays_again():
     sessions = FakeSessions(drafting=20.0, plain=30.0).run(500)
     assert sessions.pause.is_paused
