@@ -120,6 +120,21 @@ def test_who_counts_on_a_prefill_that_is_under_way_is_told_how_far_it_is():
     assert second == Missing(stamp, 32)
 
 
+def test_a_call_that_is_broken_off_is_told_of_none_of_its_requests():
+    """Of several that wait, not of those behind the first either."""
+    engine, taken = target(max_step_tokens=8), list[object]()
+
+    async def break_off() -> None:
+        call = asyncio.create_task(engine.answer([request("a"), request("b")], taken.append))
+        await asyncio.sleep(0.5)
+        call.cancel()
+        await asyncio.sleep(5.0)
+
+    run(break_off())
+    assert engine.num_passes == 1
+    assert taken == []
+
+
 def asked_of_draft(*requests: DraftRequest) -> tuple[list[object], SimDraft]:
     """The answers in turn, and the engine."""
     engine = SimDraft("draft", EPOCH, Text(SteadyLaw()), EngineLaw(PassLaw.flat(1.0, 10_000), 64, 64))
