@@ -213,12 +213,12 @@ class AdaptivePolicy(TreePolicy):
     def num_outcomes(self) -> int:
         """The number of outcomes to offer; 0 where an offer does not pay.
 
-        None where the target answers sooner than two draft passes take: the pass under way and the one before it come
-        too late for the offer. None where passes are shared: one session that waits for a block delays all. The
-        first does not hold without a draft that tells anything, and neither does while it rests.
+        None where the way to the target and back is shorter than a draft pass: what the pass under way grows would come
+        too late for the offer. None where passes are shared: one session that waits for a block delays all. The first
+        does not hold without a draft that tells anything, and neither does while it rests.
         """
         costs = self._known.costs
-        is_far = costs.verify_wire_s > 2.0 * self.pass_s and not self.is_in_turn
+        is_far = costs.verify_wire_s > self.pass_s and not self.is_in_turn
         is_better = (is_far or self.lacks_draft) and not costs.is_shared
         return OFFERED_OUTCOMES if self._is_resting or is_better else 0
 

@@ -190,7 +190,7 @@ def test_a_target_far_away_costs_hardly_more_than_one_at_hand():
     adaptive = SpeculationConfig(guessers=("draft",), max_draft_tokens=GAMMA)
     near = replace(BY_HAND, load=Closed(1, 2), max_tokens=400, speculation=adaptive)
     far = replace(near, hardware=replace(HARDWARE, target_hop=HopLaw(TARGET_S / 2)))
-    assert simulate(far).tokens_per_s_a_stream > 0.95 * simulate(near).tokens_per_s_a_stream
+    assert simulate(far).tokens_per_s_a_stream > 0.94 * simulate(near).tokens_per_s_a_stream
 
 
 def test_a_draft_that_slows_down_slows_blocks_and_not_verification():

@@ -409,6 +409,10 @@ def test_plain_steps_go_on_while_rounds_yield_no_more(policy):
 def test_where_the_target_is_near_only_a_session_without_a_draft_goes_on(policy):
     assert policy.num_outcomes > 0
     for _ in range(200):
+        policy.observe_pass(Timing(0.0, 0.002, 1, 1))
+    policy._known._costs = None
+    assert policy.num_outcomes > 0, "what grows in a pass of 2 ms is there in time"
+    for _ in range(200):
         policy.observe_pass(Timing(0.0, 0.004, 1, 1))
     policy._known._costs = None
     sees_rounds(policy, 1, 0.008)
