@@ -30,7 +30,7 @@ def test_failed_and_changed_streams_are_counted_and_judged():
     assert (by_end["streams unlike plain decoding"].value, by_end["streams unlike plain decoding"].met) == (1, False)
     assert by_end["longest gap in a stream, p99"].met is False
     assert by_end["replaced after"].value == 4
-    harmless = _results("draft killed 1 times", [Death(0.5, (stream([0, 0.9, 1.1]),), 3)])
+    harmless = _results("draft killed 1 times", [Death(0.1, (stream([0, 0.29, 0.58]),), 3)])
     assert [result.met for result in harmless] == [True, True, True, None]
 
 
