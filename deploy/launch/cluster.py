@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
+from random import SystemRandom
 from typing import Any
 
 import ray
@@ -29,6 +30,9 @@ SERVICERS = (
 )
 """The services of Serve's gRPC proxy; Kubernetes manifests name the same."""
 HOST = "127.0.0.1"
+PORTS = range(20_000, 32_768)
+"""What a proxy's port is chosen from. Before Serve listens there Ray opens dozens: its workers' are below these, those
+that a kernel chooses above."""
 PREPARE = "deploy.proxy.prepare"
 """Function that Serve's proxies call when they start."""
 OBJECT_STORE_BYTES = 128 * 2**20
@@ -77,7 +81,8 @@ def local_cluster(
     At the end of the block all of it is stopped at once, with its running streams; other clusters are not touched.
     Raises: StartupError when Ray or Serve does not start; RuntimeError when this process is connected to a cluster.
     """
-    endpoints = Endpoints(HOST, grpc_port or _free_port(), http_port or _free_port())
+    free = _free_ports()
+    endpoints = Endpoints(HOST, grpc_port or next(free), http_port or next(free))
     if ray.is_initialized():
         raise RuntimeError("this process is already connected to a Ray cluster: call ray.shutdown() first")
     _prepare_environment()
@@ -157,8 +162,13 @@ def without_advice(message: str) -> str:
     return f"process {process[1]} has died; the files in logs/serve of Ray's session folder say which replica it was"
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _free_ports() -> Iterator[int]:
+    """Free ports out of `PORTS`, each once. Raises: StartupError when there is none left."""
+    for port in SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+        yield port
+    raise StartupError(f"no port from {PORTS[0]} to {PORTS[-1]} is free on {HOST}")

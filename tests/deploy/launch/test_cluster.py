@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
+import pytest
 from ray._private import worker as ray_worker
 
+from core.errors import StartupError
 from deploy.launch import cluster
 
 ADVICE = (
@@ -26,3 +30,15 @@ def test_a_death_is_told_in_a_line_and_other_news_as_they_are(monkeypatch, capsy
     assert "process 30416 has died" in death
     assert "OOM" not in death
     assert "The node is full." in other
+
+
+def test_free_ports_are_those_of_the_range_that_nobody_has_and_each_comes_once(monkeypatch):
+    with socket.create_server((cluster.HOST, 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setattr(cluster, "PORTS", range(port, port + 1))
+        with pytest.raises(StartupError, match=f"no port from {port} to {port} is free"):
+            next(cluster._free_ports())
+    assert next(cluster._free_ports()) == port
+    monkeypatch.undo()
+    ports = list(zip(cluster._free_ports(), range(50), strict=False))
+    assert len({port for port, _ in ports}) == 50
