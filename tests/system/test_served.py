@@ -289,7 +289,8 @@ async def test_cancelled_streams_leave_nothing_behind(running, stub):
 
 @pytest.mark.slow
 async def test_five_hundred_cancelled_streams_leave_nothing_behind(running, stub):
-    await check_cancellations(running, stub, 500, at_once=24)
+    """With places to spare: one is free a moment after its stream was cancelled."""
+    await check_cancellations(running, stub, 500, at_once=16)
 
 
 async def test_model_info_health_and_reflection(running, stub):
