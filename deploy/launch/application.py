@@ -105,7 +105,10 @@ def _ask_orchestrators(method: str) -> list[Any]:
 
 def _ask_each(method: str, answer: Future[list[Any]]) -> None:
     try:
-        answer.set_result(serve.get_app_handle(APPLICATION).broadcast(method).results(timeout_s=WIND_DOWN_TIMEOUT_S))
+        handle = serve.get_app_handle(APPLICATION)
+        if not handle.is_initialized:  # Serve gives the same one again
+            handle._init(_run_router_in_separate_loop=True)  # here is no loop, whatever the environment says
+        answer.set_result(handle.broadcast(method).results(timeout_s=WIND_DOWN_TIMEOUT_S))
     except Exception as error:  # noqa: BLE001  the caller handles it, not this thread
         answer.set_exception(error)
 

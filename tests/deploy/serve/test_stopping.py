@@ -30,13 +30,17 @@ def begin(client: Client, max_tokens: int = NUM_TOKENS) -> Stream:
 
 
 @pytest.fixture
-def serving(tmp_path) -> Iterator[Serving]:
+def serving(tmp_path, monkeypatch) -> Iterator[Serving]:
+    """In an environment in which a cluster's processes are, such as an image's."""
+    for name, value in cluster.SERVE_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
     with command_serving(tmp_path / "stderr", "--draft", "none", "--drain-timeout", "120") as serving:
         yield serving
 
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_stream_runs_to_its_end_and_what_comes_is_refused(serving):
     with connected(serving) as client:
         stream = begin(client)
