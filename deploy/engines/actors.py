@@ -58,8 +58,9 @@ hundred."""
 IMPORTS = (
     "llguidance", "ray", "safetensors.torch", "tokenizers", "torch", "torch.distributed", "torch.export",
     "transformers.conversion_mapping", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
+    "workers.noise.cpu_noise",
 )  # fmt: skip
-"""Libraries that engines import, which takes most of their start time."""
+"""What engines import that takes most of their start time: libraries, and numba's compiled functions."""
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)

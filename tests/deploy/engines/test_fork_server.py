@@ -198,6 +198,7 @@ def test_a_server_without_forks_ends_after_a_while(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_engines_import_hardly_anything_that_is_not_there_already():
     """Or their start would take as long as it did; and nothing that is there may have started a thread."""
     script = (
