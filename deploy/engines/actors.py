@@ -58,9 +58,9 @@ hundred."""
 IMPORTS = (
     "llguidance", "ray", "safetensors.torch", "tokenizers", "torch", "torch.distributed", "torch.export",
     "transformers.conversion_mapping", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
-    "workers.noise.cpu_noise",
+    "numba.core.registry:cpu_target.typing_context.refresh", "numba.core.registry:cpu_target.target_context.refresh",
 )  # fmt: skip
-"""What engines import that takes most of their start time: libraries, and numba's compiled functions."""
+"""Libraries that engines import, which takes most of their start time, and what numba loads at its first use."""
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)

@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 
 TIMEOUT_S = 40.0
@@ -62,7 +63,10 @@ class Order:
 
 
 def command(modules: Sequence[str]) -> str:
-    """A `py_executable`; its processes have `modules` imported. These may not start threads, nor change on disk."""
+    """A `py_executable`; its processes have `modules` imported. These may not start threads, nor change on disk.
+
+    One may name a function to call once: "module:function".
+    """
     return shlex.join([sys.executable, "-IS", __file__, "launch", ",".join(modules)])
 
 
@@ -221,6 +225,14 @@ def _receive(connection: socket.socket) -> tuple[Order, list[int]]:
         return Order(**json.loads(rest.read(_LENGTH.unpack(head)[0]))), streams
 
 
+def load(module: str) -> None:
+    """Import it, and call the function that is named with it."""
+    name, _, function = module.partition(":")
+    imported = importlib.import_module(name)
+    if function:
+        attrgetter(function)(imported)()
+
+
 def serve(modules: str, path: str, raylet_pid: int) -> None:
     """Import `modules`, and fork until the end; each fork does its order instead."""
     lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
@@ -230,7 +242,7 @@ def serve(modules: str, path: str, raylet_pid: int) -> None:
         return  # another server is starting
     server = ForkServer(path, raylet_pid)
     for module in modules.split(","):
-        importlib.import_module(module)
+        load(module)
     gc.collect()
     gc.freeze()  # a garbage collection would make each fork copy the server's objects
     order = server.run()

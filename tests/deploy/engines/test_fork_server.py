@@ -202,9 +202,10 @@ def test_a_server_without_forks_ends_after_a_while(tmp_path, monkeypatch):
 def test_engines_import_hardly_anything_that_is_not_there_already():
     """Or their start would take as long as it did; and nothing that is there may have started a thread."""
     script = (
-        "import importlib, os, sys\n"
+        "import os, sys\n"
         "from deploy.engines.actors import IMPORTS\n"
-        "for name in IMPORTS: importlib.import_module(name)\n"
+        "from deploy.engines.fork_server import load\n"
+        "for name in IMPORTS: load(name)\n"
         "before, num_threads = set(sys.modules), len(os.listdir('/proc/self/task'))\n"
         "import workers.engine.target, workers.engine.draft, workers.parallel.leader\n"
         "new = {name.split('.')[0] for name in set(sys.modules) - before} - {'core', 'deploy', 'workers'}\n"
