@@ -188,9 +188,9 @@ def test_an_engine_slows_down_when_it_is_said_to():
 def test_a_target_far_away_costs_hardly_more_than_one_at_hand():
     """10 ms there and back, half a pass, for which it does not wait: it has what follows each verdict already."""
     adaptive = SpeculationConfig(guessers=("draft",), max_draft_tokens=GAMMA)
-    near = replace(BY_HAND, load=Closed(1, 2), max_tokens=400, speculation=adaptive)
+    near = replace(BY_HAND, load=Closed(1, 2), max_tokens=800, speculation=adaptive)
     far = replace(near, hardware=replace(HARDWARE, target_hop=HopLaw(TARGET_S / 2)))
-    assert simulate(far).tokens_per_s_a_stream > 0.94 * simulate(near).tokens_per_s_a_stream
+    assert simulate(far).tokens_per_s_a_stream > 0.95 * simulate(near).tokens_per_s_a_stream
 
 
 def test_a_draft_that_slows_down_slows_blocks_and_not_verification():

@@ -32,6 +32,7 @@ def test_failed_and_changed_streams_are_counted_and_judged():
     assert by_end["replaced after"].value == 4
     harmless = _results("draft killed 1 times", [Death(0.1, (stream([0, 0.29, 0.58]),), 3)])
     assert [result.met for result in harmless] == [True, True, True, None]
+    assert _results("draft killed 1 times", [Death(0.1, (stream([0, 0.31, 0.4]),), 3)])[2].met is False
 
 
 def test_a_cut_stream_is_not_like_plain_decoding():

@@ -1,0 +1,30 @@
+"""What is made of completions near and far, on runs made by hand."""
+
+from __future__ import annotations
+
+from bench.harness.traffic import Arrival, Run
+from bench.rounds.ways import PIPELINED, SEQUENTIAL
+from bench.service.distant import _results
+from protos.outrider.v1 import generation_pb2 as pb
+
+FAR_S = 0.01
+
+
+def took(seconds: float) -> Run:
+    return Run(0.0, (Arrival(1.0, (1,), 0), Arrival(1.0 + seconds, (2,), 0)), (), pb.SpeculationStats())
+
+
+def test_rates_are_compared_prompt_by_prompt_and_far_over_near():
+    """The machine took three times as long for the second prompt, near and far alike."""
+    runs = {
+        (PIPELINED, 0.0): [took(1.0), took(3.0)],
+        (PIPELINED, FAR_S): [took(1.25), took(3.75)],
+        (SEQUENTIAL, 0.0): [took(2.0), took(6.0)],
+        (SEQUENTIAL, FAR_S): [took(4.0), took(12.0)],
+    }
+    results = {each.name: each for each in _results("draft", [runs], [took(1.0), took(1.0)], FAR_S)}
+    far = results["pipelined: draft 10 ms away over one at hand"]
+    assert (far.value, far.met, far.settings["num_runs"]) == (0.8, False, 2)
+    assert results["sequential: draft 10 ms away over one at hand"].value == 0.5
+    assert results["pipelined over sequential, draft at hand"].value == 2.0
+    assert results["pipelined over sequential, draft 10 ms away"].value == 3.2
