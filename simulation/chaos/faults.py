@@ -56,6 +56,10 @@ class Happened:
         """The count of all kinds that begin with `prefix`."""
         return sum(number for kind, number in self.counts.items() if kind.startswith(prefix))
 
+    def has_met(self, kind: str, stream: str) -> bool:
+        """Whether this happened to a session of this stream."""
+        return any(line.startswith(f"{kind} {stream}#") for _, line in self.lines)
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -147,7 +151,11 @@ class FaultyWire(Wire):
         await super().grant(kind, session)
         if self.strikes(self.rates.slow_grant):
             self._happened.note(f"{kind} lease granted late", session)
-            await self.pause()
+            try:
+                await self.pause()
+            except asyncio.CancelledError:
+                self._happened.note(f"{kind} lease granted too late", session)
+                raise
         if self.strikes(self.rates.refused_target if kind == "target" else self.rates.refused_draft):
             self._happened.note(f"{kind} lease refused", session)
             raise self._random.choice((Unavailable(f"no {kind} granted a lease"), RuntimeError("password=1234")))

@@ -175,7 +175,11 @@ class Watch:
                 is_explained = num_others >= limits.max_sessions + limits.max_queued
             case Unavailable():
                 no_target = self.happened.count("target lease refused") + self.happened.count("shutdown")
-                is_explained = no_target > 0 or self._can_have_failed(limits.max_target_retries + 1)
+                is_explained = (
+                    no_target > 0
+                    or self.happened.has_met("target lease granted too late", stream.name)
+                    or self._can_have_failed(limits.max_target_retries + 1)
+                )
             case _:
                 is_explained = False
         require(is_explained, f"{stream.name}: ended by {stream.error!r}, which nothing explains")

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from core.errors import Unavailable
 from core.records import DraftRequest, VerifyRequest
 from core.speculation.guesser import NO_GUESSES, Guesses
 from orchestrator.admission import Admission
@@ -232,6 +233,18 @@ def cancellation_ignored(patch):
     patch(Runner, "abandon", deaf)
 
 
+def lease_refused_for_no_reason(patch):
+    """A session gets no engine while another has one: a client is told so, and no fault explains it."""
+    take = EnginePool.take
+
+    async def take_if_alone(self, *session):
+        if self._num_leases:
+            raise Unavailable("no engine is left")
+        return await take(self, *session)
+
+    patch(EnginePool, "take", take_if_alone)
+
+
 def place_not_given_back(patch):
     patch(Admission, "leave", lambda self, *_: None)
 
@@ -273,6 +286,7 @@ PLANTED = [
     output_not_cut,
     resumed_tokens_not_sent,
     cancellation_ignored,
+    lease_refused_for_no_reason,
     place_not_given_back,
     pieces_said_twice,
 ]
