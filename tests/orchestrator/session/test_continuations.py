@@ -425,6 +425,17 @@ def test_where_the_target_is_near_only_a_session_without_a_draft_goes_on(policy)
     assert policy.is_worth_going_on(0.0, 0, 0)
 
 
+@pytest.mark.parametrize(("way_s", "is_offered"), [(0.0024, False), (0.0026, True)])
+def test_guesses_are_offered_only_where_the_way_is_longer_than_offers_take_to_be_made(way_s, is_offered):
+    """However quick the draft is: an offer follows each of its passes."""
+    policy = AdaptivePolicy(request(PROMPT, 40), CONFIG, SharedEstimates())
+    for _ in range(200):
+        policy._known.verify.observe(Timing(0.0, 0.005, 1, 1), 0.005 + way_s)
+        policy.observe_pass(Timing(0.0, 0.0005, 1, 1))
+    policy._known._costs = None
+    assert (policy.num_outcomes > 0) == is_offered
+
+
 @pytest.mark.parametrize("named", ["adaptive", "static"])
 @pytest.mark.parametrize("where", ["settings", "request"])
 def test_who_lacks_its_draft_goes_on_at_once_unless_others_may_guess(named, where):
