@@ -257,7 +257,7 @@ def _be_nice() -> None:
     """Take the priority of Ray's workers at once.
 
     Ray lowers it when a worker connects. Until then an engine that starts would have 28 times the weight of those that
-    serve on the same processors: streams stood still for up to 0.7 s when a draft was replaced, 0.3 s now.
+    serve on the same processors: streams stood still for up to 0.7 s when a draft was replaced, 0.34 s now.
     """
     os.nice(int(os.environ.get(NICENESS, DEFAULT_NICENESS)))
     os.environ[NICENESS] = "0"  # Ray would add its own to it
