@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
+from core.errors import Unavailable
 from orchestrator.guessers import BY_TEXT, CONTROLS, SOURCES
-from simulation.chaos.faults import GROWTH_FAULTS, CallFault, EngineFault
+from simulation.chaos.faults import GROWTH_FAULTS, CallFault, EngineFault, Happened
+from simulation.chaos.invariants import Stream, Watch
 from simulation.chaos.lies import GROWTH_LIES, GUESSER_LIES, TARGET_LIES
 from simulation.chaos.run import run_seed
+from simulation.chaos.script import script_of
 
 NUM_PARTS, NUM_SEEDS = 40, 50
 FIRST = {0, 1, 2, 6}
@@ -82,6 +86,22 @@ def check_that_all_happened(counts, share):
     for source in BY_TEXT:  # no output here has a grammar
         assert source in CONTROLS or counts[f"failures of {source}"] > 0, source
     assert sum(counts[f"accepted of {source}"] for source in SOURCES[1:]) > 500 * share
+
+
+def test_a_lease_that_is_granted_too_late_explains_the_end_of_its_own_stream_alone():
+    script = script_of(549)
+    happened = Happened(lambda: 0.0)
+    watch = Watch(SimpleNamespace(blueprint=script.blueprint), None, happened, ())
+    first, second = (Stream(each) for each in script.streams[:2])
+    first.error = second.error = Unavailable("no target granted a lease")
+    happened.note("draft lease granted too late", f"{first.name}#1")
+    happened.note("target lease granted too late", f"{first.name}1#1")
+    with pytest.raises(AssertionError, match="which nothing explains"):
+        watch.check_failure(first, 0)
+    happened.note("target lease granted too late", f"{first.name}#2")
+    watch.check_failure(first, 0)
+    with pytest.raises(AssertionError, match="which nothing explains"):
+        watch.check_failure(second, 0)
 
 
 def test_the_same_seed_tells_the_same_story():
