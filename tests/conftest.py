@@ -18,7 +18,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["RAY_AUTH_MODE"] = "disabled"
-os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  of 15, they would get a thirtieth of what tests beside them get
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # its fork handlers crash the nodes that tests start while streams run
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that `tests.checkpoints` and the like can be imported

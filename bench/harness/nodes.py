@@ -19,7 +19,7 @@ from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 from ray.serve.context import _set_global_client
 
 from deploy.app import APPLICATION
-from deploy.launch import OBJECT_STORE_BYTES
+from deploy.launch import OBJECT_STORE_BYTES, prepare_environment
 
 ROLE = "outrider.dev/role"
 ROLES = ("orchestrator", "draft", "target")
@@ -101,6 +101,7 @@ def nodes(roles: Sequence[str] = ROLES, ip: str | None = None, **head: Any) -> I
 
     The head runs no models unless `head` gives it CPUs.
     """
+    prepare_environment()
     placed = {} if ip is None else {"node_ip_address": ip}
     dashboard_port = free_port()
     cluster = Cluster(

@@ -29,8 +29,6 @@ from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
 
-NICENESS, DEFAULT_NICENESS = "RAY_worker_niceness", "15"
-"""Ray's setting, which adds to the niceness of each worker."""
 TIMEOUT_S = 40.0
 """Seconds to wait for a server that is still importing; Ray gives up on a worker process after 60 s."""
 IDLE_S = 600.0
@@ -253,21 +251,10 @@ def serve(modules: str, path: str, raylet_pid: int) -> None:
         _carry_out(order)
 
 
-def _be_nice() -> None:
-    """Take the priority of Ray's workers at once.
-
-    Ray lowers it when a worker connects. Until then an engine that starts would have 28 times the weight of those that
-    serve on the same processors: streams stood still for up to 0.7 s when a draft was replaced, 0.34 s now.
-    """
-    os.nice(int(os.environ.get(NICENESS, DEFAULT_NICENESS)))
-    os.environ[NICENESS] = "0"  # Ray would add its own to it
-
-
 def _carry_out(order: Order) -> None:
     """Run the script as Python would."""
     os.environ.clear()
     os.environ.update(order.environment)
-    _be_nice()
     os.chdir(order.directory)
     sys.argv[:] = [order.script, *order.arguments]
     sys.path[0] = os.path.dirname(order.script)  # noqa: PTH120  as above

@@ -1,6 +1,6 @@
 """Starts the application on this machine or on an existing Ray cluster."""
 
-from deploy.launch.cluster import OBJECT_STORE_BYTES, Endpoints, local_cluster
+from deploy.launch.cluster import OBJECT_STORE_BYTES, Endpoints, local_cluster, prepare_environment
 from deploy.launch.local import changed_settings, describe_models, drain, served
 
 __all__ = [
@@ -10,5 +10,6 @@ __all__ = [
     "describe_models",
     "drain",
     "local_cluster",
+    "prepare_environment",
     "served",
 ]

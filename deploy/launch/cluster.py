@@ -40,7 +40,10 @@ OBJECT_STORE_BYTES = 128 * 2**20
 MAX_MESSAGE_BYTES = 8 * 2**20
 """Longest message of Serve's gRPC proxy, in bytes; its default is 2 GiB. A service's own limit
 (`limits.max_message_bytes`) may be lower, and its error names the field."""
-SERVE_ENVIRONMENT: Mapping[str, str] = {
+NODE_ENVIRONMENT: Mapping[str, str] = {
+    # Ray's 15 reaches a process once it is connected: until then, one that starts would have 28 times the weight of
+    # those that serve beside it (docs/adr/0080).
+    "RAY_worker_niceness": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": PREPARE,
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),
     # Proxies call replicas by gRPC, and a replica has one event loop. Ray's streams, with a second thread for Serve,
@@ -50,7 +53,7 @@ SERVE_ENVIRONMENT: Mapping[str, str] = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
-"""Environment that Serve reads at its start. Every container of a Kubernetes manifest has the same."""
+"""Environment of a node, which Ray and Serve read at their start; every container of a Kubernetes manifest has it."""
 PROXY_START_S = "60"
 """Seconds that a proxy may take to start. Serve's default is 5 s, after which Serve kills it and fails: too short for a
 busy machine."""
@@ -85,7 +88,7 @@ def local_cluster(
     endpoints = Endpoints(HOST, grpc_port or next(free), http_port or next(free))
     if ray.is_initialized():
         raise RuntimeError("this process is already connected to a Ray cluster: call ray.shutdown() first")
-    _prepare_environment()
+    prepare_environment()
     _shorten_advice()
     try:
         with _told_in_a_line():
@@ -129,15 +132,15 @@ def _start_serve(endpoints: Endpoints) -> None:
     )
 
 
-def _prepare_environment() -> None:
-    """Set Ray's environment: no usage reports, and a token that is needed to run code on the cluster.
+def prepare_environment() -> None:
+    """Set the environment of nodes that this process starts: `NODE_ENVIRONMENT`, no usage reports, and a token.
 
-    Ray authenticates by token by default, and would write its own token to the home directory. RAY_AUTH_MODE cannot be
-    set here, because Ray reads it when it is imported.
+    Ray asks for a token of whoever would run code on the cluster, and would write its own to the home directory.
+    RAY_AUTH_MODE cannot be set here, because Ray reads it when it is imported.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", PROXY_START_S)
-    for name, value in SERVE_ENVIRONMENT.items():
+    for name, value in NODE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

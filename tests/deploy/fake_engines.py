@@ -131,6 +131,10 @@ class FakeTargetActor(TargetActor):
 
         return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
 
+    @ray.method(concurrency_group=CONTROL)
+    async def niceness(self) -> int:
+        return os.getpriority(os.PRIO_PROCESS, os.getpid())
+
 
 class FakeDraftActor(DraftActor):
     def _load_engine(self, rank: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deploy.launch.cluster import SERVE_ENVIRONMENT
+from deploy.launch.cluster import NODE_ENVIRONMENT
 from tests.k8s.changes import (
     Change,
     add_secret,
@@ -138,7 +138,7 @@ FAULTS = (
           setting("limits", "max_message_bytes", to=16 * 2**20)),
     Fault("a proxy is not prepared", "proxies_are_prepared", container("target", "env", to=[])),
     Fault("proxies speak to replicas as Serve likes", "proxies_are_prepared",
-          container("target", "env", to=[{"name": name, "value": value} for name, value in SERVE_ENVIRONMENT.items()
+          container("target", "env", to=[{"name": name, "value": value} for name, value in NODE_ENVIRONMENT.items()
                                          if name != "RAY_SERVE_PROXY_USE_GRPC"])),
     Fault("HTTP/1 to the gRPC port", "grpc_port_speaks_http2",
           service("serveService", "spec", "ports", 1, "appProtocol", to="http")),

@@ -12,7 +12,7 @@ from deploy.api.authentication import TOKENS_FILE
 from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
 from deploy.cli.planning.check import CheckOptions
 from deploy.files import STOP_FILE
-from deploy.launch.cluster import MAX_MESSAGE_BYTES, SERVE_ENVIRONMENT, SERVICERS
+from deploy.launch.cluster import MAX_MESSAGE_BYTES, NODE_ENVIRONMENT, SERVICERS
 from deploy.link.tls import TLS_DIR
 from tests.deploy.cli.parsing import parsed
 from tests.k8s.manifests import (
@@ -98,7 +98,7 @@ def messages_are_bounded(objects: Objects) -> Iterator[str]:
 def proxies_are_prepared(objects: Objects) -> Iterator[str]:
     """As `outrider serve` prepares Serve: or, for one, gRPC cancels calls of a burst by itself."""
     for pod in ray_pods(objects):
-        for name, wanted in SERVE_ENVIRONMENT.items():
+        for name, wanted in NODE_ENVIRONMENT.items():
             values = [each.get("value") for each in pod.ray.get("env", ()) if each["name"] == name]
             if name != MAX_MESSAGE and values != [wanted]:
                 yield f"{pod.where}: {name} must be {wanted}, got {values}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import subprocess
 import sys
@@ -180,4 +181,13 @@ async def test_an_engine_computes_with_as_many_threads_as_it_is_told():
     actor = actors.start(FakeTargetActor, EngineConfig("fake", num_threads=3), EPOCH, num_cpus=1)
     await actor.load.remote()
     assert await actor.num_threads.remote() == (3, "3")
+    ray.kill(actor)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster_for_fakes")
+async def test_an_engine_has_the_priority_of_the_process_that_began_the_cluster():
+    """Ray would lower it once the engine is connected, and until then it would starve those that serve beside it."""
+    actor = actors.start(FakeTargetActor, EngineConfig("fake"), EPOCH, num_cpus=1)
+    assert await actor.niceness.remote() == os.getpriority(os.PRIO_PROCESS, os.getpid())
     ray.kill(actor)

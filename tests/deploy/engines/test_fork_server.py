@@ -25,7 +25,7 @@ SCRIPT = f"""
 import json, os, sys, time
 told = dict(argv=sys.argv, pid=os.getpid(), parent=os.getppid(), group=os.getpgid(0), session=os.getsid(0),
             directory=os.getcwd(), has_imported="{IMPORTED}" in sys.modules, told=os.environ.get("TOLD"),
-            beside=sys.path[0], name=__name__, niceness=os.nice(0), to_add=os.environ.get("RAY_worker_niceness"))
+            beside=sys.path[0], name=__name__)
 print(json.dumps(told), flush=True)
 sys.stdin.read()
 """
@@ -113,15 +113,6 @@ def test_what_engines_import_starts_no_thread_however_many_they_compute_with(nod
     """Or there would be no forks, and nothing but a slow start would tell."""
     told = node.start(modules=IMPORTS, OMP_NUM_THREADS="3", MKL_NUM_THREADS="3")
     assert {told["parent"]} == node.servers
-
-
-@pytest.mark.parametrize(("setting", "niceness"), [("3", 3), (None, 15)])
-def test_a_fork_has_the_priority_of_rays_workers_before_ray_gives_it(node, monkeypatch, setting, niceness):
-    """Ray finds nothing to add then."""
-    monkeypatch.delenv("RAY_worker_niceness", raising=False)
-    told = node.start(**({} if setting is None else {"RAY_worker_niceness": setting}))
-    assert told["niceness"] == min(os.nice(0) + niceness, 19)
-    assert told["to_add"] == "0"
 
 
 def test_a_fork_shares_the_processors_with_who_asked_for_it(node):

@@ -32,7 +32,7 @@ def begin(client: Client, max_tokens: int = NUM_TOKENS) -> Stream:
 @pytest.fixture
 def serving(tmp_path, monkeypatch) -> Iterator[Serving]:
     """In an environment in which a cluster's processes are, such as an image's."""
-    for name, value in cluster.SERVE_ENVIRONMENT.items():
+    for name, value in cluster.NODE_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     with command_serving(tmp_path / "stderr", "--draft", "none", "--drain-timeout", "120") as serving:
         yield serving
@@ -210,7 +210,7 @@ def test_a_cluster_that_does_not_start_says_so_in_a_line(monkeypatch):
         raise Exception("no port is free\nTraceback: ...")  # noqa: TRY002  as Ray does it
 
     monkeypatch.setattr(cluster, "_start_ray", fail)
-    monkeypatch.setattr(cluster, "_prepare_environment", lambda: None)
+    monkeypatch.setattr(cluster, "prepare_environment", lambda: None)
     with (
         pytest.raises(StartupError, match=r"^Ray Serve could not be started on this machine: no port is free$"),
         cluster.local_cluster(1),
