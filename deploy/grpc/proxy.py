@@ -61,7 +61,7 @@ _OF_ONE = {
 }
 """The streaming type of Serve's handler that takes a single message."""
 
-SERVES_OWN = (grpc.StatusCode.INTERNAL.value[0], grpc.StatusCode.CANCELLED.value[0])
+SERVES_OWN = (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
 """Status codes with which Serve ends a call whose replica has died; a caller that cancels gets none."""
 
 NOT_SERVING: bytes = health_pb2.HealthCheckResponse(
@@ -261,7 +261,7 @@ def _explain(context: Any) -> None:
         name = call.request_id if call is not None else "without a name"
         logger.warning("call %s failed between proxy and orchestrator: %s", name, reason)
         _tell(context, Unavailable("the orchestrator of this call was lost; repeat it, or resume its output"))
-    elif context.code() == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]:
+    elif context.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         _tell(context, Overloaded(f"too many calls are waiting; try again in {RETRY_S:g} s", RETRY_S))
 
 

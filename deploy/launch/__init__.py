@@ -1,4 +1,4 @@
-"""Starts the application on this machine or on an existing Ray cluster."""
+"""Starts the application on this machine, on a Ray cluster of its own."""
 
 from deploy.launch.cluster import OBJECT_STORE_BYTES, Endpoints, local_cluster, prepare_environment
 from deploy.launch.local import changed_settings, describe_models, drain, served

@@ -8,6 +8,7 @@ import inspect
 import os
 import time
 from collections import Counter
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -45,7 +46,7 @@ class FakeContext:
 
     is_alive = True
 
-    def __init__(self, code=0, details="", trailers=()):
+    def __init__(self, code=None, details="", trailers=()):
         self._code, self._details, self._trailers = code, details, trailers
         self.metadata = ()
 
@@ -66,7 +67,7 @@ class FakeContext:
         return self._trailers
 
     def set_code(self, code):
-        self._code = code.value[0]
+        self._code = code
 
     def set_details(self, details):
         self._details = details
@@ -82,7 +83,7 @@ class FakeContext:
     def detail(self, kind):
         """The one google.rpc detail of the trailers."""
         status = status_pb2.Status.FromString(dict(self._trailers)[DETAILS_KEY])
-        assert (status.code, status.message) == (self._code, self._details)
+        assert (status.code, status.message) == (self._code.value[0], self._details)
         detail = kind()
         assert any(packed.Unpack(detail) for packed in status.details)
         return detail
@@ -113,6 +114,19 @@ async def drop_after(stream, num_messages, context):
     gc.collect()
     for _ in range(30):
         await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def serving(handler, options=()):
+    """The port of a server of gRPC with the one method /test/Call."""
+    server = grpc.aio.server(options=options)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"Call": handler}),))
+    port = server.add_insecure_port("localhost:0")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(None)
 
 
 async def messages(*sent):
@@ -328,7 +342,7 @@ async def test_messages_and_the_rest_of_the_context_pass_through():
         yield request
         yield context.code()
 
-    assert [message async for message in refusing(handler)("first", FakeContext())] == ["first", 0]
+    assert [message async for message in refusing(handler)("first", FakeContext())] == ["first", None]
     assert LastingContext(FakeContext()).peer() == "ipv4:127.0.0.1:1"
 
 
@@ -358,7 +372,7 @@ async def test_a_call_with_more_or_none_is_refused_as_grpc_has_it(handler, sent,
     context = FakeContext()
     with pytest.raises(Aborted):
         await exhaust(one_message(handler)(messages(*sent), context))
-    assert context.code() == grpc.StatusCode.UNIMPLEMENTED.value[0]
+    assert context.code() is grpc.StatusCode.UNIMPLEMENTED
     assert said in context.details()
 
 
@@ -388,7 +402,7 @@ async def test_what_there_is_no_place_for_is_refused_with_a_delay_and_asks_nobod
     context = FakeContext()
     with pytest.raises(Aborted):
         await exhaust(handler(messages(b"x"), context))
-    assert context.code() == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    assert context.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert context.detail(error_details_pb2.RetryInfo).retry_delay.seconds == 2
     may_end.set()
     await first
@@ -415,9 +429,9 @@ async def test_a_stream_that_is_given_up_leaves_its_place_to_others():
 @pytest.mark.parametrize("handler", [echo, echo_stream])
 @pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED])
 async def test_an_error_of_serves_own_is_said_in_words_that_help(handler, code, caplog):
-    context = FakeContext(code.value[0], "The actor died: OOM advice\nof a kilobyte", (("request_id", "r"),))
+    context = FakeContext(code, "The actor died: OOM advice\nof a kilobyte", (("request_id", "r"),))
     await exhaust(refusing(handler)(b"x", context))
-    assert context.code() == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert context.code() is grpc.StatusCode.UNAVAILABLE
     assert "resume" in context.details()
     assert "actor" not in context.details()
     assert ("request_id", "r") in context.trailing_metadata()
@@ -425,8 +439,26 @@ async def test_an_error_of_serves_own_is_said_in_words_that_help(handler, code, 
     assert "kilobyte" not in caplog.text
 
 
+async def test_an_error_of_serves_own_is_found_in_a_context_of_grpc_too():
+    """Which returns the code that was set, as the fake one does."""
+
+    async def handler(message, context):
+        context.set_code(grpc.StatusCode.INTERNAL)
+        context.set_details("The actor died")
+        return message
+
+    async with (
+        serving(grpc.unary_unary_rpc_method_handler(refusing(handler))) as port,
+        grpc.aio.insecure_channel(f"localhost:{port}") as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/test/Call")(b"x")
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "resume" in caught.value.details()
+
+
 async def test_serves_own_refusal_gets_a_delay():
-    context = FakeContext(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], "Request dropped due to backpressure")
+    context = FakeContext(grpc.StatusCode.RESOURCE_EXHAUSTED, "Request dropped due to backpressure")
     await refusing(echo)(b"x", context)
     assert context.detail(error_details_pb2.RetryInfo).retry_delay.seconds >= 1
 
@@ -434,9 +466,9 @@ async def test_serves_own_refusal_gets_a_delay():
 @pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.OK, grpc.StatusCode.NOT_FOUND])
 async def test_an_error_of_ours_and_what_is_none_pass_as_they_are(code):
     ours = ((DETAILS_KEY, b""),) if code is grpc.StatusCode.INTERNAL else ()
-    context = FakeContext(code.value[0], "as it was", ours)
+    context = FakeContext(code, "as it was", ours)
     await refusing(echo)(b"x", context)
-    assert (context.code(), context.details(), context.trailing_metadata()) == (code.value[0], "as it was", ours)
+    assert (context.code(), context.details(), context.trailing_metadata()) == (code, "as it was", ours)
 
 
 async def test_the_message_that_brings_a_streams_error_is_kept_back():
@@ -593,18 +625,10 @@ async def burst(options):
             time.sleep(1.0)  # noqa: ASYNC251  as what a call costs on its way into Serve does
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
 
-    server = grpc.aio.server(options=options)
-    handlers = {"Call": grpc.stream_unary_rpc_method_handler(refuse)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
-    port = server.add_insecure_port("localhost:0")
-    await server.start()
-
-    def call_all():
+    def call_all(port):
         with grpc.insecure_channel(f"localhost:{port}") as channel:
             method = channel.unary_unary("/test/Call")
             return Counter(call.code() for call in [method.future(b"x") for _ in range(NUM_BURST)])
 
-    try:
-        return await asyncio.to_thread(call_all)
-    finally:
-        await server.stop(None)
+    async with serving(grpc.stream_unary_rpc_method_handler(refuse), options) as port:
+        return await asyncio.to_thread(call_all, port)
