@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
+import grpc
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
@@ -277,7 +278,8 @@ class ServeLease(Generic[Port]):
             self._stream.cancel()
 
     async def _watch_stream(self) -> None:
-        with suppress(RayError, RayServeException, asyncio.CancelledError):  # also raised when the replica dies
+        # The first three are also raised when the replica dies.
+        with suppress(RayError, RayServeException, grpc.RpcError, asyncio.CancelledError):
             async for _ in self._stream:
                 pass
         if not self._stream.cancelled():

@@ -13,6 +13,7 @@ from collections.abc import Sequence, Set
 from typing import Generic
 from weakref import WeakValueDictionary
 
+import grpc
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
@@ -47,7 +48,8 @@ class _Deployment(Generic[Port]):
     ) -> None:
         self._name = handle.deployment_name
         self._handle = handle
-        self._lease = handle.options(stream=True).lease
+        # By gRPC. Of a call of an actor, Ray does not tell the replica when the caller has died (docs/adr/0081).
+        self._lease = handle.options(stream=True, _by_reference=False).lease
         self._describe = handle.describe
         self._new_port = port
         self._limits = limits
@@ -65,8 +67,8 @@ class _Deployment(Generic[Port]):
                 while True:
                     try:
                         answer = await self._ask(session, prefix, frozenset(refused_by))
-                    except RayError as error:
-                        problem = f": {cause_of_death(error)}"
+                    except (RayError, grpc.RpcError) as error:
+                        problem = f": {_cause(error)}"
                         await asyncio.sleep(GRANT_RETRY_S)
                         continue
                     if isinstance(answer, ServeLease):
@@ -124,6 +126,13 @@ class _Deployment(Generic[Port]):
         if link is not None:
             port.use(link)
         return port
+
+
+def _cause(error: Exception) -> str:
+    """Why a lease was not granted, in one line."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return cause_of_death(error)
 
 
 class ServeLeases:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from itertools import starmap
 
 import grpc
@@ -14,6 +15,7 @@ from served import each, tokens
 from test_exactness import PROMPTS, generate
 
 from bench.harness.probe import engine_of
+from bench.harness.victims import kill_replica, serving, until_replaced
 from orchestrator.guessers import BY_TEXT, CONTROLS, SOURCES
 from protos.outrider.v1 import generation_pb2 as pb
 
@@ -323,3 +325,22 @@ async def test_streams_survive_the_death_of_the_draft_and_of_the_target(running,
         assert await asyncio.gather(*streams) == expected, role
     stats = (await stub.Generate(jobs[0])).finish.speculation
     assert stats.target_passes > 0
+
+
+async def read_to_the_end(stream):
+    while await stream.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_who_loses_its_orchestrator_is_told_to_resume_and_engines_keep_nothing_of_it(running, stub):
+    """After the last. A lease ends with the process that took it, not once its engine has waited for long enough."""
+    before = await serving("orchestrator")
+    stream = stub.GenerateStream(request(PROMPTS[0], 1024))
+    assert await stream.read() is not grpc.aio.EOF
+    await kill_replica("orchestrator", random.Random(0))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await read_to_the_end(stream)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "resume" in caught.value.details()
+    await assert_nothing_is_held(running)
+    await until_replaced("orchestrator", before, time.monotonic())

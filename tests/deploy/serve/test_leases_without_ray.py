@@ -9,6 +9,7 @@ import asyncio
 import contextvars
 from types import SimpleNamespace
 
+import grpc
 import pytest
 from ray.exceptions import ActorDiedError, RayError
 from ray.serve.exceptions import RayServeException
@@ -25,6 +26,10 @@ from orchestrator.session.statistics import DraftWait
 REQUESTS = [VerifyRequest(Stamp(name, 1, 1), Base(0, 0), (1,)) for name in "abc"]
 VERDICTS = [Verdict(request.stamp, (), 5, 1) for request in REQUESTS]
 DRAFT_REQUEST = DraftRequest(Stamp("a", 1, 1), Base(0, 0), (1,), TreeSpec.chain(1))
+BROKEN = grpc.aio.AioRpcError(
+    grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), details="reset by peer"
+)
+"""Where gRPC says anything but UNAVAILABLE, Serve passes it on."""
 CALLER = contextvars.ContextVar("CALLER", default="nobody")
 
 
@@ -122,8 +127,8 @@ class FakeHandle:
         self.describe = SimpleNamespace(remote=self._describe)
         self.report_wait = SimpleNamespace(remote=self._report)
 
-    def options(self, *, stream: bool) -> FakeHandle:
-        assert stream, "a lease is a stream"
+    def options(self, *, stream: bool, _by_reference: bool) -> FakeHandle:
+        assert (stream, _by_reference) == (True, False), "a lease is a stream by gRPC"
         return self
 
     def _lease(self, name: str, prefix: tuple[object, ...], refused_by: frozenset[str]) -> FakeStream:
@@ -198,11 +203,11 @@ async def test_who_has_waited_for_too_long_gives_back_what_comes_later():
 
 async def test_another_replica_is_asked_when_one_dies_while_it_grants(served, monkeypatch):
     monkeypatch.setattr(leases, "GRANT_RETRY_S", 0.001)
-    served.target.failures = [RayError("died"), ActorDiedError()]
+    served.target.failures = [RayError("died"), ActorDiedError(), BROKEN]
     lease = await served.leases.take_target("a")
-    assert [stream.cancelled() for stream in served.target.streams] == [True, True, False]
+    assert [stream.cancelled() for stream in served.target.streams] == [True, True, True, False]
     names = [name for name, _ in served.target.asked]
-    assert len(set(names)) == 3, "each attempt has a name of its own: one may have been granted after all"
+    assert len(set(names)) == 4, "each attempt has a name of its own: one may have been granted after all"
     assert lease.name == names[-1]
     assert all(name.startswith("a@") for name in names)
 
@@ -239,6 +244,9 @@ async def test_without_any_grant_the_last_problem_is_told(monkeypatch):
     served = Served(lease_timeout_s=0.05)
     served.target.failures = [RayError("out of memory") for _ in range(1000)]
     with pytest.raises(Unavailable, match=r"no target granted a lease within .* out of memory"):
+        await served.leases.take_target("a")
+    served.target.failures = [BROKEN] * 1000
+    with pytest.raises(Unavailable, match=r"no target granted a lease within .* s: INTERNAL: reset by peer$"):
         await served.leases.take_target("a")
     served.draft.failures = [RayServeException("no such deployment")]
     with pytest.raises(Unavailable, match="no draft granted a lease"):
@@ -312,7 +320,7 @@ async def test_an_engine_that_works_may_take_longer_than_the_timeout():
         await lease.port.verify(REQUESTS)
 
 
-@pytest.mark.parametrize("failure", [None, RayError("killed")])
+@pytest.mark.parametrize("failure", [None, RayError("killed"), BROKEN])
 async def test_a_lease_that_ends_by_itself_takes_all_of_its_engine_along(served, failure):
     lease, other = await served.leases.take_target("a"), await served.leases.take_target("b")
     assert lease.port is other.port
