@@ -102,7 +102,7 @@ class EngineConfig(Settings):
     machine, never in production. None adds no wait."""
     link_tls: LinkTls | None = None
     """Certificates for mutual TLS on the engine's links. Set it where others can read the network between nodes, and
-    turn on Ray's own TLS as well, because leases and actor calls use Ray. With None, and without the environment
+    turn on Ray's own TLS as well, which covers leases and actor calls. With None, and without the environment
     variable OUTRIDER_LINK_TLS_DIR, links are authenticated by the lease's key but not encrypted."""
 
     def __post_init__(self) -> None:

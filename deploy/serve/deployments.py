@@ -103,7 +103,7 @@ class EngineWorker(ABC):
         self._num_leases = 0
         self._meter = EngineMeter(ServeRecorder(model_name, ENGINE_CATALOGUE))
         self._ended: asyncio.Queue[str] = asyncio.Queue()
-        # Tasks of the replica itself, because Ray cancels the calls made by a lease that is cancelled.
+        # Tasks of the replica itself: a call that is made by a lease may be cancelled together with it.
         lives = (self._release_ended(), self._replace_dead(), self._record_metrics())
         self._tasks = [asyncio.create_task(life) for life in lives]
 

@@ -1,4 +1,4 @@
-"""The whole of it over real sockets: exactness, company, bad input, cancellation, deadlines, dead engines."""
+"""The whole of it over real sockets: exactness, company, bad input, cancellation, deadlines, dead processes."""
 
 from __future__ import annotations
 
