@@ -67,6 +67,7 @@ PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
     "who shares engines": ((shared_estimates.Sharing, "observe", _constant(None)),),
     "offers": ((adaptive.AdaptivePolicy, "num_outcomes", 0),),
     "offers beyond the first": ((adaptive, "OFFERED_OUTCOMES", 1),),
+    "offers beyond the fourth": ((adaptive, "OFFERED_OUTCOMES", 4),),
     "a least chance": ((tree_builder, "MIN_PATH_PROB", 1e-9),),
 }
 """Each part, and what stands in its place without it."""

@@ -167,7 +167,7 @@ class WatchedPolicy(AdaptivePolicy):
         self._watch.chose(tree, block)
         return block
 
-    def is_worth_going_on(self, gained: float, num_nodes: int, num_now: int) -> bool:  # noqa: ARG002
+    def is_worth_a_plain_step(self, num_now: int) -> bool:  # noqa: ARG002
         """Never."""
         return False
 

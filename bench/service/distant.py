@@ -1,8 +1,11 @@
 """An engine on another host, some milliseconds away: what the way costs drafting in turn, and what is hidden of it.
 
 Head and orchestrator are on one host, and so is one engine's node; the other engine's is on another
-(bench/harness/hosts.py). A grown pair is served there. Each prompt is completed pipelined and in turn, with and without
-delay, one right after the other, since a machine's speed changes by the minute.
+(bench/harness/hosts.py). Each prompt is completed pipelined and in turn, with and without delay, one right after the
+other, since a machine's speed changes by the minute.
+
+Served are a grown pair, and the demo pair paced as that one. The first has two models on two processors, with all else
+that a round takes; so the difference of the two is what the machine lacks, and the second shows the way alone.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from bench.rounds.real import grown_pair
 from bench.rounds.ways import PIPELINED, SEQUENTIAL, complete
 from core.config import DraftConfig, EngineConfig, TargetConfig
 from core.errors import StartupError
+from deploy.settings import DEMO_DIRECTORY
+from protos.outrider.v1 import generation_pb2 as pb
 
 COST_RATIO = 0.1
 ENGINES = ("draft", "target")
@@ -35,6 +40,11 @@ DRAFT_GOAL = 0.98
 TARGET_GOAL = 0.9
 """Of the tokens a second with a target at hand, on hits."""
 WAYS = {PIPELINED: AS_SERVED, SEQUENTIAL: IN_TURN}
+GROWN = "grown"
+PACED = {"paced": ("123m", "13m"), "70b+1b": ("70b", "1b")}
+"""Target and draft of each pair that has its passes' duration from a law."""
+WITHOUT_GOAL = "70b+1b"
+"""Whose passes are as short as the way is: the goals were set for longer ones."""
 TEMPERATURE = 0.8
 KV_TOKENS = 4096
 
@@ -46,6 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The distant engine, its distance, and the number of measurements."""
     parser.add_argument(
         "--far", choices=ENGINES, nargs="+", default=[*ENGINES], metavar="ENGINE", help="on another host"
+    )
+    pairs = (GROWN, *PACED)
+    parser.add_argument(
+        "--pairs", choices=pairs, nargs="+", default=[GROWN, "paced"], metavar="PAIR", help=", ".join(pairs)
     )
     parser.add_argument("--delay-ms", type=float, default=10.0, help="of a packet, each way")
     parser.add_argument("--target-size", type=parse_size, default="123M", metavar="SIZE")
@@ -59,28 +73,45 @@ def measure(args: argparse.Namespace) -> list[Result]:
     """Put the nodes on their hosts, serve, and let both ways take turns. Raises: StartupError."""
     if (lack := missing()) is not None:
         raise StartupError(f"two hosts cannot be had here: {lack}")
-    pair = grown_pair(args.target_size, COST_RATIO, "float32", args.cache)[:2]
-    return [result for far in args.far for result in _measure_far(far, *pair, args)]
+    return [result for pair in args.pairs for result in _measure_pair(pair, args)]
 
 
-def _measure_far(far: str, target: Path, draft: Path, args: argparse.Namespace) -> list[Result]:
+def _measure_pair(pair: str, args: argparse.Namespace) -> list[Result]:
+    settings = _settings(*_engines(pair, args))
+    results = [result for far in args.far for result in _measure_far(far, settings, args)]
+    if pair == WITHOUT_GOAL:
+        results = [result if result.goal == 0 else replace(result, goal=None, met=None) for result in results]
+    return [replace(result, name=f"{pair}, {result.name}") for result in results]
+
+
+def _engines(pair: str, args: argparse.Namespace) -> tuple[EngineConfig, EngineConfig]:
+    """Of the target and of the draft."""
+    if pair == GROWN:
+        grown = grown_pair(args.target_size, COST_RATIO, "float32", args.cache)[:2]
+        target, draft = (EngineConfig(str(model), kv_cache_tokens=KV_TOKENS) for model in grown)
+        return replace(target, deterministic=True), draft
+    target, draft = (
+        EngineConfig(str(DEMO_DIRECTORY / role), kv_cache_tokens=KV_TOKENS, paced_as=pace)
+        for role, pace in zip(("target", "draft"), PACED[pair], strict=True)
+    )
+    return target, draft
+
+
+def _measure_far(far: str, settings: Mapping[str, Any], args: argparse.Namespace) -> list[Result]:
     with two_hosts() as (near, other, wire), nodes([role for role in ROLES if role != far], near.address) as up:
         other.enter()
         up.add(far, node_ip_address=other.address)
         near.enter()
-        up.deploy(_settings(target, draft))
+        up.deploy(settings)
         return asyncio.run(_measure(far, up.address, wire, args))
 
 
-def _settings(target: Path, draft: Path) -> dict[str, Any]:
-    engine = EngineConfig(str(target), deterministic=True, kv_cache_tokens=KV_TOKENS)
+def _settings(target: EngineConfig, draft: EngineConfig) -> dict[str, Any]:
     placed = {role: {ROLE: role} for role in ROLES}
     return {
         "orchestrator": {"num_cpus": 0.5, "labels": placed["orchestrator"]},
-        "target": asdict(TargetConfig(engine, num_cpus=0.5, labels=placed["target"])),
-        "draft": asdict(
-            DraftConfig(replace(engine, model=str(draft), deterministic=False), num_cpus=0.5, labels=placed["draft"])
-        ),
+        "target": asdict(TargetConfig(target, num_cpus=0.5, labels=placed["target"])),
+        "draft": asdict(DraftConfig(draft, num_cpus=0.5, labels=placed["draft"])),
     }
 
 
@@ -119,9 +150,7 @@ async def _repeat(
 
 def _results(far: str, repeats: Sequence[Runs], plain: Sequence[Run], delay_s: float) -> list[Result]:
     away = f"{far} {1e3 * delay_s:g} ms away"
-    rounds = _rounds(repeats, delay_s)
-    hits = [round_ for round_ in rounds if round_.is_hit]
-    asked = sum(round_.was_asked for round_ in rounds)
+    hits = [round_ for round_ in _rounds(repeats, delay_s) if round_.is_hit]
     unlike = sum(
         each.tokens != expected.tokens
         for runs in repeats
@@ -136,7 +165,7 @@ def _results(far: str, repeats: Sequence[Runs], plain: Sequence[Run], delay_s: f
         in_turn,
         _ratio(f"pipelined over sequential, {far} at hand", repeats, (PIPELINED, 0.0), (SEQUENTIAL, 0.0)),
         _ratio(f"pipelined over sequential, {away}", repeats, (PIPELINED, delay_s), (SEQUENTIAL, delay_s)),
-        Result(f"{away}: hit rate", round(len(hits) / max(1, asked), 3), "share", settings=_times_ms(hits)),
+        *(_hit_rate(where, _rounds(repeats, at_s)) for where, at_s in ((f"{far} at hand", 0.0), (away, delay_s))),
         Result(f"{away}: the draft's time hidden on hits, the way included", round(hidden_share(hits), 3), "share"),
         at_most(0, Result(f"{away}: completions unlike plain decoding", unlike, "streams")),
     ]
@@ -148,13 +177,13 @@ def _rounds(repeats: Sequence[Runs], delay_s: float) -> list[Round]:
 
 def _on_hits(repeats: Sequence[Runs], delay_s: float) -> Result:
     """Tokens a second of rounds whose next block was there in time."""
-    values = [_hit_rate(runs[PIPELINED, delay_s]) / _hit_rate(runs[PIPELINED, 0.0]) for runs in repeats]
+    values = [_tokens_per_s(runs[PIPELINED, delay_s]) / _tokens_per_s(runs[PIPELINED, 0.0]) for runs in repeats]
     continued = sum(each.stats.continued_passes for runs in repeats for each in runs[PIPELINED, delay_s])
     name = f"pipelined: target {1e3 * delay_s:g} ms away over one at hand, on hits"
     return at_least(TARGET_GOAL, spread(name, values, "x", continued_passes=continued))
 
 
-def _hit_rate(runs: Sequence[Run]) -> float:
+def _tokens_per_s(runs: Sequence[Run]) -> float:
     hits = [round_ for each in runs for round_ in rounds_of(each.calls) if round_.is_hit]
     return sum(round_.num_tokens for round_ in hits) / sum(round_.end_s - round_.verify.sent_s for round_ in hits)
 
@@ -165,10 +194,21 @@ def _ratio(name: str, repeats: Sequence[Runs], way: tuple[str, float], over: tup
     return spread(name, [other.decode_s / each.decode_s for each, other in pairs], "x")
 
 
-def _times_ms(rounds: Sequence[Round]) -> Mapping[str, float]:
-    """Seconds of the target and of the draft in a round, as the orchestrator sees them."""
+def _hit_rate(where: str, rounds: Sequence[Round]) -> Result:
+    """Of all rounds that were asked for; the settings say what a round is on average, and where its time goes."""
+    hits = sum(round_.is_hit for round_ in rounds) / max(1, sum(round_.was_asked for round_ in rounds))
+    return Result(f"{where}: hit rate", round(hits, 3), "share", settings=_means(rounds))
+
+
+def _means(rounds: Sequence[Round]) -> Mapping[str, float]:
     if not rounds:
         return {}
-    verify_s = statistics.median(round_.verify.received_s - round_.verify.sent_s for round_ in rounds)
-    pass_s = statistics.median(call.received_s - call.sent_s for round_ in rounds if (call := round_.picked))
-    return {"rounds": len(rounds), "verify_ms": round(1e3 * verify_s, 1), "pass_ms": round(1e3 * pass_s, 1)}
+    each: dict[str, list[float]] = {
+        "tokens": [round_.num_tokens for round_ in rounds],
+        "guesses": [round_.verify.guesses for round_ in rounds],
+        "draft_passes": [sum(call.call == pb.CALL_GROWTH for call in round_.drafts) for round_ in rounds],
+        "target_ms": [1e3 * round_.verify.timing.computed_s for round_ in rounds],
+        "way_ms": [1e3 * round_.link_s for round_ in rounds],
+        "then_ms": [1e3 * round_.waited_s for round_ in rounds],
+    }
+    return {"rounds": len(rounds), **{name: round(statistics.mean(values), 2) for name, values in each.items()}}

@@ -55,6 +55,9 @@ PASS_LAWS: Mapping[str, PassLaw] = MappingProxyType(
         "1b": PassLaw.flat(0.003),  # on a small GPU
         "0.6b": PassLaw.flat(0.0025),
         "0.5b": PassLaw.flat(0.001),  # on a big GPU
+        # In float32 on a core, as measured (docs/log/2026-11.md): each row costs.
+        "123m": PassLaw(((1, 0.060), (4, 0.067), (6, 0.080), (9, 0.086), (11, 0.094), (22, 0.150))),
+        "13m": PassLaw(((1, 0.0085), (4, 0.0095), (8, 0.0112), (16, 0.013), (32, 0.020))),
     }
 )
 """The law of each model, on hardware that suits it."""

@@ -22,12 +22,15 @@ REST_ROUNDS = 32
 to other sessions."""
 TRIAL_ROUNDS = 8
 """Rounds in turn after a rest."""
-OFFERED_OUTCOMES = 4
-"""Outcomes of a block for which the target is offered a next block: worth 1.13 with the target 10 ms away (one outcome:
-1.04), elsewhere nothing (`bench ablation`)."""
+OFFERED_OUTCOMES = 16
+"""Outcomes of a block for which the target is offered a next block. Simulated, with the target 10 ms away each way:
+worth 1.03 to 1.06 beside four where its pass takes 25 or 60 ms (adr/0082); elsewhere nothing."""
+OFFER_PASSES = 2.0
+"""Passes of the draft before and after the time at which the target is expected to give its verdict; what grows then is
+offered. Paced 70B and 1B, 10 ms away each way: worth 1.13 beside an offer after each pass (adr/0082)."""
 MIN_OFFER_WAY_S = 0.0025
-"""Least way to the target and back for which guesses are offered: an offer takes the orchestrator 0.5 ms, after each
-pass of the draft. Recorded 8B and 0.5B at hand, without it: 0.6 to 0.99 of the tokens a second."""
+"""Least way to the target and back for which guesses are offered: an offer takes the orchestrator 1 ms. Recorded 8B and
+0.5B at hand, without it: 0.6 to 0.99 of the tokens a second."""
 
 
 class AdaptivePolicy(TreePolicy):
@@ -246,15 +249,29 @@ class AdaptivePolicy(TreePolicy):
                 self._learned.idle_rounds = 0
         return self._goes_plainly
 
-    def is_worth_going_on(self, gained: float, num_nodes: int, num_now: int) -> bool:
+    def is_offer_due(self, elapsed_s: float, num_now: int, *, is_continued: bool, is_more_to_come: bool) -> bool:
+        """Whether it gets there about when the verdict is given: the last one before that is the one that counts.
+
+        A message and an offer take equally long to the target, so that the offer is to be made as long after the
+        message as a pass takes. A target that goes on by itself began before its verdict was heard: the way back and
+        the way there are to be taken from that.
+        """
+        costs = self._known.costs
+        if costs.is_shared or self.lacks_draft or self.is_paused or not self._is_with_draft:
+            return True
+        num_ways = 2.0 if is_continued else 1.0
+        late_s = elapsed_s - (costs.verify_s(num_now) - num_ways * costs.verify_wire_s)
+        tolerated_s = OFFER_PASSES * self.pass_s
+        return late_s <= tolerated_s and (late_s >= -tolerated_s or not is_more_to_come)
+
+    def is_worth_a_plain_step(self, num_now: int) -> bool:
         """Whether it yields more tokens a second than a usual round with its way to the target and back."""
-        is_plain = super().is_worth_going_on(gained, num_nodes, num_now)
+        is_plain = super().is_worth_a_plain_step(num_now)
         if is_plain or not self.num_outcomes:
             return is_plain
         costs = self._known.costs
         as_usual = self._learned.tokens.value - self.rate * costs.verify_s(num_now)
-        seconds = costs.verify_s(num_nodes) - costs.verify_wire_s
-        return 1.0 + gained - self.rate * seconds >= min(as_usual, 0.0)
+        return 1.0 - self.rate * (costs.verify_s(0) - costs.verify_wire_s) >= min(as_usual, 0.0)
 
     # Resting
 

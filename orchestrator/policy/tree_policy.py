@@ -246,11 +246,16 @@ class TreePolicy(ABC):
         """Whether the target should continue by itself without guesses although there is a draft."""
         return False
 
-    def is_worth_going_on(self, gained: float, num_nodes: int, num_now: int) -> bool:  # noqa: ARG002
-        """Whether the target should continue by itself with a block of `num_nodes` nodes, not wait for more.
+    def is_offer_due(self, elapsed_s: float, num_now: int, *, is_continued: bool, is_more_to_come: bool) -> bool:  # noqa: ARG002
+        """Whether an offer that is made `elapsed_s` after the last verdict is of use.
 
-        `gained` of them are expected to be accepted; the block in flight has `num_now`.
+        The block in flight has `num_now` nodes; `is_continued`: the target has gone on with it by itself.
+        `is_more_to_come`: whether the draft grows on, so that there will be another offer.
         """
+        return True
+
+    def is_worth_a_plain_step(self, num_now: int) -> bool:  # noqa: ARG002
+        """Whether the target should continue without guesses where it was offered none, not wait for a message."""
         return self._is_plain
 
     # Explaining, where a client has asked

@@ -124,18 +124,20 @@ class Session:
                 return self._fail(event.error)
             case m.DraftNotLeased():
                 return self._drafts.handle(event)
+            case m.DraftGrew():
+                return [*self._drafts.handle(event), *self._go_on(event)]
             case _:
                 return [*self._drafts.handle(event), *self._go_on()]
 
     # Decisions
 
-    def _go_on(self) -> list[m.Command]:
-        """What the draft's news allow to be done in the present state of the round."""
+    def _go_on(self, grew: m.DraftGrew | None = None) -> list[m.Command]:
+        """What the draft's news, if there are any, allow to be done in the present state of the round."""
         match self._target.state:
             case Target.AWAITING_BLOCK:
                 return self._send_or_wait()
             case Target.VERIFYING if not self._is_drawn:  # draws are sent by the session alone
-                return self._offer()
+                return self._offer(grew)
         return []
 
     def _begin_round(self, judged: Judged) -> list[m.Command]:
@@ -167,12 +169,24 @@ class Session:
         self._blocks.continue_with(guess)
         return self._go_on()
 
-    def _offer(self) -> list[m.Command]:
+    def _offer(self, grew: m.DraftGrew | None) -> list[m.Command]:
         """Offer the target blocks with which it may continue by itself after the verdict that is awaited."""
-        if not self._policy.may_offer:
+        policy, block = self._policy, self._target.guess.block
+        if not (policy.may_offer and self._is_offer_due(grew)):
             return []
-        offer = self._blocks.offer(self._target.guess.block, self._max_depth, self._max_nodes)
-        return [] if offer is None else self._target.offer(offer, min(self._policy.plain_steps, self._max_depth))
+        offer = self._blocks.offer(block, self._max_depth, self._max_nodes)
+        return [] if offer is None else self._target.offer(offer, min(policy.plain_steps, self._max_depth))
+
+    def _is_offer_due(self, grew: m.DraftGrew | None) -> bool:
+        began_s = self._target.verdict_s
+        if began_s is None:
+            return True
+        return self._policy.is_offer_due(
+            0.0 if grew is None else grew.received_s - began_s,
+            len(self._target.guess),
+            is_continued=self._target.is_continued,
+            is_more_to_come=grew is not None and not grew.draft_update.is_over,
+        )
 
     def _send_or_wait(self) -> list[m.Command]:
         """Have the best block verified, unless the draft's next pass is worth the wait."""

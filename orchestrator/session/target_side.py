@@ -37,13 +37,13 @@ class TargetSide:
         self._machine = Machine(TARGET_TABLE, Target.NOT_LEASED)
         self._view = EngineView(text)
         self._offers = _Offers()
-        self._is_continued = False
+        self.is_continued = False
         """Whether the target has made the message that is awaited for itself."""
         self._num_stops = 0
         """Messages in a row after whose verdict the target has not gone on."""
         self._early: dict[Stamp, m.TargetReplied] = {}
         """Answers to offers, come before the verdict that says whether the target has taken them."""
-        self._verdict_s: float | None = None
+        self.verdict_s: float | None = None
         """Time of the last verdict; None where no whole round lies between it and the next."""
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ class TargetSide:
 
     def leased(self, name: str, epoch: int) -> VerifyRequest:
         """Begin, or begin again: a block whose verdict was lost with its target is verified once more."""
-        self._verdict_s = None
+        self.verdict_s = None
         self._machine.fire(Trigger.LEASED)
         self._view.begin_lease(name, epoch)
         return self.verify(self.guess)
@@ -92,7 +92,7 @@ class TargetSide:
         """Have this block verified."""
         self._machine.fire(Trigger.VERIFY)
         self._drop_messages()
-        self.guess, self._is_continued = guess, False
+        self.guess, self.is_continued = guess, False
         stamp, base, spec = self._view.next_header()
         wants = () if guess.questions is None else (Want.SAMPLES,)
         return VerifyRequest(stamp, base, self._log.since(base.num_tokens), guess.block, spec, wants)
@@ -125,7 +125,7 @@ class TargetSide:
         if not self._view.must_resend(missing.held):
             return None
         self._machine.fire(Trigger.MISSING)
-        self._verdict_s = None  # until there is room for the text again the session may wait for long
+        self.verdict_s = None  # until there is room for the text again the session may wait for long
         return self.verify(self.guess)
 
     # What it tells
@@ -167,14 +167,14 @@ class TargetSide:
         self.num_losses = 0
         if verdict.continued:
             self._num_stops = 0
-        elif not self._is_continued:
+        elif not self.is_continued:
             self._num_stops += 1
         interval_s = None
-        if self._verdict_s is not None:
-            interval_s = received_s - self._verdict_s
-            sent_s = self._verdict_s if self._is_continued else sent_s
-        judged = Judged(self.guess, verdict, sent_s, received_s, interval_s, self._is_continued)
-        self.guess, self._verdict_s = NO_GUESS, received_s
+        if self.verdict_s is not None:
+            interval_s = received_s - self.verdict_s
+            sent_s = self.verdict_s if self.is_continued else sent_s
+        judged = Judged(self.guess, verdict, sent_s, received_s, interval_s, self.is_continued)
+        self.guess, self.verdict_s = NO_GUESS, received_s
         self._log.extend(judged.tokens)
         self._view.take(verdict.held)
         self._view.has_prompt_logprobs()
@@ -186,7 +186,7 @@ class TargetSide:
         assert taken is not None, "`problem_of` refuses a verdict that continues with anything else"
         self._view.awaiting, self.guess = taken
         self._offers.go_on(taken[0].round)
-        self._is_continued = True
+        self.is_continued = True
         self._machine.fire(Trigger.VERIFY)
         return self.guess
 

@@ -73,7 +73,7 @@ def test_every_level_can_be_set():
         ({"target": {"engine": {"model": "/t"}, "num_replicas": 0}}, "target.num_replicas must be at least 1, got 0"),
         (
             {"target": {"engine": {"model": "/t", "paced_as": "h100"}}},
-            "target.engine.paced_as must be one of 70b, 32b, 8b, 1b, 0.6b, 0.5b, got 'h100'",
+            "target.engine.paced_as must be one of 70b, 32b, 8b, 1b, 0.6b, 0.5b, 123m, 13m, got 'h100'",
         ),
         (
             {"target": {"engine": {"model": "/t", "num_threads": 0}}},

@@ -207,7 +207,10 @@ class FakePolicy:
     def is_worth_asking(self, num_nodes: int, num_with: int) -> bool:
         return True
 
-    def is_worth_going_on(self, *_: object) -> bool:
+    def is_offer_due(self, *_: object, **__: object) -> bool:
+        return True
+
+    def is_worth_a_plain_step(self, *_: object) -> bool:
         return False
 
     def goes_on_plainly(self, *_: object) -> bool:

@@ -60,7 +60,7 @@ def test_a_distant_engine_changes_no_token_and_drafting_hits(tmp_path: Path) -> 
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode in (0, 1), done.stderr[-2000:]  # 1: a goal was missed, as models of this size may
     found = {each["name"]: each["value"] for each in json.loads(results.read_text())}
-    for away in ("draft 10 ms away", "target 10 ms away"):
+    for away in (f"{pair}, {far} 10 ms away" for pair in ("grown", "paced") for far in ("draft", "target")):
         assert found[f"{away}: completions unlike plain decoding"] == 0
         assert found[f"{away}: hit rate"] > 0
         assert found[f"{away}: the draft's time hidden on hits, the way included"] > 0

@@ -96,11 +96,11 @@ class BlockChooser:
     def offer(self, block: TokenTree, max_depth: int, max_nodes: int) -> Offer | None:
         """The next blocks for the likeliest outcomes of `block`, which is being verified.
 
-        Only outcomes with which the target should continue at once, each with the block that the policy chooses there.
-        None where there is none, or the tree has changed since `block` was taken.
+        Each with the block that the policy chooses there; those where it chooses none only if a plain step is worth it.
+        None where there is nothing to offer, or the tree has changed since `block` was taken.
         """
         policy, taken = self._policy, self._taken
-        is_plain = policy.is_worth_going_on(0.0, 0, len(taken)) or policy.goes_on_plainly(self.tree)
+        is_plain = policy.is_worth_a_plain_step(len(taken)) or policy.goes_on_plainly(self.tree)
         is_open = is_plain and taken.depth < max_depth
         if len(taken) != len(block) or not (policy.num_outcomes or is_open):
             return None
@@ -108,7 +108,7 @@ class BlockChooser:
         for outcome in self.tree.outcomes(taken, policy.num_outcomes):
             if outcome.depth <= max_depth:
                 part = policy.choose(outcome.below, max_nodes, max_depth - outcome.depth)
-                if policy.is_worth_going_on(float(part.path_prob.sum()), len(part), len(taken)):
+                if len(part) or is_plain:
                     whole = whole.with_below(outcome.end, outcome.top).with_below(len(whole), part)
         return Offer(self._guess(whole), len(taken), is_open)
 

@@ -28,3 +28,24 @@ def test_rates_are_compared_prompt_by_prompt_and_far_over_near():
     assert results["sequential: draft 10 ms away over one at hand"].value == 0.5
     assert results["pipelined over sequential, draft at hand"].value == 2.0
     assert results["pipelined over sequential, draft 10 ms away"].value == 3.2
+
+
+def verified(sent_s: float, received_s: float, guesses: int, used: int) -> pb.CallTrace:
+    timing = pb.Timing(computed_s=received_s - sent_s - 0.002)
+    return pb.CallTrace(
+        call=pb.CALL_VERIFY, sent_s=sent_s, received_s=received_s, guesses=guesses, used=used, timing=timing
+    )
+
+
+def test_a_round_near_and_far_is_shown_by_its_parts():
+    """The first verification is prefill and no round, and the last one has none behind it."""
+    grown = pb.CallTrace(call=pb.CALL_GROWTH, sent_s=1.1, received_s=1.2, guesses=4, used=2)
+    calls = (verified(0.0, 1.0, 0, 0), verified(1.0, 1.5, 3, 1), grown, verified(1.75, 2.0, 2, 0))
+    near = [Run(0.0, took(1.0).arrivals, calls, pb.SpeculationStats())]
+    runs = {(way, at_s): near for way in (PIPELINED, SEQUENTIAL) for at_s in (0.0, FAR_S)}
+    results = {each.name: each for each in _results("draft", [runs], [took(1.0)], FAR_S)}
+    for where in ("draft at hand", "draft 10 ms away"):
+        seen = results[f"{where}: hit rate"]
+        assert seen.value == 1.0
+        parts = {"rounds": 1, "tokens": 2, "guesses": 3, "draft_passes": 1}
+        assert seen.settings == {**parts, "target_ms": 498.0, "way_ms": 2.0, "then_ms": 250.0}

@@ -31,5 +31,5 @@ def test_named_laws_are_those_that_the_simulator_takes():
 def test_an_engine_is_paced_by_a_name_that_there_is():
     assert EngineConfig("m").paced_as is None
     assert EngineConfig("m", paced_as="8b").paced_as == "8b"
-    with pytest.raises(ConfigError, match=r"paced_as must be one of 70b, 32b, 8b, 1b, 0\.6b, 0\.5b, got 'h100'"):
+    with pytest.raises(ConfigError, match=r"must be one of 70b, 32b, 8b, 1b, 0\.6b, 0\.5b, 123m, 13m, got 'h100'"):
         EngineConfig("m", paced_as="h100")

@@ -194,10 +194,10 @@ def test_a_paused_policy_decodes_as_plainly_as_one_without_a_draft():
     policy = paused(guessers=("draft",))
     policy._known.num_sessions += 1  # who shares passes goes on for no price
     assert policy.num_outcomes == 0
-    assert policy.is_worth_going_on(0.0, 0, 2)
+    assert policy.is_worth_a_plain_step(2)
     assert policy.may_offer
     policy._known.pause.is_paused = False
-    assert not policy.is_worth_going_on(0.0, 0, 2)
+    assert not policy.is_worth_a_plain_step(2)
     assert not policy.may_offer
 
 

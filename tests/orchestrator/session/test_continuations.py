@@ -32,6 +32,7 @@ class OfferingStage(Stage):
         """The message that the target has made for itself."""
         self.refused: list[Refused] = []
         self._outcomes, self._is_open = outcomes, is_open
+        self.is_due, self.moments = True, []
         super().__init__(*args, **changes)
 
     def do(self, commands):
@@ -43,8 +44,13 @@ class OfferingStage(Stage):
             if isinstance(command, m.LeaseTarget):
                 policy = self.session._policy
                 policy.may_offer, policy.num_outcomes = True, self._outcomes
-                policy.is_worth_going_on = lambda _gained, num_nodes, _num_now: num_nodes > 0 or self._is_open
+                policy.is_worth_a_plain_step = lambda _num_now: self._is_open
+                policy.is_offer_due = self._is_offer_due
         return super().do(commands)
+
+    def _is_offer_due(self, elapsed_s, num_now, *, is_continued, is_more_to_come):
+        self.moments.append((elapsed_s, num_now, is_continued, is_more_to_come))
+        return self.is_due
 
     def next_verdict(self, **changes):
         """What the target says next, not delivered yet."""
@@ -114,6 +120,37 @@ def test_the_last_offer_counts_and_the_same_is_not_made_twice(stage):
     assert stage.offer.stamp.round > first.stamp.round
     stage.verdict()
     assert stage.made.block == TokenTree.chain(text[1:])
+
+
+def test_what_grows_long_before_the_verdict_is_not_offered_but_with_what_grows_later(stage):
+    stage.verdict()
+    text = stage.right(4)
+    stage.is_due = False
+    stage.grows((ROOT, text[0]), (0, text[1]))
+    assert stage.count(Continuation) == 0
+    stage.is_due = True
+    stage.grows((1, text[2]))
+    assert stage.offer.tree == TokenTree.chain(text[:3])
+
+
+def test_the_policy_hears_when_what_is_offered_and_whether_more_will_be(stage):
+    stage.grows_right(8)
+    stage.verdict()  # the target goes on, and the round begins with it
+    stage.moments.clear()
+    stage.now_s += 0.03
+    stage.grows()
+    last = stage.growth()
+    stage.event(replace(last, draft_update=replace(last.draft_update, is_over=True)))
+    num_now = len(stage.made.block)
+    assert stage.moments == [(pytest.approx(0.03), num_now, True, True), (pytest.approx(0.03), num_now, True, False)]
+
+
+def test_a_round_without_a_verdict_before_it_has_no_time_to_wait_for(stage):
+    """Of the first message the prompt's length decides how long it takes."""
+    stage.is_due = False
+    stage.grows_right(3)
+    assert stage.moments == []
+    assert stage.count(Continuation) == 1
 
 
 def test_the_refusal_of_an_offer_that_another_has_replaced_has_nothing_offered_anew(stage):
@@ -397,13 +434,11 @@ def sees_rounds(policy, num_tokens, elapsed_s):
 
 def test_plain_steps_go_on_while_rounds_yield_no_more(policy):
     sees_rounds(policy, 1, 0.008)
-    assert policy.is_worth_going_on(0.0, 0, 0)
+    assert policy.is_worth_a_plain_step(0)
     sees_rounds(policy, 1, 0.005)
-    assert policy.is_worth_going_on(0.0, 0, 0), "as it is when they do go on"
+    assert policy.is_worth_a_plain_step(0), "as it is when they do go on"
     sees_rounds(policy, 4, 0.008)
-    assert not policy.is_worth_going_on(0.0, 0, 4)
-    assert policy.is_worth_going_on(2.0, 3, 4)
-    assert not policy.is_worth_going_on(1.0, 1, 4), "four tokens take 8 ms, and two would take 5"
+    assert not policy.is_worth_a_plain_step(4), "four tokens take 8 ms, and one would take 5"
 
 
 def test_where_the_target_is_near_only_a_session_without_a_draft_goes_on(policy):
@@ -417,12 +452,12 @@ def test_where_the_target_is_near_only_a_session_without_a_draft_goes_on(policy)
     policy._known._costs = None
     sees_rounds(policy, 1, 0.008)
     assert policy.num_outcomes == 0, "a pass of 4 ms grows too late to be offered, and the way takes 3 ms"
-    assert not policy.is_worth_going_on(3.0, 3, 4)
+    assert not policy.is_worth_a_plain_step(4)
     assert not policy.may_offer
     policy.rest()
     assert policy.num_outcomes > 0
     assert policy.may_offer
-    assert policy.is_worth_going_on(0.0, 0, 0)
+    assert policy.is_worth_a_plain_step(0)
 
 
 @pytest.mark.parametrize(("way_s", "is_offered"), [(0.0024, False), (0.0026, True)])
@@ -436,6 +471,42 @@ def test_guesses_are_offered_only_where_the_way_is_longer_than_offers_take_to_be
     assert (policy.num_outcomes > 0) == is_offered
 
 
+def due(policy, elapsed_s, *, is_continued=False, is_more_to_come=True):
+    return policy.is_offer_due(elapsed_s, 4, is_continued=is_continued, is_more_to_come=is_more_to_come)
+
+
+def test_an_offer_is_due_within_two_passes_of_the_verdict_or_if_it_is_the_last(policy):
+    """A pass of the target takes 5 ms, one of the draft 1 ms, and the way 3 ms there and back."""
+    policy.begin_drafting()
+    assert not due(policy, 0.0025)
+    assert due(policy, 0.0025, is_more_to_come=False)
+    assert due(policy, 0.0035)
+    assert due(policy, 0.0065)
+    assert not due(policy, 0.0075)
+    assert not due(policy, 0.0075, is_more_to_come=False), "the verdict has been given, though it is not here yet"
+
+
+def test_an_offer_for_a_pass_that_began_before_it_was_heard_of_is_due_one_way_earlier(policy):
+    policy.begin_drafting()
+    assert due(policy, 0.0005, is_continued=True)
+    assert due(policy, 0.0035, is_continued=True)
+    assert not due(policy, 0.0045, is_continued=True)
+
+
+def test_without_growth_that_follows_and_where_passes_are_shared_each_offer_is_due(policy):
+    policy.end_drafting()
+    assert due(policy, 0.0)
+    assert due(policy, 0.01), "plain steps are offered several ahead"
+    policy.begin_drafting()
+    assert not due(policy, 0.0)
+    policy._known.pause.is_paused = True
+    assert due(policy, 0.0)
+    policy._known.pause.is_paused = False
+    for _ in range(3):
+        AdaptivePolicy(request(PROMPT, 40), CONFIG, policy._known)
+    assert due(policy, 0.0)
+
+
 @pytest.mark.parametrize("named", ["adaptive", "static"])
 @pytest.mark.parametrize("where", ["settings", "request"])
 def test_who_lacks_its_draft_goes_on_at_once_unless_others_may_guess(named, where):
@@ -445,9 +516,9 @@ def test_who_lacks_its_draft_goes_on_at_once_unless_others_may_guess(named, wher
         asked = request(PROMPT, 40, guessers=guessers if where == "request" else ())
         policy = Controller(config).policy(asked)
         sees_rounds(policy, 4, 0.008)
-        assert not policy.is_worth_going_on(0.0, 0, 4)
+        assert not policy.is_worth_a_plain_step(4)
         policy.lacks_draft = True
-        assert policy.is_worth_going_on(0.0, 0, 4) == is_at_once
+        assert policy.is_worth_a_plain_step(4) == is_at_once
         assert policy.may_offer == (is_at_once or policy.num_outcomes > 0)
 
 
@@ -459,7 +530,7 @@ def test_what_an_output_must_look_like_guesses_and_a_template_whomever_the_reque
     policy = Controller(replace(CONFIG, policy=named)).policy(asked)
     sees_rounds(policy, 4, 0.008)
     policy.lacks_draft = True
-    assert not policy.is_worth_going_on(0.0, 0, 4)
+    assert not policy.is_worth_a_plain_step(4)
 
 
 @pytest.mark.parametrize(
@@ -494,10 +565,10 @@ def test_who_lacks_its_draft_is_offered_what_others_guess_where_it_has_its_passe
 def test_who_shares_passes_does_not_go_on_without_what_its_draft_grows(policy):
     """Or it would: a round is worth a token then, and so a token is worth a round."""
     sees_rounds(policy, 1, 0.008)
-    assert policy.is_worth_going_on(0.0, 0, 0)
+    assert policy.is_worth_a_plain_step(0)
     for _ in range(3):
         AdaptivePolicy(request(PROMPT, 40), CONFIG, policy._known)
-    assert not policy.is_worth_going_on(0.0, 0, 0)
+    assert not policy.is_worth_a_plain_step(0)
 
 
 IDLE = RoundOutcome(Shape(), (), Found.HIT, 0.008, None)

@@ -172,7 +172,7 @@ def test_the_target_is_offered_no_draws_and_no_plain_step_either(tokenizer, monk
     monkeypatch.setattr(AdaptivePolicy, "may_offer", True)
     for changes in ({}, {"max_draft_tokens": 0}):
         stage = DrawnStage(tokenizer, config=SpeculationConfig(guessers=("draft",)), **changes)
-        stage.session._policy.is_worth_going_on = lambda *_: True
+        stage.session._policy.is_worth_a_plain_step = lambda *_: True
         for _ in range(3):
             stage.verdict()
         assert stage.count(Continuation) == 0

@@ -60,7 +60,7 @@ class FakeMargin(AdaptivePolicy):
     def net(self, path_prob, branches=None):
         return np.arange(len(path_prob) + 1.0)
 
-    def is_worth_going_on(self, gained, num_nodes, num_now):
+    def is_worth_a_plain_step(self, num_now):
         return False
 
     def is_worth_waiting(self, num_passes, *, has_drafted):
