@@ -114,5 +114,5 @@ async def test_the_seed_that_is_reported_repeats_what_the_comment_says_it_does(v
         assert await served.tokens(again) == list(response.token_ids)
         drafted = [await served.tokens(replace(again, max_draft_tokens=gamma)) for gamma in (1, 2, 4)]
         is_repeated = [tokens == list(response.token_ids) for tokens in drafted]
-        # One whose rounds all went on without a draft, as on a busy machine, is like plain decoding by any rule.
+        # Any rule's output may be the plain one where few of its rounds had a draft in time, as on a busy machine.
         assert all(is_repeated) == (verification is Verification.COUPLED)
