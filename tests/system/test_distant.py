@@ -52,6 +52,7 @@ def there_and_back_s(connection: socket.socket) -> float:
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(1000)
 def test_a_distant_engine_changes_no_token_and_drafting_hits(tmp_path: Path) -> None:
     """In a process of its own, which enters the namespaces."""
     results = tmp_path / "results.json"
