@@ -24,7 +24,7 @@ TRIAL_ROUNDS = 8
 """Rounds in turn after a rest."""
 OFFERED_OUTCOMES = 16
 """Outcomes of a block for which the target is offered a next block. Simulated, with the target 10 ms away each way:
-worth 1.03 to 1.06 beside four where its pass takes 25 or 60 ms (adr/0082); elsewhere nothing."""
+worth 1.03 to 1.07 beside four where its pass takes 25 or 60 ms (adr/0082)."""
 OFFER_PASSES = 2.0
 """Passes of the draft before and after the time at which the target is expected to give its verdict; what grows then is
 offered. Paced 70B and 1B, 10 ms away each way: worth 1.13 beside an offer after each pass (adr/0082)."""

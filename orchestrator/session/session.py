@@ -125,19 +125,26 @@ class Session:
             case m.DraftNotLeased():
                 return self._drafts.handle(event)
             case m.DraftGrew():
-                return [*self._drafts.handle(event), *self._go_on(event)]
+                is_more_to_come = not event.draft_update.is_over
+                return [*self._drafts.handle(event), *self._go_on(event.received_s, is_more_to_come=is_more_to_come)]
+            case m.DraftReplied():
+                return [*self._drafts.handle(event), *self._go_on(event.received_s)]
             case _:
                 return [*self._drafts.handle(event), *self._go_on()]
 
     # Decisions
 
-    def _go_on(self, grew: m.DraftGrew | None = None) -> list[m.Command]:
-        """What the draft's news, if there are any, allow to be done in the present state of the round."""
+    def _go_on(self, now_s: float | None = None, *, is_more_to_come: bool = False) -> list[m.Command]:
+        """What the draft's news, if there are any, allow to be done in the present state of the round.
+
+        `now_s`: when they came, where that is known; `is_more_to_come`: whether the draft will tell more by itself.
+        """
         match self._target.state:
             case Target.AWAITING_BLOCK:
+                self._target.began_s = now_s
                 return self._send_or_wait()
             case Target.VERIFYING if not self._is_drawn:  # draws are sent by the session alone
-                return self._offer(grew)
+                return self._offer(now_s, is_more_to_come)
         return []
 
     def _begin_round(self, judged: Judged) -> list[m.Command]:
@@ -167,25 +174,25 @@ class Session:
         guess = self._target.continue_after(verdict)
         self._drafts.used(guess)
         self._blocks.continue_with(guess)
-        return self._go_on()
+        return self._go_on(self._target.began_s)
 
-    def _offer(self, grew: m.DraftGrew | None) -> list[m.Command]:
+    def _offer(self, now_s: float | None, is_more_to_come: bool) -> list[m.Command]:
         """Offer the target blocks with which it may continue by itself after the verdict that is awaited."""
         policy, block = self._policy, self._target.guess.block
-        if not (policy.may_offer and self._is_offer_due(grew)):
+        if not (policy.may_offer and self._is_offer_due(now_s, is_more_to_come)):
             return []
         offer = self._blocks.offer(block, self._max_depth, self._max_nodes)
         return [] if offer is None else self._target.offer(offer, min(policy.plain_steps, self._max_depth))
 
-    def _is_offer_due(self, grew: m.DraftGrew | None) -> bool:
-        began_s = self._target.verdict_s
-        if began_s is None:
+    def _is_offer_due(self, now_s: float | None, is_more_to_come: bool) -> bool:
+        began_s = self._target.began_s
+        if began_s is None or now_s is None:
             return True
         return self._policy.is_offer_due(
-            0.0 if grew is None else grew.received_s - began_s,
+            now_s - began_s,
             len(self._target.guess),
             is_continued=self._target.is_continued,
-            is_more_to_come=grew is not None and not grew.draft_update.is_over,
+            is_more_to_come=is_more_to_come,
         )
 
     def _send_or_wait(self) -> list[m.Command]:

@@ -45,6 +45,9 @@ class TargetSide:
         """Answers to offers, come before the verdict that says whether the target has taken them."""
         self.verdict_s: float | None = None
         """Time of the last verdict; None where no whole round lies between it and the next."""
+        self.began_s: float | None = None
+        """When what is awaited was sent, or where the target has made it for itself, when that was heard; None where it
+        is not known, or says nothing of when the verdict will come."""
 
     def __repr__(self) -> str:
         return f"<TargetSide {self._machine} {self._view}>"
@@ -57,7 +60,7 @@ class TargetSide:
 
     def leased(self, name: str, epoch: int) -> VerifyRequest:
         """Begin, or begin again: a block whose verdict was lost with its target is verified once more."""
-        self.verdict_s = None
+        self.verdict_s = self.began_s = None
         self._machine.fire(Trigger.LEASED)
         self._view.begin_lease(name, epoch)
         return self.verify(self.guess)
@@ -125,7 +128,7 @@ class TargetSide:
         if not self._view.must_resend(missing.held):
             return None
         self._machine.fire(Trigger.MISSING)
-        self.verdict_s = None  # until there is room for the text again the session may wait for long
+        self.verdict_s = self.began_s = None  # until there is room for the text again the session may wait for long
         return self.verify(self.guess)
 
     # What it tells
@@ -174,7 +177,7 @@ class TargetSide:
             interval_s = received_s - self.verdict_s
             sent_s = self.verdict_s if self.is_continued else sent_s
         judged = Judged(self.guess, verdict, sent_s, received_s, interval_s, self.is_continued)
-        self.guess, self.verdict_s = NO_GUESS, received_s
+        self.guess, self.verdict_s, self.began_s = NO_GUESS, received_s, received_s
         self._log.extend(judged.tokens)
         self._view.take(verdict.held)
         self._view.has_prompt_logprobs()

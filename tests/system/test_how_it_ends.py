@@ -112,7 +112,12 @@ async def test_the_seed_that_is_reported_repeats_what_the_comment_says_it_does(v
         response = response_of(await served.complete(job), job)
         again = replace(job, sampling=Sampling(seed=response.finish.seed))
         assert await served.tokens(again) == list(response.token_ids)
-        drafted = [await served.tokens(replace(again, max_draft_tokens=gamma)) for gamma in (1, 2, 4)]
-        is_repeated = [tokens == list(response.token_ids) for tokens in drafted]
-        # Any rule's output may be the plain one where few of its rounds had a draft in time, as on a busy machine.
-        assert all(is_repeated) == (verification is Verification.COUPLED)
+        drafted = []
+        for gamma in (1, 2, 4):
+            drafting = replace(again, max_draft_tokens=gamma)
+            drafted.append(response_of(await served.complete(drafting), drafting))
+        # Where no draft comes in time, as may be on a busy machine, there is nothing that draws otherwise.
+        is_plain = verification is Verification.COUPLED or not any(
+            each.finish.speculation.drafted_tokens for each in drafted
+        )
+        assert all(list(each.token_ids) == list(response.token_ids) for each in drafted) == is_plain

@@ -41,11 +41,12 @@ def test_a_round_near_and_far_is_shown_by_its_parts():
     """The first verification is prefill and no round, and the last one has none behind it."""
     grown = pb.CallTrace(call=pb.CALL_GROWTH, sent_s=1.1, received_s=1.2, guesses=4, used=2)
     calls = (verified(0.0, 1.0, 0, 0), verified(1.0, 1.5, 3, 1), grown, verified(1.75, 2.0, 2, 0))
-    near = [Run(0.0, took(1.0).arrivals, calls, pb.SpeculationStats())]
-    runs = {(way, at_s): near for way in (PIPELINED, SEQUENTIAL) for at_s in (0.0, FAR_S)}
+    late = (*calls[:-1], verified(1.75 + FAR_S, 2.0, 2, 0))
+    near, far = ([Run(0.0, took(1.0).arrivals, each, pb.SpeculationStats())] for each in (calls, late))
+    runs = {(way, at_s): far if at_s else near for way in (PIPELINED, SEQUENTIAL) for at_s in (0.0, FAR_S)}
     results = {each.name: each for each in _results("draft", [runs], [took(1.0)], FAR_S)}
-    for where in ("draft at hand", "draft 10 ms away"):
+    for where, then_ms in (("draft at hand", 250.0), ("draft 10 ms away", 260.0)):
         seen = results[f"{where}: hit rate"]
         assert seen.value == 1.0
         parts = {"rounds": 1, "tokens": 2, "guesses": 3, "draft_passes": 1}
-        assert seen.settings == {**parts, "target_ms": 498.0, "way_ms": 2.0, "then_ms": 250.0}
+        assert seen.settings == {**parts, "target_ms": 498.0, "way_ms": 2.0, "then_ms": then_ms}

@@ -135,14 +135,51 @@ def test_what_grows_long_before_the_verdict_is_not_offered_but_with_what_grows_l
 
 def test_the_policy_hears_when_what_is_offered_and_whether_more_will_be(stage):
     stage.grows_right(8)
-    stage.verdict()  # the target goes on, and the round begins with it
     stage.moments.clear()
+    stage.verdict()  # the target goes on, and the round begins with it
+    began_s = stage.now_s
     stage.now_s += 0.03
     stage.grows()
     last = stage.growth()
     stage.event(replace(last, draft_update=replace(last.draft_update, is_over=True)))
+    refused = Refused(stage.last(DraftRequest).stamp, "overtaken")
+    stage.event(m.DraftReplied(refused, began_s, began_s + 0.04))
     num_now = len(stage.made.block)
-    assert stage.moments == [(pytest.approx(0.03), num_now, True, True), (pytest.approx(0.03), num_now, True, False)]
+    assert stage.moments == [
+        (0.0, num_now, True, False),
+        (pytest.approx(0.03), num_now, True, True),
+        (pytest.approx(0.03), num_now, True, False),
+        (pytest.approx(0.04), num_now, True, False),
+    ]
+
+
+def waits(stage):
+    """After a verdict below which nothing is left of the tree."""
+    stage.policy.is_patient = True
+    stage.grows((ROOT, 1))
+    stage.verdict()
+    stage.policy.is_patient = False
+    stage.now_s += 0.05
+    return stage.last(m.Await)
+
+
+def test_a_block_that_waited_for_the_draft_has_its_verdict_that_much_later(stage):
+    waits(stage)
+    text = stage.right(2)
+    stage.grows((ROOT, text[0]))
+    stage.moments.clear()
+    stage.now_s += 0.01
+    stage.grows((0, text[1]))
+    assert stage.moments == [(pytest.approx(0.01), 1, False, True)]
+
+
+def test_of_a_block_whose_wait_was_ended_by_the_clock_each_offer_is_due(stage):
+    """The clock's event says no time."""
+    stage.event(m.DraftLate(waits(stage).stamp))
+    stage.moments.clear()
+    stage.is_due = False
+    stage.grows_right(2)
+    assert stage.moments == []
 
 
 def test_a_round_without_a_verdict_before_it_has_no_time_to_wait_for(stage):
@@ -462,7 +499,7 @@ def test_where_the_target_is_near_only_a_session_without_a_draft_goes_on(policy)
 
 @pytest.mark.parametrize(("way_s", "is_offered"), [(0.0024, False), (0.0026, True)])
 def test_guesses_are_offered_only_where_the_way_is_longer_than_offers_take_to_be_made(way_s, is_offered):
-    """However quick the draft is: an offer follows each of its passes."""
+    """However quick the draft is: an offer may follow each of its passes."""
     policy = AdaptivePolicy(request(PROMPT, 40), CONFIG, SharedEstimates())
     for _ in range(200):
         policy._known.verify.observe(Timing(0.0, 0.005, 1, 1), 0.005 + way_s)
@@ -502,6 +539,9 @@ def test_without_growth_that_follows_and_where_passes_are_shared_each_offer_is_d
     policy._known.pause.is_paused = True
     assert due(policy, 0.0)
     policy._known.pause.is_paused = False
+    policy.lacks_draft = True
+    assert due(policy, 0.0), "plain steps are offered, several ahead"
+    policy.lacks_draft = False
     for _ in range(3):
         AdaptivePolicy(request(PROMPT, 40), CONFIG, policy._known)
     assert due(policy, 0.0)
