@@ -141,8 +141,7 @@ class Session:
         """
         match self._target.state:
             case Target.AWAITING_BLOCK:
-                self._target.began_s = now_s
-                return self._send_or_wait()
+                return self._send_or_wait(now_s)
             case Target.VERIFYING if not self._is_drawn:  # draws are sent by the session alone
                 return self._offer(now_s, is_more_to_come)
         return []
@@ -154,7 +153,7 @@ class Session:
             self._look_up()
         if judged.verdict.continued:
             return [*self._continue_after(judged.verdict), *to_drafts]
-        return [*self._send_or_wait(), *to_drafts]
+        return [*self._send_or_wait(judged.received_s), *to_drafts]
 
     def _reroot(self, judged: Judged) -> list[m.Command]:
         """Tell the tree, the guessers, the policy and the drafts of a verdict."""
@@ -195,7 +194,7 @@ class Session:
             is_more_to_come=is_more_to_come,
         )
 
-    def _send_or_wait(self) -> list[m.Command]:
+    def _send_or_wait(self, now_s: float | None) -> list[m.Command]:
         """Have the best block verified, unless the draft's next pass is worth the wait."""
         self._drafts.add_guesses(self._max_depth, self._max_nodes)
         block = self._blocks.block(self._max_depth, self._max_nodes)
@@ -206,7 +205,7 @@ class Session:
         if self._is_drawn and not self._blocks.tree.has_drafted:
             self._look_up()
             block = self._blocks.block(self._max_depth, self._max_nodes)
-        return self._send_block(block)
+        return self._send_block(block, now_s)
 
     def _look_up(self) -> None:
         """Add the guesses of others than the draft to the tree.
@@ -226,11 +225,11 @@ class Session:
         has_room = len(path_prob) <= min(self._max_depth, self._max_nodes)
         return has_room and self._policy.is_worth_drawing(path_prob)
 
-    def _send_block(self, block: Guess) -> list[m.Command]:
+    def _send_block(self, block: Guess, now_s: float | None) -> list[m.Command]:
         """Have a block verified, and offer what may follow it."""
         self._drafts.used(block)
         self._blocks.explain(self._max_depth)
-        return [self._target.verify(self._with_questions(block)), *self._go_on()]
+        return [self._target.verify(self._with_questions(block), now_s), *self._go_on(now_s)]
 
     def _with_questions(self, guess: Guess) -> Guess:
         """The block with a guesser's questions added, where they are worth their rows and all of them have room."""

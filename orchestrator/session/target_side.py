@@ -60,7 +60,7 @@ class TargetSide:
 
     def leased(self, name: str, epoch: int) -> VerifyRequest:
         """Begin, or begin again: a block whose verdict was lost with its target is verified once more."""
-        self.verdict_s = self.began_s = None
+        self.verdict_s = None
         self._machine.fire(Trigger.LEASED)
         self._view.begin_lease(name, epoch)
         return self.verify(self.guess)
@@ -91,11 +91,11 @@ class TargetSide:
         if self._machine.state is Target.IDLE:
             self._machine.fire(Trigger.DRAFT)
 
-    def verify(self, guess: Guess) -> VerifyRequest:
+    def verify(self, guess: Guess, began_s: float | None = None) -> VerifyRequest:
         """Have this block verified."""
         self._machine.fire(Trigger.VERIFY)
         self._drop_messages()
-        self.guess, self.is_continued = guess, False
+        self.guess, self.is_continued, self.began_s = guess, False, began_s
         stamp, base, spec = self._view.next_header()
         wants = () if guess.questions is None else (Want.SAMPLES,)
         return VerifyRequest(stamp, base, self._log.since(base.num_tokens), guess.block, spec, wants)
@@ -128,7 +128,7 @@ class TargetSide:
         if not self._view.must_resend(missing.held):
             return None
         self._machine.fire(Trigger.MISSING)
-        self.verdict_s = self.began_s = None  # until there is room for the text again the session may wait for long
+        self.verdict_s = None  # until there is room for the text again the session may wait for long
         return self.verify(self.guess)
 
     # What it tells
@@ -177,7 +177,7 @@ class TargetSide:
             interval_s = received_s - self.verdict_s
             sent_s = self.verdict_s if self.is_continued else sent_s
         judged = Judged(self.guess, verdict, sent_s, received_s, interval_s, self.is_continued)
-        self.guess, self.verdict_s, self.began_s = NO_GUESS, received_s, received_s
+        self.guess, self.verdict_s = NO_GUESS, received_s
         self._log.extend(judged.tokens)
         self._view.take(verdict.held)
         self._view.has_prompt_logprobs()
@@ -188,6 +188,7 @@ class TargetSide:
         taken = self._offers.taken_by(verdict)
         assert taken is not None, "`problem_of` refuses a verdict that continues with anything else"
         self._view.awaiting, self.guess = taken
+        self.began_s = self.verdict_s
         self._offers.go_on(taken[0].round)
         self.is_continued = True
         self._machine.fire(Trigger.VERIFY)

@@ -7,7 +7,17 @@ from dataclasses import replace
 import pytest
 
 from core.continuations import UNUSED, Continuations
-from core.records import Chunk, Continuation, DraftRequest, Grammar, GrammarKind, Refused, Timing, VerifyRequest
+from core.records import (
+    Chunk,
+    Continuation,
+    DraftRequest,
+    Grammar,
+    GrammarKind,
+    Missing,
+    Refused,
+    Timing,
+    VerifyRequest,
+)
 from core.rules import Outcome
 from core.speculation.growth import NewNodes
 from core.speculation.speculation_tree import SpeculationTree
@@ -180,6 +190,23 @@ def test_of_a_block_whose_wait_was_ended_by_the_clock_each_offer_is_due(stage):
     stage.is_due = False
     stage.grows_right(2)
     assert stage.moments == []
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_of_a_block_that_was_sent_again_each_offer_is_due(stage, is_lost):
+    """The whole text goes with it, and may have to wait for room."""
+    stage.verdict()
+    if is_lost:
+        stage.event(m.TargetLost(1, "gone"))
+        stage.event(m.TargetLeased("t", 2))
+    else:
+        stage.event(m.TargetReplied(Missing(stage.last(VerifyRequest).stamp, 0), 0.0, stage.now_s))
+    assert stage.count(VerifyRequest) == 3
+    stage.moments.clear()
+    stage.is_due = False
+    stage.grows_right(2)
+    assert stage.moments == []
+    assert stage.count(Continuation) >= 1
 
 
 def test_a_round_without_a_verdict_before_it_has_no_time_to_wait_for(stage):
