@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
-from bench.control import ablation, control, guessers, lookahead, workloads
-from bench.disruption import cluster, drain, kills, storm
-from bench.engine import divergence, families, gpu, runtime, step
 from bench.results import Result, report
-from bench.rounds import draws, rounds, tree
-from bench.service import batches, calls, distant, edge, links, overhead, session_events, streams
 
 
 class Benchmark(Protocol):
@@ -30,46 +26,50 @@ class Benchmark(Protocol):
         ...
 
 
-BENCHMARKS: Mapping[str, Benchmark] = {
-    "ablation": ablation,
-    "batches": batches,
-    "calls": calls,
-    "cluster": cluster,
-    "control": control,
-    "distant": distant,
-    "divergence": divergence,
-    "drain": drain,
-    "draws": draws,
-    "edge": edge,
-    "families": families,
-    "gpu": gpu,
-    "guessers": guessers,
-    "kills": kills,
-    "links": links,
-    "lookahead": lookahead,
-    "overhead": overhead,
-    "rounds": rounds,
-    "runtime": runtime,
-    "session": session_events,
-    "step": step,
-    "storm": storm,
-    "streams": streams,
-    "tree": tree,
-    "workloads": workloads,
+BENCHMARKS: Mapping[str, str] = {
+    "ablation": "bench.control.ablation",
+    "batches": "bench.service.batches",
+    "calls": "bench.service.calls",
+    "cluster": "bench.disruption.cluster",
+    "control": "bench.control.control",
+    "distant": "bench.service.distant",
+    "divergence": "bench.engine.divergence",
+    "drain": "bench.disruption.drain",
+    "draws": "bench.rounds.draws",
+    "edge": "bench.service.edge",
+    "families": "bench.engine.families",
+    "gpu": "bench.engine.gpu",
+    "guessers": "bench.control.guessers",
+    "kills": "bench.disruption.kills",
+    "links": "bench.service.links",
+    "lookahead": "bench.control.lookahead",
+    "overhead": "bench.service.overhead",
+    "rounds": "bench.rounds.rounds",
+    "runtime": "bench.engine.runtime",
+    "session": "bench.service.session_events",
+    "step": "bench.engine.step",
+    "storm": "bench.disruption.storm",
+    "streams": "bench.service.streams",
+    "tree": "bench.rounds.tree",
+    "workloads": "bench.control.workloads",
 }
+"""Modules by name. Only the one that runs is imported, so that `gpu` needs no Ray."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 when a goal was missed."""
+    argv = sys.argv[1:] if argv is None else argv
+    chosen = [name for name in BENCHMARKS if name in argv[:1]] or list(BENCHMARKS)
+    benchmarks = {name: cast(Benchmark, importlib.import_module(BENCHMARKS[name])) for name in chosen}
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
-    for name, benchmark in BENCHMARKS.items():
+    for name, benchmark in benchmarks.items():
         summary = (benchmark.__doc__ or "").partition("\n")[0]
         command = commands.add_parser(name, help=summary, description=summary)
         command.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
         benchmark.add_arguments(command)
     args = parser.parse_args(argv)
-    results = BENCHMARKS[args.name].measure(args)
+    results = benchmarks[args.name].measure(args)
     report(results, args.json)
     return 1 if any(result.met is False for result in results) else 0
 

@@ -18,7 +18,7 @@ from deploy.sources import Setting
 
 SOURCE = "what is here"
 """Source of these settings, as errors and --print-config name it."""
-GPU_BLOCK_TOKENS = 256
+GPU_BLOCK_TOKENS = 64
 """The least that attention on a GPU reads in place, and that small steps need to be recorded."""
 GPU_STEP_TOKENS = 2048
 """Rows of a step on a GPU: larger steps compute prompts no faster, and 62 sessions have room for blocks of 32. Each row

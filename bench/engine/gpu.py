@@ -39,8 +39,8 @@ from workers.step import upload
 NUM_GUESSES = 7
 """Verified with the last token: eight rows."""
 KV_TOKENS = 8192
-BLOCK_TOKENS = 256
-"""What a GPU reads in place."""
+BLOCK_TOKENS = 64
+"""As served on a GPU."""
 
 NOISE_ROWS, NOISE_VOCAB = 16, 151_936
 """A step of 16 streams that sample, with the vocabulary of Qwen's models."""

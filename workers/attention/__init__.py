@@ -2,7 +2,7 @@
 
 from workers.attention.paged import Kernel, PagedPlan, inputs_in_shape, paged_inputs
 from workers.attention.paged_self_test import find_kernel
-from workers.attention.seam import ATTENTION, Attention, LayerProbe, is_recorded
+from workers.attention.seam import ATTENTION, Attention, LayerProbe, is_recorded, number_layers
 
 __all__ = [
     "ATTENTION",
@@ -13,5 +13,6 @@ __all__ = [
     "find_kernel",
     "inputs_in_shape",
     "is_recorded",
+    "number_layers",
     "paged_inputs",
 ]

@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from core.errors import UnsupportedModel
-from workers.attention.paged import PagedPlan
+from workers.attention.paged import LayerKind, PagedPlan
 from workers.step import AttentionGroup, LayerShape, StepPlan
 
 ATTENTION = "outrider"
 """The name under which transformers finds `attend`. No mask is registered under it, so models make none."""
+NUMBER = "outrider_layer"
+"""Buffer of an attention module: its number."""
 _JIT: Any = torch.jit  # it has no types
 
 
@@ -59,12 +61,15 @@ def attend(
 
     Raises: UnsupportedModel when the model asks for something that a plan cannot express.
     """
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    if torch.compiler.is_dynamo_compiling():  # nothing that differs from layer to layer may be read
+        number = module.get_buffer(NUMBER)
+        return torch.ops.outrider.attend_in(query, key, value, number, scale, sliding_window, softcap, s_aux), None
     layer: int = module.layer_idx  # type: ignore[assignment]  # torch types a module's attributes as Tensor | Module
     if attention_mask is not None or position_bias is not None:
         raise UnsupportedModel(f"layer {layer} brings its own attention mask or position bias")
     if not getattr(module, "is_causal", True):
         raise UnsupportedModel(f"layer {layer} is bidirectional; only causal attention is supported")
-    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if is_recorded():  # what was recorded gets its plan from `operators`
         return torch.ops.outrider.attend(query, key, value, layer, scale, sliding_window, softcap, s_aux), None
     if plan is None:
@@ -74,6 +79,13 @@ def attend(
     return Attention(scale, sliding_window, softcap, s_aux).run_layer(layer, plan, query, key, value), None
 
 
+def number_layers(model: torch.nn.Module) -> None:
+    """Give each attention module its number as a tensor on the host, for code that layers share."""
+    for module in list(model.modules()):
+        if isinstance(index := getattr(module, "layer_idx", None), int):
+            module.register_buffer(NUMBER, torch.tensor(index), persistent=False)
+
+
 def is_recorded() -> bool:
     """Whether the model's code is being recorded: then what cannot be, because it needs the step's plan, is an
     operator."""
@@ -81,25 +93,22 @@ def is_recorded() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """The settings of a layer's attention."""
-
-    scale: float
-    window: int | None
-    softcap: float | None
-    sinks: torch.Tensor | None  # [H]
+class Attention(LayerKind):
+    """How a layer of this kind is computed."""
 
     def run_layer(
         self, layer: int, plan: StepPlan | PagedPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Write the layer's KV, then attend; shapes as in `attend`.  # [1, T, H, D_v]"""
+        if isinstance(plan, PagedPlan):
+            if plan.can_see(self.window):
+                pools = plan.cache.keys[layer], plan.cache.values[layer]
+                plan.kernel.store(*pools, key, value, plan.write_slots)
+                return plan.kernel.attend(query[0].transpose(0, 1), *pools, plan.reads, self)[None]
+            plan = plan.gathering
         keys, values = plan.cache.by_head[layer]  # [1, H_kv, S, D]
         keys.index_copy_(2, plan.write_slots, key)
         values.index_copy_(2, plan.write_slots, value)
-        if isinstance(plan, PagedPlan):
-            if self.softcap is None and self.sinks is None and plan.can_see(self.window):
-                return plan.attend(layer, query[0].transpose(0, 1), self.scale, self.window)[None]
-            plan = plan.gathering
         outputs = [self._group_output(group, query, keys, values) for group in plan.groups]
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return joined if plan.row_order is None else joined.index_select(1, plan.row_order)

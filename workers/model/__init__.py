@@ -1,5 +1,6 @@
 """From a checkpoint to a model that is ready to serve, whole or one rank's shard."""
 
+from workers.model.joined import join_projections
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.loader import (
     LoadedModel,
@@ -10,6 +11,7 @@ from workers.model.loader import (
     reference_model,
     survey,
 )
+from workers.model.servable import probe_layers
 from workers.model.sharded_loader import ModelShard
 
 __all__ = [
@@ -18,8 +20,10 @@ __all__ = [
     "ModelShard",
     "check_checkpoint",
     "digest_of",
+    "join_projections",
     "layer_list",
     "load",
+    "probe_layers",
     "quiet_transformers",
     "reference_model",
     "survey",

@@ -9,13 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from torch import Tensor, nn
 
 from core.config import EngineConfig
 from workers.attention import Kernel, PagedPlan
 from workers.step import KVCache, Span, Step, StepPlan, Tiling, plan_step
+
+
+Plan: TypeAlias = StepPlan | PagedPlan
 
 
 class BackendUnavailable(Exception):
@@ -55,8 +58,10 @@ class Backend(ABC):
     """True for a backend that runs the operators of the one below it in the same order: its logits have to be equal
     to those bit for bit, so that nothing but time depends on whether it was built."""
 
-    def __init__(self, context: BackendContext) -> None:
+    def __init__(self, context: BackendContext, below: Backend | None = None) -> None:
+        """`below` is the next slower backend that has been built; None for the base."""
         self.context = context
+        self.below = below
 
     @classmethod
     @abstractmethod
@@ -87,6 +92,11 @@ class Backend(ABC):
         """
 
 
+    def logits(self, ids: Tensor, positions: Tensor, wanted: Tensor, plan: Plan) -> Tensor:
+        """Logits of the `wanted` rows, from tensors, as a faster backend records them.  # [T], [T], [W] -> [W, vocab]"""
+        return model_logits(self.context.model, ids, positions, wanted, plan)
+
+
 class LogitsModule(nn.Module):
     """The model's forward in the terms of a step, to be recorded: attention is an operator then, without a plan."""
 
@@ -99,7 +109,7 @@ class LogitsModule(nn.Module):
 
 
 def model_logits(
-    model: Any, ids: Tensor, positions: Tensor, wanted: Tensor, plan: StepPlan | PagedPlan | None
+    model: Any, ids: Tensor, positions: Tensor, wanted: Tensor, plan: Plan | None
 ) -> Tensor:
     """Logits of the `wanted` rows, by the model's own code.  # [T], [T], [W] -> [W, vocab]"""
     output = model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, plan=plan)

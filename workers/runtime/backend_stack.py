@@ -15,7 +15,7 @@ from core.config import EngineConfig
 from core.errors import first_line
 from workers.runtime import backends
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
-from workers.runtime.self_test import SelfTest
+from workers.runtime.self_test import SelfTest, largest_error
 from workers.step import Step
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,9 @@ FAILURES = (BackendUnavailable, RuntimeError, OSError)
 """What a backend raises that cannot be built or run here: torch and the compilers have no errors of their own."""
 LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Of a compiled backend, relative to the norm of a row's logits."""
+NOISE_FACTOR = 2.0
+"""A compiled backend may also be off by this multiple of what the base is off from itself in other batches: rounding
+grows with the number of layers, to 0.04 in an 8B of random weights."""
 
 
 def choose(config: EngineConfig) -> Sequence[type[Backend]]:
@@ -81,13 +84,13 @@ class BackendStack:
         while self._to_build:
             kind = self._to_build[-1]
             test = self_test.brief() if kind.keeps_bits else self_test
-            want = test.logits()
+            want, noise = test.logits(), 0.0 if kind.keeps_bits else test.noise()
             try:
                 self.build(progress)
             except BackendUnavailable as error:
                 self._explain(name, kind, str(error))
                 continue
-            reason = self._failure(test, want)
+            reason = self._failure(test, want, noise)
             if reason is not None:
                 self.drop(name, reason)
 
@@ -95,7 +98,7 @@ class BackendStack:
         """Build the next backend, which runs steps from now on. All ranks do, or none. Raises: BackendUnavailable."""
         kind, reason = self._to_build.pop(), ""
         try:
-            backend = kind(self._context)
+            backend = kind(self._context, self._built[0] if self._built else self._base)
             backend.warm_up(progress)
         except FAILURES as error:
             reason = first_line(error)
@@ -110,7 +113,7 @@ class BackendStack:
     def close(self) -> None:
         """Stop the other ranks that run these steps; a single process has none."""
 
-    def _failure(self, self_test: SelfTest, want: Tensor) -> str | None:
+    def _failure(self, self_test: SelfTest, want: Tensor, noise: float) -> str | None:
         """What is wrong with the backend built last; None if its logits are right, up to rounding if it may round."""
         try:
             got = self_test.logits()
@@ -118,10 +121,10 @@ class BackendStack:
             return first_line(error)
         if self._built[0].keeps_bits:
             return None if torch.equal(got, want) else "what was recorded gives other logits than the model's code"
-        errors = torch.linalg.vector_norm(got - want, dim=1) / torch.linalg.vector_norm(want, dim=1)
-        if float(errors.max()) <= LARGEST_ERROR[self._context.model.dtype]:
+        error = largest_error(got, want)
+        if error <= max(LARGEST_ERROR[self._context.model.dtype], NOISE_FACTOR * noise):
             return None
-        return f"the compiled model's logits are off by {float(errors.max()):.2g} of their norm"
+        return f"the compiled model's logits are off by {error:.2g} of their norm"
 
     @classmethod
     def _explain(cls, name: str, kind: type[Backend], reason: str) -> None:

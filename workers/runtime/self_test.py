@@ -59,6 +59,10 @@ class SelfTest:
         pairs = zip(self.together(), self.apart(), strict=True)
         return torch.equal(self.at_once(), self.in_steps()) and all(starmap(torch.equal, pairs))
 
+    def noise(self) -> float:
+        """How far the logits of one sequence depend on the number of rows of its steps, relative to a row's norm."""
+        return largest_error(self.at_once(), self.in_steps())
+
     def at_once(self) -> Tensor:
         """Logits of the rows of `in_steps`, from one step.  # [rows, vocab]"""
         return self._chain_logits([sum(self._sizes())])
@@ -126,6 +130,12 @@ class SelfTest:
         finally:
             for kv in kvs:
                 self.cache.free(kv)
+
+
+def largest_error(got: Tensor, want: Tensor) -> float:
+    """The largest error of a row relative to its norm; NaN if there is any.  # [R, V], [R, V]"""
+    errors = torch.linalg.vector_norm(got - want, dim=1) / torch.linalg.vector_norm(want, dim=1)
+    return float(errors.max())
 
 
 def _path_to(node: int, tree: TokenTree) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """One forward pass, planned: its rows, the KV blocks they read and write, and the way to the device."""
 
 from workers.step.kv_cache import NUM_OWN_BLOCKS, KVCache, LayerShape, OutOfBlocks, SequenceKV
-from workers.step.paged_plan import StepShape, segments_of
+from workers.step.paged_plan import StepShape
 from workers.step.plan import AttentionGroup, StepPlan, Tiling, plan_step
 from workers.step.readers import Span
 from workers.step.rows import Step, StepRows, lay_out
@@ -23,6 +23,5 @@ __all__ = [
     "Tiling",
     "lay_out",
     "plan_step",
-    "segments_of",
     "upload",
 ]

@@ -56,6 +56,11 @@ class Span:
         """Whether each row sees all slots before its own."""
         return not self.parents or self.parents == tuple(range(ROOT, len(self.parents) - 1))
 
+    @property
+    def depth(self) -> int:
+        """Levels of the tree below its root."""
+        return max((bits.bit_count() for bits in lineage_bits(self.parents)), default=0)
+
     def mask_tree(
         self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
     ) -> None:
@@ -121,12 +126,17 @@ def branches_of(span: Span) -> Sequence[Reader]:
     return branches
 
 
-def _lineage(parents: Sequence[int]) -> NDArray[np.bool_]:
-    """True where the column is the row's node or one of its ancestors.  # [N, N]"""
-    num_nodes, num_bytes = len(parents), -(-len(parents) // 8)
+def lineage_bits(parents: Sequence[int]) -> list[int]:
+    """For each node, a number whose bits name its ancestors and itself."""
     bits: list[int] = []
     for node, parent in enumerate(parents):
         bits.append(1 << node | (0 if parent == ROOT else bits[parent]))
-    packed = np.frombuffer(b"".join(each.to_bytes(num_bytes, "little") for each in bits), np.uint8)
+    return bits
+
+
+def _lineage(parents: Sequence[int]) -> NDArray[np.bool_]:
+    """True where the column is the row's node or one of its ancestors.  # [N, N]"""
+    num_nodes, num_bytes = len(parents), -(-len(parents) // 8)
+    packed = np.frombuffer(b"".join(each.to_bytes(num_bytes, "little") for each in lineage_bits(parents)), np.uint8)
     by_node = packed.reshape(num_nodes, num_bytes)
     return np.unpackbits(by_node, axis=1, count=num_nodes, bitorder="little").view(np.bool_)

@@ -6,41 +6,46 @@ import torch
 
 
 class PlainKernel:
-    """Takes the place of `workers.attention.paged.Kernel`, and refuses what the real one computes wrongly."""
+    """Takes the place of `workers.attention.triton_attention.TritonKernel`."""
 
-    def __init__(self):
-        self.calls = []
+    def store(self, keys, values, key, value, slots):
+        assert slots.dtype == torch.int32
+        keys[slots.long()] = key[0].transpose(0, 1)
+        values[slots.long()] = value[0].transpose(0, 1)
 
-    def causal(self, query, keys, values, reads, scale, window):
-        self.calls.append("causal")
-        return self._run(query, keys, values, reads, scale, lambda length, left: (length - left, window))[0]
-
-    def unmasked(self, query, keys, values, reads, scale):
-        self.calls.append("unmasked")
-        return self._run(query, keys, values, reads, scale, lambda length, left: (length, None))
-
-    def _run(self, query, keys, values, reads, scale, sees):
-        assert reads.starts.dtype == reads.lengths.dtype == reads.table.dtype == torch.int32
-        starts, lengths = reads.starts.tolist(), reads.lengths.tolist()
-        assert starts[0] == 0
-        assert starts[-1] == len(query), "rows that belong to no segment are never written"
-        output = torch.full_like(query, torch.nan)
-        logarithms = torch.full(query.shape[:2], torch.nan)
-        heads_per_kv_head = query.shape[1] // keys.shape[2]
-        for segment, length in enumerate(lengths):
-            rows = range(starts[segment], starts[segment + 1])
-            assert len(rows) <= reads.longest
-            assert length >= 1, "a segment that sees nothing makes the kernel write in a wrong place"
-            assert length <= reads.table.shape[1] * keys.shape[1]
-            pages = reads.table[segment].long()
-            k, v = keys[pages].flatten(0, 1), values[pages].flatten(0, 1)  # [W * block_tokens, H_kv, D]
-            for row in rows:
-                end, window = sees(length, rows.stop - 1 - row)
-                assert end >= 1, "and so does a row"
-                first = 0 if window is None else max(0, end - window)
+    def attend(self, query, keys, values, reads, kind):
+        assert {each.dtype for each in (reads.tiles, reads.seen, reads.masks, reads.table)} == {torch.int32}
+        output = torch.full((*query.shape[:2], values.shape[2]), torch.nan, dtype=query.dtype)
+        for first, count, sequence, end in reads.tiles.tolist():
+            assert count <= reads.tile_rows
+            slots = self._slots(reads, sequence, end)
+            for row in range(first, first + count):
+                index = self._visible(reads, row, end, kind.window)
                 for head in range(query.shape[1]):
-                    scores = k[first:end, head // heads_per_kv_head].float() @ query[row, head].float() * scale
-                    seen = torch.softmax(scores, 0) @ v[first:end, head // heads_per_kv_head].float()
-                    output[row, head] = seen.to(query.dtype)
-                    logarithms[row, head] = torch.logsumexp(scores, 0)
-        return output, logarithms
+                    kv_head = head * keys.shape[1] // query.shape[1]
+                    k, v = keys[slots[index], kv_head].float(), values[slots[index], kv_head].float()
+                    output[row, head] = self._one(query[row, head].float(), k, v, head, kind).to(query.dtype)
+        return output
+
+    def _slots(self, reads, sequence, end):
+        rows = torch.arange(end)
+        blocks = reads.table[sequence].long()[rows // reads.block_tokens]
+        return blocks * reads.block_tokens + rows % reads.block_tokens
+
+    def _visible(self, reads, row, end, window):
+        """The rows of KV that this row sees."""
+        seen, position = int(reads.seen[row]), int(reads.positions[row])
+        assert seen <= end
+        first = 0 if window is None else max(0, position - window + 1)
+        bits = [(int(word) >> bit) & 1 for word in reads.masks[row].tolist() for bit in range(32)]
+        nodes = [seen + node for node, is_seen in enumerate(bits) if is_seen]
+        assert all(node < end for node in nodes)
+        return [*range(first, seen), *nodes]
+
+    def _one(self, query, keys, values, head, kind):
+        scores = keys @ query * kind.scale
+        if kind.softcap is not None:
+            scores = torch.tanh(scores / kind.softcap) * kind.softcap
+        sinks = scores.new_empty(0) if kind.sinks is None else kind.sinks[head : head + 1].float()
+        weights = torch.softmax(torch.cat([scores, sinks]), 0)[: len(scores)]
+        return weights @ values

@@ -2,6 +2,7 @@
 
 from workers.runtime.backend import Backend
 from workers.runtime.backends.compiled_cpu import CompiledBackend
+from workers.runtime.backends.compiled_layers import CompiledLayersBackend
 from workers.runtime.backends.cuda_graph import CudaGraphBackend
 from workers.runtime.backends.eager import EagerBackend
 from workers.runtime.backends.packed_cpu import PackedBackend
@@ -9,6 +10,7 @@ from workers.runtime.backends.traced_cpu import TracedBackend
 
 BACKENDS: tuple[type[Backend], ...] = (
     CudaGraphBackend,
+    CompiledLayersBackend,
     CompiledBackend,
     TracedBackend,
     PackedBackend,

@@ -25,8 +25,8 @@ class CompiledBackend(Backend):
     Not for tensor parallelism: tracing the model's code would need the other ranks in its collectives.
     """
 
-    def __init__(self, context: BackendContext) -> None:
-        super().__init__(context)
+    def __init__(self, context: BackendContext, below: Backend | None = None) -> None:
+        super().__init__(context, below)
         self._products = packed_weights.packed(context.model)
         self._weights = native_library.weights_of(context.model)
         self._libraries: Mapping[str, Run] = {}

@@ -23,13 +23,18 @@ from torch import Tensor
 from core.config import EngineConfig
 from core.errors import first_line
 from workers.attention import inputs_in_shape
-from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, model_logits
-from workers.step import Step, StepPlan, StepShape, segments_of
+from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
+from workers.step import Step, StepPlan, StepShape
+from workers.step.paged_plan import TILE_ROWS
 
-MAX_ROWS = 256
+MAX_ROWS = 512
 """Larger steps keep a GPU busy for longer than Python takes to launch them."""
-MAX_ANCESTORS = 32
-"""Largest number of levels of a tree below its root."""
+TREE_WORDS = 8
+"""Words of a row's bitmask, 32 nodes each: as many nodes as a block can have (`core.config.speculation`)."""
+NUM_STAGED = 3
+"""Steps whose integers may wait on the host for the device."""
+TREE_DEPTH = 64
+"""Most levels of a tree below its root."""
 
 Work: TypeAlias = Callable[[], None]
 Recorder: TypeAlias = Callable[[Work], Work]
@@ -60,29 +65,32 @@ class Inputs:
     """The integers of a step, at the fixed address that all graphs read."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        is_on_gpu = device.type == "cuda"
+        self._is_on_gpu = device.type == "cuda"
         self.values = torch.zeros(size, dtype=torch.int32, device=device)
-        self._staged = torch.zeros(size, dtype=torch.int32, pin_memory=is_on_gpu)
-        self._copied = torch.cuda.Event() if is_on_gpu else None  # type: ignore[no-untyped-call]  # torch's own
+        self._staged = [torch.zeros(size, dtype=torch.int32, pin_memory=self._is_on_gpu) for _ in range(NUM_STAGED)]
+        self._copied: list[Any] = [None] * NUM_STAGED
+        self._turn = 0
 
     def set(self, values: NDArray[Any]) -> None:
-        """Copy `values` to the beginning, in the order of the stream and without waiting for it."""
-        if self._copied is not None:
-            self._copied.synchronize()  # the copy before this one reads the staging buffer
-        staged = self._staged[: len(values)]
+        """Copy `values` to the beginning, in the order of the stream and without waiting for the steps before it."""
+        self._turn = (self._turn + 1) % NUM_STAGED
+        if (copied := self._copied[self._turn]) is not None:
+            copied.synchronize()  # that copy, some steps ago, reads this staging buffer
+        staged = self._staged[self._turn][: len(values)]
         staged.copy_(torch.from_numpy(values))
         self.values[: len(values)].copy_(staged, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record(torch.cuda.current_stream(self.values.device))
+        if self._is_on_gpu:
+            self._copied[self._turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
+            self._copied[self._turn].record(torch.cuda.current_stream(self.values.device))
 
 
 class CudaGraphBackend(Backend):
     """Replays a graph for each step that one of its shapes has room for."""
 
-    def __init__(self, context: BackendContext) -> None:
-        super().__init__(context)
+    def __init__(self, context: BackendContext, below: Backend | None = None) -> None:
+        super().__init__(context, below)
         cache, config = context.cache, context.config
-        self._max_rows = min(MAX_ROWS, _power_of_two(config.max_step_tokens))
+        self._max_rows = bucket_of(min(MAX_ROWS, config.max_step_tokens))
         self._num_blocks = min(cache.num_blocks, cache.num_blocks_for(max(context.max_context_tokens, self._max_rows)))
         self._inputs = Inputs(max(shape.num_values for shape in self._shapes()), cache.device)
         self._logits = torch.empty(self._max_rows, context.model.config.vocab_size, device=cache.device)
@@ -104,11 +112,10 @@ class CudaGraphBackend(Backend):
         progress(f"recorded {len(self._graphs)} of {len(shapes)} shapes of steps in {monotonic() - began_s:.0f} s")
 
     def run(self, step: Step) -> Tensor | None:
-        segments = segments_of(step.spans)
-        shape = self._shape_for(StepShape.of(self.context.cache, step, segments))
+        shape = self._shape_for(StepShape.of(self.context.cache, step))
         if shape is None or shape not in self._graphs:
             return None
-        self._inputs.set(shape.fill(self.context.cache, step, segments))
+        self._inputs.set(shape.fill(self.context.cache, step))
         self._graphs[shape]()
         return self._logits[: len(step.wanted)].clone()  # the next step overwrites them
 
@@ -135,38 +142,41 @@ class CudaGraphBackend(Backend):
         context = self.context
         assert context.kernel is not None, "without a kernel nothing is recorded"
         inputs = inputs_in_shape(shape, self._inputs.values, context.cache, context.kernel, _refuse)
-        logits = model_logits(context.model, *inputs)
+        logits = (self.below or self).logits(*inputs)
         self._logits[: shape.num_wanted].copy_(logits)
 
     def _shapes(self) -> Iterator[StepShape]:
-        """The largest first: for each number of rows that is a power of two, with trees, with chains, and with a row of
-        each sequence."""
-        num_rows = self._max_rows
-        while num_rows:
-            yield self._shape(num_rows, num_rows, MAX_ANCESTORS)
+        """The largest first: for each number of rows, of any kind, and one of each sequence."""
+        for num_rows in reversed(buckets(self._max_rows)):
             if num_rows > 1:
-                yield self._shape(num_rows, num_rows, 0)
-            yield self._shape(num_rows, 1, 0)
-            num_rows //= 2
+                yield self._shape(num_rows, TILE_ROWS)
+            yield self._shape(num_rows, 1)
 
-    def _shape(self, num_rows: int, longest: int, num_ancestors: int) -> StepShape:
-        """A shape in which every row may be wanted and may be a segment of its own."""
-        return StepShape(num_rows, num_rows, num_rows, self._num_blocks, longest, num_ancestors)
+    def _shape(self, num_rows: int, tile_rows: int) -> StepShape:
+        """A shape in which every row may be wanted and may be a tile and a sequence of its own."""
+        words, depth = (TREE_WORDS, TREE_DEPTH) if tile_rows > 1 else (0, 0)
+        return StepShape(num_rows, num_rows, num_rows, num_rows, self._num_blocks, words, depth, tile_rows)
 
     def _shape_for(self, needed: StepShape) -> StepShape | None:
-        """The smallest shape with room for the step; None, or a shape without a graph, for a larger step."""
-        if needed.num_blocks > self._num_blocks or needed.num_ancestors > MAX_ANCESTORS:
+        """The smallest shape with room for the step; None for a larger step."""
+        is_too_large = needed.num_rows > self._max_rows or needed.num_blocks > self._num_blocks
+        if is_too_large or needed.num_words > TREE_WORDS or needed.depth > TREE_DEPTH:
             return None
-        num_rows = _power_of_two(needed.num_rows)
-        if needed.num_ancestors:
-            return self._shape(num_rows, num_rows, MAX_ANCESTORS)
-        return self._shape(num_rows, 1 if needed.longest == 1 else num_rows, 0)
+        return self._shape(bucket_of(needed.num_rows), needed.tile_rows)
 
 
 def _refuse() -> StepPlan:
     raise BackendUnavailable("a layer gathers KV, which a CUDA graph cannot replay")
 
 
-def _power_of_two(count: int) -> int:
-    """The smallest power of two that is at least `count`."""
-    return 1 << (count - 1).bit_length()
+def bucket_of(num_rows: int) -> int:
+    """The number of rows that is recorded for `num_rows`: powers of two up to 8, then eights to 256, then sixteens."""
+    if num_rows <= 8:
+        return 1 << (num_rows - 1).bit_length()
+    multiple = 8 if num_rows <= 256 else 16
+    return -(-num_rows // multiple) * multiple
+
+
+def buckets(max_rows: int) -> list[int]:
+    """All of them up to that of `max_rows`, in ascending order."""
+    return sorted({bucket_of(num_rows) for num_rows in range(1, max_rows + 1)})

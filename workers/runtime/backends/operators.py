@@ -16,13 +16,13 @@ from torch import Tensor
 
 from workers.attention import Attention
 from workers.runtime.backends.packed_weights import PackedProduct
-from workers.step import StepPlan
+from workers.runtime.backend import Plan
 
 _pass = threading.local()
 
 
 @contextmanager
-def forward_pass(plan: StepPlan, products: Sequence[PackedProduct]) -> Iterator[None]:
+def forward_pass(plan: Plan, products: Sequence[PackedProduct]) -> Iterator[None]:
     """Sets what the operators of this thread use within the `with` block."""
     _pass.plan, _pass.products = plan, products
     try:
@@ -33,10 +33,9 @@ def forward_pass(plan: StepPlan, products: Sequence[PackedProduct]) -> Iterator[
 
 _LIBRARY: Any = torch.library.Library("outrider", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("linear(Tensor rows, int index, int num_outputs) -> Tensor")
-_LIBRARY.define(
-    "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int? window, float? softcap, Tensor? sinks)"
-    " -> Tensor"
-)
+_KIND = "float scale, int? window, float? softcap, Tensor? sinks"
+_LIBRARY.define(f"attend(Tensor query, Tensor key, Tensor value, int layer, {_KIND}) -> Tensor")
+_LIBRARY.define(f"attend_in(Tensor query, Tensor key, Tensor value, Tensor layer, {_KIND}) -> Tensor")
 
 
 def _linear(rows: Tensor, index: int, num_outputs: int) -> Tensor:  # noqa: ARG001
@@ -52,9 +51,18 @@ def _attend(
     return output.contiguous()  # compiled code relies on the declared layout
 
 
+def _attend_in(query: Tensor, key: Tensor, value: Tensor, layer: Tensor, *kind: Any) -> Tensor:
+    """The layer's number is a tensor on the host, so that compiled layers share their code."""
+    return _attend(query, key, value, int(layer), *kind)
+
+
+def _attended(query: Tensor, _: Tensor, value: Tensor, *__: Any) -> Tensor:
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+
+
 _LIBRARY.impl("linear", _linear, "CPU")
 _LIBRARY.impl("linear", lambda rows, _, num_outputs: rows.new_empty(*rows.shape[:-1], num_outputs), "Meta")
-_LIBRARY.impl("attend", _attend, "CPU")
-_LIBRARY.impl(
-    "attend", lambda query, _, value, *__: query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), "Meta"
-)
+for _name, _code in (("attend", _attend), ("attend_in", _attend_in)):
+    _LIBRARY.impl(_name, _code, "CPU")
+    _LIBRARY.impl(_name, _code, "CUDA")
+    _LIBRARY.impl(_name, _attended, "Meta")

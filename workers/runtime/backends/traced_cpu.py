@@ -40,8 +40,8 @@ class TracedBackend(Backend):
 
     keeps_bits: ClassVar[bool] = True
 
-    def __init__(self, context: BackendContext) -> None:
-        super().__init__(context)
+    def __init__(self, context: BackendContext, below: Backend | None = None) -> None:
+        super().__init__(context, below)
         self._products = packed_weights.packed(context.model)
 
     @classmethod

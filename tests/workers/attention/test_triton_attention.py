@@ -1,0 +1,185 @@
+"""The Triton kernel against plain loops: compiled on a GPU, elsewhere in Triton's interpreter; and compiled to PTX.
+
+Each runs in a process of its own, since Triton reads its settings once. `__main__` here is what runs there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
+]
+
+# query heads, KV heads, key width, value width, tokens of a block, kind of layer, dtype
+CASES = {
+    "grouped": (8, 2, 32, 32, 16, {}, "float32"),
+    "odd group": (6, 2, 24, 24, 16, {}, "float32"),
+    "one head each": (2, 2, 16, 16, 64, {}, "float32"),
+    "many heads": (144, 1, 16, 16, 16, {}, "float32"),
+    "blocks of one row": (4, 2, 16, 16, 1, {}, "float32"),
+    "large blocks": (4, 2, 32, 32, 256, {}, "float32"),
+    "narrow values": (4, 1, 48, 32, 16, {}, "float32"),
+    "window": (4, 2, 32, 32, 16, {"window": 20}, "float32"),
+    "softcap": (4, 2, 32, 32, 16, {"softcap": 5.0}, "float32"),
+    "sinks": (4, 2, 32, 32, 16, {"sinks": True}, "float32"),
+    "all": (6, 2, 40, 24, 64, {"window": 70, "softcap": 3.0, "sinks": True}, "float32"),
+    "half precision": (8, 2, 64, 64, 64, {"sinks": True}, "float16"),  # the interpreter takes bfloat16 for integers
+}
+ERROR = {"float32": 2e-5, "float16": 2e-3}
+
+
+def run(code: str, **variables: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")} | variables
+    done = subprocess.run(
+        [sys.executable, "-c", f"from tests.workers.attention import test_triton_attention as t; {code}"],
+        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_kernel_gives_what_plain_loops_give(case: str) -> None:
+    is_gpu = torch.cuda.is_available()
+    error = float(run(f"print(t.largest_error({case!r}))", **({} if is_gpu else {"TRITON_INTERPRET": "1"})))
+    assert error <= ERROR[CASES[case][-1]]
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_it_compiles_for_the_gpus_of_today(capability: int) -> None:
+    """The compiler and ptxas need no GPU."""
+    assert run(f"t.compile_all({capability})").count(f".target sm_{capability}") == 3
+
+
+def largest_error(case: str) -> float:
+    """Of chunks, plain rows, chains and trees, of short and long sequences; relative to the largest output."""
+    from tests.workers.attention.kernels import PlainKernel
+    from workers.attention.paged import LayerKind
+    from workers.attention.triton_attention import TritonKernel
+
+    heads, kv_heads, key_dim, value_dim, block_tokens, kind, dtype_name = CASES[case]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = getattr(torch, dtype_name)
+    torch.manual_seed(1)
+    sinks = torch.randn(heads, device=device) if kind.get("sinks") else None
+    layer = LayerKind(key_dim**-0.5, kind.get("window"), kind.get("softcap"), sinks)
+    worst = 0.0
+    for spans_of in (ragged, plain):
+        reads, slots, num_slots, num_rows = reads_of(spans_of, block_tokens, device)
+        keys = torch.randn(num_slots, kv_heads, key_dim, dtype=dtype, device=device)
+        values = torch.randn(num_slots, kv_heads, value_dim, dtype=dtype, device=device)
+        query = torch.randn(heads, num_rows, key_dim, dtype=dtype, device=device).transpose(0, 1)
+        key = torch.randn(1, kv_heads, num_rows, key_dim, dtype=dtype, device=device)
+        value = torch.randn(1, num_rows, kv_heads, value_dim, dtype=dtype, device=device).transpose(1, 2)
+        stored = (keys.clone(), values.clone())
+        TritonKernel.store(*stored, key, value, slots)
+        PlainKernel().store(keys, values, key, value, slots)
+        for found, wanted in zip(stored, (keys, values), strict=True):  # padding rows share the sink block
+            assert torch.equal(found[2 * block_tokens :], wanted[2 * block_tokens :])
+        got = TritonKernel.attend(query, keys, values, reads, layer).cpu().float()
+        on_host = [each.cpu() for each in (query, keys, values)]
+        of_reads = {name: getattr(reads, name) for name in reads.__slots__}
+        reads = type(reads)(**{n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in of_reads.items()})
+        layer_on_host = LayerKind(layer.scale, layer.window, layer.softcap, None if sinks is None else sinks.cpu())
+        want = PlainKernel().attend(*on_host, reads, layer_on_host).float()
+        is_row = ~want.isnan()  # rows of no tile are not written
+        worst = max(worst, float((got - want)[is_row].abs().max() / want[is_row].abs().max()))
+    return worst
+
+
+def reads_of(spans_of, block_tokens, device):
+    """The reads of a step with padding, of sequences whose blocks are interleaved; and what is written."""
+    from workers.attention.paged import inputs_in_shape
+    from workers.step.kv_cache import KVCache, LayerShape
+    from workers.step.paged_plan import StepShape
+    from workers.step.rows import Step
+
+    cache = KVCache([LayerShape(1, 1, 1)], 2048 // block_tokens, block_tokens, torch.float32, torch.device("cpu"))
+    kvs = [cache.new_sequence() for _ in range(4)]
+    for size in (1, 2, 30, 150, 300):
+        cache.reserve_all((kv, min(size, most)) for kv, most in zip(kvs, (300, 40, 150, 2), strict=True))
+    for kv, size in zip(kvs, (300, 40, 150, 2), strict=True):
+        cache.extend(kv, size)
+    spans = spans_of(kvs)
+    cache.reserve_all((span.kv, span.num_kv) for span in spans)
+    num_rows = sum(span.num_rows for span in spans) + 3
+    positions = [0] * num_rows
+    for span in spans:
+        depths = [bits.bit_count() for bits in lineage(span)][span.num_cached_nodes :]
+        before = span.num_kv - span.num_rows
+        rows = [*range(before, before + span.num_chain), *(span.root + depth for depth in depths)]
+        positions[span.first_row : span.first_row + span.num_rows] = rows
+    step = Step([0] * num_rows, positions, [0], spans)
+    shape = StepShape.of(cache, step)
+    values = torch.from_numpy(shape.fill(cache, step)).to(device)
+    *_, plan = inputs_in_shape(shape, values, cache, None, lambda: None)
+    return plan.reads, plan.write_slots, len(cache.keys[0]), num_rows
+
+
+def lineage(span):
+    from workers.step.readers import lineage_bits
+
+    return lineage_bits(span.parents)
+
+
+def plain(kvs):
+    from workers.step.readers import Span
+
+    return [Span(kv, row, 1) for row, kv in enumerate(kvs)]
+
+
+def ragged(kvs):
+    from core.speculation import ROOT
+    from workers.step.readers import Span
+
+    rng = random.Random(1)
+    wide = tuple(rng.randint(ROOT, node - 1) if node else ROOT for node in range(40))
+    spans = [(37, ()), (1, (ROOT, 0, 1)), (2, (ROOT, ROOT, 0, 1, 1)), (0, (ROOT, ROOT, 1))]
+    sizes = [37, 4, 7, 2]
+    if len(kvs) == 4:
+        spans[0], sizes[0] = (1, wide), 41
+    firsts = [sum(sizes[:index]) for index in range(4)]
+    return [
+        Span(kv, first, chain, parents, num_cached_nodes=1 if chain == 0 else 0)
+        for kv, first, (chain, parents) in zip(kvs, firsts, spans, strict=True)
+    ]
+
+
+def compile_all(capability: int) -> None:
+    """Print the PTX of both kernels, as a target of 8B has them, and of a layer with everything."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from workers.attention import triton_attention as kernels
+
+    target = GPUTarget("cuda", capability, 32)
+    pointers = dict.fromkeys(("query", "keys", "values", "output", "sinks"), "*bf16")
+    pointers |= dict.fromkeys(("parts", "logarithms"), "*fp32")
+    pointers |= dict.fromkeys(("tiles", "seen", "positions", "masks", "table"), "*i32")
+    settings = {
+        "GROUP": 4, "HEADS": 4, "CHUNKS": 1, "TILE_ROWS": 16, "BLOCK_M": 64, "BLOCK_N": 64, "KEY_DIM": 128,
+        "VALUE_DIM": 128, "KEY_SIZE": 128, "VALUE_SIZE": 128, "BLOCK_TOKENS": 64, "NUM_WORDS": 8, "WORD_BITS": 32,
+        "SPLITS": 32, "HAS_WINDOW": False, "HAS_SOFTCAP": False, "HAS_SINKS": False, "PRECISION": "tf32",
+    }  # fmt: skip
+    everything = dict.fromkeys(("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS"), True)
+    everything |= {"SPLITS": 1, "KEY_DIM": 192, "KEY_SIZE": 256, "BLOCK_TOKENS": 16}
+    for kernel, changed in ((kernels._attend, {}), (kernels._attend, everything), (kernels._join, {})):
+        constants = {name: value for name, value in (settings | changed).items() if name in kernel.arg_names}
+        types = dict.fromkeys(constants, "constexpr")
+        for name in kernel.arg_names:
+            types.setdefault(name, pointers.get(name, "fp32" if name in ("scale", "softcap") else "i32"))
+        print(triton.compile(ASTSource(kernel, types, constants), target=target).asm["ptx"])

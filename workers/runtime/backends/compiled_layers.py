@@ -1,0 +1,97 @@
+"""On a GPU: each layer of the model compiled by inductor, with attention as an operator of its own.
+
+Of the forty kernels that a layer launches, most are norms, rotary embeddings and activations that read and write a few
+rows: compiled, they become a handful. All layers share their code, since nothing of a layer's number is compiled in:
+one compilation for a single row and one for any other number serve every step, CUDA graphs included.
+
+Knows models and torch's compiler. Must not know what the rows are.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.config import EngineConfig
+from workers.attention import number_layers, paged_inputs
+from workers.model import join_projections, layer_list, probe_layers
+from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, Plan, model_logits
+from workers.runtime.backends.operators import forward_pass
+from workers.step import Step, StepRows, lay_out
+
+NUM_ROWS = (1, 8)
+"""Rows of the steps that are compiled at start: a single row is a case of its own, any other number is one case."""
+
+
+class CompiledLayersBackend(Backend):
+    """Runs every step by compiled layers.
+
+    Not for tensor parallelism, whose all-reduces are hooks of modules.
+    """
+
+    def __init__(self, context: BackendContext, below: Backend | None = None) -> None:
+        super().__init__(context, below)
+        _, layers = layer_list(context.model)
+        number_layers(context.model)
+        self._layers: list[Any] = list(layers)
+        self._compiled = [torch.compile(layer._call_impl, dynamic=True, fullgraph=True) for layer in self._layers]
+
+    @classmethod
+    def suits(cls, config: EngineConfig) -> bool:
+        return config.compile and torch.device(config.device).type != "cpu" and config.tensor_parallel == 1
+
+    @classmethod
+    def prepare_weights(cls, model: Any, config: EngineConfig) -> None:  # noqa: ARG003
+        join_projections(model, lambda: probe_layers(model, model.config))
+
+    @torch.inference_mode()
+    def warm_up(self, progress: Callable[[str], None]) -> None:
+        """Compile. Raises: BackendUnavailable for a model with code that cannot be compiled as one piece."""
+        if self.context.kernel is None:
+            raise BackendUnavailable("its attention gathers KV, whose shapes change from step to step")
+        progress(f"compiling {len(self._layers)} layers")
+        began_s = monotonic()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of torch, about its own code
+                for num_rows in NUM_ROWS:
+                    self._compile_for(num_rows)
+        except Exception as error:  # torch's compiler raises many kinds, and model code any
+            raise BackendUnavailable(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
+        progress(f"compiled {len(self._layers)} layers in {monotonic() - began_s:.0f} s")
+
+    def run(self, step: Step) -> Tensor:
+        context = self.context
+        assert context.kernel is not None, "without a kernel nothing is compiled"
+        return self.logits(*paged_inputs(step, context.cache, context.kernel, context.tiling))
+
+    def logits(self, ids: Tensor, positions: Tensor, wanted: Tensor, plan: Plan) -> Tensor:
+        with forward_pass(plan, ()), self._in_place():
+            return model_logits(self.context.model, ids, positions, wanted, None)
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """The model calls its compiled layers within the `with` block."""
+        for layer, compiled in zip(self._layers, self._compiled, strict=True):
+            layer._compiled_call_impl = compiled
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer._compiled_call_impl = None
+
+    def _compile_for(self, num_rows: int) -> None:
+        cache = self.context.cache
+        kv = cache.new_sequence()
+        try:
+            rows = StepRows(kv, [0] * num_rows)
+            cache.reserve(kv, num_rows)
+            self.run(lay_out([rows]))
+        finally:
+            cache.free(kv)
