@@ -31,6 +31,7 @@ class LayerKind:
 class PagedReads:
     """Which rows of a step see which KV; `workers.step.paged_plan` says what the integers mean."""
 
+    num_tiles: Tensor  # [1] int32
     tiles: Tensor  # [N, 4] int32
     seen: Tensor  # [T] int32
     positions: Tensor  # [T] int32
@@ -48,8 +49,8 @@ class Kernel(Protocol):
         ...
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, reads: PagedReads, kind: LayerKind) -> Tensor:
-        """Attention of rows [T, H, D] over pools [S, H_kv, D] and [S, H_kv, D_v]. A row that sees nothing gets zeros.
-        # [T, H, D_v]"""
+        """Attention of rows [T, H, D] over pools [S, H_kv, D] and [S, H_kv, D_v]. Rows of no
+        tile are not written.  # [T, H, D_v]"""
         ...
 
 
@@ -79,8 +80,8 @@ def paged_inputs(
     step: Step, cache: KVCache, kernel: Kernel, tiling: Tiling
 ) -> tuple[Tensor, Tensor, Tensor, PagedPlan]:
     """Ids [T], positions [T], wanted rows [W] and the plan of a step, in its own shape; uploaded in one copy."""
-    shape = StepShape.of(cache, step)
-    values = upload(shape.fill(cache, step), cache.device)
+    shape = StepShape.of(cache, step, tiling)
+    values = upload(shape.fill(cache, step, tiling), cache.device)
     return inputs_in_shape(shape, values, cache, kernel, lambda: plan_step(cache, step.spans, len(step.ids), tiling))
 
 
@@ -90,7 +91,9 @@ def inputs_in_shape(
     """The same of the step that `values` hold in this shape."""
     pieces = shape.cut(values)
     reads = PagedReads(
-        *(pieces[name] for name in ("tiles", "seen", "positions", "masks", "table")), cache.block_tokens, shape.tile_rows
+        *(pieces[name] for name in ("num_tiles", "tiles", "seen", "positions", "masks", "table")),
+        shape.block_tokens,
+        shape.tile_rows,
     )
     plan = PagedPlan(cache, kernel, pieces["write_slots"], reads, shape.depth, gather)
     return pieces["ids"], pieces["positions"], pieces["wanted"], plan

@@ -25,7 +25,7 @@ HEADS_PER_KV_HEAD = 4
 NUM_BLOCKS = 16
 
 
-def find_kernel(cache: KVCache) -> Kernel | None:
+def find_kernel(cache: KVCache, *, is_deterministic: bool = False) -> Kernel | None:
     """The kernel for this KV; None where KV has to be gathered. On a GPU the log says why."""
     if cache.device.type != "cuda":
         return None
@@ -34,7 +34,7 @@ def find_kernel(cache: KVCache) -> Kernel | None:
     except ImportError as error:
         reason: str | None = f"{first_line(error)}; pip install triton"
     else:
-        kernel = TritonKernel()
+        kernel = TritonKernel(is_deterministic=is_deterministic)
         reason = difference(cache, kernel)
         if reason is None:
             return kernel

@@ -1,6 +1,5 @@
 """From a checkpoint to a model that is ready to serve, whole or one rank's shard."""
 
-from workers.model.joined import join_projections
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.loader import (
     LoadedModel,
@@ -20,7 +19,6 @@ __all__ = [
     "ModelShard",
     "check_checkpoint",
     "digest_of",
-    "join_projections",
     "layer_list",
     "load",
     "probe_layers",

@@ -54,7 +54,7 @@ class ModelRuntime:
         device = torch.device(config.device)
         self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, device)
         self.context = BackendContext(
-            loaded.model, self.cache, kernel or find_kernel(self.cache), config, self.info.max_context_tokens, tiling
+            loaded.model, self.cache, kernel or find_kernel(self.cache, is_deterministic=config.deterministic), config, self.info.max_context_tokens, tiling
         )
         self.backends = stack_type(kinds, self.context, all_min)
         self._num_embeddings: int = loaded.model.get_input_embeddings().num_embeddings
@@ -131,7 +131,7 @@ class ModelRuntime:
         if self.context.config.deterministic:
             if known.tile_rows is None:  # worth a warning at each start
                 return False
-            self.context.tiling = tiles_of(known.tile_rows)
+            self.context.tiling = tiles_of(known.tile_rows, self.cache.device)
         return True
 
     def _measure(self, machine: str) -> Findings:

@@ -2,12 +2,13 @@
 
 from workers.step.kv_cache import NUM_OWN_BLOCKS, KVCache, LayerShape, OutOfBlocks, SequenceKV
 from workers.step.paged_plan import StepShape
-from workers.step.plan import AttentionGroup, StepPlan, Tiling, plan_step
+from workers.step.plan import NO_TILING, AttentionGroup, StepPlan, Tiling, plan_step
 from workers.step.readers import Span
 from workers.step.rows import Step, StepRows, lay_out
 from workers.step.transfer import Readback, upload
 
 __all__ = [
+    "NO_TILING",
     "NUM_OWN_BLOCKS",
     "AttentionGroup",
     "KVCache",

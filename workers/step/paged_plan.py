@@ -2,8 +2,8 @@
 
 A row sees the first `seen` rows of its sequence's KV. A node of a tree sees the KV up to its root, and of the rows
 behind it those that its bitmask names: its ancestors and itself. Adjoining rows of one sequence form a tile, which the
-kernel computes together. The array may be larger than a step needs: padding rows see nothing and write to the sink
-block.
+kernel computes together. The array may be larger than a step needs: padding rows belong to no tile, so their attention
+is undefined, and they write to the sink block.
 
 Knows spans and slots. Must not know tensors on devices, models or arithmetic.
 """
@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.step.kv_cache import SINK_BLOCK, KVCache
-from workers.step.readers import Span, lineage_bits
+from workers.step.plan import NO_TILING, Tiling, cut_up
+from workers.step.readers import Reader, Span, branches_of, lineage_bits
 from workers.step.rows import Step
 
 TILE_ROWS = 16
@@ -34,30 +35,36 @@ class StepShape:
     num_rows: int
     num_wanted: int
     num_tiles: int
-    num_sequences: int
+    num_readers: int
+    """Sequences; or, where each branch of a tree is read as a chain, branches."""
     num_blocks: int
-    """KV blocks of each sequence."""
+    """Entries of a reader's block table."""
     num_words: int
     """Words of a row's bitmask, one bit a node; 0 without trees."""
     depth: int
     """Levels of the deepest tree below its root; 0 without trees."""
     tile_rows: int
     """Most rows of a tile: 1 where each sequence has one row."""
+    block_tokens: int
+    """Rows of KV of an entry of a block table."""
 
     @classmethod
-    def of(cls, cache: KVCache, step: Step) -> StepShape:
+    def of(cls, cache: KVCache, step: Step, tiling: Tiling = NO_TILING) -> StepShape:
         """The least shape for a step."""
-        tile_rows = TILE_ROWS if any(span.num_rows > 1 for span in step.spans) else 1
-        trees = [span for span in step.spans if not span.is_chain]
+        readers = _readers(step, tiling)
+        is_tiled = tiling.by_branch or any(reader.num_rows > 1 for reader in readers)
+        trees = [reader for reader in readers if isinstance(reader, Span) and not reader.is_chain]
+        block_tokens = min(reader.source(cache)[1] for reader in readers)
         return cls(
             num_rows=len(step.ids),
             num_wanted=len(step.wanted),
-            num_tiles=sum(-(-count // tile_rows) for count in _stretches(step)),
-            num_sequences=len(step.spans),
-            num_blocks=max(cache.num_blocks_for(span.num_kv) for span in step.spans),
+            num_tiles=sum(len(_runs(reader.rows, TILE_ROWS if is_tiled else 1)) for reader in readers),
+            num_readers=len(readers),
+            num_blocks=max(-(-reader.num_kv // block_tokens) for reader in readers),
             num_words=max((-(-len(span.parents) // WORD_BITS) for span in trees), default=0),
             depth=max((span.depth for span in trees), default=0),
-            tile_rows=tile_rows,
+            tile_rows=TILE_ROWS if is_tiled else 1,
+            block_tokens=block_tokens,
         )
 
     @property
@@ -72,21 +79,26 @@ class StepShape:
             first += prod(shape)
         return pieces
 
-    def fill(self, cache: KVCache, step: Step) -> NDArray[np.int32]:
+    def fill(self, cache: KVCache, step: Step, tiling: Tiling = NO_TILING) -> NDArray[np.int32]:
         """The step padded to this shape, which must have room for it.  # [num_values or less]
 
-        Block tables come last; those of absent sequences are left out, since no row reads them.
+        Block tables come last; those of absent readers are left out, since no row reads them.
         """
         values = np.zeros(self.num_values, dtype=np.int32)
         pieces = self.cut(values)
         for name, rows in (("ids", step.ids), ("positions", step.positions), ("wanted", step.wanted)):
             pieces[name][: len(rows)] = rows
         pieces["write_slots"][:] = SINK_BLOCK * cache.block_tokens
-        tiles = [tile for index, span in enumerate(step.spans) for tile in self._fill_span(cache, index, span, pieces)]
-        num_rows = sum(span.num_rows for span in step.spans)
-        tiles += _tiles(num_rows, self.num_rows, self.tile_rows)
-        pieces["tiles"][: len(tiles)] = tiles
-        return values[: len(values) - (self.num_sequences - len(step.spans)) * self.num_blocks]
+        for span in step.spans:
+            own = np.arange(span.num_kv - span.num_rows, span.num_kv)
+            blocks, size = np.array(span.kv.blocks, dtype=np.int32), cache.block_tokens
+            pieces["write_slots"][span.first_row : span.first_row + span.num_rows] = blocks[own // size] * size + own % size
+        readers = _readers(step, tiling)
+        tiles = [tile for index, reader in enumerate(readers) for tile in self._fill_reads(cache, index, reader, pieces)]
+        if tiles:
+            pieces["tiles"][: len(tiles)] = tiles
+            pieces["num_tiles"][0] = len(tiles)
+        return values[: len(values) - (self.num_readers - len(readers)) * self.num_blocks]
 
     def blank(self, cache: KVCache) -> NDArray[np.int32]:
         """Nothing but padding.  # [num_values or less]"""
@@ -100,36 +112,41 @@ class StepShape:
             "write_slots": (self.num_rows,),
             "seen": (self.num_rows,),
             "masks": (self.num_rows, self.num_words),
+            "num_tiles": (1,),
             "tiles": (self.num_tiles, 4),
-            "table": (self.num_sequences, self.num_blocks),
+            "table": (self.num_readers, self.num_blocks),
         }
 
-    def _fill_span(
-        self, cache: KVCache, index: int, span: Span, pieces: dict[str, NDArray[np.int32]]
+    def _fill_reads(
+        self, cache: KVCache, index: int, reader: Reader, pieces: dict[str, NDArray[np.int32]]
     ) -> Iterator[tuple[int, int, int, int]]:
-        """Fill in the rows of one span; returns its tiles: first row, number of rows, sequence, end of the KV."""
-        first, end, before = span.first_row, span.first_row + span.num_rows, span.num_kv - span.num_rows
-        blocks = np.array(span.kv.blocks, dtype=np.int32)
-        own = np.arange(before, span.num_kv)
-        pieces["write_slots"][first:end] = blocks[own // cache.block_tokens] * cache.block_tokens + own % cache.block_tokens
-        pieces["table"][index, : min(len(blocks), self.num_blocks)] = blocks[: self.num_blocks]
-        pieces["seen"][first:end] = own + 1
-        if not span.is_chain:
-            nodes = slice(first + span.num_chain, end)
-            pieces["seen"][nodes] = span.root + 1
-            bits = lineage_bits(span.parents)[span.num_cached_nodes :]
+        """Fill in what the rows of a reader see; returns its tiles: first row, number of rows, reader, end of the KV."""
+        entries, tokens = reader.source(cache)
+        blocks = cut_up(entries, tokens // self.block_tokens)[: self.num_blocks]
+        pieces["table"][index, : len(blocks)] = blocks
+        pieces["seen"][np.asarray(reader.rows)] = np.arange(reader.num_kv - reader.num_rows, reader.num_kv) + 1
+        if isinstance(reader, Span) and not reader.is_chain:
+            nodes = slice(reader.first_row + reader.num_chain, reader.first_row + reader.num_rows)
+            pieces["seen"][nodes] = reader.root + 1
+            bits = lineage_bits(reader.parents)[reader.num_cached_nodes :]
             words = b"".join(each.to_bytes(4 * self.num_words, "little") for each in bits)
             pieces["masks"][nodes] = np.frombuffer(words, np.int32).reshape(-1, self.num_words)
-        for row, count, _, _ in _tiles(first, end, self.tile_rows):
-            yield row, count, index, before + row - first + count if span.is_chain else span.num_kv
+        for first, count in _runs(reader.rows, self.tile_rows):
+            last_end = int(pieces["seen"][first + count - 1])
+            yield first, count, index, last_end if reader.is_chain else reader.num_kv
 
 
-def _stretches(step: Step) -> list[int]:
-    """The number of rows of each span, and of padding."""
-    counts = [span.num_rows for span in step.spans]
-    return [*counts, len(step.ids) - sum(counts)]
+def _readers(step: Step, tiling: Tiling) -> list[Reader]:
+    """Who reads the same KV: spans; in deterministic mode branches, since a sum's bits depend on the order of KV."""
+    return [reader for span in step.spans for reader in (branches_of(span) if tiling.by_branch else [span])]
 
 
-def _tiles(first: int, end: int, tile_rows: int) -> Iterator[tuple[int, int, int, int]]:
-    for row in range(first, end, tile_rows):
-        yield row, min(tile_rows, end - row), 0, 0
+def _runs(rows: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Stretches of adjoining rows, at most `most` each: the first row, and their number."""
+    runs: list[tuple[int, int]] = []
+    for row in rows:
+        if runs and row == sum(runs[-1]) and runs[-1][1] < most:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((row, 1))
+    return runs

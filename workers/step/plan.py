@@ -43,6 +43,9 @@ class Tiling:
         return round_up(max(count, self.min_rows), self.row_multiple)
 
 
+NO_TILING = Tiling()
+
+
 @dataclass(slots=True)
 class AttentionGroup:
     """Attention products of one shape in one call: B of them, with R query rows and L slots each.
@@ -152,12 +155,12 @@ def _source(cache: KVCache, members: Sequence[Reader], num_blocks: int) -> tuple
         if blocks == list(range(blocks[0], blocks[0] + num_blocks)):
             return slice(blocks[0] * cache.block_tokens, (blocks[0] + num_blocks) * cache.block_tokens), stretch_tokens
     length = num_blocks * cache.block_tokens // stretch_tokens
-    tables = [_cut_up(entries, tokens // stretch_tokens)[:length] for entries, tokens in sources]
+    tables = [cut_up(entries, tokens // stretch_tokens)[:length] for entries, tokens in sources]
     padded = [table + [BLANK_BLOCK] * (length - len(table)) for table in tables]
     return upload([entry for table in padded for entry in table], cache.device), stretch_tokens
 
 
-def _cut_up(entries: list[int], parts: int) -> list[int]:
+def cut_up(entries: list[int], parts: int) -> list[int]:
     """Each stretch of slots as `parts` shorter ones."""
     return entries if parts == 1 else [entry * parts + part for entry in entries for part in range(parts)]
 

@@ -16,7 +16,7 @@ class PlainKernel:
     def attend(self, query, keys, values, reads, kind):
         assert {each.dtype for each in (reads.tiles, reads.seen, reads.masks, reads.table)} == {torch.int32}
         output = torch.full((*query.shape[:2], values.shape[2]), torch.nan, dtype=query.dtype)
-        for first, count, sequence, end in reads.tiles.tolist():
+        for first, count, sequence, end in reads.tiles[: int(reads.num_tiles)].tolist():
             assert count <= reads.tile_rows
             slots = self._slots(reads, sequence, end)
             for row in range(first, first + count):

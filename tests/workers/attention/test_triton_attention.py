@@ -24,7 +24,7 @@ CASES = {
     "grouped": (8, 2, 32, 32, 16, {}, "float32"),
     "odd group": (6, 2, 24, 24, 16, {}, "float32"),
     "one head each": (2, 2, 16, 16, 64, {}, "float32"),
-    "many heads": (144, 1, 16, 16, 16, {}, "float32"),
+    "many heads": (24, 1, 16, 16, 16, {}, "float32"),
     "blocks of one row": (4, 2, 16, 16, 1, {}, "float32"),
     "large blocks": (4, 2, 32, 32, 256, {}, "float32"),
     "narrow values": (4, 1, 48, 32, 16, {}, "float32"),
@@ -64,7 +64,7 @@ def test_it_compiles_for_the_gpus_of_today(capability: int) -> None:
     assert run(f"t.compile_all({capability})").count(f".target sm_{capability}") == 3
 
 
-def largest_error(case: str) -> float:
+def largest_error(case: str, *, is_deterministic: bool = False) -> float:
     """Of chunks, plain rows, chains and trees, of short and long sequences; relative to the largest output."""
     from tests.workers.attention.kernels import PlainKernel
     from workers.attention.paged import LayerKind
@@ -89,13 +89,13 @@ def largest_error(case: str) -> float:
         PlainKernel().store(keys, values, key, value, slots)
         for found, wanted in zip(stored, (keys, values), strict=True):  # padding rows share the sink block
             assert torch.equal(found[2 * block_tokens :], wanted[2 * block_tokens :])
-        got = TritonKernel.attend(query, keys, values, reads, layer).cpu().float()
+        got = TritonKernel(is_deterministic=is_deterministic).attend(query, keys, values, reads, layer).cpu().float()
         on_host = [each.cpu() for each in (query, keys, values)]
         of_reads = {name: getattr(reads, name) for name in reads.__slots__}
         reads = type(reads)(**{n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in of_reads.items()})
         layer_on_host = LayerKind(layer.scale, layer.window, layer.softcap, None if sinks is None else sinks.cpu())
         want = PlainKernel().attend(*on_host, reads, layer_on_host).float()
-        is_row = ~want.isnan()  # rows of no tile are not written
+        is_row = ~want.isnan()  # padding rows are not written
         worst = max(worst, float((got - want)[is_row].abs().max() / want[is_row].abs().max()))
     return worst
 
@@ -169,9 +169,9 @@ def compile_all(capability: int) -> None:
     target = GPUTarget("cuda", capability, 32)
     pointers = dict.fromkeys(("query", "keys", "values", "output", "sinks"), "*bf16")
     pointers |= dict.fromkeys(("parts", "logarithms"), "*fp32")
-    pointers |= dict.fromkeys(("tiles", "seen", "positions", "masks", "table"), "*i32")
+    pointers |= dict.fromkeys(("tiles", "seen", "positions", "masks", "table", "num_tiles"), "*i32")
     settings = {
-        "GROUP": 4, "HEADS": 4, "CHUNKS": 1, "TILE_ROWS": 16, "BLOCK_M": 64, "BLOCK_N": 64, "KEY_DIM": 128,
+        "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "TILE_HEADS": 4, "CHUNKS": 1, "PROGRAM_HEADS": 8, "PROGRAMS": 264, "TILE_ROWS": 16, "BLOCK_M": 64, "BLOCK_N": 64, "KEY_DIM": 128,
         "VALUE_DIM": 128, "KEY_SIZE": 128, "VALUE_SIZE": 128, "BLOCK_TOKENS": 64, "NUM_WORDS": 8, "WORD_BITS": 32,
         "SPLITS": 32, "HAS_WINDOW": False, "HAS_SOFTCAP": False, "HAS_SINKS": False, "PRECISION": "tf32",
     }  # fmt: skip

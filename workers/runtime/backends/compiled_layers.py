@@ -13,20 +13,25 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from core.config import EngineConfig
 from workers.attention import number_layers, paged_inputs
-from workers.model import join_projections, layer_list, probe_layers
+from workers.model import layer_list, probe_layers
+from workers.products import join_projections, use_tiles
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, Plan, model_logits
 from workers.runtime.backends.operators import forward_pass
 from workers.step import Step, StepRows, lay_out
 
 NUM_ROWS = (1, 8)
 """Rows of the steps that are compiled at start: a single row is a case of its own, any other number is one case."""
+
+
+OPTIONS: Final[dict[str, Any]] = {"combo_kernels": True, "deterministic": True}
+"""Independent small kernels are joined; none is chosen by timing, which would change bits from start to start."""
 
 
 class CompiledLayersBackend(Backend):
@@ -39,16 +44,19 @@ class CompiledLayersBackend(Backend):
         super().__init__(context, below)
         _, layers = layer_list(context.model)
         number_layers(context.model)
-        self._layers: list[Any] = list(layers)
-        self._compiled = [torch.compile(layer._call_impl, dynamic=True, fullgraph=True) for layer in self._layers]
+        self._layers = [*layers, *_last_norms(context.model, layers)]
+        self._compiled = [
+            torch.compile(layer._call_impl, dynamic=True, fullgraph=True, options=OPTIONS) for layer in self._layers
+        ]
 
     @classmethod
     def suits(cls, config: EngineConfig) -> bool:
         return config.compile and torch.device(config.device).type != "cpu" and config.tensor_parallel == 1
 
     @classmethod
-    def prepare_weights(cls, model: Any, config: EngineConfig) -> None:  # noqa: ARG003
-        join_projections(model, lambda: probe_layers(model, model.config))
+    def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
+        join_projections(model, lambda: probe_layers(model, model.config), is_tiled=config.deterministic)
+        use_tiles(model, is_tiled=config.deterministic)
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[str], None]) -> None:
@@ -95,3 +103,13 @@ class CompiledLayersBackend(Backend):
             self.run(lay_out([rows]))
         finally:
             cache.free(kv)
+
+
+def _last_norms(model: Any, layers: nn.ModuleList) -> list[Any]:
+    """Modules with weights between the layers and the output; torch's own are one kernel each."""
+    owner = next(module for module in model.modules() if any(child is layers for child in module.children()))
+    return [
+        child
+        for child in owner.children()
+        if child is not layers and any(True for _ in child.parameters()) and not type(child).__module__.startswith("torch.")
+    ]

@@ -112,10 +112,11 @@ class CudaGraphBackend(Backend):
         progress(f"recorded {len(self._graphs)} of {len(shapes)} shapes of steps in {monotonic() - began_s:.0f} s")
 
     def run(self, step: Step) -> Tensor | None:
-        shape = self._shape_for(StepShape.of(self.context.cache, step))
+        cache, tiling = self.context.cache, self.context.tiling
+        shape = self._shape_for(StepShape.of(cache, step, tiling))
         if shape is None or shape not in self._graphs:
             return None
-        self._inputs.set(shape.fill(self.context.cache, step))
+        self._inputs.set(shape.fill(cache, step, tiling))
         self._graphs[shape]()
         return self._logits[: len(step.wanted)].clone()  # the next step overwrites them
 
@@ -148,19 +149,24 @@ class CudaGraphBackend(Backend):
     def _shapes(self) -> Iterator[StepShape]:
         """The largest first: for each number of rows, of any kind, and one of each sequence."""
         for num_rows in reversed(buckets(self._max_rows)):
-            if num_rows > 1:
+            if num_rows >= self.context.tiling.min_rows:
                 yield self._shape(num_rows, TILE_ROWS)
-            yield self._shape(num_rows, 1)
+            if not self.context.tiling.by_branch:
+                yield self._shape(num_rows, 1)
 
     def _shape(self, num_rows: int, tile_rows: int) -> StepShape:
         """A shape in which every row may be wanted and may be a tile and a sequence of its own."""
-        words, depth = (TREE_WORDS, TREE_DEPTH) if tile_rows > 1 else (0, 0)
-        return StepShape(num_rows, num_rows, num_rows, num_rows, self._num_blocks, words, depth, tile_rows)
+        may_be_tree = tile_rows > 1 and not self.context.tiling.by_branch
+        words, depth = (TREE_WORDS, TREE_DEPTH) if may_be_tree else (0, 0)
+        block_tokens = self.context.cache.block_tokens
+        return StepShape(num_rows, num_rows, num_rows, num_rows, self._num_blocks, words, depth, tile_rows, block_tokens)
 
     def _shape_for(self, needed: StepShape) -> StepShape | None:
         """The smallest shape with room for the step; None for a larger step."""
         is_too_large = needed.num_rows > self._max_rows or needed.num_blocks > self._num_blocks
         if is_too_large or needed.num_words > TREE_WORDS or needed.depth > TREE_DEPTH:
+            return None
+        if needed.block_tokens != self.context.cache.block_tokens:  # branches of a tree, each with slots of its own
             return None
         return self._shape(bucket_of(needed.num_rows), needed.tile_rows)
 

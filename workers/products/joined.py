@@ -9,13 +9,14 @@ Knows linear layers. Must not know attention, nor which model it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from workers.products.linear import product
 
 GROUPS: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names that transformers gives to linear layers of one input."""
@@ -24,7 +25,8 @@ GROUPS: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class JoinedProduct:
     """One product for several linear layers; the first to be called computes it for all."""
 
-    def __init__(self, members: Sequence[nn.Linear]) -> None:
+    def __init__(self, members: Sequence[nn.Linear], *, is_tiled: bool) -> None:
+        self.is_tiled = is_tiled
         self.weight = torch.cat([member.weight for member in members])
         biases = [member.bias for member in members]
         self.bias = None if biases[0] is None else torch.cat(biases)
@@ -43,19 +45,22 @@ class JoinedLinear(nn.Module):
         self.bias = None if product.bias is None else nn.Parameter(product.bias[first:end], requires_grad=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        product = self._product
+        joined = self._product
         if self._first == 0:
-            product.pending = F.linear(rows, product.weight, product.bias)
-        pending = product.pending
+            joined.pending = product(rows, joined.weight, joined.bias, is_tiled=joined.is_tiled)
+        pending = joined.pending
         assert pending is not None, "the first member is called before the others"
         if self._is_last:
-            product.pending = None
+            joined.pending = None
         return pending[..., self._first : self._end]
 
 
 @torch.inference_mode()
-def join_projections(model: Any, example: Any) -> int:
-    """Join what can be joined; `example` runs a small forward pass. Returns the number of products."""
+def join_projections(model: Any, example: Callable[[], object], *, is_tiled: bool) -> int:
+    """Join what can be joined; `example` runs a small forward pass. Returns the number of joined products.
+
+    `is_tiled` as in `workers.products.linear`.
+    """
     candidates = [
         (owner, names)
         for owner in model.modules()
@@ -71,7 +76,7 @@ def join_projections(model: Any, example: Any) -> int:
         example()
     joined = [(owner, names) for owner, names in candidates if _are_called_together(owner, names, calls)]
     for owner, names in joined:
-        _join(owner, names)
+        _join(owner, names, is_tiled=is_tiled)
     return len(joined)
 
 
@@ -89,9 +94,9 @@ def _are_called_together(owner: Any, names: Sequence[str], calls: Sequence[tuple
     )
 
 
-def _join(owner: Any, names: Sequence[str]) -> None:
+def _join(owner: Any, names: Sequence[str], *, is_tiled: bool) -> None:
     members = [getattr(owner, name) for name in names]
-    product = JoinedProduct(members)
+    product = JoinedProduct(members, is_tiled=is_tiled)
     for name, (first, end) in zip(names, _ranges(members), strict=True):
         setattr(owner, name, JoinedLinear(product, first, end))
 

@@ -1,0 +1,64 @@
+"""Linear layers whose product is an operator: in tiles of 16 rows where rows are few, else torch's own.
+
+A decoding step reads all weights for a few rows, and torch's library leaves a tenth of the memory's pace. In
+deterministic mode every product is computed in these tiles: an element's bits then depend on its row and its weights
+alone, whatever the number of rows.
+
+Knows linear layers and torch's operator registry. Must not know models.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+FEW_ROWS: Final = 16
+"""Rows up to which the tiles are faster than torch's library, measured on an H200 (docs/adr/0083)."""
+
+_LIBRARY: Any = torch.library.Library("outrider", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("product(Tensor rows, Tensor weight, Tensor? bias, bool is_tiled) -> Tensor")
+
+
+def _on_host(rows: Tensor, weight: Tensor, bias: Tensor | None, is_tiled: bool) -> Tensor:  # noqa: ARG001, FBT001
+    return F.linear(rows, weight, bias)
+
+
+def _on_gpu(rows: Tensor, weight: Tensor, bias: Tensor | None, is_tiled: bool) -> Tensor:  # noqa: FBT001
+    flat = rows.reshape(-1, rows.shape[-1])
+    if not is_tiled and len(flat) > FEW_ROWS:
+        return F.linear(rows, weight, bias)
+    from workers.products.triton_product import product  # Triton comes with torch for CUDA
+
+    return product(flat, weight, bias).view(*rows.shape[:-1], len(weight))
+
+
+_LIBRARY.impl("product", _on_host, "CPU")
+_LIBRARY.impl("product", _on_gpu, "CUDA")
+_LIBRARY.impl("product", lambda rows, weight, *_: rows.new_empty(*rows.shape[:-1], len(weight)), "Meta")
+
+
+class TiledLinear(nn.Linear):
+    """A linear layer computed by the operator."""
+
+    is_tiled: bool
+    """Whether each product is in tiles, however many rows it has."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return product(rows, self.weight, self.bias, is_tiled=self.is_tiled)
+
+
+def product(rows: Tensor, weight: Tensor, bias: Tensor | None, *, is_tiled: bool) -> Tensor:
+    """`F.linear` by the operator."""
+    found: Tensor = torch.ops.outrider.product(rows, weight, bias, is_tiled)
+    return found
+
+
+def use_tiles(model: nn.Module, *, is_tiled: bool) -> None:
+    """Have every plain linear layer of the model computed by the operator; `is_tiled` as in `TiledLinear`."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = TiledLinear
+            module.is_tiled = is_tiled  # type: ignore[assignment]  # torch types a module's attributes
