@@ -50,9 +50,7 @@ class TritonKernel:
             KEY_DIM=key_dim, VALUE_DIM=value_dim, SIZE=size, num_warps=1 if size <= 256 else 4,
         )  # fmt: skip
 
-    def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, reads: PagedReads, kind: LayerKind
-    ) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, reads: PagedReads, kind: LayerKind) -> Tensor:
         """Attention of rows [T, H, D] over pools [S, H_kv, D] and [S, H_kv, D_v].  # [T, H, D_v]"""
         num_rows, num_heads, key_dim = query.shape
         num_kv_heads, value_dim = values.shape[1:]
@@ -102,8 +100,9 @@ def _num_splits(reads: PagedReads, num_heads: int, limit: int) -> int:
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton's own, as below
 def _store(
-    keys: tl.tensor, values: tl.tensor, key: tl.tensor, value: tl.tensor, slots: tl.tensor, keys_slot: tl.tensor, values_slot: tl.tensor,
-    key_head: tl.tensor, key_row: tl.tensor, key_dim: tl.tensor, value_head: tl.tensor, value_row: tl.tensor, value_dim: tl.tensor,
+    keys: tl.tensor, values: tl.tensor, key: tl.tensor, value: tl.tensor, slots: tl.tensor,
+    keys_slot: tl.tensor, values_slot: tl.tensor, key_head: tl.tensor, key_row: tl.tensor, key_dim: tl.tensor,
+    value_head: tl.tensor, value_row: tl.tensor, value_dim: tl.tensor,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, SIZE: tl.constexpr,
 ) -> None:  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -232,6 +231,7 @@ def _add_block(
     if IS_MASKED:
         key_mask, value_mask = key_mask & is_kv[None, :], value_mask & is_kv[:, None]
     key = tl.load(keys + slots[None, :] * keys_slot + key_dim[:, None], mask=key_mask, other=0.0)
+    value = tl.load(values + slots[:, None] * values_slot + value_dim[None, :], mask=value_mask, other=0.0)
     scores = tl.dot(rows, key, input_precision=PRECISION) * scale
     if HAS_SOFTCAP:
         scores = (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0) * softcap  # tanh
@@ -244,12 +244,16 @@ def _add_block(
             is_node = (node >= 0) & (node < NUM_WORDS * WORD_BITS) & is_real[:, None]
             word = tl.load(masks + row[:, None] * NUM_WORDS + node // WORD_BITS, mask=is_node, other=0)
             is_seen |= is_node & ((word >> (node % WORD_BITS)) & 1 != 0)
+        # A weight of 0 times NaN is NaN: only rows that see such a value may get it.
+        is_sound = value - value == 0.0
+        has_sound = tl.min(is_sound.to(tl.int32), 1) != 0
+        value = tl.where(is_sound, value, 0.0)
+        scores = tl.where(has_sound[None, :], scores, float("nan"))
         scores = tl.where(is_seen & is_kv[None, :], scores, float("-inf"))
     new_largest = tl.maximum(largest, tl.max(scores, 1))
     base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
     weights = tl.exp(scores - base[:, None])
     old = tl.exp(largest - base)
-    value = tl.load(values + slots[:, None] * values_slot + value_dim[None, :], mask=value_mask, other=0.0)
     sums = sums * old[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
     return new_largest, total * old + tl.sum(weights, 1), sums
 

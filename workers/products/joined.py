@@ -71,7 +71,9 @@ def join_projections(model: Any, example: Callable[[], object], *, is_tiled: boo
     with ExitStack() as hooks:
         for owner, names in candidates:
             for name in names:
-                handle = getattr(owner, name).register_forward_pre_hook(lambda layer, rows: calls.append((layer, rows[0])))
+                handle = getattr(owner, name).register_forward_pre_hook(
+                    lambda layer, rows: calls.append((layer, rows[0]))
+                )
                 hooks.callback(handle.remove)
         example()
     joined = [(owner, names) for owner, names in candidates if _are_called_together(owner, names, calls)]

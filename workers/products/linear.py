@@ -22,11 +22,11 @@ _LIBRARY: Any = torch.library.Library("outrider", "FRAGMENT")  # type: ignore[no
 _LIBRARY.define("product(Tensor rows, Tensor weight, Tensor? bias, bool is_tiled) -> Tensor")
 
 
-def _on_host(rows: Tensor, weight: Tensor, bias: Tensor | None, is_tiled: bool) -> Tensor:  # noqa: ARG001, FBT001
+def _on_host(rows: Tensor, weight: Tensor, bias: Tensor | None, is_tiled: bool) -> Tensor:  # noqa: ARG001
     return F.linear(rows, weight, bias)
 
 
-def _on_gpu(rows: Tensor, weight: Tensor, bias: Tensor | None, is_tiled: bool) -> Tensor:  # noqa: FBT001
+def _on_gpu(rows: Tensor, weight: Tensor, bias: Tensor | None, is_tiled: bool) -> Tensor:
     flat = rows.reshape(-1, rows.shape[-1])
     if not is_tiled and len(flat) > FEW_ROWS:
         return F.linear(rows, weight, bias)

@@ -17,7 +17,6 @@ from core.config import EngineConfig
 from workers.attention import Kernel, PagedPlan
 from workers.step import KVCache, Span, Step, StepPlan, Tiling, plan_step
 
-
 Plan: TypeAlias = StepPlan | PagedPlan
 
 
@@ -91,9 +90,8 @@ class Backend(ABC):
         None, with nothing written, for a step that this backend does not run.
         """
 
-
     def logits(self, ids: Tensor, positions: Tensor, wanted: Tensor, plan: Plan) -> Tensor:
-        """Logits of the `wanted` rows, from tensors, as a faster backend records them.  # [T], [T], [W] -> [W, vocab]"""
+        """Logits of the `wanted` rows, as a faster backend records them.  # [T], [T], [W] -> [W, vocab]"""
         return model_logits(self.context.model, ids, positions, wanted, plan)
 
 
@@ -108,9 +106,7 @@ class LogitsModule(nn.Module):
         return model_logits(self.model, ids, positions, wanted, None)
 
 
-def model_logits(
-    model: Any, ids: Tensor, positions: Tensor, wanted: Tensor, plan: Plan | None
-) -> Tensor:
+def model_logits(model: Any, ids: Tensor, positions: Tensor, wanted: Tensor, plan: Plan | None) -> Tensor:
     """Logits of the `wanted` rows, by the model's own code.  # [T], [T], [W] -> [W, vocab]"""
     output = model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, plan=plan)
     logits: Tensor = output.logits[0]

@@ -53,9 +53,8 @@ class ModelRuntime:
         logger.info("KV of %d tokens", self.info.kv_cache_tokens)
         device = torch.device(config.device)
         self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, device)
-        self.context = BackendContext(
-            loaded.model, self.cache, kernel or find_kernel(self.cache, is_deterministic=config.deterministic), config, self.info.max_context_tokens, tiling
-        )
+        kernel = kernel or find_kernel(self.cache, is_deterministic=config.deterministic)
+        self.context = BackendContext(loaded.model, self.cache, kernel, config, self.info.max_context_tokens, tiling)
         self.backends = stack_type(kinds, self.context, all_min)
         self._num_embeddings: int = loaded.model.get_input_embeddings().num_embeddings
 

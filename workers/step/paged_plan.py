@@ -92,9 +92,13 @@ class StepShape:
         for span in step.spans:
             own = np.arange(span.num_kv - span.num_rows, span.num_kv)
             blocks, size = np.array(span.kv.blocks, dtype=np.int32), cache.block_tokens
-            pieces["write_slots"][span.first_row : span.first_row + span.num_rows] = blocks[own // size] * size + own % size
+            pieces["write_slots"][span.first_row : span.first_row + span.num_rows] = (
+                blocks[own // size] * size + own % size
+            )
         readers = _readers(step, tiling)
-        tiles = [tile for index, reader in enumerate(readers) for tile in self._fill_reads(cache, index, reader, pieces)]
+        tiles = [
+            tile for index, reader in enumerate(readers) for tile in self._fill_reads(cache, index, reader, pieces)
+        ]
         if tiles:
             pieces["tiles"][: len(tiles)] = tiles
             pieces["num_tiles"][0] = len(tiles)
@@ -120,7 +124,7 @@ class StepShape:
     def _fill_reads(
         self, cache: KVCache, index: int, reader: Reader, pieces: dict[str, NDArray[np.int32]]
     ) -> Iterator[tuple[int, int, int, int]]:
-        """Fill in what the rows of a reader see; returns its tiles: first row, number of rows, reader, end of the KV."""
+        """Fill in what the rows of a reader see. Yields its tiles: first row, number of rows, reader, end of the KV."""
         entries, tokens = reader.source(cache)
         blocks = cut_up(entries, tokens // self.block_tokens)[: self.num_blocks]
         pieces["table"][index, : len(blocks)] = blocks

@@ -14,6 +14,7 @@ from workers.runtime import backends
 from workers.runtime.backend import Backend
 from workers.runtime.backend_stack import BackendStack, choose
 from workers.runtime.backends import CompiledBackend, CudaGraphBackend, EagerBackend, PackedBackend, TracedBackend
+from workers.runtime.backends.compiled_layers import CompiledLayersBackend
 
 STEP: Any = "a step"
 SMALL: Any = "a small step"
@@ -48,7 +49,7 @@ class Recorded(Fast):
 
 
 class Unbuildable(Fast):
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, below: Any = None) -> None:
         raise RuntimeError("out of memory\nand more")
 
 
@@ -59,7 +60,7 @@ def stack_of(*kinds: type[Backend]) -> BackendStack:
 
 def build(stack: BackendStack, step: Any = STEP) -> None:
     """With a self-test of this step."""
-    self_test: Any = SimpleNamespace(logits=lambda: stack.run(step), brief=lambda: self_test)
+    self_test: Any = SimpleNamespace(logits=lambda: stack.run(step), brief=lambda: self_test, noise=lambda: 0.0)
     stack.build_all(self_test, "model", lambda _: None)
 
 
@@ -120,7 +121,7 @@ def test_what_is_not_worth_it_is_not_built(monkeypatch: pytest.MonkeyPatch) -> N
         ({"compile": True, "tensor_parallel": 2}, [PackedBackend]),
         ({"tensor_parallel": 2}, [PackedBackend]),
         ({"device": "cuda"}, [EagerBackend]),
-        ({"device": "cuda", "compile": True}, [CudaGraphBackend, EagerBackend]),
+        ({"device": "cuda", "compile": True}, [CudaGraphBackend, CompiledLayersBackend, EagerBackend]),
         ({"device": "cuda", "compile": True, "tensor_parallel": 2}, [CudaGraphBackend, EagerBackend]),
     ],
 )

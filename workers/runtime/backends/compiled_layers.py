@@ -111,5 +111,7 @@ def _last_norms(model: Any, layers: nn.ModuleList) -> list[Any]:
     return [
         child
         for child in owner.children()
-        if child is not layers and any(True for _ in child.parameters()) and not type(child).__module__.startswith("torch.")
+        if child is not layers
+        and any(True for _ in child.parameters())
+        and not type(child).__module__.startswith("torch.")
     ]

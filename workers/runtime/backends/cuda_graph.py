@@ -149,7 +149,7 @@ class CudaGraphBackend(Backend):
     def _shapes(self) -> Iterator[StepShape]:
         """The largest first: for each number of rows, of any kind, and one of each sequence."""
         for num_rows in reversed(buckets(self._max_rows)):
-            if num_rows >= self.context.tiling.min_rows:
+            if num_rows > 1:
                 yield self._shape(num_rows, TILE_ROWS)
             if not self.context.tiling.by_branch:
                 yield self._shape(num_rows, 1)
@@ -159,7 +159,9 @@ class CudaGraphBackend(Backend):
         may_be_tree = tile_rows > 1 and not self.context.tiling.by_branch
         words, depth = (TREE_WORDS, TREE_DEPTH) if may_be_tree else (0, 0)
         block_tokens = self.context.cache.block_tokens
-        return StepShape(num_rows, num_rows, num_rows, num_rows, self._num_blocks, words, depth, tile_rows, block_tokens)
+        return StepShape(
+            num_rows, num_rows, num_rows, num_rows, self._num_blocks, words, depth, tile_rows, block_tokens
+        )
 
     def _shape_for(self, needed: StepShape) -> StepShape | None:
         """The smallest shape with room for the step; None for a larger step."""

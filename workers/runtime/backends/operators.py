@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from workers.attention import Attention
-from workers.runtime.backends.packed_weights import PackedProduct
 from workers.runtime.backend import Plan
+from workers.runtime.backends.packed_weights import PackedProduct
 
 _pass = threading.local()
 
