@@ -41,7 +41,9 @@ from workers.grammar import FIELD, grammar_of
 USUAL_TOKENS = 256
 """Of output, where the caller gives no limit: at most for a prompt that is no chat, and as expected for a chat."""
 MAX_TIMEOUT_S = 86_400.0
-SEED_BITS = 64
+DRAWN_BITS = 53
+"""Of seeds that are made here: a double, as JavaScript reads JSON's numbers, has all of them. Callers' own may be
+larger."""
 
 
 def sampling_defaults(model_dir: str | Path) -> Sampling:
@@ -85,7 +87,7 @@ def to_generation_request(given: Given, served: Served, now: float) -> Generatio
         stop_token_ids=frozenset(stop_token_ids),
         ignore_eos=given.ignore_eos,
         include_stop=given.include_stop,
-        grammar=_grammar(given, info, limits),
+        grammar=_grammar(given, info, served.config),
         deadline=_deadline(given.timeout_s, now),
         priority=priority_of(given, served.config),
         caller=str(given.caller),
@@ -211,7 +213,7 @@ def _stop_strings(given: Sequence[str], limits: Limits) -> tuple[str, ...]:
 def _sampling(given: Given, served: Served) -> Sampling:
     """The given fields over the defaults; a seed is drawn where none is given, so that the reply can report it."""
     info, limits = served.target, served.config.limits
-    changes = {"seed": secrets.randbits(SEED_BITS), **given.sampling}
+    changes = {"seed": secrets.randbits(DRAWN_BITS), **given.sampling}
     try:
         return replace(
             served.defaults,
@@ -262,7 +264,7 @@ def priority_of(given: Given, config: ServiceConfig) -> int:
     return priority
 
 
-def _grammar(given: Given, info: ModelInfo, limits: Limits) -> Grammar | None:
+def _grammar(given: Given, info: ModelInfo, config: ServiceConfig) -> Grammar | None:
     if given.structure is None:
         return None
     require_eos(FIELD, info)
@@ -272,7 +274,7 @@ def _grammar(given: Given, info: ModelInfo, limits: Limits) -> Grammar | None:
         raise InvalidRequest(
             "sampling.allowed_token_ids", f"must not be given beside {FIELD}, which says what may come"
         )
-    return grammar_of(given.structure, limits)
+    return grammar_of(given.structure, config.limits, closes_schemas=config.close_schemas)
 
 
 def _deadline(timeout_s: float | None, now: float) -> float | None:

@@ -18,7 +18,7 @@ from core.records import Chunk, GenerationRequest, ModelInfo, Usage
 from deploy.api.checks import require
 from deploy.api.given import Given
 from deploy.api.hosted import Hosted, Served, Watch
-from deploy.api.request import SEED_BITS, resume_tokens, to_generation_request
+from deploy.api.request import DRAWN_BITS, resume_tokens, to_generation_request
 from deploy.api.speculation import not_repeatable
 from deploy.metrics import RequestMeter
 from deploy.receipts import ReceiptMaker
@@ -84,8 +84,8 @@ def sample_seed(seed: int, index: int) -> int:
     """
     if index == 0:
         return seed
-    material = seed.to_bytes(SEED_BITS // 8, "little") + index.to_bytes(4, "little")
-    return int.from_bytes(hashlib.blake2b(material, digest_size=SEED_BITS // 8).digest(), "little")
+    material = seed.to_bytes(8, "little") + index.to_bytes(4, "little")
+    return int.from_bytes(hashlib.blake2b(material, digest_size=8).digest(), "little") % 2**DRAWN_BITS
 
 
 def samples_of(

@@ -74,6 +74,8 @@ class ResponseFormat(Part):
 
     type: str
     json_schema: JsonSchema | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    """Beside json_object, as other servers have it."""
 
 
 class OpenAiBody(Body):
@@ -117,6 +119,10 @@ class SampledBody(OpenAiBody):
         given, field = self.response_format, "response_format"
         if given is None:
             return None
+        if given.type == "json_object" and given.schema_ is not None and given.json_schema is None:
+            return (f"{field}.schema", Structure("json_schema", given.schema_))
+        if given.schema_ is not None:
+            raise InvalidRequest(f"{field}.schema", "must not be given unless type is json_object: send json_schema")
         schema = None if given.json_schema is None else given.json_schema.schema_
         return structure_of_format(field, given.type, schema, f"{field}.json_schema", f"{field}.json_schema.schema")
 

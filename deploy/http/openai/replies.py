@@ -106,7 +106,8 @@ class ChoicesReply(Reply):
         """By what seed the output can be repeated, what speculation did for it, and the receipt if asked for."""
         stats = speculation_fields(last.stats) if last.stats is not None else None
         receipt = {"receipt": receipt_fields(last.receipt)} if last.receipt is not None else {}
-        return {"seed": self._requests[index].sampling.seed, "speculation": stats, **receipt}
+        problem = {"problem": last.problem} if last.problem is not None else {}
+        return {"seed": self._requests[index].sampling.seed, "speculation": stats, **receipt, **problem}
 
     def _usage(self) -> dict[str, Any]:
         """Of all samples so far; they share one prompt."""
