@@ -78,5 +78,5 @@ def to_output(index: int, request: GenerationRequest, chunks: Sequence[Chunk]) -
         last.stats or SpeculationStats(),
         tuple(line for chunk in chunks for line in chunk.explanation),
         receipt_fields(last.receipt) if last.receipt is not None else None,
-        last.problem,
+        str(last.problem) if last.problem is not None else None,
     )

@@ -7,15 +7,27 @@ reader holds up its own stream, and no other.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from http import HTTPStatus
 
 from core.errors import Unavailable
 from core.ports import Clock
 from core.records import Chunk, GenerationRequest
 from deploy import calls
-from deploy.api import LONG_BYTES, Authenticator, Hosted, Models, Offload, Samples, completed, merged
+from deploy.api import (
+    LONG_BYTES,
+    Authenticator,
+    Hosted,
+    Models,
+    Offload,
+    Samples,
+    Watch,
+    completed,
+    completed_prompts,
+    merged,
+)
 from deploy.http.anthropic import CountBody
 from deploy.http.bodies import AnyBody, Body, parse
 from deploy.http.failures import BodyTooLong, Failure, UnknownPath, WrongMethod, code_of, failure_of
@@ -35,9 +47,12 @@ from deploy.http.routes import (
     refusal_of,
 )
 from deploy.http.structured import structure_of
-from deploy.http.translate import later_named_as_in, prompt_of, reading_of, to_requests
+from deploy.http.translate import later_named_as_in, named_as_in, prompt_of, reading_of, to_requests
 from deploy.http.wire import COMMENT, EVENTS, JSON, Call, Head, encoded
+from deploy.receipts import fingerprint
 
+MANY_PROMPTS = 16
+"""Of one call: more are checked beside the event loop, however short they are."""
 Parts = AsyncGenerator[Head | bytes, None]
 
 
@@ -118,9 +133,18 @@ class HttpServicer:
         with model.request() as watch:
             requests = await self._requests(body, call, caller, model)
             reading = reading_of(body, requests[0], model.served)
-            order = ReplyOrder(body, model.name, requests, model.served.tokenizer, reading, int(time.time()))
+            order = ReplyOrder(
+                body,
+                model.name,
+                requests,
+                model.served.tokenizer,
+                reading,
+                int(time.time()),
+                fingerprint(model.served.target, model.served.tokenizer.digest),
+                partial(named_as_in, body, model.served),
+            )
             reply = ending.reply = route.reply(order)
-            pieces = completed(model, requests, watch)
+            pieces = _completed(model, requests, len(body.prompts_given), watch)
             keep_alive_s = model.served.config.http.keep_alive_s
             parts = _streamed(reply, pieces, keep_alive_s) if body.stream else _whole(reply, pieces, len(requests))
             with later_named_as_in(body, model.served):
@@ -147,7 +171,8 @@ class HttpServicer:
         asked = body.tools_asked
         has_template = body.speculation is not None and body.speculation.template is not None
         has_grammar = has_template or structure_of(body) is not None or (asked is not None and asked.is_forced)
-        work = max(size, LONG_BYTES) if has_grammar else size  # a grammar is compiled
+        is_long = has_grammar or len(body.prompts_given) > MANY_PROMPTS  # a grammar is compiled
+        work = max(size, LONG_BYTES) if is_long else size
         if size > served.config.limits.max_message_bytes:
             raise BodyTooLong(served.config.limits.max_message_bytes)
         return await self._offload.run(
@@ -159,6 +184,14 @@ class HttpServicer:
             call.name.request_id,
             caller,
         )
+
+
+def _completed(model: Hosted, requests: Sequence[GenerationRequest], num_prompts: int, watch: Watch) -> Samples:
+    """`requests` are the samples of each prompt, one prompt after the other."""
+    if num_prompts <= 1:
+        return completed(model, requests, watch)
+    size = len(requests) // num_prompts
+    return completed_prompts(model, [requests[at : at + size] for at in range(0, len(requests), size)], watch)
 
 
 class _Ending:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from core.errors import InvalidRequest
 from core.records import Chunk, FinishReason, GenerationRequest, TokenLogprobs, Usage
 from orchestrator.text import IncrementalDetokenizer
 
@@ -60,7 +61,7 @@ class Output:
         chunk = self._take(tuple(token_ids), (), (), is_resumed=True)
         return chunk if self.is_finished else None
 
-    def cut_short(self, problem: str) -> Chunk:
+    def cut_short(self, problem: InvalidRequest) -> Chunk:
         """The last chunk of an output that has begun and cannot go on."""
         assert not self.is_finished, "a finished output takes no more tokens"
         self.is_finished = True

@@ -284,7 +284,7 @@ class Session:
         has_begun = self._output.num_tokens > len(self._request.resume_tokens)
         if refused.field is None or not has_begun:
             return self._fail(_error_of(refused))
-        problem = f"{refused.field}: {refused.reason}"
+        problem = InvalidRequest(refused.field, refused.reason)
         return [self._emit(self._output.cut_short(problem)), *self._close()]
 
     def _lose_target(self, reason: str, *, is_failure: bool = True) -> list[m.Command]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from core.config import Limits
@@ -89,16 +89,20 @@ def _named(field: str) -> Iterator[None]:
 def _followed(grammar: Grammar, field: str, limits: Limits, closes: bool) -> Grammar:
     """With each of its JSON schemas as the library follows it."""
     with _named(field):
-        match grammar.kind:
-            case GrammarKind.JSON_SCHEMA:
-                text = json.dumps(followed(json.loads(grammar.text), closes=closes))
-            case GrammarKind.LARK:
-                text = _with_schemas_followed(grammar.text, closes)
-            case _:
-                return grammar
+        text = _text_followed(grammar, closes)
     if len(text) > MAX_GROWTH * limits.max_grammar_bytes:
         raise InvalidRequest(field, "has schemas that many properties share: give them once, by $ref")
     return Grammar(grammar.kind, text)
+
+
+@lru_cache(MAX_KEPT)
+def _text_followed(grammar: Grammar, closes: bool) -> str:
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return json.dumps(followed(json.loads(grammar.text), closes=closes))
+        case GrammarKind.LARK:
+            return _with_schemas_followed(grammar.text, closes)
+    return grammar.text
 
 
 def _with_schemas_followed(text: str, closes: bool) -> str:

@@ -431,7 +431,7 @@ def test_an_output_that_has_begun_is_cut_short_where_its_constraints_leave_no_to
     last = world.chunks[-1]
     assert world.error is None
     assert (last.finish_reason, last.token_ids) == (FinishReason.LENGTH, ())
-    assert last.problem == "structured_output: cannot be followed"
+    assert str(last.problem) == "structured_output: cannot be followed"
     assert last.usage.completion_tokens == len(world.tokens)
     assert last.stats is not None
     assert world.policy.is_closed
