@@ -151,7 +151,8 @@ async def completed(model: Hosted, requests: Sequence[GenerationRequest], watch:
 async def completed_prompts(model: Hosted, prompts: Sequence[Sequence[GenerationRequest]], watch: Watch) -> Samples:
     """The pieces of all samples of all prompts as they come, counted through; `watch` follows the first prompt.
 
-    Each prompt is admitted, measured and traced as a request by itself. At once run as many prompts as their caller may have places for, so that a long list does not refuse itself.
+    Each prompt is admitted, measured and traced as a request by itself. At once run as many as their caller may have
+    places for, so that a long list does not refuse itself.
     """
     size = len(prompts[0])
     gate = asyncio.Semaphore(max(1, max_places(prompts[0][0], model.served.config) // size))
