@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import uvicorn.config
 from starlette.middleware import Middleware
 
 from deploy.grpc import take_bursts
 from deploy.http import HttpProxy
+
+CONNECTION = "deploy.http.connections:Connection"
+"""What Serve's HTTP server, which is made after this, makes of each connection."""
 
 
 def prepare() -> list[Middleware]:
@@ -14,4 +18,5 @@ def prepare() -> list[Middleware]:
     Serve has it by name (`deploy.launch.cluster.PREPARE`).
     """
     take_bursts()
+    uvicorn.config.HTTP_PROTOCOLS["auto"] = CONNECTION
     return [Middleware(HttpProxy)]

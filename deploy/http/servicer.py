@@ -48,7 +48,7 @@ from deploy.http.routes import (
 )
 from deploy.http.structured import structure_of
 from deploy.http.translate import later_named_as_in, named_as_in, prompt_of, reading_of, to_requests
-from deploy.http.wire import COMMENT, EVENTS, JSON, Call, Head, encoded
+from deploy.http.wire import COMMENT, EVENTS, JSON, Call, Head, encoded, whole
 from deploy.receipts import fingerprint
 
 MANY_PROMPTS = 16
@@ -105,20 +105,21 @@ class HttpServicer:
         _require_method(call, "GET")
         if self._models.is_winding_down:
             raise Unavailable("this orchestrator is shutting down")
-        yield Head(HTTPStatus.OK)
-        yield encoded({"status": "ok"})
+        for part in whole(encoded({"status": "ok"})):
+            yield part
 
     async def _show_models(self, call: Call) -> Parts:
         _require_method(call, "GET")
         name = call.path.removeprefix(MODELS).removeprefix("/")
         cards = [model_card(model, self._created_s) for model in ([self._models[name]] if name else self._models.all)]
-        yield Head(HTTPStatus.OK)
-        yield encoded(cards[0] if name else {"object": "list", "data": cards})
+        for part in whole(encoded(cards[0] if name else {"object": "list", "data": cards})):
+            yield part
 
     async def _show_status(self, call: Call) -> Parts:
         _require_method(call, "GET")
-        yield Head(HTTPStatus.OK, (*JSON, ("cache-control", "no-store")))
-        yield encoded({"models": [status_fields(model) for model in self._models.all]})
+        body = encoded({"models": [status_fields(model) for model in self._models.all]})
+        for part in whole(body, headers=(*JSON, ("cache-control", "no-store"))):
+            yield part
 
     async def _show_page(self, call: Call) -> Parts:
         _require_method(call, "GET")
@@ -157,8 +158,8 @@ class HttpServicer:
         body = await self._parse(CountBody, call)
         served = self._models[body.model or ""].served
         prompt = await self._offload.run(len(call.body), prompt_of, body, served)
-        yield Head(HTTPStatus.OK)
-        yield encoded({"input_tokens": len(prompt)})
+        for part in whole(encoded({"input_tokens": len(prompt)})):
+            yield part
 
     async def _parse(self, kind: type[AnyBody], call: Call) -> AnyBody:
         most, size = JSON_GROWTH * self._models.max_request_bytes, len(call.body)
@@ -223,9 +224,8 @@ async def _whole(reply: Reply, pieces: Samples, num_samples: int) -> Parts:
     async with aclosing(pieces):
         async for index, chunk in pieces:
             chunks[index].append(chunk)
-    body = encoded(reply.whole(chunks))  # before the head: what fails here has a status of its own
-    yield Head(HTTPStatus.OK)
-    yield body
+    for part in whole(encoded(reply.whole(chunks))):
+        yield part
 
 
 def _method(call: Call) -> str:
