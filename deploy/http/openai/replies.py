@@ -174,6 +174,8 @@ class ChatReply(ChoicesReply):
 
     def __init__(self, order: ReplyOrder) -> None:
         super().__init__(order)
+        assert isinstance(order.body, ChatBody)
+        self._echoed = order.body.echoed
         self._is_plain = order.reading.is_plain
         self._splitters = [Splitter(order.reading) for _ in order.requests]
         self._num_calls = [0] * len(order.requests)
@@ -183,13 +185,14 @@ class ChatReply(ChoicesReply):
         return {**ids, **self._prompt_logprobs(0, chunks)}
 
     def _delta(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any]:
-        role = {"role": "assistant"} if is_first else {}
+        role, echoed = ({"role": "assistant"}, self._echoed) if is_first else ({}, "")
         if self._is_plain:
-            return {"delta": {**role, **({"content": chunk.text} if chunk.text or is_first else {})}}
+            text = echoed + chunk.text
+            return {"delta": {**role, **({"content": text} if text or is_first else {})}}
         pieces = self._pieces(index, chunk.text, is_last=chunk.finish_reason is not None)
         fields = {
             "reasoning_content": joined(pieces, Kind.REASONING),
-            "content": joined(pieces, Kind.TEXT),
+            "content": echoed + joined(pieces, Kind.TEXT),
             "tool_calls": [self._call_delta(index, piece) for piece in pieces if piece.kind is Kind.CALL],
         }
         return {"delta": {**role, **{name: value for name, value in fields.items() if value}}}
@@ -207,9 +210,9 @@ class ChatReply(ChoicesReply):
 
     def _message(self, index: int, text: str) -> dict[str, Any]:
         if self._is_plain:
-            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+            return {"message": {"role": "assistant", "content": self._echoed + text, "refusal": None}}
         pieces = self._pieces(index, text, is_last=True)
-        answer, thoughts = joined(pieces, Kind.TEXT), joined(pieces, Kind.REASONING)
+        answer, thoughts = self._echoed + joined(pieces, Kind.TEXT), joined(pieces, Kind.REASONING)
         calls = [_call(begun) for begun in calls_of(pieces)]
         self._num_calls[index] = len(calls)
         message: dict[str, Any] = {"role": "assistant", "content": answer or (None if calls else ""), "refusal": None}

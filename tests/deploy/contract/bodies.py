@@ -147,6 +147,7 @@ CHAT: Mapping[str, Sent] = {
     **SAMPLED,
     **TEMPLATED,
     **each(max_completion_tokens=3, logprobs=True),
+    "echo": ({**assistant(), "echo": True}, assistant()),
     "top_logprobs": ({"logprobs": True, "top_logprobs": 2}, {"logprobs": True}),
     "messages.role": said(role="system"),
     "messages.content": said(content="y"),

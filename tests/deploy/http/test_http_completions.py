@@ -219,6 +219,19 @@ async def test_the_prompt_s_own_log_probabilities_are_as_vllm_has_them(path):
     assert "prompt_logprobs" not in json.dumps(others)
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("role", ["assistant", "user"])
+async def test_a_chat_repeats_what_the_assistant_has_said_last_if_asked(is_stream, role):
+    given = {"messages": [*MESSAGES, {"role": role, "content": "well, "}], "echo": True, "stream": is_stream}
+    http = with_template(Script(*greeting()))
+    if is_stream:
+        pieces = [piece["choices"][0]["delta"] for piece in await events(http, call(CHAT, **given))]
+        text = "".join(piece.get("content", "") for piece in pieces)
+    else:
+        text = (await whole(http, call(CHAT, **given)))[1]["choices"][0]["message"]["content"]
+    assert text == ("well, " if role == "assistant" else "") + "hello word"
+
+
 # What else other servers' callers send
 
 

@@ -49,6 +49,7 @@ async def respond(servicer, call):
 async def whole(servicer, call):
     head, body = await respond(servicer, call)
     assert dict(head.headers)["content-type"] == "application/json"
+    assert dict(head.headers)["content-length"] == str(len(body))
     return head.status, json.loads(body)
 
 
@@ -61,6 +62,7 @@ async def events(servicer, call):
 
 async def error(servicer, call):
     head, body = await respond(servicer, call)
+    assert dict(head.headers)["content-length"] == str(len(body))
     content = json.loads(body)["error"]
     assert set(content) == {"message", "type", "param", "code", "request_id"}
     assert content["request_id"] == "mine"
