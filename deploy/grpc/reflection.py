@@ -32,7 +32,8 @@ def enable_both(server: Any) -> None:
     _describe_v1()
     for name in (reflection.SERVICE_NAME, SERVICE):
         server.add_passthrough_service(name)
-    servicer = reflection.aio.ReflectionServicer({*names, reflection.SERVICE_NAME, SERVICE})
+    served = {*names, reflection.SERVICE_NAME, SERVICE}
+    servicer = reflection.aio.ReflectionServicer(served)  # type: ignore[attr-defined]  # its stubs lack it
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
     handlers = {
         METHOD: grpc.stream_stream_rpc_method_handler(

@@ -146,8 +146,9 @@ def _without_spent_patterns(schema: dict[str, Any]) -> dict[str, Any]:
     find no key for it, and end in the middle of an output that could have been whole.
     """
     listed, patterns = schema.get("properties"), schema.get("patternProperties")
-    has_both = isinstance(listed, dict) and isinstance(patterns, dict) and listed and patterns
-    if not has_both or schema.get("additionalProperties") is not False or _has_other_key([*listed], [*patterns]):
+    if not (isinstance(listed, dict) and isinstance(patterns, dict) and listed and patterns):
+        return schema
+    if schema.get("additionalProperties") is not False or _has_other_key([*listed], [*patterns]):
         return schema
     held = {
         name: {"allOf": [value, *(also for pattern, also in patterns.items() if _matches(pattern, name))]}

@@ -36,8 +36,9 @@ class CompletionReply(ChoicesReply):
     def _prompt(self, index: int) -> str:
         """As it was given, unless it was ids or cut."""
         prompt = self._body.prompt[index // self._num_samples]
-        is_whole = isinstance(prompt, str) and self._body.truncate_prompt_tokens is None
-        return prompt if is_whole else self._tokenizer.decode(self._requests[index].prompt)
+        if isinstance(prompt, str) and self._body.truncate_prompt_tokens is None:
+            return prompt
+        return self._tokenizer.decode(self._requests[index].prompt)
 
     def _common(self, index: int, chunks: Sequence[Chunk], *, is_first: bool) -> dict[str, Any]:
         fields = super()._common(index, chunks, is_first=is_first)
