@@ -123,6 +123,7 @@ class ChatBody(SampledBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    echo: bool | None = None
     tools: Annotated[list[ChatTool] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -150,6 +151,12 @@ class ChatBody(SampledBody):
     @property
     def chat(self) -> Chat | None:
         return [message.for_template(f"messages[{index}]") for index, message in enumerate(self.messages)]
+
+    @property
+    def echoed(self) -> str:
+        """What the reply repeats before its content: the last message, where the assistant has said it."""
+        last = self.messages[-1]
+        return last.for_template("messages[-1]")["content"] if self.echo and last.role == "assistant" else ""
 
     @property
     def template_arguments(self) -> Mapping[str, Any]:

@@ -1,13 +1,19 @@
 """OpenAI's and vLLM's ways to say what the output must look like, and the names by which each is refused."""
 
+import json
+from dataclasses import replace
+
 import pytest
-from test_http_translate import chat, completion
+from test_http_translate import CONFIG, NOW, chat, completion, served
 
 from core.errors import InvalidRequest
 from core.records import Grammar, GrammarKind
+from deploy.http.bodies import parse
+from deploy.http.openai import CompletionBody
+from deploy.http.translate import to_requests
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-HELD_TO = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"type": "integer"}}}')
+HELD_TO = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({**SCHEMA, "additionalProperties": False}))
 ANYTHING = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}')
 DIGITS = Grammar(GrammarKind.REGEX, "[0-9]+")
 CHOICE = Grammar(GrammarKind.REGEX, "a|b")
@@ -25,6 +31,7 @@ def openai_schema(**fields):
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": None, "guided_json": None}, None),
         ({"response_format": {"type": "json_object"}}, ANYTHING),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, HELD_TO),
         (openai_schema(schema=SCHEMA), HELD_TO),
         ({"structured_outputs": {"json": SCHEMA}}, HELD_TO),
         ({"structured_outputs": {"json_object": True}}, ANYTHING),
@@ -44,6 +51,12 @@ def test_each_way_arrives(make, fields, grammar):
     assert request.grammar == grammar
 
 
+def test_a_service_may_leave_schemas_open():
+    body = parse(CompletionBody, json.dumps({"prompt": "say", "guided_json": SCHEMA}).encode())
+    (request,) = to_requests(body, served(config=replace(CONFIG, close_schemas=False)), NOW, "mine")
+    assert request.grammar == Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+
+
 def test_every_sample_is_held_to_it():
     assert [request.grammar for request in completion(n=3, guided_regex="[0-9]+")] == [DIGITS] * 3
 
@@ -57,6 +70,10 @@ def test_every_sample_is_held_to_it():
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.json_schema"),
         (openai_schema(), "response_format.json_schema.schema"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "schema": {"not": {}}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "schema": 3}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}, "response_format.json_schema"),
         (openai_schema(schema={"type": "strin"}), "response_format.json_schema.schema"),
         (openai_schema(schema={"type": "array", "uniqueItems": True}), "response_format.json_schema.schema"),
         (openai_schema(schema={"enum": ["x" * 2**20]}), "response_format.json_schema.schema"),
