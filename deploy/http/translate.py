@@ -55,7 +55,7 @@ def reading_of(body: Body, request: GenerationRequest, served: Served) -> Readin
     if asked is None:
         return Reading(reasoning=reasoning, has_begun=begun)
     calls, names = calls_format(config, tokenizer), frozenset(asked.schemas)
-    return Reading(calls, names, 1 if asked.is_one else None, reasoning, begun)
+    return Reading(calls, names, asked.is_forced, 1 if asked.is_one else None, reasoning, begun)
 
 
 def to_requests(body: Body, served: Served, now: float, request_id: str, caller: str = "") -> list[GenerationRequest]:

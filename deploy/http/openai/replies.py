@@ -14,7 +14,6 @@ from deploy.api import Hosted, speculation_fields
 from deploy.http.openai.bodies import CompletionBody, StreamOptions
 from deploy.http.openai.chat_body import ChatBody
 from deploy.http.openai.traced import traced_fields
-from deploy.http.output import Kind, OutputPiece, Splitter, calls_of, joined, new_call_id
 from deploy.http.reply import OWNER, Reply, ReplyOrder, text_of
 from deploy.http.wire import DONE, encoded, event
 from deploy.receipts import receipt_fields
@@ -57,7 +56,7 @@ class ChoicesReply(Reply):
     def whole(self, chunks: Sequence[Sequence[Chunk]]) -> dict[str, Any]:
         self._usages = {index: each[-1].usage for index, each in enumerate(chunks)}
         choices = [
-            {"index": index, **self._message(index, text_of(each)), **self._common(index, each)}
+            {"index": index, **self._message(index, each), **self._common(index, each)}
             for index, each in enumerate(chunks)
         ]
         return {**self._head, "object": self.WHOLE, "choices": choices, "usage": self._usage()}
@@ -66,7 +65,7 @@ class ChoicesReply(Reply):
     def _delta(self, index: int, chunk: Chunk) -> dict[str, Any]: ...
 
     @abstractmethod
-    def _message(self, index: int, text: str) -> dict[str, Any]: ...
+    def _message(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]: ...
 
     def _finish_reason(self, index: int, reason: FinishReason) -> str:  # noqa: ARG002
         return reason.value
@@ -151,10 +150,10 @@ class CompletionReply(ChoicesReply):
     def _delta(self, index: int, chunk: Chunk) -> dict[str, Any]:
         is_first = index not in self._begun
         self._begun.add(index)
-        return self._message(index, chunk.text) if is_first else {"text": chunk.text}
+        return self._message(index, [chunk]) if is_first else {"text": chunk.text}
 
-    def _message(self, index: int, text: str) -> dict[str, Any]:  # noqa: ARG002
-        return {"text": (self._echoed or "") + text}
+    def _message(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:  # noqa: ARG002
+        return {"text": (self._echoed or "") + text_of(chunks)}
 
     def _logprobs(
         self, index: int, tokens: Sequence[tuple[int, TokenLogprobs]], scored: Sequence[TokenLogprobs]
@@ -181,79 +180,6 @@ class CompletionReply(ChoicesReply):
         text, content = self._token(token_id)
         is_text = text.encode("utf-8", "replace") == content
         return text if is_text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
-
-
-class ChatReply(ChoicesReply):
-    """Of /v1/chat/completions."""
-
-    PREFIX = "chatcmpl-"
-    WHOLE = "chat.completion"
-    PIECE = "chat.completion.chunk"
-
-    def __init__(self, order: ReplyOrder) -> None:
-        super().__init__(order)
-        self._is_plain = order.reading.is_plain
-        self._splitters = [Splitter(order.reading) for _ in order.requests]
-        self._num_calls = [0] * len(order.requests)
-
-    def _delta(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        role = {} if index in self._begun else {"role": "assistant"}
-        self._begun.add(index)
-        if self._is_plain:
-            return {"delta": {**role, "content": chunk.text}}
-        pieces = self._pieces(index, chunk.text, is_last=chunk.finish_reason is not None)
-        fields = {
-            "reasoning_content": joined(pieces, Kind.REASONING),
-            "content": joined(pieces, Kind.TEXT),
-            "tool_calls": [self._call_delta(index, piece) for piece in pieces if piece.kind is Kind.CALL],
-        }
-        return {"delta": {**role, **{name: value for name, value in fields.items() if value}}}
-
-    def _pieces(self, index: int, text: str, *, is_last: bool) -> list[OutputPiece]:
-        splitter = self._splitters[index]
-        return splitter.feed(text) + (splitter.end() if is_last else [])
-
-    def _call_delta(self, index: int, piece: OutputPiece) -> dict[str, Any]:
-        if piece.name is None:
-            return {"index": self._num_calls[index] - 1, "function": {"arguments": piece.text}}
-        self._num_calls[index] += 1
-        function = {"name": piece.name, "arguments": piece.text}
-        return {"index": self._num_calls[index] - 1, "id": new_call_id(), "type": "function", "function": function}
-
-    def _message(self, index: int, text: str) -> dict[str, Any]:
-        if self._is_plain:
-            return {"message": {"role": "assistant", "content": text, "refusal": None}}
-        pieces = self._pieces(index, text, is_last=True)
-        answer, thoughts = joined(pieces, Kind.TEXT), joined(pieces, Kind.REASONING)
-        calls = [_call(begun) for begun in calls_of(pieces)]
-        self._num_calls[index] = len(calls)
-        message: dict[str, Any] = {"role": "assistant", "content": answer or (None if calls else ""), "refusal": None}
-        others = {"reasoning_content": thoughts, "tool_calls": calls}
-        return {"message": {**message, **{name: value for name, value in others.items() if value}}}
-
-    def _finish_reason(self, index: int, reason: FinishReason) -> str:
-        return "tool_calls" if self._num_calls[index] and reason is FinishReason.STOP else reason.value
-
-    def _logprobs(  # offsets alone need the index
-        self,
-        index: int,  # noqa: ARG002
-        tokens: Sequence[tuple[int, TokenLogprobs]],
-        scored: Sequence[TokenLogprobs],  # noqa: ARG002
-    ) -> dict[str, Any]:
-        content = [
-            {**self._entry(token_id, each.logprob), "top_logprobs": [self._entry(*other) for other in each.top]}
-            for token_id, each in tokens
-        ]
-        return {"content": content, "refusal": None}
-
-    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text, content = self._token(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(content)}
-
-
-def _call(call: tuple[str, str]) -> dict[str, Any]:
-    name, arguments = call
-    return {"id": new_call_id(), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def model_card(model: Hosted, created_s: int) -> dict[str, Any]:

@@ -103,6 +103,45 @@ async def test_a_call_is_a_block_and_comes_in_pieces():
     assert num_deltas > 1
 
 
+TWO = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo", "days": [1, "t'
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [(TWO, {"city": "Oslo", "days": [1]}), (TWO[:56], {}), (CALL[:-8], {"city": "Oslo"})],
+    ids=str,
+)
+async def test_a_call_that_was_cut_has_what_is_whole_of_its_input_streamed_or_not(text, given):
+    async with by_anthropic(Script(*said(text, finish=FinishReason.LENGTH))) as client:
+        whole = await client.messages.create(**GIVEN, tools=[WEATHER])
+        async with client.messages.stream(**GIVEN, tools=[WEATHER]) as stream:
+            final = await stream.get_final_message()
+    for message in (whole, final):
+        assert (message.content[0].input, message.stop_reason) == (given, "max_tokens")
+
+
+async def test_an_input_that_is_no_object_is_said_to_be_none():
+    text = '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>'
+    async with by_anthropic(Script(*said(text))) as client:
+        (block,) = (await client.messages.create(**GIVEN, tools=[WEATHER])).content
+    assert list(block.input) == ["INVALID_JSON"]
+
+
+async def test_a_text_cites_nothing():
+    """Clients that validate take no null for a list."""
+    http, data = servicer(Script(*said("hello"))), b""
+
+    async def receive():
+        return {"body": json.dumps(GIVEN).encode()}
+
+    async def send(message):
+        nonlocal data
+        data += message.get("body", b"")
+
+    await app(http)({"method": "POST", "path": "/v1/messages", "headers": []}, receive, send)
+    assert json.loads(data)["content"] == [{"type": "text", "text": "hello"}]
+
+
 async def test_what_a_model_thinks_is_a_block():
     async with by_anthropic(Script(*said("<thi", "nk>\nhm, ", "yes\n</think>\n\n", "yes"))) as client:
         whole = await client.messages.create(**GIVEN)

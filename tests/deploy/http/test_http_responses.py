@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import openai
 import pydantic
 import pytest
 
 from core.errors import Unavailable
-from core.records import FinishReason, GrammarKind
+from core.records import FinishReason, GrammarKind, Usage
 from tests.deploy.grpc.rpc import TOKENIZER, Script
 from tests.deploy.http.clients import CALL, NO_FORMATS, by_openai, said, text_of_prompt
 
@@ -108,6 +109,43 @@ async def test_a_call_is_an_item_and_comes_in_pieces():
     (done,) = [event for event in events if event.type == "response.function_call_arguments.done"]
     assert done.arguments == call.arguments
     assert events[-1].response.output[1].arguments == call.arguments
+
+
+async def events_of(script, **given):
+    async with by_openai(script) as client:
+        return [event async for event in await client.responses.create(model="pair", input="?", stream=True, **given)]
+
+
+async def test_an_item_that_is_added_has_nothing_that_its_deltas_add():
+    """Even where all of it comes at once."""
+    events = await events_of(Script(*said(f"<think>hm</think>I look. {CALL}")), tools=[WEATHER])
+    thought, message, call = [event.item for event in events if event.type == "response.output_item.added"]
+    assert (thought.content, message.content, call.arguments) == ([], [], "")
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert json.loads("".join(deltas)) == {"city": "Oslo"}
+
+
+@pytest.mark.parametrize(
+    ("text", "status"), [(CALL[:60], "incomplete"), (CALL[:-8], "completed"), ("I look", "incomplete")], ids=str
+)
+async def test_an_item_that_was_cut_is_incomplete_in_every_event(text, status):
+    """A call is whole where its arguments are, whatever became of the mark after them."""
+    *_, done, last = await events_of(Script(*said(text, finish=FinishReason.LENGTH)), tools=[WEATHER])
+    assert (done.type, done.item.status) == ("response.output_item.done", status)
+    assert (last.type, last.response.output[-1].status) == ("response.incomplete", status)
+
+
+async def test_of_a_response_that_failed_the_open_item_is_incomplete():
+    *_, last = await events_of(Script(said("a", "b")[0], Unavailable("lost")))
+    assert [item.status for item in last.response.output] == ["incomplete"]
+
+
+async def test_no_more_tokens_are_thoughts_than_were_written():
+    """The text of thoughts may take more tokens than the model wrote it in."""
+    chunk = said("<think>hm, hm, hm", finish=FinishReason.LENGTH)[0]
+    async with by_openai(Script(replace(chunk, usage=Usage(3, 2, 0)))) as client:
+        usage = (await client.responses.create(model="pair", input="?")).usage
+    assert usage.output_tokens_details.reasoning_tokens == usage.output_tokens == 2
 
 
 async def test_what_a_model_thinks_is_an_item():

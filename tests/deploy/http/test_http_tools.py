@@ -59,6 +59,21 @@ async def test_a_call_that_was_cut_off_ends_with_length():
     assert (await created(script, tools=[WEATHER])).choices[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize("size", range(1, len(CALL), 5))
+async def test_of_a_forced_call_that_was_cut_nothing_is_content(size):
+    script = Script(*said(CALL[:size], finish=FinishReason.LENGTH))
+    (choice,) = (await created(script, tools=[WEATHER], tool_choice="required")).choices
+    assert (choice.message.content or "", choice.finish_reason) == ("", "length")
+
+
+async def test_texts_before_and_after_a_call_are_parted():
+    texts = ("I look. ", CALL, "\nDone", ".")
+    message = (await created(Script(*said(*texts)), tools=[WEATHER])).choices[0].message
+    stream = await created(Script(*said(*texts)), tools=[WEATHER], stream=True)
+    deltas = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert message.content == "".join(deltas) == "I look.\nDone."
+
+
 async def test_an_answer_without_a_call_stays_as_it_is():
     message = (await created(Script(*said("no ", "need")), tools=[WEATHER])).choices[0].message
     assert (message.content, message.tool_calls) == ("no need", None)
@@ -124,9 +139,11 @@ async def test_thoughts_are_a_field_of_their_own():
     texts = ("<thi", "nk>\nhm, ", "yes\n</think>\n\n", "yes")
     message = (await created(Script(*said(*texts)))).choices[0].message
     assert (message.reasoning_content, message.content) == ("hm, yes", "yes")
+    assert message.reasoning == message.reasoning_content
     stream = await created(Script(*said(*texts)), stream=True)
     deltas = [chunk.choices[0].delta async for chunk in stream]
-    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == "hm, yes"
+    for name in ("reasoning", "reasoning_content"):
+        assert "".join(getattr(delta, name, "") for delta in deltas) == "hm, yes"
     assert "".join(delta.content or "" for delta in deltas) == "yes"
 
 
