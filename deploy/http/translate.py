@@ -14,9 +14,9 @@ from core.errors import InvalidRequest
 from core.records import GenerationRequest, Verification
 from deploy import api
 from deploy.api import GIVEN_SAMPLING, Given, Served, require
-from deploy.http.bodies import MAX_SHOWN_CHARS, Body, Speculation
+from deploy.http.bodies import EFFORT, MAX_SHOWN_CHARS, Body, Speculation
 from deploy.http.output import Reading, calls_format, has_begun, reasoning_format
-from deploy.http.structured import Held, held_to
+from deploy.http.structured import Held, held_to, refusal_of_tool
 from deploy.http.tools import AskedTools, require_calls
 
 COPIED = (
@@ -26,12 +26,9 @@ COPIED = (
 """Fields of bodies that are `Given`'s by the same name."""
 MAX_ID_DIGITS = 20
 STRUCTURE = "structured_output"
-EFFORT = "reasoning_effort"
-"""What chat templates call it, gpt-oss's among them."""
 _PARAMS = (
     (re.compile(r"^(sampling|stopping)\."), ""),
     (re.compile(r"^(text|token_ids(\.ids)?|chat(\.messages)?)\b"), "prompt"),
-    (re.compile(r"^prompt_logprobs$"), "logprobs"),
     (re.compile(r"^(bad_word_ids\[\d+\])\.ids\b"), r"\1"),
 )
 """From a field's path in the proto to the body's, where all bodies have the same."""
@@ -64,7 +61,7 @@ def to_requests(body: Body, served: Served, now: float, request_id: str, caller:
     asked = body.tools_asked
     held = _held(body, asked, served)
     given = given_by(body, served, asked, held, request_id, caller)
-    with _fields_named_as_in(body, held):
+    with _fields_named_as_in(body, held), _tools_named(asked, held, served):
         return api.to_requests(given, served, now)
 
 
@@ -74,6 +71,19 @@ def prompt_of(body: Body, served: Served) -> tuple[int, ...]:
     held = _held(body, asked, served)
     with _fields_named_as_in(body, held):
         return api.prompt_ids(given_by(body, served, asked, held), served)
+
+
+@contextmanager
+def _tools_named(asked: AskedTools | None, held: Held | None, served: Served) -> Iterator[None]:
+    """A schema that cannot be followed is refused by its tool."""
+    try:
+        yield
+    except InvalidRequest as error:
+        form = calls_format(served.config.http, served.tokenizer)
+        is_of_grammar = held is not None and error.field == held[1].field
+        if asked is None or form is None or not is_of_grammar:
+            raise
+        raise refusal_of_tool(asked, form, served.config.limits) or error from None
 
 
 @contextmanager
@@ -129,6 +139,7 @@ def given_by(
         text=prompt if isinstance(prompt, str) else None,
         token_ids=prompt if isinstance(prompt, list) else None,
         chat=body.chat,
+        continues=body.continues,
         tools=asked.shown if asked is not None else (),
         template_arguments=_template_arguments(body, served),
         request_id=request_id,

@@ -163,6 +163,10 @@ class CompletionBody(SampledBody):
     def num_prompt_logprobs(self) -> int | None:
         return self.logprobs if self.echo else None
 
+    def param_of(self, field: str) -> str:
+        """See Body."""
+        return super().param_of("logprobs" if field == "prompt_logprobs" else field)
+
     def check(self) -> None:
         """Raises: InvalidRequest."""
         super().check()

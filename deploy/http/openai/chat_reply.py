@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from core.records import Chunk, FinishReason, TokenLogprobs
+from deploy.http.openai.chat_body import ChatBody
 from deploy.http.openai.replies import ChoicesReply
 from deploy.http.output import Kind, OutputPiece, Splitter, calls_of, joined, new_call_id
 from deploy.http.reply import ReplyOrder, text_of
@@ -24,21 +25,43 @@ class ChatReply(ChoicesReply):
 
     def __init__(self, order: ReplyOrder) -> None:
         super().__init__(order)
+        assert isinstance(order.body, ChatBody)
         self._is_plain = order.reading.is_plain
+        self._echoed = order.body.echoed
         self._splitters = [Splitter(order.reading) for _ in order.requests]
         self._num_calls = [0] * len(order.requests)
         self._last_kinds: list[Kind | None] = [None] * len(order.requests)
         """Of each sample: what came last since its text began."""
 
+    def whole(self, chunks: Sequence[Sequence[Chunk]]) -> dict[str, Any]:
+        fields = super().whole(chunks)
+        if self._requests[0].num_prompt_logprobs is None:
+            return fields
+        scored = [each for chunk in chunks[0] for each in chunk.prompt_logprobs]
+        prompt = zip(self._requests[0].prompt[1:], scored, strict=False)
+        return {**fields, "prompt_logprobs": [None, *(self._scored(*each) for each in prompt)]}
+
+    def _scored(self, token_id: int, scored: TokenLogprobs) -> dict[str, Any]:
+        """A token of the prompt and those that were likelier, as vLLM has them; its rank if it is among these."""
+        ranks = {other: rank for rank, (other, _) in enumerate(scored.top, 1)}
+        logprobs = {token_id: scored.logprob, **dict(scored.top)}
+        return {
+            str(each): {"logprob": logprob, "rank": ranks.get(each), "decoded_token": self._token(each)[0]}
+            for each, logprob in logprobs.items()
+        }
+
     def _delta(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        role = {} if index in self._begun else {"role": "assistant"}
+        is_first = index not in self._begun
+        role = {"role": "assistant"} if is_first else {}
         self._begun.add(index)
+        begin = self._echoed if is_first else ""
         if self._is_plain:
-            return {"delta": {**role, "content": chunk.text}}
+            content = begin + chunk.text
+            return {"delta": {**role, **({"content": content} if content or is_first else {})}}
         pieces = self._pieces(index, chunk.text, chunk.finish_reason)
         fields = {
             **_thoughts(pieces),
-            "content": joined(pieces, Kind.TEXT),
+            "content": begin + joined(pieces, Kind.TEXT),
             "tool_calls": [self._call_delta(index, piece) for piece in pieces if piece.kind is Kind.CALL],
         }
         return {"delta": {**role, **{name: value for name, value in fields.items() if value}}}
@@ -66,9 +89,9 @@ class ChatReply(ChoicesReply):
     def _message(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
         text = text_of(chunks)
         if self._is_plain:
-            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+            return {"message": {"role": "assistant", "content": self._echoed + text, "refusal": None}}
         pieces = self._pieces(index, text, chunks[-1].finish_reason)
-        answer = joined(pieces, Kind.TEXT)
+        answer = self._echoed + joined(pieces, Kind.TEXT)
         calls = [_call(begun) for begun in calls_of(pieces)]
         self._num_calls[index] = len(calls)
         message: dict[str, Any] = {"role": "assistant", "content": answer or (None if calls else ""), "refusal": None}

@@ -6,7 +6,8 @@ Knows the tokenizer, for the text of single tokens; must not know how a reply is
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
@@ -45,8 +46,16 @@ class ChoicesReply(Reply):
     def piece(self, index: int, chunk: Chunk) -> bytes:
         self._usages[index] = chunk.usage
         choice = {"index": index, **self._delta(index, chunk), **self._common(index, [chunk])}
+        if self._is_empty(choice, chunk):
+            return b""
         usage = {"usage": self._usage() if self._has_usage_always else None} if self._has_usage_at_end else {}
         return event(encoded({**self._head, "object": self.PIECE, "choices": [choice], **usage}))
+
+    def _is_empty(self, choice: Mapping[str, Any], chunk: Chunk) -> bool:
+        """Whether nobody would miss the piece: its text is held back, as by a character that is not whole."""
+        has_report = choice["finish_reason"] is not None or chunk.logprobs or choice.get("token_ids")
+        has_text = any(choice["delta"].values()) if "delta" in choice else choice["text"]
+        return not (has_text or has_report or "outrider" in choice or self._has_usage_always)
 
     def last_piece(self) -> bytes:
         if not self._has_usage_at_end:
@@ -183,6 +192,8 @@ class CompletionReply(ChoicesReply):
 
 
 def model_card(model: Hosted, created_s: int) -> dict[str, Any]:
-    """One entry of /v1/models."""
-    length = model.served.context_tokens
-    return {"id": model.name, "object": "model", "created": created_s, "owned_by": OWNER, "max_model_len": length}
+    """One entry of /v1/models, for the clients of both APIs."""
+    created_at = datetime.fromtimestamp(created_s, UTC).isoformat().replace("+00:00", "Z")
+    by_openai = {"object": "model", "created": created_s, "owned_by": OWNER}
+    by_anthropic = {"type": "model", "display_name": model.name, "created_at": created_at}
+    return {"id": model.name, **by_openai, **by_anthropic, "max_model_len": model.served.context_tokens}
