@@ -98,7 +98,8 @@ class HttpServicer:
         name = call.path.removeprefix(MODELS).removeprefix("/")
         cards = [model_card(model, self._created_s) for model in ([self._models[name]] if name else self._models.all)]
         yield Head(HTTPStatus.OK)
-        yield encoded(cards[0] if name else {"object": "list", "data": cards})
+        pages = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+        yield encoded(cards[0] if name else {"object": "list", "data": cards, **pages})
 
     async def _show_status(self, call: Call) -> Parts:
         _require_method(call, "GET")
@@ -146,7 +147,7 @@ class HttpServicer:
         served, size = model.served, len(call.body)
         asked = body.tools_asked
         has_template = body.speculation is not None and body.speculation.template is not None
-        has_grammar = has_template or structure_of(body) is not None or (asked is not None and asked.is_forced)
+        has_grammar = has_template or structure_of(body, asked) is not None or (asked is not None and asked.is_forced)
         work = max(size, LONG_BYTES) if has_grammar else size  # a grammar is compiled
         if size > served.config.limits.max_message_bytes:
             raise BodyTooLong(served.config.limits.max_message_bytes)

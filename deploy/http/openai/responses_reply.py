@@ -160,7 +160,10 @@ class ResponsesReply(Reply):
             "store": False,
             "background": False,
             "previous_response_id": None,
-            "reasoning": {"effort": (self._body.effort_asked or (None, None))[1], "summary": None},
+            "reasoning": {
+                "effort": (self._body.effort_asked or (None, None))[1],
+                "summary": self._body.reasoning and self._body.reasoning.summary,
+            },
             "truncation": "disabled",
             "outrider": {"seed": sampling.seed},
         }

@@ -197,6 +197,28 @@ async def test_a_schema_holds_the_text_and_parses():
     assert script.requests[0].grammar.kind is GrammarKind.JSON_SCHEMA
 
 
+async def test_what_agents_ask_for_unasked_and_what_changes_nothing_is_taken():
+    script = Script(*said("yes"))
+    async with by_openai(script) as client:
+        given = {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
+        response = await client.responses.create(model="pair", input="say", **given)
+    assert (response.output_text, response.reasoning.summary) == ("yes", "auto")
+    assert text_of_prompt(script) == "user:say;"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+async def test_a_forced_call_is_no_text_that_a_format_could_hold(choice):
+    """As instructor asks for one."""
+    schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+    script = Script(*said(CALL))
+    async with by_openai(script) as client:
+        given = {"model": "pair", "input": "say", "tools": [WEATHER], "tool_choice": choice}
+        await client.responses.create(**given)
+        response = await client.responses.create(**given, text={"format": schema})
+    assert script.requests[0].grammar == script.requests[1].grammar
+    assert response.output[0].name == "weather"
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
 async def test_a_call_that_is_asked_for_is_held_to_by_a_grammar(choice):
     script = Script(*said(CALL))
@@ -238,12 +260,13 @@ REFUSED = [
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "x"}}, "prompt"),
     ({"background": True}, "background"),
-    ({"include": ["reasoning.encrypted_content"]}, "include"),
+    ({"include": ["message.output_text.logprobs"]}, "include"),
+    ({"include": ["thoughts"]}, "include"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"truncation": "auto"}, "truncation"),
     ({"max_tool_calls": 3}, "max_tool_calls"),
     ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
-    ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+    ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
     ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
@@ -255,7 +278,7 @@ REFUSED = [
     ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name"),
     ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
     ({"tools": [{**WEATHER, "parameters": []}]}, "tools[0].parameters"),
-    ({"tools": [{**WEATHER, "parameters": {"not": {}}}], "tool_choice": "required"}, "tools"),
+    ({"tools": [{**WEATHER, "parameters": {"not": {}}}], "tool_choice": "required"}, "tools[0].parameters"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "maybe", "tools": [WEATHER]}, "tool_choice"),
     ({"tool_choice": {"type": "function", "name": "other"}, "tools": [WEATHER]}, "tool_choice.name"),
