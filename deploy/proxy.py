@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import uvicorn.config
 from starlette.middleware import Middleware
 
-from deploy.grpc import take_bursts
+from deploy.grpc import reflect_by_both_versions, take_bursts
 from deploy.http import HttpProxy
+
+CONNECTION = "deploy.http.connections:Connection"
+"""What Serve's HTTP server, which is made after this, makes of each connection."""
 
 
 def prepare() -> list[Middleware]:
-    """The layers around Serve's HTTP server; gRPC's server, which is made after this, takes bursts.
+    """The layers around Serve's HTTP server. gRPC's server, which is made after this, takes bursts and reflects.
 
     Serve has it by name (`deploy.launch.cluster.PREPARE`).
     """
     take_bursts()
+    reflect_by_both_versions()
+    uvicorn.config.HTTP_PROTOCOLS["auto"] = CONNECTION
     return [Middleware(HttpProxy)]

@@ -18,11 +18,10 @@ from core.errors import DeadlinePassed, OutriderError, Overloaded
 from core.ports import Clock
 from core.records import GenerationRequest
 from orchestrator.quotas import Charge, Quotas, own_or
+from orchestrator.waits import PlaceTimes, until_free_s
 
 MAX_WAITS = 4096
 """Admissions that are remembered until somebody asks for a report."""
-RECENT_COMPLETIONS = 16
-"""Completions over which the time that a place is taken is averaged: it foretells how long the queue takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +58,29 @@ class Place:
     def __init__(self, admission: Admission, request: GenerationRequest, charge: Charge, index: int) -> None:
         self._admission = admission
         self._request = request
+        self.caller = request.caller
         self._charge = charge
         self._index = index
         self._began_s = admission.now()
         self._is_left = False
+        self.num_tokens = 0
+        """Of output so far."""
+
+    @property
+    def age_s(self) -> float:
+        return self._admission.now() - self._began_s
+
+    def left_s(self, times: PlaceTimes) -> float:
+        """Until the place is free again, as far as can be told."""
+        num_left = self._request.max_tokens - len(self._request.resume_tokens) - self.num_tokens
+        return times.left_s(self.age_s, self.num_tokens, num_left)
 
     def leave(self, num_tokens: int = 0) -> None:
         """The completion has ended after `num_tokens` of output: what it did not use counts against no quota."""
         if not self._is_left:
             self._is_left = True
             self._charge.settle(self._index, len(self._request.prompt) + num_tokens)
-            self._admission.leave(self._request.caller, self._began_s)
+            self._admission.leave(self)
 
 
 class Admission:
@@ -87,8 +98,9 @@ class Admission:
         """Places that each caller has."""
         self._waiting: list[_Waiting] = []
         self._num_arrived = 0
-        self._place_s = 0.0
-        """For how long a completion has its place, on average; 0 before one has ended."""
+        self._places: set[Place] = set()
+        """Those that are taken."""
+        self._times = PlaceTimes()
         self._waited_s: deque[float] = deque(maxlen=MAX_WAITS)
 
     @property
@@ -104,7 +116,12 @@ class Admission:
     @property
     def expected_wait_s(self) -> float:
         """Until a request that came now would have a place."""
-        return self._wait_s(1)
+        return self._forecast_s(self.num_waiting, 1)
+
+    @property
+    def full_wait_s(self) -> float:
+        """The same once all places and the queue are full."""
+        return self._forecast_s(self._limits.max_queued, 1, is_full=True)
 
     def now(self) -> float:
         """Seconds on the clock by which places are taken."""
@@ -132,17 +149,18 @@ class Admission:
             raise
         self._waited_s.extend([self.now() - arrived_s] * len(requests))
         places = [Place(self, request, charge, index) for index, request in enumerate(requests)]
+        self._places.update(places)
         try:
             yield places
         finally:
             for place in places:
                 place.leave()
 
-    def leave(self, caller: str, began_s: float) -> None:
+    def leave(self, place: Place) -> None:
         """A place is free again; for `Place` alone."""
-        place_s = self.now() - began_s
-        self._place_s += (place_s - self._place_s) / RECENT_COMPLETIONS if self._place_s else place_s
-        self._free(caller, 1)
+        self._times.ended(place.age_s)
+        self._places.discard(place)
+        self._free(place.caller, 1)
 
     def refuse_waiting(self, error: OutriderError) -> None:
         """Nobody is admitted any more: those who wait are told so."""
@@ -249,18 +267,28 @@ class Admission:
             del self._running[caller]
         self._admit()
 
-    def _wait_s(self, num_places: int) -> float:
-        """Until a call that came now would have its places."""
-        if not self._waiting and self.num_admitted + num_places <= self._limits.max_sessions:
-            return 0.0
-        return (num_places + self.num_waiting) * self._place_s / self._limits.max_sessions
+    def _forecast_s(self, num_before: int, num_places: int, *, is_full: bool = False) -> float:
+        """Until a call has its places behind others; `is_full`: as if places that are free had just been taken."""
+        left_s = [place.left_s(self._times) for place in self._places]
+        usual_s = self._times.average_s
+        if not usual_s and left_s:  # as those in progress will take
+            usual_s = (sum(place.age_s for place in self._places) + sum(left_s)) / len(left_s)
+        num_free = max(0, self._limits.max_sessions - len(left_s))
+        return until_free_s([*left_s, *[usual_s if is_full else 0.0] * num_free], usual_s, num_before, num_places)
+
+    def _share_wait_s(self, refused: _Waiting) -> float:
+        """Until enough of its caller's own places are free."""
+        left_s = sorted(place.left_s(self._times) for place in self._places if place.caller == refused.caller)
+        num_too_many = self._running[refused.caller] + refused.num_places - refused.most
+        return left_s[min(num_too_many, len(left_s)) - 1] if left_s else 0.0
 
     def _refusal(self, refused: _Waiting) -> Overloaded:
         limits, num_places = self._limits, refused.num_places
         if self._has_share(refused):
             told = f"this caller has {self._running[refused.caller]} of the {refused.most} places that it may have"
-            return Overloaded(f"{told}; try again in {limits.retry_after_s:.3g} s", limits.retry_after_s)
-        wait_s = max(limits.retry_after_s, self._wait_s(num_places))
+            wait_s = max(limits.retry_after_s, self._share_wait_s(refused))
+            return Overloaded(f"{told}; try again in {wait_s:.3g} s, the expected wait", wait_s)
+        wait_s = max(limits.retry_after_s, self._forecast_s(self.num_waiting, num_places))
         taken = "all" if self.num_admitted == limits.max_sessions else f"{self.num_admitted} of"
         asked = "" if num_places == 1 else f"; all {num_places} samples of a call start together or none"
         queue = f" and {self.num_waiting} requests wait for one" if limits.max_queued else ""

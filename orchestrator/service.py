@@ -82,6 +82,11 @@ class Service:
         """Until a request that came now would have a place."""
         return self._admission.expected_wait_s
 
+    @property
+    def full_wait_s(self) -> float:
+        """The same once all places and the queue are full."""
+        return self._admission.full_wait_s
+
     def queue_report(self) -> QueueReport:
         """The queue at the moment, and what has left it since the last report."""
         return self._admission.report()
@@ -127,6 +132,7 @@ class Service:
         try:
             async for chunk in _until_the_last(pieces):
                 num_tokens += len(chunk.token_ids)
+                place.num_tokens = num_tokens
                 yield chunk
         finally:
             self._runner.abandon(session.id, RequestCancelled("the client went away"))

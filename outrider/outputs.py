@@ -34,6 +34,8 @@ class Output:
     """Why its rounds were what they were, a line each, if that was asked for."""
     receipt: Mapping[str, Any] | None = None
     """Everything that determined it, if that was asked for: as JSON it is a file for `outrider replay`."""
+    problem: str | None = None
+    """Why no further token was possible, where a grammar or bad words left none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +78,5 @@ def to_output(index: int, request: GenerationRequest, chunks: Sequence[Chunk]) -
         last.stats or SpeculationStats(),
         tuple(line for chunk in chunks for line in chunk.explanation),
         receipt_fields(last.receipt) if last.receipt is not None else None,
+        str(last.problem) if last.problem is not None else None,
     )

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from core.errors import InvalidRequest
 from core.records import Policy, Verification
-from deploy.api import GIVEN_SAMPLING, Given
+from deploy.api import Given, given_sampling
 from workers.grammar import STRUCTURES, Structure
 
 Prompt = str | Sequence[int]
@@ -81,7 +81,7 @@ class SamplingParams:
 
     def given(self, prompt: Prompt | Sequence[Mapping[str, str]], *, is_chat: bool = False) -> Given:
         """What `deploy.api` checks, with one prompt. Raises: InvalidRequest."""
-        sampling = {name: value for name in GIVEN_SAMPLING if (value := getattr(self, name)) is not None}
+        sampling = given_sampling(vars(self))
         return Given(
             text=prompt if isinstance(prompt, str) else None,
             token_ids=None if is_chat or isinstance(prompt, str) else prompt,  # type: ignore[arg-type]

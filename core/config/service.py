@@ -127,6 +127,11 @@ class ServiceConfig(Settings):
     model_name: str = "outrider-demo"
     """Name of this pair in requests, in metrics and in the list of models; not empty. Set it to what callers send as
     `model`."""
+    close_schemas: bool = True
+    """Whether an object schema that lists `properties` and does not say `additionalProperties` allows only those. JSON
+    schema allows any others, which most callers do not mean and small models keep adding; other servers close such
+    schemas, too. A caller opens one with `"additionalProperties": true`. Schemas without `properties`, and those that
+    are combined with others that may list some, stay open. Unset it where callers rely on the standard."""
     orchestrator: OrchestratorConfig = field(default_factory=OrchestratorConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     limits: Limits = field(default_factory=Limits)

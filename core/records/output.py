@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from core.errors import InvalidRequest
 from core.records.engine import TokenLogprobs
 from core.records.receipt import Receipt
 from core.records.statistics import SpeculationStats
@@ -12,7 +13,7 @@ from core.records.trace import CallTrace
 
 
 class FinishReason(StrEnum):
-    """Why a stream ended."""
+    """Why a stream ended: by itself, or cut short."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -53,3 +54,6 @@ class Chunk:
     """Why the decisions since the last chunk were made, a line each, when asked for."""
     receipt: Receipt | None = None
     """In the last chunk, when asked for."""
+    problem: InvalidRequest | None = None
+    """In the last chunk: why no further token was possible, where the request's constraints left none. The finish
+    reason is LENGTH then, since the output is cut short."""

@@ -2,14 +2,32 @@
 
 from deploy.api.authentication import Authenticator, Caller, KeyLimits, new_key, tokens_path
 from deploy.api.checks import check_length, check_tools, json_object, require, token_ids
-from deploy.api.given import GIVEN_SAMPLING, MODEL_SAMPLING, SERVICE_TIERS, Given, GivenTool, ServiceTier, template_call
-from deploy.api.hosted import Hosted, Models, Served
+from deploy.api.given import (
+    GIVEN_SAMPLING,
+    MODEL_SAMPLING,
+    SERVICE_TIERS,
+    Given,
+    GivenTool,
+    ServiceTier,
+    given_sampling,
+    template_call,
+)
+from deploy.api.hosted import Hosted, Models, Served, Watch
 from deploy.api.offload import LONG_BYTES, Offload
 from deploy.api.proxy_admission import RETRY_S, Places, ProxyAdmission
 from deploy.api.proxy_places import admission_behind
 from deploy.api.replies import shortened, speculation_fields, told
 from deploy.api.request import prompt_ids, sampling_defaults
-from deploy.api.samples import Samples, SamplesUsage, completed, merged, receipt_maker, sample_seed, to_requests
+from deploy.api.samples import (
+    Samples,
+    SamplesUsage,
+    completed,
+    completed_prompts,
+    merged,
+    receipt_maker,
+    sample_seed,
+    to_requests,
+)
 
 __all__ = [
     "GIVEN_SAMPLING",
@@ -31,10 +49,13 @@ __all__ = [
     "SamplesUsage",
     "Served",
     "ServiceTier",
+    "Watch",
     "admission_behind",
     "check_length",
     "check_tools",
     "completed",
+    "completed_prompts",
+    "given_sampling",
     "json_object",
     "merged",
     "new_key",

@@ -30,12 +30,18 @@ def token_ids(ids: Iterable[int], field: str, info: ModelInfo) -> tuple[int, ...
     return checked
 
 
-def require(
-    condition: bool, field: str, allowed: str, value: object, error: type[InvalidRequest] = InvalidRequest
-) -> None:
-    """Raises: `error`, which says what is allowed, unless `condition` holds."""
+def context_exceeded(field: str, problem: str, context: int) -> ContextExceeded:
+    """The error of a request for which a context of `context` tokens has no room.
+
+    Gateways and clients tell it from other errors by its last words, which are those of OpenAI.
+    """
+    return ContextExceeded(field, f"{problem}: this model's maximum context length is {context} tokens")
+
+
+def require(condition: bool, field: str, allowed: str, value: object) -> None:
+    """Raises: InvalidRequest, which says what is allowed, unless `condition` holds."""
     if not condition:
-        raise error(field, f"must be {allowed}, got {shown(value)}")
+        raise InvalidRequest(field, f"must be {allowed}, got {shown(value)}")
 
 
 def within(given: Number | None, allowed: Range, field: str) -> Number | None:
@@ -72,13 +78,17 @@ def json_object(text: str, field: str) -> dict[str, Any]:
     return value
 
 
-def check_length(
-    text: str, field: str, tokenizer: Tokenizer, context: int, error: type[InvalidRequest] = ContextExceeded
-) -> None:
-    """Raises: `error` when no tokenization of `text` fits into a context of `context` tokens."""
-    most, size = tokenizer.max_text_bytes(context), len(text.encode())
-    if most is not None and size > most:
-        raise error(field, f"must be at most {context - 1} tokens long; {size} bytes are always more")
+def check_length(text: str, field: str, tokenizer: Tokenizer, context: int) -> None:
+    """Raises: ContextExceeded when no tokenization of `text` fits into a context of `context` tokens."""
+    if (problem := _problem_of_length(text, tokenizer, context - 1)) is not None:
+        raise context_exceeded(field, problem, context)
+
+
+def _problem_of_length(text: str, tokenizer: Tokenizer, most_tokens: int) -> str | None:
+    most, size = tokenizer.max_text_bytes(most_tokens + 1), len(text.encode())
+    if most is None or size <= most:
+        return None
+    return f"must be at most {most_tokens} tokens long; {size} bytes are always more"
 
 
 def allowed_token_ids(given: Sequence[int] | None, info: ModelInfo, limits: Limits) -> tuple[int, ...]:
@@ -102,7 +112,8 @@ def bad_words(
     for index, text in enumerate(texts):
         field = f"bad_words[{index}]"
         require(bool(text), field, "at least one character long", text)
-        check_length(text, field, tokenizer, longest + 1, InvalidRequest)
+        if (problem := _problem_of_length(text, tokenizer, longest)) is not None:
+            raise InvalidRequest(field, problem)
         words += _ids_of_word(text, tokenizer)
         require(1 <= len(words[-1]) <= longest, field, f"1 to {longest} tokens long", len(words[-1]))
     for index, ids in enumerate(sequences):

@@ -15,12 +15,31 @@ MODEL_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"
 GIVEN_SAMPLING = (*MODEL_SAMPLING, "presence_penalty", "frequency_penalty", "seed")
 """Sampling fields that callers may give as they are."""
 
+JSON_SEEDS = 2**53
+"""Seeds that are made here lie below: a double, as JavaScript reads JSON's numbers, has all of them."""
+MIN_SEED = -(2**63)
+
 ServiceTier = Literal["default", "flex", "priority"]
 """A name for a priority in the queue for places."""
 SERVICE_TIERS: tuple[ServiceTier, ...] = get_args(ServiceTier)
 
 Chat = Sequence[Mapping[str, Any]]
 """Messages, each with `role` and `content`, and what else the model's chat template may know."""
+
+
+def given_sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of GIVEN_SAMPLING that are given, in the spellings of other servers, too.
+
+    -1 as `top_k` keeps all; -1 as `seed` has one drawn, and any other negative seed stands for one below JSON_SEEDS.
+    """
+    sampling = {name: value for name in GIVEN_SAMPLING if (value := fields.get(name)) is not None}
+    if sampling.get("top_k") == -1:
+        sampling["top_k"] = 0
+    if (seed := sampling.get("seed", 0)) == -1:
+        del sampling["seed"]
+    elif MIN_SEED <= seed < 0:
+        sampling["seed"] = seed % JSON_SEEDS
+    return sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +107,8 @@ class Given:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     resume_token_ids: Sequence[int] = ()
+    truncate_prompt_tokens: int | None = None
+    """Tokens of the prompt to keep, the last ones; -1 keeps as many as leave room for the output."""
     n: int | None = None
     resume_samples: Sequence[Sequence[int]] = ()
     """Of each sample."""

@@ -118,7 +118,7 @@ class Models:
     def places(self) -> Places:
         """Most completions that are let through: more than there is room for, where a queue decides who is refused."""
         limits = [model.served.config.limits for model in self.all]
-        waits_s = [model.completions.expected_wait_s for model in self.all]
+        waits_s = [model.completions.full_wait_s for model in self.all]  # proxies refuse once all is full
         return Places(
             sum(each.max_sessions + each.max_queued + (DECIDED_BY_QUEUE if each.max_queued else 0) for each in limits),
             max(*waits_s, *(each.retry_after_s for each in limits)),

@@ -42,7 +42,7 @@ class Places:
     num_completions: int
     """Those that wait for a place in its queue included."""
     retry_after_s: float
-    """Until there is a place for one more, as far as is known."""
+    """Until there is a place for one more once all are taken, as far as is known."""
     max_request_bytes: int
     """Longest message that it can use, in bytes, for any model."""
     model_name: str

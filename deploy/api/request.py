@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from core.config import Limits, ServiceConfig
-from core.errors import CheckpointError, ContextExceeded, InvalidRequest
-from core.ranges import PRIORITY, Range
+from core.errors import CheckpointError, InvalidRequest
+from core.ranges import PRIORITY, Range, shown
 from core.records import GenerationRequest, Grammar, ModelInfo, Sampling
 from deploy.api.authentication import NO_LIMITS, Caller, KeyLimits
 from deploy.api.checks import (
@@ -25,13 +25,14 @@ from deploy.api.checks import (
     bad_words,
     check_length,
     check_masks,
+    context_exceeded,
     logit_bias,
     require,
     require_eos,
     token_ids,
     within,
 )
-from deploy.api.given import MODEL_SAMPLING, Chat, Given
+from deploy.api.given import JSON_SEEDS, MODEL_SAMPLING, Chat, Given
 from deploy.api.hosted import Served
 from deploy.api.speculation import with_speculation
 from deploy.calls import MAX_REQUEST_ID_CHARS, is_request_id
@@ -41,7 +42,6 @@ from workers.grammar import FIELD, grammar_of
 USUAL_TOKENS = 256
 """Of output, where the caller gives no limit: at most for a prompt that is no chat, and as expected for a chat."""
 MAX_TIMEOUT_S = 86_400.0
-SEED_BITS = 64
 
 
 def sampling_defaults(model_dir: str | Path) -> Sampling:
@@ -85,7 +85,7 @@ def to_generation_request(given: Given, served: Served, now: float) -> Generatio
         stop_token_ids=frozenset(stop_token_ids),
         ignore_eos=given.ignore_eos,
         include_stop=given.include_stop,
-        grammar=_grammar(given, info, limits),
+        grammar=_grammar(given, info, served.config),
         deadline=_deadline(given.timeout_s, now),
         priority=priority_of(given, served.config),
         caller=str(given.caller),
@@ -119,23 +119,34 @@ def prompt_ids(given: Given, served: Served) -> tuple[int, ...]:
     Raises: InvalidRequest.
     """
     context, tokenizer = served.context_tokens, served.tokenizer
+    kept = _kept_tokens(given, context)
     if given.text is not None:
         field = "text"
-        check_length(given.text, field, tokenizer, context)
+        if kept is None:
+            check_length(given.text, field, tokenizer, context)
         prompt = tokenizer.encode(given.text)
     elif given.token_ids is not None:
         field, ids = "token_ids.ids", given.token_ids
-        require(len(ids) < context, "token_ids", f"at most {context - 1} tokens long", len(ids), ContextExceeded)
+        if kept is None and len(ids) >= context:
+            raise context_exceeded("token_ids", f"must be at most {context - 1} tokens long, got {len(ids)}", context)
         prompt = token_ids(ids, field, served.target)
     elif given.chat is not None:
         field, text = "chat.messages", _chat_text(given.chat, given, tokenizer)
-        check_length(text, field, tokenizer, context)
+        if kept is None:
+            check_length(text, field, tokenizer, context)
         prompt = tokenizer.encode(text, add_special_tokens=False)
     else:
         field, prompt = given.prompt_field, ()
     if not prompt:
         raise InvalidRequest(field, "must hold at least one token")
-    return prompt
+    return prompt if kept is None else prompt[-kept:]
+
+
+def _kept_tokens(given: Given, context: int) -> int | None:
+    """Most tokens of the prompt that are kept; None keeps all."""
+    most = given.truncate_prompt_tokens
+    require(most is None or most == -1 or most >= 1, "truncate_prompt_tokens", "-1 (what fits) or at least 1", most)
+    return max(1, context - max(1, given.max_tokens or 1)) if most == -1 else most
 
 
 def _chat_text(chat: Chat, given: Given, tokenizer: Tokenizer) -> str:
@@ -154,7 +165,8 @@ def _max_tokens(given: Given, prompt_len: int, served: Served) -> int:
     context = served.context_tokens
     room = context - prompt_len
     if room < 1:
-        raise ContextExceeded(given.prompt_field, f"must be at most {context - 1} tokens long, got {prompt_len}")
+        problem = f"must be at most {context - 1} tokens long, got {prompt_len}"
+        raise context_exceeded(given.prompt_field, problem, context)
     if given.max_tokens is None:
         of_all = served.config.limits.default_max_tokens
         most = of_all if of_all is not None else room if given.chat is not None else USUAL_TOKENS
@@ -162,7 +174,8 @@ def _max_tokens(given: Given, prompt_len: int, served: Served) -> int:
     allowed = f"in [1, {room}] (a context of {context} less the prompt's {prompt_len})"
     field, asked = "stopping.max_tokens", given.max_tokens
     require(asked >= 1, field, allowed, asked)
-    require(asked <= room, field, allowed, asked, ContextExceeded)
+    if asked > room:
+        raise context_exceeded(field, f"must be {allowed}, got {shown(asked)}", context)
     return asked
 
 
@@ -211,7 +224,7 @@ def _stop_strings(given: Sequence[str], limits: Limits) -> tuple[str, ...]:
 def _sampling(given: Given, served: Served) -> Sampling:
     """The given fields over the defaults; a seed is drawn where none is given, so that the reply can report it."""
     info, limits = served.target, served.config.limits
-    changes = {"seed": secrets.randbits(SEED_BITS), **given.sampling}
+    changes = {"seed": secrets.randbelow(JSON_SEEDS), **given.sampling}
     try:
         return replace(
             served.defaults,
@@ -262,7 +275,7 @@ def priority_of(given: Given, config: ServiceConfig) -> int:
     return priority
 
 
-def _grammar(given: Given, info: ModelInfo, limits: Limits) -> Grammar | None:
+def _grammar(given: Given, info: ModelInfo, config: ServiceConfig) -> Grammar | None:
     if given.structure is None:
         return None
     require_eos(FIELD, info)
@@ -272,7 +285,7 @@ def _grammar(given: Given, info: ModelInfo, limits: Limits) -> Grammar | None:
         raise InvalidRequest(
             "sampling.allowed_token_ids", f"must not be given beside {FIELD}, which says what may come"
         )
-    return grammar_of(given.structure, limits)
+    return grammar_of(given.structure, config.limits, closes_schemas=config.close_schemas)
 
 
 def _deadline(timeout_s: float | None, now: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Several outputs of one prompt: what each is asked for, and their pieces as one stream.
+"""Several outputs of one prompt, or of several: what each is asked for, and their pieces as one stream.
 
 Knows seeds and streams; must not know how a reply is written.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,9 +16,9 @@ from core.config import ServiceConfig
 from core.errors import InvalidRequest
 from core.records import Chunk, GenerationRequest, ModelInfo, Usage
 from deploy.api.checks import require
-from deploy.api.given import Given
+from deploy.api.given import JSON_SEEDS, Given
 from deploy.api.hosted import Hosted, Served, Watch
-from deploy.api.request import SEED_BITS, resume_tokens, to_generation_request
+from deploy.api.request import resume_tokens, to_generation_request
 from deploy.api.speculation import not_repeatable
 from deploy.metrics import RequestMeter
 from deploy.receipts import ReceiptMaker
@@ -54,9 +54,16 @@ def _num_samples(given: Given, config: ServiceConfig) -> int:
 
 def _check_share(num_samples: int, request: GenerationRequest, config: ServiceConfig) -> None:
     """All samples start together: a caller cannot have more of them than it may have at once."""
+    most = max_places(request, config)
+    allowed = f"at most {most}, the places that this caller may have"
+    require(num_samples <= most, "n", allowed, num_samples)
+
+
+def max_places(request: GenerationRequest, config: ServiceConfig) -> int:
+    """Completions that the request's caller may have at once."""
     own, of_all = request.quota.max_sessions, config.limits.max_sessions_per_caller
-    most = of_all if own is None else own
-    require(not most or num_samples <= most, "n", f"at most {most}, the places that this caller may have", num_samples)
+    share = of_all if own is None else own
+    return min(share or config.limits.max_sessions, config.limits.max_sessions)
 
 
 def _resumed(given: Given, num_samples: int, request: GenerationRequest, info: ModelInfo) -> list[tuple[int, ...]]:
@@ -84,8 +91,8 @@ def sample_seed(seed: int, index: int) -> int:
     """
     if index == 0:
         return seed
-    material = seed.to_bytes(SEED_BITS // 8, "little") + index.to_bytes(4, "little")
-    return int.from_bytes(hashlib.blake2b(material, digest_size=SEED_BITS // 8).digest(), "little")
+    material = seed.to_bytes(8, "little") + index.to_bytes(4, "little")
+    return int.from_bytes(hashlib.blake2b(material, digest_size=8).digest(), "little") % JSON_SEEDS
 
 
 def samples_of(
@@ -139,6 +146,34 @@ async def completed(model: Hosted, requests: Sequence[GenerationRequest], watch:
                 async for piece in pieces:
                     if piece is not None:
                         yield piece
+
+
+async def completed_prompts(model: Hosted, prompts: Sequence[Sequence[GenerationRequest]], watch: Watch) -> Samples:
+    """The pieces of all samples of all prompts as they come, counted through; `watch` follows the first prompt.
+
+    Each prompt is admitted, measured and traced as a request by itself. At once run as many as their caller may have
+    places for, so that a long list does not refuse itself.
+    """
+    size = len(prompts[0])
+    gate = asyncio.Semaphore(max(1, max_places(prompts[0][0], model.served.config) // size))
+    streams = [
+        _prompt_completed(model, requests, index * size, None if index else watch, gate)
+        for index, requests in enumerate(prompts)
+    ]
+    async with aclosing(merged(streams)) as pieces:
+        async for piece in pieces:
+            if piece is not None:
+                yield piece
+
+
+async def _prompt_completed(
+    model: Hosted, requests: Sequence[GenerationRequest], first: int, watch: Watch | None, gate: asyncio.Semaphore
+) -> Samples:
+    async with gate:
+        with model.request() if watch is None else nullcontext(watch) as each:
+            async with aclosing(completed(model, requests, each)) as pieces:
+                async for index, chunk in pieces:
+                    yield first + index, chunk
 
 
 async def _observed(

@@ -1,6 +1,7 @@
 """The public API by gRPC: from bytes to requests, from chunks to replies, and what happens in the proxy."""
 
 from deploy.grpc.proxy import take_bursts
+from deploy.grpc.reflection import reflect_by_both_versions
 from deploy.grpc.servicer import Servicer
 
-__all__ = ["Servicer", "take_bursts"]
+__all__ = ["Servicer", "reflect_by_both_versions", "take_bursts"]

@@ -171,6 +171,7 @@ class Body(Part):
     guided_regex: str | None = None
     guided_choice: _Choice = None
     guided_grammar: str | None = None
+    skip_special_tokens: Annotated[Any, neutral(True, reason="special tokens have no text here")] = None
 
     PROMPT: ClassVar[str] = "messages"
     """The field that has the prompt."""
@@ -180,9 +181,9 @@ class Body(Part):
         return None
 
     @property
-    def prompt_given(self) -> str | list[int] | None:
-        """A prompt that is no chat."""
-        return None
+    def prompts_given(self) -> Sequence[str | list[int]]:
+        """The prompts, where they are no chat."""
+        return ()
 
     @property
     def chat(self) -> Chat | None:
@@ -230,6 +231,8 @@ class Body(Part):
         """The body's own name of a field that is named as in the proto."""
         name, bracket, rest = field.partition("[")
         known = type(self).model_fields.get(name)
+        if name == "bad_words" and self.bad_words is None:
+            name = "bad_word_ids"
         own = self.PROMPT if name == "prompt" else known.alias if known is not None else None
         return (own or name) + bracket + rest
 

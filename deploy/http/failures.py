@@ -22,7 +22,7 @@ from core.errors import (
 )
 from deploy import calls
 from deploy.api import told
-from deploy.http.wire import JSON, Head, Headers, encoded, event
+from deploy.http.wire import JSON, Head, Headers, encoded, event, whole
 
 STATUSES: Mapping[str, int] = {
     "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
@@ -100,12 +100,10 @@ class Failure:
 def failure_of(error: Exception, path: str = "") -> Failure:
     """What a caller is told of any error; one that is not an OutriderError is logged, and told by its id alone."""
     status, message = _status(error), told(error)
-    head = Head(status, (*JSON, *_headers(error)))
-    if path.startswith(MESSAGES):
-        body = encoded(_by_anthropic(status, message))
-        return Failure(head, body, event(body, "error"), message)
-    body = encoded(_by_openai(error, status, message))
-    return Failure(head, body, event(body), message)
+    is_anthropic = path.startswith(MESSAGES)
+    body = encoded(_by_anthropic(status, message) if is_anthropic else _by_openai(error, status, message))
+    head, body = whole(body, status, (*JSON, *_headers(error)))
+    return Failure(head, body, event(body, "error" if is_anthropic else ""), message)
 
 
 def _by_openai(error: Exception, status: int, message: str) -> dict[str, Any]:

@@ -132,6 +132,8 @@ class _Exchange:
         self._send = send
         self._headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         self._has_begun = False
+        self._head: Head | None = None
+        """Sent with the first bytes of the body: an orchestrator that is lost before has a status of its own."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.name = calls.begin(self._headers.items())
@@ -174,12 +176,18 @@ class _Exchange:
 
     async def write(self, part: Head | bytes) -> None:
         """Waits until the connection can take more."""
-        if isinstance(part, bytes):
-            await self._send({"type": "http.response.body", "body": part, "more_body": True})
-        else:
-            self._has_begun = True
-            headers = [(name.encode(), value.encode()) for name, value in (*part.headers, *self.name.headers)]
-            await self._send({"type": "http.response.start", "status": part.status, "headers": headers})
+        if isinstance(part, Head):
+            self._head = part
+            return
+        await self._begin()
+        await self._send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def _begin(self) -> None:
+        if self._head is None:
+            return
+        head, self._head, self._has_begun = self._head, None, True
+        headers = [(name.encode(), value.encode()) for name, value in (*head.headers, *self.name.headers)]
+        await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
 
     async def fail(self, failure: Failure) -> None:
         """The reply itself; or the last event of a stream that has begun."""
@@ -191,5 +199,6 @@ class _Exchange:
 
     async def end(self) -> None:
         """The reply is complete."""
+        await self._begin()
         if self._has_begun:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})

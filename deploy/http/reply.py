@@ -6,10 +6,11 @@ Knows chunks; must not know how a reply is sent.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from core.errors import InvalidRequest
 from core.records import Chunk, GenerationRequest, Usage
 from deploy.http.bodies import Body
 from deploy.http.failures import Failure
@@ -26,10 +27,14 @@ class ReplyOrder:
     body: Body
     model: str
     requests: Sequence[GenerationRequest]
-    """Samples of one prompt."""
+    """Samples of one prompt, then as many of the next."""
     tokenizer: Tokenizer
     reading: Reading
     created_s: int
+    fingerprint: str = ""
+    """Of what computes the outputs."""
+    named: Callable[[InvalidRequest], InvalidRequest] = lambda error: error
+    """What is wrong, by the fields of the body."""
 
     @property
     def request_id(self) -> str:

@@ -7,15 +7,27 @@ reader holds up its own stream, and no other.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from http import HTTPStatus
 
 from core.errors import Unavailable
 from core.ports import Clock
 from core.records import Chunk, GenerationRequest
 from deploy import calls
-from deploy.api import LONG_BYTES, Authenticator, Hosted, Models, Offload, Samples, completed, merged
+from deploy.api import (
+    LONG_BYTES,
+    Authenticator,
+    Hosted,
+    Models,
+    Offload,
+    Samples,
+    Watch,
+    completed,
+    completed_prompts,
+    merged,
+)
 from deploy.http.anthropic import CountBody
 from deploy.http.bodies import AnyBody, Body, parse
 from deploy.http.failures import BodyTooLong, Failure, UnknownPath, WrongMethod, code_of, failure_of
@@ -35,9 +47,12 @@ from deploy.http.routes import (
     refusal_of,
 )
 from deploy.http.structured import structure_of
-from deploy.http.translate import later_named_as_in, prompt_of, reading_of, to_requests
-from deploy.http.wire import COMMENT, EVENTS, JSON, Call, Head, encoded
+from deploy.http.translate import later_named_as_in, named_as_in, prompt_of, reading_of, to_requests
+from deploy.http.wire import COMMENT, EVENTS, JSON, Call, Head, encoded, whole
+from deploy.receipts import fingerprint
 
+MANY_PROMPTS = 16
+"""Of one call: more are checked beside the event loop, however short they are."""
 Parts = AsyncGenerator[Head | bytes, None]
 
 
@@ -90,21 +105,22 @@ class HttpServicer:
         _require_method(call, "GET")
         if self._models.is_winding_down:
             raise Unavailable("this orchestrator is shutting down")
-        yield Head(HTTPStatus.OK)
-        yield encoded({"status": "ok"})
+        for part in whole(encoded({"status": "ok"})):
+            yield part
 
     async def _show_models(self, call: Call) -> Parts:
         _require_method(call, "GET")
         name = call.path.removeprefix(MODELS).removeprefix("/")
         cards = [model_card(model, self._created_s) for model in ([self._models[name]] if name else self._models.all)]
-        yield Head(HTTPStatus.OK)
         pages = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
-        yield encoded(cards[0] if name else {"object": "list", "data": cards, **pages})
+        for part in whole(encoded(cards[0] if name else {"object": "list", "data": cards, **pages})):
+            yield part
 
     async def _show_status(self, call: Call) -> Parts:
         _require_method(call, "GET")
-        yield Head(HTTPStatus.OK, (*JSON, ("cache-control", "no-store")))
-        yield encoded({"models": [status_fields(model) for model in self._models.all]})
+        body = encoded({"models": [status_fields(model) for model in self._models.all]})
+        for part in whole(body, headers=(*JSON, ("cache-control", "no-store"))):
+            yield part
 
     async def _show_page(self, call: Call) -> Parts:
         _require_method(call, "GET")
@@ -119,9 +135,18 @@ class HttpServicer:
         with model.request() as watch:
             requests = await self._requests(body, call, caller, model)
             reading = reading_of(body, requests[0], model.served)
-            order = ReplyOrder(body, model.name, requests, model.served.tokenizer, reading, int(time.time()))
+            order = ReplyOrder(
+                body,
+                model.name,
+                requests,
+                model.served.tokenizer,
+                reading,
+                int(time.time()),
+                fingerprint(model.served.target, model.served.tokenizer.digest),
+                partial(named_as_in, body, model.served),
+            )
             reply = ending.reply = route.reply(order)
-            pieces = completed(model, requests, watch)
+            pieces = _completed(model, requests, len(body.prompts_given), watch)
             keep_alive_s = model.served.config.http.keep_alive_s
             parts = _streamed(reply, pieces, keep_alive_s) if body.stream else _whole(reply, pieces, len(requests))
             with later_named_as_in(body, model.served):
@@ -134,8 +159,8 @@ class HttpServicer:
         body = await self._parse(CountBody, call)
         served = self._models[body.model or ""].served
         prompt = await self._offload.run(len(call.body), prompt_of, body, served)
-        yield Head(HTTPStatus.OK)
-        yield encoded({"input_tokens": len(prompt)})
+        for part in whole(encoded({"input_tokens": len(prompt)})):
+            yield part
 
     async def _parse(self, kind: type[AnyBody], call: Call) -> AnyBody:
         most, size = JSON_GROWTH * self._models.max_request_bytes, len(call.body)
@@ -148,7 +173,8 @@ class HttpServicer:
         asked = body.tools_asked
         has_template = body.speculation is not None and body.speculation.template is not None
         has_grammar = has_template or structure_of(body, asked) is not None or (asked is not None and asked.is_forced)
-        work = max(size, LONG_BYTES) if has_grammar else size  # a grammar is compiled
+        is_long = has_grammar or len(body.prompts_given) > MANY_PROMPTS  # a grammar is compiled
+        work = max(size, LONG_BYTES) if is_long else size
         if size > served.config.limits.max_message_bytes:
             raise BodyTooLong(served.config.limits.max_message_bytes)
         return await self._offload.run(
@@ -160,6 +186,14 @@ class HttpServicer:
             call.name.request_id,
             caller,
         )
+
+
+def _completed(model: Hosted, requests: Sequence[GenerationRequest], num_prompts: int, watch: Watch) -> Samples:
+    """`requests` are the samples of each prompt, one prompt after the other."""
+    if num_prompts <= 1:
+        return completed(model, requests, watch)
+    size = len(requests) // num_prompts
+    return completed_prompts(model, [requests[at : at + size] for at in range(0, len(requests), size)], watch)
 
 
 class _Ending:
@@ -191,9 +225,8 @@ async def _whole(reply: Reply, pieces: Samples, num_samples: int) -> Parts:
     async with aclosing(pieces):
         async for index, chunk in pieces:
             chunks[index].append(chunk)
-    body = encoded(reply.whole(chunks))  # before the head: what fails here has a status of its own
-    yield Head(HTTPStatus.OK)
-    yield body
+    for part in whole(encoded(reply.whole(chunks))):
+        yield part
 
 
 def _method(call: Call) -> str:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from core.config import Limits
+from core.config import ServiceConfig
 from core.errors import InvalidRequest
 from deploy.http.bodies import Body, StructuredOutputs
 from deploy.http.output import grammar_of_calls, has_marks
@@ -46,11 +46,12 @@ def held_to(body: Body, asked: AskedTools | None, calls: str | None) -> Held | N
     return (said[0] if said is not None else "tools", Structure("grammar", grammar))
 
 
-def refusal_of_tool(asked: AskedTools, calls: str, limits: Limits) -> InvalidRequest | None:
+def refusal_of_tool(asked: AskedTools, calls: str, config: ServiceConfig) -> InvalidRequest | None:
     """Which tool's schema cannot be followed by itself, and why: to be asked where all of them together cannot be."""
     for name, schema in asked.schemas.items():
         try:
-            grammar_of(Structure("grammar", grammar_of_calls(calls, {name: schema}, is_one=True)), limits)
+            structure = Structure("grammar", grammar_of_calls(calls, {name: schema}, is_one=True))
+            grammar_of(structure, config.limits, closes_schemas=config.close_schemas)
         except InvalidRequest as error:
             return InvalidRequest(asked.fields[name], error.problem)
     return None

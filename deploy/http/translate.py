@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from core.errors import InvalidRequest
 from core.records import GenerationRequest, Verification
 from deploy import api
-from deploy.api import GIVEN_SAMPLING, Given, Served, require
+from deploy.api import GIVEN_SAMPLING, Given, Served, given_sampling, require
 from deploy.http.bodies import EFFORT, MAX_SHOWN_CHARS, Body, Speculation
 from deploy.http.output import Reading, calls_format, has_begun, reasoning_format
 from deploy.http.structured import Held, held_to, refusal_of_tool
@@ -21,7 +22,7 @@ from deploy.http.tools import AskedTools, require_calls
 
 COPIED = (
     "allowed_token_ids", "bad_words", "bad_word_ids", "max_tokens", "min_tokens", "stop", "stop_token_ids",
-    "ignore_eos", "include_stop", "priority", "timeout_s", "receipt", "n",
+    "ignore_eos", "include_stop", "priority", "timeout_s", "receipt", "n", "truncate_prompt_tokens",
 )  # fmt: skip
 """Fields of bodies that are `Given`'s by the same name."""
 MAX_ID_DIGITS = 20
@@ -43,7 +44,7 @@ def _held(body: Body, asked: AskedTools | None, served: Served) -> Held | None:
 
 def reading_of(body: Body, request: GenerationRequest, served: Served) -> Reading:
     """What to look for in the outputs. An output that follows a grammar has no reasoning."""
-    if body.prompt_given is not None:  # building a long chat a second time would block the event loop
+    if body.prompts_given:  # building a long chat a second time would block the event loop
         return Reading()
     config, tokenizer = served.config.http, served.tokenizer
     asked = body.tools_asked
@@ -56,13 +57,23 @@ def reading_of(body: Body, request: GenerationRequest, served: Served) -> Readin
 
 
 def to_requests(body: Body, served: Served, now: float, request_id: str, caller: str = "") -> list[GenerationRequest]:
-    """One record for each of the outputs, complete and within all limits. Raises: InvalidRequest."""
+    """One record for each of the outputs of each prompt, complete and within all limits. Raises: InvalidRequest."""
     body.check()
     asked = body.tools_asked
     held = _held(body, asked, served)
     given = given_by(body, served, asked, held, request_id, caller)
-    with _fields_named_as_in(body, held), _tools_named(asked, held, served):
-        return api.to_requests(given, served, now)
+    if not body.prompts_given:
+        with _fields_named_as_in(body, held), _tools_named(asked, held, served):
+            return api.to_requests(given, served, now)
+    requests: list[GenerationRequest] = []
+    for index, prompt in enumerate(body.prompts_given):
+        with _fields_named_as_in(body, held, f"[{index}]" if len(body.prompts_given) > 1 else ""):
+            requests += api.to_requests(replace(given, **_prompt(prompt)), served, now)
+    return requests
+
+
+def _prompt(prompt: str | list[int]) -> dict[str, Any]:
+    return {"text": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
 
 
 def prompt_of(body: Body, served: Served) -> tuple[int, ...]:
@@ -83,7 +94,7 @@ def _tools_named(asked: AskedTools | None, held: Held | None, served: Served) ->
         is_of_grammar = held is not None and error.field == held[1].field
         if asked is None or form is None or not is_of_grammar:
             raise
-        raise refusal_of_tool(asked, form, served.config.limits) or error from None
+        raise refusal_of_tool(asked, form, served.config) or error from None
 
 
 @contextmanager
@@ -92,16 +103,29 @@ def later_named_as_in(body: Body, served: Served) -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        with _fields_named_as_in(body, _held(body, body.tools_asked, served)):
-            raise error from None
+        raise named_as_in(body, served, error) from None
+
+
+def named_as_in(body: Body, served: Served, error: InvalidRequest) -> InvalidRequest:
+    """The same by the body's own fields."""
+    return _named(error, body, _held(body, body.tools_asked, served))
 
 
 @contextmanager
-def _fields_named_as_in(body: Body, held: Held | None) -> Iterator[None]:
+def _fields_named_as_in(body: Body, held: Held | None, which_prompt: str = "") -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        raise type(error)(param_of(error.field, body, held), error.problem) from None
+        raise _named(error, body, held, which_prompt) from None
+
+
+def _named(error: InvalidRequest, body: Body, held: Held | None, which_prompt: str = "") -> InvalidRequest:
+    field, problem = param_of(error.field, body, held), error.problem
+    if which_prompt and field.partition("[")[0] == body.PROMPT:
+        field = body.PROMPT + which_prompt + field.removeprefix(body.PROMPT)
+    if held is not None:
+        problem = problem.replace(STRUCTURE, held[0])
+    return type(error)(field, problem)
 
 
 def _check_reports(body: Body, speculation: Speculation) -> None:
@@ -132,12 +156,13 @@ def _template_arguments(body: Body, served: Served) -> Mapping[str, Any]:
 def given_by(
     body: Body, served: Served, asked: AskedTools | None, held: Held | None, request_id: str = "", caller: str = ""
 ) -> Given:
-    """The body's fields. Raises: InvalidRequest for a field that this kind of body cannot have."""
-    prompt, speculation = body.prompt_given, body.speculation or Speculation()
+    """The body's fields, prompts apart that are no chat.
+
+    Raises: InvalidRequest for a field that this kind of body cannot have.
+    """
+    speculation = body.speculation or Speculation()
     _check_reports(body, speculation)
     return Given(
-        text=prompt if isinstance(prompt, str) else None,
-        token_ids=prompt if isinstance(prompt, list) else None,
         chat=body.chat,
         continues=body.continues,
         tools=asked.shown if asked is not None else (),
@@ -145,7 +170,7 @@ def given_by(
         request_id=request_id,
         caller=caller,
         service_tier=body.tier_asked,
-        sampling={name: value for name in GIVEN_SAMPLING if (value := getattr(body, name)) is not None},
+        sampling=given_sampling({name: getattr(body, name) for name in GIVEN_SAMPLING}),
         logit_bias=_logit_bias(body.logit_bias or {}),
         logprobs=body.num_logprobs,
         prompt_logprobs=body.num_prompt_logprobs,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from deploy.calls import CallId
@@ -36,6 +37,11 @@ class Head:
 
     status: int
     headers: Headers = JSON
+
+
+def whole(body: bytes, status: int = HTTPStatus.OK, headers: Headers = JSON) -> tuple[Head, bytes]:
+    """A reply of known length."""
+    return Head(status, (*headers, ("content-length", str(len(body))))), body
 
 
 def encoded(value: Mapping[str, Any]) -> bytes:

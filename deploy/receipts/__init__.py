@@ -1,6 +1,6 @@
 """What determined an output: written down at its end, and compared later."""
 
 from deploy.receipts.comparison import Outcome, Verdict, compare
-from deploy.receipts.making import ReceiptMaker, outrider_version, receipt_fields
+from deploy.receipts.making import ReceiptMaker, fingerprint, outrider_version, receipt_fields
 
-__all__ = ["Outcome", "ReceiptMaker", "Verdict", "compare", "outrider_version", "receipt_fields"]
+__all__ = ["Outcome", "ReceiptMaker", "Verdict", "compare", "fingerprint", "outrider_version", "receipt_fields"]

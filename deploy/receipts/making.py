@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -57,6 +57,13 @@ def digest_of_tokens(token_ids: Iterable[int]) -> str:
 
 def _bytes_of(token_ids: Iterable[int]) -> bytes:
     return b"".join(token_id.to_bytes(4, "little") for token_id in token_ids)
+
+
+@lru_cache(64)
+def fingerprint(target: ModelInfo, tokenizer_digest: str) -> str:
+    """Of everything beside a request that decides on its output: it changes when outputs may."""
+    parts = (target.digest, target.dtype, target.arithmetic, tokenizer_digest, outrider_version())
+    return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
 
 
 @cache  # looking it up takes a third of a millisecond

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from core.errors import InvalidRequest
 from core.records import Chunk, FinishReason, GenerationRequest, TokenLogprobs, Usage
 from orchestrator.text import IncrementalDetokenizer
 
@@ -60,6 +61,25 @@ class Output:
         chunk = self._take(tuple(token_ids), (), (), is_resumed=True)
         return chunk if self.is_finished else None
 
+    def cut_short(self, problem: InvalidRequest) -> Chunk:
+        """The last chunk of an output that has begun and cannot go on."""
+        assert not self.is_finished, "a finished output takes no more tokens"
+        self.is_finished = True
+        last = self._detokenizer.finish()
+        return Chunk(
+            text=last.text,
+            token_ids=(),
+            is_guess=(),
+            usage=self._usage,
+            finish_reason=FinishReason.LENGTH if last.stop is None else FinishReason.STOP,
+            matched_stop=last.stop,
+            problem=problem if last.stop is None else None,
+        )
+
+    @property
+    def _usage(self) -> Usage:
+        return Usage(len(self._request.prompt), self.num_tokens, self._num_cached or 0)
+
     def _take(
         self,
         token_ids: tuple[int, ...],
@@ -82,7 +102,7 @@ class Output:
             is_guess=tuple([index < len(token_ids) - 1 for index in range(num_shown)]),
             logprobs=logprobs[:num_shown],
             prompt_logprobs=prompt_logprobs,
-            usage=Usage(len(self._request.prompt), self.num_tokens, self._num_cached or 0),
+            usage=self._usage,
             finish_reason=ending.reason if ending else None,
             matched_stop=ending.matched if ending else None,
         )

@@ -259,7 +259,7 @@ class Session:
                 again = self._target.resend(reply)
                 return [again] if again is not None else self._lose_target("it does not keep what it is sent")
             case Refused():
-                return self._fail(_error_of(reply))
+                return self._on_refusal(reply)
 
     def _on_verdict(self, verdict: Verdict, event: m.TargetReplied) -> list[m.Command]:
         """Commit a verdict and go on, or leave a target whose verdict cannot be right."""
@@ -278,6 +278,14 @@ class Session:
         commands = [*self._begin_round(judged), emit]  # the target must not wait for the client
         early = self._target.take_early(event.received_s)
         return commands if early is None else [*commands, *self._on_target_replied(early)]
+
+    def _on_refusal(self, refused: Refused) -> list[m.Command]:
+        """What the request's constraints end in the middle is cut short: the client has its beginning already."""
+        has_begun = self._output.num_tokens > len(self._request.resume_tokens)
+        if refused.field is None or not has_begun:
+            return self._fail(_error_of(refused))
+        problem = InvalidRequest(refused.field, refused.reason)
+        return [self._emit(self._output.cut_short(problem)), *self._close()]
 
     def _lose_target(self, reason: str, *, is_failure: bool = True) -> list[m.Command]:
         """Go on elsewhere: another target needs nothing but the committed tokens."""

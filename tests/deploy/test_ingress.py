@@ -9,7 +9,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_status import rpc_status
 
 from deploy.cli import main
@@ -183,13 +183,16 @@ def test_health_is_checked_watched_and_listed(address):
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_reflection_lists_the_services(address):
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_reflection_lists_the_services(address, version):
     with grpc.insecure_channel(address) as channel:
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        ask = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            reflection_pb2.ServerReflectionRequest.SerializeToString,
+            reflection_pb2.ServerReflectionResponse.FromString,
+        )
         question = reflection_pb2.ServerReflectionRequest(list_services="")
-        names = {
-            service.name for service in next(stub.ServerReflectionInfo(iter([question]))).list_services_response.service
-        }
+        names = {service.name for service in next(ask(iter([question]))).list_services_response.service}
     assert {"outrider.v1.GenerationService", "grpc.health.v1.Health"} <= names
 
 

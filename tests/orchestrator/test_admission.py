@@ -99,7 +99,7 @@ async def test_who_finds_no_place_waits_and_is_served_in_order():
 
 
 async def test_the_refusal_says_how_long_the_queue_takes():
-    """Two places, each taken for 6 s: with two waiting, the third would wait for 9 s."""
+    """Two places, each just taken for 6 s: with two waiting, the third would wait for 12 s."""
     world = World(max_sessions=2, max_queued=2)
     await world.ask("past")
     await world.clock.advance(6.0)
@@ -110,8 +110,47 @@ async def test_the_refusal_says_how_long_the_queue_takes():
     await world.ask("e")
     error = await world.error("e")
     assert isinstance(error, Overloaded)
-    assert str(error) == ("all 2 places are taken and 2 requests wait for one; try again in 9 s, the expected wait")
-    assert error.retry_after_s == pytest.approx(9.0)
+    assert str(error) == ("all 2 places are taken and 2 requests wait for one; try again in 12 s, the expected wait")
+    assert error.retry_after_s == pytest.approx(12.0)
+    await world.clock.advance(4.0)
+    assert world.admission.expected_wait_s == pytest.approx(8.0)
+
+
+async def test_the_first_refusal_says_how_long_those_in_progress_will_take():
+    """Of 11 tokens one comes each second, and nothing has ended yet."""
+    world = World(max_sessions=1, max_queued=0)
+    await world.ask("a", max_tokens=12)
+    await world.clock.advance(1.0)
+    world.places["a"][0].num_tokens = 1
+    await world.ask("b")
+    assert (await world.error("b")).retry_after_s == pytest.approx(11.0)
+    await world.clock.advance(10.0)
+    world.places["a"][0].num_tokens = 11
+    await world.ask("c")
+    assert (await world.error("c")).retry_after_s == pytest.approx(1.0)
+
+
+async def test_a_caller_that_has_its_share_is_told_when_a_place_of_its_own_is_free():
+    world = World(max_sessions=4, max_queued=0, max_sessions_per_caller=2)
+    for name, num_tokens in (("a", 1), ("b", 2)):
+        await world.ask(name, caller="hog", max_tokens=10)
+        world.places[name][0].num_tokens = num_tokens
+    await world.clock.advance(4.0)
+    await world.ask("c", caller="hog")
+    assert (await world.error("c")).retry_after_s == pytest.approx(16.0)
+    await world.ask("d", caller="hog", num_samples=2)
+    assert (await world.error("d")).retry_after_s == pytest.approx(36.0)
+
+
+async def test_what_a_full_house_would_promise_is_known_before_it_is_full():
+    """Proxies refuse by it: in a burst nobody asks again."""
+    world = World(max_sessions=2, max_queued=4)
+    assert world.admission.full_wait_s == 0.0
+    await world.ask("past")
+    await world.clock.advance(5.0)
+    await world.end("past")
+    assert world.admission.expected_wait_s == 0.0
+    assert world.admission.full_wait_s == pytest.approx(15.0)
 
 
 async def test_without_a_queue_all_are_refused_that_find_no_place():

@@ -27,6 +27,9 @@ for each, so that a step of a thousand rows would take more memory than is left 
 _UNSOUND = (
     "NaN or infinite scores of the target for this sequence: its logits, or its masks, penalties and bias on them"
 )
+BAD_WORDS = "sampling.bad_words"
+"""Path of the field in the proto."""
+_NOTHING_LEFT = "forbid every token that may come next"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class Judged:
     """Whether nothing can be drawn after the root."""
     is_suspect: bool = False
     """Whether no distribution was found for some row of it."""
+    is_forbidden: bool = False
+    """Whether the model is sound after the root, and the request's masks leave no token there."""
 
     @property
     def is_open(self) -> bool:
@@ -64,9 +69,11 @@ class Judged:
         )
 
     def refusal(self) -> Refused:
-        """Its grammar cannot be followed, or the model is broken."""
+        """Its grammar cannot be followed, its bad words leave no token, or the model is broken."""
         stamp, grammar, mask = self.job.request.stamp, self.job.held.grammar, self.rows[0].mask
         if grammar is None or grammar.problem is None or mask is None or mask.any():
+            if self.is_forbidden and self.job.held.spec.sampling.bad_words:
+                return Refused(stamp, _NOTHING_LEFT, is_final=True, field=BAD_WORDS)
             return Refused(stamp, _UNSOUND, is_final=True)
         return Refused(stamp, f"cannot be followed: {grammar.problem}", is_final=True, field=FIELD)
 
@@ -126,7 +133,7 @@ def _settle_all(items: Sequence[Judged], logits: Tensor, scores: Tensor) -> list
     settled = []
     for item, outcome in chain.from_iterable(zip(of_rule, outcomes(), strict=True) for of_rule, outcomes in asked):
         where = slice(item.start, item.start + len(item.rows))
-        settled.append(_settle(item, outcome, is_bad[where], has_spoilt=any(is_spoilt[where])))
+        settled.append(_settle(item, outcome, is_bad[where], is_spoilt[where]))
     return settled
 
 
@@ -156,22 +163,25 @@ def _verify(rule: str, items: Sequence[Judged], scores: Tensor, readback: Readba
     return verify.verify(rule, blocks, log_p, rows, readback)
 
 
-def _settle(item: Judged, outcome: Outcome, is_bad: Sequence[bool], *, has_spoilt: bool) -> Judged:
+def _settle(item: Judged, outcome: Outcome, is_bad: Sequence[bool], is_spoilt: Sequence[bool]) -> Judged:
     """The item as decided; or open, with the guesses that are left, where it is to be verified again.
 
-    `is_bad`: whether nothing can be drawn after the root, and after each guess.
+    `is_bad`: whether nothing can be drawn after the root, and after each guess; `is_spoilt`: whether that is the
+    model's doing.
     """
     scores = item.job.scores
     if not any(is_bad) and scores is None:
         return item.decided(outcome)
     root, *guesses = is_bad
     is_suspect = item.is_suspect or any(is_bad)
-    item = replace(item, is_suspect=is_suspect, is_refused=root or (scores is not None and scores.is_unsound))
+    is_unsound = scores is not None and scores.is_unsound
+    is_forbidden = root and not is_spoilt[0] and not is_unsound
+    item = replace(item, is_suspect=is_suspect, is_refused=root or is_unsound, is_forbidden=is_forbidden)
     if item.is_refused:
         return item
     if not any(guesses):
         return replace(item, outcome=outcome)
-    if has_spoilt or not item.rule.needs_q:
+    if any(is_spoilt) or not item.rule.needs_q:
         # With the root alone: plain decoding might never reach the guess after which the model gave NaN.
         return replace(item, rows=item.rows[:1], block=EMPTY_BLOCK)
     if item.rule.takes_trees:

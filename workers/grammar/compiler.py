@@ -33,8 +33,12 @@ WHITESPACE = r" |\n[ \t]{0,20}"
 JSON_OPTIONS = {"whitespace_pattern": WHITESPACE, "lenient": False}
 MAX_PROBLEM_CHARS = 300
 """Of a library's message, which may quote all of the grammar."""
-
-
+TOLD = {
+    "oneOf constraints are not supported": "oneOf is held to where its alternatives differ in type, or in a required "
+    "property that is constant in each: use anyOf",
+    "lexer precomputation failed": "it is too large",
+}
+"""In place of messages that name options of the library, which callers cannot set."""
 DEAD_END = "NoExtensionBias"
 """What the library calls it."""
 NO_WORD = "no output that begins so satisfies it"
@@ -142,6 +146,9 @@ def _source(grammar: Grammar) -> str:
 
 def _shortened(problem: str) -> str:
     """The first line, and what a regular expression's parser names: other lines quote the grammar."""
+    for start, told in TOLD.items():
+        if start in problem:
+            return told
     first, *others = problem.strip().split("\n")
     named = next((line for line in others if line.startswith("error: ")), None)
     line = first if named is None else f"{first.removesuffix(' regex parse error:')} {named.removeprefix('error: ')}"

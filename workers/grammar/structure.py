@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from core.config import Limits
@@ -19,11 +20,16 @@ from core.ranges import shown
 from core.records import Grammar, GrammarKind
 from workers.grammar.cache import Grammars
 from workers.grammar.compiler import GrammarCompiler, GrammarProblem
+from workers.grammar.schemas import followed
 
 FIELD = "structured_output"
 TEMPLATE_FIELD = "speculation.template"
 STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar")
 """As the proto names them."""
+EMBEDDED = re.compile(r"%json\s*(?=\{)")
+"""Before a JSON schema in a Lark grammar."""
+MAX_GROWTH = 4
+"""Of a grammar's text, by what is said in it explicitly."""
 MAX_KEPT = 64
 """Grammars that are known to compile."""
 
@@ -41,13 +47,13 @@ class Structure:
         return f"{FIELD}.{self.kind}"
 
 
-def grammar_of(structure: Structure, limits: Limits) -> Grammar:
+def grammar_of(structure: Structure, limits: Limits, *, closes_schemas: bool = True) -> Grammar:
     """The grammar, which compiles. It takes a second at worst, and mostly a millisecond.
 
-    Raises: InvalidRequest.
+    `closes_schemas`: see `ServiceConfig`. Raises: InvalidRequest.
     """
     _require_served(FIELD, limits)
-    return _checked(_written(structure, limits), structure.field)
+    return _checked(_followed(_written(structure, limits), structure.field, limits, closes_schemas), structure.field)
 
 
 def template_of(expression: str, limits: Limits) -> Grammar:
@@ -65,11 +71,52 @@ def _require_served(field: str, limits: Limits) -> None:
 
 
 def _checked(grammar: Grammar, field: str) -> Grammar:
-    try:
+    with _named(field):
         _compiled().compile(grammar)
+    return grammar
+
+
+@contextmanager
+def _named(field: str) -> Iterator[None]:
+    try:
+        yield
     except GrammarProblem as problem:
         raise InvalidRequest(field, f"cannot be followed: {problem}") from None
-    return grammar
+    except RecursionError:
+        raise InvalidRequest(field, "is nested too deeply") from None
+
+
+def _followed(grammar: Grammar, field: str, limits: Limits, closes: bool) -> Grammar:
+    """With each of its JSON schemas as the library follows it."""
+    with _named(field):
+        text = _text_followed(grammar, closes)
+    if len(text) > MAX_GROWTH * limits.max_grammar_bytes:
+        raise InvalidRequest(field, "has schemas that many properties share: give them once, by $ref")
+    return Grammar(grammar.kind, text)
+
+
+@lru_cache(MAX_KEPT)
+def _text_followed(grammar: Grammar, closes: bool) -> str:
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return json.dumps(followed(json.loads(grammar.text), closes=closes))
+        case GrammarKind.LARK:
+            return _with_schemas_followed(grammar.text, closes)
+    return grammar.text
+
+
+def _with_schemas_followed(text: str, closes: bool) -> str:
+    """Of a Lark grammar. What is no JSON is left for the library to refuse."""
+    parts, end = [], 0
+    for mark in EMBEDDED.finditer(text):
+        try:
+            schema, after = json.JSONDecoder().raw_decode(text, mark.end())
+        except ValueError:
+            continue
+        if isinstance(schema, dict) and mark.start() >= end:
+            parts += [text[end : mark.end()], json.dumps(followed(schema, closes=closes))]
+            end = after
+    return "".join([*parts, text[end:]])
 
 
 @cache

@@ -118,6 +118,7 @@ def _finish(message: pb.Finish) -> Finish:
         seed=message.seed,
         speculation=_speculation(message.speculation) if message.HasField("speculation") else None,
         receipt=_json(message.receipt) if message.HasField("receipt") else None,
+        problem=message.problem or None,
     )
 
 

@@ -107,6 +107,8 @@ class Finish:
     speculation: Speculation | None
     receipt: Mapping[str, Any] | None = None
     """With `receipt=True`: everything that determined the output, as JSON has the proto's Receipt."""
+    problem: str | None = None
+    """Why no further token was possible, where the request's own constraints left none; the reason is "length" then."""
 
 
 @dataclass(frozen=True, slots=True)

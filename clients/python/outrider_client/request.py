@@ -19,7 +19,8 @@ from outrider_client._proto import generation_pb2 as pb
 from outrider_client.errors import InvalidRequest
 from outrider_client.records import ServiceTier, Verification
 
-SEED_BITS = 64
+SEED_BITS = 53
+"""Of the seeds that are drawn here: JSON in JavaScript keeps them."""
 _VERIFICATIONS: tuple[str, ...] = get_args(Verification)
 _TIERS: tuple[str, ...] = get_args(ServiceTier)
 

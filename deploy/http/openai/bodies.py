@@ -5,6 +5,7 @@ Knows what each field says; must not know how it is replied to.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainValidator
@@ -21,17 +22,24 @@ from deploy.http.bodies import (
 )
 from workers.grammar import Structure
 
-ONE_PROMPT = "must be a string or a list of token ids (one prompt a request)"
+PROMPTS = "must be a string, a list of token ids, or a list of several of either"
+MAX_PROMPTS = 2048
 RESPONSE_FORMATS = ("text", "json_object", "json_schema")
 
 
-def _prompt(value: Any) -> str | list[int]:
-    """One prompt; a list of one is taken for it."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
-    if isinstance(value, str) or (isinstance(value, list) and all(type(each) is int for each in value)):
-        return value
-    raise ValueError(ONE_PROMPT)
+def _prompts(value: Any) -> list[str | list[int]]:
+    """One prompt, or several of one kind."""
+    are_several = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
+    prompts = value if are_several else [value]
+    if len(prompts) > MAX_PROMPTS:
+        raise ValueError(f"must have at most {MAX_PROMPTS} prompts, got {len(prompts)}")
+    if all(isinstance(each, str) for each in prompts) or all(_are_ids(each) for each in prompts):
+        return prompts
+    raise ValueError(PROMPTS)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int for each in value)
 
 
 NO_MODERATION = "this server moderates nothing"
@@ -74,6 +82,8 @@ class ResponseFormat(Part):
 
     type: str
     json_schema: JsonSchema | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    """Beside json_object, as other servers have it."""
 
 
 class OpenAiBody(Body):
@@ -110,13 +120,24 @@ class SampledBody(OpenAiBody):
     HAS_CHOICES: ClassVar[bool] = True
 
     return_token_ids: bool | None = None
+    """Of the prompt, too."""
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
     store: Ignored = None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
 
     @property
     def format_asked(self) -> tuple[str, Structure] | None:
         given, field = self.response_format, "response_format"
         if given is None:
             return None
+        if given.type == "json_object" and given.schema_ is not None and given.json_schema is None:
+            return (f"{field}.schema", Structure("json_schema", given.schema_))
+        if given.schema_ is not None:
+            raise InvalidRequest(f"{field}.schema", "must not be given unless type is json_object: send json_schema")
         schema = None if given.json_schema is None else given.json_schema.schema_
         return structure_of_format(field, given.type, schema, f"{field}.json_schema", f"{field}.json_schema.schema")
 
@@ -145,14 +166,14 @@ class CompletionBody(SampledBody):
 
     PROMPT: ClassVar[str] = "prompt"
 
-    prompt: Annotated[str | list[int], PlainValidator(_prompt)]
+    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
     logprobs: int | None = None
     echo: bool | None = None
     best_of: Annotated[Any, neutral(1, reason="this server returns every output that it makes")] = None
     suffix: Annotated[Any, neutral("", reason="the models here complete, they do not insert")] = None
 
     @property
-    def prompt_given(self) -> str | list[int] | None:
+    def prompts_given(self) -> Sequence[str | list[int]]:
         return self.prompt
 
     @property
@@ -161,14 +182,16 @@ class CompletionBody(SampledBody):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        return self.logprobs if self.echo else None
-
-    def param_of(self, field: str) -> str:
-        """See Body."""
-        return super().param_of("logprobs" if field == "prompt_logprobs" else field)
+        asked = [each for each in (self.prompt_logprobs, self.logprobs if self.echo else None) if each is not None]
+        return max(asked, default=None)
 
     def check(self) -> None:
         """Raises: InvalidRequest."""
         super().check()
         if self.echo and self.logprobs is not None and (self.n or 1) > 1:
             raise InvalidRequest("n", f"must be 1 where a prompt is repeated with its logprobs, got {self.n}")
+
+    def param_of(self, field: str) -> str:
+        """See Body."""
+        is_echo = field == "prompt_logprobs" and self.prompt_logprobs is None
+        return super().param_of("logprobs" if is_echo else field)

@@ -132,7 +132,6 @@ class ChatBody(SampledBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    prompt_logprobs: int | None = None
     echo: bool | None = None
     """An answer that goes on with the chat's last message begins with it."""
     add_generation_prompt: bool | None = None
@@ -160,10 +159,6 @@ class ChatBody(SampledBody):
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def num_prompt_logprobs(self) -> int | None:
-        return self.prompt_logprobs
 
     @property
     def continues(self) -> bool:
@@ -201,8 +196,6 @@ class ChatBody(SampledBody):
     def check(self) -> None:
         """Raises: InvalidRequest."""
         super().check()
-        if self.prompt_logprobs is not None and self.stream:
-            raise InvalidRequest("prompt_logprobs", "must not be given where stream is true")
         self._check_continued()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs", "must not be given unless logprobs is true")

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from core.records import Chunk, FinishReason, TokenLogprobs
+from core.records import Chunk, FinishReason
 from deploy.http.openai.chat_body import ChatBody
-from deploy.http.openai.replies import ChoicesReply
+from deploy.http.openai.replies import ChoicesReply, scored_tokens
 from deploy.http.output import Kind, OutputPiece, Splitter, calls_of, joined, new_call_id
 from deploy.http.reply import ReplyOrder, text_of
 
@@ -33,28 +33,12 @@ class ChatReply(ChoicesReply):
         self._last_kinds: list[Kind | None] = [None] * len(order.requests)
         """Of each sample: what came last since its text began."""
 
-    def whole(self, chunks: Sequence[Sequence[Chunk]]) -> dict[str, Any]:
-        fields = super().whole(chunks)
-        if self._requests[0].num_prompt_logprobs is None:
-            return fields
-        scored = [each for chunk in chunks[0] for each in chunk.prompt_logprobs]
-        prompt = zip(self._requests[0].prompt[1:], scored, strict=False)
-        return {**fields, "prompt_logprobs": [None, *(self._scored(*each) for each in prompt)]}
+    def _of_prompt(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        ids = {"prompt_token_ids": self._requests[0].prompt} if self._has_token_ids else {}
+        return {**ids, **self._prompt_logprobs(0, chunks)}
 
-    def _scored(self, token_id: int, scored: TokenLogprobs) -> dict[str, Any]:
-        """A token of the prompt and those that were likelier, as vLLM has them; its rank if it is among these."""
-        ranks = {other: rank for rank, (other, _) in enumerate(scored.top, 1)}
-        logprobs = {token_id: scored.logprob, **dict(scored.top)}
-        return {
-            str(each): {"logprob": logprob, "rank": ranks.get(each), "decoded_token": self._token(each)[0]}
-            for each, logprob in logprobs.items()
-        }
-
-    def _delta(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        is_first = index not in self._begun
-        role = {"role": "assistant"} if is_first else {}
-        self._begun.add(index)
-        begin = self._echoed if is_first else ""
+    def _delta(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any]:
+        role, begin = ({"role": "assistant"}, self._echoed) if is_first else ({}, "")
         if self._is_plain:
             content = begin + chunk.text
             return {"delta": {**role, **({"content": content} if content or is_first else {})}}
@@ -100,15 +84,10 @@ class ChatReply(ChoicesReply):
     def _finish_reason(self, index: int, reason: FinishReason) -> str:
         return "tool_calls" if self._num_calls[index] and reason is FinishReason.STOP else reason.value
 
-    def _logprobs(  # offsets alone need the index
-        self,
-        index: int,  # noqa: ARG002
-        tokens: Sequence[tuple[int, TokenLogprobs]],
-        scored: Sequence[TokenLogprobs],  # noqa: ARG002
-    ) -> dict[str, Any]:
+    def _logprobs(self, index: int, chunks: Sequence[Chunk], *, is_first: bool) -> dict[str, Any]:  # noqa: ARG002
         content = [
             {**self._entry(token_id, each.logprob), "top_logprobs": [self._entry(*other) for other in each.top]}
-            for token_id, each in tokens
+            for token_id, each in scored_tokens(chunks)
         ]
         return {"content": content, "refusal": None}
 

@@ -6,7 +6,7 @@ Knows the tokenizer, for the text of single tokens; must not know how a reply is
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from deploy.api import Hosted, speculation_fields
 from deploy.http.openai.bodies import CompletionBody, StreamOptions
 from deploy.http.openai.chat_body import ChatBody
 from deploy.http.openai.traced import traced_fields
-from deploy.http.reply import OWNER, Reply, ReplyOrder, text_of
+from deploy.http.reply import OWNER, Reply, ReplyOrder
 from deploy.http.wire import DONE, encoded, event
 from deploy.receipts import receipt_fields
 
@@ -34,28 +34,35 @@ class ChoicesReply(Reply):
         options = body.stream_options or StreamOptions()
         self._begun: set[int] = set()
         self._requests = order.requests
+        self._num_samples = body.n or 1
+        self._named = order.named
         self._tokenizer = order.tokenizer
         self._has_token_ids = bool(body.return_token_ids)
+        self._has_prompt_logprobs = body.prompt_logprobs is not None
         self._has_usage_at_end = bool(options.include_usage)
         self._has_usage_always = bool(options.continuous_usage_stats)
-        self._head = {"id": self.PREFIX + order.request_id, "created": order.created_s, "model": order.model}
+        self._head = {
+            "id": self.PREFIX + order.request_id,
+            "created": order.created_s,
+            "model": order.model,
+            "system_fingerprint": order.fingerprint,
+        }
         if body.service_tier is not None:
             self._head["service_tier"] = body.tier_served
         self._usages: dict[int, Usage] = {}
 
     def piece(self, index: int, chunk: Chunk) -> bytes:
+        """Nothing where the chunk has nothing to tell yet."""
+        is_first = index not in self._begun
+        self._begun.add(index)
         self._usages[index] = chunk.usage
-        choice = {"index": index, **self._delta(index, chunk), **self._common(index, [chunk])}
-        if self._is_empty(choice, chunk):
+        delta = self._delta(index, chunk, is_first=is_first)
+        choice = {"index": index, **delta, **self._common(index, [chunk], is_first=is_first)}
+        if not (is_first or self._has_usage_always or _tells(choice, chunk)):
             return b""
         usage = {"usage": self._usage() if self._has_usage_always else None} if self._has_usage_at_end else {}
-        return event(encoded({**self._head, "object": self.PIECE, "choices": [choice], **usage}))
-
-    def _is_empty(self, choice: Mapping[str, Any], chunk: Chunk) -> bool:
-        """Whether nobody would miss the piece: its text is held back, as by a character that is not whole."""
-        has_report = choice["finish_reason"] is not None or chunk.logprobs or choice.get("token_ids")
-        has_text = any(choice["delta"].values()) if "delta" in choice else choice["text"]
-        return not (has_text or has_report or "outrider" in choice or self._has_usage_always)
+        of_prompt = self._of_prompt([chunk]) if is_first and not index else {}
+        return event(encoded({**self._head, "object": self.PIECE, "choices": [choice], **usage, **of_prompt}))
 
     def last_piece(self) -> bytes:
         if not self._has_usage_at_end:
@@ -65,13 +72,18 @@ class ChoicesReply(Reply):
     def whole(self, chunks: Sequence[Sequence[Chunk]]) -> dict[str, Any]:
         self._usages = {index: each[-1].usage for index, each in enumerate(chunks)}
         choices = [
-            {"index": index, **self._message(index, each), **self._common(index, each)}
+            {"index": index, **self._message(index, each), **self._common(index, each, is_first=True)}
             for index, each in enumerate(chunks)
         ]
-        return {**self._head, "object": self.WHOLE, "choices": choices, "usage": self._usage()}
+        of_prompt = self._of_prompt(chunks[0])
+        return {**self._head, "object": self.WHOLE, "choices": choices, "usage": self._usage(), **of_prompt}
+
+    def _of_prompt(self, chunks: Sequence[Chunk]) -> dict[str, Any]:  # noqa: ARG002
+        """What the first object says of the prompt, where it is not for choices to say."""
+        return {}
 
     @abstractmethod
-    def _delta(self, index: int, chunk: Chunk) -> dict[str, Any]: ...
+    def _delta(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any]: ...
 
     @abstractmethod
     def _message(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]: ...
@@ -80,21 +92,14 @@ class ChoicesReply(Reply):
         return reason.value
 
     @abstractmethod
-    def _logprobs(
-        self, index: int, tokens: Sequence[tuple[int, TokenLogprobs]], scored: Sequence[TokenLogprobs]
-    ) -> dict[str, Any]:
-        """Of tokens of the output, and of those of the prompt but its first, which come with the first piece."""
+    def _logprobs(self, index: int, chunks: Sequence[Chunk], *, is_first: bool) -> dict[str, Any]: ...
 
-    def _common(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    def _common(self, index: int, chunks: Sequence[Chunk], *, is_first: bool) -> dict[str, Any]:
         """What choices have in all forms, whole or in pieces."""
         last = chunks[-1]
-        tokens = [
-            pair for chunk in chunks if chunk.logprobs for pair in zip(chunk.token_ids, chunk.logprobs, strict=True)
-        ]
-        scored = [each for chunk in chunks for each in chunk.prompt_logprobs]
         asked = self._requests[index].num_logprobs is not None
         fields: dict[str, Any] = {
-            "logprobs": self._logprobs(index, tokens, scored) if asked else None,
+            "logprobs": self._logprobs(index, chunks, is_first=is_first) if asked else None,
             "finish_reason": None,
         }
         if self._has_token_ids:
@@ -114,18 +119,38 @@ class ChoicesReply(Reply):
         """By what seed the output can be repeated, what speculation did for it, and the receipt if asked for."""
         stats = speculation_fields(last.stats) if last.stats is not None else None
         receipt = {"receipt": receipt_fields(last.receipt)} if last.receipt is not None else {}
-        return {"seed": self._requests[index].sampling.seed, "speculation": stats, **receipt}
+        problem = {"problem": str(self._named(last.problem))} if last.problem is not None else {}
+        return {"seed": self._requests[index].sampling.seed, "speculation": stats, **receipt, **problem}
 
     def _usage(self) -> dict[str, Any]:
-        """Of all samples so far; they share one prompt."""
-        usages = self._usages.values()
-        prompt = max((usage.prompt_tokens for usage in usages), default=0)
-        output = sum(usage.completion_tokens for usage in usages)
+        """So far: each prompt counts once, with what its samples found cached at least."""
+        usages: dict[int, list[Usage]] = {}
+        for index, usage in self._usages.items():
+            usages.setdefault(index // self._num_samples, []).append(usage)
+        prompt = sum(max(usage.prompt_tokens for usage in each) for each in usages.values())
+        output = sum(usage.completion_tokens for usage in self._usages.values())
+        cached = sum(min(usage.cached_tokens for usage in each) for each in usages.values())
         return {
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,
-            "prompt_tokens_details": {"cached_tokens": min((usage.cached_tokens for usage in usages), default=0)},
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def _prompt_logprobs(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        """Of one prompt, if asked for, as vLLM has them; they come with the first sample."""
+        scored = [each for chunk in chunks for each in chunk.prompt_logprobs]
+        if not (self._has_prompt_logprobs and scored):
+            return {}
+        tokens = zip(self._requests[index].prompt[1:], scored, strict=True)
+        return {"prompt_logprobs": [None, *(self._ranked(*each) for each in tokens)]}
+
+    def _ranked(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
+        """The token and the likeliest ones by their ids; the rank of a token that is not among these is not known."""
+        ranked = {other: (logprob, rank) for rank, (other, logprob) in enumerate(logprobs.top, 1)}
+        return {
+            str(each): {"logprob": logprob, "rank": rank, "decoded_token": self._token(each)[0]}
+            for each, (logprob, rank) in {token_id: (logprobs.logprob, None), **ranked}.items()
         }
 
     def _text(self, token_id: int) -> str:
@@ -140,55 +165,17 @@ class ChoicesReply(Reply):
         return content.decode("utf-8", "replace"), content
 
 
-class CompletionReply(ChoicesReply):
-    """Of /v1/completions."""
+def scored_tokens(chunks: Sequence[Chunk]) -> Iterator[tuple[int, TokenLogprobs]]:
+    """The tokens of the output, where their log probabilities were asked for."""
+    for chunk in chunks:
+        if chunk.logprobs:
+            yield from zip(chunk.token_ids, chunk.logprobs, strict=True)
 
-    PREFIX = "cmpl-"
-    WHOLE = PIECE = "text_completion"
 
-    def __init__(self, order: ReplyOrder) -> None:
-        super().__init__(order)
-        assert isinstance(order.body, CompletionBody)
-        self._num_chars = [0] * len(self._requests)
-        self._echoed: str | None = None
-        """The prompt, where the output is to follow it."""
-        if order.body.echo:
-            prompt = order.body.prompt
-            self._echoed = prompt if isinstance(prompt, str) else self._tokenizer.decode(self._requests[0].prompt)
-
-    def _delta(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        is_first = index not in self._begun
-        self._begun.add(index)
-        return self._message(index, [chunk]) if is_first else {"text": chunk.text}
-
-    def _message(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:  # noqa: ARG002
-        return {"text": (self._echoed or "") + text_of(chunks)}
-
-    def _logprobs(
-        self, index: int, tokens: Sequence[tuple[int, TokenLogprobs]], scored: Sequence[TokenLogprobs]
-    ) -> dict[str, Any]:
-        """The prompt's first token follows nothing, and has none."""
-        all_tokens: list[tuple[int, TokenLogprobs | None]] = [*tokens]
-        is_first = self._num_chars[index] == 0
-        if self._echoed is not None and is_first:
-            all_tokens[:0] = zip(self._requests[index].prompt, (None, *scored), strict=True)
-        names = [self._name(token_id) for token_id, _ in all_tokens]
-        offsets = []
-        for name in names:
-            offsets.append(self._num_chars[index])
-            self._num_chars[index] += len(name)
-        return {
-            "tokens": names,
-            "token_logprobs": [each and each.logprob for _, each in all_tokens],
-            "top_logprobs": [each and {self._name(i): logprob for i, logprob in each.top} for _, each in all_tokens],
-            "text_offset": offsets,
-        }
-
-    def _name(self, token_id: int) -> str:
-        """The token's text; its bytes, as OpenAI writes them, where they are no text: names must tell tokens apart."""
-        text, content = self._token(token_id)
-        is_text = text.encode("utf-8", "replace") == content
-        return text if is_text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+def _tells(choice: Mapping[str, Any], chunk: Chunk) -> bool:
+    """Whether a piece says anything: text may lag behind the tokens."""
+    names = ("text", "delta", "finish_reason", "token_ids", "outrider", "prompt_logprobs")
+    return any(choice.get(name) for name in names) or bool(choice["logprobs"] and chunk.token_ids)
 
 
 def model_card(model: Hosted, created_s: int) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import base64
 import hashlib
 from functools import cache
-from http import HTTPStatus
 from pathlib import Path
 
-from deploy.http.wire import Head, Headers
+from deploy.http.wire import Head, Headers, whole
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("dom.js", "stream.js", "output.js", "rounds.js", "figures.js", "main.js")
@@ -26,7 +25,7 @@ def page_now() -> tuple[Head, bytes]:
     # A function of its own: no name of it is global.
     script = "\n(() => {\n'use strict';\n" + "\n".join(map(_read, SCRIPTS)) + "})();\n"
     document = _read("page.html").replace("/* style */", style).replace("/* script */", script)
-    return Head(HTTPStatus.OK, _headers(style, script)), document.encode()
+    return whole(document.encode(), headers=_headers(style, script))
 
 
 def _read(name: str) -> str:

@@ -365,20 +365,22 @@ class CallTrace(_message.Message):
     def __init__(self, call: _Optional[_Union[Call, str]] = ..., sent_s: _Optional[float] = ..., received_s: _Optional[float] = ..., guesses: _Optional[int] = ..., used: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., verified: _Optional[_Union[VerifiedBlock, _Mapping]] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("reason", "stop", "stop_token_id", "seed", "speculation", "receipt")
+    __slots__ = ("reason", "stop", "stop_token_id", "seed", "speculation", "receipt", "problem")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop: str
     stop_token_id: int
     seed: int
     speculation: SpeculationStats
     receipt: Receipt
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
+    problem: str
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("version", "model", "target", "draft", "tokenizer_digest", "prompt_digest", "prompt_tokens", "output_digest", "output_tokens", "sampling", "stopping", "verification", "lenience", "structured_output_digest", "depends_on_guesses")

@@ -24,6 +24,6 @@ def test_the_first_of_many_are_those_of_few():
 
 def test_a_seed_derives_as_it_is_documented():
     material = SEED.to_bytes(8, "little") + (5).to_bytes(4, "little")
-    expected = int.from_bytes(hashlib.blake2b(material, digest_size=8).digest(), "little")
+    expected = int.from_bytes(hashlib.blake2b(material, digest_size=8).digest(), "little") % 2**53
     assert sample_seed(SEED, 5) == seeds_of(8)[5] == expected
-    assert sample_seed(7, 3) == 15559502419774875203
+    assert sample_seed(7, 3) == 4069306837182019

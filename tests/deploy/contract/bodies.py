@@ -87,16 +87,28 @@ SAMPLED: Mapping[str, Sent] = {
     **EVERYWHERE,
     **TIER,
     **REPORTS,
-    **each(n=2, max_tokens=3, stop=["a"], return_token_ids=True),
+    **each(
+        n=2,
+        max_tokens=3,
+        stop=["a"],
+        return_token_ids=True,
+        prompt_logprobs=1,
+        truncate_prompt_tokens=1,
+    ),
+    "response_format.schema": (
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        {"response_format": {"type": "json_object"}},
+    ),
     "stream_options.include_usage": streamed(include_usage=True),
     "stream_options.continuous_usage_stats": (usage_always(continuous_usage_stats=True), usage_always()),
     "response_format.type": {"response_format": {"type": "json_object"}},
     "response_format.json_schema.schema": (schema(), schema(schema={"type": "null"})),
 }
-OPENAI_IGNORED: Mapping[str, Sent] = each(
+IGNORED_EVERYWHERE: Mapping[str, Sent] = each(skip_special_tokens=True)
+OPENAI_IGNORED: Mapping[str, Sent] = {**IGNORED_EVERYWHERE, **each(
     user="u", metadata={"a": "b"}, safety_identifier="s", prompt_cache_key="k",
     prompt_cache_retention="24h", prompt_cache_options={},
-)  # fmt: skip
+)}  # fmt: skip
 SAMPLED_IGNORED: Mapping[str, Sent] = {
     **OPENAI_IGNORED,
     **each(store=True),
@@ -139,15 +151,14 @@ CHAT: Mapping[str, Sent] = {
     **SAMPLED,
     **TEMPLATED,
     **each(max_completion_tokens=3, logprobs=True),
+    "echo": ({**assistant(), "echo": True}, assistant()),
     "top_logprobs": ({"logprobs": True, "top_logprobs": 2}, {"logprobs": True}),
     "messages.role": said(role="system"),
     "messages.content": said(content="y"),
     "messages.name": said(name="Ann"),
     "messages.reasoning": (assistant(reasoning="hm"), assistant()),
     "messages.reasoning_content": (assistant(reasoning_content="hm"), assistant()),
-    "echo": (assistant_last(echo=True), assistant_last()),
     "continue_final_message": (assistant_last(continue_final_message=True), assistant_last()),
-    **each(prompt_logprobs=2),
     "messages.tool_call_id": ({"messages": [{"role": "tool", "tool_call_id": "1"}]}, {"messages": [{"role": "tool"}]}),
     "messages.tool_calls.id": (called(), called(id="2")),
     "messages.tool_calls.function.name": (function(), function(name="g")),
@@ -257,6 +268,7 @@ MESSAGES: Mapping[str, Sent] = {
     "output_config.format.schema": {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
 }
 MESSAGES_IGNORED: Mapping[str, Sent] = {
+    **IGNORED_EVERYWHERE,
     **each(metadata={"user_id": "u"}, service_tier="auto", inference_geo="x", cache_control={"type": "ephemeral"}),
     "tools.type": (messages_tool(type="custom"), messages_tool()),
     **{f"tools.{name}": (messages_tool(**{name: True}), messages_tool())

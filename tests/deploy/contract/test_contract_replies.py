@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from core.errors import InvalidRequest
 from core.records import TokenLogprobs, Usage
 from deploy.api import MODEL_SAMPLING
 from protos.outrider.v1 import generation_pb2 as pb
@@ -45,7 +46,8 @@ def telling(stop: str | int) -> list[Any]:
     ]
     chunks[0] = replace(chunks[0], prompt_logprobs=(top,) * 3)
     stats = replace(last.stats, num_draft_failures=1, num_target_failures=2, num_relaxed_tokens=3, num_continued=4)
-    return [chunks[0], replace(chunks[1], matched_stop=stop, stats=stats)]
+    problem = InvalidRequest("structured_output", "cannot be followed")
+    return [chunks[0], replace(chunks[1], matched_stop=stop, stats=stats, problem=problem)]
 
 
 def test_each_field_of_a_reply_is_told():

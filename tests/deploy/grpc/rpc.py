@@ -104,7 +104,7 @@ class Script:
     def report(self) -> ControlReport:
         return REPORT
 
-    expected_wait_s = 0.0
+    expected_wait_s = full_wait_s = 0.0
     num_waiting = 0
 
     def wind_down(self) -> int:

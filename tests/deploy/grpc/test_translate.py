@@ -547,7 +547,7 @@ def test_a_minus_one_is_told_as_it_was_written(wrong, field):
     with pytest.raises(InvalidRequest) as caught:
         translate(wrong)
     assert caught.value.field == field
-    assert caught.value.problem.endswith("got 4294967295 (-1 as an unsigned 32-bit number)")
+    assert "got 4294967295 (-1 as an unsigned 32-bit number)" in caught.value.problem
 
 
 def test_a_text_that_gives_no_tokens_is_refused():

@@ -53,7 +53,6 @@ REFUSED = [
         "messages[1].tool_calls",
     ),
     ({"prompt_logprobs": -1}, "prompt_logprobs"),
-    ({"prompt_logprobs": 2, "stream": True}, "prompt_logprobs"),
 ]
 
 

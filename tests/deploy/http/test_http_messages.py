@@ -347,7 +347,7 @@ REFUSED = [
     ({"max_tokens": "5"}, "max_tokens"),
     ({"temperature": -1}, "temperature"),
     ({"top_p": 0}, "top_p"),
-    ({"top_k": -1}, "top_k"),
+    ({"top_k": -2}, "top_k"),
     ({"system": 5}, "system"),
     ({"system": [{"type": "image"}]}, "system[0].type"),
     ({"stop_sequences": "x"}, "stop_sequences"),

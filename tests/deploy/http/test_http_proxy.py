@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+import uvicorn
 from ray.serve._private.http_util import RequestIdMiddleware, _apply_middlewares
 from ray.serve._private.proxy import HTTPProxy
 
@@ -15,6 +16,7 @@ from deploy.api.proxy_admission import Places, ProxyAdmission
 from deploy.calls import CallId
 from deploy.files import STOP_FILE
 from deploy.http import proxy as module
+from deploy.http.connections import Connection
 from deploy.http.proxy import MAX_BODY_BYTES, HttpProxy
 from deploy.http.wire import EVENTS, Call, Head
 from deploy.proxy import prepare
@@ -159,7 +161,7 @@ async def test_a_request_id_that_is_not_fit_is_replaced(layer, given):
 
 
 async def test_a_key_comes_as_anthropic_s_clients_send_it_and_errors_go_as_they_read_them(layer):
-    serve = FakeServe(Head(200), Unavailable("lost"))
+    serve = FakeServe(Head(200), b"", Unavailable("lost"))
     client = Client(path="/v1/messages", headers=[(b"x-api-key", b"t")])
     await ask(layer(serve), client)
     assert serve.calls[0].authorization == "Bearer t"
@@ -267,6 +269,11 @@ async def test_a_lost_orchestrator_is_told_in_a_line(layer):
     assert "secret" not in error["message"]
 
 
+async def test_an_orchestrator_that_is_lost_before_its_first_bytes_has_a_status_of_its_own(layer):
+    status, error = (await ask(layer(FakeServe(Head(200), RuntimeError("x"))), Client())).error
+    assert (status, error["type"]) == (503, "server_error")
+
+
 async def test_an_orchestrator_that_is_lost_in_a_stream_ends_it_with_an_event(layer):
     client = await ask(layer(FakeServe(Head(200, EVENTS), b"data: 1\n\n", RuntimeError("x"))), Client())
     assert client.is_complete
@@ -307,6 +314,7 @@ async def test_health_says_when_the_node_is_to_stop(layer, monkeypatch, tmp_path
 def test_serve_s_parts_are_where_they_are_looked_for(monkeypatch):
     """What the layer rests on; should Ray change it, this says so before a cluster does."""
     monkeypatch.setattr("deploy.grpc.proxy.DEFAULT_GRPC_SERVER_OPTIONS", [])
+    monkeypatch.setattr("uvicorn.config.HTTP_PROTOCOLS", dict(uvicorn.config.HTTP_PROTOCOLS))
     serve = FakeServe()
     layer = _apply_middlewares(serve, prepare())
     assert isinstance(layer, HttpProxy)
@@ -314,3 +322,6 @@ def test_serve_s_parts_are_where_they_are_looked_for(monkeypatch):
     assert layer._proxy is serve
     for name in ("_is_draining", "_ongoing_requests_start", "_ongoing_requests_end"):
         assert callable(getattr(HTTPProxy, name))
+    config = uvicorn.Config(layer)
+    config.load()
+    assert config.http_protocol_class is Connection

@@ -49,6 +49,7 @@ async def respond(servicer, call):
 async def whole(servicer, call):
     head, body = await respond(servicer, call)
     assert dict(head.headers)["content-type"] == "application/json"
+    assert dict(head.headers)["content-length"] == str(len(body))
     return head.status, json.loads(body)
 
 
@@ -61,6 +62,7 @@ async def events(servicer, call):
 
 async def error(servicer, call):
     head, body = await respond(servicer, call)
+    assert dict(head.headers)["content-length"] == str(len(body))
     content = json.loads(body)["error"]
     assert set(content) == {"message", "type", "param", "code", "request_id"}
     assert content["request_id"] == "mine"
@@ -179,7 +181,7 @@ async def test_a_prompt_is_repeated_with_its_logprobs_if_they_are_asked_for():
     logprobs = choice["logprobs"]
     assert logprobs["token_logprobs"] == [None, -0.25, -0.5, -2.0]
     assert logprobs["tokens"][:2] == ["a", "b"]
-    assert [top and list(top.values()) for top in logprobs["top_logprobs"]][:2] == [None, [-0.25]]
+    assert [top and list(top.values()) for top in logprobs["top_logprobs"]][:2] == [None, [-0.25, -0.25]]
     assert logprobs["text_offset"][:3] == [0, 1, 2]
     (event,) = await events(servicer(Script(*script)), call(stream=True, **given))
     assert (event["choices"][0]["text"], event["choices"][0]["logprobs"]) == ("abab", logprobs)
@@ -192,8 +194,8 @@ async def test_logprobs_of_a_completion_are_lists_beside_each_other():
     _, reply = await whole(servicer(Script(scored())), call(logprobs=2))
     logprobs = reply["choices"][0]["logprobs"]
     assert logprobs["token_logprobs"] == [-0.5, -2.0]
-    assert [sorted(each.values()) for each in logprobs["top_logprobs"]] == [[-1.5, -0.5], []]
-    assert logprobs["text_offset"] == [0, len(logprobs["tokens"][0])]
+    assert [sorted(each.values()) for each in logprobs["top_logprobs"]] == [[-1.5, -0.5], [-2.0]]
+    assert logprobs["text_offset"] == [3, 3 + len(logprobs["tokens"][0])]
 
 
 async def test_offsets_go_on_from_piece_to_piece():
@@ -201,7 +203,7 @@ async def test_offsets_go_on_from_piece_to_piece():
     pieces = await events(servicer(Script(replace(first, finish_reason=None), last)), call(logprobs=2, stream=True))
     offsets = [each["choices"][0]["logprobs"]["text_offset"] for each in pieces]
     tokens = [token for each in pieces for token in each["choices"][0]["logprobs"]["tokens"]]
-    assert offsets[1][0] == sum(map(len, tokens[:2]))
+    assert offsets[1][0] == len("say") + sum(map(len, tokens[:2]))
 
 
 async def test_logprobs_of_a_chat_are_one_entry_a_token():

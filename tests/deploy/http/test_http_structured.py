@@ -1,5 +1,7 @@
 """OpenAI's and vLLM's ways to say what the output must look like, and the names by which each is refused."""
 
+import json
+
 import pytest
 from test_http_translate import chat, completion
 
@@ -7,7 +9,7 @@ from core.errors import InvalidRequest
 from core.records import Grammar, GrammarKind
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-HELD_TO = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"type": "integer"}}}')
+HELD_TO = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({**SCHEMA, "additionalProperties": False}))
 ANYTHING = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}')
 DIGITS = Grammar(GrammarKind.REGEX, "[0-9]+")
 CHOICE = Grammar(GrammarKind.REGEX, "a|b")
@@ -25,6 +27,7 @@ def openai_schema(**fields):
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": None, "guided_json": None}, None),
         ({"response_format": {"type": "json_object"}}, ANYTHING),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, HELD_TO),
         (openai_schema(schema=SCHEMA), HELD_TO),
         ({"structured_outputs": {"json": SCHEMA}}, HELD_TO),
         ({"structured_outputs": {"json_object": True}}, ANYTHING),
@@ -57,6 +60,10 @@ def test_every_sample_is_held_to_it():
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.json_schema"),
         (openai_schema(), "response_format.json_schema.schema"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "schema": {"not": {}}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "schema": 3}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}, "response_format.json_schema"),
         (openai_schema(schema={"type": "strin"}), "response_format.json_schema.schema"),
         (openai_schema(schema={"type": "array", "uniqueItems": True}), "response_format.json_schema.schema"),
         (openai_schema(schema={"enum": ["x" * 2**20]}), "response_format.json_schema.schema"),

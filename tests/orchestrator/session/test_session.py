@@ -417,6 +417,35 @@ def test_a_refusal_by_the_target_ends_the_stream_and_a_refusal_by_the_draft_does
     assert str(world.error) == ("no room" if field is None else f"{field}: no room")
 
 
+@pytest.mark.parametrize("field", ["structured_output", None])
+def test_an_output_that_has_begun_is_cut_short_where_its_constraints_leave_no_token(tokenizer, field):
+    world = World(request(), tokenizer, with_draft=False).start()
+    while not world.chunks:
+        world.deliver()
+    stamp = commands(world, VerifyRequest)[-1].stamp
+    world.handle(m.TargetReplied(Refused(stamp, "cannot be followed", is_final=True, field=field)))
+    assert world.session.is_closed
+    if field is None:
+        assert isinstance(world.error, UnsoundScores)
+        return
+    last = world.chunks[-1]
+    assert world.error is None
+    assert (last.finish_reason, last.token_ids) == (FinishReason.LENGTH, ())
+    assert str(last.problem) == "structured_output: cannot be followed"
+    assert last.usage.completion_tokens == len(world.tokens)
+    assert last.stats is not None
+    assert world.policy.is_closed
+
+
+@pytest.mark.parametrize("resumed", [(), (1, 2)])
+def test_an_output_that_has_not_begun_here_is_refused(tokenizer, resumed):
+    world = World(request(resume_tokens=resumed), tokenizer, with_draft=False).start()
+    world.deliver()
+    stamp = commands(world, VerifyRequest)[-1].stamp
+    world.handle(m.TargetReplied(Refused(stamp, "cannot be followed", is_final=True, field="structured_output")))
+    assert isinstance(world.error, InvalidRequest)
+
+
 def test_a_cancelled_session_releases_both_sides_and_says_nothing_more(tokenizer):
     world = World(request(), tokenizer).start()
     world.deliver()

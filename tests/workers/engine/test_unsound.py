@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -150,6 +151,23 @@ def test_a_mask_hides_no_row_without_a_law(target, spoil, temperature):
     refused, verdict = answer_all(target, [bad.verify_request(), good.verify_request()])
     assert isinstance(refused, Refused)
     assert judged(verdict) == judged(want)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_bad_words_that_forbid_every_token_are_named_unless_the_model_is_broken(target, sampling, is_broken):
+    words = tuple((7, token) for token in range(target.info.vocab_size))
+    driver = session(target, [*PROMPT, 7], replace(sampling, bad_words=words))
+    driver.log.extend([7])
+    if is_broken:
+        poison(target, one_nan, 0)
+    refused = answer(target, driver.verify_request())
+    assert isinstance(refused, Refused)
+    if is_broken:
+        assert refused.field is None
+        assert "NaN" in refused.reason
+    else:
+        assert (refused.field, refused.reason) == ("sampling.bad_words", "forbid every token that may come next")
 
 
 def block_after(draft, sampling, verification, first):

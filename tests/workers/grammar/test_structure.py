@@ -14,7 +14,7 @@ LIMITS = Limits()
 
 
 def test_each_kind_becomes_a_grammar():
-    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}, "additionalProperties": False}
     written = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
     assert grammar_of(Structure("json_schema", schema), LIMITS) == written
     assert grammar_of(Structure("json_schema", json.dumps(schema, indent=4)), LIMITS) == written

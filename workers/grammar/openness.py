@@ -1,0 +1,101 @@
+"""Which objects of a JSON schema are not to be closed to properties that they do not list.
+
+Pure functions over a schema as JSON has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+SINGLE = (
+    "items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "contains",
+    "propertyNames", "not", "if", "then", "else",
+)  # fmt: skip
+"""Keywords below which schemas stand: by name, in a list, or one."""
+BRANCHES = ("allOf", "anyOf", "oneOf", "dependentSchemas", "not", "if", "then", "else", "$ref")
+"""Keywords whose schemas are about the same value as the schema that has them."""
+SAYS = ("additionalProperties", "unevaluatedProperties")
+
+
+def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | None, Any]]:
+    """The schemas below this one: the keyword, the key or index under it, and the schema."""
+    for name, value in list(schema.items()):
+        if name in MAPS and isinstance(value, dict):
+            yield from ((name, key, below) for key, below in value.items())
+        elif name in LISTS and isinstance(value, list):
+            yield from ((name, index, below) for index, below in enumerate(value))
+        elif name in SINGLE:
+            yield name, None, value
+
+
+def kept_open(root: Mapping[str, Any]) -> frozenset[int]:
+    """Ids of all schemas below `root` that have to stay as they are: all but those that list properties, do not say
+    what others may be, ask for none, and do not share their object with another schema that may list some, too.
+    """
+    shared: set[int] = set()
+    nodes = list(_nodes(root))
+    for node in nodes:
+        branches = list(_branches(node, root))
+        if branches and (_lists_properties(node) or not (len(branches) == 1 or _are_alternatives(node))):
+            shared.add(id(node))
+            for branch in branches:
+                _share(branch, root, shared)
+    return frozenset(id(node) for node in nodes if id(node) in shared or not _can_be_closed(node))
+
+
+def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        yield schema
+        for _, _, below in subschemas(schema):
+            yield from _nodes(below)
+
+
+def _share(schema: Any, root: Mapping[str, Any], shared: set[int]) -> None:
+    if isinstance(schema, dict) and id(schema) not in shared:
+        shared.add(id(schema))
+        for branch in _branches(schema, root):
+            _share(branch, root, shared)
+
+
+def _branches(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Any]:
+    for name in BRANCHES:
+        if name == "$ref" and isinstance(schema.get(name), str):
+            yield _at(schema[name], root)
+    yield from (below for name, _, below in subschemas(schema) if name in BRANCHES)
+
+
+def _are_alternatives(schema: Mapping[str, Any]) -> bool:
+    """Whether one branch alone decides on a value."""
+    return [name for name in BRANCHES if name in schema] in (["anyOf"], ["oneOf"])
+
+
+def _lists_properties(schema: Mapping[str, Any]) -> bool:
+    return bool(schema.get("properties") or schema.get("patternProperties"))
+
+
+def _can_be_closed(schema: Mapping[str, Any]) -> bool:
+    listed, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(listed, dict) or not listed or any(name in schema for name in SAYS):
+        return False
+    asks_for_others = not isinstance(required, list) or any(name not in list(listed) for name in required)
+    least = schema.get("minProperties", 0)
+    return not asks_for_others and isinstance(least, int) and least <= len(listed)
+
+
+def _at(reference: str, root: Any) -> Any:
+    """The schema that a reference within the document names; None where there is none."""
+    if not reference.startswith("#"):
+        return None
+    found = root
+    for part in filter(None, reference[1:].split("/")):
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        elif isinstance(found, dict):
+            found = found.get(key)
+        else:
+            return None
+    return found

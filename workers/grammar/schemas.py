@@ -1,0 +1,188 @@
+"""A JSON schema as the library follows it exactly: rewritten where it would not, refused where it cannot be.
+
+Pure but for grammars that are compiled to ask a question. Knows JSON schema and the library's gaps (llguidance 1.9.1);
+must not know requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from core.ranges import shown
+from core.records import Grammar, GrammarKind
+from workers.grammar.compiler import GrammarCompiler, GrammarProblem
+from workers.grammar.openness import kept_open, subschemas
+
+FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "unknown")
+)
+"""Those that the library holds a string to. Others are annotations, as JSON schema has it."""
+NEUTRAL: Mapping[str, Sequence[Any]] = {
+    "uniqueItems": (False,),
+    "unevaluatedProperties": (True, {}),
+    "unevaluatedItems": (True, {}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "not": (False,),
+}
+"""Keywords that the library does not know, and the values with which they ask for nothing."""
+ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
+BOUNDS = ("minimum", "maximum", "multipleOf")
+OPEN_BOUNDS = ("exclusiveMinimum", "exclusiveMaximum")
+"""The library subtracts 1 from these as a double."""
+EXACT = 2**53
+"""Up to here a double has every integer."""
+
+
+def followed(schema: Mapping[str, Any], *, closes: bool) -> dict[str, Any]:
+    """The schema, to be compiled. `closes`: whether an object that lists properties may have no others, unless it says.
+
+    Raises: GrammarProblem, which names the place.
+    """
+    rewritten = _rewritten(schema, "", kept_open(schema) if closes else None)
+    assert isinstance(rewritten, dict), "an object stays one"
+    return rewritten
+
+
+def _rewritten(schema: Any, path: str, still_open: frozenset[int] | None) -> Any:
+    """Everything below `path`; `still_open` are the schemas that are not to be closed, None for all."""
+    if not isinstance(schema, dict):
+        return schema
+    _check_numbers(schema, path)
+    result = {name: value for name, value in schema.items() if not _is_neutral(name, value)}
+    for name, key, below in subschemas(result):
+        place = ".".join(filter(None, (path, name, "" if key is None else str(key))))
+        value = _rewritten(below, place, still_open)
+        if key is None:
+            result[name] = value
+        else:
+            if result[name] is schema[name]:
+                result[name] = result[name].copy()
+            result[name][key] = value
+    if still_open is not None and id(schema) not in still_open:
+        result["additionalProperties"] = False
+    _check_keys(result, path)
+    return _without_spent_patterns(result)
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    if name == "format":
+        return isinstance(value, str) and value not in FORMATS
+    if name == "propertyNames":  # zod writes it with each record
+        said = {} if value is True else value
+        is_type = isinstance(said, dict) and said.get("type", "string") == "string"
+        return is_type and not {*said} - {"type"} - ANNOTATIONS
+    return any(value == each and type(value) is type(each) for each in NEUTRAL.get(name, ()))
+
+
+def _check_numbers(schema: Mapping[str, Any], path: str) -> None:
+    """Raises: GrammarProblem for a number that the library, which reads doubles, would take for another."""
+    for name in (*BOUNDS, *OPEN_BOUNDS):
+        value = schema.get(name)
+        if _is_inexact(value) or (name in OPEN_BOUNDS and _is_large(value)):
+            _refuse_number(f"{path}.{name}", value)
+    for name in ("const", "enum"):
+        for value in _numbers(schema.get(name)):
+            if _is_inexact(value):
+                _refuse_number(f"{path}.{name}", value)
+
+
+def _refuse_number(path: str, value: Any) -> None:
+    raise GrammarProblem(
+        f"{path.removeprefix('.')} cannot be held to exactly, since it is an integer beyond 2^53: ask for a string, "
+        f"got {shown(value)[:40]}"
+    )
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    """All integers in a JSON value."""
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(each)
+    elif isinstance(value, int):
+        yield value
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) > EXACT
+
+
+def _is_inexact(value: Any) -> bool:
+    """Whether no double has this integer."""
+    if not isinstance(value, int) or abs(value) <= EXACT:
+        return False
+    try:
+        return int(float(value)) != value
+    except OverflowError:
+        return True
+
+
+def _check_keys(schema: Mapping[str, Any], path: str) -> None:
+    """Raises: GrammarProblem where keys could be counted that repeat: a grammar does not know the keys that have been,
+    those that are listed apart.
+    """
+    least, listed = schema.get("minProperties"), schema.get("properties")
+    is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    if not isinstance(least, int) or is_closed:
+        return
+    num_listed = len(_names(schema.get("required")) & {*(listed if isinstance(listed, dict) else {})})
+    if least > num_listed + 1:
+        place = f"{path}.minProperties".removeprefix(".")
+        raise GrammarProblem(
+            f"{place} is held to up to one more than the listed properties that are required ({num_listed + 1}), "
+            f"since keys that are not listed may repeat, got {least}"
+        )
+
+
+def _names(value: Any) -> set[str]:
+    return {name for name in value if isinstance(name, str)} if isinstance(value, list) else set()
+
+
+def _without_spent_patterns(schema: dict[str, Any]) -> dict[str, Any]:
+    """Patterns that only listed properties match go to these: the library would let another property begin behind them,
+    find no key for it, and end in the middle of an output that could have been whole.
+    """
+    listed, patterns = schema.get("properties"), schema.get("patternProperties")
+    if not (isinstance(listed, dict) and isinstance(patterns, dict) and listed and patterns):
+        return schema
+    if schema.get("additionalProperties") is not False or _has_other_key([*listed], [*patterns]):
+        return schema
+    held = {
+        name: {"allOf": [value, *(also for pattern, also in patterns.items() if _matches(pattern, name))]}
+        for name, value in listed.items()
+    }
+    return {**{name: value for name, value in schema.items() if name != "patternProperties"}, "properties": held}
+
+
+def _has_other_key(listed: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Whether a key that is not listed matches one of the patterns; so it is said of patterns that do not compile."""
+    nothing = {"type": "null"}
+    probe = {
+        "type": "object",
+        "properties": dict.fromkeys(listed, nothing),
+        "patternProperties": dict.fromkeys(patterns, nothing),
+        "required": list(listed),
+        "additionalProperties": False,
+    }
+    begun = "".join(f"{json.dumps(name, ensure_ascii=False)}:null," for name in listed)
+    return _allows(probe, f'{{{begun}"')
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return _allows({"type": "string", "pattern": pattern}, json.dumps(name, ensure_ascii=False))
+
+
+def _allows(schema: Mapping[str, Any], text: str) -> bool:
+    try:
+        compiled = _compiler().compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+    except GrammarProblem:
+        return True
+    return compiled.allows(text.encode("utf-8", "surrogatepass"))
+
+
+@cache
+def _compiler() -> GrammarCompiler:
+    return GrammarCompiler.of_bytes()
