@@ -59,6 +59,7 @@ class Place:
         self._admission = admission
         self._request = request
         self.caller = request.caller
+        self.max_tokens = request.max_tokens - len(request.resume_tokens)
         self._charge = charge
         self._index = index
         self._began_s = admission.now()
@@ -72,13 +73,13 @@ class Place:
 
     def left_s(self, times: PlaceTimes) -> float:
         """Until the place is free again, as far as can be told."""
-        num_left = self._request.max_tokens - len(self._request.resume_tokens) - self.num_tokens
-        return times.left_s(self.age_s, self.num_tokens, num_left)
+        return times.left_s(self.age_s, self.num_tokens, self.max_tokens)
 
     def leave(self, num_tokens: int = 0) -> None:
         """The completion has ended after `num_tokens` of output: what it did not use counts against no quota."""
         if not self._is_left:
             self._is_left = True
+            self.num_tokens = num_tokens
             self._charge.settle(self._index, len(self._request.prompt) + num_tokens)
             self._admission.leave(self)
 
@@ -158,7 +159,7 @@ class Admission:
 
     def leave(self, place: Place) -> None:
         """A place is free again; for `Place` alone."""
-        self._times.ended(place.age_s)
+        self._times.ended(place.age_s, place.num_tokens, place.max_tokens)
         self._places.discard(place)
         self._free(place.caller, 1)
 
@@ -271,7 +272,7 @@ class Admission:
         """Until a call has its places behind others; `is_full`: as if places that are free had just been taken."""
         left_s = [place.left_s(self._times) for place in self._places]
         usual_s = self._times.average_s
-        if not usual_s and left_s:  # as those in progress will take
+        if left_s:  # as those in progress will take
             usual_s = (sum(place.age_s for place in self._places) + sum(left_s)) / len(left_s)
         num_free = max(0, self._limits.max_sessions - len(left_s))
         return until_free_s([*left_s, *[usual_s if is_full else 0.0] * num_free], usual_s, num_before, num_places)

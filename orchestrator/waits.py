@@ -1,4 +1,4 @@
-"""Forecasts of when a place is free, from how far the completions in progress are and how long earlier ones took.
+"""Forecasts of when a place is free, from how far the completions in progress are and how long earlier ones became.
 
 Pure. Knows times and counts; must not know callers or the queue's order.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from heapq import heapify, heapreplace
 
 RECENT_COMPLETIONS = 16
-"""Completions over which the time that a place is taken is averaged."""
+"""Completions over which times and lengths are averaged."""
 
 
 class PlaceTimes:
@@ -17,23 +17,35 @@ class PlaceTimes:
 
     def __init__(self) -> None:
         self.average_s = 0.0
-        """0 before one has ended."""
+        """0 before one has ended; so the other averages."""
+        self._num_tokens = self._max_tokens = 0.0
 
-    def ended(self, place_s: float) -> None:
-        """A completion had its place for `place_s`."""
-        self.average_s += (place_s - self.average_s) / RECENT_COMPLETIONS if self.average_s else place_s
+    def ended(self, place_s: float, num_tokens: int, max_tokens: int) -> None:
+        """A completion had its place for `place_s`, and made `num_tokens` of at most `max_tokens`."""
+        share = 1 / RECENT_COMPLETIONS if self._max_tokens else 1.0
+        self.average_s += share * (place_s - self.average_s)
+        self._num_tokens += share * (num_tokens - self._num_tokens)
+        self._max_tokens += share * (max_tokens - self._max_tokens)
 
-    def left_s(self, age_s: float, num_tokens: int, num_left: int) -> float:
-        """How much longer a completion of this age will have its place: to its usual length, if its own pace allows
-        that, and not beyond `num_left` tokens.
+    def left_s(self, age_s: float, num_tokens: int, max_tokens: int) -> float:
+        """How much longer a completion will have its place, after `num_tokens` of at most `max_tokens`.
 
-        One that has none yet, or is older than usual, is expected to take as long again.
+        It goes on at its own pace, to a length as usual beside `max_tokens`; one that is longer already becomes twice
+        as long. Without tokens it takes as long as others did, or twice as long as it has taken.
         """
-        usual_s = self.average_s - age_s if age_s < self.average_s else age_s
         if not num_tokens:
-            return usual_s
-        longest_s = age_s * num_left / num_tokens
-        return min(longest_s, usual_s) if self.average_s else longest_s
+            return self.average_s - age_s if age_s < self.average_s else age_s
+        expected = self._expected_tokens(max_tokens)
+        num_left = expected - num_tokens if num_tokens < expected else min(max_tokens - num_tokens, num_tokens)
+        return age_s * num_left / num_tokens
+
+    def _expected_tokens(self, max_tokens: int) -> float:
+        """A share of its limit as usual: callers that set one come near it. At least as much as others made: of those
+        that may fill the context none does.
+        """
+        if not self._max_tokens:
+            return max_tokens
+        return min(max_tokens, max(self._num_tokens, max_tokens * self._num_tokens / self._max_tokens))
 
 
 def until_free_s(left_s: Iterable[float], place_s: float, num_before: int, num_places: int) -> float:

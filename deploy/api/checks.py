@@ -30,12 +30,20 @@ def token_ids(ids: Iterable[int], field: str, info: ModelInfo) -> tuple[int, ...
     return checked
 
 
-def context_exceeded(field: str, problem: str, context: int) -> ContextExceeded:
+def context_exceeded(
+    field: str, problem: str, context: int, num_prompt: int | None = None, num_output: int = 0
+) -> ContextExceeded:
     """The error of a request for which a context of `context` tokens has no room.
 
-    Gateways and clients tell it from other errors by its last words, which are those of OpenAI.
+    Gateways and clients know it by OpenAI's words, and read the numbers from them.
     """
-    return ContextExceeded(field, f"{problem}: this model's maximum context length is {context} tokens")
+    told = f"{problem}. This model's maximum context length is {context} tokens."
+    if num_prompt is not None:
+        total = num_prompt + num_output
+        told += (
+            f" However, you requested {total} tokens ({num_prompt} in the messages, {num_output} in the completion)."
+        )
+    return ContextExceeded(field, told)
 
 
 def require(condition: bool, field: str, allowed: str, value: object) -> None:

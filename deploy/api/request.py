@@ -128,7 +128,9 @@ def prompt_ids(given: Given, served: Served) -> tuple[int, ...]:
     elif given.token_ids is not None:
         field, ids = "token_ids.ids", given.token_ids
         if kept is None and len(ids) >= context:
-            raise context_exceeded("token_ids", f"must be at most {context - 1} tokens long, got {len(ids)}", context)
+            raise context_exceeded(
+                "token_ids", f"must be at most {context - 1} tokens long, got {len(ids)}", context, len(ids)
+            )
         prompt = token_ids(ids, field, served.target)
     elif given.chat is not None:
         field, text = "chat.messages", _chat_text(given.chat, given, tokenizer)
@@ -166,7 +168,7 @@ def _max_tokens(given: Given, prompt_len: int, served: Served) -> int:
     room = context - prompt_len
     if room < 1:
         problem = f"must be at most {context - 1} tokens long, got {prompt_len}"
-        raise context_exceeded(given.prompt_field, problem, context)
+        raise context_exceeded(given.prompt_field, problem, context, prompt_len)
     if given.max_tokens is None:
         of_all = served.config.limits.default_max_tokens
         most = of_all if of_all is not None else room if given.chat is not None else USUAL_TOKENS
@@ -175,7 +177,7 @@ def _max_tokens(given: Given, prompt_len: int, served: Served) -> int:
     field, asked = "stopping.max_tokens", given.max_tokens
     require(asked >= 1, field, allowed, asked)
     if asked > room:
-        raise context_exceeded(field, f"must be {allowed}, got {shown(asked)}", context)
+        raise context_exceeded(field, f"must be {allowed}, got {shown(asked)}", context, prompt_len, asked)
     return asked
 
 

@@ -104,6 +104,39 @@ def test_n_samples_are_reproducible_one_by_one(client):
     assert again.text == three[2].text
 
 
+def test_several_prompts_give_what_each_gives_alone(client):
+    prompts = ["import os", "class A:", PROMPT]
+    together = complete(client, prompt=prompts, temperature=1, n=2, seed=5)
+    alone = [complete(client, prompt=prompt, temperature=1, n=2, seed=5) for prompt in prompts]
+    assert [choice.index for choice in together.choices] == [0, 1, 2, 3, 4, 5]
+    expected = [(choice.token_ids, choice.text) for each in alone for choice in each.choices]
+    assert [(choice.token_ids, choice.text) for choice in together.choices] == expected
+    ids = [choice.prompt_token_ids for choice in together.choices[::2]]
+    scored = complete(client, prompt=ids, max_tokens=1, echo=True, logprobs=1).choices
+    for choice, prompt in zip(scored, ids, strict=True):
+        assert len(choice.logprobs.tokens) == len(prompt) + 1
+        starts = zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True)
+        assert all(choice.text.startswith(token, offset) for token, offset in starts)
+    assert together.usage.prompt_tokens == sum(map(len, ids))
+    assert together.usage.completion_tokens == 6 * 24
+    pieces = complete(client, prompt=prompts, temperature=1, n=2, seed=5, stream=True)
+    texts = [""] * 6
+    for piece in pieces:
+        texts[piece.choices[0].index] += piece.choices[0].text
+    assert texts == [text for _, text in expected]
+
+
+def test_an_output_that_nothing_may_follow_is_cut_short_if_it_has_begun(client):
+    held = {"guided_regex": "aa(b|c)", "ignore_eos": False}
+    words = ["b", "c", "ab", "ac", "aab", "aac"]
+    (choice,) = complete(client, extra_body={**held, "bad_words": words}).choices
+    assert (choice.text, choice.finish_reason) == ("aa", "length")
+    assert choice.outrider["problem"].startswith("bad_words: forbid every token")
+    with pytest.raises(openai.BadRequestError) as refused:
+        complete(client, extra_body={**held, "bad_words": [*words, "a", "aa"]})
+    assert refused.value.param == "bad_words"
+
+
 def test_n_samples_by_grpc_are_those_by_http(client, grpc_client):
     expected = [choice.token_ids for choice in complete(client, temperature=1, seed=5, n=3).choices]
     completion = by_grpc(grpc_client, temperature=1.0, seed=5, n=3)

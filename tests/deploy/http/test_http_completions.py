@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -320,7 +321,12 @@ def test_a_prompt_cannot_be_cut_to_nothing(most):
 async def test_a_context_that_is_too_long_is_told_in_the_words_that_gateways_look_for(fields):
     head, told = await error(servicer(Script()), call(**fields))
     assert (head.status, told["code"]) == (400, "context_length_exceeded")
-    assert "this model's maximum context length is 200 tokens" in told["message"].lower()
+    assert "This model's maximum context length is 200 tokens." in told["message"]
+    if fields != {"prompt": "x" * 4000}:  # which is not tokenized
+        total, num_prompt, num_output = map(
+            int, re.search(r"requested (\d+) tokens \((\d+) in the messages, (\d+) in the", told["message"]).groups()
+        )
+        assert total == num_prompt + num_output > 200
 
 
 @pytest.mark.parametrize("beside", [{"ignore_eos": True}, {"allowed_token_ids": [5]}])
