@@ -41,6 +41,7 @@ from workers.grammar import Structure
 
 NOT_KEPT = "this server keeps nothing between calls; send what went before as input"
 NOT_LATER = "this server answers at once"
+LOGPROBS = "message.output_text.logprobs"
 NEVER_THERE = (
     "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
     "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
@@ -55,6 +56,8 @@ NO_OTHERS = "this server takes no other items"
 def _include(value: Any) -> Any:
     """What no output here has may be asked for."""
     wrong = next((each for each in value or () if each not in NEVER_THERE), None)
+    if wrong == LOGPROBS:
+        raise ValueError(f"must not have {LOGPROBS}: /v1/chat/completions has log probabilities")
     if wrong is not None:
         raise ValueError(f"must be among {', '.join(NEVER_THERE)}, got {wrong[:MAX_SHOWN_CHARS]!r}")
     return value
@@ -261,6 +264,12 @@ class ResponsesBody(OpenAiBody):
 def _item(given: Mapping[str, Any], field: str) -> Item:
     """Where no type is given, a message. Raises: InvalidRequest."""
     kind = given.get("type")
+    if kind == "item_reference":
+        raise InvalidRequest(
+            f"{field}.type",
+            "must not be item_reference: this server keeps no items; clients that send"
+            " them send the items themselves where store is false",
+        )
     return part_of({**given, "type": "message" if kind is None else kind}, _ITEMS, field, NO_OTHERS)
 
 

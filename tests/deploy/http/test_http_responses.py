@@ -206,6 +206,13 @@ async def test_what_agents_ask_for_unasked_and_what_changes_nothing_is_taken():
     assert text_of_prompt(script) == "user:say;"
 
 
+async def test_a_reference_to_what_is_not_kept_is_refused_with_what_to_do():
+    """The AI SDK of npm sends them unless it is told that nothing is stored."""
+    async with by_openai(Script()) as client:
+        with pytest.raises(openai.BadRequestError, match="store is false"):
+            await client.responses.create(model="pair", input=[{"type": "item_reference", "id": "msg_1"}])
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
 async def test_a_forced_call_is_no_text_that_a_format_could_hold(choice):
     """As instructor asks for one."""

@@ -50,6 +50,13 @@ const checks = {
     const second = await generateText({ model, ...given, tools, messages });
     assert(second.usage.inputTokens > 0);
   },
+  async textComesBack(model) {
+    const unstored = { ...given, providerOptions: { openai: { store: false } } };
+    const first = await generateText({ model, ...unstored, prompt: "import os" });
+    const messages = [{ role: "user", content: "import os" }, ...first.response.messages, { role: "user", content: "and?" }];
+    const second = await generateText({ model, ...unstored, messages });
+    assert(second.usage.inputTokens > first.usage.inputTokens);
+  },
   async object(model) {
     const { output } = await generateText({ model, ...given, output: Output.object({ schema: place }), prompt: "where?" });
     assert(CITIES.includes(output.city));

@@ -23,7 +23,15 @@ class Anything(BaseModel):
     """Any object."""
 
 
-HELD = (Mode.TOOLS, Mode.TOOLS_STRICT, Mode.JSON_SCHEMA, Mode.RESPONSES_TOOLS)
+HELD = (
+    Mode.TOOLS,
+    Mode.TOOLS_STRICT,
+    Mode.FUNCTIONS,
+    Mode.JSON_SCHEMA,
+    Mode.JSON_O1,
+    Mode.RESPONSES_TOOLS,
+    Mode.RESPONSES_TOOLS_WITH_INBUILT_TOOLS,
+)
 MESSAGES = [{"role": "user", "content": "where?"}]
 GIVEN = {"messages": MESSAGES, "max_retries": 0, "temperature": 0.0}
 by_openai = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
