@@ -36,28 +36,30 @@ def kept_open(root: Mapping[str, Any]) -> frozenset[int]:
     what others may be, ask for none, and do not share their object with another schema that may list some, too.
     """
     shared: set[int] = set()
-    nodes = list(_nodes(root))
+    nodes = list(nodes_of(root))
     for node in nodes:
         branches = list(_branches(node, root))
         if branches and (_lists_properties(node) or not (len(branches) == 1 or _are_alternatives(node))):
             shared.add(id(node))
-            for branch in branches:
-                _share(branch, root, shared)
+            _share(branches, root, shared)
     return frozenset(id(node) for node in nodes if id(node) in shared or not _can_be_closed(node))
 
 
-def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
+def nodes_of(schema: Any) -> Iterator[dict[str, Any]]:
+    """All schemas of a document."""
     if isinstance(schema, dict):
         yield schema
         for _, _, below in subschemas(schema):
-            yield from _nodes(below)
+            yield from nodes_of(below)
 
 
-def _share(schema: Any, root: Mapping[str, Any], shared: set[int]) -> None:
-    if isinstance(schema, dict) and id(schema) not in shared:
-        shared.add(id(schema))
-        for branch in _branches(schema, root):
-            _share(branch, root, shared)
+def _share(schemas: list[Any], root: Mapping[str, Any], shared: set[int]) -> None:
+    left = [*schemas]
+    while left:
+        schema = left.pop()
+        if isinstance(schema, dict) and id(schema) not in shared:
+            shared.add(id(schema))
+            left += _branches(schema, root)
 
 
 def _branches(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Any]:
@@ -80,9 +82,9 @@ def _can_be_closed(schema: Mapping[str, Any]) -> bool:
     listed, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(listed, dict) or not listed or any(name in schema for name in SAYS):
         return False
-    asks_for_others = not isinstance(required, list) or any(name not in list(listed) for name in required)
     least = schema.get("minProperties", 0)
-    return not asks_for_others and isinstance(least, int) and least <= len(listed)
+    asks_for_these = isinstance(required, list) and all(isinstance(name, str) and name in listed for name in required)
+    return asks_for_these and isinstance(least, int) and least <= len(listed)
 
 
 def _at(reference: str, root: Any) -> Any:

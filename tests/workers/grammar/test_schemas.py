@@ -193,6 +193,17 @@ def test_a_schema_within_a_grammar_is_held_to_alike():
     assert "properties.a.const cannot be held to" in problem_with(f"start: %json {number}", "grammar")
 
 
+def test_patterns_that_would_take_the_library_long_are_refused():
+    half = {"type": "object", "patternProperties": {f"^p{number}$": {} for number in range(51)}}
+    assert "at most 100 patterns together, got 102" in problem_with({"allOf": [half, half]})
+    assert takes(half, "{}")
+
+
+def test_a_long_chain_of_parts_is_followed():
+    chain = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}, {"properties": {"x": {}}}]} for i in range(600)}
+    assert "nested" not in problem_with({"$ref": "#/$defs/a0", "$defs": {**chain, "a600": {"not": {}}}})
+
+
 def test_schemas_that_are_shared_by_very_many_properties_are_refused():
     listed = {name: {} for name in "abcdefghi"}
     schema = {"type": "object", "properties": listed, "patternProperties": {"^[a-i]$": {"enum": ["x" * 40_000]}}}
