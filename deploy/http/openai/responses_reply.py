@@ -50,9 +50,10 @@ class ResponsesReply(Reply):
         return self._response(self._status)
 
     def _changes(self, chunk: Chunk) -> list[BlockChange]:
-        is_last = chunk.finish_reason is not None
         changes = self._blocks.feed(chunk.text, chunk.finish_reason)
-        return changes if self._blocks.all or not is_last else self._blocks.add_empty()
+        if self._blocks.all or chunk.finish_reason is None:
+            return changes
+        return self._blocks.add_empty(is_cut=chunk.finish_reason is FinishReason.LENGTH)
 
     @property
     def _status(self) -> str:

@@ -73,9 +73,11 @@ class Blocks:
         if self._is_open:
             self.all[-1].is_cut = True
 
-    def add_empty(self) -> list[BlockChange]:
+    def add_empty(self, *, is_cut: bool) -> list[BlockChange]:
         """A block of text without any, for an output that is to have one block at least."""
-        return [self._begin(Kind.TEXT, ""), *self._end()]
+        begin = self._begin(Kind.TEXT, "")
+        self.all[-1].is_cut = is_cut
+        return [begin, *self._end()]
 
     def _take(self, pieces: Sequence[OutputPiece]) -> Iterator[BlockChange]:
         for piece in pieces:

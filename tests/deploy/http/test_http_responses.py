@@ -126,7 +126,9 @@ async def test_an_item_that_is_added_has_nothing_that_its_deltas_add():
 
 
 @pytest.mark.parametrize(
-    ("text", "status"), [(CALL[:60], "incomplete"), (CALL[:-8], "completed"), ("I look", "incomplete")], ids=str
+    ("text", "status"),
+    [(CALL[:60], "incomplete"), (CALL[:-8], "completed"), ("I look", "incomplete"), (CALL[:20], "incomplete")],
+    ids=str,
 )
 async def test_an_item_that_was_cut_is_incomplete_in_every_event(text, status):
     """A call is whole where its arguments are, whatever became of the mark after them."""
