@@ -105,7 +105,8 @@ def _run(client: Client, jobs: Sequence[Job], options: GenerateOptions) -> None:
     for job in jobs:
         for line in job.explanation if options.explain else ():
             terminal.say(line)
-        terminal.say(f"{terminal.summary(job)}; seed {job.finish.seed}")
+        problem = f"; cut short: {job.finish.problem}" if job.finish.problem is not None else ""
+        terminal.say(f"{terminal.summary(job)}; seed {job.finish.seed}{problem}")
 
 
 def _save(path: Path, job: Job) -> bool:

@@ -153,8 +153,14 @@ def _prompt_of(request: Mapping[str, Any]) -> tuple[str | None, GenerateFields]:
     """The prompt of the request, and its structured output. Raises: ConfigError."""
     body: Any = request.get("prompt", request.get("messages"))
     if body is not None:  # of a call by HTTP
+        if request.get("truncate_prompt_tokens") is not None:
+            raise ConfigError("the request's prompt was cut: give what was left of it as `prompt` (prompt_token_ids)")
         if "messages" in request:
             return None, _of_chat(request)
+        if isinstance(body, list) and body and not isinstance(body[0], int):
+            if len(body) > 1:
+                raise ConfigError(f"the request has {len(body)} prompts: leave the one that the receipt is of")
+            (body,) = body
         return (body, {}) if isinstance(body, str) else (None, {"token_ids": body})
     try:
         message = ParseDict(dict(request), pb.GenerateRequest(), ignore_unknown_fields=True)

@@ -8,7 +8,10 @@ import pytest
 
 from core.errors import Overloaded
 from deploy.api import proxy_places
+from deploy.api.hosted import Hosted, Models
 from deploy.metrics import REQUEST_FAILURE
+from deploy.metrics.meters import Meters
+from tests.deploy.grpc.rpc import Recorded, Script, served
 
 
 def test_refusals_of_a_model_are_counted_by_one_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +34,11 @@ def test_refusals_of_a_model_are_counted_by_one_recorder(monkeypatch: pytest.Mon
         proxy_places._count_refusal(name)
     assert made == [names[0], names[2]]
     assert counted == [(name, (REQUEST_FAILURE, 1, Overloaded.status)) for name in names]
+
+
+def test_a_proxy_promises_the_wait_for_a_place_once_all_are_taken() -> None:
+    """It refuses no call before, and in a burst it hears of nothing new."""
+    script = Script()
+    script.full_wait_s = 11.0
+    models = Models([Hosted(script, served(), Meters(Recorded(), lambda: 0.0))])
+    assert models.places.retry_after_s == 11.0

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from core.errors import ConfigError, InvalidRequest
 from deploy.cli import main
+from deploy.cli.replay import _prompt_of
 from outrider_client import Client
 from tests.deploy.grpc import rpc
 from tests.deploy.grpc.rpc import Script, greeting, ids_of, server
@@ -59,6 +61,14 @@ def test_another_output_is_told_by_its_first_token(kept, capsys):
         assert run("replay", kept, "--address", address) == 1
     first = len(ids_of("hello")) + len(last.token_ids) - 1
     assert f"differs: the output differs from token {first} on" in capsys.readouterr().err
+
+
+def test_an_output_that_was_cut_short_says_why(capsys):
+    problem = InvalidRequest("structured_output", "cannot be followed")
+    first, last = greeting()
+    with server(Script(first, replace(last, problem=problem))) as address:
+        assert run("generate", "say", "--address", address) == 0
+    assert "; cut short: structured_output: cannot be followed" in capsys.readouterr().err
 
 
 def test_other_weights_are_not_comparable_and_named(kept, capsys):
@@ -150,6 +160,17 @@ def test_a_chat_whose_last_message_was_continued_cannot_be_sent(kept, tmp_path, 
 def test_a_server_that_is_not_there_can_compute_nothing_again(kept, capsys):
     assert run("replay", kept, "--address", "localhost:1") == 2
     assert "it cannot be recomputed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [({"prompt": ["say", "see"]}, "has 2 prompts"), ({"prompt": "say", "truncate_prompt_tokens": 2}, "was cut")],
+)
+def test_a_request_whose_prompt_is_not_the_receipt_s_is_refused(fields, problem):
+    with pytest.raises(ConfigError, match=problem):
+        _prompt_of(fields)
+    assert _prompt_of({"prompt": ["say"]}) == ("say", {})
+    assert _prompt_of({"prompt": [[5, 6]]}) == (None, {"token_ids": [5, 6]})
 
 
 def test_one_receipt_is_of_one_prompt(tmp_path, capsys):

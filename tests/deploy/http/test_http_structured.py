@@ -1,12 +1,16 @@
 """OpenAI's and vLLM's ways to say what the output must look like, and the names by which each is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
-from test_http_translate import chat, completion
+from test_http_translate import CONFIG, NOW, chat, completion, served
 
 from core.errors import InvalidRequest
 from core.records import Grammar, GrammarKind
+from deploy.http.bodies import parse
+from deploy.http.openai import CompletionBody
+from deploy.http.translate import to_requests
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 HELD_TO = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({**SCHEMA, "additionalProperties": False}))
@@ -45,6 +49,12 @@ def openai_schema(**fields):
 def test_each_way_arrives(make, fields, grammar):
     (request,) = make(**fields)
     assert request.grammar == grammar
+
+
+def test_a_service_may_leave_schemas_open():
+    body = parse(CompletionBody, json.dumps({"prompt": "say", "guided_json": SCHEMA}).encode())
+    (request,) = to_requests(body, served(config=replace(CONFIG, close_schemas=False)), NOW, "mine")
+    assert request.grammar == Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
 
 
 def test_every_sample_is_held_to_it():
