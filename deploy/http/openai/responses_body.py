@@ -50,6 +50,7 @@ NEVER_THERE = (
 """Thoughts are given as they are, and the rest belongs to items that this server never makes."""
 BY_THE_MODEL = "here the model alone calls tools"
 NOT_AT_ONCE = "this server waits for no tools"
+NO_REFERENCES = "this server keeps no items; clients that send references send the items where store is false"
 NO_OTHERS = "this server takes no other items"
 
 
@@ -264,13 +265,8 @@ class ResponsesBody(OpenAiBody):
 def _item(given: Mapping[str, Any], field: str) -> Item:
     """Where no type is given, a message. Raises: InvalidRequest."""
     kind = given.get("type")
-    if kind == "item_reference":
-        raise InvalidRequest(
-            f"{field}.type",
-            "must not be item_reference: this server keeps no items; clients that send"
-            " them send the items themselves where store is false",
-        )
-    return part_of({**given, "type": "message" if kind is None else kind}, _ITEMS, field, NO_OTHERS)
+    reason = NO_REFERENCES if kind == "item_reference" else NO_OTHERS
+    return part_of({**given, "type": "message" if kind is None else kind}, _ITEMS, field, reason)
 
 
 def _add(messages: Chat, item: Item, field: str) -> None:
