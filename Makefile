@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start a hundred processes, which need not compile the same files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo serve test test-plain test-ray test-fast test-fast-torch test-fast-others test-ci test-all check k8s load-tool bench protos format clean
+.PHONY: help setup demo serve test test-plain test-ray test-fast test-fast-torch test-fast-others test-ci test-all check k8s load-tool clients bench protos format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -97,6 +97,22 @@ load-tool: .venv/guidellm/.installed  ## Install GuideLLM, which a test of `make
 	@touch $@
 
 PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
+
+CLIENTS := $(basename $(notdir $(wildcard tests/system/clients/requirements/*.txt))) ai-sdk
+
+clients: setup $(CLIENTS:%=.venv/clients/%/.installed)  ## Install clients that others have written, each for itself (2 GB), and run them
+	$(BIN)/python -m pytest -m clients tests/system/clients
+
+.venv/clients/%/.installed: tests/system/clients/requirements/%.txt | setup
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+
+# Where there is no npm, its test is skipped.
+.venv/clients/ai-sdk/.installed: tests/system/clients/requirements/ai-sdk.json | setup
+	mkdir -p $(@D)
+	cp $< $(@D)/package.json
+	if command -v npm; then npm install --prefix $(@D) --no-audit --no-fund --silent && touch $@; fi
 
 bench: setup  ## Measure what a round costs beyond the models
 	$(BIN)/python -m bench overhead

@@ -51,6 +51,8 @@ class GivenTool:
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
     """The JSON schema of its arguments; None takes any object."""
+    schema_name: str = "parameters"
+    """What the API calls that schema."""
 
     @property
     def for_template(self) -> dict[str, Any]:
@@ -74,6 +76,8 @@ class Given:
     chat: Chat | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     """Of a chat, as its template has them."""
+    continues: bool = False
+    """The output goes on with the chat's last message."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """What else the chat's template is given."""
     request_id: str = ""

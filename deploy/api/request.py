@@ -159,7 +159,7 @@ def _chat_text(chat: Chat, given: Given, tokenizer: Tokenizer) -> str:
             raise InvalidRequest(f"chat.messages[{index}].role", "must not be empty")
     if given.tools and "tools" not in (tokenizer.template or "tools"):
         raise InvalidRequest("chat.tools", "must not be given: this model's chat template takes no tools")
-    return tokenizer.chat_text(chat, given.tools, given.template_arguments)
+    return tokenizer.chat_text(chat, given.tools, given.template_arguments, continues=given.continues)
 
 
 def _max_tokens(given: Given, prompt_len: int, served: Served) -> int:

@@ -170,7 +170,12 @@ def _prompt_of(request: Mapping[str, Any]) -> tuple[str | None, GenerateFields]:
 
 
 def _of_chat(body: Mapping[str, Any]) -> GenerateFields:
-    """What the chat template is given of a chat by HTTP, as `deploy.http` has it, but for tools."""
+    """What the chat template is given of a chat by HTTP, as `deploy.http` has it, but for tools.
+
+    Raises: ConfigError.
+    """
+    if body.get("continue_final_message"):
+        raise ConfigError("a chat with continue_final_message cannot be repeated by gRPC, which has no such field")
     messages = [{**each, "role": "system"} if each.get("role") == "developer" else each for each in body["messages"]]
     effort = body.get("reasoning_effort")
     asked = {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}

@@ -31,6 +31,9 @@ NO_VERBOSITY = "say in the messages how long an answer should be"
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model is to think before it answers; what it makes of that is for its chat template to say."""
 
+EFFORT = "reasoning_effort"
+"""What chat templates call it, gpt-oss's among them."""
+
 Chat = list[dict[str, Any]]
 """Messages as chat templates have them."""
 
@@ -186,6 +189,11 @@ class Body(Part):
     def chat(self) -> Chat | None:
         """A prompt that is one. Raises: InvalidRequest."""
         return None
+
+    @property
+    def continues(self) -> bool:
+        """Whether the output goes on with the chat's last message."""
+        return False
 
     @property
     def template_arguments(self) -> Mapping[str, Any]:

@@ -112,7 +112,8 @@ class HttpServicer:
         _require_method(call, "GET")
         name = call.path.removeprefix(MODELS).removeprefix("/")
         cards = [model_card(model, self._created_s) for model in ([self._models[name]] if name else self._models.all)]
-        for part in whole(encoded(cards[0] if name else {"object": "list", "data": cards})):
+        pages = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+        for part in whole(encoded(cards[0] if name else {"object": "list", "data": cards, **pages})):
             yield part
 
     async def _show_status(self, call: Call) -> Parts:
@@ -171,7 +172,7 @@ class HttpServicer:
         served, size = model.served, len(call.body)
         asked = body.tools_asked
         has_template = body.speculation is not None and body.speculation.template is not None
-        has_grammar = has_template or structure_of(body) is not None or (asked is not None and asked.is_forced)
+        has_grammar = has_template or structure_of(body, asked) is not None or (asked is not None and asked.is_forced)
         is_long = has_grammar or len(body.prompts_given) > MANY_PROMPTS  # a grammar is compiled
         work = max(size, LONG_BYTES) if is_long else size
         if size > served.config.limits.max_message_bytes:

@@ -9,20 +9,24 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from core.config import ServiceConfig
 from core.errors import InvalidRequest
 from deploy.http.bodies import Body, StructuredOutputs
 from deploy.http.output import grammar_of_calls, has_marks
 from deploy.http.tools import AskedTools
-from workers.grammar import Structure
+from workers.grammar import Structure, grammar_of
 
 Held = tuple[str, Structure]
 """Where in a body it is said, and what."""
 
 
-def structure_of(body: Body) -> Held | None:
-    """What the body says of its output. Raises: InvalidRequest where it is said twice."""
+def structure_of(body: Body, asked: AskedTools | None = None) -> Held | None:
+    """What the body says of its output. Raises: InvalidRequest where it is said twice.
+
+    The API's own format is that of an answer: where a call is forced there is none, and it holds nothing.
+    """
     own = body.format_asked
-    found = ([] if own is None else [own]) + _by_vllm(body)
+    found = ([] if own is None or (asked is not None and asked.is_forced) else [own]) + _by_vllm(body)
     if len(found) > 1:
         raise InvalidRequest(found[1][0], f"must not be given beside {found[0][0]}")
     return found[0] if found else None
@@ -30,7 +34,7 @@ def structure_of(body: Body) -> Held | None:
 
 def held_to(body: Body, asked: AskedTools | None, calls: str | None) -> Held | None:
     """What the output is held to, forced calls included; `calls` is their format. Raises: InvalidRequest."""
-    said = structure_of(body)
+    said = structure_of(body, asked)
     if asked is None or calls is None or (said is None and not asked.is_forced):
         return said
     if said is not None and asked.is_forced:
@@ -40,6 +44,17 @@ def held_to(body: Body, asked: AskedTools | None, calls: str | None) -> Held | N
     answer = _schema(*said) if said is not None else None
     grammar = grammar_of_calls(calls, asked.schemas, is_one=asked.is_one, answer=answer)
     return (said[0] if said is not None else "tools", Structure("grammar", grammar))
+
+
+def refusal_of_tool(asked: AskedTools, calls: str, config: ServiceConfig) -> InvalidRequest | None:
+    """Which tool's schema cannot be followed by itself, and why: to be asked where all of them together cannot be."""
+    for name, schema in asked.schemas.items():
+        try:
+            structure = Structure("grammar", grammar_of_calls(calls, {name: schema}, is_one=True))
+            grammar_of(structure, config.limits, closes_schemas=config.close_schemas)
+        except InvalidRequest as error:
+            return InvalidRequest(asked.fields[name], error.problem)
+    return None
 
 
 def _schema(field: str, structure: Structure) -> Mapping[str, Any]:

@@ -23,6 +23,8 @@ class AskedTools:
 
     schemas: Mapping[str, Mapping[str, Any]]
     """Of the arguments of each that may be called, by its name."""
+    fields: Mapping[str, str]
+    """Where in the body each of them stands."""
     shown: tuple[Mapping[str, Any], ...]
     """All of them, as chat templates have them."""
     is_forced: bool = False
@@ -43,10 +45,15 @@ def asked_tools(
         raise InvalidRequest("tool_choice", "must not ask for a call where no tools are given")
     if choice == NO_CALLS or not given:
         return None
-    schemas = {tool.name: tool.parameters or {} for tool in given if choice != NAMED or tool.name == name}
-    require(bool(schemas), name_field, "the name of one of the tools", name)
-    is_forced = choice in (REQUIRED, NAMED)
-    return AskedTools(schemas, tuple(tool.for_template for tool in given), is_forced, is_one or choice == NAMED)
+    callable_ones = [tool for tool in given if choice != NAMED or tool.name == name]
+    require(bool(callable_ones), name_field, "the name of one of the tools", name)
+    return AskedTools(
+        schemas={tool.name: tool.parameters or {} for tool in callable_ones},
+        fields={tool.name: f"{tool.field}.{tool.schema_name}" for tool in callable_ones},
+        shown=tuple(tool.for_template for tool in given),
+        is_forced=choice in (REQUIRED, NAMED),
+        is_one=is_one or choice == NAMED,
+    )
 
 
 def require_calls(form: str | None, tokenizer: Tokenizer) -> str:

@@ -15,9 +15,9 @@ from core.errors import InvalidRequest
 from core.records import GenerationRequest, Verification
 from deploy import api
 from deploy.api import GIVEN_SAMPLING, Given, Served, given_sampling, require
-from deploy.http.bodies import MAX_SHOWN_CHARS, Body, Speculation
+from deploy.http.bodies import EFFORT, MAX_SHOWN_CHARS, Body, Speculation
 from deploy.http.output import Reading, calls_format, has_begun, reasoning_format
-from deploy.http.structured import Held, held_to
+from deploy.http.structured import Held, held_to, refusal_of_tool
 from deploy.http.tools import AskedTools, require_calls
 
 COPIED = (
@@ -27,8 +27,6 @@ COPIED = (
 """Fields of bodies that are `Given`'s by the same name."""
 MAX_ID_DIGITS = 20
 STRUCTURE = "structured_output"
-EFFORT = "reasoning_effort"
-"""What chat templates call it, gpt-oss's among them."""
 _PARAMS = (
     (re.compile(r"^(sampling|stopping)\."), ""),
     (re.compile(r"^(text|token_ids(\.ids)?|chat(\.messages)?)\b"), "prompt"),
@@ -55,7 +53,7 @@ def reading_of(body: Body, request: GenerationRequest, served: Served) -> Readin
     if asked is None:
         return Reading(reasoning=reasoning, has_begun=begun)
     calls, names = calls_format(config, tokenizer), frozenset(asked.schemas)
-    return Reading(calls, names, 1 if asked.is_one else None, reasoning, begun)
+    return Reading(calls, names, asked.is_forced, 1 if asked.is_one else None, reasoning, begun)
 
 
 def to_requests(body: Body, served: Served, now: float, request_id: str, caller: str = "") -> list[GenerationRequest]:
@@ -65,7 +63,7 @@ def to_requests(body: Body, served: Served, now: float, request_id: str, caller:
     held = _held(body, asked, served)
     given = given_by(body, served, asked, held, request_id, caller)
     if not body.prompts_given:
-        with _fields_named_as_in(body, held):
+        with _fields_named_as_in(body, held), _tools_named(asked, held, served):
             return api.to_requests(given, served, now)
     requests: list[GenerationRequest] = []
     for index, prompt in enumerate(body.prompts_given):
@@ -84,6 +82,19 @@ def prompt_of(body: Body, served: Served) -> tuple[int, ...]:
     held = _held(body, asked, served)
     with _fields_named_as_in(body, held):
         return api.prompt_ids(given_by(body, served, asked, held), served)
+
+
+@contextmanager
+def _tools_named(asked: AskedTools | None, held: Held | None, served: Served) -> Iterator[None]:
+    """A schema that cannot be followed is refused by its tool."""
+    try:
+        yield
+    except InvalidRequest as error:
+        form = calls_format(served.config.http, served.tokenizer)
+        is_of_grammar = held is not None and error.field == held[1].field
+        if asked is None or form is None or not is_of_grammar:
+            raise
+        raise refusal_of_tool(asked, form, served.config) or error from None
 
 
 @contextmanager
@@ -153,6 +164,7 @@ def given_by(
     _check_reports(body, speculation)
     return Given(
         chat=body.chat,
+        continues=body.continues,
         tools=asked.shown if asked is not None else (),
         template_arguments=_template_arguments(body, served),
         request_id=request_id,

@@ -38,6 +38,8 @@ def _byte_of_char() -> dict[str, int]:
 BYTE_OF_CHAR = _byte_of_char()
 SHORT_CHARS = 4096
 """A text no longer than this is tokenized in a few milliseconds, and somewhat faster when other threads are held up."""
+CONTINUED = "<continued here>"
+"""Marks the end of a message that is to be continued, so that what a template adds behind it can be cut off."""
 SHOWN_MARKS = frozenset({"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"})
 """Tokens that stand in texts even where a tokenizer calls them special: they tell calls and thoughts from answers."""
 MAX_COMPOSITION = 4
@@ -140,9 +142,12 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         arguments: Mapping[str, Any] | None = None,
+        *,
+        continues: bool = False,
     ) -> str:
         """The prompt by which the model is to answer these messages (each has `role` and `content`).
 
+        If it `continues`, the prompt ends with the content of the last message.
         `tools` and `arguments` go to the template as they are. The template contains the special tokens, so encoding
         must add none.
 
@@ -151,19 +156,27 @@ class Tokenizer:
         if self._template is None:
             instead = "send a plain prompt instead (gRPC: text or token_ids; HTTP: /v1/completions)"
             raise InvalidRequest("chat", f"this model has no chat template; {instead}")
+        shown = [dict(message) for message in messages]
+        if continues:
+            shown[-1]["content"] += CONTINUED
         try:
-            return self._template.render(
+            text = self._template.render(
                 {
                     **(arguments or {}),
-                    "messages": [dict(message) for message in messages],
+                    "messages": shown,
                     "tools": [dict(tool) for tool in tools] or None,
                     "documents": None,
-                    "add_generation_prompt": True,
+                    "add_generation_prompt": not continues,
                     **self._special_strings,
                 }
             )
         except Exception as error:  # a template is a program of the model's author: it may raise anything
             raise InvalidRequest("chat", f"the model's chat template refuses these messages: {error}") from error
+        if continues and CONTINUED not in text:
+            raise InvalidRequest(
+                "chat", "the last message cannot be continued: the model's chat template leaves it out"
+            )
+        return text.rpartition(CONTINUED)[0] if continues else text
 
 
 def _with_marks(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

@@ -133,6 +133,36 @@ def test_a_message_calls_a_tool(claude):
     assert_weather(call.input)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 3, 12, 24])
+def test_what_was_cut_within_a_call_or_json_says_so_by_every_api(client, claude, num_tokens):
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": PARAMETERS}}
+    given = {"model": MODEL, "messages": HELLO, "max_completion_tokens": num_tokens, "seed": 3}
+    text = client.chat.completions.create(**given, response_format=schema).choices[0]
+    assert text.finish_reason == "length" or json.loads(text.message.content)
+    forced = client.chat.completions.create(**given, tools=[CHAT_TOOL], tool_choice="required").choices[0]
+    assert (forced.message.content or "", forced.finish_reason) == ("", "length")
+    tool = {"type": "function", **WEATHER, "parameters": PARAMETERS}
+    asked = {"model": MODEL, "input": "weather in Oslo", "tools": [tool], "tool_choice": "required"}
+    *_, last = client.responses.create(**asked, max_output_tokens=num_tokens, stream=True)
+    assert last.response.status == "incomplete"
+    assert last.response.output_text == ""
+    by_anthropic = [{**WEATHER, "input_schema": PARAMETERS}]
+    given = {"model": MODEL, "messages": HELLO, "tools": by_anthropic, "tool_choice": {"type": "any"}}
+    message = claude.messages.create(**given, max_tokens=num_tokens)
+    assert message.stop_reason == "max_tokens"
+    assert all(block.type == "tool_use" and set(block.input) <= {"city", "days"} for block in message.content)
+
+
+def test_an_answer_that_has_begun_goes_on_by_chat_and_message_alike(client, claude):
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "def add(a, b):\n    "}]
+    given = {"model": MODEL, "messages": messages, "max_tokens": 12}
+    own = {"continue_final_message": True, "echo": True, "prompt_logprobs": 1}
+    chat = client.chat.completions.create(**given, temperature=0, extra_body=own)
+    message = claude.messages.create(**given, extra_body={"temperature": 0})
+    assert chat.choices[0].message.content == messages[-1]["content"] + message.content[0].text
+    assert len(chat.prompt_logprobs) == chat.usage.prompt_tokens
+
+
 def test_errors_of_anthropic_s_api_have_its_form_in_the_proxy_too(claude, guarded):
     with pytest.raises(anthropic.BadRequestError, match="messages: must hold"):
         claude.messages.create(model=MODEL, max_tokens=5, messages=[])

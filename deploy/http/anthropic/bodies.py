@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field
 
 from core.errors import InvalidRequest
-from deploy.api import GivenTool, template_call
+from deploy.api import GivenTool, require, template_call
 from deploy.http.bodies import (
+    EFFORT,
     MAX_MESSAGES,
     MAX_TOOLS,
     TEXT_ALONE,
@@ -32,10 +33,11 @@ from deploy.http.tools import AUTO, NAMED, NO_CALLS, REQUIRED, AskedTools, asked
 from workers.grammar import Structure
 
 CHOICES: Mapping[str, str] = {"auto": AUTO, "any": REQUIRED, "none": NO_CALLS, "tool": NAMED}
-NO_BUDGET = (
-    "must be disabled or adaptive: this server holds no thinking to a budget; a model whose chat template has it thinks"
-)
+EFFORTS = ((5_000, "low"), (10_000, "medium"))
+"""Largest budgets for thinking, in tokens, that are told to a chat template as these efforts; more is "high"."""
 NO_TOOLS = "this server runs no tools of its own"
+KEPT_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+NO_EDITS = "this server takes nothing out of a prompt"
 
 
 class ContentBlock(Part):
@@ -162,7 +164,16 @@ class Thinking(Part):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
+    """Told to the chat template as an effort; nothing holds the model to it."""
     display: Ignored = None
+
+    @property
+    def effort(self) -> str | None:
+        """None where none is asked for."""
+        budget = self.budget_tokens
+        if self.type != "enabled" or budget is None:
+            return None
+        return next((effort for most, effort in EFFORTS if budget < most), "high")
 
 
 class OutputFormat(Part):
@@ -189,14 +200,25 @@ class CountBody(Body):
     thinking: Thinking | None = None
     output_config: OutputOptions | None = None
     cache_control: Ignored = None
+    context_management: Annotated[Any, neutral({}, {"edits": []}, KEPT_THINKING, reason=NO_EDITS)] = None
+    mcp_servers: Annotated[Any, neutral([], reason=NO_TOOLS)] = None
     speed: Annotated[Any, neutral("standard", reason="every request is served as fast as it can be")] = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
+    def continues(self) -> bool:
+        """An assistant's last message is the beginning of the answer."""
+        return bool(self.messages) and self.messages[-1].role == "assistant"
+
+    @property
     def template_arguments(self) -> Mapping[str, Any]:
-        """`enable_thinking` is how chat templates call it."""
-        is_off = self.thinking is not None and self.thinking.type == "disabled"
-        return {**({"enable_thinking": False} if is_off else {}), **(self.chat_template_kwargs or {})}
+        """`enable_thinking` is how chat templates call it. They need not know an effort that a budget stands for."""
+        given, known = self.thinking, dict[str, Any]()
+        if given is not None and given.type != "adaptive":
+            known["enable_thinking"] = given.type == "enabled"
+        if given is not None and given.effort is not None and self.effort_asked is None:
+            known[EFFORT] = given.effort
+        return {**known, **(self.chat_template_kwargs or {})}
 
     @property
     def effort_asked(self) -> tuple[str, str] | None:
@@ -213,7 +235,10 @@ class CountBody(Body):
     @property
     def tools_asked(self) -> AskedTools | None:
         tools = enumerate(self.tools or [])
-        given = [GivenTool(f"tools[{index}]", each.name, each.description, each.input_schema) for index, each in tools]
+        given = [
+            GivenTool(f"tools[{index}]", each.name, each.description, each.input_schema, "input_schema")
+            for index, each in tools
+        ]
         choice = self.tool_choice or MessagesChoice(type="auto")
         if choice.type == "tool" and choice.name is None:
             raise InvalidRequest("tool_choice.name", "must be given with this type")
@@ -229,11 +254,14 @@ class CountBody(Body):
         """Raises: InvalidRequest."""
         if not self.messages:
             raise InvalidRequest("messages", "must hold at least one message")
-        last = len(self.messages) - 1
-        if self.messages[last].role == "assistant":
-            raise InvalidRequest(f"messages[{last}].role", "must be user: this server does not go on with an answer")
         if self.thinking is not None and self.thinking.type == "enabled":
-            raise InvalidRequest("thinking.type", NO_BUDGET)
+            budget = self.thinking.budget_tokens
+            require(budget is not None and budget >= 1, "thinking.budget_tokens", "at least 1 with this type", budget)
+        last = self.messages[-1]
+        calls = isinstance(last.content, list) and any(each.get("type") == "tool_use" for each in last.content)
+        if self.continues and calls:
+            field = f"messages[{len(self.messages) - 1}].content"
+            raise InvalidRequest(field, "must not call a tool: the call's result has to follow")
 
 
 class MessagesBody(CountBody):

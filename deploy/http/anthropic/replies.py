@@ -5,9 +5,10 @@ Knows Anthropic's events; must not know how a reply is sent.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from pydantic_core import from_json
 
 from core.records import Chunk, FinishReason
 from deploy.http.output import Block, BlockChange, Blocks, Change, Kind
@@ -46,7 +47,7 @@ class MessagesReply(Reply):
 
     def _changes(self, chunk: Chunk) -> list[BlockChange]:
         self._last = chunk
-        return self._blocks.feed(chunk.text, is_last=chunk.finish_reason is not None)
+        return self._blocks.feed(chunk.text, chunk.finish_reason)
 
     def _start(self) -> bytes:
         return _event("message_start", message=self._message([]))
@@ -103,22 +104,25 @@ def _empty(block: Block) -> dict[str, Any]:
 
 
 def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text, "citations": None}
+    return {"type": "text", "text": text}
 
 
 def _whole(block: Block) -> dict[str, Any]:
     match block.kind:
         case Kind.CALL:
-            return {**_empty(block), "input": arguments_read(block.text)}
+            return {**_empty(block), "input": arguments_read(block.text, is_cut=block.is_cut)}
         case Kind.REASONING:
             return {"type": "thinking", "thinking": block.text, "signature": ""}
     return _text(block.text)
 
 
-def arguments_read(text: str) -> dict[str, Any]:
-    """A call's arguments as the object that they should be; what a model has written otherwise, under `text`."""
+def arguments_read(text: str, *, is_cut: bool) -> dict[str, Any]:
+    """A call's arguments: of a call that was cut, those that are whole, as Anthropic's client reads them in a stream.
+
+    What a model has written that is no object stands under the key that Anthropic names for it.
+    """
     try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        value = from_json(text or "{}", allow_partial=is_cut)
+    except ValueError:
         value = None
-    return value if isinstance(value, dict) else {"text": text}
+    return value if isinstance(value, dict) else {"INVALID_JSON": text}

@@ -56,7 +56,9 @@ class Message(Part):
     role: str
     content: Content | None = None
     name: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
+    """The same by another name."""
     tool_calls: Annotated[list[ChatCall] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
     tool_call_id: str | None = None
     refusal: str | None = None
@@ -69,8 +71,9 @@ class Message(Part):
         parts = ASSISTANTS_PARTS if self.role == "assistant" else PARTS
         content = text_of(self.content or "", parts, f"{field}.content")
         message: dict[str, Any] = {"role": ROLES.get(self.role, self.role), "content": content}
-        names = ("name", "reasoning_content", "tool_call_id")
-        message |= {name: value for name in names if (value := getattr(self, name)) is not None}
+        message |= {name: value for name in ("name", "tool_call_id") if (value := getattr(self, name)) is not None}
+        if (thoughts := self._thoughts(field)) is not None:
+            message["reasoning_content"] = thoughts
         if self.tool_call_id is not None and self.role != "tool":
             raise InvalidRequest(f"{field}.tool_call_id", "must not be given unless role is tool")
         if self.tool_calls and self.role != "assistant":
@@ -85,6 +88,12 @@ class Message(Part):
                 for index, call in enumerate(self.tool_calls)
             ]
         return message
+
+    def _thoughts(self, field: str) -> str | None:
+        """Raises: InvalidRequest."""
+        if len({self.reasoning, self.reasoning_content} - {None}) > 1:
+            raise InvalidRequest(f"{field}.reasoning", "must be the same as reasoning_content")
+        return self.reasoning if self.reasoning is not None else self.reasoning_content
 
 
 class GivenFunction(Part):
@@ -124,6 +133,9 @@ class ChatBody(SampledBody):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     echo: bool | None = None
+    """An answer that goes on with the chat's last message begins with it."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: Annotated[list[ChatTool] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -149,14 +161,19 @@ class ChatBody(SampledBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def chat(self) -> Chat | None:
-        return [message.for_template(f"messages[{index}]") for index, message in enumerate(self.messages)]
+    def continues(self) -> bool:
+        return bool(self.continue_final_message)
 
     @property
     def echoed(self) -> str:
-        """What the reply repeats before its content: the last message, where the assistant has said it."""
-        last = self.messages[-1]
-        return last.for_template("messages[-1]")["content"] if self.echo and last.role == "assistant" else ""
+        """What the answer begins with. Raises: InvalidRequest."""
+        if not self.echo or not self.messages or self.messages[-1].role != "assistant":
+            return ""
+        return str(self.messages[-1].for_template(f"messages[{len(self.messages) - 1}]")["content"])
+
+    @property
+    def chat(self) -> Chat | None:
+        return [message.for_template(f"messages[{index}]") for index, message in enumerate(self.messages)]
 
     @property
     def template_arguments(self) -> Mapping[str, Any]:
@@ -179,12 +196,22 @@ class ChatBody(SampledBody):
     def check(self) -> None:
         """Raises: InvalidRequest."""
         super().check()
+        self._check_continued()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs", "must not be given unless logprobs is true")
         if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
             raise InvalidRequest(
                 "max_completion_tokens", f"must be the same as max_tokens, got {self.max_completion_tokens}"
             )
+
+    def _check_continued(self) -> None:
+        """Raises: InvalidRequest."""
+        if self.add_generation_prompt is not None and self.add_generation_prompt == self.continues:
+            needed = "false beside" if self.continues else "true without"
+            raise InvalidRequest("add_generation_prompt", f"must be {needed} continue_final_message")
+        if self.continues and self.messages and self.messages[-1].tool_calls:
+            field = f"messages[{len(self.messages) - 1}].tool_calls"
+            raise InvalidRequest(field, "must not be given in a message that is continued")
 
     def param_of(self, field: str) -> str:
         """See Body."""

@@ -28,10 +28,10 @@ class CompletionReply(ChoicesReply):
         self._texts: dict[int, TextOffsets] = {}
 
     def _delta(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any]:
-        return self._message(index, chunk.text) if is_first else {"text": chunk.text}
+        return self._message(index, [chunk]) if is_first else {"text": chunk.text}
 
-    def _message(self, index: int, text: str) -> dict[str, Any]:
-        return {"text": (self._prompt(index) if self._body.echo else "") + text}
+    def _message(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        return {"text": (self._prompt(index) if self._body.echo else "") + text_of(chunks)}
 
     def _prompt(self, index: int) -> str:
         """As it was given, unless it was ids or cut."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
@@ -14,8 +15,7 @@ from deploy.api import Hosted, speculation_fields
 from deploy.http.openai.bodies import CompletionBody, StreamOptions
 from deploy.http.openai.chat_body import ChatBody
 from deploy.http.openai.traced import traced_fields
-from deploy.http.output import Kind, OutputPiece, Splitter, calls_of, joined, new_call_id
-from deploy.http.reply import OWNER, Reply, ReplyOrder, text_of
+from deploy.http.reply import OWNER, Reply, ReplyOrder
 from deploy.http.wire import DONE, encoded, event
 from deploy.receipts import receipt_fields
 
@@ -72,7 +72,7 @@ class ChoicesReply(Reply):
     def whole(self, chunks: Sequence[Sequence[Chunk]]) -> dict[str, Any]:
         self._usages = {index: each[-1].usage for index, each in enumerate(chunks)}
         choices = [
-            {"index": index, **self._message(index, text_of(each)), **self._common(index, each, is_first=True)}
+            {"index": index, **self._message(index, each), **self._common(index, each, is_first=True)}
             for index, each in enumerate(chunks)
         ]
         of_prompt = self._of_prompt(chunks[0])
@@ -86,7 +86,7 @@ class ChoicesReply(Reply):
     def _delta(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any]: ...
 
     @abstractmethod
-    def _message(self, index: int, text: str) -> dict[str, Any]: ...
+    def _message(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]: ...
 
     def _finish_reason(self, index: int, reason: FinishReason) -> str:  # noqa: ARG002
         return reason.value
@@ -165,75 +165,6 @@ class ChoicesReply(Reply):
         return content.decode("utf-8", "replace"), content
 
 
-class ChatReply(ChoicesReply):
-    """Of /v1/chat/completions."""
-
-    PREFIX = "chatcmpl-"
-    WHOLE = "chat.completion"
-    PIECE = "chat.completion.chunk"
-
-    def __init__(self, order: ReplyOrder) -> None:
-        super().__init__(order)
-        assert isinstance(order.body, ChatBody)
-        self._echoed = order.body.echoed
-        self._is_plain = order.reading.is_plain
-        self._splitters = [Splitter(order.reading) for _ in order.requests]
-        self._num_calls = [0] * len(order.requests)
-
-    def _of_prompt(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        ids = {"prompt_token_ids": self._requests[0].prompt} if self._has_token_ids else {}
-        return {**ids, **self._prompt_logprobs(0, chunks)}
-
-    def _delta(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any]:
-        role, echoed = ({"role": "assistant"}, self._echoed) if is_first else ({}, "")
-        if self._is_plain:
-            text = echoed + chunk.text
-            return {"delta": {**role, **({"content": text} if text or is_first else {})}}
-        pieces = self._pieces(index, chunk.text, is_last=chunk.finish_reason is not None)
-        fields = {
-            "reasoning_content": joined(pieces, Kind.REASONING),
-            "content": echoed + joined(pieces, Kind.TEXT),
-            "tool_calls": [self._call_delta(index, piece) for piece in pieces if piece.kind is Kind.CALL],
-        }
-        return {"delta": {**role, **{name: value for name, value in fields.items() if value}}}
-
-    def _pieces(self, index: int, text: str, *, is_last: bool) -> list[OutputPiece]:
-        splitter = self._splitters[index]
-        return splitter.feed(text) + (splitter.end() if is_last else [])
-
-    def _call_delta(self, index: int, piece: OutputPiece) -> dict[str, Any]:
-        if piece.name is None:
-            return {"index": self._num_calls[index] - 1, "function": {"arguments": piece.text}}
-        self._num_calls[index] += 1
-        function = {"name": piece.name, "arguments": piece.text}
-        return {"index": self._num_calls[index] - 1, "id": new_call_id(), "type": "function", "function": function}
-
-    def _message(self, index: int, text: str) -> dict[str, Any]:
-        if self._is_plain:
-            return {"message": {"role": "assistant", "content": self._echoed + text, "refusal": None}}
-        pieces = self._pieces(index, text, is_last=True)
-        answer, thoughts = self._echoed + joined(pieces, Kind.TEXT), joined(pieces, Kind.REASONING)
-        calls = [_call(begun) for begun in calls_of(pieces)]
-        self._num_calls[index] = len(calls)
-        message: dict[str, Any] = {"role": "assistant", "content": answer or (None if calls else ""), "refusal": None}
-        others = {"reasoning_content": thoughts, "tool_calls": calls}
-        return {"message": {**message, **{name: value for name, value in others.items() if value}}}
-
-    def _finish_reason(self, index: int, reason: FinishReason) -> str:
-        return "tool_calls" if self._num_calls[index] and reason is FinishReason.STOP else reason.value
-
-    def _logprobs(self, index: int, chunks: Sequence[Chunk], *, is_first: bool) -> dict[str, Any]:  # noqa: ARG002
-        content = [
-            {**self._entry(token_id, each.logprob), "top_logprobs": [self._entry(*other) for other in each.top]}
-            for token_id, each in scored_tokens(chunks)
-        ]
-        return {"content": content, "refusal": None}
-
-    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text, content = self._token(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(content)}
-
-
 def scored_tokens(chunks: Sequence[Chunk]) -> Iterator[tuple[int, TokenLogprobs]]:
     """The tokens of the output, where their log probabilities were asked for."""
     for chunk in chunks:
@@ -247,12 +178,9 @@ def _tells(choice: Mapping[str, Any], chunk: Chunk) -> bool:
     return any(choice.get(name) for name in names) or bool(choice["logprobs"] and chunk.token_ids)
 
 
-def _call(call: tuple[str, str]) -> dict[str, Any]:
-    name, arguments = call
-    return {"id": new_call_id(), "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
 def model_card(model: Hosted, created_s: int) -> dict[str, Any]:
-    """One entry of /v1/models."""
-    length = model.served.context_tokens
-    return {"id": model.name, "object": "model", "created": created_s, "owned_by": OWNER, "max_model_len": length}
+    """One entry of /v1/models, for the clients of both APIs."""
+    created_at = datetime.fromtimestamp(created_s, UTC).isoformat().replace("+00:00", "Z")
+    by_openai = {"object": "model", "created": created_s, "owned_by": OWNER}
+    by_anthropic = {"type": "model", "display_name": model.name, "created_at": created_at}
+    return {"id": model.name, **by_openai, **by_anthropic, "max_model_len": model.served.context_tokens}

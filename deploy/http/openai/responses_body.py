@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, FailFast, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, PlainValidator
 
 from core.errors import InvalidRequest
 from deploy.api import GivenTool, json_object, template_call
 from deploy.http.bodies import (
+    MAX_SHOWN_CHARS,
     MAX_TOOLS,
     NO_VERBOSITY,
     Chat,
@@ -40,10 +41,27 @@ from workers.grammar import Structure
 
 NOT_KEPT = "this server keeps nothing between calls; send what went before as input"
 NOT_LATER = "this server answers at once"
-NOT_SHOWN = "this server has nothing of the kind to include"
+LOGPROBS = "message.output_text.logprobs"
+NEVER_THERE = (
+    "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)  # fmt: skip
+"""Thoughts are given as they are, and the rest belongs to items that this server never makes."""
 BY_THE_MODEL = "here the model alone calls tools"
 NOT_AT_ONCE = "this server waits for no tools"
+NO_REFERENCES = "this server keeps no items; clients that send references send the items where store is false"
 NO_OTHERS = "this server takes no other items"
+
+
+def _include(value: Any) -> Any:
+    """What no output here has may be asked for."""
+    wrong = next((each for each in value or () if each not in NEVER_THERE), None)
+    if wrong == LOGPROBS:
+        raise ValueError(f"must not have {LOGPROBS}: /v1/chat/completions has log probabilities")
+    if wrong is not None:
+        raise ValueError(f"must be among {', '.join(NEVER_THERE)}, got {wrong[:MAX_SHOWN_CHARS]!r}")
+    return value
 
 
 class OutputPart(TextPart):
@@ -109,7 +127,7 @@ class ReasoningItem(Item):
     type: Literal["reasoning"]
     summary: Content = ""
     content: Content | None = None
-    encrypted_content: Annotated[Any, neutral(reason="this server encrypts nothing")] = None
+    encrypted_content: Annotated[Any, neutral("", reason="this server cannot read it")] = None
 
 
 _ITEMS: Mapping[str, type[Item]] = {
@@ -143,8 +161,9 @@ class ReasoningOptions(Part):
     effort: Effort | None = None
     context: Annotated[Any, neutral("auto", reason="the chat template says which thoughts the model sees")] = None
     mode: Annotated[Any, neutral("standard", reason="the model answers once, in one way")] = None
-    summary: Annotated[Any, neutral(reason="what the model thinks is given as it is")] = None
-    generate_summary: Annotated[Any, neutral(reason="what the model thinks is given as it is")] = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """Changes nothing: what the model thinks is given as it is, and summaries are empty."""
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponsesTool(Part):
@@ -195,7 +214,7 @@ class ResponsesBody(OpenAiBody):
     conversation: Annotated[Any, neutral(reason=NOT_KEPT)] = None
     prompt: Annotated[Any, neutral(reason=NOT_KEPT)] = None
     background: Annotated[Any, neutral(False, reason=NOT_LATER)] = None
-    include: Annotated[Any, neutral([], reason=NOT_SHOWN)] = None
+    include: Annotated[list[str] | None, BeforeValidator(few), AfterValidator(_include)] = None
     top_logprobs: Annotated[Any, neutral(0, reason="/v1/chat/completions has it")] = None
     truncation: Annotated[Any, neutral("disabled", reason="what is too long is refused")] = None
     moderation: Annotated[Any, neutral(reason=NO_MODERATION)] = None
@@ -246,7 +265,8 @@ class ResponsesBody(OpenAiBody):
 def _item(given: Mapping[str, Any], field: str) -> Item:
     """Where no type is given, a message. Raises: InvalidRequest."""
     kind = given.get("type")
-    return part_of({**given, "type": "message" if kind is None else kind}, _ITEMS, field, NO_OTHERS)
+    reason = NO_REFERENCES if kind == "item_reference" else NO_OTHERS
+    return part_of({**given, "type": "message" if kind is None else kind}, _ITEMS, field, reason)
 
 
 def _add(messages: Chat, item: Item, field: str) -> None:

@@ -40,6 +40,7 @@ class ResponsesReply(Reply):
         return self._state(self._status)
 
     def failing(self, failure: Failure) -> bytes:
+        self._blocks.cut()
         return self._state(FAILED, error={"code": "server_error", "message": failure.message})
 
     def whole(self, chunks: Sequence[Sequence[Chunk]]) -> Mapping[str, Any]:
@@ -49,9 +50,10 @@ class ResponsesReply(Reply):
         return self._response(self._status)
 
     def _changes(self, chunk: Chunk) -> list[BlockChange]:
-        is_last = chunk.finish_reason is not None
-        changes = self._blocks.feed(chunk.text, is_last=is_last)
-        return changes if self._blocks.all or not is_last else self._blocks.add_empty()
+        changes = self._blocks.feed(chunk.text, chunk.finish_reason)
+        if self._blocks.all or chunk.finish_reason is None:
+            return changes
+        return self._blocks.add_empty(is_cut=chunk.finish_reason is FinishReason.LENGTH)
 
     @property
     def _status(self) -> str:
@@ -97,16 +99,19 @@ class ResponsesReply(Reply):
         return [done, self._item_event("done", change)]
 
     def _item_event(self, what: str, change: BlockChange) -> bytes:
-        item = self._item(change.block, IN_PROGRESS if what == "added" else COMPLETED)
-        if what == "added" and "content" in item:
-            item["content"] = []
+        item = self._item(change.block) if what == "done" else self._begun(change.block)
         return self._event(f"output_item.{what}", output_index=change.block.index, item=item)
 
     def _item_id(self, block: Block) -> str:
         return f"{PREFIXES[block.kind]}{self._order.request_id}_{block.index}"
 
-    def _item(self, block: Block, status: str) -> dict[str, Any]:
-        head = {"id": self._item_id(block), "status": status}
+    def _begun(self, block: Block) -> dict[str, Any]:
+        """An item without what its deltas will add; the block may hold some of that already."""
+        item = {**self._item(block), "status": IN_PROGRESS}
+        return {**item, "arguments": ""} if block.kind is Kind.CALL else {**item, "content": []}
+
+    def _item(self, block: Block) -> dict[str, Any]:
+        head = {"id": self._item_id(block), "status": INCOMPLETE if block.is_cut else COMPLETED}
         if block.kind is Kind.CALL:
             call = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
             return {**head, "type": "function_call", **call}
@@ -125,18 +130,10 @@ class ResponsesReply(Reply):
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if status == INCOMPLETE else None,
             "model": self._order.model,
-            "output": self._output(status) if is_over else [],
+            "output": [self._item(block) for block in self._blocks.all] if is_over else [],
             "usage": self._usage() if is_over else None,
             **self._asked(),
         }
-
-    def _output(self, status: str) -> list[dict[str, Any]]:
-        """All items; where the output was cut off, the last one is not whole."""
-        last = len(self._blocks.all) - 1
-        is_cut = status in (INCOMPLETE, FAILED)
-        return [
-            self._item(block, INCOMPLETE if is_cut and block.index == last else COMPLETED) for block in self._blocks.all
-        ]
 
     def _asked(self) -> dict[str, Any]:
         """What was asked for, as OpenAI repeats it."""
@@ -164,7 +161,10 @@ class ResponsesReply(Reply):
             "store": False,
             "background": False,
             "previous_response_id": None,
-            "reasoning": {"effort": (self._body.effort_asked or (None, None))[1], "summary": None},
+            "reasoning": {
+                "effort": (self._body.effort_asked or (None, None))[1],
+                "summary": self._body.reasoning and self._body.reasoning.summary,
+            },
             "truncation": "disabled",
             "outrider": {"seed": sampling.seed},
         }
@@ -172,7 +172,8 @@ class ResponsesReply(Reply):
     def _usage(self) -> dict[str, Any]:
         usage: Usage = usage_of(self._chunks, self._order.requests[0])
         thoughts = self._blocks.text(Kind.REASONING)
-        num_thoughts = len(self._order.tokenizer.encode(thoughts, add_special_tokens=False)) if thoughts else 0
+        num_encoded = len(self._order.tokenizer.encode(thoughts, add_special_tokens=False)) if thoughts else 0
+        num_thoughts = min(num_encoded, usage.completion_tokens)  # a model may write a text in fewer tokens
         return {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

@@ -5,10 +5,12 @@ Knows what divides a text; must not know how an API writes blocks.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from core.records import FinishReason
 from deploy.http.output.pieces import Kind, OutputPiece, new_call_id
 from deploy.http.output.splitter import Reading, Splitter
 
@@ -31,6 +33,8 @@ class Block:
     """Of a call."""
     call_id: str
     text: str = ""
+    is_cut: bool = False
+    """Whether the output ended before the block did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +57,27 @@ class Blocks:
         self._is_open = False
         self.all: list[Block] = []
 
-    def feed(self, text: str, *, is_last: bool) -> list[BlockChange]:
-        """What changes with some more text, in order."""
-        pieces = self._splitter.feed(text) + (self._splitter.end() if is_last else [])
-        return [*self._take(pieces), *(self._end() if is_last else ())]
+    def feed(self, text: str, finish: FinishReason | None) -> list[BlockChange]:
+        """What changes with some more text, in order; `finish` says why it is the last."""
+        pieces = self._splitter.feed(text)
+        if finish is None:
+            return list(self._take(pieces))
+        is_cut = finish is FinishReason.LENGTH
+        changes = list(self._take(pieces + self._splitter.end(is_cut=is_cut)))
+        for last in self.all[-1:]:
+            last.is_cut = is_cut if last.kind is not Kind.CALL else not _is_json(last.text)
+        return [*changes, *self._end()]
 
-    def add_empty(self) -> list[BlockChange]:
+    def cut(self) -> None:
+        """Nothing more will come: an open block stays as it is."""
+        if self._is_open:
+            self.all[-1].is_cut = True
+
+    def add_empty(self, *, is_cut: bool) -> list[BlockChange]:
         """A block of text without any, for an output that is to have one block at least."""
-        return [self._begin(Kind.TEXT, ""), *self._end()]
+        begin = self._begin(Kind.TEXT, "")
+        self.all[-1].is_cut = is_cut
+        return [begin, *self._end()]
 
     def _take(self, pieces: Sequence[OutputPiece]) -> Iterator[BlockChange]:
         for piece in pieces:
@@ -91,3 +108,12 @@ class Blocks:
     def text(self, kind: Kind) -> str:
         """Of all blocks of a kind."""
         return "".join(block.text for block in self.all if block.kind is kind)
+
+
+def _is_json(text: str) -> bool:
+    """Arguments that are JSON are whole, even where the mark after them was cut off."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -33,11 +33,21 @@ class CallsReader(ABC):
             pass
         return found
 
-    def end(self) -> list[OutputPiece]:
-        """A call that was cut off stays as it is; one that had no name yet is text."""
-        rest = self._unread() + self._held
+    def end(self, *, is_cut: bool = False) -> list[OutputPiece]:
+        """What was held back. A call without arguments yet is text, unless the output was cut there."""
+        rest = "" if self._is_closing or (is_cut and self._is_calling) else self._unread() + self._held
         self._call, self._held = None, ""
         return texts(rest.rstrip() if self._has_calls else rest)
+
+    @property
+    @abstractmethod
+    def _is_calling(self) -> bool:
+        """Whether a call has certainly begun, and not ended."""
+
+    @property
+    def _is_closing(self) -> bool:
+        """Whether all that is held belongs to the mark that closes a call."""
+        return False
 
     def _steps(self, found: list[OutputPiece]) -> bool:
         """Do one thing; whether there may be another to do."""
@@ -88,6 +98,14 @@ class _MarkedCalls(CallsReader):
         """Before the mark that is looked at."""
         self._expected: str | None = None
         """After a call: what may end it, or nothing but white space."""
+
+    @property
+    def _is_calling(self) -> bool:
+        return self._call is not None or self._held.lstrip().startswith(self.OPEN)
+
+    @property
+    def _is_closing(self) -> bool:
+        return self._expected not in (None, "") and self._expected.startswith(self._held)
 
     def _looks(self, found: list[OutputPiece]) -> bool:
         if self._expected is not None and not self._is_past_end():
@@ -192,6 +210,10 @@ class LlamaCalls(CallsReader):
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
         self._is_text = False
+
+    @property
+    def _is_calling(self) -> bool:
+        return self._call is not None and self._call.is_named
 
     def _looks(self, found: list[OutputPiece]) -> bool:
         if self._is_text:

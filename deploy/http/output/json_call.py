@@ -63,6 +63,11 @@ class CallReader:
         return self._at is _At.DONE
 
     @property
+    def is_named(self) -> bool:
+        """Whether the name is known, and allowed."""
+        return self._name is not None
+
+    @property
     def is_broken(self) -> bool:
         """This is no call, or it goes on with something else: what comes next is text."""
         return self._at is _At.BROKEN

@@ -39,7 +39,11 @@ class ReasoningReader:
         self._is_thinking, self._is_after_mark = False, True
         return texts(thought, Kind.REASONING) + self.feed("")
 
-    def end(self) -> list[OutputPiece]:
+    def end(self, *, is_cut: bool = False) -> list[OutputPiece]:
+        """What was held back, unless the output was cut within a mark."""
+        is_mark = not self._is_decided or (self._is_thinking and not self._is_after_mark)
+        if is_cut and is_mark:
+            return []
         return texts(self._take(len(self._held)), Kind.REASONING if self._is_thinking else Kind.TEXT)
 
     def _decides(self) -> bool:

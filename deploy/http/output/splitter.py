@@ -28,6 +28,8 @@ class Reading:
     """A format, where there are tools that may be called."""
     names: frozenset[str] = frozenset()
     """Those of the tools."""
+    is_forced: bool = False
+    """The output is calls alone: whatever else stands there belongs to their marks."""
     most_calls: int | None = None
     """Calls after that number are left out."""
     reasoning: str | None = None
@@ -73,6 +75,7 @@ class Splitter:
         form = reading.reasoning
         self._reasoning = ReasoningReader(form, has_begun=reading.has_begun) if form is not None else None
         self._calls: CallsReader | None = READERS[reading.calls](reading.names) if reading.calls is not None else None
+        self._is_forced = reading.is_forced
         self._most_calls = reading.most_calls
         self.num_calls = 0
 
@@ -81,10 +84,12 @@ class Splitter:
         pieces = texts(text) if self._reasoning is None else self._reasoning.feed(text)
         return list(self._counted(self._divided(pieces)))
 
-    def end(self) -> list[OutputPiece]:
-        """What was held back: nothing more will follow."""
-        pieces = self._divided(self._reasoning.end()) if self._reasoning is not None else []
-        return list(self._counted([*pieces, *(self._calls.end() if self._calls is not None else [])]))
+    def end(self, *, is_cut: bool = False) -> list[OutputPiece]:
+        """What was held back: nothing more will follow. Of an output that was `is_cut`, no part of a mark."""
+        pieces = self._divided(self._reasoning.end(is_cut=is_cut)) if self._reasoning is not None else []
+        if self._calls is not None and not self._is_forced:
+            pieces += self._calls.end(is_cut=is_cut)
+        return list(self._counted(pieces))
 
     def _divided(self, pieces: Sequence[OutputPiece]) -> list[OutputPiece]:
         """With the calls taken out of the answer."""

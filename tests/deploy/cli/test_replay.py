@@ -150,6 +150,13 @@ def test_what_is_no_receipt_is_said_to_be_none(tmp_path, capsys, content, proble
     assert problem in capsys.readouterr().err
 
 
+def test_a_chat_whose_last_message_was_continued_cannot_be_sent(kept, tmp_path, capsys):
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"messages": HELLO, "continue_final_message": True}))
+    assert run("replay", kept, "--request", request, "--address", "localhost:1") == 2
+    assert "continue_final_message" in capsys.readouterr().err
+
+
 def test_a_server_that_is_not_there_can_compute_nothing_again(kept, capsys):
     assert run("replay", kept, "--address", "localhost:1") == 2
     assert "it cannot be recomputed" in capsys.readouterr().err

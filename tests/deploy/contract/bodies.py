@@ -142,6 +142,10 @@ def function(**changes: Any) -> Fragment:
     return called(function={**CALL["function"], **changes})
 
 
+def assistant_last(**changes: Any) -> Fragment:
+    return {**assistant(), **changes}
+
+
 NAMED = {"type": "function", "function": {"name": "f"}}
 CHAT: Mapping[str, Sent] = {
     **SAMPLED,
@@ -152,7 +156,9 @@ CHAT: Mapping[str, Sent] = {
     "messages.role": said(role="system"),
     "messages.content": said(content="y"),
     "messages.name": said(name="Ann"),
+    "messages.reasoning": (assistant(reasoning="hm"), assistant()),
     "messages.reasoning_content": (assistant(reasoning_content="hm"), assistant()),
+    "continue_final_message": (assistant_last(continue_final_message=True), assistant_last()),
     "messages.tool_call_id": ({"messages": [{"role": "tool", "tool_call_id": "1"}]}, {"messages": [{"role": "tool"}]}),
     "messages.tool_calls.id": (called(), called(id="2")),
     "messages.tool_calls.function.name": (function(), function(name="g")),
@@ -171,6 +177,7 @@ CHAT_IGNORED: Mapping[str, Sent] = {
     "messages.tool_calls.index": (called(index=0), called()),
     "messages.tool_calls.type": (called(), called()),
     "messages.refusal": (assistant(refusal="no"), assistant()),
+    **each(add_generation_prompt=True),
     "tools.type": (chat_tool(), chat_tool()),
     "tools.function.strict": (chat_tool(strict=True), chat_tool()),
     "tool_choice.type": ({**chat_tool(), "tool_choice": "auto"}, chat_tool()),
@@ -223,7 +230,8 @@ RESPONSES_IGNORED: Mapping[str, Sent] = {
 RESPONSES_REFUSED: Mapping[str, Fragment] = {
     **{name: {name: value} for name, value in {
         "store": True, "previous_response_id": "r", "conversation": "c", "prompt": {}, "background": True,
-        "include": ["x"], "top_logprobs": 2, "truncation": "auto", "max_tool_calls": 2, "receipt": True,
+        "include": ["message.output_text.logprobs"], "top_logprobs": 2, "truncation": "auto", "max_tool_calls": 2,
+        "receipt": True,
         "moderation": {}, "context_management": [{}], "background_options": {"completion_window": "2h"}, "image": {},
     }.items()},
     "text.verbosity": {"text": {"verbosity": "low"}},
@@ -265,6 +273,7 @@ MESSAGES_IGNORED: Mapping[str, Sent] = {
     "tools.type": (messages_tool(type="custom"), messages_tool()),
     **{f"tools.{name}": (messages_tool(**{name: True}), messages_tool())
        for name in ("cache_control", "strict", "input_examples", "eager_input_streaming")},
+    **each(context_management={"edits": []}, mcp_servers=[]),
     "thinking.display": {"thinking": {"type": "adaptive", "display": "omitted"}},
     "thinking.budget_tokens": {"thinking": {"type": "adaptive", "budget_tokens": 1024}},
     "output_config.format.type": ({"output_config": {}}, {}),

@@ -164,8 +164,8 @@ PLACES = [
           {"strict": True, "async": False, "allowed_callers": ["direct"], "defer_loading": False},
           {"async": True, "allowed_callers": ["programmatic"], "defer_loading": True, "output_schema": {}}),
     Place(RESPONSES, "reasoning", Reasoning, {}, lambda options: {"reasoning": options}, {"effort": "none"},
-          {"context": "auto", "mode": "standard"},
-          {"effort": "low", "context": "all_turns", "mode": "pro", "summary": "auto", "generate_summary": "auto"}),
+          {"context": "auto", "mode": "standard", "summary": "auto", "generate_summary": "concise"},
+          {"effort": "low", "context": "all_turns", "mode": "pro"}),
 ]  # fmt: skip
 
 KINDS: list[tuple[str, str, Any, Any, set[str]]] = [

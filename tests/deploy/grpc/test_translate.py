@@ -591,7 +591,7 @@ class Untouched:
     def max_text_bytes(self, num_tokens):
         return self._tokenizer.max_text_bytes(num_tokens)
 
-    def chat_text(self, messages, _tools, _arguments):
+    def chat_text(self, messages, _tools, _arguments, *, continues):
         return "".join(message["content"] for message in messages)
 
     def encode(self, _text, add_special_tokens=True):

@@ -58,6 +58,30 @@ async def test_no_effort_is_no_thinking_in_every_template():
     assert await prompts(TEMPLATE, "none", enable_thinking=True) == {"user:say;"}
 
 
+@pytest.mark.parametrize(
+    ("budget", "effort"), [(1_024, "low"), (4_999, "low"), (5_000, "medium"), (10_000, "high"), (60_000, "high")]
+)
+async def test_a_budget_for_thinking_is_an_effort_where_the_template_knows_one(budget, effort):
+    given = {
+        "model": "pair",
+        "max_tokens": 50,
+        "messages": HELLO,
+        "thinking": {"type": "enabled", "budget_tokens": budget},
+    }
+    for template, shown in (
+        (OSS, f"user:say;Reasoning: {effort}"),
+        (TEMPLATE + "{{ enable_thinking }}", "user:say;True"),
+    ):
+        script = Script(*said("yes"))
+        async with by_anthropic(script, template=template) as client:
+            await client.messages.create(**given)
+        assert TOKENIZER.decode(script.requests[0].prompt) == shown
+    script = Script(*said("yes"))
+    async with by_anthropic(script, template=OSS) as client:
+        await client.messages.create(**given, output_config={"effort": "low"})
+    assert TOKENIZER.decode(script.requests[0].prompt) == "user:say;Reasoning: low"
+
+
 @pytest.mark.parametrize("effort", ["low", "much"])
 async def test_an_effort_of_which_nothing_would_come_is_refused_by_its_field(effort):
     said_why = "chat_template_kwargs" if effort == "low" else "must be 'none'"

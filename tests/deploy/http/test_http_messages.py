@@ -103,6 +103,45 @@ async def test_a_call_is_a_block_and_comes_in_pieces():
     assert num_deltas > 1
 
 
+TWO = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo", "days": [1, "t'
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [(TWO, {"city": "Oslo", "days": [1]}), (TWO[:56], {}), (CALL[:-8], {"city": "Oslo"})],
+    ids=str,
+)
+async def test_a_call_that_was_cut_has_what_is_whole_of_its_input_streamed_or_not(text, given):
+    async with by_anthropic(Script(*said(text, finish=FinishReason.LENGTH))) as client:
+        whole = await client.messages.create(**GIVEN, tools=[WEATHER])
+        async with client.messages.stream(**GIVEN, tools=[WEATHER]) as stream:
+            final = await stream.get_final_message()
+    for message in (whole, final):
+        assert (message.content[0].input, message.stop_reason) == (given, "max_tokens")
+
+
+async def test_an_input_that_is_no_object_is_said_to_be_none():
+    text = '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>'
+    async with by_anthropic(Script(*said(text))) as client:
+        (block,) = (await client.messages.create(**GIVEN, tools=[WEATHER])).content
+    assert list(block.input) == ["INVALID_JSON"]
+
+
+async def test_a_text_cites_nothing():
+    """Clients that validate take no null for a list."""
+    http, data = servicer(Script(*said("hello"))), b""
+
+    async def receive():
+        return {"body": json.dumps(GIVEN).encode()}
+
+    async def send(message):
+        nonlocal data
+        data += message.get("body", b"")
+
+    await app(http)({"method": "POST", "path": "/v1/messages", "headers": []}, receive, send)
+    assert json.loads(data)["content"] == [{"type": "text", "text": "hello"}]
+
+
 async def test_what_a_model_thinks_is_a_block():
     async with by_anthropic(Script(*said("<thi", "nk>\nhm, ", "yes\n</think>\n\n", "yes"))) as client:
         whole = await client.messages.create(**GIVEN)
@@ -195,6 +234,36 @@ async def test_thinking_that_is_not_wanted_is_told_to_the_template():
     assert text_of_prompt(script) == "user:say;quick"
 
 
+async def test_what_agents_send_and_what_changes_nothing_is_taken():
+    kept = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    for fields in ({"context_management": kept}, {"context_management": {"edits": []}}, {"mcp_servers": []}):
+        script = Script(*said("yes"))
+        async with by_anthropic(script) as client:
+            await client.messages.create(**GIVEN, extra_body=fields)
+        assert text_of_prompt(script) == "user:say;"
+
+
+async def test_an_answer_that_has_begun_goes_on():
+    script = Script(*said(" sky"))
+    messages = [*HELLO, {"role": "assistant", "content": [{"type": "text", "text": "The"}]}]
+    async with by_anthropic(script) as client:
+        message = await client.messages.create(**{**GIVEN, "messages": messages})
+        count = await client.messages.count_tokens(model="pair", messages=messages)
+    assert (text_of_prompt(script), message.content[0].text) == ("user:say;assistant:The", " sky")
+    assert count.input_tokens == len(script.requests[0].prompt)
+
+
+async def test_models_are_listed_as_the_client_knows_them():
+    async with by_anthropic(Script()) as client:
+        (card,) = [each async for each in client.models.list()]
+        one = await client.models.retrieve("pair")
+    for each in (card, one):
+        assert (each.id, each.type, each.display_name, each.created_at.tzinfo is not None) == (
+            *("pair", "model", "pair"),
+            True,
+        )
+
+
 # Errors
 
 
@@ -248,6 +317,8 @@ def assistant(*blocks):
     return {"messages": [*HELLO, {"role": "assistant", "content": [*blocks]}, *HELLO]}
 
 
+USE = {"type": "tool_use", "id": "t", "name": "weather", "input": {}}
+WRONG_TOOL = {"name": "other", "input_schema": {"not": {}}}
 REFUSED = [
     ({"messages": None}, "messages"),
     ({"messages": []}, "messages"),
@@ -257,7 +328,7 @@ REFUSED = [
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": "a" * 50_000}]}, "messages"),
-    ({"messages": [*HELLO, {"role": "assistant", "content": "The"}]}, "messages[1].role"),
+    ({"messages": [*HELLO, {"role": "assistant", "content": [USE]}]}, "messages[1].content"),
     (user({"type": "image", "source": {}}), "messages[0].content[0].type"),
     (user({"type": "document"}), "messages[0].content[0].type"),
     (user({"type": "tool_use", "id": "t", "name": "f", "input": {}}), "messages[0].content[0].type"),
@@ -284,13 +355,14 @@ REFUSED = [
     ({"stop": ["x"]}, "stop"),
     ({"n": 2}, "n"),
     ({"stream": "yes"}, "stream"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type"),
+    ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
     ({"thinking": {"type": "much"}}, "thinking.type"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
     ({"tools": [{"name": "weather"}]}, "tools[0].input_schema"),
     ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name"),
     ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
-    ({"tools": [{**WEATHER, "input_schema": {"not": {}}}], "tool_choice": {"type": "any"}}, "tools"),
+    ({"tools": [WEATHER, WRONG_TOOL], "tool_choice": {"type": "any"}}, "tools[1].input_schema"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tool_choice": {"type": "some"}, "tools": [WEATHER]}, "tool_choice.type"),
     ({"tool_choice": {"type": "tool"}, "tools": [WEATHER]}, "tool_choice.name"),
@@ -299,7 +371,8 @@ REFUSED = [
     ({"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "output_config.format.schema"),
     ({"output_config": {"effort": "high"}}, "output_config.effort"),
     ({"container": "x"}, "container"),
-    ({"mcp_servers": []}, "mcp_servers"),
+    ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
 ]
 
 

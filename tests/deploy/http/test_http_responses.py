@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import openai
 import pydantic
 import pytest
 
 from core.errors import Unavailable
-from core.records import FinishReason, GrammarKind
+from core.records import FinishReason, GrammarKind, Usage
 from tests.deploy.grpc.rpc import TOKENIZER, Script
 from tests.deploy.http.clients import CALL, NO_FORMATS, by_openai, said, text_of_prompt
 
@@ -110,6 +111,45 @@ async def test_a_call_is_an_item_and_comes_in_pieces():
     assert events[-1].response.output[1].arguments == call.arguments
 
 
+async def events_of(script, **given):
+    async with by_openai(script) as client:
+        return [event async for event in await client.responses.create(model="pair", input="?", stream=True, **given)]
+
+
+async def test_an_item_that_is_added_has_nothing_that_its_deltas_add():
+    """Even where all of it comes at once."""
+    events = await events_of(Script(*said(f"<think>hm</think>I look. {CALL}")), tools=[WEATHER])
+    thought, message, call = [event.item for event in events if event.type == "response.output_item.added"]
+    assert (thought.content, message.content, call.arguments) == ([], [], "")
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert json.loads("".join(deltas)) == {"city": "Oslo"}
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [(CALL[:60], "incomplete"), (CALL[:-8], "completed"), ("I look", "incomplete"), (CALL[:20], "incomplete")],
+    ids=str,
+)
+async def test_an_item_that_was_cut_is_incomplete_in_every_event(text, status):
+    """A call is whole where its arguments are, whatever became of the mark after them."""
+    *_, done, last = await events_of(Script(*said(text, finish=FinishReason.LENGTH)), tools=[WEATHER])
+    assert (done.type, done.item.status) == ("response.output_item.done", status)
+    assert (last.type, last.response.output[-1].status) == ("response.incomplete", status)
+
+
+async def test_of_a_response_that_failed_the_open_item_is_incomplete():
+    *_, last = await events_of(Script(said("a", "b")[0], Unavailable("lost")))
+    assert [item.status for item in last.response.output] == ["incomplete"]
+
+
+async def test_no_more_tokens_are_thoughts_than_were_written():
+    """The text of thoughts may take more tokens than the model wrote it in."""
+    chunk = said("<think>hm, hm, hm", finish=FinishReason.LENGTH)[0]
+    async with by_openai(Script(replace(chunk, usage=Usage(3, 2, 0)))) as client:
+        usage = (await client.responses.create(model="pair", input="?")).usage
+    assert usage.output_tokens_details.reasoning_tokens == usage.output_tokens == 2
+
+
 async def test_what_a_model_thinks_is_an_item():
     async with by_openai(Script(*said("<thi", "nk>\nhm, ", "yes\n</think>\n\n", "yes"))) as client:
         whole = await client.responses.create(model="pair", input="say")
@@ -159,6 +199,35 @@ async def test_a_schema_holds_the_text_and_parses():
     assert script.requests[0].grammar.kind is GrammarKind.JSON_SCHEMA
 
 
+async def test_what_agents_ask_for_unasked_and_what_changes_nothing_is_taken():
+    script = Script(*said("yes"))
+    async with by_openai(script) as client:
+        given = {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
+        response = await client.responses.create(model="pair", input="say", **given)
+    assert (response.output_text, response.reasoning.summary) == ("yes", "auto")
+    assert text_of_prompt(script) == "user:say;"
+
+
+async def test_a_reference_to_what_is_not_kept_is_refused_with_what_to_do():
+    """The AI SDK of npm sends them unless it is told that nothing is stored."""
+    async with by_openai(Script()) as client:
+        with pytest.raises(openai.BadRequestError, match="store is false"):
+            await client.responses.create(model="pair", input=[{"type": "item_reference", "id": "msg_1"}])
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+async def test_a_forced_call_is_no_text_that_a_format_could_hold(choice):
+    """As instructor asks for one."""
+    schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+    script = Script(*said(CALL))
+    async with by_openai(script) as client:
+        given = {"model": "pair", "input": "say", "tools": [WEATHER], "tool_choice": choice}
+        await client.responses.create(**given)
+        response = await client.responses.create(**given, text={"format": schema})
+    assert script.requests[0].grammar == script.requests[1].grammar
+    assert response.output[0].name == "weather"
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
 async def test_a_call_that_is_asked_for_is_held_to_by_a_grammar(choice):
     script = Script(*said(CALL))
@@ -200,12 +269,13 @@ REFUSED = [
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "x"}}, "prompt"),
     ({"background": True}, "background"),
-    ({"include": ["reasoning.encrypted_content"]}, "include"),
+    ({"include": ["message.output_text.logprobs"]}, "include"),
+    ({"include": ["thoughts"]}, "include"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"truncation": "auto"}, "truncation"),
     ({"max_tool_calls": 3}, "max_tool_calls"),
     ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
-    ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+    ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
     ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
@@ -217,7 +287,7 @@ REFUSED = [
     ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name"),
     ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
     ({"tools": [{**WEATHER, "parameters": []}]}, "tools[0].parameters"),
-    ({"tools": [{**WEATHER, "parameters": {"not": {}}}], "tool_choice": "required"}, "tools"),
+    ({"tools": [{**WEATHER, "parameters": {"not": {}}}], "tool_choice": "required"}, "tools[0].parameters"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "maybe", "tools": [WEATHER]}, "tool_choice"),
     ({"tool_choice": {"type": "function", "name": "other"}, "tools": [WEATHER]}, "tool_choice.name"),

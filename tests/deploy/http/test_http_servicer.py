@@ -399,6 +399,7 @@ async def test_models_are_listed():
     _, listed = await whole(servicer(Script()), call("/v1/models", "GET"))
     (card,) = listed["data"]
     assert (listed["object"], card["id"], card["object"], card["max_model_len"]) == ("list", "pair", "model", 200)
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "pair", "pair")
     _, one = await whole(servicer(Script()), call("/v1/models/pair", "GET"))
     assert one["id"] == "pair"
 

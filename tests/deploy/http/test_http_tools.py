@@ -59,6 +59,21 @@ async def test_a_call_that_was_cut_off_ends_with_length():
     assert (await created(script, tools=[WEATHER])).choices[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize("size", range(1, len(CALL), 5))
+async def test_of_a_forced_call_that_was_cut_nothing_is_content(size):
+    script = Script(*said(CALL[:size], finish=FinishReason.LENGTH))
+    (choice,) = (await created(script, tools=[WEATHER], tool_choice="required")).choices
+    assert (choice.message.content or "", choice.finish_reason) == ("", "length")
+
+
+async def test_texts_before_and_after_a_call_are_parted():
+    texts = ("I look. ", CALL, "\nDone", ".")
+    message = (await created(Script(*said(*texts)), tools=[WEATHER])).choices[0].message
+    stream = await created(Script(*said(*texts)), tools=[WEATHER], stream=True)
+    deltas = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert message.content == "".join(deltas) == "I look.\nDone."
+
+
 async def test_an_answer_without_a_call_stays_as_it_is():
     message = (await created(Script(*said("no ", "need")), tools=[WEATHER])).choices[0].message
     assert (message.content, message.tool_calls) == ("no need", None)
@@ -90,6 +105,15 @@ async def test_one_call_is_all_that_is_given_where_several_are_not_wanted():
     assert len(message.tool_calls) == 1
 
 
+async def test_a_forced_call_is_no_text_that_a_format_could_hold():
+    script = Script(*said(CALL))
+    forced = {"tools": [WEATHER], "tool_choice": "required"}
+    await created(script, **forced)
+    message = (await created(script, **forced, response_format={"type": "json_object"})).choices[0].message
+    assert script.requests[0].grammar == script.requests[1].grammar
+    assert len(message.tool_calls) == 1
+
+
 async def test_an_answer_may_be_held_to_a_schema_beside_tools():
     script = Script(*said('{"a": 1}'))
     schema = {"name": "x", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
@@ -106,12 +130,13 @@ async def test_a_schema_beside_tools_is_refused_where_calls_are_json_too():
     assert refused.value.param == "response_format"
 
 
-async def test_what_was_called_goes_to_the_template():
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+async def test_what_was_called_goes_to_the_template(name):
     script = Script(*said("rain"))
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
     messages = [
         *GIVEN["messages"],
-        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "assistant", "content": None, name: "hm", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "rain"},
     ]
     async with by_openai(script) as client:
@@ -124,9 +149,11 @@ async def test_thoughts_are_a_field_of_their_own():
     texts = ("<thi", "nk>\nhm, ", "yes\n</think>\n\n", "yes")
     message = (await created(Script(*said(*texts)))).choices[0].message
     assert (message.reasoning_content, message.content) == ("hm, yes", "yes")
+    assert message.reasoning == message.reasoning_content
     stream = await created(Script(*said(*texts)), stream=True)
     deltas = [chunk.choices[0].delta async for chunk in stream]
-    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == "hm, yes"
+    for name in ("reasoning", "reasoning_content"):
+        assert "".join(getattr(delta, name, "") for delta in deltas) == "hm, yes"
     assert "".join(delta.content or "" for delta in deltas) == "yes"
 
 
@@ -151,6 +178,9 @@ def function(**fields):
     return {"tools": [{"type": "function", "function": {"name": "f", **fields}}]}
 
 
+WRONG = function(parameters={"not": {}})["tools"]
+
+
 def messages(*more):
     return {"messages": [*GIVEN["messages"], *more]}
 
@@ -168,14 +198,27 @@ REFUSED = [
     (function(mood=1), "tools[0].function.mood"),
     ({"tools": [WEATHER] * 2}, "tools[1].function.name"),
     ({"tools": [WEATHER] * 300}, "tools"),
-    ({**function(parameters={"not": {}}), "tool_choice": "required"}, "tools"),
+    ({**function(parameters={"not": {}}), "tool_choice": "required"}, "tools[0].function.parameters"),
+    ({"tools": [WEATHER, *WRONG], "tool_choice": "required"}, "tools[1].function.parameters"),
+    (
+        {"tools": [WEATHER, *WRONG], "response_format": {"type": "json_object"}},
+        "tools[1].function.parameters",
+    ),
+    (
+        {
+            "tools": [WEATHER],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}},
+        },
+        "response_format.json_schema.schema",
+    ),
     ({**function(), "tool_choice": "any"}, "tool_choice"),
     ({**function(), "tool_choice": {"type": "function"}}, "tool_choice.function"),
     ({**function(), "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
-    ({**function(), "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+    ({**function(), "tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
     ({**function(), "guided_regex": "a"}, "guided_regex"),
     ({**function(), "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
     ({**function(), "parallel_tool_calls": 1}, "parallel_tool_calls"),
+    (messages({"role": "assistant", "reasoning": "a", "reasoning_content": "b"}), "messages[1].reasoning"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
     (messages({"role": "user", "content": "x", "tool_calls": [CALLED]}), "messages[1].tool_calls"),
     (messages({"role": "user", "content": "x", "tool_call_id": "c"}), "messages[1].tool_call_id"),

@@ -75,6 +75,27 @@ def test_a_chat_without_a_template_is_refused(tmp_path):
     assert caught.value.field == "chat"
 
 
+USER = {"role": "user", "content": "hi"}
+ENDING = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def test_a_prompt_may_end_with_the_last_message():
+    """Whatever a template adds behind it; white space at its end stays, although templates trim."""
+    tokenizer = as_product(byte_level(), ENDING)
+    assert tokenizer.chat_text([USER, {"role": "assistant", "content": "The "}], continues=True) == (
+        "user: hi</s>assistant: The "
+    )
+    assert tokenizer.chat_text([USER], continues=True) == "user: hi"
+
+
+def test_a_last_message_that_a_template_leaves_out_cannot_be_continued():
+    with pytest.raises(InvalidRequest, match="leaves it out"):
+        as_product(byte_level(), "{{ messages[0].content }}").chat_text([USER, USER], continues=True)
+
+
 @pytest.mark.parametrize(
     ("template", "reason"),
     [

@@ -79,9 +79,9 @@ def cuts(text, seed):
     return [text[a:b] for a, b in pairwise([0, *places, len(text)])]
 
 
-def read(reading, parts):
+def read(reading, parts, *, is_cut=False):
     splitter = Splitter(reading)
-    pieces = [piece for part in parts for piece in splitter.feed(part)] + splitter.end()
+    pieces = [piece for part in parts for piece in splitter.feed(part)] + splitter.end(is_cut=is_cut)
     return joined(pieces, Kind.REASONING), joined(pieces, Kind.TEXT), calls_of(pieces)
 
 
@@ -118,6 +118,47 @@ def test_text_is_held_back_only_where_a_mark_may_begin():
     splitter = Splitter(Reading("hermes", NAMES))
     assert [piece.text for piece in splitter.feed("one <two <")] == ["one <two"]
     assert [piece.text for piece in splitter.feed("three ")] == [" <three"]
+
+
+CUT = [
+    ('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool', "", [F]),
+    ('<tool_call>{"name": "f", "arguments": {"a": 1}}\n', "", [F]),
+    ('Well. <tool_call>{"name": "f"', "Well.", []),
+    ("Well. <tool_call>", "Well.", []),
+    ("a < b <tool", "a < b <tool", []),
+    ("<tool_call> is", "<tool_call> is", []),
+]
+CUT_OTHERS = [
+    ("mistral", "[TOOL_CALLS]", "", []),
+    ("mistral", "ok[TOOL_CALLS]weath", "ok", []),
+    ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"na', "", [F]),
+    ("llama3_json", '{"name": "f", "para', "", []),
+    ("llama3_json", '{"name": "Bob", "para', '{"name": "Bob", "para', []),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "answer", "calls"), [*(("hermes", *each) for each in CUT), *CUT_OTHERS])
+def test_of_an_output_that_was_cut_no_part_of_a_call_is_text(form, text, answer, calls):
+    reading = Reading(form, NAMES)
+    for parts in ([text], list(text), *(cuts(text, seed) for seed in range(30))):
+        assert read(reading, parts, is_cut=True) == ("", answer, calls)
+
+
+def test_a_closing_mark_that_has_only_begun_is_no_text_whatever_ended_the_output():
+    assert read(Reading("hermes", NAMES), list(CUT[0][0])) == ("", "", [F])
+
+
+@pytest.mark.parametrize("size", range(1, len(HERMES[0][0])))
+def test_a_forced_output_has_no_text_wherever_it_ends(size):
+    """A stop string may end it, too."""
+    thoughts, answer, calls = read(Reading("hermes", NAMES, is_forced=True), list(HERMES[0][0][:size]))
+    assert (thoughts, answer) == ("", "")
+    assert [name for name, _ in calls] in ([], ["f"])
+
+
+@pytest.mark.parametrize(("text", "thoughts"), [("<thi", ""), ("<think>hm\n</thi", "hm"), ("<think>hm <", "hm")])
+def test_of_an_output_that_was_cut_no_part_of_a_mark_is_a_thought(text, thoughts):
+    assert read(Reading(reasoning="think"), list(text), is_cut=True) == (thoughts, "", [])
 
 
 def test_calls_beyond_the_most_are_left_out():
