@@ -110,7 +110,7 @@ def test_a_tensor_that_is_missing_or_of_another_shape_is_named(llama: Path) -> N
     assert "model.embed_tokens.weight" in (message := refusal(llama))
     assert "is (200, 32), but config.json says (304, 32)" in message
     change_tensors(llama, model_embed_tokens_weight=None)
-    assert "lack 1 tensors, the first is model.embed_tokens.weight" in refusal(llama)
+    assert "lack 1 tensor, model.embed_tokens.weight" in refusal(llama)
 
 
 def test_quantized_weights_are_refused(llama: Path) -> None:
