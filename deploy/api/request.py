@@ -28,6 +28,7 @@ from deploy.api.checks import (
     logit_bias,
     require,
     require_eos,
+    text_ids,
     token_ids,
     within,
 )
@@ -122,7 +123,7 @@ def prompt_ids(given: Given, served: Served) -> tuple[int, ...]:
     if given.text is not None:
         field = "text"
         check_length(given.text, field, tokenizer, context)
-        prompt = tokenizer.encode(given.text)
+        prompt = text_ids(tokenizer.encode(given.text), field, tokenizer, served.target)
     elif given.token_ids is not None:
         field, ids = "token_ids.ids", given.token_ids
         require(len(ids) < context, "token_ids", f"at most {context - 1} tokens long", len(ids), ContextExceeded)
@@ -130,7 +131,7 @@ def prompt_ids(given: Given, served: Served) -> tuple[int, ...]:
     elif given.chat is not None:
         field, text = "chat.messages", _chat_text(given.chat, given, tokenizer)
         check_length(text, field, tokenizer, context)
-        prompt = tokenizer.encode(text, add_special_tokens=False)
+        prompt = text_ids(tokenizer.encode(text, add_special_tokens=False), field, tokenizer, served.target)
     else:
         field, prompt = given.prompt_field, ()
     if not prompt:
