@@ -155,3 +155,8 @@ def first_line(error: BaseException) -> str:
     """The message of a library's error, shortened to what fits into one of ours."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else repr(error)
+
+
+def cause(error: BaseException) -> str:
+    """The same with the error's type, for messages that say little without it: KeyError's is a name."""
+    return f"{type(error).__name__}: {first_line(error)}"

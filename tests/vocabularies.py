@@ -52,7 +52,11 @@ def byte_fallback() -> Tokenizer:
 
 def as_product(backend: Tokenizer, template: str | None = None) -> ProductTokenizer:
     """The product's tokenizer over `backend`."""
-    special = {name: token for name, token in (("bos_token", BEGIN), ("eos_token", END)) if backend.token_to_id(token) is not None}
+    special = {
+        name: token
+        for name, token in (("bos_token", BEGIN), ("eos_token", END))
+        if backend.token_to_id(token) is not None
+    }
     return ProductTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special))
 
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from core.errors import CheckpointError, VocabularyMismatch, first_line
+from core.errors import CheckpointError, VocabularyMismatch, cause
 
 
 def check_same_vocabulary(target_dir: Path, draft_dir: Path) -> None:
@@ -42,7 +42,7 @@ def read_tokenizer(directory: Path) -> Any:
     try:
         return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # tokenizers raises bare Exception, and others whatever a file's contents lead to
-        raise CheckpointError(f"the tokenizer of {directory} cannot be read: {type(error).__name__}: {first_line(error)}") from error
+        raise CheckpointError(f"the tokenizer of {directory} cannot be read: {cause(error)}") from error
 
 
 def _num_rows(directory: Path) -> int:

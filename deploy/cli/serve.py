@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from core.config import Dtype, FleetConfig, ServiceConfig
+from core.config import FleetConfig, ServiceConfig
 from core.errors import ConfigError
 from core.ranges import Range
 from deploy.cli.jobs import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
@@ -66,7 +66,9 @@ class ServeOptions:
     gamma: Annotated[
         int | None, Option(metavar="N", help="Draft length at most, in tokens; 0 decodes without drafting.")
     ] = None
-    dtype: Annotated[Dtype | None, Option(help="Type of weights and arithmetic of both models.")] = None
+    dtype: Annotated[
+        str | None, Option(metavar="[float32|bfloat16]", help="Type of weights and arithmetic of both models.")
+    ] = None
     overrides: Annotated[
         list[str] | None,
         Option(

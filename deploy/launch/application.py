@@ -21,6 +21,7 @@ from core.errors import ConfigError, StartupError, Unavailable, first_line
 from deploy.api import Authenticator, tokens_path
 from deploy.app import APPLICATION, ENGINES, Engines, build_with
 from deploy.link.tls import Certificates
+from deploy.serve import check_devices
 from deploy.settings import alone
 from orchestrator.guessers import Guessers
 from orchestrator.text import Tokenizer
@@ -51,7 +52,8 @@ def check_pair(config: ServiceConfig) -> None:
 
 
 def check_fleet(fleet: FleetConfig) -> None:
-    """The same for each model of several. Raises: StartupError."""
+    """The same for each model of several, and their devices. Raises: StartupError."""
+    check_devices(fleet)
     for model in fleet.models:
         check_pair(alone(fleet, model))
 

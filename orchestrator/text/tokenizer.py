@@ -16,7 +16,7 @@ from typing import Any
 
 import tokenizers
 
-from core.errors import CheckpointError, InvalidRequest, first_line
+from core.errors import CheckpointError, InvalidRequest, cause
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -89,7 +89,7 @@ class Tokenizer:
         try:
             return cls(PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True))
         except Exception as error:  # tokenizers raises bare Exception, and others whatever a file's contents lead to
-            raise CheckpointError(f"the tokenizer of {path} cannot be read: {type(error).__name__}: {first_line(error)}") from error
+            raise CheckpointError(f"the tokenizer of {path} cannot be read: {cause(error)}") from error
 
     @property
     def vocabulary_hash(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig
 
-from core.errors import CheckpointError, UnsupportedModel, first_line
+from core.errors import CheckpointError, UnsupportedModel, cause, first_line
 from workers.model.checkpoint import INDEX, check_not_quantized
 
 SINGLE = "model.safetensors"
@@ -65,7 +65,7 @@ def read_config(path: Path) -> Any:
     except Exception as error:  # a config is checked by the code of its model, which raises whatever it likes
         raise UnsupportedModel(
             f"{path} is of model type {raw.get('model_type')!r}, which transformers cannot build from its own code: "
-            f"{type(error).__name__}: {first_line(error)}"
+            f"{cause(error)}"
         ) from error
 
 

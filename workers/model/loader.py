@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from core.config import EngineConfig
-from core.errors import CheckpointError, ConfigError, UnsupportedModel, first_line
+from core.errors import CheckpointError, ConfigError, UnsupportedModel, cause, first_line
 from core.records import ModelInfo
 from workers.attention import ATTENTION
 from workers.model.checkpoint import Rename, check_stored, meta_model, open_tensors
@@ -138,8 +138,7 @@ def _meta_model(path: Path, model_config: Any, config: EngineConfig) -> Any:
         model = meta_model(model_config, config.dtype)
     except Exception as error:  # the model's own code, which raises whatever it likes
         raise UnsupportedModel(
-            f"transformers cannot build the {model_config.model_type} of {path}: "
-            f"{type(error).__name__}: {first_line(error)}"
+            f"transformers cannot build the {model_config.model_type} of {path}: {cause(error)}"
         ) from error
     model.generation_config = read_generation_config(path) or model.generation_config
     return model
