@@ -27,6 +27,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+MAX_CAUSE_CHARS = 300
+
 
 class OutriderError(Exception):
     """Base of all errors that are raised on purpose; `str()` of one is fit for a client to read."""
@@ -158,5 +160,5 @@ def first_line(error: BaseException) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """The same with the error's type, for messages that say little without it: KeyError's is a name."""
-    return f"{type(error).__name__}: {first_line(error)}"
+    """A library's error as the reason in one of ours: its type, since KeyError's message is a name, and its text."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_CAUSE_CHARS]}"

@@ -25,7 +25,7 @@ from deploy.cli.jobs import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from deploy.cli.options import SettingFlags, number
 from deploy.cli.settings import setting_names
 from deploy.cli.terminal import say
-from deploy.defaults import check_directory, decide, look, took
+from deploy.defaults import decide, look, took
 from deploy.settings import (
     alone,
     as_explained_yaml,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from deploy.launch import Endpoints
 
 EXIT_CUT_OFF = 3
-OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 PORT = Range(1, 65535, zero="a free one", is_whole=True)
 
 
@@ -155,12 +154,12 @@ def _given(options: ServeOptions) -> list[Setting]:
 
 def _implied(options: ServeOptions) -> Iterator[Setting]:
     """Settings implied by --target and by this machine, which any explicit setting overrides. Raises: ConfigError."""
-    # As huggingface_hub reads it.
-    is_offline = os.environ.get(OFFLINE_VARIABLE, "").upper() in ("1", "ON", "YES", "TRUE")
+    from deploy.checkpoints import check_directory
+
     draft = Path(options.draft) if options.draft not in (None, "none") else None
     for role, path in (("target", options.target), ("draft", draft)):
         if path is not None:
-            check_directory(role, path, is_offline=is_offline)
+            check_directory(f"--{role}", path)
     if options.target is not None:
         yield Setting("model_name", options.target.resolve().name, "--target")
         if options.config is None:  # the demo pair's own settings are not for another target

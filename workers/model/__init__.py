@@ -1,11 +1,12 @@
 """From a checkpoint to a model that is ready to serve, whole or one rank's shard."""
 
-from workers.model.layers import LayerSubset, layer_list
+from workers.model.layers import LayerSubset
 from workers.model.loader import (
     LoadedModel,
     check_checkpoint,
     digest_of,
     load,
+    num_layers_of,
     quiet_transformers,
     reference_model,
     survey,
@@ -18,8 +19,8 @@ __all__ = [
     "ModelShard",
     "check_checkpoint",
     "digest_of",
-    "layer_list",
     "load",
+    "num_layers_of",
     "quiet_transformers",
     "reference_model",
     "survey",

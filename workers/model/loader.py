@@ -84,6 +84,12 @@ def reference_model(config: EngineConfig) -> Any:
         return _read_weights(checkpoint, config, attention="sdpa")
 
 
+def num_layers_of(config: EngineConfig) -> int:
+    """Without reading a weight. Raises: as `load` does."""
+    num: int = _check(config).model_config.num_hidden_layers
+    return num
+
+
 def check_checkpoint(config: EngineConfig) -> None:
     """Check everything that can be checked without the weights. Raises: as `load` does."""
     _check(config)
@@ -141,6 +147,7 @@ def _meta_model(path: Path, model_config: Any, config: EngineConfig) -> Any:
             f"transformers cannot build the {model_config.model_type} of {path}: {cause(error)}"
         ) from error
     model.generation_config = read_generation_config(path) or model.generation_config
+    _eos_token_ids(model)
     return model
 
 
@@ -210,7 +217,10 @@ def _eos_token_ids(model: Any) -> tuple[int, ...]:
     ids = model.generation_config.eos_token_id
     if ids is None:
         ids = model.config.eos_token_id
-    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+    found = () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+    if not all(isinstance(token_id, int) for token_id in found):
+        raise CheckpointError(f"eos_token_id must be a token id or a list of them, got {ids!r}")
+    return found
 
 
 @contextmanager

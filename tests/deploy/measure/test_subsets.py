@@ -10,7 +10,7 @@ import pytest
 from core.errors import ConfigError
 from deploy.cli.main import main
 from deploy.measure.agreement import Agreement
-from deploy.measure.subsets import Candidate, num_tried, removal
+from deploy.measure.subsets import Candidate, check_budget, num_tried, removal
 from deploy.settings import DEMO_DIRECTORY
 
 WORTH = (9, 1, 5, 2, 7)
@@ -49,7 +49,7 @@ def test_how_many_are_tried():
 @pytest.mark.parametrize(("num_layers", "budget"), [(5, 7), (1, 9)])
 def test_a_budget_that_cannot_do_is_refused(num_layers, budget):
     with pytest.raises(ConfigError, match=r"--(budget|target)"):
-        removal(num_layers, budget, by_worth)
+        check_budget(num_layers, budget)
 
 
 def test_the_prediction_is_that_of_the_closed_forms():
@@ -76,7 +76,8 @@ def test_the_command_prints_a_line_for_each_size_and_the_settings_of_the_best(tm
 
 
 @pytest.mark.thorough
-def test_what_cannot_be_written_or_tried_is_refused_by_name(tmp_path, capsys):
+def test_what_cannot_be_written_or_tried_is_refused_by_name_before_work_begins(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("deploy.measure.subsets.MeasuredModel", lambda _: pytest.fail("the weights have been loaded"))
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("x\n")
     argv = ["layers", "--target", str(DEMO_DIRECTORY / "target"), "--prompts", str(prompts), "--tokens", "2"]
