@@ -72,7 +72,7 @@ def test_the_command_prints_a_line_for_each_size_and_the_settings_of_the_best(tm
     results = json.loads(out.read_text())
     assert {result["name"] for result in results} == {"acceptance", "c", "factor in turn", "factor pipelined"}
     assert all(0 <= result["value"] <= 1 for result in results if result["name"] in ("acceptance", "c"))
-    assert f"draft.engine.model={DEMO_DIRECTORY / 'target'}" in printed or "none of them pays" in printed
+    assert f"--draft {DEMO_DIRECTORY / 'target'} --set 'draft.engine.layers=" in printed or "none of them pays" in printed
 
 
 @pytest.mark.thorough
