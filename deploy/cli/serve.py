@@ -138,7 +138,8 @@ def explained(options: ServeOptions) -> tuple[ServiceConfig, Sources]:
     roles = ("target", "draft") if found[0].draft else ("target",)
     given += [Setting(f"{role}.engine.dtype", options.dtype, "--dtype") for role in roles]
     config, sources = explained_config(options.config, given)
-    extra = [replace(each, engine=replace(each.engine, dtype=options.dtype)) for each in config.extra_drafts]
+    dtype = config.target.engine.dtype  # the same, checked
+    extra = [replace(each, engine=replace(each.engine, dtype=dtype)) for each in config.extra_drafts]
     return replace(config, extra_drafts=tuple(extra)), sources
 
 
