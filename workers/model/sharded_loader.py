@@ -137,6 +137,8 @@ def _fill(model: Any, files: Sequence[Path], shards: Mapping[str, ModuleShard], 
         expected: dict[str, Tensor] = model.state_dict()
         tied = {name: source for name, source in model.all_tied_weights_keys.items() if name not in stored.holders}
         own = [name for name in expected if name not in tied]
+        if absent := [name for name in own if name not in stored.holders]:  # which transformers makes by itself
+            raise UnsupportedModel(f"{absent[0]} is not stored, and is made when the model is read as a whole")
         for name in own:
             module_name, _, leaf = name.rpartition(".")
             shard = shards.get(module_name)

@@ -72,7 +72,8 @@ def test_the_command_prints_a_line_for_each_size_and_the_settings_of_the_best(tm
     results = json.loads(out.read_text())
     assert {result["name"] for result in results} == {"acceptance", "c", "factor in turn", "factor pipelined"}
     assert all(0 <= result["value"] <= 1 for result in results if result["name"] in ("acceptance", "c"))
-    assert f"--draft {DEMO_DIRECTORY / 'target'} --set 'draft.engine.layers=" in printed or "none of them pays" in printed
+    settings = f"--draft {DEMO_DIRECTORY / 'target'} --set 'draft.engine.layers="
+    assert settings in printed or "no subset pays" in printed
 
 
 @pytest.mark.thorough
@@ -83,5 +84,7 @@ def test_what_cannot_be_written_or_tried_is_refused_by_name_before_work_begins(t
     argv = ["layers", "--target", str(DEMO_DIRECTORY / "target"), "--prompts", str(prompts), "--tokens", "2"]
     assert main([*argv, "--json", str(tmp_path / "nowhere" / "a.json")]) == 2
     assert "is not a directory" in capsys.readouterr().err
+    assert main(["layers", "--target", "some/model", "--prompts", str(prompts)]) == 2
+    assert "--target: there is no directory some/model, and nothing is downloaded here" in capsys.readouterr().err
     assert main([*argv, "--budget", "3"]) == 2
     assert "--budget 3 is too small for a model of 6 layers: give 10 or more" in capsys.readouterr().err
