@@ -27,6 +27,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+MAX_CAUSE_CHARS = 300
+
 
 class OutriderError(Exception):
     """Base of all errors that are raised on purpose; `str()` of one is fit for a client to read."""
@@ -155,3 +157,8 @@ def first_line(error: BaseException) -> str:
     """The message of a library's error, shortened to what fits into one of ours."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else repr(error)
+
+
+def cause(error: BaseException) -> str:
+    """A library's error as the reason in one of ours: its type, since KeyError's message is a name, and its text."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_CAUSE_CHARS]}"

@@ -27,6 +27,7 @@ from deploy.serve import (
     EngineWorker,
     TargetWorker,
     bundles,
+    check_devices,
     draft_router,
     most_replicas,
     replicas,
@@ -67,6 +68,7 @@ def build(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> Applicatio
 def build_with(config: ServiceConfig | FleetConfig | Mapping[str, Any], engines: Engines) -> Application:
     """The same with other engines behind it. Raises: ConfigError."""
     fleet = as_fleet(config)
+    check_devices(fleet)
     drafts = {
         name: _draft(f"draft-{name}", draft, name, _cut(fleet, name), engines) for name, draft in fleet.drafts.items()
     }

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from core.config import EngineConfig, ServiceConfig, WorkerConfig
-from core.errors import ConfigError
 from deploy.sources import Setting
 
 SOURCE = "what is here"
@@ -101,7 +100,8 @@ def _stored_dtype(directory: Path) -> str | None:
 
 def took(config: ServiceConfig) -> list[str]:
     """A line for each model: what it is served with, in the end."""
-    workers = {"target": config.target, "draft": config.draft}
+    extra = {f"extra_drafts.{number}": worker for number, worker in enumerate(config.extra_drafts)}
+    workers = {"target": config.target, "draft": config.draft, **extra}
     return [f"{role}: {_told(worker)}" for role, worker in workers.items() if worker is not None]
 
 
@@ -115,21 +115,5 @@ def _told(worker: WorkerConfig) -> str:
     attention = f"{'paged, in place' if in_place else 'gathered'}, blocks of {engine.block_tokens}"
     steps = ("CUDA graphs" if is_gpu else "compiled") if engine.compile else "eager"
     parts = (f"device {engine.device}", engine.dtype, f"KV {kv}", f"attention {attention}", f"steps {steps}")
-    return ", ".join((*parts, f"replicas {worker.num_replicas}"))
-
-
-def check_directory(role: str, path: Path, *, is_offline: bool) -> None:
-    """Raises: ConfigError, which says what to do where `path` is the id of a model on the Hugging Face hub."""
-    if path.is_dir():
-        return
-    name = str(path)
-    if name.count("/") != 1 or path.is_absolute() or name.startswith("."):
-        raise ConfigError(f"--{role}: there is no directory {name}")
-    allowed = (
-        "HF_HUB_OFFLINE is set, so the hub must not be reached: bring the directory from elsewhere"
-        if is_offline
-        else f"if this is a model on the hub, fetch it first: hf download {name} --local-dir {path.name}"
-    )
-    raise ConfigError(
-        f"--{role}: there is no directory {name}, and nothing is downloaded here; {allowed}, and give --{role} DIR"
-    )
+    layers = () if engine.layers is None else (f"layers {','.join(map(str, engine.layers))} of {engine.model}",)
+    return ", ".join((*layers, *parts, f"replicas {worker.num_replicas}"))

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from core.config import EngineConfig, FleetConfig, LinkTls, ServiceConfig, WorkerConfig
+from core.config import DTYPES_ALLOWED, EngineConfig, FleetConfig, LinkTls, ServiceConfig, WorkerConfig
 from core.errors import ConfigError
 from deploy.sources import Setting, Sources, yaml_value
 from orchestrator.guessers import check_sources
@@ -234,6 +234,8 @@ def _explain(problem: Mapping[str, Any], sources: Sources) -> str:
             text = f"{path}: must be set"
         case "value_error":  # raised by core.config, which names the setting but not the way to it
             text = f"{path}{'.' if path else ''}{problem['ctx']['error']}"
+        case "literal_error" if path.endswith("dtype"):
+            text = f"{path} must be {DTYPES_ALLOWED}, got {problem['input']!r}"
         case _:
             wrong = problem["msg"].replace("valid tuple", "list")  # which is what YAML has
             text = f"{path or 'the configuration'}: {wrong}, got {problem['input']!r}"

@@ -14,6 +14,7 @@ from core.config import ServiceConfig
 from core.errors import ConfigError, InvalidRequest
 from core.records import EngineStats, GenerationRequest
 from deploy.api import to_requests
+from deploy.checkpoints import check_directory
 from deploy.defaults import decide, look
 from deploy.settings import service_config
 from deploy.sources import Setting
@@ -155,8 +156,7 @@ def _config(
     given = [Setting(name, value, f"settings[{name!r}]") for name, value in settings.items()]
     for role, path in (("target", target), ("draft", draft)):
         if path is not None:
-            if not Path(path).is_dir():
-                raise ConfigError(f"{role}: there is no directory {path}")
+            check_directory(role, Path(path))
             given.append(Setting(f"{role}.engine.model", str(Path(path).resolve()), role))
     if target is not None and config is None:  # none of the demo pair's own settings
         name = Path(target).resolve().name

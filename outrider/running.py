@@ -10,7 +10,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +18,7 @@ from core.config import EngineConfig, ServiceConfig
 from core.errors import ConfigError, OutriderError
 from core.records import Chunk, GenerationRequest
 from deploy.api import Served, receipt_maker, sampling_defaults
+from deploy.checkpoints import check_models
 from deploy.clock import MonotonicClock
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
@@ -26,7 +26,6 @@ from outrider.in_process import ThreadLeases
 from workers.engine import DraftEngine, Engine, TargetEngine
 from workers.grammar import Grammars
 from workers.runtime import this_machine
-from workers.vocabulary import check_same_vocabulary
 
 Result = TypeVar("Result")
 TARGET_EPOCH, DRAFT_EPOCH = 1, 2
@@ -115,8 +114,8 @@ def _engines(config: ServiceConfig, report: Callable[[str], None]) -> tuple[Targ
     for role, worker in (("target", config.target), ("draft", config.draft)):
         if worker is not None and worker.engine.tensor_parallel > 1:
             raise ConfigError(f"{role}.engine.tensor_parallel must be 1 in one process: serve the model instead")
-    if config.draft is not None:
-        check_same_vocabulary(Path(config.target.engine.model), Path(config.draft.engine.model))
+    drafts = {} if config.draft is None else {"draft.engine.model": config.draft.engine}
+    check_models(config.target.engine, drafts, "target.engine.model")
     torch.set_num_threads(max(each.engine.num_threads for each in (config.target, config.draft) if each is not None))
     target_config = config.target.engine
     target = TargetEngine.load(target_config, TARGET_EPOCH, report)

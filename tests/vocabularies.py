@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from orchestrator.text import Tokenizer as ProductTokenizer
 
@@ -51,7 +52,12 @@ def byte_fallback() -> Tokenizer:
 
 def as_product(backend: Tokenizer, template: str | None = None) -> ProductTokenizer:
     """The product's tokenizer over `backend`."""
-    return ProductTokenizer(backend, {"bos_token": BEGIN, "eos_token": {"content": END}}, template)
+    special = {
+        name: token
+        for name, token in (("bos_token", BEGIN), ("eos_token", END))
+        if backend.token_to_id(token) is not None
+    }
+    return ProductTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special))
 
 
 def write(directory: Path, backend: Tokenizer, **settings: Any) -> Path:

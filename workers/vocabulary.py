@@ -1,23 +1,27 @@
 """Whether two tokenizers agree about every token id, which draft and target must.
 
-Knows tokenizer.json and nothing of models: rows of an embedding may be padding, so their count says nothing.
+Knows a checkpoint's tokenizer, and of its model the number of rows alone: an id without a row is never a token of a
+text. Reads it as the orchestrator does (docs/adr/0083), and like there without torch.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from typing import Any
 
-from tokenizers import Tokenizer
-
-from core.errors import CheckpointError, VocabularyMismatch
+from core.errors import CheckpointError, VocabularyMismatch, cause
 
 
 def check_same_vocabulary(target_dir: Path, draft_dir: Path) -> None:
     """Raises: VocabularyMismatch with the first token id that does not mean the same string on both sides."""
     target, draft = read_vocabulary(target_dir), read_vocabulary(draft_dir)
-    if target == draft:
+    rows = min(_num_rows(target_dir), _num_rows(draft_dir))
+    differing = (token_id for token_id in target.keys() | draft.keys() if target.get(token_id) != draft.get(token_id))
+    first = min(differing, default=rows)
+    if first >= rows:
         return
-    first = min(token_id for token_id in target.keys() | draft.keys() if target.get(token_id) != draft.get(token_id))
     raise VocabularyMismatch(
         f"draft and target do not share a vocabulary: token id {first} is {_describe(target, first)} in {target_dir} "
         f"but {_describe(draft, first)} in {draft_dir}"
@@ -25,15 +29,28 @@ def check_same_vocabulary(target_dir: Path, draft_dir: Path) -> None:
 
 
 def read_vocabulary(directory: Path) -> dict[int, str]:
-    """The string of each token id, added tokens included. Raises: CheckpointError without a readable tokenizer.json."""
-    path = directory / "tokenizer.json"
-    if not path.is_file():
+    """The string of each token id, added tokens included. Raises: CheckpointError without a readable tokenizer."""
+    return {token_id: token for token, token_id in read_tokenizer(directory).get_vocab().items()}
+
+
+def read_tokenizer(directory: Path) -> Any:
+    """A `PreTrainedTokenizerFast` of transformers. Raises: CheckpointError."""
+    from transformers import PreTrainedTokenizerFast  # half a second
+
+    if not (directory / "tokenizer.json").is_file():
         raise CheckpointError(f"{directory} has no tokenizer.json")
     try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise CheckpointError(f"{path} is not a tokenizer: {error}") from error
-    return {token_id: token for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items()}
+        return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # tokenizers raises bare Exception, and others whatever a file's contents lead to
+        raise CheckpointError(f"the tokenizer of {directory} cannot be read: {cause(error)}") from error
+
+
+def _num_rows(directory: Path) -> int:
+    """By config.json; without one that says it, no limit. The loader refuses a model that has another number."""
+    try:
+        return int(json.loads((directory / "config.json").read_text())["vocab_size"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return sys.maxsize
 
 
 def _describe(vocabulary: dict[int, str], token_id: int) -> str:

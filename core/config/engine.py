@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from core.config.checks import ABOVE_0, SHARE_ABOVE_0, Settings, at_least, check
 from core.config.link import LINK_PORTS, LinkTls
@@ -11,6 +11,7 @@ from core.costs import PASS_LAWS
 from core.ranges import Range
 
 Dtype = Literal["float32", "bfloat16"]
+DTYPES_ALLOWED = "bfloat16 or float32, to which weights in float16 are converted"
 DECODE_TOKENS = 32
 """Largest number of new tokens that counts as decoding. More are prefill: they are sent in a call of their own,
 decoding sessions come before them, and no round waits for guesses that follow them. Orchestrator and engines share this
@@ -30,10 +31,12 @@ class EngineConfig(Settings):
     consists of some of its target's layers, as found by `outrider layers`. A target must have all its layers, and
     `tensor_parallel` must be 1."""
     dtype: Dtype = "float32"
-    """Type of weights and arithmetic: float32 or bfloat16. With float32 outputs do not depend on the other requests in
-    the batch. bfloat16 needs half the memory; set it where the hardware has bfloat16 instructions."""
+    """Type of weights and arithmetic: float32 or bfloat16, to which weights in float16 are converted. With float32
+    outputs do not depend on the other requests in the batch. bfloat16 needs half the memory; set it where the hardware
+    has bfloat16 instructions."""
     device: str = "cpu"
-    """Device of the model, as torch names it: cpu, cuda or, for one of several GPUs, cuda:0. Set cuda on a GPU."""
+    """Device of the model, as torch names it: cpu or cuda. Set cuda on a GPU, and `num_gpus` of target or draft above
+    0: Ray chooses the GPU. In one process, without Ray, cuda:1 is the second one."""
     num_threads: int = 1
     """Number of CPU threads of a forward pass, at least 1. Raise it to the number of cores reserved for the engine."""
     kv_cache_tokens: int | None = 32_768
@@ -108,6 +111,7 @@ class EngineConfig(Settings):
     def __post_init__(self) -> None:
         check(bool(self.model), "model", "the directory of a checkpoint", self.model)
         self._check_layers()
+        check(self.dtype in get_args(Dtype), "dtype", DTYPES_ALLOWED, self.dtype)
         self._check(at_least(1), "kv_cache_tokens", "num_threads", "block_tokens", "max_step_tokens")
         self._check(at_least(1), "prefill_chunk_tokens", "prefill_stretch", "tensor_parallel", "max_grammars")
         self._check(at_least(2), "max_context_tokens")

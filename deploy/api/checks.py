@@ -46,6 +46,19 @@ def context_exceeded(
     return ContextExceeded(field, told)
 
 
+def text_ids(ids: tuple[int, ...], field: str, tokenizer: Tokenizer, info: ModelInfo) -> tuple[int, ...]:
+    """The ids of a text, each of them in the vocabulary. Raises: InvalidRequest that names the token.
+
+    A tokenizer may know tokens, mostly added ones, that the model has no rows for.
+    """
+    if max(ids, default=0) >= info.vocab_size:
+        wrong = next(token_id for token_id in ids if token_id >= info.vocab_size)
+        token = shown(tokenizer.decode([wrong], skip_special_tokens=False))
+        problem = f"is token {wrong}, but the model has only the ids 0 to {info.vocab_size - 1}"
+        raise InvalidRequest(field, f"must not hold {token}, which {problem}")
+    return ids
+
+
 def require(condition: bool, field: str, allowed: str, value: object) -> None:
     """Raises: InvalidRequest, which says what is allowed, unless `condition` holds."""
     if not condition:
@@ -122,7 +135,7 @@ def bad_words(
         require(bool(text), field, "at least one character long", text)
         if (problem := _problem_of_length(text, tokenizer, longest)) is not None:
             raise InvalidRequest(field, problem)
-        words += _ids_of_word(text, tokenizer)
+        words += (text_ids(ids, field, tokenizer, info) for ids in _ids_of_word(text, tokenizer))
         require(1 <= len(words[-1]) <= longest, field, f"1 to {longest} tokens long", len(words[-1]))
     for index, ids in enumerate(sequences):
         field = f"bad_word_ids[{index}].ids"

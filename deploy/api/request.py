@@ -29,6 +29,7 @@ from deploy.api.checks import (
     logit_bias,
     require,
     require_eos,
+    text_ids,
     token_ids,
     within,
 )
@@ -124,7 +125,7 @@ def prompt_ids(given: Given, served: Served) -> tuple[int, ...]:
         field = "text"
         if kept is None:
             check_length(given.text, field, tokenizer, context)
-        prompt = tokenizer.encode(given.text)
+        prompt = text_ids(tokenizer.encode(given.text), field, tokenizer, served.target)
     elif given.token_ids is not None:
         field, ids = "token_ids.ids", given.token_ids
         if kept is None and len(ids) >= context:
@@ -136,7 +137,7 @@ def prompt_ids(given: Given, served: Served) -> tuple[int, ...]:
         field, text = "chat.messages", _chat_text(given.chat, given, tokenizer)
         if kept is None:
             check_length(text, field, tokenizer, context)
-        prompt = tokenizer.encode(text, add_special_tokens=False)
+        prompt = text_ids(tokenizer.encode(text, add_special_tokens=False), field, tokenizer, served.target)
     else:
         field, prompt = given.prompt_field, ()
     if not prompt:

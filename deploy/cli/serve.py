@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from core.config import Dtype, FleetConfig, ServiceConfig
+from core.config import FleetConfig, ServiceConfig
 from core.errors import ConfigError
 from core.ranges import Range
 from deploy.cli.jobs import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from deploy.cli.options import SettingFlags, number
 from deploy.cli.settings import setting_names
 from deploy.cli.terminal import say
-from deploy.defaults import check_directory, decide, look, took
+from deploy.defaults import decide, look, took
 from deploy.settings import (
     alone,
     as_explained_yaml,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from deploy.launch import Endpoints
 
 EXIT_CUT_OFF = 3
-OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 PORT = Range(1, 65535, zero="a free one", is_whole=True)
 
 
@@ -66,7 +65,9 @@ class ServeOptions:
     gamma: Annotated[
         int | None, Option(metavar="N", help="Draft length at most, in tokens; 0 decodes without drafting.")
     ] = None
-    dtype: Annotated[Dtype | None, Option(help="Type of weights and arithmetic of both models.")] = None
+    dtype: Annotated[
+        str | None, Option(metavar="[float32|bfloat16]", help="Type of weights and arithmetic of both models.")
+    ] = None
     overrides: Annotated[
         list[str] | None,
         Option(
@@ -137,7 +138,8 @@ def explained(options: ServeOptions) -> tuple[ServiceConfig, Sources]:
     roles = ("target", "draft") if found[0].draft else ("target",)
     given += [Setting(f"{role}.engine.dtype", options.dtype, "--dtype") for role in roles]
     config, sources = explained_config(options.config, given)
-    extra = [replace(each, engine=replace(each.engine, dtype=options.dtype)) for each in config.extra_drafts]
+    dtype = config.target.engine.dtype  # the same, checked
+    extra = [replace(each, engine=replace(each.engine, dtype=dtype)) for each in config.extra_drafts]
     return replace(config, extra_drafts=tuple(extra)), sources
 
 
@@ -153,12 +155,12 @@ def _given(options: ServeOptions) -> list[Setting]:
 
 def _implied(options: ServeOptions) -> Iterator[Setting]:
     """Settings implied by --target and by this machine, which any explicit setting overrides. Raises: ConfigError."""
-    # As huggingface_hub reads it.
-    is_offline = os.environ.get(OFFLINE_VARIABLE, "").upper() in ("1", "ON", "YES", "TRUE")
+    from deploy.checkpoints import check_directory
+
     draft = Path(options.draft) if options.draft not in (None, "none") else None
     for role, path in (("target", options.target), ("draft", draft)):
         if path is not None:
-            check_directory(role, path, is_offline=is_offline)
+            check_directory(f"--{role}", path)
     if options.target is not None:
         yield Setting("model_name", options.target.resolve().name, "--target")
         if options.config is None:  # the demo pair's own settings are not for another target

@@ -5,10 +5,10 @@ Knows checkpoints on disk and Serve's status; `deploy.app` defines the applicati
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
@@ -16,16 +16,19 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from core.config import FleetConfig, ServiceConfig, WorkerConfig
-from core.errors import ConfigError, StartupError, Unavailable, first_line
+from core.config import FleetConfig, ServiceConfig
+from core.errors import StartupError, Unavailable, first_line
 from deploy.api import Authenticator, tokens_path
 from deploy.app import APPLICATION, ENGINES, Engines, build_with
+from deploy.checkpoints import check_models
 from deploy.link.tls import Certificates
+from deploy.serve import check_devices
 from deploy.settings import alone
 from orchestrator.guessers import Guessers
 from orchestrator.text import Tokenizer
-from workers.vocabulary import check_same_vocabulary, read_vocabulary
 
+TRACE = "  File "
+"""How the lines of a Python traceback begin that say where."""
 STATUS_PERIOD_S = 0.3
 WIND_DOWN_TIMEOUT_S = 5.0
 """Seconds for all orchestrators to answer."""
@@ -33,34 +36,22 @@ WIND_DOWN_TIMEOUT_S = 5.0
 
 def check_pair(config: ServiceConfig) -> None:
     """Check models, vocabularies, keys, certificates and corpus before anything is started. Raises: StartupError."""
-    from workers.model import check_checkpoint  # imports torch, which replicas of this module's deployments do without
-
     Authenticator(tokens_path(config.orchestrator.tokens_file))
-    target = _directory("target", config.target)
-    if config.draft is None:
-        read_vocabulary(target)
-    else:
-        check_same_vocabulary(target, _directory("draft", config.draft))
-    for number, extra in enumerate(config.extra_drafts):
-        check_same_vocabulary(target, _directory(f"extra_drafts.{number}", extra))
-    for worker_config in filter(None, (config.target, config.draft, *config.extra_drafts)):
-        check_checkpoint(worker_config.engine)
-        Certificates.of(worker_config.engine.link_tls)
+    own = {} if config.draft is None else {"draft": config.draft}
+    workers = {**own, **{f"extra_drafts.{number}": draft for number, draft in enumerate(config.extra_drafts)}}
+    drafts = {f"{name}.engine.model": worker.engine for name, worker in workers.items()}
+    check_models(config.target.engine, drafts, "target.engine.model")
+    for engine in (config.target.engine, *drafts.values()):
+        Certificates.of(engine.link_tls)
     if config.speculation.retrieval_index is not None:
-        Guessers.open(config.speculation, Tokenizer.from_directory(target))
+        Guessers.open(config.speculation, Tokenizer.from_directory(config.target.engine.model))
 
 
 def check_fleet(fleet: FleetConfig) -> None:
-    """The same for each model of several. Raises: StartupError."""
+    """The same for each model of several, and their devices. Raises: StartupError."""
+    check_devices(fleet)
     for model in fleet.models:
         check_pair(alone(fleet, model))
-
-
-def _directory(name: str, config: WorkerConfig) -> Path:
-    path = Path(config.engine.model)
-    if not path.is_dir():
-        raise ConfigError(f"{name}.engine.model: {path} is not a directory; give the directory of a checkpoint")
-    return path
 
 
 def run(
@@ -137,10 +128,13 @@ def _report_health(report: Callable[[str], None], is_over: Event) -> None:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Why a deployment failed, in one line: the last error of ours in the replica's trace, if there is one."""
+    """Why a deployment failed, in one line: the last error of ours in a replica's trace, else that of a library."""
     application = serve.status().applications.get(APPLICATION)
-    for deployment in application.deployments.values() if application else ():
-        ours = [line for line in deployment.message.splitlines() if line.startswith("core.errors.")]
-        if ours:
+    messages = {name: each.message for name, each in application.deployments.items()} if application else {}
+    for message in messages.values():
+        if ours := [line for line in message.splitlines() if line.startswith("core.errors.")]:
             return str(ours[-1].partition(": ")[2])
+    for name, message in messages.items():
+        if raised := re.findall(r"^[A-Za-z_][\w.]*: .*$", message.partition(TRACE)[2], re.MULTILINE):
+            return f"{name} does not start: {raised[-1]}"
     return str(error)

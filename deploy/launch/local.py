@@ -114,12 +114,17 @@ def _what_is_done(fleet: FleetConfig) -> str:
 
 
 def describe_models(config: ServiceConfig) -> str:
-    """Paths and dtypes of the models, in one line."""
-    target = f"target {config.target.engine.model} ({config.target.engine.dtype})"
+    """Paths, dtypes and layers of the models, in one line."""
+    target = f"target {_described(config.target.engine)}"
     if config.draft is None:
         return f"{target}, without a draft"
-    drafts = [f"draft {each.engine.model} ({each.engine.dtype})" for each in (config.draft, *config.extra_drafts)]
+    drafts = [f"draft {_described(each.engine)}" for each in (config.draft, *config.extra_drafts)]
     return " and ".join([target, *drafts])
+
+
+def _described(engine: EngineConfig) -> str:
+    layers = "" if engine.layers is None else f", layers {','.join(map(str, engine.layers))}"
+    return f"{engine.model} ({engine.dtype}{layers})"
 
 
 def changed_settings(config: ServiceConfig) -> list[str]:

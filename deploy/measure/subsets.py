@@ -20,7 +20,7 @@ from core.records import Sampling
 from core.theory import optimal_gamma, pipelined_factor, walltime_factor
 from deploy.measure.agreement import Agreement, coupled
 from deploy.measure.recording import MeasuredModel, Recording
-from workers.model import LayerSubset, layer_list, reference_model
+from workers.model import LayerSubset, num_layers_of, reference_model
 
 Layers = tuple[int, ...]
 Score = Callable[[Layers], Agreement]
@@ -71,9 +71,10 @@ def search(
     `num_tokens` is the largest length of an output, which is greedy; `depth` the largest number of guesses in a row;
     `budget` the largest number of subsets. Raises: StartupError, of which ConfigError for too small a budget.
     """
+    num_layers = num_layers_of(target)
+    check_budget(num_layers, budget)
     texts, cost = _texts_and_cost(target, prompts, num_tokens)
     model = reference_model(target)
-    num_layers = len(layer_list(model)[1])
 
     def score(layers: Layers) -> Agreement:
         progress()
@@ -87,12 +88,8 @@ def removal(num_layers: int, budget: int, score: Score) -> list[tuple[Layers, Ag
     """Subsets of falling size, each a part of the one before.
 
     Each step scores the subset without each of its layers, and removes the layers whose loss costs least: one, or
-    several if the budget is too small for one at a time. Raises: ConfigError.
+    several if the budget is too small for one at a time.
     """
-    if num_layers < 2:
-        raise ConfigError("--target has one layer: give a model of two or more, so that some of them can be the draft")
-    if budget < (least := num_tried(num_layers, num_layers)):
-        raise ConfigError(f"--budget {budget} is too small for a model of {num_layers} layers: give {least} or more")
     at_once = next(each for each in range(1, num_layers + 1) if num_tried(num_layers, each) <= budget)
     kept, found = tuple(range(num_layers)), list[tuple[Layers, Agreement]]()
     while len(kept) > 1:
@@ -102,6 +99,14 @@ def removal(num_layers: int, budget: int, score: Score) -> list[tuple[Layers, Ag
             kept = _less(kept, layer)
             found.append((kept, without[layer] if number == 0 else score(kept)))
     return found
+
+
+def check_budget(num_layers: int, budget: int) -> None:
+    """Raises: ConfigError if a search cannot be made with this budget, or in a model of this number of layers."""
+    if num_layers < 2:
+        raise ConfigError("--target has one layer: give a model of two or more, so that some of them can be the draft")
+    if budget < (least := num_tried(num_layers, num_layers)):
+        raise ConfigError(f"--budget {budget} is too small for a model of {num_layers} layers: give {least} or more")
 
 
 def num_tried(num_layers: int, at_once: int) -> int:

@@ -11,6 +11,7 @@ from deploy.serve.deployments import (
     TargetWorker,
     bundles,
 )
+from deploy.serve.devices import check_devices
 from deploy.serve.draining import replicas_now
 from deploy.serve.leases import ServeLeases
 from deploy.serve.routing import draft_router, target_router
@@ -25,6 +26,7 @@ __all__ = [
     "ServeLeases",
     "TargetWorker",
     "bundles",
+    "check_devices",
     "draft_router",
     "most_replicas",
     "replicas",

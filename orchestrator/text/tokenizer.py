@@ -1,27 +1,22 @@
-"""Text to token ids and back, by the model's own tokenizer files.
+"""Text to token ids and back, by the model's own tokenizer files, which transformers reads.
 
-Knows the files that stand beside a checkpoint (tokenizer.json, tokenizer_config.json, chat_template.jinja); must not
-know weights, requests or streams (`orchestrator.text.detokenize` turns a growing output into text).
+Knows the files that stand beside a checkpoint (tokenizer.json, tokenizer_config.json, chat_template.jinja and others);
+must not know weights, requests or streams (`orchestrator.text.detokenize` turns a growing output into text).
+transformers is imported when a tokenizer is read, and does not import torch for it (docs/adr/0083).
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.meta
-import jinja2.nodes
-import jinja2.parser
 import tokenizers
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from core.errors import CheckpointError, InvalidRequest
+from core.errors import CheckpointError, InvalidRequest, cause
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -46,30 +41,36 @@ MAX_COMPOSITION = 4
 """Largest ratio by which composing characters (NFC) shortens a text, rounded up: 3.5, for U+1FBE U+0308 U+0341."""
 
 
+TEMPLATES = ("default", "tool_use")
+"""Names of the chat templates that are used, if a checkpoint has several: the second where there are tools."""
+
+
 class Tokenizer:
     """One model's tokenizer and chat template; made by `from_directory`, and never changed."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, settings: Mapping[str, Any], template: str | None) -> None:
-        backend = _with_marks(backend)
+    def __init__(self, read: Any) -> None:
+        """Take a `PreTrainedTokenizerFast` of transformers. Raises: CheckpointError for a template that is none."""
+        backend = _with_marks(read.backend_tokenizer)
+        backend.no_truncation()
+        backend.no_padding()
         self._backend = backend
-        self.template = template
-        """The text of the chat template."""
+        self._read = read
+        templates = list(_templates(read.chat_template))
+        self.template = "\n".join(templates) or None
+        """The text of the chat templates."""
         self._special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
-        self._special_strings = {
-            name: content
-            for name in ("bos_token", "eos_token", "unk_token", "pad_token")
-            if (content := _content(settings.get(name))) is not None
-        }
-        self._template = _compile(template) if template is not None else None
-        self.template_variables = _variables(self._template, template or "")
-        """Names that the chat template looks for among its arguments."""
+        self.template_variables = frozenset(name for template in templates for name in _variables(template))
+        """Names that the chat templates look for among their arguments."""
+        own = {"messages", *inspect.signature(read.apply_chat_template).parameters, *read.special_tokens_map}
+        self._arguments = self.template_variables - own
+        """Names of the arguments that a request may give."""
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         described = backend.to_str()
         parts = json.loads(described)
         self.is_byte_level = _is_byte_level(parts["decoder"])
-        self.digest = _digest(described, settings, template)
+        self.digest = _digest(described, read.special_tokens_map, templates)
         """Of all that decides which ids a prompt becomes, and which text an output."""
         self._max_token_bytes = self._longest_token(parts) if self.is_byte_level and _keeps_text(parts) else None
 
@@ -83,21 +84,14 @@ class Tokenizer:
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:
         """Raises: CheckpointError when a file is missing or does not hold what its name says."""
-        directory = Path(path)
-        file = directory / "tokenizer.json"
-        if not file.is_file():
-            raise CheckpointError(f"{directory} has no tokenizer.json")
+        from transformers import PreTrainedTokenizerFast  # half a second, which only those spend who read a tokenizer
+
+        if not (Path(path) / "tokenizer.json").is_file():
+            raise CheckpointError(f"{path} has no tokenizer.json")
         try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # tokenizers raises bare Exception
-            raise CheckpointError(f"{file} is not a tokenizer: {error}") from error
-        backend.no_truncation()
-        backend.no_padding()
-        settings = _read_settings(directory / "tokenizer_config.json")
-        try:
-            return cls(backend, settings, _find_template(directory, settings))
-        except jinja2.TemplateSyntaxError as error:
-            raise CheckpointError(f"the chat template of {directory} is not a Jinja template: {error}") from error
+            return cls(PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True))
+        except Exception as error:  # tokenizers raises bare Exception, and others whatever a file's contents lead to
+            raise CheckpointError(f"the tokenizer of {path} cannot be read: {cause(error)}") from error
 
     @property
     def vocabulary_hash(self) -> str:
@@ -153,22 +147,16 @@ class Tokenizer:
 
         Raises: InvalidRequest when the model has no chat template, or the template refuses the messages.
         """
-        if self._template is None:
+        if self.template is None:
             instead = "send a plain prompt instead (gRPC: text or token_ids; HTTP: /v1/completions)"
             raise InvalidRequest("chat", f"this model has no chat template; {instead}")
+        others = {name: value for name, value in (arguments or {}).items() if name in self._arguments}
         shown = [dict(message) for message in messages]
         if continues:
             shown[-1]["content"] += CONTINUED
         try:
-            text = self._template.render(
-                {
-                    **(arguments or {}),
-                    "messages": shown,
-                    "tools": [dict(tool) for tool in tools] or None,
-                    "documents": None,
-                    "add_generation_prompt": not continues,
-                    **self._special_strings,
-                }
+            text: str = self._read.apply_chat_template(
+                shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=not continues, **others
             )
         except Exception as error:  # a template is a program of the model's author: it may raise anything
             raise InvalidRequest("chat", f"the model's chat template refuses these messages: {error}") from error
@@ -218,74 +206,23 @@ def _splits_only(splitter: Mapping[str, Any] | None) -> bool:
     return bool(splitter["type"] == "Split" and splitter["behavior"] != "Removed")
 
 
-def _read_settings(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
+def _templates(given: str | Mapping[str, str] | None) -> Iterator[str]:
+    by_name = given if isinstance(given, Mapping) else {"default": given}
+    yield from filter(None, map(by_name.get, TEMPLATES))
+
+
+def _variables(template: str) -> frozenset[str]:
+    """Raises: CheckpointError."""
+    import jinja2
+    from transformers.utils.chat_template_utils import _get_template_variables  # knows its extensions of Jinja
+
     try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{file} is not JSON: {error}") from error
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{file} is not a JSON object")
-    return settings
+        found: frozenset[str] = _get_template_variables(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise CheckpointError(f"a chat template is not a Jinja template: {error}") from error
+    return found
 
 
-def _find_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja, else the `chat_template` of the settings, else its entry named "default"."""
-    file = directory / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
-    return template
-
-
-def _digest(backend: str, settings: Mapping[str, Any], template: str | None) -> str:
-    parts = json.dumps([backend, settings, template], sort_keys=True, default=str)
+def _digest(backend: str, special_tokens: Mapping[str, str], templates: Sequence[str]) -> str:
+    parts = json.dumps([backend, special_tokens, templates], sort_keys=True, default=str)
     return f"sha256:{hashlib.sha256(parts.encode()).hexdigest()}"
-
-
-def _content(token: str | Mapping[str, Any] | None) -> str | None:
-    """A special token's string, which the settings give plainly or as the `content` of an object."""
-    return token["content"] if isinstance(token, Mapping) else token
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """Lets `{% generation %}` pass: it marks the assistant's words for training, and changes no text."""
-
-    tags = {"generation"}  # noqa: RUF012 - how jinja2 declares it
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _compile(template: str) -> jinja2.Template:
-    """The template in the environment that transformers gives chat templates: sandboxed, blocks trimmed."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(template)
-
-
-def _variables(compiled: jinja2.Template | None, template: str) -> frozenset[str]:
-    if compiled is None:
-        return frozenset()
-    return frozenset(jinja2.meta.find_undeclared_variables(compiled.environment.parse(template)))
-
-
-def _tojson(value: Any, indent: int | None = None) -> str:
-    """Plain JSON; jinja2's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)

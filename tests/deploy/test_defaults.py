@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from core.errors import ConfigError
 from deploy.cli.serve import ServeOptions, explained
-from deploy.defaults import Facts, check_directory, decide, look, took
+from deploy.defaults import Facts, decide, look, took
 from deploy.settings import DEMO_DIRECTORY, service_config
 from deploy.sources import Setting
 from tests.deploy.cli.parsing import parsed
@@ -79,17 +78,3 @@ def test_what_is_given_goes_before_what_is_here(monkeypatch):
 def test_the_facts_of_a_checkpoint(tmp_path):
     assert look(DEMO_DIRECTORY / "target", None).dtypes == {"target": "bfloat16"}
     assert look(tmp_path, tmp_path).dtypes == {"target": None, "draft": None}
-
-
-@pytest.mark.parametrize(
-    ("path", "is_offline", "problem"),
-    [
-        ("/nowhere", False, "^--target: there is no directory /nowhere$"),
-        ("some/model", True, "HF_HUB_OFFLINE is set, so the hub must not be reached"),
-        ("some/model", False, "hf download some/model --local-dir model, and give --target DIR"),
-    ],
-)
-def test_an_id_of_the_hub_is_no_directory(path, is_offline, problem, tmp_path):
-    with pytest.raises(ConfigError, match=problem):
-        check_directory("target", type(tmp_path)(path), is_offline=is_offline)
-    check_directory("target", tmp_path, is_offline=is_offline)

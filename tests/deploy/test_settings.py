@@ -67,7 +67,7 @@ def test_every_level_can_be_set():
         ({**MINIMAL, "limits": {"max_session": 1}}, "limits.max_session: there is no such setting"),
         ({}, "target: must be set"),
         ({"target": {"engine": {}}}, "target.engine.model: must be set"),
-        ({"target": {"engine": {"model": "/t", "dtype": "int3"}}}, "target.engine.dtype: "),
+        ({"target": {"engine": {"model": "/t", "dtype": "int3"}}}, "target.engine.dtype must be bfloat16 or float32"),
         ({**MINIMAL, "orchestrator": {"num_replicas": "two"}}, "orchestrator.num_replicas: "),
         ({**MINIMAL, "draft": [1]}, "draft: "),
         ({"target": {"engine": {"model": "/t"}, "num_replicas": 0}}, "target.num_replicas must be at least 1, got 0"),
@@ -186,7 +186,7 @@ def test_what_is_given_last_decides():
         (
             "OUTRIDER_TARGET__ENGINE__DTYPE",
             "int3",
-            "target.engine.dtype: Input should be 'float32' or 'bfloat16', got",
+            "target.engine.dtype must be bfloat16 or float32, to which weights in float16 are converted, got 'int3'",
         ),
         ("OUTRIDER_TARGET__NUM_REPLICAS", "0", "target.num_replicas must be at least 1, got 0"),
         ("OUTRIDER_TARGT__NUM_REPLICAS", "1", "targt: there is no such setting"),

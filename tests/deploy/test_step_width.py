@@ -13,7 +13,8 @@ from deploy.app import build, excess_rows
 
 def service(*, device="cuda", sessions=32.0, step=2048, block=32, is_scaled=True):
     scaling = TargetScaling(max_replicas=2, sessions=sessions) if is_scaled else None
-    target = TargetConfig(EngineConfig("target", device=device, max_step_tokens=step), autoscaling=scaling)
+    engine = EngineConfig("target", device=device, max_step_tokens=step)
+    target = TargetConfig(engine, num_gpus=1, autoscaling=scaling)
     draft = DraftConfig(EngineConfig("draft"))
     return ServiceConfig(target, draft, model_name="m", speculation=SpeculationConfig(max_block_tokens=block))
 

@@ -6,6 +6,7 @@ What it costs is bounded by the library's own limits, not by a clock: they stop 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +17,12 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
+from core.errors import CheckpointError
 from core.records import Grammar, GrammarKind
 from core.speculation import BadGuesserInput
 from workers.grammar.deep_stack import call_deeply
 from workers.grammar.divisors import problem_of_divisors
+from workers.vocabulary import read_tokenizer
 
 Mask: TypeAlias = NDArray[np.uint8]
 """Of the tokens that may come: one bit for each, the lowest of a byte first."""
@@ -80,9 +83,9 @@ class GrammarCompiler:
         if not eos_token_ids:
             raise GrammarProblem("the model has no end-of-sequence token, which has to end what a grammar allows")
         try:
-            text = (Path(directory) / "tokenizer.json").read_text(encoding="utf-8")
+            text = _text_of(read_tokenizer(Path(directory)).backend_tokenizer.to_str(), vocab_size)
             tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids))
-        except (OSError, ValueError) as error:
+        except (CheckpointError, ValueError) as error:
             raise GrammarProblem(f"the tokenizer of {directory} does not serve grammars: {error}") from error
         return cls(tokenizer, vocab_size, eos_token_ids)
 
@@ -106,6 +109,13 @@ class GrammarCompiler:
         compiled = CompiledGrammar(matcher, self.vocab_size, self._eos_token_ids)
         mask_of(compiled.start.deep_copy(), compiled)  # there is a first token, and to find it is within limits
         return compiled
+
+
+def _text_of(tokenizer: str, vocab_size: int) -> str:
+    """The same without the added tokens that the model has no rows for, which the library refuses."""
+    parts = json.loads(tokenizer)
+    parts["added_tokens"] = [token for token in parts["added_tokens"] if token["id"] < vocab_size]
+    return json.dumps(parts)
 
 
 def mask_of(matcher: LLMatcher, compiled: CompiledGrammar) -> Mask:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
@@ -27,6 +29,10 @@ from workers.attention import ATTENTION
 INDEX = "model.safetensors.index.json"
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """Types, as safetensors names them, that are converted to `dtype` of the settings; others are quantized."""
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+"""Where a config.json says that its weights are quantized."""
+Rename: TypeAlias = Callable[[str], str | None]
+"""The name that a model has for a stored tensor; None for one that it leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +72,73 @@ def renamed(names: Iterable[str], model: Any) -> Iterator[tuple[str, Any | None]
         yield new_name, by_pattern[pattern] if pattern is not None else None
 
 
-def check_stored(path: Path, files: Sequence[Path], model: Any) -> None:
-    """Check that `files` hold all tensors of a meta model, by shape. Raises: CheckpointError, UnsupportedModel."""
+def check_not_quantized(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a config.json that declares quantized weights. Raises: UnsupportedModel."""
+    for key in QUANTIZATION_KEYS:
+        if declared := config.get(key):
+            method = declared.get("quant_method") if isinstance(declared, Mapping) else None
+            kind = f" ({method})" if method else ""
+            raise UnsupportedModel(
+                f"{path / 'config.json'} has a {key}{kind}: quantized weights are not served; "
+                "use the checkpoint in bfloat16, float16 or float32"
+            )
+
+
+def check_stored(path: Path, files: Sequence[Path], model: Any, rename: Rename = str) -> None:
+    """Check that `files` hold all tensors of a meta model and no others, by type and shape.
+
+    Every way of loading comes here first: a tensor that is cast or left out, such as the scales of quantized weights,
+    would change the outputs without an error. What transformers ignores is ignored.
+    Raises: CheckpointError, UnsupportedModel.
+    """
     stored = _headers(files)
     _check_index(path, stored)
     wanted: Mapping[str, Tensor] = model.state_dict()
-    sources = _sources(stored, model)
-    available = {name for names, _ in sources for name in names}
-    missing = sorted(wanted.keys() - available - model.all_tied_weights_keys.keys())
-    if missing:
-        raise CheckpointError(f"the weights in {path} lack {len(missing)} tensors, the first is {missing[0]}")
+    sources = _sources(stored, model, rename)
+    for (names, _), old_names in sources.items():
+        tensors = [wanted[name] for name in names if name in wanted]
+        _check_types(path, tensors, {name: stored[name] for name in old_names})
+    _check_names(path, model, sources)
     for (names, is_made), old_names in sources.items():
-        tensors = [wanted[name] for name in names if name in wanted]  # what the model lacks is ignored
-        parts = {name: stored[name] for name in old_names}
-        _check_types(path, tensors, parts)
-        if tensors:
-            _check_sizes(path, tensors, parts, is_made=is_made)
+        if tensors := [wanted[name] for name in names if name in wanted]:
+            _check_sizes(path, tensors, {name: stored[name] for name in old_names}, is_made=is_made)
+
+
+@contextmanager
+def open_tensors(files: Sequence[Path], rename: Rename = str) -> Iterator[dict[str, Any]]:
+    """All tensors of `files`, by their new names; each is read when it is used."""
+    with ExitStack() as stack:
+        found: dict[str, Any] = {}
+        for file in files:
+            opened = stack.enter_context(safe_open(file, framework="pt"))
+            for stored in opened.keys():  # noqa: SIM118  it is no mapping
+                if (name := rename(stored)) is not None:
+                    found[name] = opened.get_slice(stored)
+        yield found
+
+
+def _check_names(path: Path, model: Any, sources: Mapping[LoadTarget, Sequence[str]]) -> None:
+    """Refuse missing tensors, and those that the model has no place for. Raises: CheckpointError."""
+    wanted = model.state_dict().keys()
+    stored = {name: old_names[0] for (names, _), old_names in sources.items() for name in names}
+    found = SimpleNamespace(
+        missing_keys=set(wanted - stored.keys() - model.all_tied_weights_keys.keys()),
+        unexpected_keys=set(stored.keys() - wanted),
+    )
+    model._adjust_missing_and_unexpected_keys(found)  # takes out what transformers ignores in this architecture
+    missing, left = sorted(found.missing_keys), sorted(stored[name] for name in found.unexpected_keys)
+    problems = [f"lack {_counted(missing)}"] if missing else []
+    if left:
+        problems.append(
+            f"have {_counted(left)}, which {type(model).__name__} has no place for: "
+            "they are of another model, of an adapter, or quantized"
+        )
+    if problems:
+        raise CheckpointError(f"the weights in {path} {', and '.join(problems)}")
+
+
+def _counted(names: Sequence[str]) -> str:
+    return f"{len(names)} tensors, the first is {names[0]}" if len(names) > 1 else f"1 tensor, {names[0]}"
 
 
 def _headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
@@ -108,10 +165,11 @@ def _check_index(path: Path, stored: Mapping[str, StoredTensor]) -> None:
             raise CheckpointError(f"{path / INDEX} says that {file} has {name}, but the file lacks it")
 
 
-def _sources(stored: Iterable[str], model: Any) -> dict[LoadTarget, list[str]]:
+def _sources(stored: Iterable[str], model: Any, rename: Rename) -> dict[LoadTarget, list[str]]:
     """The names of the stored tensors, by the target that they are loaded into."""
     sources = defaultdict(list)
-    for old_name, (name, converter) in zip(stored, renamed(stored, model), strict=True):
+    used = {old_name: name for old_name in stored if (name := rename(old_name)) is not None}
+    for old_name, (name, converter) in zip(used, renamed(used.values(), model), strict=True):
         patterns = converter.target_patterns if converter is not None else [name]
         names = tuple(name.replace(patterns[0], pattern) for pattern in patterns)
         sources[names, converter is not None].append(old_name)
@@ -119,9 +177,12 @@ def _sources(stored: Iterable[str], model: Any) -> dict[LoadTarget, list[str]]:
 
 
 def _check_types(path: Path, wanted: Sequence[Tensor], parts: Mapping[str, StoredTensor]) -> None:
+    """Only floating-point weights may be cast to another type; a tensor that is not `wanted` is refused by name."""
     for name, part in parts.items():
         if part.dtype not in FLOATS and any(map(torch.is_floating_point, wanted)):
             raise UnsupportedModel(f"{name} in {path} is stored as {part.dtype}; quantized weights are not served")
+        if part.dtype in FLOATS and wanted and not any(map(torch.is_floating_point, wanted)):
+            raise CheckpointError(f"{name} in {path} is stored as {part.dtype}, but the model has integers there")
 
 
 def _check_sizes(path: Path, wanted: Sequence[Tensor], parts: Mapping[str, StoredTensor], *, is_made: bool) -> None:

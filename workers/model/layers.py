@@ -9,14 +9,12 @@ et al. 2023, arXiv 2309.08168), LayerSkip (Elhoushi et al. 2024, arXiv 2404.1671
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from torch import nn
 
 from core.errors import ConfigError, UnsupportedModel
@@ -63,20 +61,6 @@ class LayerSubset:
         if index not in self.indices:
             return None
         return f"{name[: found.start(1)]}{self.indices.index(index)}{name[found.end(1) :]}"
-
-    @contextmanager
-    def open(self, files: Sequence[Path], layers: str) -> Iterator[dict[str, Any]]:
-        """The tensors of these layers and of what is no layer, by the names that this model has for them. A tensor is
-        read when it is used, and the layers that are left out never."""
-        with ExitStack() as stack:
-            found: dict[str, Any] = {}
-            for file in files:
-                opened = stack.enter_context(safe_open(file, framework="pt"))
-                for stored in opened.keys():  # noqa: SIM118  it is no mapping
-                    name = self.renamed(stored, layers)
-                    if name is not None:
-                        found[name] = opened.get_slice(stored)
-            yield found
 
     @contextmanager
     def of(self, model: Any) -> Iterator[None]:

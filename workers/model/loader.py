@@ -6,26 +6,26 @@ Weights are safetensors only, code is what transformers ships, nothing is fetche
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from core.config import EngineConfig
-from core.errors import CheckpointError, ConfigError, UnsupportedModel, first_line
+from core.errors import CheckpointError, ConfigError, UnsupportedModel, cause, first_line
 from core.records import ModelInfo
 from workers.attention import ATTENTION
-from workers.model.checkpoint import INDEX, check_stored, meta_model
+from workers.model.checkpoint import Rename, check_stored, meta_model, open_tensors
 from workers.model.digest import digest
+from workers.model.folder import check_files, read_config, read_generation_config
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.servable import check_architecture, context_limit, probe_layers
 from workers.model.sharded_loader import ModelShard, read_by_tensor
@@ -53,23 +53,19 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
     """
     if config.tensor_parallel != (shard.size if shard else 1):
         raise ConfigError(f"tensor_parallel is {config.tensor_parallel}, but this engine runs on its own")
-    path = Path(config.model)
-    progress(f"reading {path / 'config.json'}")
-    model_config, max_context = _check(config)
-    subset = _subset(config)
+    progress(f"reading {Path(config.model) / 'config.json'}")
+    checkpoint = _check(config)
+    model_config = checkpoint.model_config
     with quiet_transformers():
         progress(f"loading {model_config.architectures[0] if model_config.architectures else model_config.model_type}")
-        if subset is not None:
-            model = _read_layers(path, config, model_config, subset)
-            num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        elif shard is None:
-            model = _read_whole(path, config, model_config)
+        if shard is None:
+            model = _read_whole(checkpoint, config)
             num_parameters = sum(parameter.numel() for parameter in model.parameters())
         else:
-            model, num_parameters = shard.read(_weight_files(path), model_config, config)
-    model_config = model_config if subset is None else subset.config_of(model_config)
+            model, num_parameters = shard.read(checkpoint.files, model_config, config)
+    model.generation_config = checkpoint.meta.generation_config
     layers = probe_layers(model, model_config)
-    info = _describe(model, model_config, config, max_context, num_parameters)
+    info = _describe(model, checkpoint, config, num_parameters)
     progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
     return LoadedModel(model, info, layers)
 
@@ -77,16 +73,21 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
 def digest_of(config: EngineConfig) -> str:
     """Of a checkpoint that has been loaded (`workers.model.digest`)."""
     path = Path(config.model)
-    return digest(path / "config.json", _weight_files(path), config.digest_whole_bytes)
+    return digest(path / "config.json", check_files(path), config.digest_whole_bytes)
 
 
 def reference_model(config: EngineConfig) -> Any:
     """The model with the attention of transformers itself, for passes over whole texts without KV. Raises: as `load`
     does."""
-    path = Path(config.model)
-    model_config, _ = _check(config)
+    checkpoint = _check(config)
     with quiet_transformers():
-        return _read_weights(path, config, model_config, attention="sdpa")
+        return _read_weights(checkpoint, config, attention="sdpa")
+
+
+def num_layers_of(config: EngineConfig) -> int:
+    """Without reading a weight. Raises: as `load` does."""
+    num: int = _check(config).model_config.num_hidden_layers
+    return num
 
 
 def check_checkpoint(config: EngineConfig) -> None:
@@ -97,150 +98,99 @@ def check_checkpoint(config: EngineConfig) -> None:
 def survey(config: EngineConfig) -> ModelInfo:
     """What `load` would say of the model, without reading a weight.
 
-    Names, shapes and types of all tensors are compared with config.json, by the headers of the files. Problems that
-    only a forward pass shows, such as a layer that misuses the attention interface, are not found. Raises: as `load`
-    does.
+    Problems that only a forward pass shows, such as a layer that misuses the attention interface, are not found.
+    Raises: as `load` does.
     """
-    path = Path(config.model)
-    model_config, max_context = _check(config)
-    with quiet_transformers():
-        model = meta_model(model_config, config.dtype)
-        _read_generation_config(path, model)
-    check_stored(path, _weight_files(path), model)
-    subset = _subset(config)
-    if subset is not None:
-        model = meta_model(subset.config_of(model_config), config.dtype)
-        _read_generation_config(path, model)
-    return _describe(model, model_config, config, max_context, sum(each.numel() for each in model.parameters()))
+    checkpoint = _check(config)
+    num_parameters = sum(parameter.numel() for parameter in checkpoint.meta.parameters())
+    return _describe(checkpoint.meta, checkpoint, config, num_parameters)
 
 
-def _check(config: EngineConfig) -> tuple[Any, int]:
-    """The model's own configuration, and the number of positions that may be used."""
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """A checkpoint that has passed all checks that need no weights."""
+
+    path: Path
+    files: Sequence[Path]
+    model_config: Any
+    max_context: int
+    meta: Any
+    """The model without weights."""
+    rename: Rename | None
+    """The model's names for stored tensors, where it has some of the layers alone."""
+
+
+def _check(config: EngineConfig) -> _Checkpoint:
+    """Names, types and shapes of all tensors, and what the configuration says: every way of loading begins here."""
     path = Path(config.model)
-    _check_files(path)
+    files = check_files(path)
     with quiet_transformers():
-        model_config = _read_config(path)
+        model_config = read_config(path)
         check_architecture(model_config)
-        if (subset := _subset(config)) is not None:
-            subset.check(model_config, config.model)
+        max_context = context_limit(model_config, config)
+        rename = None
+        if config.layers is not None:
+            model_config, rename = _some_layers(model_config, config)
         if config.tensor_parallel > 1:
             ModelShard(0, config.tensor_parallel).check(model_config)
-        return model_config, context_limit(model_config, config)
+        meta = _meta_model(path, model_config, config)
+        check_stored(path, files, meta, rename or str)
+    return _Checkpoint(path, files, model_config, max_context, meta, rename)
 
 
-def _check_files(path: Path) -> None:
-    if not path.is_dir():
-        raise CheckpointError(f"{path} is not a directory")
-    for name in ("config.json", "tokenizer.json"):
-        if not (path / name).is_file():
-            raise CheckpointError(f"{path} has no {name}")
-    for shard in _weight_files(path):
-        if not shard.is_file():
-            raise CheckpointError(f"{path} lacks {shard.name}, which its index names")
-
-
-def _weight_files(path: Path) -> Sequence[Path]:
-    """The one file of weights, or those that the index of a sharded checkpoint names."""
-    index = path / INDEX
-    if (path / "model.safetensors").is_file():
-        return [path / "model.safetensors"]
-    if index.is_file():
-        try:
-            return sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index} is not an index of shards: {error!r}") from error
-    others = sorted(
-        file.name for suffix in ("bin", "pt", "pth", "gguf", "safetensors", "h5") for file in path.glob(f"*.{suffix}")
-    )
-    found = f"found {', '.join(others)}" if others else "found no weights at all"
-    raise CheckpointError(f"{path} has no model.safetensors ({found}); only safetensors weights are loaded")
-
-
-def _read_config(path: Path) -> Any:
-    """Raises: CheckpointError for what is no config; UnsupportedModel for one that transformers has no code for."""
+def _meta_model(path: Path, model_config: Any, config: EngineConfig) -> Any:
+    """The model without weights, with its generation config. Raises: CheckpointError, UnsupportedModel."""
     try:
-        raw = json.loads((path / "config.json").read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{path / 'config.json'} is not JSON: {error}") from error
-    try:
-        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError) as error:
-        kind = raw.get("model_type") if isinstance(raw, dict) else None
+        model = meta_model(model_config, config.dtype)
+    except Exception as error:  # the model's own code, which raises whatever it likes
         raise UnsupportedModel(
-            f"{path} is of model type {kind!r}, which transformers cannot build from its own code"
+            f"transformers cannot build the {model_config.model_type} of {path}: {cause(error)}"
         ) from error
+    model.generation_config = read_generation_config(path) or model.generation_config
+    _eos_token_ids(model)
+    return model
 
 
-def _read_whole(path: Path, config: EngineConfig, model_config: PretrainedConfig) -> Any:
+def _some_layers(model_config: Any, config: EngineConfig) -> tuple[Any, Rename]:
+    """The configuration of the model with some layers alone, and its names for stored tensors."""
+    assert config.layers is not None
+    subset = LayerSubset(config.layers)
+    subset.check(model_config, config.model)
+    name, _ = layer_list(meta_model(model_config, config.dtype))
+    return subset.config_of(model_config), partial(subset.renamed, layers=name.rpartition(".")[2])
+
+
+def _read_whole(checkpoint: _Checkpoint, config: EngineConfig) -> Any:
     """Tensor by tensor where it goes to another device, so that the host need not have room for all of it."""
-    if torch.device(config.device).type != "cpu":
+    if torch.device(config.device).type != "cpu" and checkpoint.rename is None:
         try:
-            return read_by_tensor(_weight_files(path), model_config, config)
+            return read_by_tensor(checkpoint.files, checkpoint.model_config, config)
         except UnsupportedModel as reason:
             logger.info("the weights pass through the host's memory as a whole: %s", reason)
-    return _read_weights(path, config, model_config)
+    return _read_weights(checkpoint, config)
 
 
-def _read_weights(path: Path, config: EngineConfig, model_config: PretrainedConfig, attention: str = ATTENTION) -> Any:
+def _read_weights(checkpoint: _Checkpoint, config: EngineConfig, attention: str = ATTENTION) -> Any:
+    """By transformers, which is handed the tensors: it would ask more of an index than where they are."""
+    model_config = checkpoint.model_config
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=model_config,
-            dtype=getattr(torch, config.dtype),
-            attn_implementation=attention,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except (SafetensorError, OSError, RuntimeError) as error:
-        raise _damaged(path, error) from error
-    _check_complete(path, report)
-    return model.to(config.device).eval()
-
-
-def _read_layers(path: Path, config: EngineConfig, model_config: PretrainedConfig, subset: LayerSubset) -> Any:
-    """The model of these layers alone; the others are never read."""
-    name, _ = layer_list(meta_model(model_config, config.dtype))
-    try:
-        with subset.open(_weight_files(path), name.rpartition(".")[2]) as tensors:
-            model, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)].from_pretrained(
+        with open_tensors(checkpoint.files, checkpoint.rename or str) as tensors:
+            model = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)].from_pretrained(
                 None,
-                config=subset.config_of(model_config),
+                config=model_config,
                 state_dict=tensors,
                 dtype=getattr(torch, config.dtype),
-                attn_implementation=ATTENTION,
-                output_loading_info=True,
+                attn_implementation=attention,
             )
     except (SafetensorError, OSError, RuntimeError) as error:
-        raise _damaged(path, error) from error
-    _check_complete(path, report)
-    _read_generation_config(path, model)
+        raise CheckpointError(
+            f"the weights in {checkpoint.path} are damaged or do not fit config.json: {first_line(error)}"
+        ) from error
     return model.to(config.device).eval()
 
 
-def _damaged(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"the weights in {path} are damaged or do not fit config.json: {first_line(error)}")
-
-
-def _check_complete(path: Path, report: Mapping[str, Any]) -> None:
-    """Raises: CheckpointError."""
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
-        raise CheckpointError(f"the weights in {path} lack {len(missing)} tensors, the first is {missing[0]}")
-
-
-def _read_generation_config(path: Path, model: Any) -> None:
-    if (path / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
-
-
-def _subset(config: EngineConfig) -> LayerSubset | None:
-    return None if config.layers is None else LayerSubset(config.layers)
-
-
-def _describe(model: Any, model_config: Any, config: EngineConfig, max_context: int, num_parameters: int) -> ModelInfo:
-    path = Path(config.model)
+def _describe(model: Any, checkpoint: _Checkpoint, config: EngineConfig, num_parameters: int) -> ModelInfo:
+    path = checkpoint.path
     return ModelInfo(
         name=_name(path, config),
         architecture=type(model).__name__,
@@ -248,10 +198,10 @@ def _describe(model: Any, model_config: Any, config: EngineConfig, max_context: 
         device=config.device,
         num_parameters=num_parameters,
         vocab_size=min(1 + max(read_vocabulary(path)), model.get_input_embeddings().num_embeddings),
-        max_context_tokens=max_context,
+        max_context_tokens=checkpoint.max_context,
         kv_cache_tokens=config.kv_cache_tokens or 0,  # the runtime sets it
         eos_token_ids=_eos_token_ids(model),
-        bos_token_id=model_config.bos_token_id,
+        bos_token_id=checkpoint.model_config.bos_token_id,
         layers=config.layers or (),
     )
 
@@ -267,7 +217,10 @@ def _eos_token_ids(model: Any) -> tuple[int, ...]:
     ids = model.generation_config.eos_token_id
     if ids is None:
         ids = model.config.eos_token_id
-    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+    found = () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+    if not all(isinstance(token_id, int) for token_id in found):
+        raise CheckpointError(f"eos_token_id must be a token id or a list of them, got {ids!r}")
+    return found
 
 
 @contextmanager

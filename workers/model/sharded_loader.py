@@ -6,7 +6,7 @@ does), nor how ranks talk.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
@@ -17,7 +17,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import GenerationConfig
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, UnsupportedModel
@@ -86,8 +85,6 @@ def _load(model: Any, files: Sequence[Path], shards: Mapping[str, ModuleShard], 
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"the weights in {path} are damaged: {error}") from error
     _fill_buffers(model, torch.device(config.device))
-    if (path / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
     model.eval()
 
 
@@ -103,7 +100,6 @@ def _shardable_meta_model(model_config: Any, dtype: str) -> Any:
 class _Files:
     """The tensors of a checkpoint, by the names that the model has for them."""
 
-    path: Path
     holders: Mapping[str, tuple[Any, str]]
     """The open file, and the name in it."""
 
@@ -113,23 +109,16 @@ class _Files:
         opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
         stored = [(name, file) for file in opened for name in file.keys()]  # noqa: SIM118  it is no mapping
         names = _renamed([name for name, _ in stored], model)
-        return cls(files[0].parent, {name: (file, old) for name, (old, file) in zip(names, stored, strict=True)})
+        return cls({name: (file, old) for name, (old, file) in zip(names, stored, strict=True)})
 
-    def check(self, wanted: Iterable[str]) -> None:
-        """Raises: CheckpointError when one of them is missing."""
-        missing = sorted(name for name in wanted if name not in self.holders)
-        if missing:
-            raise CheckpointError(f"the weights in {self.path} lack {len(missing)} tensors, the first is {missing[0]}")
-
-    def part(self, name: str, shape: torch.Size, shard: ModuleShard | None) -> Tensor:
-        """This rank's part of a tensor; the rest is not read. Raises: CheckpointError when it has another shape."""
+    def part(self, name: str, shard: ModuleShard | None) -> Tensor:
+        """This rank's part of a tensor; the rest is not read."""
         file, stored_name = self.holders[name]
-        whole = file.get_slice(stored_name)
-        if tuple(whole.get_shape()) != tuple(shape):
-            raise CheckpointError(
-                f"{stored_name} in {self.path} is {tuple(whole.get_shape())}, but config.json says {tuple(shape)}"
-            )
-        part: Tensor = file.get_tensor(stored_name) if shard is None else shard.of(name.rpartition(".")[2], whole)
+        part: Tensor = (
+            file.get_tensor(stored_name)
+            if shard is None
+            else shard.of(name.rpartition(".")[2], file.get_slice(stored_name))
+        )
         return part.contiguous()
 
 
@@ -148,14 +137,15 @@ def _fill(model: Any, files: Sequence[Path], shards: Mapping[str, ModuleShard], 
         expected: dict[str, Tensor] = model.state_dict()
         tied = {name: source for name, source in model.all_tied_weights_keys.items() if name not in stored.holders}
         own = [name for name in expected if name not in tied]
-        stored.check(own)
+        if absent := [name for name in own if name not in stored.holders]:  # which transformers makes by itself
+            raise UnsupportedModel(f"{absent[0]} is not stored, and is made when the model is read as a whole")
         for name in own:
             module_name, _, leaf = name.rpartition(".")
             shard = shards.get(module_name)
             if shard is not None and leaf == "bias" and not shard.has_bias:
                 shard.module.register_parameter("bias", None)
             else:
-                part = stored.part(name, expected[name].shape, shard)
+                part = stored.part(name, shard)
                 _put(model, name, part.to(device=device, dtype=expected[name].dtype))
         for name, source in tied.items():
             _tie(model, name, source, shards)

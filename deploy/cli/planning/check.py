@@ -82,12 +82,9 @@ def check(options: CheckOptions) -> int:
     is_quick = options.no_weights or options.measure  # measuring loads the weights
     found: list[str] = []
     try:
+        _check_files(options)
         for directory in filter(None, (options.target, options.draft)):
             sys.stdout.write(f"{directory}: {_described(directory, is_quick)}\n")
-        if options.draft is not None:
-            from workers.vocabulary import check_same_vocabulary
-
-            check_same_vocabulary(options.target, options.draft)
         if options.measure:
             found = _measured(options, texts)
     except ConfigError:  # an option is wrong, not the pair
@@ -99,6 +96,14 @@ def check(options: CheckOptions) -> int:
     shared = ": draft and target share their vocabulary" if options.draft is not None else ""
     sys.stdout.write("\n".join([f"{verdict}{shared}", *found, ""]))
     return 0
+
+
+def _check_files(options: CheckOptions) -> None:
+    """Check what `outrider serve` checks before it starts. Raises: StartupError."""
+    from deploy.checkpoints import check_models  # imports torch
+
+    drafts = {} if options.draft is None else {"--draft": EngineConfig(str(options.draft))}
+    check_models(EngineConfig(str(options.target)), drafts, "--target")
 
 
 def _described(directory: Path, no_weights: bool) -> str:

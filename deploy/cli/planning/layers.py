@@ -64,7 +64,7 @@ def lines(found: Sequence[Candidate], target: Path) -> Iterator[str]:
         yield "no subset pays: with each of them as the draft, decoding is slower than without a draft"
         return
     yield f"best with the draft on its own device: {best.pipelined[0]:.2f} times plain decoding, with"
-    yield f"  --set draft.engine.model={target} --set 'draft.engine.layers=[{', '.join(map(str, best.layers))}]'"
+    yield f"  --draft {target} --set 'draft.engine.layers=[{', '.join(map(str, best.layers))}]'"
 
 
 def results(found: Sequence[Candidate]) -> list[Result]:

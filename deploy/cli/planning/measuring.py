@@ -44,12 +44,14 @@ def prepare(
 ) -> tuple[list[tuple[int, ...]], EngineConfig]:
     """The token ids of each text, and the target's settings with KV for the longest text and its output.
 
-    Sets the number of threads of this process. Raises: CheckpointError.
+    Sets the number of threads of this process. Raises: CheckpointError, ConfigError.
     """
     import torch
 
+    from deploy.checkpoints import check_directory
     from orchestrator.text import Tokenizer
 
+    check_directory("--target", target)
     torch.set_num_threads(options.threads)
     tokenizer = Tokenizer.from_directory(target)
     prompts = [tokenizer.encode(text) for text in texts]

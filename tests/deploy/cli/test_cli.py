@@ -13,6 +13,7 @@ from core.errors import Unavailable
 from core.records import Verification
 from deploy.cli import main, terminal
 from deploy.cli.serve import ServeOptions, explained
+from deploy.defaults import took
 from deploy.launch import local
 from deploy.settings import alone, read_fleet
 from outrider_client import Chunk, Usage
@@ -292,6 +293,12 @@ def test_a_pair_may_be_served_without_its_draft():
     config = configured("--draft", "none", "--dtype", "bfloat16")
     assert config.draft is None
     assert "without a draft" in local.describe_models(config)
+
+
+def test_a_draft_of_layers_says_so_in_the_lines_of_the_start():
+    config = configured("--set", "draft.engine.layers=[0, 2]")
+    assert local.describe_models(config).endswith("models/demo/draft (float32, layers 0,2)")
+    assert took(config)[1].startswith("draft: layers 0,2 of /")
 
 
 def test_flags_go_before_the_file(tmp_path):

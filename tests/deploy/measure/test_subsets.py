@@ -10,7 +10,7 @@ import pytest
 from core.errors import ConfigError
 from deploy.cli.main import main
 from deploy.measure.agreement import Agreement
-from deploy.measure.subsets import Candidate, num_tried, removal
+from deploy.measure.subsets import Candidate, check_budget, num_tried, removal
 from deploy.settings import DEMO_DIRECTORY
 
 WORTH = (9, 1, 5, 2, 7)
@@ -49,7 +49,7 @@ def test_how_many_are_tried():
 @pytest.mark.parametrize(("num_layers", "budget"), [(5, 7), (1, 9)])
 def test_a_budget_that_cannot_do_is_refused(num_layers, budget):
     with pytest.raises(ConfigError, match=r"--(budget|target)"):
-        removal(num_layers, budget, by_worth)
+        check_budget(num_layers, budget)
 
 
 def test_the_prediction_is_that_of_the_closed_forms():
@@ -72,15 +72,19 @@ def test_the_command_prints_a_line_for_each_size_and_the_settings_of_the_best(tm
     results = json.loads(out.read_text())
     assert {result["name"] for result in results} == {"acceptance", "c", "factor in turn", "factor pipelined"}
     assert all(0 <= result["value"] <= 1 for result in results if result["name"] in ("acceptance", "c"))
-    assert f"draft.engine.model={DEMO_DIRECTORY / 'target'}" in printed or "none of them pays" in printed
+    settings = f"--draft {DEMO_DIRECTORY / 'target'} --set 'draft.engine.layers="
+    assert settings in printed or "no subset pays" in printed
 
 
 @pytest.mark.thorough
-def test_what_cannot_be_written_or_tried_is_refused_by_name(tmp_path, capsys):
+def test_what_cannot_be_written_or_tried_is_refused_by_name_before_work_begins(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("deploy.measure.subsets.MeasuredModel", lambda _: pytest.fail("the weights have been loaded"))
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("x\n")
     argv = ["layers", "--target", str(DEMO_DIRECTORY / "target"), "--prompts", str(prompts), "--tokens", "2"]
     assert main([*argv, "--json", str(tmp_path / "nowhere" / "a.json")]) == 2
     assert "is not a directory" in capsys.readouterr().err
+    assert main(["layers", "--target", "some/model", "--prompts", str(prompts)]) == 2
+    assert "--target: there is no directory some/model, and nothing is downloaded here" in capsys.readouterr().err
     assert main([*argv, "--budget", "3"]) == 2
     assert "--budget 3 is too small for a model of 6 layers: give 10 or more" in capsys.readouterr().err

@@ -154,7 +154,7 @@ def test_the_bytes_of_a_token_are_what_it_decodes_to(token_id):
 def test_settings_may_give_a_special_token_as_an_object(tmp_path):
     directory = write(tmp_path, byte_level(), chat_template="{{ eos_token }}")
     (directory / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": {"content": END}, "chat_template": "{{ eos_token }}"})
+        json.dumps({"eos_token": {"__type": "AddedToken", "content": END}, "chat_template": "{{ eos_token }}"})
     )
     assert Tokenizer.from_directory(directory).chat_text(MESSAGES) == END
 

@@ -110,7 +110,7 @@ def test_a_tensor_that_is_missing_or_of_another_shape_is_named(llama: Path) -> N
     assert "model.embed_tokens.weight" in (message := refusal(llama))
     assert "is (200, 32), but config.json says (304, 32)" in message
     change_tensors(llama, model_embed_tokens_weight=None)
-    assert "lack 1 tensors, the first is model.embed_tokens.weight" in refusal(llama)
+    assert "lack 1 tensor, model.embed_tokens.weight" in refusal(llama)
 
 
 def test_quantized_weights_are_refused(llama: Path) -> None:
@@ -123,7 +123,7 @@ def test_what_loading_refuses_by_its_configuration_is_refused(llama: Path) -> No
     assert "recurrent layers" in refusal(llama, UnsupportedModel)
     (llama / "tokenizer.json").write_text("{}")
     edit_json(llama / "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
-    assert "is not a tokenizer" in refusal(llama)
+    assert "cannot be read" in refusal(llama)
 
 
 def test_a_model_of_60_gb_is_looked_at_in_little_memory(tmp_path: Path) -> None:

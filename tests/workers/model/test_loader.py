@@ -104,7 +104,10 @@ def split_into_shards(path: Path) -> list[Path]:
 
 def test_missing_files_are_named(llama: Path, tmp_path: Path) -> None:
     assert "is not a directory" in refusal(tmp_path / "nowhere", CheckpointError)
-    assert "has no config.json" in refusal(tmp_path, CheckpointError)
+    assert "found no weights at all" in refusal(tmp_path, CheckpointError)
+    (llama / "config.json").rename(llama / "other.json")
+    assert "has no config.json" in refusal(llama, CheckpointError)
+    (llama / "other.json").rename(llama / "config.json")
     (llama / "tokenizer.json").unlink()
     assert "has no tokenizer.json" in refusal(llama, CheckpointError)
 
@@ -126,12 +129,12 @@ def test_incomplete_weights_are_refused_and_the_first_missing_one_named(llama: P
     tensors = load_file(llama / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, llama / "model.safetensors", metadata={"format": "pt"})
-    assert "lack 1 tensors, the first is model.layers.1.mlp.up_proj.weight" in refusal(llama, CheckpointError)
+    assert "lack 1 tensor, model.layers.1.mlp.up_proj.weight" in refusal(llama, CheckpointError)
 
 
 def test_weights_of_another_shape_are_refused(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
     edit_json(llama / "config.json", intermediate_size=65)
-    assert "do not fit config.json" in refusal(llama, CheckpointError)
+    assert "is (32, 64), but config.json says (32, 65)" in refusal(llama, CheckpointError)
     assert capfd.readouterr() == ("", "")
 
 

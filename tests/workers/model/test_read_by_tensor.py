@@ -6,7 +6,8 @@ from itertools import chain
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from core.config import EngineConfig
 from core.errors import UnsupportedModel
@@ -45,8 +46,8 @@ def test_an_output_layer_that_is_tied_shares_its_memory(tmp_path):
 def test_on_another_device_nothing_is_read_by_transformers(tmp_path, monkeypatch):
     path = checkpoints.write("llama", tmp_path / "llama")
     config = EngineConfig(str(path), device="meta")  # a device that a CPU has, too
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("the host has it whole"))
-    model = loader._read_whole(path, config, AutoConfig.from_pretrained(path))
+    monkeypatch.setattr(loader, "_read_weights", lambda *_, **__: pytest.fail("the host has it whole"))
+    model = loader._read_whole(loader._check(config), config)
     assert {each.device.type for each in tensors(model).values()} == {"meta"}
     assert not model.training
     assert model.generation_config.eos_token_id == checkpoints.EOS
@@ -58,4 +59,17 @@ def test_tensors_that_have_to_be_converted_pass_through_the_host(family, tmp_pat
     config, model_config = EngineConfig(str(path), device="meta"), AutoConfig.from_pretrained(path)
     with pytest.raises(UnsupportedModel):
         read_by_tensor([path / "model.safetensors"], model_config, config)
-    assert {each.device.type for each in tensors(loader._read_whole(path, config, model_config)).values()} == {"meta"}
+    assert {each.device.type for each in tensors(loader._read_whole(loader._check(config), config)).values()} == {
+        "meta"
+    }
+
+
+def test_a_tensor_that_transformers_makes_by_itself_passes_through_the_host(tmp_path, monkeypatch):
+    path = checkpoints.write("llama", tmp_path / "llama")
+    weights = load_file(path / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    monkeypatch.setattr(LlamaForCausalLM, "_keys_to_ignore_on_load_missing", [r"model\.norm\.weight"])
+    with pytest.raises(UnsupportedModel, match=r"model\.norm\.weight is not stored"):
+        read_by_tensor([path / "model.safetensors"], AutoConfig.from_pretrained(path), EngineConfig(str(path)))
+    assert loader.load(EngineConfig(str(path)), lambda _: None).info.num_parameters

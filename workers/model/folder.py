@@ -1,0 +1,80 @@
+"""The files of a checkpoint's directory: whether they are there, and what config.json and generation_config.json say.
+
+Must not know what a model is made of (`workers.model.servable`) or which tensors it has (`workers.model.checkpoint`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, GenerationConfig
+
+from core.errors import CheckpointError, UnsupportedModel, cause, first_line
+from workers.model.checkpoint import INDEX, check_not_quantized
+
+SINGLE = "model.safetensors"
+OTHER_WEIGHTS = ("bin", "pt", "pth", "gguf", "safetensors", "h5")
+
+
+def check_files(path: Path) -> Sequence[Path]:
+    """The files of weights. Raises: CheckpointError for a directory that lacks what every checkpoint has."""
+    if path.suffix == ".gguf":
+        raise CheckpointError(f"{path} is a GGUF file; only a directory with safetensors weights is served")
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a directory")
+    files = _weight_files(path)
+    for name in ("config.json", "tokenizer.json"):
+        if not (path / name).is_file():
+            raise CheckpointError(f"{path} has no {name}")
+    for shard in files:
+        if not shard.is_file():
+            raise CheckpointError(f"{path} lacks {shard.name}, which its index names")
+    return files
+
+
+def _weight_files(path: Path) -> Sequence[Path]:
+    """The one file of weights, or those that the index of a sharded checkpoint names."""
+    index = path / INDEX
+    if (path / SINGLE).is_file():
+        return [path / SINGLE]
+    if index.is_file():
+        try:
+            return sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index} is not an index of shards: {error!r}") from error
+    others = sorted(file.name for suffix in OTHER_WEIGHTS for file in path.glob(f"*.{suffix}"))
+    found = f"found {', '.join(others)}" if others else "found no weights at all"
+    raise CheckpointError(f"{path} has no {SINGLE} ({found}); only safetensors weights are served")
+
+
+def read_config(path: Path) -> Any:
+    """Raises: CheckpointError for what is no config; UnsupportedModel for one that transformers has no code for."""
+    file = path / "config.json"
+    try:
+        raw = json.loads(file.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{file} is not a JSON object")
+    check_not_quantized(path, raw)
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a config is checked by the code of its model, which raises whatever it likes
+        raise UnsupportedModel(
+            f"{path} is of model type {raw.get('model_type')!r}, which transformers cannot build from its own code: "
+            f"{cause(error)}"
+        ) from error
+
+
+def read_generation_config(path: Path) -> GenerationConfig | None:
+    """None without the file. Raises: CheckpointError."""
+    file = path / "generation_config.json"
+    if not file.is_file():
+        return None
+    try:
+        return GenerationConfig.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # transformers raises whatever its checks of single values raise
+        raise CheckpointError(f"{file} cannot be read: {first_line(error)}") from error
