@@ -119,6 +119,12 @@ def shorten_drain(objects: Objects, role: str, deadline_s: int) -> None:
     command[-1] = re.sub(r"(--deadline-remaining-seconds) \d+", rf"\1 {deadline_s}", command[-1])
 
 
+def stay_after_the_drain(objects: Objects, role: str) -> None:
+    """The hook of `role` never returns."""
+    command = template(objects, role)["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    command[-1] = command[-1].rpartition("&&")[0] + "&& sleep infinity"
+
+
 def forget_stop_file(objects: Objects, role: str) -> None:
     """The hook of `role` tells Ray alone that the pod is to stop."""
     command = template(objects, role)["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]

@@ -32,6 +32,7 @@ from tests.k8s.manifests import (
     settings,
     worker_pods,
 )
+from tests.k8s.pod_policies import AGENT_PORT
 
 IMAGE_ROOT = Path("/opt/outrider")
 """Where deploy/Dockerfile puts the repository."""
@@ -40,6 +41,8 @@ TOKENS = "outrider-tokens"
 CERTIFICATES = "outrider-link-tls"
 LOADING_S = 900.0
 """For a node, an image and weights of a replacement."""
+STAYS_UNTIL_DRAINED = f"&& while (: </dev/tcp/localhost/{AGENT_PORT}) 2>/dev/null ; do sleep 1 ; done"
+"""tests/system/test_drained_pod.py shows what it does."""
 MAX_MESSAGE = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
 
 
@@ -209,6 +212,8 @@ def streams_may_end(objects: Objects) -> Iterator[str]:
             yield f"{pod.where}: preStop must drain the node"
         elif float(words[words.index("--deadline-remaining-seconds") + 1]) < DRAIN_TIMEOUT_S + LOADING_S:
             yield f"{pod.where}: the deadline of preStop must be at least {DRAIN_TIMEOUT_S + LOADING_S:.0f} s"
+        elif STAYS_UNTIL_DRAINED not in " ".join(words):
+            yield f"{pod.where}: preStop must end when Ray has left, with: {STAYS_UNTIL_DRAINED}"
         has_file = any(variable["name"] == STOP_FILE for variable in pod.ray.get("env", ()))
         if not has_file or f'"${STOP_FILE}"' not in words[: words.index("drain-node") if "drain-node" in words else 0]:
             yield f"{pod.where}: preStop must leave the file that {STOP_FILE} names, before it tells Ray"
