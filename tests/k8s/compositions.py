@@ -37,6 +37,7 @@ class Composition:
         return "+".join((self.overlay, *self.components))
 
 
+DEMO = Composition("cpu-demo")
 EVERYTHING = Composition("gke", OPTIONS)
 LARGE = Composition("gke", (TENSOR_PARALLEL, *OPTIONS))
 ALL = (

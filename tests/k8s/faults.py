@@ -36,8 +36,8 @@ from tests.k8s.changes import (
     unset,
     without,
 )
-from tests.k8s.compositions import EVERYTHING, LARGE, Composition
-from tests.k8s.manifests import named
+from tests.k8s.compositions import DEMO, EVERYTHING, LARGE, Composition
+from tests.k8s.manifests import named, ray_service
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +169,10 @@ FAULTS = (
     Fault("fewer pods than replicas", "groups_can_hold_all_replicas", group("draft", "maxReplicas", to=2)),
     Fault("no room for an update", "groups_can_hold_all_replicas", group("draft", "maxReplicas", to=8)),
     Fault("pods without replicas", "groups_can_hold_all_replicas", group("draft", "minReplicas", to=3)),
+    Fault("replica that fits its pod but for floats", "pods_at_start_hold_the_first_replicas",
+          setting("draft", "num_cpus", to=0.9), DEMO),
+    Fault("fewer pods than first replicas", "pods_at_start_hold_the_first_replicas",
+          group("target", "replicas", to=1)),
     Fault("GPU engine in a pod without a GPU", "gpus_are_asked_for_where_they_are_used",
           container_drop("draft", "resources", "limits", "nvidia.com/gpu")),
     Fault("GPU in a pod, CPU in the settings", "gpus_are_asked_for_where_they_are_used",
@@ -229,6 +233,10 @@ FAULTS = (
           lambda objects: unset(objects, "target", "OUTRIDER_LINK_TLS_DIR")),
     Fault("autoscaler v1", "pods_follow_replicas",
           service("rayClusterConfig", "autoscalerOptions", "version", to="v1")),
+    Fault("autoscaler that ends once and for all", "the_autoscaler_is_started_again",
+          lambda objects: drop(ray_service(objects), ("rayClusterConfig", "autoscalerOptions", "args"))),
+    Fault("autoscaler under another command", "the_autoscaler_is_started_again",
+          service("rayClusterConfig", "autoscalerOptions", "args", to=["while true ; do ray kuberay ; done"])),
     Fault("replicas on the head", "the_head_only_leads", group("head", "rayStartParams", "num-cpus", to="4")),
     Fault("calls through the head", "the_head_only_leads", service("excludeHeadPodFromServeSvc", to=False)),
     Fault("another Ray", "ray_is_the_version_that_is_pinned", service("rayClusterConfig", "rayVersion", to="2.59.0")),
@@ -322,6 +330,12 @@ FAULTS = (
           of("PodMonitor", "outrider", "spec", "selector", "matchLabels", to={"app": "outrider"})),
     Fault("monitor of another port", "prometheus_finds_the_pods",
           of("PodMonitor", "outrider", "spec", "podMetricsEndpoints", 0, "port", to="prometheus")),
+    Fault("autoscaler that no monitor asks", "prometheus_finds_the_pods",
+          lambda objects: drop(named(objects, "PodMonitor", "outrider"), ("spec", "podMetricsEndpoints", 1))),
+    Fault("another port of the autoscaler", "prometheus_finds_the_pods", container("head", "ports", to=[
+        {"name": "metrics", "containerPort": 8080}, {"name": "as-metrics", "containerPort": 44227}])),
+    Fault("Prometheus shut out from the autoscaler", "prometheus_reaches_the_metrics",
+          without("NetworkPolicy", "prometheus-autoscaler")),
     Fault("monitor that Prometheus does not look at", "prometheus_looks_at_monitors_and_rules",
           lambda objects: drop(named(objects, "PodMonitor", "outrider"), ("metadata", "labels"))),
     Fault("rules of another release", "prometheus_looks_at_monitors_and_rules",
@@ -333,10 +347,19 @@ FAULTS = (
     Fault("alert without a severity", "alerts_can_be_read", rule("OutriderAbsent", "labels", to={"level": "critical"})),
     Fault("alert that the runbook does not know", "alerts_can_be_read",
           rule("OutriderAbsent", "alert", to="OutriderGone")),
+    Fault("alert without its place in the runbook", "alerts_can_be_read",
+          rule("OutriderAbsent", "annotations", "runbook_url", to="https://outrider.example.com/docs/runbook.md")),
+    Fault("alert for all installs at once", "alerts_can_be_read",
+          rule("OutriderFull", "expr",
+               to="sum by (model_name) (rate(ray_outrider_request_failure_total[5m])) > 0")),
+    Fault("alert on what Ray's autoscaler does not count", "alerts_name_metrics_that_exist",
+          rule("OutriderPodsPending", "expr", to="min by (namespace, NodeType) (autoscaler_pending_pods) > 0")),
     Fault("summary with a label that is dropped", "alerts_can_be_read",
           rule("OutriderTargetsDie", "annotations", "summary", to="{{ $labels.pod }} is ill")),
     Fault("panel of a metric that is not there", "dashboards_name_metrics_that_exist",
           panel('sum(ray_outrider_requests_running{model_name=~"$model"})')),
+    Fault("panel of all namespaces", "dashboards_show_the_chosen_models",
+          panel('sum(ray_outrider_num_requests_running{model_name=~"$model"})')),
     Fault("panel of all models", "dashboards_show_the_chosen_models", panel("sum(ray_outrider_num_requests_running)")),
     Fault("dashboard that nobody finds", "dashboards_are_found",
           of("ConfigMap", "outrider-dashboard", "metadata", "labels", to={})),

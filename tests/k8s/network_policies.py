@@ -146,8 +146,9 @@ def prometheus_reaches_the_metrics(objects: Objects) -> Iterator[str]:
     if not of_kind(objects, "PodMonitor"):
         return
     for pod in ray_pods(objects):
-        if not ingress(objects, pod.labels, {}, PROMETHEUS_NAMESPACE, pod.ports["metrics"]):
-            yield f"{pod.where}: Prometheus cannot reach the metrics"
+        for name in ("metrics", "as-metrics"):
+            if name in pod.ports and not ingress(objects, pod.labels, {}, PROMETHEUS_NAMESPACE, pod.ports[name]):
+                yield f"{pod.where}: Prometheus cannot reach the port {name}"
 
 
 def models_can_be_downloaded(objects: Objects) -> Iterator[str]:

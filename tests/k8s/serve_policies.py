@@ -262,12 +262,6 @@ def links_have_certificates_at_both_ends(objects: Objects) -> Iterator[str]:
             yield f"{pod.where}: {TLS_DIR} must name where {CERTIFICATES} is mounted"
 
 
-def pods_follow_replicas(objects: Objects) -> Iterator[str]:
-    options = cluster(objects).get("autoscalerOptions", {})
-    if not cluster(objects).get("enableInTreeAutoscaling") or options.get("version") != "v2":
-        yield "RayCluster: the in-tree autoscaler v2 must be on"
-
-
 def the_head_only_leads(objects: Objects) -> Iterator[str]:
     """No replica on it, and no call through it: its loss must cost neither."""
     if cluster(objects)["headGroupSpec"]["rayStartParams"].get("num-cpus") != "0":
@@ -322,7 +316,6 @@ CHECKS = (
     ray_asks_for_its_token,
     callers_are_asked_for_tokens_that_are_there,
     links_have_certificates_at_both_ends,
-    pods_follow_replicas,
     the_head_only_leads,
     ray_is_the_version_that_is_pinned,
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.k8s import (
+    autoscaler_policies,
     gpu_policies,
     monitoring_policies,
     network_policies,
@@ -25,6 +26,7 @@ MODULES = (
     pod_policies,
     serve_policies,
     gpu_policies,
+    autoscaler_policies,
     network_policies,
     service_policies,
     monitoring_policies,
