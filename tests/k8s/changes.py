@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.k8s.manifests import Manifest, Objects, named, ray_pods, ray_service, serve_config
+from tests.k8s.manifests import Manifest, Objects, named, of_kind, ray_pods, ray_service, serve_config
 
 Change = Callable[[list[Manifest]], None]
 
@@ -132,10 +132,11 @@ def forget_stop_file(objects: Objects, role: str) -> None:
 
 
 def edit_download(objects: Objects, words: str, others: str) -> None:
-    """Other words in the command of the job that downloads models."""
-    container = named(objects, "Job", "fill-models")["spec"]["template"]["spec"]["containers"][0]
-    assert words in container["command"][-1]
-    container["command"][-1] = container["command"][-1].replace(words, others)
+    """Other words in the command of the jobs that download models."""
+    for job in of_kind(objects, "Job"):
+        container = job["spec"]["template"]["spec"]["containers"][0]
+        assert words in container["command"][-1]
+        container["command"][-1] = container["command"][-1].replace(words, others)
 
 
 def add_secret(objects: list[Manifest]) -> None:

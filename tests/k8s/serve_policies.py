@@ -6,15 +6,11 @@ from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
 
-from typer import TyperException
-
 from deploy.api.authentication import TOKENS_FILE
 from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
-from deploy.cli.planning.check import CheckOptions
 from deploy.files import STOP_FILE
 from deploy.launch.cluster import MAX_MESSAGE_BYTES, NODE_ENVIRONMENT, SERVICERS
 from deploy.link.tls import TLS_DIR
-from tests.deploy.cli.parsing import parsed
 from tests.k8s.manifests import (
     ROLE,
     Objects,
@@ -23,7 +19,6 @@ from tests.k8s.manifests import (
     deployments,
     least_replicas,
     most_replicas,
-    pods,
     ray_pods,
     ray_resources,
     ray_service,
@@ -34,8 +29,6 @@ from tests.k8s.manifests import (
 )
 from tests.k8s.pod_policies import AGENT_PORT
 
-IMAGE_ROOT = Path("/opt/outrider")
-"""Where deploy/Dockerfile puts the repository."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOKENS = "outrider-tokens"
 CERTIFICATES = "outrider-link-tls"
@@ -164,41 +157,6 @@ def groups_can_hold_all_replicas(objects: Objects) -> Iterator[str]:
             yield f"{role}: replicas must be between minReplicas and maxReplicas"
 
 
-def models_are_where_settings_say(objects: Objects) -> Iterator[str]:
-    """In the image, or on a volume that is mounted read-only; orchestrators read the target's tokenizer."""
-    config = settings(objects)
-    readers = [("orchestrator", config.target), ("target", config.target)]
-    readers += [("draft", config.draft)] if config.draft else []
-    by_role = {pod.role: pod for pod in worker_pods(objects)}
-    for role, worker in readers:
-        model = Path(worker.engine.model)
-        if not _is_in_image(model) and not _is_on_volume(model, by_role[role]):
-            yield f"{role}: there is nothing at {model}"
-
-
-def downloads_are_checked_by_their_headers(objects: Objects) -> Iterator[str]:
-    """Those that are served, by a command that there is; the job's memory is for headers, not for weights."""
-    config = settings(objects)
-    wanted = [Path(worker.engine.model) for worker in (config.target, config.draft) if worker is not None]
-    for pod in (pod for pod in pods(objects) if pod.is_job):
-        lines = [line.split() for line in pod.ray["command"][-1].splitlines()]
-        commands = [line[1:] for line in lines if line[:1] == ["outrider"]]
-        if not commands:
-            yield f"{pod.where}: what it has downloaded is not checked"
-        for words in commands:
-            try:
-                args = parsed(CheckOptions, words[1:])
-            except TyperException:
-                args = None
-            if args is None or words[0] != "check":
-                yield f"{pod.where}: there is no command outrider {' '.join(words)}"
-                continue
-            if [args.target, args.draft] != wanted:
-                yield f"{pod.where}: checks {args.target} and {args.draft}, but {wanted} are served"
-            if not args.no_weights:
-                yield f"{pod.where}: the check loads the weights; say --no-weights"
-
-
 def streams_may_end(objects: Objects) -> Iterator[str]:
     """A pod that is to stop tells Ray, and has as long as a stream may last, beside the time that replacements load.
 
@@ -286,17 +244,6 @@ def _folder_of(pod: Pod, secret: str) -> str | None:
     return next((mount["mountPath"] for mount in pod.ray["volumeMounts"] if mount["name"] in volumes), None)
 
 
-def _is_in_image(model: Path) -> bool:
-    if not model.is_relative_to(IMAGE_ROOT):
-        return False
-    return (REPOSITORY / model.relative_to(IMAGE_ROOT) / "config.json").is_file()
-
-
-def _is_on_volume(model: Path, pod: Pod) -> bool:
-    mounts = pod.ray.get("volumeMounts", ())
-    return any(model.is_relative_to(mount["mountPath"]) and mount.get("readOnly") is True for mount in mounts)
-
-
 CHECKS = (
     one_application_is_served,
     proxies_can_be_reached,
@@ -309,8 +256,6 @@ CHECKS = (
     groups_are_labelled_alike,
     replicas_fit_into_pods,
     groups_can_hold_all_replicas,
-    models_are_where_settings_say,
-    downloads_are_checked_by_their_headers,
     streams_may_end,
     upgrades_switch_at_once,
     ray_asks_for_its_token,

@@ -8,7 +8,7 @@ import tomllib
 import pytest
 
 from tests.k8s.compositions import ROOT
-from tests.k8s.serve_policies import IMAGE_ROOT
+from tests.k8s.model_policies import IMAGE_ROOT
 
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 LINES = [line.strip() for line in DOCKERFILE.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#")]

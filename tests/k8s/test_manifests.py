@@ -9,6 +9,7 @@ import pytest
 from tests.k8s import (
     autoscaler_policies,
     gpu_policies,
+    model_policies,
     monitoring_policies,
     network_policies,
     pod_policies,
@@ -25,6 +26,7 @@ MODULES = (
     schema_checks,
     pod_policies,
     serve_policies,
+    model_policies,
     gpu_policies,
     autoscaler_policies,
     network_policies,
