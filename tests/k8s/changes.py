@@ -139,6 +139,13 @@ def edit_download(objects: Objects, words: str, others: str) -> None:
         container["command"][-1] = container["command"][-1].replace(words, others)
 
 
+def edit_plugins(objects: Objects, words: str, others: str) -> None:
+    """Other words in the settings of the endpoint picker."""
+    data = named(objects, "ConfigMap", "outrider-epp")["data"]
+    assert words in data["plugins.yaml"]
+    data["plugins.yaml"] = data["plugins.yaml"].replace(words, others)
+
+
 def add_secret(objects: list[Manifest]) -> None:
     """A password where anyone can read it."""
     metadata = {"name": "outrider-redis", "namespace": "outrider"}

@@ -19,7 +19,7 @@ from tests.k8s.manifests import Manifest
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
 OVERLAYS = ("cpu-demo", "gke", "eks")
-OPTIONS = ("gcs-fault-tolerance", "gateway-tls", "caller-tokens", "link-tls", "monitoring")
+OPTIONS = ("gcs-fault-tolerance", "gateway-tls", "inference-pool", "caller-tokens", "link-tls", "monitoring")
 """Components that any overlay takes; the others belong to overlays that name them."""
 TENSOR_PARALLEL = "gpu-tensor-parallel"
 """On top of an overlay with GPUs, before the others."""

@@ -102,14 +102,18 @@ def gcs_finds_its_redis(objects: Objects) -> Iterator[str]:
 
 
 def routes_lead_to_the_service(objects: Objects) -> Iterator[str]:
-    """Each path to the port that speaks its protocol."""
+    """Each path to the port that speaks its protocol; those of HTTP to a pool of such ports where there is one."""
     offered = ray_service(objects)["serveService"]
+    pools = [pool["metadata"]["name"] for pool in of_kind(objects, "InferencePool")]
     ports = {port["name"]: port["port"] for port in offered["spec"]["ports"]}
     for where, rule in _rules(objects):
         is_grpc = any(_is_routed(f"/{service}/Method", rule) for service in SERVICES)
         wanted = (offered["metadata"]["name"], ports.get("serve-grpc" if is_grpc else "serve"))
         for backend in rule["backendRefs"]:
-            if (backend["name"], backend["port"]) != wanted:
+            if backend.get("kind") == "InferencePool" and backend["name"] in pools and "port" not in backend:
+                if is_grpc:
+                    yield f"{where}: {backend} speaks HTTP alone"
+            elif (backend["name"], backend.get("port")) != wanted:
                 yield f"{where}: {backend} is not the service's port {wanted[1]}"
 
 

@@ -12,6 +12,7 @@ from tests.k8s import (
     model_policies,
     monitoring_policies,
     network_policies,
+    picker_policies,
     pod_policies,
     schema_checks,
     serve_policies,
@@ -31,6 +32,7 @@ MODULES = (
     autoscaler_policies,
     network_policies,
     service_policies,
+    picker_policies,
     monitoring_policies,
 )
 CHECKS: dict[str, Callable[[Objects], Iterator[str]]] = {
