@@ -1,6 +1,7 @@
 """The public API by gRPC: from bytes to requests, from chunks to replies, and what happens in the proxy."""
 
+from deploy.grpc.binding import GRPC_HOST, listen_at
 from deploy.grpc.proxy import take_bursts
 from deploy.grpc.servicer import Servicer
 
-__all__ = ["Servicer", "take_bursts"]
+__all__ = ["GRPC_HOST", "Servicer", "listen_at", "take_bursts"]
