@@ -31,11 +31,12 @@ def container_drop(role: str, *path: str) -> Change:
 
 def group(role: str, *path: str, to: Any) -> Change:
     """Set a field of a Ray group."""
+    return lambda objects: put(ray_group(objects, role), path, to)
 
-    def change(objects: list[Manifest]) -> None:
-        put(next(pod.group for pod in ray_pods(objects) if pod.role == role), path, to)
 
-    return change
+def ray_group(objects: Objects, role: str) -> Manifest:
+    """A Ray group."""
+    return next(pod.group for pod in ray_pods(objects) if pod.role == role and pod.group is not None)
 
 
 def service(*path: str, to: Any) -> Change:

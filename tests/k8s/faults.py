@@ -25,6 +25,7 @@ from tests.k8s.changes import (
     policy,
     put,
     ray,
+    ray_group,
     route,
     rule,
     served,
@@ -37,7 +38,7 @@ from tests.k8s.changes import (
     unset,
     without,
 )
-from tests.k8s.compositions import DEMO, EVERYTHING, LARGE, Composition
+from tests.k8s.compositions import DEMO, EVERYTHING, LARGE, SLICED, Composition
 from tests.k8s.manifests import named, ray_service
 
 
@@ -178,6 +179,10 @@ FAULTS = (
           container_drop("draft", "resources", "limits", "nvidia.com/gpu")),
     Fault("GPU in a pod, CPU in the settings", "gpus_are_asked_for_where_they_are_used",
           setting("target", "engine", "device", to="cpu")),
+    Fault("slice of a GPU that Ray is not told of", "gpus_are_asked_for_where_they_are_used",
+          lambda objects: drop(ray_group(objects, "draft"), ("rayStartParams", "num-gpus")), SLICED),
+    Fault("slice of a GPU that the node does not give", "gpus_are_asked_for_where_they_are_used",
+          container_drop("draft", "resources", "limits", "nvidia.com/mig-1g.20gb"), SLICED),
     Fault("no toleration of GPU nodes", "gpus_are_asked_for_where_they_are_used",
           ray("target", "spec", "tolerations", to=[])),
     Fault("any GPU will do", "gpus_are_asked_for_where_they_are_used", ray("target", "spec", "nodeSelector", to={})),
@@ -264,6 +269,8 @@ FAULTS = (
     Fault("service open to the world", "openings_are_narrow",
           policy("clients", "ingress", to=[{"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": [{"port": 9000}]}])),
     Fault("rule without peers", "openings_are_narrow", policy("ray-internal", "ingress", to=[{}])),
+    Fault("API server by IPv4 alone", "openings_are_for_both_families",
+          lambda objects: close_to(objects, "autoscaler-to-api-server", "ipBlock", {"cidr": "::/0"})),
     Fault("Ray's nodes apart", "ray_nodes_reach_each_other", without("NetworkPolicy", "ray-internal")),
     Fault("links closed", "engines_are_linked_to_orchestrators_alone",
           policy("ray-internal", "ingress", 0, "ports", to=[{"port": 6379}])),
@@ -308,6 +315,14 @@ FAULTS = (
     Fault("budget without room", "budgets_leave_room", budget("target", "minAvailable", to=2)),
     Fault("no budget", "several_pods_have_a_budget", without("PodDisruptionBudget", "orchestrator")),
     Fault("pods in one place", "pods_are_spread", ray("orchestrator", "spec", "topologySpreadConstraints", to=[])),
+    Fault("a pod in any zone", "pods_are_near_each_other", ray("draft", "spec", "affinity", to={})),
+    Fault("a zone for each role", "pods_are_near_each_other",
+          ray("target", "spec", "affinity", "podAffinity", "preferredDuringSchedulingIgnoredDuringExecution", 0,
+              "podAffinityTerm", "labelSelector", to={"matchLabels": {"outrider.dev/role": "target"}})),
+    Fault("class that is not there", "drafts_give_way", ray("target", "spec", "priorityClassName", to="high")),
+    Fault("drafts before targets", "drafts_give_way", of("PriorityClass", "outrider-draft", "value", to=2_000_000)),
+    Fault("drafts that push others out", "drafts_give_way",
+          of("PriorityClass", "outrider-draft", "preemptionPolicy", to="PreemptLowerPriority")),
     Fault("service that selects nothing", "services_lead_to_pods",
           of("Service", "outrider-redis", "spec", "selector", to={"app": "redis"})),
     Fault("service to a port that is not there", "services_lead_to_pods",

@@ -51,6 +51,15 @@ def openings_are_narrow(objects: Objects) -> Iterator[str]:
                     yield f"NetworkPolicy {policy['metadata']['name']}: lets addresses in, not pods"
 
 
+def openings_are_for_both_families(objects: Objects) -> Iterator[str]:
+    """What leads to the world leads there by IPv6, too."""
+    for policy in of_kind(objects, "NetworkPolicy"):
+        for rule in policy["spec"].get("egress", ()):
+            blocks = {peer["ipBlock"]["cidr"] for peer in rule.get("to", ()) if "ipBlock" in peer}
+            if len(blocks & {"0.0.0.0/0", "::/0"}) == 1:
+                yield f"NetworkPolicy {policy['metadata']['name']}: opens IPv4 or IPv6 alone"
+
+
 def ray_nodes_reach_each_other(objects: Objects) -> Iterator[str]:
     everyone = ray_pods(objects)
     for here in everyone:
@@ -221,6 +230,7 @@ CHECKS = (
     nothing_is_open_by_default,
     policies_select_pods,
     openings_are_narrow,
+    openings_are_for_both_families,
     ray_nodes_reach_each_other,
     engines_are_linked_to_orchestrators_alone,
     clients_reach_the_service,

@@ -10,6 +10,8 @@ AGENT_PORT = 52365
 """Where Ray tells whether this node of it lives; without its token, for kubelet has none."""
 LEAST_STARTUP_S = 180
 FIRST_USER = 1000
+OF_THE_CLUSTER = ("Namespace", "PersistentVolume", "PriorityClass")
+"""Kinds that are in no namespace."""
 ACCOUNTS = {"head": "outrider-head", "picker": "outrider-picker"}
 """Service accounts with a token, by role."""
 
@@ -48,7 +50,7 @@ def namespace_is_restricted(objects: Objects) -> Iterator[str]:
         if namespace["metadata"].get("labels", {}).get("pod-security.kubernetes.io/enforce") != "restricted":
             yield f"namespace {namespace['metadata']['name']} must enforce the restricted pod security standard"
     for item in objects:
-        if item["kind"] != "Namespace" and item["metadata"].get("namespace") != "outrider":
+        if item["kind"] not in OF_THE_CLUSTER and item["metadata"].get("namespace") != "outrider":
             yield f"{item['kind']} {item['metadata']['name']} must be in the namespace outrider"
 
 

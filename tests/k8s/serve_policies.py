@@ -50,8 +50,8 @@ def one_application_is_served(objects: Objects) -> Iterator[str]:
 
 
 def proxies_can_be_reached(objects: Objects) -> Iterator[str]:
-    if serve_config(objects).get("http_options", {}).get("host") != "0.0.0.0":
-        yield "serveConfigV2: http_options.host must be 0.0.0.0, or KubeRay and probes do not reach the proxy"
+    if serve_config(objects).get("http_options", {}).get("host") not in ("0.0.0.0", "::"):
+        yield "serveConfigV2: http_options.host must be 0.0.0.0, or ::, for KubeRay and probes to reach the proxy"
 
 
 def servicers_are_the_codes(objects: Objects) -> Iterator[str]:

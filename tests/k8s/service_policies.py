@@ -22,6 +22,7 @@ ENVOY_TIMEOUT = "15s"
 """What Envoy gives a response, the longest stream included, where nothing else is said."""
 INSIDE = ("/-/healthz", "/-/routes", "/metrics", "/api/serve/applications/", "/ray.serve.RayServeAPIService/Healthz")
 """Paths of Serve, Ray and Prometheus."""
+ZONE = "topology.kubernetes.io/zone"
 UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
@@ -64,6 +65,34 @@ def pods_are_spread(objects: Objects) -> Iterator[str]:
         constraints = pod.spec.get("topologySpreadConstraints", ())
         if not any(selects(constraint["labelSelector"], pod.labels) for constraint in constraints):
             yield f"{pod.where}: nothing spreads its pods over nodes"
+
+
+def pods_are_near_each_other(objects: Objects) -> Iterator[str]:
+    """In one zone, if it has room: of each round two messages go from one pod to another."""
+    everyone = ray_pods(objects)[1:]
+    for pod in everyone:
+        wished = pod.spec.get("affinity", {}).get("podAffinity", {})
+        terms = [term["podAffinityTerm"] for term in wished.get("preferredDuringSchedulingIgnoredDuringExecution", ())]
+        near = [term for term in terms if term["topologyKey"] == ZONE]
+        if not any(all(selects(term["labelSelector"], other.labels) for other in everyone) for term in near):
+            yield f"{pod.where}: must prefer the zone of the others"
+
+
+def drafts_give_way(objects: Objects) -> Iterator[str]:
+    """Where there are priority classes: streams go on without a draft, and not without the others."""
+    classes = {item["metadata"]["name"]: item for item in of_kind(objects, "PriorityClass")}
+    named_by = {pod.role: pod.spec.get("priorityClassName") for pod in ray_pods(objects)}
+    for role, name in named_by.items():
+        if name not in ({None} if not classes else set(classes)):
+            yield f"{role}: there is no PriorityClass {name}"
+            return
+    if not classes:
+        return
+    values = {role: classes[str(name)]["value"] for role, name in named_by.items()}
+    if not values["head"] >= max(values["orchestrator"], values["target"]) > values["draft"]:
+        yield f"priorities must fall from head to orchestrator and target, then draft, got {values}"
+    if classes[str(named_by["draft"])].get("preemptionPolicy") != "Never":
+        yield "draft: its priority must push nobody out"
 
 
 def services_lead_to_pods(objects: Objects) -> Iterator[str]:
@@ -189,6 +218,8 @@ CHECKS = (
     budgets_leave_room,
     several_pods_have_a_budget,
     pods_are_spread,
+    pods_are_near_each_other,
+    drafts_give_way,
     services_lead_to_pods,
     gcs_finds_its_redis,
     routes_lead_to_the_service,

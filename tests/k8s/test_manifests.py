@@ -19,7 +19,18 @@ from tests.k8s import (
     service_policies,
 )
 from tests.k8s.changes import container, setting
-from tests.k8s.compositions import ALL, K8S, LARGE, OPTIONS, OVERLAYS, TENSOR_PARALLEL, Composition, objects
+from tests.k8s.compositions import (
+    ALL,
+    K8S,
+    LARGE,
+    MIG,
+    MODELS_ELSEWHERE,
+    OPTIONS,
+    OVERLAYS,
+    TENSOR_PARALLEL,
+    Composition,
+    objects,
+)
 from tests.k8s.manifests import Objects, pods
 from tests.k8s.network_policies import egress
 
@@ -60,7 +71,12 @@ def test_every_folder_is_composed() -> None:
     components = {path.parent.name for path in K8S.glob("components/*/kustomization.yaml")}
     named = "".join(path.read_text() for path in K8S.glob("overlays/*/kustomization.yaml"))
     assert overlays == set(OVERLAYS)
-    assert {name for name in components if f"components/{name}" not in named} == {TENSOR_PARALLEL, *OPTIONS}
+    assert {name for name in components if f"components/{name}" not in named} == {
+        TENSOR_PARALLEL,
+        MIG,
+        *MODELS_ELSEWHERE,
+        *OPTIONS,
+    }
 
 
 def test_eight_ranks_fit_where_a_patch_gives_eight_gpus() -> None:
