@@ -79,7 +79,8 @@ class Endpoints:
         host = ip_address(self.host)
         if host.is_unspecified or host.is_loopback:
             return f"localhost:{self.grpc_port}"
-        return build_address(self.host, self.grpc_port)
+        address: str = build_address(self.host, self.grpc_port)
+        return address
 
 
 @contextmanager
@@ -110,6 +111,7 @@ def local_cluster(
             _start_serve(endpoints)
         yield replace(endpoints, metrics_port=ray.nodes()[0]["MetricsExportPort"])
     finally:
+        os.environ.pop(GRPC_HOST, None)  # of this cluster alone
         ray.shutdown()
 
 

@@ -57,6 +57,7 @@ def test_everything_is_pinned() -> None:
         ("0.1.0.dev0", "python:3.11.14-slim-bookworm", True),
         ("0.2.0", "python:3.11.14-slim-bookworm", False),
         ("0.2.0", f"python:3.11.14-slim-bookworm@sha256:{'0' * 64}", True),
+        ("0.2.0", "registry.example.com/python-dev:3.11.14", False),
         ("", "python:3.11.14-slim-bookworm", False),
     ],
 )
