@@ -124,6 +124,7 @@ class _Host:
         recorder = ServeRecorder(config.model_name, ORCHESTRATOR_CATALOGUE, config.speculation.max_draft_tokens)
         meters = Meters(recorder, clock.now)
         self.hosted = Hosted(self._service, Served(target_info, None, tokenizer, defaults, config), meters, tracing)
+        self.hosted.target_stats = leases.target_stats
         self._tasks = [asyncio.create_task(self._watch_control())]
         if config.draft is not None and config.draft.autoscaling is not None:
             self._tasks.append(asyncio.create_task(self._report_waits()))

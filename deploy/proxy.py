@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import uvicorn.config
 from starlette.middleware import Middleware
 
-from deploy.grpc import reflect_by_both_versions, take_bursts
+from deploy.grpc import GRPC_HOST, listen_at, reflect_by_both_versions, take_bursts
 from deploy.http import HttpProxy
 
 CONNECTION = "deploy.http.connections:Connection"
@@ -13,11 +15,14 @@ CONNECTION = "deploy.http.connections:Connection"
 
 
 def prepare() -> list[Middleware]:
-    """The layers around Serve's HTTP server. gRPC's server, which is made after this, takes bursts and reflects.
+    """The layers around Serve's HTTP server. gRPC's server, which is made after this, takes bursts, reflects, and listens
+    where it is told to.
 
     Serve has it by name (`deploy.launch.cluster.PREPARE`).
     """
     take_bursts()
     reflect_by_both_versions()
     uvicorn.config.HTTP_PROTOCOLS["auto"] = CONNECTION
+    if host := os.environ.get(GRPC_HOST):
+        listen_at(host)
     return [Middleware(HttpProxy)]

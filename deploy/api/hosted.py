@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from core.config import ServiceConfig
 from core.errors import UnknownModel
-from core.records import ModelInfo, Sampling
+from core.records import EngineStats, ModelInfo, Sampling
 from deploy import calls
 from deploy.api.proxy_admission import Places
 from deploy.metrics import Meters, RequestMeter
@@ -61,6 +61,10 @@ class Watch:
     """None where it is not traced."""
 
 
+async def _nothing_known() -> Sequence[EngineStats]:
+    return ()
+
+
 @dataclass(slots=True)
 class Hosted:
     """One model that requests can ask for."""
@@ -71,6 +75,9 @@ class Hosted:
     tracing: Tracing | None = None
     num_replicas: Mapping[str, int] = field(default_factory=dict)
     """Running replicas of `target`, `draft` and any further drafts, as they were seen last; nothing before that."""
+
+    target_stats: Callable[[], Awaitable[Sequence[EngineStats]]] = _nothing_known
+    """Asks the targets how full they are."""
 
     @property
     def name(self) -> str:

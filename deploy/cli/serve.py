@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Annotated
@@ -60,8 +62,12 @@ class ServeOptions:
     draft: Annotated[
         str | None, Option(metavar="DIR", help="Checkpoint of the draft, or none to serve without a draft.")
     ] = None
+    host: Annotated[
+        str, Option(metavar="IP", help="Address that gRPC and HTTP listen on: this machine alone, or 0.0.0.0 for all.")
+    ] = "127.0.0.1"
     grpc_port: Annotated[int, number(PORT, "TCP port of gRPC")] = DEFAULT_GRPC_PORT
     http_port: Annotated[int, number(PORT, "TCP port of HTTP")] = DEFAULT_HTTP_PORT
+    metrics_port: Annotated[int, number(PORT, "TCP port of Ray's metrics, on all interfaces")] = 0
     gamma: Annotated[
         int | None, Option(metavar="N", help="Draft length at most, in tokens; 0 decodes without drafting.")
     ] = None
@@ -92,6 +98,7 @@ def serve(options: ServeOptions) -> int:
     """Returns the exit status. Raises: StartupError."""
     if options.grpc_port and options.grpc_port == options.http_port:
         raise ConfigError(f"--http-port {options.http_port} is --grpc-port, too: give each its own, or 0 for any")
+    _check_host(options.host)
     config, text = _configured(options)
     if options.print_config:
         sys.stdout.write(text)
@@ -107,7 +114,14 @@ def serve(options: ServeOptions) -> int:
 
     with (
         _handlers_kept(),
-        served(config, report, grpc_port=options.grpc_port, http_port=options.http_port) as endpoints,
+        served(
+            config,
+            report,
+            host=options.host,
+            grpc_port=options.grpc_port,
+            http_port=options.http_port,
+            metrics_port=options.metrics_port,
+        ) as endpoints,
     ):
         report("serving")
         _say_banner(config, endpoints)
@@ -115,6 +129,16 @@ def serve(options: ServeOptions) -> int:
         _ignore_signals()
         report("stopping")
     return 0 if have_ended else EXIT_CUT_OFF
+
+
+def _check_host(host: str) -> None:
+    """Raises: ConfigError."""
+    try:
+        address = ip_address(host)
+        with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"--host {host} cannot be used ({error}): give an IP address of this machine") from error
 
 
 def _configured(options: ServeOptions) -> tuple[ServiceConfig | FleetConfig, str]:
@@ -225,13 +249,14 @@ def _say_banner(config: ServiceConfig | FleetConfig, endpoints: Endpoints) -> No
     named = "\n  ".join(f"{model.model_name}: {describe_models(model)}" for model in models)
     is_guarded = tokens_path(config.orchestrator.tokens_file) is not None
     callers = "callers send a token" if is_guarded else "no authentication"
-    address = f"localhost:{endpoints.grpc_port}"
+    address = endpoints.grpc
+    where = "all interfaces" if ip_address(endpoints.host).is_unspecified else "this address alone"
     changes = [", ".join(changed_settings(model)) or "all as by default" for model in models]
     settings = "\n             ".join(changes)
     say(
         f"""
   {named}
-  gRPC       {address} (all interfaces; no TLS, {callers})
+  gRPC       {address} ({where}; no TLS, {callers})
   HTTP       {endpoints.host}:{endpoints.http_port} (OpenAI-compatible, /v1)
   metrics    {endpoints.host}:{endpoints.metrics_port}/metrics (Prometheus)
   settings   {settings}

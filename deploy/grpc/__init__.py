@@ -1,7 +1,8 @@
 """The public API by gRPC: from bytes to requests, from chunks to replies, and what happens in the proxy."""
 
+from deploy.grpc.binding import GRPC_HOST, listen_at
 from deploy.grpc.proxy import take_bursts
 from deploy.grpc.reflection import reflect_by_both_versions
 from deploy.grpc.servicer import Servicer
 
-__all__ = ["Servicer", "reflect_by_both_versions", "take_bursts"]
+__all__ = ["GRPC_HOST", "Servicer", "listen_at", "reflect_by_both_versions", "take_bursts"]

@@ -28,6 +28,7 @@ class Route:
 
 
 HEALTH = "/health"
+METRICS = "/metrics"
 MODELS = "/v1/models"
 STATUS = "/v1/outrider/status"
 PAGE = "/"
@@ -46,7 +47,6 @@ REFUSED: Mapping[str, str] = {
     "/v1/audio": "this server reads and writes text alone",
     "/v1/moderations": "this server generates text; it judges none",
     "/v1/files": "this server keeps no files",
-    "/metrics": "Prometheus reads metrics at a port of their own, which `outrider serve` names",
     "/tokenize": "tokens are told by gRPC: Tokenize and Detokenize",
     "/detokenize": "tokens are told by gRPC: Tokenize and Detokenize",
     f"{RESPONSES}/": "this server keeps no responses: send what went before as input",
@@ -61,7 +61,7 @@ JSON_GROWTH = 6
 
 def is_known(path: str) -> bool:
     """Whether something is there."""
-    return path in (*COMPLETIONS, COUNT_TOKENS, MODELS, HEALTH, STATUS, PAGE)
+    return path in (*COMPLETIONS, COUNT_TOKENS, MODELS, HEALTH, METRICS, STATUS, PAGE)
 
 
 def refusal_of(path: str) -> str:

@@ -31,6 +31,7 @@ from deploy.api import (
 from deploy.http.anthropic import CountBody
 from deploy.http.bodies import AnyBody, Body, parse
 from deploy.http.failures import BodyTooLong, Failure, UnknownPath, WrongMethod, code_of, failure_of
+from deploy.http.load import TEXT, exposition, load_of
 from deploy.http.openai import model_card
 from deploy.http.page import page_now
 from deploy.http.page.status import status_fields
@@ -40,6 +41,7 @@ from deploy.http.routes import (
     COUNT_TOKENS,
     HEALTH,
     JSON_GROWTH,
+    METRICS,
     MODELS,
     PAGE,
     STATUS,
@@ -57,7 +59,7 @@ Parts = AsyncGenerator[Head | bytes, None]
 
 
 class HttpServicer:
-    """Answers every call, health apart to those alone who pass the gate. It never shows a client a stack trace."""
+    """Answers every call, but for health and load only if it passes the gate. Shows no client a stack trace."""
 
     def __init__(self, models: Models, clock: Clock, authenticator: Authenticator, offload: Offload) -> None:
         self._models = models
@@ -70,7 +72,7 @@ class HttpServicer:
         """The head of the reply, then its body in pieces; an error after the head is the last event of the stream."""
         calls.enter(call.name)
         has_begun, ending = False, _Ending()
-        with calls.answering(_method(call), is_probe=call.path == HEALTH) as answer:
+        with calls.answering(_method(call), is_probe=call.path in (HEALTH, METRICS)) as answer:
             try:
                 async with aclosing(self._answer(call, ending)) as parts:
                     async for part in parts:
@@ -87,6 +89,8 @@ class HttpServicer:
         """Raises: RequestError."""
         if call.path == HEALTH:
             return self._health(call)
+        if call.path == METRICS:
+            return self._show_load(call)
         if call.path == PAGE and self._models[""].served.config.http.page:
             return self._show_page(call)  # to everybody: all that it shows it has to ask for
         authorization = call.authorization
@@ -107,6 +111,12 @@ class HttpServicer:
             raise Unavailable("this orchestrator is shutting down")
         for part in whole(encoded({"status": "ok"})):
             yield part
+
+    async def _show_load(self, call: Call) -> Parts:
+        _require_method(call, "GET")
+        loads = [await load_of(model) for model in self._models.all]
+        yield Head(HTTPStatus.OK, TEXT)
+        yield exposition(loads)
 
     async def _show_models(self, call: Call) -> Parts:
         _require_method(call, "GET")

@@ -14,15 +14,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from ipaddress import ip_address
 from math import ceil
 from random import SystemRandom
 from typing import Any
 
 import ray
 from ray import serve
+from ray._common.network_utils import build_address
 from ray._private import worker as ray_worker
 
 from core.errors import StartupError, first_line
+from deploy.grpc import GRPC_HOST
 
 SERVICERS = (
     "deploy.grpc.proxy.add_generation_service",
@@ -64,11 +67,20 @@ class Endpoints:
     """The addresses of a local cluster."""
 
     host: str
-    """The interface that the HTTP proxy listens on; Serve's gRPC proxy listens on all interfaces."""
+    """The address that the proxies of gRPC and HTTP listen on; 0.0.0.0 for all."""
     grpc_port: int
     http_port: int
     metrics_port: int = 0
     """The port of this node's metrics for Prometheus."""
+
+    @property
+    def grpc(self) -> str:
+        """Where a client on this machine finds gRPC."""
+        host = ip_address(self.host)
+        if host.is_unspecified or host.is_loopback:
+            return f"localhost:{self.grpc_port}"
+        address: str = build_address(self.host, self.grpc_port)
+        return address
 
 
 @contextmanager
@@ -76,8 +88,10 @@ def local_cluster(
     num_cpus: float,
     *,
     resources: Mapping[str, float] | None = None,
+    host: str = HOST,
     grpc_port: int = 0,
     http_port: int = 0,
+    metrics_port: int = 0,
 ) -> Iterator[Endpoints]:
     """Run Ray and Serve, with `num_cpus` logical CPUs whatever the machine has; port 0 takes a free one.
 
@@ -85,17 +99,19 @@ def local_cluster(
     Raises: StartupError when Ray or Serve does not start; RuntimeError when this process is connected to a cluster.
     """
     free = _free_ports()
-    endpoints = Endpoints(HOST, grpc_port or next(free), http_port or next(free))
+    endpoints = Endpoints(host, grpc_port or next(free), http_port or next(free))
     if ray.is_initialized():
         raise RuntimeError("this process is already connected to a Ray cluster: call ray.shutdown() first")
     prepare_environment()
+    os.environ[GRPC_HOST] = host
     _shorten_advice()
     try:
         with _told_in_a_line():
-            _start_ray(num_cpus, resources or {})
+            _start_ray(num_cpus, resources or {}, metrics_port)
             _start_serve(endpoints)
         yield replace(endpoints, metrics_port=ray.nodes()[0]["MetricsExportPort"])
     finally:
+        os.environ.pop(GRPC_HOST, None)  # of this cluster alone
         ray.shutdown()
 
 
@@ -107,7 +123,7 @@ def _told_in_a_line() -> Iterator[None]:
         raise StartupError(f"Ray Serve could not be started on this machine: {first_line(error)}") from error
 
 
-def _start_ray(num_cpus: float, resources: Mapping[str, float]) -> None:
+def _start_ray(num_cpus: float, resources: Mapping[str, float], metrics_port: int) -> None:
     ray.init(
         address="local",
         num_cpus=ceil(num_cpus),  # a node has whole resources; an actor may ask for a part of one
@@ -117,6 +133,7 @@ def _start_ray(num_cpus: float, resources: Mapping[str, float]) -> None:
         log_to_driver=False,
         logging_level=logging.WARNING,
         namespace="outrider",
+        _metrics_export_port=metrics_port or None,
     )
 
 

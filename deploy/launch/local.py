@@ -20,7 +20,7 @@ from core.config import EngineConfig, FleetConfig, ServiceConfig, WorkerConfig
 from core.errors import ConfigError, StartupError, Unavailable
 from deploy import app
 from deploy.launch import application
-from deploy.launch.cluster import Endpoints, local_cluster
+from deploy.launch.cluster import HOST, Endpoints, local_cluster
 from deploy.settings import alone, flat
 from outrider_client import Client, DeadlinePassed
 
@@ -39,8 +39,10 @@ def served(
     config: ServiceConfig | FleetConfig,
     report: Callable[[str], None],
     *,
+    host: str = HOST,
     grpc_port: int = 0,
     http_port: int = 0,
+    metrics_port: int = 0,
     engines: app.Engines = app.ENGINES,
 ) -> Iterator[Endpoints]:
     """Serve `config` until the block ends; port 0 takes a free one. `report` gets a line for each stage of the start.
@@ -49,7 +51,7 @@ def served(
     """
     fleet = app.as_fleet(config)
     application.check_fleet(fleet)
-    for setting, port in (("--grpc-port", grpc_port), ("--http-port", http_port)):
+    for setting, port in (("--grpc-port", grpc_port), ("--http-port", http_port), ("--metrics-port", metrics_port)):
         _check_free(setting, port)
     fleet = _anywhere(fleet)
     needed = app.resources(fleet)
@@ -57,12 +59,19 @@ def served(
     report("starting Ray and Serve")
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # `report` tells the progress
     with (
-        local_cluster(ceil(needed["CPU"]), resources=custom, grpc_port=grpc_port, http_port=http_port) as endpoints,
+        local_cluster(
+            ceil(needed["CPU"]),
+            resources=custom,
+            host=host,
+            grpc_port=grpc_port,
+            http_port=http_port,
+            metrics_port=metrics_port,
+        ) as endpoints,
         _interrupted_by_sigterm(),
     ):
         report(f"{_what_is_done(fleet)} {', '.join(describe_models(alone(fleet, model)) for model in fleet.models)}")
         application.run(fleet, report, engines)
-        _wait_until_serving(f"localhost:{endpoints.grpc_port}")
+        _wait_until_serving(endpoints.grpc)
         yield endpoints
 
 

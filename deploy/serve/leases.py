@@ -1,7 +1,7 @@
 """Leases on engines over Ray Serve, and reports to the deployments of engines.
 
-Knows Serve handles; knows nothing of the states of sessions. All Ray calls of the orchestrator are made here and in
-`engine_ports`.
+Knows Serve handles; knows nothing of the states of sessions. All Ray calls of the orchestrator are made here, in
+`engine_ports` and in `known_engines`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 
 from core.config import Limits, LinkTls
 from core.errors import Unavailable
-from core.records import ModelInfo
+from core.records import EngineStats, ModelInfo
 from core.text import BlockHash
 from deploy.engines import cause_of_death
 from deploy.link.address import LinkTroubles
@@ -30,6 +30,7 @@ from deploy.link.tls import Certificates
 from deploy.serve.affinity import beginnings
 from deploy.serve.deployments import LeaseGrant, Refusal
 from deploy.serve.engine_ports import DraftEnginePort, Port, ServeLease, TargetEnginePort, in_no_request
+from deploy.serve.known_engines import KnownEngines
 from orchestrator.session import DraftWait
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class _Deployment(Generic[Port]):
         self._limits = limits
         self._ports: WeakValueDictionary[str, Port] = WeakValueDictionary()
         self._num_replaced = 0
+        self.engines = KnownEngines()
         self.links = Links(certificates)
 
     async def take(self, session: str, tokens: Sequence[int]) -> ServeLease[Port]:
@@ -89,6 +91,7 @@ class _Deployment(Generic[Port]):
 
     def leave(self, stopping: Set[str], grace_s: float) -> None:
         """Move sessions off the engines of these replicas."""
+        self.engines.drop(stopping)
         for port in list(self._ports.values()):
             port.leave(stopping, grace_s)
 
@@ -116,6 +119,7 @@ class _Deployment(Generic[Port]):
         return ServeLease(name, answer, self._port(answer, link), stream)
 
     def _port(self, grant: LeaseGrant, link: Link | None) -> Port:
+        self.engines.add(grant.replica_id, grant.engine)
         port = self._ports.get(grant.engine_id)
         if port is None or port.has_broken_link:
             engine_id = grant.engine_id
@@ -184,6 +188,10 @@ class ServeLeases:
         """
         if self._drafts:
             await self._drafts[0].report_wait(wait)
+
+    async def target_stats(self) -> list[EngineStats]:
+        """Of the targets on which this orchestrator has had leases, as of now."""
+        return await self._target.engines.stats()
 
     async def describe_target(self) -> ModelInfo:
         """Raises: Unavailable."""

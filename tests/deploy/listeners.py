@@ -23,7 +23,8 @@ class Listener:
     @property
     def is_local(self) -> bool:
         """Whether only this machine reaches it."""
-        return self.address.is_loopback
+        mapped = getattr(self.address, "ipv4_mapped", None)  # as gRPC's sockets of both families have it
+        return (mapped or self.address).is_loopback
 
     @property
     def reach(self) -> str:

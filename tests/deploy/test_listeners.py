@@ -1,4 +1,4 @@
-"""What `outrider serve` listens on: its own port for everybody, metrics to read, and nothing else without a token."""
+"""What `outrider serve` listens on: its own ports where it is told to, metrics, and nothing else without a token."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from bench.harness.nodes import free_port
 from core.config import LINK_PORTS
 from deploy.grpc.servicer import MAX_WATCHES
 from deploy.link.address import LinkAddress
@@ -55,9 +56,22 @@ def test_whatever_others_reach_is_the_service_or_metrics_or_asks_for_a_token(ser
     kinds = {listener: kind(listener, grpc_port) for listener in found}
     open_doors = [listener for listener, each in kinds.items() if each == "open"]
     assert open_doors == []
-    assert sum(each == "service" for each in kinds.values()) == 1
+    assert "service" not in kinds.values(), "nobody has asked for other addresses than this machine's own"
     assert sum(each == "asks for a key" for each in kinds.values()) == 2, "the target and the draft"
     assert sum(each == "asks for a token" for each in kinds.values()) >= 8  # GCS, raylet, agents, replicas, engines
+
+
+def test_who_asks_for_it_is_reached_from_outside_at_the_ports_of_the_image(tmp_path):
+    """As the image's command: its ports are free in a container, and may not be here."""
+    metrics_port, http_port = free_port(), free_port()
+    flags = ("--host", "0.0.0.0", "--metrics-port", str(metrics_port), "--http-port", str(http_port))
+    with command_serving(tmp_path / "stderr", *flags) as serving:
+        outside = {listener.port: listener for listener in listeners(serving.process.pid) if not listener.is_local}
+        assert status(outside[http_port], "/health", None) == 200
+        assert has_only_metrics(outside[metrics_port])
+        with Client(f"localhost:{outside[serving.port].port}") as client:
+            assert client.is_serving()
+        assert "all interfaces" in serving.log.read_text()
 
 
 def kind(listener: Listener, grpc_port: int) -> str:

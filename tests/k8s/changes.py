@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.k8s.manifests import Manifest, Objects, named, ray_pods, ray_service, serve_config
+from tests.k8s.manifests import Manifest, Objects, named, of_kind, ray_pods, ray_service, serve_config
 
 Change = Callable[[list[Manifest]], None]
 
@@ -31,11 +31,12 @@ def container_drop(role: str, *path: str) -> Change:
 
 def group(role: str, *path: str, to: Any) -> Change:
     """Set a field of a Ray group."""
+    return lambda objects: put(ray_group(objects, role), path, to)
 
-    def change(objects: list[Manifest]) -> None:
-        put(next(pod.group for pod in ray_pods(objects) if pod.role == role), path, to)
 
-    return change
+def ray_group(objects: Objects, role: str) -> Manifest:
+    """A Ray group."""
+    return next(pod.group for pod in ray_pods(objects) if pod.role == role and pod.group is not None)
 
 
 def service(*path: str, to: Any) -> Change:
@@ -119,6 +120,12 @@ def shorten_drain(objects: Objects, role: str, deadline_s: int) -> None:
     command[-1] = re.sub(r"(--deadline-remaining-seconds) \d+", rf"\1 {deadline_s}", command[-1])
 
 
+def stay_after_the_drain(objects: Objects, role: str) -> None:
+    """The hook of `role` never returns."""
+    command = template(objects, role)["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    command[-1] = command[-1].rpartition("&&")[0] + "&& sleep infinity"
+
+
 def forget_stop_file(objects: Objects, role: str) -> None:
     """The hook of `role` tells Ray alone that the pod is to stop."""
     command = template(objects, role)["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
@@ -126,10 +133,18 @@ def forget_stop_file(objects: Objects, role: str) -> None:
 
 
 def edit_download(objects: Objects, words: str, others: str) -> None:
-    """Other words in the command of the job that downloads models."""
-    container = named(objects, "Job", "fill-models")["spec"]["template"]["spec"]["containers"][0]
-    assert words in container["command"][-1]
-    container["command"][-1] = container["command"][-1].replace(words, others)
+    """Other words in the command of the jobs that download models."""
+    for job in of_kind(objects, "Job"):
+        container = job["spec"]["template"]["spec"]["containers"][0]
+        assert words in container["command"][-1]
+        container["command"][-1] = container["command"][-1].replace(words, others)
+
+
+def edit_plugins(objects: Objects, words: str, others: str) -> None:
+    """Other words in the settings of the endpoint picker."""
+    data = named(objects, "ConfigMap", "outrider-epp")["data"]
+    assert words in data["plugins.yaml"]
+    data["plugins.yaml"] = data["plugins.yaml"].replace(words, others)
 
 
 def add_secret(objects: list[Manifest]) -> None:

@@ -18,11 +18,25 @@ from tests.k8s.manifests import Manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
-OVERLAYS = ("cpu-demo", "gke", "eks")
-OPTIONS = ("gcs-fault-tolerance", "gateway-tls", "caller-tokens", "link-tls", "monitoring")
+OVERLAYS = ("cpu-demo", "gke", "eks", "aks", "onprem")
+ON_GKE = ("aks", "onprem")
+"""Overlays that change gke's machines and storage, and nothing else."""
+OPTIONS = (
+    "gcs-fault-tolerance",
+    "gateway-tls",
+    "inference-pool",
+    "caller-tokens",
+    "link-tls",
+    "priority-classes",
+    "monitoring",
+)
 """Components that any overlay takes; the others belong to overlays that name them."""
 TENSOR_PARALLEL = "gpu-tensor-parallel"
 """On top of an overlay with GPUs, before the others."""
+MIG = "gpu-mig"
+"""On top of an overlay with GPUs."""
+MODELS_ELSEWHERE = ("model-s3", "model-image")
+"""In place of what model-cache has."""
 SKIP_VARIABLE = "OUTRIDER_WITHOUT_KUBECTL"
 
 
@@ -37,16 +51,21 @@ class Composition:
         return "+".join((self.overlay, *self.components))
 
 
+DEMO = Composition("cpu-demo")
 EVERYTHING = Composition("gke", OPTIONS)
+SLICED = Composition("gke", (MIG, *OPTIONS))
 LARGE = Composition("gke", (TENSOR_PARALLEL, *OPTIONS))
 ALL = (
     *(
         Composition(overlay, components)
         for overlay in OVERLAYS
-        for components in ((), *((option,) for option in OPTIONS), OPTIONS)
+        for components in ((), *((option,) for option in OPTIONS if overlay not in ON_GKE), OPTIONS)
     ),
+    *(Composition("gke", (each,)) for each in MODELS_ELSEWHERE),
+    Composition("gke", (MIG,)),
     Composition("gke", (TENSOR_PARALLEL,)),
     LARGE,
+    SLICED,
 )
 
 

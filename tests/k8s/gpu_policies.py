@@ -12,6 +12,7 @@ from tests.k8s.manifests import (
     Pod,
     deployments,
     gibibytes,
+    num_devices,
     ray_resources,
     replica_resources,
     settings,
@@ -32,6 +33,8 @@ def gpus_are_asked_for_where_they_are_used(objects: Objects) -> Iterator[str]:
         is_cuda = role != "orchestrator" and deployment.engine.device.startswith("cuda")
         if is_cuda != (num_gpus > 0) or num_gpus != offered:
             yield f"{role}: device, num_gpus ({num_gpus:g}) and the pod's {GPU} ({offered:g}) must agree"
+        if num_devices(pod) != offered:
+            yield f"{role}: Ray is told of {offered:g} GPUs, and the container gets {num_devices(pod):g}"
         if num_gpus and "cuda" not in pod.ray["image"]:
             yield f"{role}: {pod.ray['image']} is not the image with CUDA"
         if num_gpus and not pod.spec.get("nodeSelector"):

@@ -17,6 +17,8 @@ Manifest = dict[str, Any]
 Objects = Sequence[Manifest]
 ROLE = "outrider.dev/role"
 GPU = "nvidia.com/gpu"
+SLICE = "nvidia.com/mig-"
+"""Names of the parts of a GPU begin with it."""
 PART_OF = {"app.kubernetes.io/part-of": "outrider"}
 WORKER_ROLES = ("orchestrator", "draft", "target")
 
@@ -150,9 +152,16 @@ def replica_resources(deployment: Any) -> Counter[str]:
 
 
 def ray_resources(pod: Pod) -> dict[str, float]:
-    """What KubeRay tells Ray that a pod has: the limits of its container."""
+    """What KubeRay tells Ray that a pod has: its own words, or the limits of its container."""
     limits = pod.ray["resources"]["limits"]
-    return {"CPU": cpus(limits["cpu"]), "GPU": float(limits.get(GPU, 0))}
+    said = (pod.group or {}).get("rayStartParams", {}).get("num-gpus", limits.get(GPU, 0))
+    return {"CPU": cpus(limits["cpu"]), "GPU": float(said)}
+
+
+def num_devices(pod: Pod) -> float:
+    """GPUs, or slices of one, that the node gives to the container."""
+    limits = pod.ray["resources"]["limits"]
+    return sum(float(amount) for name, amount in limits.items() if name == GPU or name.startswith(SLICE))
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:

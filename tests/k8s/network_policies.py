@@ -51,6 +51,15 @@ def openings_are_narrow(objects: Objects) -> Iterator[str]:
                     yield f"NetworkPolicy {policy['metadata']['name']}: lets addresses in, not pods"
 
 
+def openings_are_for_both_families(objects: Objects) -> Iterator[str]:
+    """What leads to the world leads there by IPv6, too."""
+    for policy in of_kind(objects, "NetworkPolicy"):
+        for rule in policy["spec"].get("egress", ()):
+            blocks = {peer["ipBlock"]["cidr"] for peer in rule.get("to", ()) if "ipBlock" in peer}
+            if len(blocks & {"0.0.0.0/0", "::/0"}) == 1:
+                yield f"NetworkPolicy {policy['metadata']['name']}: opens IPv4 or IPv6 alone"
+
+
 def ray_nodes_reach_each_other(objects: Objects) -> Iterator[str]:
     everyone = ray_pods(objects)
     for here in everyone:
@@ -146,8 +155,9 @@ def prometheus_reaches_the_metrics(objects: Objects) -> Iterator[str]:
     if not of_kind(objects, "PodMonitor"):
         return
     for pod in ray_pods(objects):
-        if not ingress(objects, pod.labels, {}, PROMETHEUS_NAMESPACE, pod.ports["metrics"]):
-            yield f"{pod.where}: Prometheus cannot reach the metrics"
+        for name in ("metrics", "as-metrics"):
+            if name in pod.ports and not ingress(objects, pod.labels, {}, PROMETHEUS_NAMESPACE, pod.ports[name]):
+                yield f"{pod.where}: Prometheus cannot reach the port {name}"
 
 
 def models_can_be_downloaded(objects: Objects) -> Iterator[str]:
@@ -220,6 +230,7 @@ CHECKS = (
     nothing_is_open_by_default,
     policies_select_pods,
     openings_are_narrow,
+    openings_are_for_both_families,
     ray_nodes_reach_each_other,
     engines_are_linked_to_orchestrators_alone,
     clients_reach_the_service,

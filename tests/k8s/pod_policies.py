@@ -10,6 +10,10 @@ AGENT_PORT = 52365
 """Where Ray tells whether this node of it lives; without its token, for kubelet has none."""
 LEAST_STARTUP_S = 180
 FIRST_USER = 1000
+OF_THE_CLUSTER = ("Namespace", "PersistentVolume", "PriorityClass")
+"""Kinds that are in no namespace."""
+ACCOUNTS = {"head": "outrider-head", "picker": "outrider-picker"}
+"""Service accounts with a token, by role."""
 
 
 def containers_are_locked_down(objects: Objects) -> Iterator[str]:
@@ -46,17 +50,16 @@ def namespace_is_restricted(objects: Objects) -> Iterator[str]:
         if namespace["metadata"].get("labels", {}).get("pod-security.kubernetes.io/enforce") != "restricted":
             yield f"namespace {namespace['metadata']['name']} must enforce the restricted pod security standard"
     for item in objects:
-        if item["kind"] != "Namespace" and item["metadata"].get("namespace") != "outrider":
+        if item["kind"] not in OF_THE_CLUSTER and item["metadata"].get("namespace") != "outrider":
             yield f"{item['kind']} {item['metadata']['name']} must be in the namespace outrider"
 
 
-def only_the_head_holds_a_token(objects: Objects) -> Iterator[str]:
-    """For the API server: the autoscaler in the head's pod needs one, and nobody else does."""
+def only_those_hold_a_token_who_need_one(objects: Objects) -> Iterator[str]:
+    """For the API server: the autoscaler in the head's pod, and the picker of an inference pool."""
     for pod in pods(objects):
-        is_head = pod.role == "head"
-        if pod.spec.get("automountServiceAccountToken") is not is_head:
-            yield f"{pod.where}: automountServiceAccountToken must be {is_head}"
-        if pod.spec.get("serviceAccountName") not in ("outrider-head" if is_head else "outrider-worker",):
+        if pod.spec.get("automountServiceAccountToken") is not (pod.role in ACCOUNTS):
+            yield f"{pod.where}: automountServiceAccountToken must be {pod.role in ACCOUNTS}"
+        if pod.spec.get("serviceAccountName") != ACCOUNTS.get(pod.role, "outrider-worker"):
             yield f"{pod.where}: has the wrong service account {pod.spec.get('serviceAccountName')}"
 
 
@@ -188,7 +191,7 @@ CHECKS = (
     containers_are_locked_down,
     pods_are_locked_down,
     namespace_is_restricted,
-    only_the_head_holds_a_token,
+    only_those_hold_a_token_who_need_one,
     nothing_secret_is_written_down,
     images_are_pinned,
     ray_pods_run_one_image,

@@ -149,7 +149,7 @@ def _errors(validator: Any, item: Manifest, where: str) -> Iterator[str]:
 
 def _is_core(api_version: str) -> bool:
     group = api_version.rpartition("/")[0]
-    return "." not in group or group in ("networking.k8s.io", "rbac.authorization.k8s.io")
+    return "." not in group or group in ("networking.k8s.io", "rbac.authorization.k8s.io", "scheduling.k8s.io")
 
 
 def _title(item: Manifest) -> str:

@@ -6,15 +6,11 @@ from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
 
-from typer import TyperException
-
 from deploy.api.authentication import TOKENS_FILE
 from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
-from deploy.cli.planning.check import CheckOptions
 from deploy.files import STOP_FILE
 from deploy.launch.cluster import MAX_MESSAGE_BYTES, NODE_ENVIRONMENT, SERVICERS
 from deploy.link.tls import TLS_DIR
-from tests.deploy.cli.parsing import parsed
 from tests.k8s.manifests import (
     ROLE,
     Objects,
@@ -23,7 +19,6 @@ from tests.k8s.manifests import (
     deployments,
     least_replicas,
     most_replicas,
-    pods,
     ray_pods,
     ray_resources,
     ray_service,
@@ -32,14 +27,15 @@ from tests.k8s.manifests import (
     settings,
     worker_pods,
 )
+from tests.k8s.pod_policies import AGENT_PORT
 
-IMAGE_ROOT = Path("/opt/outrider")
-"""Where deploy/Dockerfile puts the repository."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOKENS = "outrider-tokens"
 CERTIFICATES = "outrider-link-tls"
 LOADING_S = 900.0
 """For a node, an image and weights of a replacement."""
+STAYS_UNTIL_DRAINED = f"&& while (: </dev/tcp/localhost/{AGENT_PORT}) 2>/dev/null ; do sleep 1 ; done"
+"""tests/system/test_drained_pod.py shows what it does."""
 MAX_MESSAGE = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
 
 
@@ -54,8 +50,8 @@ def one_application_is_served(objects: Objects) -> Iterator[str]:
 
 
 def proxies_can_be_reached(objects: Objects) -> Iterator[str]:
-    if serve_config(objects).get("http_options", {}).get("host") != "0.0.0.0":
-        yield "serveConfigV2: http_options.host must be 0.0.0.0, or KubeRay and probes do not reach the proxy"
+    if serve_config(objects).get("http_options", {}).get("host") not in ("0.0.0.0", "::"):
+        yield "serveConfigV2: http_options.host must be 0.0.0.0, or ::, for KubeRay and probes to reach the proxy"
 
 
 def servicers_are_the_codes(objects: Objects) -> Iterator[str]:
@@ -161,41 +157,6 @@ def groups_can_hold_all_replicas(objects: Objects) -> Iterator[str]:
             yield f"{role}: replicas must be between minReplicas and maxReplicas"
 
 
-def models_are_where_settings_say(objects: Objects) -> Iterator[str]:
-    """In the image, or on a volume that is mounted read-only; orchestrators read the target's tokenizer."""
-    config = settings(objects)
-    readers = [("orchestrator", config.target), ("target", config.target)]
-    readers += [("draft", config.draft)] if config.draft else []
-    by_role = {pod.role: pod for pod in worker_pods(objects)}
-    for role, worker in readers:
-        model = Path(worker.engine.model)
-        if not _is_in_image(model) and not _is_on_volume(model, by_role[role]):
-            yield f"{role}: there is nothing at {model}"
-
-
-def downloads_are_checked_by_their_headers(objects: Objects) -> Iterator[str]:
-    """Those that are served, by a command that there is; the job's memory is for headers, not for weights."""
-    config = settings(objects)
-    wanted = [Path(worker.engine.model) for worker in (config.target, config.draft) if worker is not None]
-    for pod in (pod for pod in pods(objects) if pod.is_job):
-        lines = [line.split() for line in pod.ray["command"][-1].splitlines()]
-        commands = [line[1:] for line in lines if line[:1] == ["outrider"]]
-        if not commands:
-            yield f"{pod.where}: what it has downloaded is not checked"
-        for words in commands:
-            try:
-                args = parsed(CheckOptions, words[1:])
-            except TyperException:
-                args = None
-            if args is None or words[0] != "check":
-                yield f"{pod.where}: there is no command outrider {' '.join(words)}"
-                continue
-            if [args.target, args.draft] != wanted:
-                yield f"{pod.where}: checks {args.target} and {args.draft}, but {wanted} are served"
-            if not args.no_weights:
-                yield f"{pod.where}: the check loads the weights; say --no-weights"
-
-
 def streams_may_end(objects: Objects) -> Iterator[str]:
     """A pod that is to stop tells Ray, and has as long as a stream may last, beside the time that replacements load.
 
@@ -209,6 +170,8 @@ def streams_may_end(objects: Objects) -> Iterator[str]:
             yield f"{pod.where}: preStop must drain the node"
         elif float(words[words.index("--deadline-remaining-seconds") + 1]) < DRAIN_TIMEOUT_S + LOADING_S:
             yield f"{pod.where}: the deadline of preStop must be at least {DRAIN_TIMEOUT_S + LOADING_S:.0f} s"
+        elif STAYS_UNTIL_DRAINED not in " ".join(words):
+            yield f"{pod.where}: preStop must end when Ray has left, with: {STAYS_UNTIL_DRAINED}"
         has_file = any(variable["name"] == STOP_FILE for variable in pod.ray.get("env", ()))
         if not has_file or f'"${STOP_FILE}"' not in words[: words.index("drain-node") if "drain-node" in words else 0]:
             yield f"{pod.where}: preStop must leave the file that {STOP_FILE} names, before it tells Ray"
@@ -257,12 +220,6 @@ def links_have_certificates_at_both_ends(objects: Objects) -> Iterator[str]:
             yield f"{pod.where}: {TLS_DIR} must name where {CERTIFICATES} is mounted"
 
 
-def pods_follow_replicas(objects: Objects) -> Iterator[str]:
-    options = cluster(objects).get("autoscalerOptions", {})
-    if not cluster(objects).get("enableInTreeAutoscaling") or options.get("version") != "v2":
-        yield "RayCluster: the in-tree autoscaler v2 must be on"
-
-
 def the_head_only_leads(objects: Objects) -> Iterator[str]:
     """No replica on it, and no call through it: its loss must cost neither."""
     if cluster(objects)["headGroupSpec"]["rayStartParams"].get("num-cpus") != "0":
@@ -287,17 +244,6 @@ def _folder_of(pod: Pod, secret: str) -> str | None:
     return next((mount["mountPath"] for mount in pod.ray["volumeMounts"] if mount["name"] in volumes), None)
 
 
-def _is_in_image(model: Path) -> bool:
-    if not model.is_relative_to(IMAGE_ROOT):
-        return False
-    return (REPOSITORY / model.relative_to(IMAGE_ROOT) / "config.json").is_file()
-
-
-def _is_on_volume(model: Path, pod: Pod) -> bool:
-    mounts = pod.ray.get("volumeMounts", ())
-    return any(model.is_relative_to(mount["mountPath"]) and mount.get("readOnly") is True for mount in mounts)
-
-
 CHECKS = (
     one_application_is_served,
     proxies_can_be_reached,
@@ -310,14 +256,11 @@ CHECKS = (
     groups_are_labelled_alike,
     replicas_fit_into_pods,
     groups_can_hold_all_replicas,
-    models_are_where_settings_say,
-    downloads_are_checked_by_their_headers,
     streams_may_end,
     upgrades_switch_at_once,
     ray_asks_for_its_token,
     callers_are_asked_for_tokens_that_are_there,
     links_have_certificates_at_both_ends,
-    pods_follow_replicas,
     the_head_only_leads,
     ray_is_the_version_that_is_pinned,
 )

@@ -22,6 +22,7 @@ ENVOY_TIMEOUT = "15s"
 """What Envoy gives a response, the longest stream included, where nothing else is said."""
 INSIDE = ("/-/healthz", "/-/routes", "/metrics", "/api/serve/applications/", "/ray.serve.RayServeAPIService/Healthz")
 """Paths of Serve, Ray and Prometheus."""
+ZONE = "topology.kubernetes.io/zone"
 UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
@@ -66,6 +67,34 @@ def pods_are_spread(objects: Objects) -> Iterator[str]:
             yield f"{pod.where}: nothing spreads its pods over nodes"
 
 
+def pods_are_near_each_other(objects: Objects) -> Iterator[str]:
+    """In one zone, if it has room: of each round two messages go from one pod to another."""
+    everyone = ray_pods(objects)[1:]
+    for pod in everyone:
+        wished = pod.spec.get("affinity", {}).get("podAffinity", {})
+        terms = [term["podAffinityTerm"] for term in wished.get("preferredDuringSchedulingIgnoredDuringExecution", ())]
+        near = [term for term in terms if term["topologyKey"] == ZONE]
+        if not any(all(selects(term["labelSelector"], other.labels) for other in everyone) for term in near):
+            yield f"{pod.where}: must prefer the zone of the others"
+
+
+def drafts_give_way(objects: Objects) -> Iterator[str]:
+    """Where there are priority classes: streams go on without a draft, and not without the others."""
+    classes = {item["metadata"]["name"]: item for item in of_kind(objects, "PriorityClass")}
+    named_by = {pod.role: pod.spec.get("priorityClassName") for pod in ray_pods(objects)}
+    for role, name in named_by.items():
+        if name not in ({None} if not classes else set(classes)):
+            yield f"{role}: there is no PriorityClass {name}"
+            return
+    if not classes:
+        return
+    values = {role: classes[str(name)]["value"] for role, name in named_by.items()}
+    if not values["head"] >= max(values["orchestrator"], values["target"]) > values["draft"]:
+        yield f"priorities must fall from head to orchestrator and target, then draft, got {values}"
+    if classes[str(named_by["draft"])].get("preemptionPolicy") != "Never":
+        yield "draft: its priority must push nobody out"
+
+
 def services_lead_to_pods(objects: Objects) -> Iterator[str]:
     for service in of_kind(objects, "Service"):
         name = service["metadata"]["name"]
@@ -102,14 +131,18 @@ def gcs_finds_its_redis(objects: Objects) -> Iterator[str]:
 
 
 def routes_lead_to_the_service(objects: Objects) -> Iterator[str]:
-    """Each path to the port that speaks its protocol."""
+    """Each path to the port that speaks its protocol; those of HTTP to a pool of such ports where there is one."""
     offered = ray_service(objects)["serveService"]
+    pools = [pool["metadata"]["name"] for pool in of_kind(objects, "InferencePool")]
     ports = {port["name"]: port["port"] for port in offered["spec"]["ports"]}
     for where, rule in _rules(objects):
         is_grpc = any(_is_routed(f"/{service}/Method", rule) for service in SERVICES)
         wanted = (offered["metadata"]["name"], ports.get("serve-grpc" if is_grpc else "serve"))
         for backend in rule["backendRefs"]:
-            if (backend["name"], backend["port"]) != wanted:
+            if backend.get("kind") == "InferencePool" and backend["name"] in pools and "port" not in backend:
+                if is_grpc:
+                    yield f"{where}: {backend} speaks HTTP alone"
+            elif (backend["name"], backend.get("port")) != wanted:
                 yield f"{where}: {backend} is not the service's port {wanted[1]}"
 
 
@@ -185,6 +218,8 @@ CHECKS = (
     budgets_leave_room,
     several_pods_have_a_budget,
     pods_are_spread,
+    pods_are_near_each_other,
+    drafts_give_way,
     services_lead_to_pods,
     gcs_finds_its_redis,
     routes_lead_to_the_service,

@@ -7,16 +7,30 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.k8s import (
+    autoscaler_policies,
     gpu_policies,
+    model_policies,
     monitoring_policies,
     network_policies,
+    picker_policies,
     pod_policies,
     schema_checks,
     serve_policies,
     service_policies,
 )
 from tests.k8s.changes import container, setting
-from tests.k8s.compositions import ALL, K8S, LARGE, OPTIONS, OVERLAYS, TENSOR_PARALLEL, Composition, objects
+from tests.k8s.compositions import (
+    ALL,
+    K8S,
+    LARGE,
+    MIG,
+    MODELS_ELSEWHERE,
+    OPTIONS,
+    OVERLAYS,
+    TENSOR_PARALLEL,
+    Composition,
+    objects,
+)
 from tests.k8s.manifests import Objects, pods
 from tests.k8s.network_policies import egress
 
@@ -24,9 +38,12 @@ MODULES = (
     schema_checks,
     pod_policies,
     serve_policies,
+    model_policies,
     gpu_policies,
+    autoscaler_policies,
     network_policies,
     service_policies,
+    picker_policies,
     monitoring_policies,
 )
 CHECKS: dict[str, Callable[[Objects], Iterator[str]]] = {
@@ -54,7 +71,12 @@ def test_every_folder_is_composed() -> None:
     components = {path.parent.name for path in K8S.glob("components/*/kustomization.yaml")}
     named = "".join(path.read_text() for path in K8S.glob("overlays/*/kustomization.yaml"))
     assert overlays == set(OVERLAYS)
-    assert {name for name in components if f"components/{name}" not in named} == {TENSOR_PARALLEL, *OPTIONS}
+    assert {name for name in components if f"components/{name}" not in named} == {
+        TENSOR_PARALLEL,
+        MIG,
+        *MODELS_ELSEWHERE,
+        *OPTIONS,
+    }
 
 
 def test_eight_ranks_fit_where_a_patch_gives_eight_gpus() -> None:

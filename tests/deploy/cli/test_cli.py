@@ -341,6 +341,8 @@ def test_the_configuration_is_printed_as_a_file_that_says_the_same(tmp_path, cap
         (("--drain-timeout", "-1"), "'--drain-timeout': must be in [0, 86400], got -1.0"),
         (("--config", "/nowhere.yaml"), "/nowhere.yaml"),
         (("--grpc-port", "8000"), "--http-port 8000 is --grpc-port, too: give each its own, or 0 for any"),
+        (("--host", "nowhere"), "--host nowhere cannot be used"),
+        (("--host", "203.0.113.1"), "--host 203.0.113.1 cannot be used"),
         (("--speculation.guessers", "draft"), "speculation.guessers: Input should be a list, got 'draft'"),
     ],
 )

@@ -352,7 +352,7 @@ async def test_a_body_that_is_too_long_is_413():
         ("/v1/embeddings", "POST", 404, "no embeddings"),
         ("/v1/responses/resp_1", "GET", 404, "keeps no responses"),
         ("/ui", "GET", 404, "nothing"),
-        ("/metrics", "GET", 404, "a port of their own"),
+        ("/metrics", "POST", 405, "GET"),
         ("/v1/images/generations", "POST", 404, "text alone"),
         (COMPLETIONS, "HEAD", 405, "POST"),
         (COMPLETIONS, "OPTIONS", 405, "POST"),

@@ -1,0 +1,87 @@
+"""`GET /metrics`: the load of one orchestrator at this moment, under the names that endpoint pickers read by default.
+
+Pickers of an inference gateway (llm-d, Gateway API Inference Extension, KServe) ask each pod several times a second, at
+its serving port, and know vLLM's names. `deploy.metrics` exports what operators watch, elsewhere and every ten seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from core.records import EngineStats
+from deploy.api import Hosted
+from deploy.metrics import MODEL_LABEL
+
+TEXT = (("content-type", CONTENT_TYPE_PLAIN_0_0_4), ("cache-control", "no-store"))
+PREFIX = "vllm:"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One model, as this orchestrator serves it."""
+
+    model_name: str
+    num_running: int
+    num_waiting: int
+    kv_share: float
+    """Share of the KV blocks of its targets that sessions hold, those of other orchestrators included."""
+    block_tokens: int
+    num_blocks: int
+    """Of all its targets together."""
+
+
+async def load_of(model: Hosted) -> Load:
+    """What is so now; of engines in a long pass, what they said last."""
+    targets = await model.target_stats()
+    config, info = model.served.config, model.served.target
+    blocks_each = info.kv_cache_tokens // config.target.engine.block_tokens
+    return Load(
+        model.name,
+        model.completions.report().num_sessions,
+        model.completions.num_waiting,
+        kv_share(targets),
+        config.target.engine.block_tokens,
+        blocks_each * max(1, len(targets), model.num_replicas.get("target", 0)),
+    )
+
+
+def kv_share(targets: Sequence[EngineStats]) -> float:
+    """0 before this orchestrator has had a session on any of them."""
+    num_blocks = sum(each.num_blocks for each in targets)
+    return 1.0 - sum(each.num_free_blocks for each in targets) / num_blocks if num_blocks else 0.0
+
+
+def exposition(loads: Sequence[Load]) -> bytes:
+    """In Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(loads))
+    return generate_latest(registry)
+
+
+class _Collector:
+    def __init__(self, loads: Sequence[Load]) -> None:
+        self._loads = loads
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        yield self._gauge("num_requests_running", "Requests in progress.", lambda load: load.num_running)
+        yield self._gauge("num_requests_waiting", "Requests that wait in the queue.", lambda load: load.num_waiting)
+        yield self._gauge(
+            "kv_cache_usage_perc", "Share of the targets' KV in use; 1 is all.", lambda load: load.kv_share
+        )
+        info = GaugeMetricFamily(
+            f"{PREFIX}cache_config_info", "KV of the targets.", labels=(MODEL_LABEL, "block_size", "num_gpu_blocks")
+        )
+        for load in self._loads:
+            info.add_metric((load.model_name, str(load.block_tokens), str(load.num_blocks)), 1)
+        yield info
+
+    def _gauge(self, name: str, meaning: str, value: Callable[[Load], float]) -> GaugeMetricFamily:
+        gauge = GaugeMetricFamily(PREFIX + name, meaning, labels=(MODEL_LABEL,))
+        for load in self._loads:
+            gauge.add_metric((load.model_name,), value(load))
+        return gauge
