@@ -8,6 +8,11 @@ export OMP_NUM_THREADS ?= 1
 # Tests start a hundred processes, which need not compile the same files again.
 export PYTHONDONTWRITEBYTECODE :=
 
+# `cpu` or `cuda`. The builds of torch for CUDA take 5 GB, which a machine without a GPU has no use for.
+TORCH ?= $(if $(filter GPU,$(shell nvidia-smi -L 2>/dev/null)),cuda,cpu)
+# Where PyTorch keeps builds for the CPU. Where this address cannot be reached, the index that pip is set up for decides.
+CPU_TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
 .PHONY: help setup demo serve test test-plain test-ray test-fast test-fast-torch test-fast-others test-ci test-all check k8s load-tool bench protos format clean
 
 help:  ## Show this list
@@ -18,8 +23,14 @@ setup: .venv/.installed  ## Make .venv and install everything
 .venv/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed; say make PYTHON=..."'
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt $(TORCH_INDEX) torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,k8s]' --editable clients/python
 	@touch $@
+
+# Beside the usual index, since of one version pip prefers the build with a suffix, which is +cpu there.
+REACHES := import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=10)
+TORCH_INDEX = $(if $(filter cpu,$(TORCH)),$(shell $(PYTHON) -c '$(REACHES)' $(CPU_TORCH_INDEX) 2>/dev/null \
+  && echo --extra-index-url $(CPU_TORCH_INDEX)))
 
 demo: setup  ## Serve the embedded pair, stream two completions, repeat them without drafting, compare
 	$(BIN)/python -m deploy.cli.demo
