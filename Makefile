@@ -13,7 +13,7 @@ TORCH ?= $(if $(filter GPU,$(shell nvidia-smi -L 2>/dev/null)),cuda,cpu)
 # Where PyTorch keeps builds for the CPU. Where this address cannot be reached, the index that pip is set up for decides.
 CPU_TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: help setup demo serve test test-plain test-ray test-fast test-fast-torch test-fast-others test-ci test-all check k8s load-tool bench protos format clean
+.PHONY: help setup demo wheel serve test test-plain test-ray test-fast test-fast-torch test-fast-others test-ci test-all check k8s load-tool bench protos format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -34,6 +34,12 @@ TORCH_INDEX = $(if $(filter cpu,$(TORCH)),$(shell $(PYTHON) -c '$(REACHES)' $(CP
 
 demo: setup  ## Serve the embedded pair, stream two completions, repeat them without drafting, compare
 	$(BIN)/python -m deploy.cli.demo
+
+# Of what an earlier build left, setuptools would pack modules that are gone.
+wheel: setup  ## Build the wheels of Outrider and its client in dist/
+	rm -rf build clients/python/build dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . clients/python
+	rm -rf build clients/python/build
 
 serve: export RAY_AUTH_MODE := token
 serve: setup  ## Serve the embedded pair until interrupted
@@ -120,4 +126,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf .venv build clients/python/build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
