@@ -13,7 +13,7 @@ from tests.core.toys import Toy, nodes_of, tree_of
 
 SEEDS = st.integers(0, 2**64 - 1)
 UNLIKENESS = st.sampled_from([0.0, 0.5, 1e9])
-"""Of a draft: none, a little, and such that it guesses at random."""
+"""How a draft differs from its target: not at all, a little, in everything."""
 
 
 @st.composite
