@@ -64,7 +64,7 @@ class DrawnRound:
         self._number = number
         self._seen = seen
         self.shown = self._choose()
-        self._below: dict[int, list[int]] = {ROOT: []} | {node: [] for node in self.shown}
+        self._below: dict[int, list[int]] = {node: [] for node in (ROOT, *self.shown)}
         for node in sorted(self.shown, key=lambda node: -seen.nodes[node].probability):
             self._below[seen.nodes[node].parent].append(node)
         self.num_lines = 0
@@ -95,7 +95,7 @@ class DrawnRound:
             return "path"
         if node == self._seen.next_node:
             return "own"
-        return "kept" if self._seen.next_node in self._line(node) else "pruned"
+        return "kept" if self._seen.next_node in [*self._line(node)] else "pruned"
 
     def _choose(self) -> list[int]:
         """What the verdict met and the block, then the likeliest with all that is above them."""
