@@ -90,6 +90,7 @@ check: setup  ## Linters, types, layers, generated code
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m protos.generate --check
+	$(BIN)/python clients/python/blocking.py --check
 
 k8s: setup .venv/bin/promtool .venv/checkov/.installed  ## Build and check what k8s/ has, try its alerts, plant faults; needs kubectl
 	$(BIN)/python -m pytest tests/k8s
@@ -118,8 +119,9 @@ PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
 bench: setup  ## Measure what a round costs beyond the models
 	$(BIN)/python -m bench overhead
 
-protos: setup  ## Generate the Python code of protos/ again
+protos: setup  ## Generate the Python code of protos/ again, and the blocking client
 	$(BIN)/python -m protos.generate
+	$(BIN)/python clients/python/blocking.py
 
 format: setup
 	$(BIN)/ruff check --fix .
