@@ -8,7 +8,12 @@ export OMP_NUM_THREADS ?= 1
 # Tests start a hundred processes, which need not compile the same files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo serve test test-plain test-ray test-fast test-fast-torch test-fast-others test-ci test-all check k8s load-tool clients bench protos format clean
+# `cpu` or `cuda`. The builds of torch for CUDA take 5 GB, which a machine without a GPU has no use for.
+TORCH ?= $(if $(filter GPU,$(shell nvidia-smi -L 2>/dev/null)),cuda,cpu)
+# Where PyTorch keeps builds for the CPU. Where this address cannot be reached, the index that pip is set up for decides.
+CPU_TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+.PHONY: help setup demo wheel serve test test-plain test-ray test-fast test-fast-torch test-fast-others test-ci test-all check k8s load-tool clients bench protos format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -18,11 +23,23 @@ setup: .venv/.installed  ## Make .venv and install everything
 .venv/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed; say make PYTHON=..."'
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt $(TORCH_INDEX) torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,k8s]' --editable clients/python
 	@touch $@
 
+# Beside the usual index, since of one version pip prefers the build with a suffix, which is +cpu there.
+REACHES := import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=10)
+TORCH_INDEX = $(if $(filter cpu,$(TORCH)),$(shell $(PYTHON) -c '$(REACHES)' $(CPU_TORCH_INDEX) 2>/dev/null \
+  && echo --extra-index-url $(CPU_TORCH_INDEX)))
+
 demo: setup  ## Serve the embedded pair, stream two completions, repeat them without drafting, compare
 	$(BIN)/python -m deploy.cli.demo
+
+# Of what an earlier build left, setuptools would pack modules that are gone.
+wheel: setup  ## Build the wheels of Outrider and its client in dist/
+	rm -rf build clients/python/build dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . clients/python
+	rm -rf build clients/python/build
 
 serve: export RAY_AUTH_MODE := token
 serve: setup  ## Serve the embedded pair until interrupted
@@ -73,6 +90,7 @@ check: setup  ## Linters, types, layers, generated code
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m protos.generate --check
+	$(BIN)/python clients/python/blocking.py --check
 
 k8s: setup .venv/bin/promtool .venv/checkov/.installed  ## Build and check what k8s/ has, try its alerts, plant faults; needs kubectl
 	$(BIN)/python -m pytest tests/k8s
@@ -117,12 +135,13 @@ clients: setup $(CLIENTS:%=.venv/clients/%/.installed)  ## Install clients that 
 bench: setup  ## Measure what a round costs beyond the models
 	$(BIN)/python -m bench overhead
 
-protos: setup  ## Generate the Python code of protos/ again
+protos: setup  ## Generate the Python code of protos/ again, and the blocking client
 	$(BIN)/python -m protos.generate
+	$(BIN)/python clients/python/blocking.py
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf .venv build clients/python/build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

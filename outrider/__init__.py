@@ -9,8 +9,24 @@ The sessions, the policies and the engines are those of the service, so the toke
 runs, use the package `outrider_client`.
 """
 
-from outrider.llm import LLM
-from outrider.outputs import Output, RequestOutput
-from outrider.params import SamplingParams
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from outrider.installation import check_packages
+
+if TYPE_CHECKING:
+    from outrider.llm import LLM
+    from outrider.outputs import Output, RequestOutput
+    from outrider.params import SamplingParams
 
 __all__ = ["LLM", "Output", "RequestOutput", "SamplingParams"]
+
+_MODULES = {"LLM": "llm", "Output": "outputs", "RequestOutput": "outputs", "SamplingParams": "params"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first used: before that, the packages that it needs are checked. Raises: ImportError."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_packages()
+    return getattr(import_module(f"outrider.{_MODULES[name]}"), name)

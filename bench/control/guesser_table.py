@@ -1,6 +1,6 @@
 """The table of guessers by kind of text, as Markdown and as a picture.
 
-Knows its rows and canvases; must not know how they were measured.
+Knows its rows; must not know how they were measured.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import ceil
+from pathlib import Path
 
-from core.canvas import Canvas
+from simulation.report import Axes, drawing
 
-PANEL_PX, PANELS_A_LINE, LABEL_PX, BAR_PX, LINE_PX, HEAD_PX, TITLE_PX = 300, 4, 110, 140, 17, 28, 34
+AXES_A_LINE = 4
 BAR, BEST, NOTE = "#9fc3e4", "#2e7d4f", "#666"
 
 
@@ -92,29 +93,24 @@ def _lines(caption: str, cells: Cells) -> Iterator[str]:
     yield ""
 
 
-def picture(rows: Sequence[Row]) -> str:
-    """The text of an SVG file: a panel for each workload, a bar for each way of guessing."""
+def draw(rows: Sequence[Row], file: Path) -> None:
+    """A picture: axes for each workload, a bar for each way of guessing."""
     titles = list(dict.fromkeys(row.workload for row in rows))
-    panels = [[row for row in rows if row.workload == title] for title in titles]
-    panel_height_px = HEAD_PX + LINE_PX * (1 + max(map(len, panels)))
-    canvas = Canvas(PANEL_PX * PANELS_A_LINE, TITLE_PX + panel_height_px * ceil(len(titles) / PANELS_A_LINE))
-    canvas.text(14, 20, "Tokens a second over plain decoding (the line); the best of each kind in green", fill=NOTE)
-    px_a_factor = BAR_PX / max(row.over_plain for row in rows)
-    for number, panel in enumerate(panels):
-        x, y = PANEL_PX * (number % PANELS_A_LINE), TITLE_PX + panel_height_px * (number // PANELS_A_LINE)
-        with canvas.moved(x, y):
-            _draw_panel(canvas, panel, px_a_factor)
-    return str(canvas)
+    num_lines = ceil(len(titles) / AXES_A_LINE)
+    with drawing(file, num_lines, AXES_A_LINE, (12, 2.8 * num_lines)) as lines:
+        free = [axes for line in lines for axes in line]
+        for axes, title in zip(free, titles, strict=False):
+            _draw_bars(axes, title, [row for row in rows if row.workload == title])
+        for axes in free[len(titles) :]:
+            axes.set_axis_off()
 
 
-def _draw_panel(canvas: Canvas, rows: Sequence[Row], px_a_factor: float) -> None:
-    canvas.text(14, 18, rows[0].workload, font_weight="bold")
-    best = max(row.over_plain for row in rows)
-    for number, row in enumerate(rows):
-        y = HEAD_PX + LINE_PX * number
-        width_px, color = row.over_plain * px_a_factor, BEST if row.over_plain == best else BAR
-        canvas.text(LABEL_PX - 6, y + 11, row.way, "end")
-        canvas.rect(LABEL_PX, y, width_px, LINE_PX - 4, fill=color)
-        canvas.text(LABEL_PX + width_px + 4, y + 11, f"{row.over_plain:.2f}", fill=NOTE)
-    plain_px = LABEL_PX + px_a_factor
-    canvas.path(f"M{plain_px:.1f} {HEAD_PX - 2}V{HEAD_PX + LINE_PX * len(rows)}", stroke=NOTE)
+def _draw_bars(axes: Axes, title: str, rows: Sequence[Row]) -> None:
+    """Tokens a second over plain decoding, which is the line; the best in green."""
+    factors = [row.over_plain for row in rows]
+    colors = [BEST if factor == max(factors) else BAR for factor in factors]
+    bars = axes.barh([row.way for row in rows], factors, color=colors)
+    axes.bar_label(bars, [f"{factor:.2f}" for factor in factors], padding=3)
+    axes.axvline(1.0, color=NOTE, linewidth=1)
+    axes.invert_yaxis()
+    axes.set_title(title, loc="left")

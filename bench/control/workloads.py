@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from bench.control.alone import alone
-from bench.control.guesser_table import Row, picture, table
+from bench.control.guesser_table import Row, draw, table
 from bench.control.recorder import Recorded, Recorder
 from bench.control.replay import PLAIN_WAY, Decoded, GuessingWay, Job, decode
 from bench.control.workload_texts import Workload, workloads
@@ -71,7 +71,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
     if args.table is not None:
         args.table.write_text(table(rows))
     if args.svg is not None:
-        args.svg.write_text(picture(rows))
+        draw(rows, args.svg)
     return [*map(_result, rows), *judged(rows)]
 
 

@@ -23,7 +23,7 @@ from bench.results import Result, at_least, at_most, say, spread
 from core.config import DraftScaling, OrchestratorScaling, TargetScaling
 from deploy.settings import override
 from outrider_client import AsyncClient
-from simulation.report import Moment, scaling_picture
+from simulation.report import NUM_SCALING_AXES, Moment, draw_scaling, drawing
 
 MAX_TOKENS = 128
 NUM_STREAMS = 4
@@ -118,7 +118,8 @@ async def _ramp(up: Nodes, jobs: Sequence[Expected], args: argparse.Namespace) -
     say("no streams")
     samples += await _watch(load, args.level_s)
     if args.svg:
-        args.svg.write_text(scaling_picture(samples))
+        with drawing(args.svg, NUM_SCALING_AXES, 1, (8, 6)) as rows:
+            draw_scaling([axes for (axes,) in rows], samples)
     return [*_counts(samples), *_tallied("load rises and falls", load.tally)]
 
 

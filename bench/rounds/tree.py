@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from bench.results import Result
-from bench.rounds.tree_svg import picture
+from bench.rounds.tree_picture import draw
 from bench.rounds.tree_trace import SeenRound, TreeWatch, WatchedController, read, written
 from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.records import GenerationRequest, Sampling
@@ -50,7 +50,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
     if args.trace is not None:
         args.trace.write_text(written(rounds))
     if args.svg is not None:
-        args.svg.write_text(picture(rounds))
+        draw(rounds, args.svg)
     return [_result(number, seen) for number, seen in enumerate(rounds, start=1)]
 
 

@@ -60,13 +60,17 @@ class GenerateOptions(CallOptions):
 
 
 def generate(options: GenerateOptions) -> int:
-    """Returns the exit status."""
+    """Returns the exit status. Raises: ConfigError."""
     if (problem := problem_of_token()) is not None:
         terminal.say(f"outrider: {problem}")
         return EXIT_FAILED
     if options.save is not None and len(options.prompts) > 1:
         terminal.say("outrider: --save writes one output: give one prompt")
         return EXIT_FAILED
+    if options.trace is not None and options.trace.suffix == ".svg":
+        from simulation.report import check_pictures  # which takes half a second to import
+
+        check_pictures(options.trace)
     jobs = [Job(sys.stdin.read() if prompt == "-" else prompt, options.fields()) for prompt in options.prompts]
     # A retry may reach another server, whose clock differs.
     retry = Retry(max_retries=0 if options.trace else MAX_RETRIES)

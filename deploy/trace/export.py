@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.trace import svg
 from deploy.trace.timeline import Arrow, Side, Slice, SliceKind, Stream, Timeline, Track, timeline
 
 NS_PER_US = 1000
@@ -36,8 +35,12 @@ Event = Mapping[str, Any]
 def write(path: Path, streams: Sequence[Stream]) -> None:
     """A picture if the file's name ends with .svg, else a trace. Raises: OSError."""
     shown = timeline(streams)
-    text = svg.render(shown) if path.suffix == ".svg" else json.dumps(chrome_trace(shown), indent=0)
-    path.write_text(text, encoding="utf-8")
+    if path.suffix == ".svg":
+        from deploy.trace import picture  # which imports the simulation
+
+        picture.draw(shown, path)
+    else:
+        path.write_text(json.dumps(chrome_trace(shown), indent=0), encoding="utf-8")
 
 
 def chrome_trace(shown: Timeline) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """From the traced calls of streams to a picture of their rounds: slices on tracks, and arrows between them.
 
-Knows the client's records; must not know how a picture is written (`deploy.trace.export` and `deploy.trace.svg` do).
+Knows the client's records; must not know how a picture is written (`export` and `picture` beside this do).
 
 Each stream has three tracks: the orchestrator's rounds, the target's calls, the draft's. A call is a round trip, split
 by the engine's timing: waiting, computing, and the rest, which is the wire's, half of it each way. Computing is split

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GONE = {"orchestrator/course.py", "core/search.py", "core/planning.py"}
+GONE = {"orchestrator/course.py", "core/search.py", "core/planning.py", "tests/docs/test_way.py"}
 """Files that decisions tell of as deleted."""
 EXAMPLES = {
     "orchestrator/guessers/repetition.py",

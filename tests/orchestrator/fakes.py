@@ -24,15 +24,17 @@ from core.records import (
     VerifyReply,
     VerifyRequest,
 )
+from core.reference import decode, verify
 from core.speculation.candidates import Candidates
 from core.speculation.growth import TreeSpec
 from core.speculation.source_worth import SourceWorth
 from core.speculation.speculation_tree import SpeculationTree
-from core.speculation.token_tree import SparseDistribution
+from core.speculation.token_tree import SparseDistribution, TokenTree
 from core.speculation.tree_nodes import Part
 from core.text.token_log import TokenLog
 from orchestrator.policy.policy import ControlReport, RoundOutcome
 from orchestrator.policy.tree_policy import CATCH_UP
+from tests.core.toys import nodes_of, tree_of
 
 VOCAB_SIZE = 50
 EOS = 0
@@ -45,10 +47,7 @@ def next_token(prefix: Sequence[int]) -> int:
 
 def plain(prompt: Sequence[int], num_tokens: int) -> list[int]:
     """What any correct completion of `prompt` is."""
-    tokens = list(prompt)
-    for _ in range(num_tokens):
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
+    return [*decode(next_token, tuple(prompt), num_tokens)]
 
 
 def model_info(name: str = "fake", max_context_tokens: int = 1000) -> ModelInfo:
@@ -94,13 +93,13 @@ class FakeTargetEngine(FakeEngine):
         log = self._extend(request)
         if isinstance(log, Missing):
             return log
-        path: list[int] = []
-        parent, token = -1, next_token(log.tokens)
-        while (node := request.block.child(parent, token)) is not None:
-            path.append(node)
-            log.extend([token])
-            parent, token = node, next_token(log.tokens)
-        return Verdict(request.stamp, tuple(path), token, held=len(log), num_cached=self.num_cached)
+        path, token = self.decide(tuple(log.tokens), request.block)
+        log.extend([request.block.tokens[node] for node in path])
+        return Verdict(request.stamp, path, token, held=len(log), num_cached=self.num_cached)
+
+    def decide(self, text: tuple[int, ...], block: TokenTree) -> tuple[tuple[int, ...], int]:
+        accepted, token = verify(next_token, text, tree_of(block))
+        return nodes_of(block, accepted), token
 
 
 NUM_RANKS = 6
@@ -127,6 +126,8 @@ def said_after(tokens: Sequence[int], *, is_drawn: bool) -> Candidates:
 class FakeDraftEngine:
     """Grows what it is asked for from `candidates`, by the rule that real drafts follow."""
 
+    says_after = staticmethod(said_after)
+
     def __init__(self, epoch: int = 1) -> None:
         self.epoch = epoch
         self.held: dict[str, HeldTokens] = {}
@@ -149,7 +150,7 @@ class FakeDraftEngine:
         builder = held.builder
         while builder.being_fed:
             texts = [[*held.log.tokens, *builder.path(node)] for node in builder.being_fed]
-            builder.take([said_after(tokens, is_drawn=held.spec.needs_q) for tokens in texts])
+            builder.take([self.says_after(tokens, is_drawn=held.spec.needs_q) for tokens in texts])
             builder.made_pass()
             builder.feed_pass(request.growth.rows_per_pass)
         return DraftDone(request.stamp, builder.report(), request.num_committed)

@@ -162,13 +162,13 @@ class FaultyWorld(World):
 
     def kill_target(self) -> None:
         if self.num_target_leases:
-            epoch, self.target = self.target.epoch, FakeTargetEngine(self.target.epoch + 1)
+            epoch, self.target = self.target.epoch, type(self.target)(self.target.epoch + 1)
             self._drop(VerifyRequest)
             self.handle(m.TargetLost(epoch, "killed"))
 
     def kill_draft(self) -> None:
         if self.num_draft_leases:
-            epoch, self.draft = self.draft.epoch, FakeDraftEngine(self.draft.epoch + 1)
+            epoch, self.draft = self.draft.epoch, type(self.draft)(self.draft.epoch + 1)
             self._drop(DraftRequest)
             self.handle(m.DraftLost(epoch))
 

@@ -1,8 +1,7 @@
-"""The client for asyncio, with the names of `outrider_client.client`."""
+"""The client for asyncio. `clients/python/blocking.py` generates the blocking one from this file."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self, Unpack
@@ -10,15 +9,24 @@ from typing import Any, Self, Unpack
 import grpc
 
 from outrider_client._attempts import Attempts, RetryBudget
+from outrider_client._io import Cut
+from outrider_client._io import aio as io
 from outrider_client._proto import details_pb2
 from outrider_client._proto import generation_pb2 as pb
 from outrider_client._replies import to_completion, to_model_info, to_models
 from outrider_client._resume import Resumption
 from outrider_client._servers import Servers
 from outrider_client._statuses import error_of
-from outrider_client.client import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, HEALTH_TIMEOUT_S, POLL_S
 from outrider_client.errors import DeadlinePassed
-from outrider_client.options import Connection, Retry, Tls
+from outrider_client.options import (
+    DEFAULT_ADDRESS,
+    DEFAULT_TIMEOUT_S,
+    HEALTH_TIMEOUT_S,
+    POLL_S,
+    Connection,
+    Retry,
+    Tls,
+)
 from outrider_client.records import Chunk, Completion, ListedModel, ModelInfo
 from outrider_client.request import GenerateFields, to_message
 
@@ -40,7 +48,7 @@ class AsyncClient:
     ) -> None:
         """`token` goes with each call as `authorization: Bearer`; of several addresses the next is tried on failure."""
         self._retry = retry or Retry()
-        self._servers = Servers(address, _open_channel, connection or Connection(), tls, token)
+        self._servers = Servers(address, io.open_channel, connection or Connection(), tls, token)
         self._budget = RetryBudget(self._retry.budget)
 
     def __repr__(self) -> str:
@@ -55,7 +63,7 @@ class AsyncClient:
     async def close(self) -> None:
         """End all streams and connections; calls that are made or continued after this raise."""
         for channel in self._servers.close():
-            await channel.close(None)
+            await io.close_channel(channel)
 
     def stream(self, prompt: str | None = None, **fields: Unpack[GenerateFields]) -> AsyncStream:
         """The pieces of one completion as they come, without a break, also when servers die meanwhile."""
@@ -78,7 +86,8 @@ class AsyncClient:
     ) -> tuple[int, ...]:
         """The token ids of `text`, by default with the special tokens around a prompt."""
         request = pb.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
-        return tuple((await self._call("Tokenize", request, timeout_s)).token_ids)
+        reply = await self._call("Tokenize", request, timeout_s)
+        return tuple(reply.token_ids)
 
     async def detokenize(
         self,
@@ -90,8 +99,8 @@ class AsyncClient:
     ) -> str:
         """The text of `token_ids`."""
         request = pb.DetokenizeRequest(model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-        text: str = (await self._call("Detokenize", request, timeout_s)).text
-        return text
+        reply = await self._call("Detokenize", request, timeout_s)
+        return str(reply.text)
 
     async def list_models(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> tuple[ListedModel, ...]:
         """What requests can ask for by `model`; the first is that of requests that name none."""
@@ -105,10 +114,9 @@ class AsyncClient:
         """Whether the server in use takes requests; if not, the next address is used from now on."""
         address, stub = self._servers.current()
         try:
-            reply = await stub.Check(
-                details_pb2.HealthCheckRequest(), timeout=timeout_s, metadata=self._servers.metadata
-            )
-        except grpc.RpcError:
+            request = details_pb2.HealthCheckRequest()
+            reply = await io.reply_of(stub.Check(request, timeout=timeout_s, metadata=self._servers.metadata))
+        except (Cut, grpc.RpcError):
             self._servers.leave(address)
             return False
         return bool(reply.status == details_pb2.HealthCheckResponse.SERVING)
@@ -120,31 +128,31 @@ class AsyncClient:
             if time.monotonic() >= end_s:
                 message = f"{self._servers} does not serve after {timeout_s:g} s"
                 raise DeadlinePassed(grpc.StatusCode.DEADLINE_EXCEEDED, message)
-            await asyncio.sleep(POLL_S)
+            await io.sleep(POLL_S)
 
     async def _call(self, method: str, request: Any, timeout_s: float | None) -> Any:
         attempts = self._attempts(timeout_s)
         while True:
             address, stub = self._servers.current()
+            begin = getattr(stub, method)
             try:
-                reply = await getattr(stub, method)(request, timeout=attempts.begin(), metadata=self._servers.metadata)
+                timeout_s = attempts.begin()
+                reply = await io.reply_of(begin(request, timeout=timeout_s, metadata=self._servers.metadata))
+            except Cut:
+                continue  # by `close` of this client: the next call says so
             except grpc.RpcError as error:
                 pause_s = attempts.failed(error_of(error))
-            except asyncio.CancelledError:
-                if _is_cancelled():
-                    raise
-                continue  # the call was, by `close` of this client: the next one says so
             else:
                 attempts.progressed()
                 return reply
             self._servers.leave(address)
-            await asyncio.sleep(pause_s)
+            await io.sleep(pause_s)
 
     def _attempts(self, timeout_s: float | None) -> Attempts:
         return Attempts(self._retry, self._budget, timeout_s)
 
 
-class AsyncStream(AsyncIterator[Chunk]):
+class AsyncStream(io.AsyncClosing, AsyncIterator[Chunk]):
     """An asynchronous iterator of chunks.
 
     Leaving its `async with` block, or `close`, cancels the call; so does forgetting it.
@@ -152,13 +160,12 @@ class AsyncStream(AsyncIterator[Chunk]):
     Waiting for a chunk may be cancelled, by a timeout for example, and begun again: nothing is lost by that.
     """
 
-    def __init__(self, servers: Servers[grpc.aio.Channel], resumption: Resumption) -> None:
+    def __init__(self, servers: Servers[io.Channel], resumption: Resumption) -> None:
         self._servers = servers
         self._resumption = resumption
-        self._call: Any = None
-        self._loop: asyncio.AbstractEventLoop
+        self._call: io.AsyncReading | None = None
         self._address = ""
-        self._is_closed = False
+        self._closing = io.Event()
 
     @property
     def request_id(self) -> str:
@@ -178,23 +185,14 @@ class AsyncStream(AsyncIterator[Chunk]):
 
     def close(self) -> None:
         """Cancel it. Any task may do so; the one that waits for a chunk sees the end of the iteration."""
-        self._is_closed = True
+        self._closing.set()
         if self._call is not None:
             self._call.cancel()
-
-    def __del__(self) -> None:
-        # The garbage collector may run in any thread, or after the loop has closed, and the call with it.
-        if self._call is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._call.cancel)
-
-    async def aclose(self) -> None:
-        """The same under the name that `contextlib.aclosing` calls."""
-        self.close()
 
     async def __anext__(self) -> Chunk:
         try:
             chunk = await self._next()
-        except asyncio.CancelledError:
+        except io.CANCELLED:
             self._call = None  # gRPC has cancelled it; the next wait makes another call
             raise
         except BaseException:
@@ -206,7 +204,7 @@ class AsyncStream(AsyncIterator[Chunk]):
         return chunk
 
     async def _next(self) -> Chunk | None:
-        while not self._is_closed:
+        while not self._closing.is_set():
             message, pause_s = await self._read()
             if message is not None:
                 if (chunk := self._resumption.take(message)) is not None:
@@ -216,39 +214,24 @@ class AsyncStream(AsyncIterator[Chunk]):
             if self._resumption.is_finished:
                 return None
             self._servers.leave(self._address)
-            await asyncio.sleep(pause_s)
+            await io.wait(self._closing, pause_s)
         return None
 
     async def _read(self) -> tuple[pb.GenerateChunk | None, float]:
         """The next message; or None, and the seconds to wait before the next call. Raises when there is none."""
         try:
-            if self._call is None:
-                self._begin()
-            message = await self._call.read()
+            message = await (self._call or self._begin()).read()
+        except Cut:
+            return None, 0.0  # by `close` of this stream or of its client
         except grpc.RpcError as error:
-            return None, self._resumption.broke(error_of(error))
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            return None, 0.0  # the call was, by `close` of this stream or of its client
-        return (message, 0.0) if isinstance(message, pb.GenerateChunk) else (None, self._resumption.ended())
+            return None, 0.0 if self._closing.is_set() else self._resumption.broke(error_of(error))
+        return (message, 0.0) if message is not None else (None, self._resumption.ended())
 
-    def _begin(self) -> None:
+    def _begin(self) -> io.AsyncReading:
         self._address, stub = self._servers.current()
-        self._loop = asyncio.get_running_loop()
-        call = self._resumption.begin()
-        self._call = stub.GenerateStream(call.request, timeout=call.timeout_s, metadata=self._servers.metadata)
-
-
-def _is_cancelled() -> bool:
-    """Whether it is this task that is being cancelled, not only a call that it waits for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _open_channel(
-    address: str, options: list[tuple[str, Any]], credentials: grpc.ChannelCredentials | None
-) -> grpc.aio.Channel:
-    if credentials is None:
-        return grpc.aio.insecure_channel(address, options)
-    return grpc.aio.secure_channel(address, credentials, options)
+        begun = self._resumption.begin()
+        call = stub.GenerateStream(begun.request, timeout=begun.timeout_s, metadata=self._servers.metadata)
+        self._call = reading = io.AsyncReading(call)
+        if self._closing.is_set():  # meanwhile, by whoever found no call to cancel
+            reading.cancel()
+        return reading

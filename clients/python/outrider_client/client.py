@@ -1,8 +1,7 @@
-"""The blocking client: executes the decisions of `_resume` and `_attempts`; `outrider_client.aio` does for asyncio."""
+"""The blocking client, generated from `aio.py`: change that, and run `python clients/python/blocking.py`."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Self, Unpack
@@ -10,6 +9,8 @@ from typing import Any, Self, Unpack
 import grpc
 
 from outrider_client._attempts import Attempts, RetryBudget
+from outrider_client._io import Cut
+from outrider_client._io import blocking as io
 from outrider_client._proto import details_pb2
 from outrider_client._proto import generation_pb2 as pb
 from outrider_client._replies import to_completion, to_model_info, to_models
@@ -17,16 +18,17 @@ from outrider_client._resume import Resumption
 from outrider_client._servers import Servers
 from outrider_client._statuses import error_of
 from outrider_client.errors import DeadlinePassed
-from outrider_client.options import Connection, Retry, Tls
+from outrider_client.options import (
+    DEFAULT_ADDRESS,
+    DEFAULT_TIMEOUT_S,
+    HEALTH_TIMEOUT_S,
+    POLL_S,
+    Connection,
+    Retry,
+    Tls,
+)
 from outrider_client.records import Chunk, Completion, ListedModel, ModelInfo
 from outrider_client.request import GenerateFields, to_message
-
-DEFAULT_ADDRESS = "localhost:9000"
-DEFAULT_TIMEOUT_S = 30.0
-"""Seconds for calls that are short unless something is wrong."""
-HEALTH_TIMEOUT_S = 2.0
-POLL_S = 0.1
-"""Seconds between two checks of a server that does not serve yet."""
 
 
 class Client:
@@ -46,7 +48,7 @@ class Client:
     ) -> None:
         """`token` goes with each call as `authorization: Bearer`; of several addresses the next is tried on failure."""
         self._retry = retry or Retry()
-        self._servers = Servers(address, _open_channel, connection or Connection(), tls, token)
+        self._servers = Servers(address, io.open_channel, connection or Connection(), tls, token)
         self._budget = RetryBudget(self._retry.budget)
 
     def __repr__(self) -> str:
@@ -61,7 +63,7 @@ class Client:
     def close(self) -> None:
         """End all streams and connections; calls that are made or continued after this raise."""
         for channel in self._servers.close():
-            channel.close()
+            io.close_channel(channel)
 
     def stream(self, prompt: str | None = None, **fields: Unpack[GenerateFields]) -> Stream:
         """The pieces of one completion as they come, without a break, also when servers die meanwhile."""
@@ -84,7 +86,8 @@ class Client:
     ) -> tuple[int, ...]:
         """The token ids of `text`, by default with the special tokens around a prompt."""
         request = pb.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
-        return tuple(self._call("Tokenize", request, timeout_s).token_ids)
+        reply = self._call("Tokenize", request, timeout_s)
+        return tuple(reply.token_ids)
 
     def detokenize(
         self,
@@ -96,8 +99,8 @@ class Client:
     ) -> str:
         """The text of `token_ids`."""
         request = pb.DetokenizeRequest(model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-        text: str = self._call("Detokenize", request, timeout_s).text
-        return text
+        reply = self._call("Detokenize", request, timeout_s)
+        return str(reply.text)
 
     def list_models(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> tuple[ListedModel, ...]:
         """What requests can ask for by `model`; the first is that of requests that name none."""
@@ -111,8 +114,9 @@ class Client:
         """Whether the server in use takes requests; if not, the next address is used from now on."""
         address, stub = self._servers.current()
         try:
-            reply = stub.Check(details_pb2.HealthCheckRequest(), timeout=timeout_s, metadata=self._servers.metadata)
-        except grpc.RpcError:
+            request = details_pb2.HealthCheckRequest()
+            reply = io.reply_of(stub.Check(request, timeout=timeout_s, metadata=self._servers.metadata))
+        except (Cut, grpc.RpcError):
             self._servers.leave(address)
             return False
         return bool(reply.status == details_pb2.HealthCheckResponse.SERVING)
@@ -124,35 +128,42 @@ class Client:
             if time.monotonic() >= end_s:
                 message = f"{self._servers} does not serve after {timeout_s:g} s"
                 raise DeadlinePassed(grpc.StatusCode.DEADLINE_EXCEEDED, message)
-            time.sleep(POLL_S)
+            io.sleep(POLL_S)
 
     def _call(self, method: str, request: Any, timeout_s: float | None) -> Any:
         attempts = self._attempts(timeout_s)
         while True:
             address, stub = self._servers.current()
+            begin = getattr(stub, method)
             try:
-                reply = getattr(stub, method)(request, timeout=attempts.begin(), metadata=self._servers.metadata)
+                timeout_s = attempts.begin()
+                reply = io.reply_of(begin(request, timeout=timeout_s, metadata=self._servers.metadata))
+            except Cut:
+                continue  # by `close` of this client: the next call says so
             except grpc.RpcError as error:
                 pause_s = attempts.failed(error_of(error))
             else:
                 attempts.progressed()
                 return reply
             self._servers.leave(address)
-            time.sleep(pause_s)
+            io.sleep(pause_s)
 
     def _attempts(self, timeout_s: float | None) -> Attempts:
         return Attempts(self._retry, self._budget, timeout_s)
 
 
-class Stream(Iterator[Chunk]):
-    """An iterator of chunks. Leaving its `with` block, or `close`, cancels the call; so does forgetting it."""
+class Stream(io.Closing, Iterator[Chunk]):
+    """An iterator of chunks.
 
-    def __init__(self, servers: Servers[grpc.Channel], resumption: Resumption) -> None:
+    Leaving its `with` block, or `close`, cancels the call; so does forgetting it.
+    """
+
+    def __init__(self, servers: Servers[io.Channel], resumption: Resumption) -> None:
         self._servers = servers
         self._resumption = resumption
-        self._call: Any = None
+        self._call: io.Reading | None = None
         self._address = ""
-        self._is_closed = threading.Event()
+        self._closing = io.Event()
 
     @property
     def request_id(self) -> str:
@@ -172,13 +183,16 @@ class Stream(Iterator[Chunk]):
 
     def close(self) -> None:
         """Cancel it. Any thread may do so; the one that waits for a chunk sees the end of the iteration."""
-        self._is_closed.set()
+        self._closing.set()
         if self._call is not None:
             self._call.cancel()
 
     def __next__(self) -> Chunk:
         try:
             chunk = self._next()
+        except io.CANCELLED:
+            self._call = None  # gRPC has cancelled it; the next wait makes another call
+            raise
         except BaseException:
             self.close()
             raise
@@ -188,7 +202,7 @@ class Stream(Iterator[Chunk]):
         return chunk
 
     def _next(self) -> Chunk | None:
-        while not self._is_closed.is_set():
+        while not self._closing.is_set():
             message, pause_s = self._read()
             if message is not None:
                 if (chunk := self._resumption.take(message)) is not None:
@@ -198,31 +212,24 @@ class Stream(Iterator[Chunk]):
             if self._resumption.is_finished:
                 return None
             self._servers.leave(self._address)
-            self._is_closed.wait(pause_s)
+            io.wait(self._closing, pause_s)
         return None
 
     def _read(self) -> tuple[pb.GenerateChunk | None, float]:
         """The next message; or None, and the seconds to wait before the next call. Raises when there is none."""
         try:
-            if self._call is None:
-                self._begin()
-            return next(self._call), 0.0
-        except StopIteration:
-            return None, self._resumption.ended()
+            message = (self._call or self._begin()).read()
+        except Cut:
+            return None, 0.0  # by `close` of this stream or of its client
         except grpc.RpcError as error:
-            return None, 0.0 if self._is_closed.is_set() else self._resumption.broke(error_of(error))
+            return None, 0.0 if self._closing.is_set() else self._resumption.broke(error_of(error))
+        return (message, 0.0) if message is not None else (None, self._resumption.ended())
 
-    def _begin(self) -> None:
+    def _begin(self) -> io.Reading:
         self._address, stub = self._servers.current()
-        call = self._resumption.begin()
-        self._call = stub.GenerateStream(call.request, timeout=call.timeout_s, metadata=self._servers.metadata)
-        if self._is_closed.is_set():  # meanwhile, by a thread that found no call to cancel
-            self._call.cancel()
-
-
-def _open_channel(
-    address: str, options: list[tuple[str, Any]], credentials: grpc.ChannelCredentials | None
-) -> grpc.Channel:
-    if credentials is None:
-        return grpc.insecure_channel(address, options)
-    return grpc.secure_channel(address, credentials, options)
+        begun = self._resumption.begin()
+        call = stub.GenerateStream(begun.request, timeout=begun.timeout_s, metadata=self._servers.metadata)
+        self._call = reading = io.Reading(call)
+        if self._closing.is_set():  # meanwhile, by whoever found no call to cancel
+            reading.cancel()
+        return reading

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+DEFAULT_ADDRESS = "localhost:9000"
+DEFAULT_TIMEOUT_S = 30.0
+"""Seconds for calls that are short unless something is wrong."""
+HEALTH_TIMEOUT_S = 2.0
+POLL_S = 0.1
+"""Seconds between two checks of a server that does not serve yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Retry:

@@ -27,13 +27,15 @@ from simulation.engines import PRESETS, RECORDED_TEMPERATURES, Hardware, HopLaw,
 from simulation.report import (
     Comparison,
     advice_of,
+    check_pictures,
     compare,
     comparison_lines,
     comparison_results,
+    draw_speed,
+    drawing,
     plain,
     run,
     sequential,
-    speed_picture,
 )
 from simulation.scenario import Arrivals, Closed, Scenario
 
@@ -119,13 +121,18 @@ class SimulateOptions(DayOptions):
 
     json: Annotated[Path | None, Option(metavar="FILE", help="Write all figures to FILE.")] = None
     plot: Annotated[
-        Path | None, Option(metavar="FILE", help="Draw speed by draft length and by streams, or the day, as SVG.")
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Draw speed by draft length and by streams, or the day: .svg, .png or .pdf, by matplotlib.",
+        ),
     ] = None
 
 
 def simulate(options: SimulateOptions) -> int:
     """Returns the exit status. Raises: ConfigError."""
     check_folders(options.json, options.plot)
+    check_pictures(options.plot)
     return _simulate_rounds(options) if options.day is None else _simulate_day(options, options.day)
 
 
@@ -135,7 +142,7 @@ def _simulate_day(options: SimulateOptions, num_sessions: float) -> int:
     if options.json is not None:
         options.json.write_text(as_json(simulate_day.results(day)))
     if options.plot is not None:
-        options.plot.write_text(simulate_day.draw(day))
+        simulate_day.draw(day, options.plot)
     return 0
 
 
@@ -152,7 +159,8 @@ def _simulate_rounds(options: SimulateOptions) -> int:
     if options.plot is not None:
         with terminal.working("simulating more streams for the plot"):
             streams = by_streams(scenario, comparison)
-        options.plot.write_text(speed_picture(comparison, streams))
+        with drawing(options.plot, 1, 2, (11, 4)) as (axes,):
+            draw_speed(axes, comparison, streams)
     terminal.say(f"simulated in {time.monotonic() - began_s:.0f} s")
     return 0
 

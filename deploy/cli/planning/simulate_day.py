@@ -17,7 +17,18 @@ from core.ranges import Range
 from core.results import Result
 from deploy.cli.options import number
 from deploy.settings import read_config
-from simulation.report import REVERSAL_S, ROLES, TICK_S, Day, Demand, Scaling, scaling_picture, simulate_day
+from simulation.report import (
+    NUM_SCALING_AXES,
+    REVERSAL_S,
+    ROLES,
+    TICK_S,
+    Day,
+    Demand,
+    Scaling,
+    draw_scaling,
+    drawing,
+    simulate_day,
+)
 
 MAX_REPLICAS = 64
 DRAWN_S = 120.0
@@ -105,7 +116,8 @@ def results(day: Day) -> list[Result]:
     return found
 
 
-def draw(day: Day) -> str:
-    """An SVG of sessions and replicas over the day."""
+def draw(day: Day, file: Path) -> None:
+    """A picture of sessions and replicas over the day."""
     every = round(DRAWN_S / TICK_S)
-    return scaling_picture(day.moments[::every])
+    with drawing(file, NUM_SCALING_AXES, 1, (8, 6)) as rows:
+        draw_scaling([axes for (axes,) in rows], day.moments[::every])

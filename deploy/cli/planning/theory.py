@@ -29,12 +29,11 @@ from core.theory import (
     walltime_factor,
 )
 from deploy.cli.options import Numbers, check_folders, number, numbers
-from simulation.report import Line, Panel, picture
+from simulation.report import check_pictures, draw_lines, drawing
 
 MOST_ALPHA = 0.999
 """Where every guess is accepted, most of what is printed has no end."""
 DRAWN_GAMMAS = range(17)
-COLORS = ("#3b7dbd", "#c2543c", "#4c9f70", "#b58900", "#7d5ba6", "#8a9099")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,9 @@ class TheoryOptions:
     ] = 1.0
     drafts: Annotated[int, number(Range(1, 1024, is_whole=True), "Independent drafts side by side")] = 1
     json: Annotated[Path | None, Option(metavar="FILE", help="Write all figures to FILE.")] = None
-    svg: Annotated[Path | None, Option(metavar="FILE", help="Draw the factors by draft length as SVG.")] = None
+    svg: Annotated[
+        Path | None, Option(metavar="FILE", help="Draw the factors by draft length: .svg, .png or .pdf.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,12 @@ class Figure:
 def theory(options: TheoryOptions) -> int:
     """Returns the exit status. Raises: ConfigError."""
     check_folders(options.json, options.svg)
+    check_pictures(options.svg)
     sys.stdout.write("\n".join([*lines(options), ""]))
     if options.json is not None:
         options.json.write_text(as_json(results(options)))
     if options.svg is not None:
-        options.svg.write_text(draw(options))
+        draw(options, options.svg)
     return 0
 
 
@@ -142,22 +144,16 @@ def results(options: TheoryOptions) -> list[Result]:
     ]
 
 
-def draw(options: TheoryOptions) -> str:
-    """An SVG of the factors by draft length, in turn and pipelined."""
+def draw(options: TheoryOptions, file: Path) -> None:
+    """A picture of the factors by draft length, in turn and pipelined."""
     ways = {
         "in turn": partial(walltime_factor, c=options.c),
         "pipelined": partial(pipelined_factor, c=options.c, hit_rate=options.hit_rate),
     }
-    return picture([_panel(name, way, options.alpha.values) for name, way in ways.items()])
-
-
-def _panel(name: str, factor: Callable[[float, int], float], alphas: Sequence[float]) -> Panel:
-    found = [
-        Line(
-            f"alpha {alpha:g}",
-            [(gamma, factor(alpha, gamma)) for gamma in DRAWN_GAMMAS],
-            COLORS[index % len(COLORS)],
-        )
-        for index, alpha in enumerate(alphas)
-    ]
-    return Panel(f"{name}, times plain decoding", "draft length γ", DRAWN_GAMMAS, found)
+    with drawing(file, 1, 2, (11, 4)) as (row,):
+        for axes, (name, factor) in zip(row, ways.items(), strict=True):
+            lines = {
+                f"alpha {alpha:g}": [(gamma, factor(alpha, gamma)) for gamma in DRAWN_GAMMAS]
+                for alpha in options.alpha.values
+            }
+            draw_lines(axes, f"{name}, times plain decoding", "draft length γ", lines)

@@ -10,7 +10,7 @@ import pytest
 
 from bench.control import replay, workload_texts, workloads
 from bench.control.alone import alone
-from bench.control.guesser_table import Row, picture, table
+from bench.control.guesser_table import Row, draw, table
 from bench.control.recorder import Recorded, Recorder
 from bench.control.replay import PLAIN_WAY, GuessingWay, Job, decode
 from bench.control.workload_texts import Workload
@@ -148,8 +148,9 @@ def test_each_measure_has_a_table_and_so_has_what_the_automatic_choice_used():
     ]
 
 
-def test_the_picture_has_a_panel_for_each_kind_and_a_bar_for_each_way():
-    drawn = picture(TWO_KINDS)
+def test_the_picture_has_a_panel_for_each_kind_and_a_bar_for_each_way(tmp_path):
+    draw(TWO_KINDS, tmp_path / "drawn.svg")
+    drawn = (tmp_path / "drawn.svg").read_text()
     assert drawn.count(">2.20</text>") == 2
     assert drawn.count(">2.00</text>") == 1
     assert "prose, T = 1" in drawn

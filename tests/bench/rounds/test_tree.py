@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.rounds import tree
-from bench.rounds.tree_svg import MOST_NODES, picture
+from bench.rounds.tree_picture import MOST_NODES, DrawnRound, draw
 from bench.rounds.tree_trace import SeenNode, SeenRound, read, written
 
 TRACE = Path(__file__).with_name("tree_trace.json")
@@ -25,33 +25,31 @@ def rounds():
     return read(TRACE.read_text())
 
 
-def rows(svg):
-    return [group for group in ElementTree.fromstring(svg).iter(f"{SVG}g") if group.get("class") == "round"]
+def texts(file):
+    return [text.text for text in ElementTree.parse(file).iter(f"{SVG}text")]
 
 
-def kinds(row, shape):
-    return Counter(kind for each in row.iter(f"{SVG}{shape}") for kind in each.get("class", "").split()[1:])
-
-
-def test_the_picture_in_the_documents_is_that_of_the_recorded_trace(rounds):
-    assert DRAWN.read_text() == picture(rounds)
+def kinds(row):
+    return Counter(map(row.style_of, row.shown))
 
 
 def test_a_record_is_read_as_it_was_written(rounds):
     assert read(written(rounds)) == rounds
 
 
-def test_each_round_is_a_row_with_its_block_its_path_and_what_is_kept(rounds):
-    drawn = rows(picture(rounds))
-    assert len(drawn) == len(rounds) == tree.ROUNDS
-    for row, seen in zip(drawn, rounds, strict=True):
-        nodes, edges = kinds(row, "rect"), kinds(row, "path")
-        assert nodes["root"] == 1
-        assert nodes["block"] == seen.num_in_block
-        assert nodes["path"] == edges["path"] == len(seen.path)
-        assert nodes["own"] == edges["own"] == 1, "the target's own token"
-        assert nodes.total() - nodes["block"] - 1 <= MOST_NODES + 1
-        assert (nodes["kept"] > 0) == (seen.num_kept > 0)
+def test_each_round_has_its_block_its_path_and_what_is_kept(rounds):
+    assert len(rounds) == tree.ROUNDS
+    for row, seen in zip([DrawnRound(1, seen) for seen in rounds], rounds, strict=True):
+        assert [seen.nodes[node].is_in_block for node in row.shown].count(True) == seen.num_in_block
+        assert kinds(row)["path"] == len(seen.path)
+        assert kinds(row)["own"] == (seen.next_node is not None) != (row.own_place is not None)
+        assert len(row.shown) <= MOST_NODES
+        assert (kinds(row)["kept"] > 0) == (seen.num_kept > 0)
+
+
+def test_no_two_nodes_share_a_place(rounds):
+    for row in [DrawnRound(1, seen) for seen in rounds]:
+        assert len({*row.places.values(), row.own_place}) == len(row.places) + 1
 
 
 def test_the_accepted_path_is_a_path_of_the_block(rounds):
@@ -69,29 +67,28 @@ def test_the_next_round_begins_where_the_verdict_ended_with_what_was_kept(rounds
         assert kept <= {node.text for node in after.nodes if node.parent == -1}
 
 
-def test_a_token_that_the_tree_does_not_have_is_drawn_behind_the_path():
+def test_a_token_that_the_tree_does_not_have_is_drawn_behind_the_path(tmp_path):
     nodes = (SeenNode("a", -1, 0.9, is_drafted=True, is_in_block=True),)
-    [row] = rows(picture([SeenRound("r", nodes, (0,), "<z>", None, 1, 0)]))
-    labels = [text.text for text in row.iter(f"{SVG}text")]
-    assert "<z>" in labels
-    assert "A miss: none of 1 nodes kept" in labels[0]
-    assert kinds(row, "rect")["pruned"] == 0
+    seen = SeenRound("r", nodes, (0,), "<z>", None, 1, 0)
+    draw([seen], tmp_path / "tree.svg")
+    assert "<z>" in texts(tmp_path / "tree.svg")
+    row = DrawnRound(1, seen)
+    assert row.own_place[0] > row.places[0][0]
+    assert "A miss: none of 1 nodes kept" in row.title
 
 
 def test_of_many_nodes_the_likeliest_are_drawn():
     nodes = tuple(SeenNode(f"n{n}", -1, 0.5 / (n + 1), is_drafted=n % 2 == 0, is_in_block=False) for n in range(60))
-    [row] = rows(picture([SeenRound("r", nodes, (), "n0", 0, 60, 0)]))
-    labels = [text.text for text in row.iter(f"{SVG}text")]
-    assert f"n{MOST_NODES - 1}" in labels
-    assert f"n{MOST_NODES}" not in labels
-    assert f"({60 - MOST_NODES} less likely ones are not drawn)" in labels[0]
+    row = DrawnRound(1, SeenRound("r", nodes, (), "n0", 0, 60, 0))
+    assert row.shown == [*range(MOST_NODES)]
+    assert f"({60 - MOST_NODES} less likely ones are not drawn)" in row.title
 
 
-def test_a_recorded_trace_needs_no_models(tmp_path, rounds):
+def test_a_recorded_trace_needs_no_models_and_gives_the_picture_in_the_documents(tmp_path, rounds):
     parser = ArgumentParser()
     tree.add_arguments(parser)
     results = tree.measure(parser.parse_args(["--from-trace", str(TRACE), "--svg", str(tmp_path / "tree.svg")]))
-    assert (tmp_path / "tree.svg").read_text() == DRAWN.read_text()
+    assert texts(tmp_path / "tree.svg") == texts(DRAWN)
     assert [result.value for result in results] == [seen.num_nodes for seen in rounds]
 
 

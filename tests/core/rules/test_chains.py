@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.reference import verify
 from core.rules import Outcome
 from core.rules import chains as acceptance
 from core.rules.chains import sound_prefix, verify_block, verify_rejection
 from core.rules.coupled import verify_coupled
 from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
 from tests.core.rules.decoding import VOCAB_SIZE, Decoder, NoiseTable, dirichlet
+from tests.core.toys import nodes_of, tree_of
 
 CHAIN_RULES = [verify_rejection, verify_block]
 EVEN = SparseDistribution((0, 1, 2, 3), (0.25,) * 4)
@@ -64,9 +66,8 @@ def test_coupled_emits_the_targets_own_sequence_whatever_the_tree(tree, key):
     contexts = [()]
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
         contexts.append((*contexts[parent + 1], token))
-    path, next_token, *_ = verify_coupled(tree, [target(context) for context in contexts])
-    emitted = (*(tree.tokens[node] for node in path), next_token)
-    assert all(token == target(emitted[:n]) for n, token in enumerate(emitted))
+    accepted, token = verify(target, (), tree_of(tree))
+    assert verify_coupled(tree, [target(context) for context in contexts])[:2] == (nodes_of(tree, accepted), token)
 
 
 def test_rejection_stops_at_the_first_guess_that_fails(monkeypatch):

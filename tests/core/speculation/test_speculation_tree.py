@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.reference import re_root
 from core.speculation.growth import NewNodes
 from core.speculation.guesser import Guesses
 from core.speculation.speculation_tree import SpeculationTree
@@ -262,13 +263,18 @@ class PlainTree:
             self.path_prob.setdefault(path, chance)
 
     def paths(self):
-        size, found = len(self.root), {}
+        """Those of the reference's tree, re-rooted, each with the product of the chances on its way."""
+        tree = {}
         for path in self.path_prob:
-            if path[:size] == self.root and len(path) > size:
-                path_prob = 1.0
-                for end in range(size + 1, len(path) + 1):
-                    path_prob *= self.path_prob.get(path[:end], 0.0)
-                found[path[size:]] = path_prob
+            above = tree
+            for token in path:
+                above = above.setdefault(token, {})
+        found, pending = {}, [((), 1.0, re_root(tree, self.root))]
+        for path, path_prob, below in pending:
+            for token, tree in below.items():
+                child = (*path, token)
+                found[child] = path_prob * self.path_prob.get((*self.root, *child), 0.0)
+                pending.append((child, found[child], tree))
         return found
 
 

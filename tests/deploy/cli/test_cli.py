@@ -193,7 +193,7 @@ def test_a_trace_may_be_a_picture(tmp_path):
     script = Script(*greeting())
     with server(script) as address:
         assert run("generate", "say", "--address", address, "--trace", str(tmp_path / "t.svg")) == 0
-    assert (tmp_path / "t.svg").read_text().startswith("<svg")
+    assert "<svg" in (tmp_path / "t.svg").read_text()
     assert script.requests[0].wants_trace
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure
 
 from core.errors import ConfigError
 from core.records import Verification
@@ -18,14 +18,13 @@ from deploy.cli import main
 from deploy.cli.planning.simulate import MIN_STREAMS, Preset, SimulateOptions, by_streams, scenario_of
 from simulation.chaos.lies import GROWTH_LIES, TARGET_LIES
 from simulation.engines.hardware import PRESETS
-from simulation.report import panels, speed_svg, table
+from simulation.report import draw_speed, table
 from simulation.report.comparison import compare
 from simulation.scenario import Arrivals, Closed
 from tests.deploy.cli.parsing import parsed
 from tests.simulation.chaos.test_mutations import PLANTED
 
 QUICK = ("--tokens", "24", "--prompt-tokens", "8", "--acceptance", "0.8")
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def scenario(*argv):
@@ -181,45 +180,39 @@ def test_results_have_all_that_was_tried(quick):
     assert all(each.settings["streams"] == 1 for each in results)
 
 
+def drawn(comparison, streams):
+    """The lines of both axes, by name."""
+    axes = Figure().subplots(1, 2)
+    draw_speed(axes, comparison, streams)
+    return [{line.get_label(): line for line in each.lines} for each in axes]
+
+
 @pytest.mark.ci
 def test_the_picture_shows_what_was_measured(quick):
     described, comparison = quick
     streams = by_streams(described, comparison)
-    root = ElementTree.fromstring(speed_svg.speed_picture(comparison, streams))
-    texts = [element.text for element in root.iter(f"{SVG}text")]
-    for name in ("plain", "pipelined", "in turn", "in turn, coupled", "in turn, rejection", "in turn, block"):
-        assert name in texts, name
-    values = [element.text for element in root.iter(f"{SVG}title")]
-    for run in comparison.sequential:
-        assert f"{run.rate:.1f}" in values
-    for points in streams.values():
-        assert [num for num, _ in points] == [1, 2, 4, 8, 16]
-        assert all(f"{rate:.1f}" in values for _, rate in points)
+    one, several = drawn(comparison, streams)
+    assert {"plain", "pipelined", "in turn, coupled", "in turn, rejection", "in turn, block"} <= set(one)
+    for name, line in one.items():
+        runs = [run for run in comparison.sequential if name == f"in turn, {run.verification.value}"]
+        assert [*line.get_ydata()] == [run.rate for run in runs] or not runs
+    assert set(several) == {"plain", "in turn", "pipelined"}
+    assert [*several["pipelined"].get_ydata()] == [rate for _, rate in streams["pipelined"]]
 
 
-def test_names_of_lines_do_not_cover_each_other(quick):
+def test_numbers_of_streams_stand_at_equal_distances(quick):
     _, comparison = quick
-    same = with_rates(comparison, 50, 50, 50)
-    root = ElementTree.fromstring(
-        speed_svg.speed_picture(same, {"plain": [(1, 9), (2, 9)], "pipelined": [(1, 9), (2, 9)]})
-    )
-    labels = [element for element in root.iter(f"{SVG}text") if "fill" in element.get("style", "")]
-    for panel in (labels[:-2], labels[-2:]):
-        heights = sorted(float(label.get("y")) for label in panel)
-        assert all(below - above > 12.8 for above, below in pairwise(heights))
+    flat = {"plain": [(1, 50.0), (2, 100.0), (4, 100.0)], "pipelined": [(1, 200.0), (4, 400.0)]}
+    _, lines = drawn(with_rates(comparison, 40, 50, 60), flat)
+    assert [[*lines[name].get_xdata()] for name in flat] == [[0, 1, 2], [0, 2]]
 
 
-def test_points_stand_where_their_values_belong(quick):
-    """Twice the speed is twice as high above the axis."""
-    _, comparison = quick
-    flat = {"plain": [(1, 50.0), (2, 100.0)], "pipelined": [(1, 200.0), (2, 400.0)]}
-    root = ElementTree.fromstring(speed_svg.speed_picture(comparison, flat))
-    heights = {
-        float(circle.find(f"{SVG}title").text): panels.HEIGHT_PX - float(circle.get("cy"))
-        for circle in list(root.iter(f"{SVG}circle"))[-4:]
-    }
-    assert heights[400.0] == pytest.approx(2 * heights[200.0], abs=0.2)
-    assert heights[200.0] == pytest.approx(4 * heights[50.0], abs=0.4)
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(tmp_path, capsys, monkeypatch):
+    assert main.main(["simulate", "--plot", str(tmp_path / "speed.jpeg")]) == 2
+    assert "speed.jpeg: the name of a picture ends in .svg, .png, .pdf" in capsys.readouterr().err
+    monkeypatch.setattr("simulation.report.pictures.find_spec", lambda _: None)
+    assert main.main(["simulate", "--plot", str(tmp_path / "speed.svg")]) == 2
+    assert "without matplotlib: pip install 'outrider[pictures]'" in capsys.readouterr().err
 
 
 def test_the_essay_names_every_preset_and_lie_count():

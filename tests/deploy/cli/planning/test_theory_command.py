@@ -94,5 +94,3 @@ def test_files_have_what_the_table_has(tmp_path):
     texts = [element.text for element in root.iter(f"{SVG}text")]
     assert {"in turn, times plain decoding", "pipelined, times plain decoding"} <= set(texts)
     assert texts.count("alpha 0.9") == 2
-    values = {element.text for element in root.iter(f"{SVG}title")}
-    assert f"{forms.walltime_factor(0.9, 16, 0.1):.1f}" in values
