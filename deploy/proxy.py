@@ -15,8 +15,8 @@ CONNECTION = "deploy.http.connections:Connection"
 
 
 def prepare() -> list[Middleware]:
-    """The layers around Serve's HTTP server. gRPC's server, which is made after this, takes bursts, reflects, and listens
-    where it is told to.
+    """The layers around Serve's HTTP server. gRPC's server, which is made after this, takes bursts, reflects, and
+    listens where it is told to.
 
     Serve has it by name (`deploy.launch.cluster.PREPARE`).
     """

@@ -90,10 +90,7 @@ def inputs_in_shape(
 ) -> tuple[Tensor, Tensor, Tensor, PagedPlan]:
     """The same of the step that `values` hold in this shape."""
     pieces = shape.cut(values)
-    reads = PagedReads(
-        *(pieces[name] for name in ("num_tiles", "tiles", "seen", "positions", "masks", "table")),
-        shape.block_tokens,
-        shape.tile_rows,
-    )
+    arrays = {name: pieces[name] for name in ("num_tiles", "tiles", "seen", "positions", "masks", "table")}
+    reads = PagedReads(**arrays, block_tokens=shape.block_tokens, tile_rows=shape.tile_rows)
     plan = PagedPlan(cache, kernel, pieces["write_slots"], reads, shape.depth, gather)
     return pieces["ids"], pieces["positions"], pieces["wanted"], plan

@@ -93,8 +93,8 @@ class TritonKernel:
 
 def _num_splits(reads: PagedReads, num_heads: int, limit: int) -> int:
     """As many as fill the GPU where tiles are as few as they can be, or as the KV has blocks of; a power of two."""
-    wanted = PROGRAMS // (triton.cdiv(len(reads.seen), reads.tile_rows) * num_heads)
-    most = triton.cdiv(reads.table.shape[1] * reads.block_tokens, BLOCK_N)
+    wanted: int = PROGRAMS // (triton.cdiv(len(reads.seen), reads.tile_rows) * num_heads)
+    most: int = triton.cdiv(reads.table.shape[1] * reads.block_tokens, BLOCK_N)
     return 1 << (max(1, min(wanted, most, limit)).bit_length() - 1)
 
 

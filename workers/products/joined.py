@@ -27,8 +27,8 @@ class JoinedProduct:
 
     def __init__(self, members: Sequence[nn.Linear], *, is_tiled: bool) -> None:
         self.is_tiled = is_tiled
-        self.weight = torch.cat([member.weight for member in members])
-        biases = [member.bias for member in members]
+        self.weight = torch.cat([member.weight.data for member in members])
+        biases = [None if member.bias is None else member.bias.data for member in members]
         self.bias = None if biases[0] is None else torch.cat(biases)
         self.pending: Tensor | None = None
         """The product, until the last member has taken its part."""

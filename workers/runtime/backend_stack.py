@@ -121,10 +121,10 @@ class BackendStack:
             return first_line(error)
         if self._built[0].keeps_bits:
             return None if torch.equal(got, want) else "what was recorded gives other logits than the model's code"
-        error = largest_error(got, want)
-        if error <= max(LARGEST_ERROR[self._context.model.dtype], NOISE_FACTOR * noise):
+        off_by = largest_error(got, want)
+        if off_by <= max(LARGEST_ERROR[self._context.model.dtype], NOISE_FACTOR * noise):
             return None
-        return f"the compiled model's logits are off by {error:.2g} of their norm"
+        return f"the compiled model's logits are off by {off_by:.2g} of their norm"
 
     @classmethod
     def _explain(cls, name: str, kind: type[Backend], reason: str) -> None:
