@@ -1,7 +1,7 @@
 """The one attention function that models call, and its kernels."""
 
 from workers.attention.paged import Kernel, PagedPlan, inputs_in_shape, paged_inputs
-from workers.attention.paged_self_test import find_kernel
+from workers.attention.paged_self_test import find_difference, find_kernel
 from workers.attention.seam import ATTENTION, Attention, LayerProbe, is_recorded, number_layers
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Kernel",
     "LayerProbe",
     "PagedPlan",
+    "find_difference",
     "find_kernel",
     "inputs_in_shape",
     "is_recorded",

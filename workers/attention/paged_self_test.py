@@ -45,14 +45,18 @@ def find_kernel(cache: KVCache, *, is_deterministic: bool = False) -> Kernel | N
 @torch.inference_mode()
 def difference(cache: KVCache, kernel: Kernel) -> str | None:
     """How the kernel's results differ from those of gathering, on KV of these shapes; None if they do not."""
-    for shape in _shapes(cache):
-        try:
-            errors = _errors(shape, cache, kernel)
-        except Exception as error:  # noqa: BLE001  a compiler, a driver and a C compiler each have errors of their own
-            return f"{type(error).__name__}: {first_line(error)}"
-        if not float(errors.max()) <= LARGEST_ERROR:
-            return f"the kernel is off by {float(errors.max()):.2g} of a row's norm"
-    return None
+    try:
+        error = find_difference(cache, kernel)
+    except Exception as problem:  # noqa: BLE001  a compiler, a driver and a C compiler each have errors of their own
+        return f"{type(problem).__name__}: {first_line(problem)}"
+    return None if error <= LARGEST_ERROR else f"the kernel is off by {error:.2g} of a row's norm"
+
+
+@torch.inference_mode()
+def find_difference(cache: KVCache, kernel: Kernel) -> float:
+    """The largest error of a row relative to its norm, on KV of these shapes; NaN if there is any."""
+    errors = torch.cat([_errors(shape, cache, kernel) for shape in _shapes(cache)])
+    return float(errors.max())
 
 
 def _shapes(cache: KVCache) -> set[LayerShape]:

@@ -1,0 +1,46 @@
+"""What a GPU makes of it: kernels against references, steps against the roofline, exactness, text against transformers.
+
+Each part goes on after the failure of another, which the report names. `--device cpu --only pair` with a small `--size`
+tries the last part anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable, Mapping
+
+from bench.engine import gpu
+from bench.engine.devices import device_name, open_device
+from bench.engine.gpu_kernels import kernel_results
+from bench.engine.gpu_step import deterministic_results, step_results, with_card
+from bench.results import Result, at_most, say
+from core.errors import first_line
+
+PARTS: Mapping[str, Callable[[argparse.Namespace], list[Result]]] = {
+    "kernels": lambda _: kernel_results(),
+    "step": lambda _: step_results(),
+    "deterministic": lambda _: deterministic_results(),
+    "pair": gpu.measure,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which parts, and the settings of the last one."""
+    parser.add_argument("--only", choices=PARTS, help="this part alone")
+    gpu.add_arguments(parser)
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """Run the parts one after the other. Raises: StartupError where there is no such device."""
+    logging.basicConfig(level=logging.WARNING)  # self-tests say why something is not used
+    card = device_name(open_device(args.device))
+    results: list[Result] = []
+    for name in [args.only] if args.only else PARTS:
+        say(f"part: {name}")
+        try:
+            results += with_card(PARTS[name](args), card)
+        except Exception as error:  # noqa: BLE001  each part has errors of its own, and the others say more
+            say(f"{name} failed: {type(error).__name__}: {first_line(error)}")
+            results.append(at_most(0.0, Result(f"{name}: failures", 1.0, "failures")))
+    return results
