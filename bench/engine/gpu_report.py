@@ -39,7 +39,10 @@ def measure(args: argparse.Namespace) -> list[Result]:
     for name in [args.only] if args.only else PARTS:
         say(f"part: {name}")
         try:
-            results += with_card(PARTS[name](args), card)
+            found = with_card(PARTS[name](args), card)
+            for each in found:  # what follows may take long, or end this process
+                say(f"{each.name}: {each.value:g} {each.unit}")
+            results += found
         except Exception as error:  # noqa: BLE001  each part has errors of its own, and the others say more
             say(f"{name} failed: {type(error).__name__}: {first_line(error)}")
             results.append(at_most(0.0, Result(f"{name}: failures", 1.0, "failures")))

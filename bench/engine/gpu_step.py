@@ -45,6 +45,8 @@ SHAPE_1B: Final = SHAPE_8B | {
 CONTEXT: Final = 65_536
 PREFILL: Final = 2_000
 """Tokens of a step while a context is filled."""
+MAX_ROWS: Final = 64
+"""Rows of the largest recorded step: recording those of a service takes half a minute."""
 STEPS: Final = 20
 CASES: Final = ((1_000, 1, 1), (1_000, 1, 8), (1_000, 1, 32), (8_000, 1, 1), (8_000, 1, 8), (1_000, 32, 1))
 """Tokens of context, sequences, rows of each."""
@@ -74,7 +76,7 @@ def random_runtime(shape: dict[str, Any], **settings: Any) -> ModelRuntime:
         layers=(),
     )
     config = EngineConfig(
-        "random", dtype="bfloat16", device="cuda", block_tokens=64, max_step_tokens=2048, compile=True, **settings
+        "random", dtype="bfloat16", device="cuda", block_tokens=64, max_step_tokens=MAX_ROWS, compile=True, **settings
     )
     return ModelRuntime(LoadedModel(model, info, probe_layers(model, model_config)), config)
 

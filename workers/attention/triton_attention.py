@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from workers.attention.paged import LayerKind, PagedReads
+from workers.shared_memory import num_stages
 from workers.step.paged_plan import WORD_BITS
 
 BLOCK_N = 64
@@ -27,6 +28,8 @@ MAX_TILE = 128
 PROGRAMS = 264
 """Programs that fill a GPU: two for each multiprocessor of a large one."""
 MAX_SPLITS = 32
+MAX_STAGES = 3
+"""Blocks of KV in flight, where shared memory has room for them."""
 MIN_DOT = 16
 """Least size of an operand of a tensor core."""
 
@@ -64,6 +67,8 @@ class TritonKernel:
             parts = torch.empty(splits, num_rows, num_heads, value_dim, dtype=torch.float32, device=query.device)
             logarithms = torch.empty(splits, num_rows, num_heads, dtype=torch.float32, device=query.device)
         block_m = max(MIN_DOT, reads.tile_rows * heads)
+        sizes = [max(MIN_DOT, triton.next_power_of_2(dim)) for dim in (key_dim, value_dim)]
+        stages = num_stages(query.device, BLOCK_N * sum(sizes) * query.itemsize, MAX_STAGES)
         most_programs = len(reads.tiles) * num_kv_heads * num_chunks * splits
         _attend[(min(most_programs, 2 * PROGRAMS),)](
             query, keys, values, output, parts, logarithms,
@@ -73,13 +78,12 @@ class TritonKernel:
             keys.stride(0), values.stride(0), reads.table.stride(0), num_rows,
             HEADS=num_heads, KV_HEADS=num_kv_heads, GROUP=group, TILE_HEADS=heads, CHUNKS=num_chunks,
             TILE_ROWS=reads.tile_rows, BLOCK_M=block_m, BLOCK_N=BLOCK_N, KEY_DIM=key_dim, VALUE_DIM=value_dim,
-            KEY_SIZE=max(MIN_DOT, triton.next_power_of_2(key_dim)),
-            VALUE_SIZE=max(MIN_DOT, triton.next_power_of_2(value_dim)),
+            KEY_SIZE=sizes[0], VALUE_SIZE=sizes[1],
             BLOCK_TOKENS=reads.block_tokens, NUM_WORDS=reads.masks.shape[1], WORD_BITS=WORD_BITS,
             SPLITS=splits, PROGRAMS=PROGRAMS, HAS_WINDOW=kind.window is not None,
             HAS_SOFTCAP=kind.softcap is not None, HAS_SINKS=kind.sinks is not None,
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-            num_warps=4 if block_m <= 64 else 8, num_stages=2 if key_dim > 128 else 3,
+            num_warps=4 if block_m <= 64 else 8, num_stages=stages,
         )  # fmt: skip
         if splits > 1:
             _join[(num_rows, num_heads)](

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from workers.shared_memory import num_stages
+
 OUTPUTS, INPUTS = 64, 128
 """Sizes of a program's tile."""
 ROWS = (16, 32, 64, 128)
@@ -27,18 +29,15 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     outputs = torch.empty(num_rows, num_outputs, dtype=rows.dtype, device=rows.device)
     num_programs = triton.cdiv(num_outputs, OUTPUTS)
     tile_rows = next((size for size in ROWS if size >= num_rows), ROWS[-1])
+    wanted = 3 if tile_rows > ROWS[0] else 6 if num_programs < FEW_PROGRAMS else 4
+    stages = num_stages(rows.device, (OUTPUTS + tile_rows) * INPUTS * rows.itemsize, wanted)
     _multiply[(num_programs, triton.cdiv(num_rows, tile_rows))](
         rows, weight, bias, outputs, num_rows, num_outputs, num_inputs, rows.stride(0), weight.stride(0),
         OUTPUTS=OUTPUTS, INPUTS=INPUTS, ROWS=tile_rows, IS_EVEN=num_inputs % INPUTS == 0, HAS_BIAS=bias is not None,
         PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
-        num_stages=_stages(num_programs, tile_rows), num_warps=4,
+        num_stages=stages, num_warps=4,
     )  # fmt: skip
     return outputs
-
-
-def _stages(num_programs: int, tile_rows: int) -> int:
-    """Loads in flight: more where programs are few, as many as shared memory has room for where tiles are large."""
-    return 3 if tile_rows > ROWS[0] else 6 if num_programs < FEW_PROGRAMS else 4
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
