@@ -18,7 +18,7 @@ from deploy.sources import Setting
 SOURCE = "what is here"
 """Source of these settings, as errors and --print-config name it."""
 GPU_BLOCK_TOKENS = 64
-"""The least that attention on a GPU reads in place, and that small steps need to be recorded."""
+"""Rows that a program of the attention kernel reads at a time: blocks of them are read with one look at the table."""
 GPU_STEP_TOKENS = 2048
 """Rows of a step on a GPU: larger steps compute prompts no faster, and 62 sessions have room for blocks of 32. Each row
 takes activations (0.25 MB in a 32B: half a gigabyte for all). One that is verified takes its logits, too, 6 bytes for
@@ -111,8 +111,7 @@ def _told(worker: WorkerConfig) -> str:
     kv = (
         f"{engine.kv_cache_tokens} tokens" if engine.kv_cache_tokens else f"{engine.kv_memory_share:.0%} of free memory"
     )
-    in_place = is_gpu and engine.block_tokens % GPU_BLOCK_TOKENS == 0
-    attention = f"{'paged, in place' if in_place else 'gathered'}, blocks of {engine.block_tokens}"
+    attention = f"{'paged, in place' if is_gpu else 'gathered'}, blocks of {engine.block_tokens}"
     steps = ("CUDA graphs" if is_gpu else "compiled") if engine.compile else "eager"
     parts = (f"device {engine.device}", engine.dtype, f"KV {kv}", f"attention {attention}", f"steps {steps}")
     layers = () if engine.layers is None else (f"layers {','.join(map(str, engine.layers))} of {engine.model}",)

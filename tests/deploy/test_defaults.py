@@ -54,7 +54,7 @@ def test_every_decision_is_a_configuration_and_shares_add_up(num_gpus, dtypes):
         assert sum(found[f"{role}.engine.kv_memory_share"] for role in dtypes) <= 1
         assert sum(found[f"{role}.num_gpus"] for role in dtypes) <= 1
     assert "device cuda" in took(config)[0]
-    assert "attention paged, in place, blocks of 256, steps CUDA graphs" in took(config)[0]
+    assert "attention paged, in place, blocks of 64, steps CUDA graphs" in took(config)[0]
 
 
 def test_reasons_say_what_was_seen():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deploy.app import excess_rows
-from deploy.defaults import GPU_CHUNK_TOKENS, GPU_STEP_TOKENS
+from deploy.defaults import GPU_BLOCK_TOKENS, GPU_CHUNK_TOKENS, GPU_STEP_TOKENS
 from tests.k8s.manifests import (
     GPU,
     Objects,
@@ -18,7 +18,6 @@ from tests.k8s.manifests import (
     settings,
     worker_pods,
 )
-from workers.attention.paged_self_test import BLOCK_MULTIPLE
 
 SHARED_MEMORY = "/dev/shm"
 RANK_GIB = 1.0
@@ -51,13 +50,13 @@ def gpu_engines_compute_in_bfloat16(objects: Objects) -> Iterator[str]:
 
 
 def gpu_engines_run_as_on_a_gpu(objects: Objects) -> Iterator[str]:
-    """The defaults are a CPU's: KV is gathered for every step, and Python asks for each kernel of it."""
+    """The defaults are a CPU's: small blocks, and Python asks for each kernel."""
     for role, deployment in deployments(settings(objects)).items():
         if role == "orchestrator" or not deployment.engine.device.startswith("cuda"):
             continue
-        if deployment.engine.block_tokens % BLOCK_MULTIPLE:
+        if deployment.engine.block_tokens % GPU_BLOCK_TOKENS:
             got = deployment.engine.block_tokens
-            yield f"{role}: block_tokens must be a multiple of {BLOCK_MULTIPLE}, or KV is gathered; got {got}"
+            yield f"{role}: block_tokens on a GPU is a multiple of {GPU_BLOCK_TOKENS}, got {got}"
         if not deployment.engine.compile and deployment.engine.tensor_parallel == 1:
             yield f"{role}: compile must be true, or no step is recorded as a CUDA graph"
         least = {"max_step_tokens": GPU_STEP_TOKENS, "prefill_chunk_tokens": GPU_CHUNK_TOKENS}

@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from core.records import EngineStats
-from deploy.api import Hosted
+from deploy.api.hosted import Hosted
 from deploy.metrics import MODEL_LABEL
 
 TEXT = (("content-type", CONTENT_TYPE_PLAIN_0_0_4), ("cache-control", "no-store"))
