@@ -25,8 +25,8 @@ takes activations (0.25 MB in a 32B: half a gigabyte for all). One that is verif
 each token of the vocabulary (0.9 MB of 152,000: 1.9 GB); a hundred at a time are judged, in 1.3 GB more."""
 GPU_CHUNK_TOKENS = 1024
 """Most rows of prefill beside decoding; `prefill_stretch` decides below that by what steps take."""
-SHARES = {"target": 0.6, "draft": 0.2}
-"""Of a GPU's free memory, for KV, where both models are on it: what is left is for weights that load meanwhile."""
+SHARES = {"target": 0.7, "draft": 0.25}
+"""Of a GPU's memory, where both models are on it."""
 FRACTIONS = {"target": 0.7, "draft": 0.3}
 """Of a GPU, as Ray counts them, where both models are on it."""
 
@@ -52,7 +52,7 @@ def decide(facts: Facts) -> tuple[Sequence[Setting], Sequence[str]]:
     settings = [setting for role in roles for setting in _on_gpu(role, facts.dtypes[role], is_shared=is_shared)]
     gpus = f"{facts.num_gpus} GPU{'s' if facts.num_gpus > 1 else ''}"
     where = "which both models share" if is_shared else "one for each model"
-    reasons = [f"{gpus}, {where}: KV from free memory, attention in place, small steps as CUDA graphs"]
+    reasons = [f"{gpus}, {where}: KV from its memory, attention in place, small steps as CUDA graphs"]
     reasons += [
         f"{role}: bfloat16, since {facts.dtypes[role]} is not computed here"
         for role in roles
@@ -108,9 +108,8 @@ def took(config: ServiceConfig) -> list[str]:
 def _told(worker: WorkerConfig) -> str:
     engine = worker.engine
     is_gpu = engine.device.startswith("cuda")
-    kv = (
-        f"{engine.kv_cache_tokens} tokens" if engine.kv_cache_tokens else f"{engine.kv_memory_share:.0%} of free memory"
-    )
+    memory = "the GPU's memory, weights included" if is_gpu else "free memory"
+    kv = f"{engine.kv_cache_tokens} tokens" if engine.kv_cache_tokens else f"{engine.kv_memory_share:.0%} of {memory}"
     attention = f"{'paged, in place' if is_gpu else 'gathered'}, blocks of {engine.block_tokens}"
     steps = ("CUDA graphs" if is_gpu else "compiled") if engine.compile else "eager"
     parts = (f"device {engine.device}", engine.dtype, f"KV {kv}", f"attention {attention}", f"steps {steps}")

@@ -41,12 +41,13 @@ class EngineConfig(Settings):
     """Number of CPU threads of a forward pass, at least 1. Raise it to the number of cores reserved for the engine."""
     kv_cache_tokens: int | None = 32_768
     """Size of the KV cache in tokens, for all sessions together, at least 1; rounded up to whole blocks. None uses
-    `kv_memory_share` of the free memory. Raise it where sessions are preempted; set a number where several engines
+    what `kv_memory_share` allows. Raise it where sessions are preempted; set a number where several engines
     share one memory."""
     kv_memory_share: float = 0.8
-    """If `kv_cache_tokens` is None: share of the memory left after loading the model that the KV cache takes, in (0,
-    1]. The rest is for activations. Lower it if a step runs out of memory, or if engines share one memory: their shares
-    must add up to at most 1."""
+    """If `kv_cache_tokens` is None, in (0, 1]. On a CPU: share of the memory left after loading the model that the KV
+    cache takes; the rest is for activations. On a GPU: share of its whole memory that this engine takes, weights,
+    activations and KV together. Lower it if a step runs out of memory, or if engines share one memory: their shares
+    must add up to less than 1."""
     block_tokens: int = 16
     """Size of a KV block in tokens, at least 1. Prefixes are shared by whole blocks. On a GPU multiples of 64 are read
     fastest."""

@@ -28,10 +28,10 @@ from deploy.api import (
     completed_prompts,
     merged,
 )
+from deploy.api.load import TEXT, exposition, load_of
 from deploy.http.anthropic import CountBody
 from deploy.http.bodies import AnyBody, Body, parse
 from deploy.http.failures import BodyTooLong, Failure, UnknownPath, WrongMethod, code_of, failure_of
-from deploy.api.load import TEXT, exposition, load_of
 from deploy.http.openai import model_card
 from deploy.http.page import page_now
 from deploy.http.page.status import status_fields

@@ -25,7 +25,7 @@ def chosen(facts):
         (
             1,
             {"target": "bfloat16", "draft": "bfloat16"},
-            {"target.num_gpus": 0.7, "draft.num_gpus": 0.3, "target.engine.kv_memory_share": 0.6},
+            {"target.num_gpus": 0.7, "draft.num_gpus": 0.3, "target.engine.kv_memory_share": 0.7},
         ),
         (2, {"target": "float32", "draft": "bfloat16"}, {"target.num_gpus": 1.0, "draft.num_gpus": 1.0}),
         (8, {"target": "float16"}, {"target.engine.dtype": "bfloat16"}),

@@ -8,11 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from core.config import EngineConfig
 from core.errors import ConfigError, StartupError
+from workers.attention import LayerProbe
 from workers.step import NUM_OWN_BLOCKS, LayerShape
 
 MAX_SLOTS = (1 << 31) - 1
@@ -20,6 +22,8 @@ MAX_SLOTS = (1 << 31) - 1
 MAX_BLOCKS = 1 << 18
 """Limit on the number of blocks, because the bookkeeping of each block takes memory."""
 GIB = 1 << 30
+CONTEXT_BYTES = GIB
+"""On a GPU: CUDA's context, libraries and loaded kernels, which torch does not count."""
 
 
 class NoRoomForKV(StartupError):
@@ -78,25 +82,60 @@ def num_kv_blocks(
     layers: Sequence[LayerShape],
     dtype: torch.dtype,
     all_min: Callable[[int], int] = int,
+    taken_bytes: Callable[[], int] = int,
 ) -> int:
-    """The number of KV blocks: for `kv_cache_tokens` if set, else as many as the free memory holds.
+    """The number of KV blocks: for `kv_cache_tokens` if set, else as many as there is memory for.
 
-    `all_min` returns the least of all ranks' numbers. Raises: NoRoomForKV; ConfigError where free memory is unknown.
+    `all_min` returns the least of all ranks' numbers, `taken_bytes` what this process takes on a GPU beside KV. Raises:
+    NoRoomForKV; ConfigError where free memory is unknown.
     """
     if config.kv_cache_tokens is not None:
         return -(-config.kv_cache_tokens // config.block_tokens)
-    device = torch.device(config.device)
-    free = free_bytes(device, config.tensor_parallel)
-    if free is None:
-        raise ConfigError(f"the free memory of {device} is unknown on {sys.platform}: set kv_cache_tokens")
+    allowed, reason = _kv_bytes(config, taken_bytes)
     of_token = sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in layers) * dtype.itemsize
-    num_tokens = min(int(free * config.kv_memory_share) // of_token, MAX_SLOTS)
+    num_tokens = min(allowed // of_token, MAX_SLOTS)
     num_blocks = all_min(max(0, min(num_tokens // config.block_tokens - NUM_OWN_BLOCKS, MAX_BLOCKS)))
     if num_blocks < 1:
         raise NoRoomForKV(
-            f"there is no room for KV: {free / GIB:.3g} GiB are free on {device}, kv_memory_share allows "
-            f"{config.kv_memory_share:g} of them, and a block of {config.block_tokens} tokens takes "
+            f"there is no room for KV: {reason}, and a block of {config.block_tokens} tokens takes "
             f"{of_token * config.block_tokens / GIB:.3g} GiB"
             + (" (if that is enough, then another rank has less)" if config.tensor_parallel > 1 else "")
         )
     return num_blocks
+
+
+def _kv_bytes(config: EngineConfig, taken_bytes: Callable[[], int]) -> tuple[int, str]:
+    """Bytes that KV may take, and why not more.
+
+    On a GPU the share is one of its whole memory, so that engines which share it may start in any order: what is free
+    depends on how far the others are.
+    """
+    device, share = torch.device(config.device), config.kv_memory_share
+    if device.type == "cuda":
+        taken = taken_bytes() + CONTEXT_BYTES
+        free, total = free_bytes(device) or 0, torch.cuda.mem_get_info(device)[1]
+        reason = (
+            f"kv_memory_share allows {share:g} of the {total / GIB:.3g} GiB of {device}, weights and a step of "
+            f"{config.max_step_tokens} rows take {taken / GIB:.3g}, and {free / GIB:.3g} are free"
+        )
+        return min(int(total * share) - taken, free), reason
+    free_on_host = free_bytes(device, config.tensor_parallel)
+    if free_on_host is None:
+        raise ConfigError(f"the free memory of {device} is unknown on {sys.platform}: set kv_cache_tokens")
+    reason = f"{free_on_host / GIB:.3g} GiB are free on {device}, kv_memory_share allows {share:g} of them"
+    return int(free_on_host * share), reason
+
+
+@torch.inference_mode()
+def bytes_beside_kv(model: Any, config: EngineConfig) -> int:
+    """What weights and the largest step take on a GPU: that of a step of `max_step_tokens` rows, all of them verified,
+    without attention. Recorded steps keep as much again."""
+    device = torch.device(config.device)
+    torch.cuda.reset_peak_memory_stats(device)
+    weights = torch.cuda.memory_allocated(device)
+    rows = torch.zeros(1, config.max_step_tokens, dtype=torch.int64, device=device)
+    wanted = torch.arange(config.max_step_tokens, device=device)
+    model(input_ids=rows, position_ids=rows, use_cache=False, logits_to_keep=wanted, plan=LayerProbe()).logits.float()
+    step = torch.cuda.max_memory_allocated(device) - weights
+    torch.cuda.empty_cache()
+    return weights + step * (2 if config.compile else 1)

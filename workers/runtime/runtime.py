@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 
 import torch
@@ -20,7 +21,7 @@ from workers.attention import Kernel, find_kernel
 from workers.model import LoadedModel
 from workers.runtime.backend import BackendContext
 from workers.runtime.backend_stack import BackendStack, choose
-from workers.runtime.memory import num_kv_blocks
+from workers.runtime.memory import bytes_beside_kv, num_kv_blocks
 from workers.runtime.self_test import SelfTest
 from workers.runtime.tiling import choose_tiling, find_tile_rows, tiles_of
 from workers.step import KVCache, Step, StepRows, lay_out
@@ -48,7 +49,8 @@ class ModelRuntime:
         tiling, kinds = choose_tiling(config), choose(config)
         for kind in kinds:
             kind.prepare_weights(loaded.model, config)
-        num_blocks = num_kv_blocks(config, loaded.layers, loaded.model.dtype, all_min)
+        taken = partial(bytes_beside_kv, loaded.model, config)
+        num_blocks = num_kv_blocks(config, loaded.layers, loaded.model.dtype, all_min, taken)
         self.info = replace(loaded.info, kv_cache_tokens=num_blocks * config.block_tokens)
         logger.info("KV of %d tokens", self.info.kv_cache_tokens)
         device = torch.device(config.device)

@@ -114,6 +114,31 @@ def test_it_is_said_when_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> No
         num_kv_blocks(EngineConfig("m", kv_cache_tokens=None), LAYERS, torch.float32)
 
 
+def card(monkeypatch: pytest.MonkeyPatch, free: int, total: int = 100 << 30) -> EngineConfig:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, total))
+    return EngineConfig("m", device="cuda", kv_cache_tokens=None, kv_memory_share=0.5, block_tokens=1 << 16)
+
+
+@pytest.mark.parametrize("taken_by_others", [0, 10 << 30, 49 << 30])
+def test_on_a_card_kv_does_not_depend_on_how_far_others_are(
+    taken_by_others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = card(monkeypatch, free=(80 << 30) - taken_by_others)
+    num_blocks = num_kv_blocks(config, LAYERS, torch.float32, taken_bytes=lambda: 20 << 30)
+    bytes_of_block = 64 * 4 * config.block_tokens
+    assert num_blocks == (29 << 30) // bytes_of_block - NUM_OWN_BLOCKS, "half of 100, less 20 and a context"
+
+
+def test_on_a_card_that_is_full_the_start_says_what_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = card(monkeypatch, free=1 << 20)
+    with pytest.raises(
+        StartupError,
+        match=r"allows 0.5 of the 100 GiB of cuda, weights and a step of 512 rows take 21, and 0.000977 are free",
+    ):
+        num_kv_blocks(config, LAYERS, torch.float32, taken_bytes=lambda: 20 << 30)
+
+
 def test_an_engine_tells_what_it_has_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda *_: 1 << 20)
     runtime = checkpoints.runtime(checkpoints.write("llama", tmp_path), kv_cache_tokens=None)
