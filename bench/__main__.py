@@ -38,7 +38,7 @@ BENCHMARKS: Mapping[str, str] = {
     "draws": "bench.rounds.draws",
     "edge": "bench.service.edge",
     "families": "bench.engine.families",
-    "gpu": "bench.engine.gpu_report",
+    "gpu": "bench.gpu.report",
     "guessers": "bench.control.guessers",
     "kills": "bench.disruption.kills",
     "links": "bench.service.links",

@@ -12,7 +12,7 @@ from deploy.api.given import (
     given_sampling,
     template_call,
 )
-from deploy.api.hosted import Hosted, Models, Served, Watch
+from deploy.api.hosted import Hosted, Models, Served, Watch, load_of
 from deploy.api.offload import LONG_BYTES, Offload
 from deploy.api.proxy_admission import RETRY_S, Places, ProxyAdmission
 from deploy.api.proxy_places import admission_behind
@@ -57,6 +57,7 @@ __all__ = [
     "completed_prompts",
     "given_sampling",
     "json_object",
+    "load_of",
     "merged",
     "new_key",
     "prompt_ids",

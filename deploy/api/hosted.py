@@ -13,6 +13,7 @@ from core.records import EngineStats, ModelInfo, Sampling
 from deploy import calls
 from deploy.api.proxy_admission import Places
 from deploy.metrics import Meters, RequestMeter
+from deploy.metrics.load import Load, kv_share
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
 
@@ -132,3 +133,18 @@ class Models:
             self.max_request_bytes,
             self._default.name,
         )
+
+
+async def load_of(model: Hosted) -> Load:
+    """What is so now; of engines in a long pass, what they said last."""
+    targets = await model.target_stats()
+    config, info = model.served.config, model.served.target
+    blocks_each = info.kv_cache_tokens // config.target.engine.block_tokens
+    return Load(
+        model.name,
+        model.completions.report().num_sessions,
+        model.completions.num_waiting,
+        kv_share(targets),
+        config.target.engine.block_tokens,
+        blocks_each * max(1, len(targets), model.num_replicas.get("target", 0)),
+    )

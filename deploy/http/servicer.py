@@ -26,9 +26,9 @@ from deploy.api import (
     Watch,
     completed,
     completed_prompts,
+    load_of,
     merged,
 )
-from deploy.api.load import TEXT, exposition, load_of
 from deploy.http.anthropic import CountBody
 from deploy.http.bodies import AnyBody, Body, parse
 from deploy.http.failures import BodyTooLong, Failure, UnknownPath, WrongMethod, code_of, failure_of
@@ -51,6 +51,7 @@ from deploy.http.routes import (
 from deploy.http.structured import structure_of
 from deploy.http.translate import later_named_as_in, named_as_in, prompt_of, reading_of, to_requests
 from deploy.http.wire import COMMENT, EVENTS, JSON, Call, Head, encoded, whole
+from deploy.metrics.load import TEXT, exposition
 from deploy.receipts import fingerprint
 
 MANY_PROMPTS = 16

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import yaml
 
-from deploy.api.load import PREFIX
 from deploy.http.routes import METRICS
+from deploy.metrics.load import PREFIX
 from tests.k8s.manifests import Objects, named, of_kind, pods, ray_service, selects, worker_pods
 from tests.k8s.network_policies import CLIENT_NAMESPACE, SOMEWHERE, egress, ingress
 
@@ -36,7 +36,7 @@ def pools_lead_to_orchestrators(objects: Objects) -> Iterator[str]:
 
 
 def pickers_read_what_is_served(objects: Objects) -> Iterator[str]:
-    """The path and the names that deploy/api/load.py has, over a network that lets them."""
+    """The path and the names that deploy/metrics/load.py has, over a network that lets them."""
     for picker in (pod for pod in pods(objects) if pod.role == "picker"):
         plugins = yaml.safe_load(named(objects, "ConfigMap", "outrider-epp")["data"]["plugins.yaml"])["plugins"]
         (source,) = (plugin for plugin in plugins if plugin["type"] == "metrics-data-source")

@@ -10,10 +10,10 @@ import argparse
 import logging
 from collections.abc import Callable, Mapping
 
-from bench.engine import gpu
 from bench.engine.devices import device_name, open_device
-from bench.engine.gpu_kernels import kernel_results
-from bench.engine.gpu_step import deterministic_results, step_results, with_card
+from bench.gpu import text
+from bench.gpu.kernels import kernel_results
+from bench.gpu.step import deterministic_results, step_results, with_card
 from bench.results import Result, at_most, say
 from core.errors import first_line
 
@@ -21,14 +21,14 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], list[Result]]] = {
     "kernels": lambda _: kernel_results(),
     "step": lambda _: step_results(),
     "deterministic": lambda _: deterministic_results(),
-    "pair": gpu.measure,
+    "pair": text.measure,
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which parts, and the settings of the last one."""
     parser.add_argument("--only", choices=PARTS, help="this part alone")
-    gpu.add_arguments(parser)
+    text.add_arguments(parser)
 
 
 def measure(args: argparse.Namespace) -> list[Result]:

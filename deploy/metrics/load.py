@@ -14,8 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from core.records import EngineStats
-from deploy.api.hosted import Hosted
-from deploy.metrics import MODEL_LABEL
+from deploy.metrics.instruments import MODEL_LABEL
 
 TEXT = (("content-type", CONTENT_TYPE_PLAIN_0_0_4), ("cache-control", "no-store"))
 PREFIX = "vllm:"
@@ -33,21 +32,6 @@ class Load:
     block_tokens: int
     num_blocks: int
     """Of all its targets together."""
-
-
-async def load_of(model: Hosted) -> Load:
-    """What is so now; of engines in a long pass, what they said last."""
-    targets = await model.target_stats()
-    config, info = model.served.config, model.served.target
-    blocks_each = info.kv_cache_tokens // config.target.engine.block_tokens
-    return Load(
-        model.name,
-        model.completions.report().num_sessions,
-        model.completions.num_waiting,
-        kv_share(targets),
-        config.target.engine.block_tokens,
-        blocks_each * max(1, len(targets), model.num_replicas.get("target", 0)),
-    )
 
 
 def kv_share(targets: Sequence[EngineStats]) -> float:

@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.__main__ import main
-from bench.engine import devices, gpu
+from bench.engine import devices
 from bench.engine.pair import EnginePair
 from bench.engine.peer import Peer
+from bench.gpu import text as gpu
 from bench.models.grow import cached
 from bench.models.sizes import parse_size, read_shape, shape_of_size
 from core.config import EngineConfig
