@@ -114,7 +114,7 @@ def _member(fleet: FleetConfig, model: ServiceConfig, shared: Mapping[str, Appli
         _draft(f"draft{number}{suffix}", config, model.model_name, cut, engines)
         for number, config in enumerate(model.extra_drafts, 2)
     ]
-    return Member(replace(model, draft=fleet.draft_of(model)), target, draft, extra)  # Serve makes handles of them
+    return Member(replace(model, draft=fleet.draft_of(model)), target, draft, extra)  # Serve passes handles instead
 
 
 def excess_rows(config: ServiceConfig) -> str | None:

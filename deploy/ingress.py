@@ -72,8 +72,8 @@ class Ingress(Servicer):
     if a target's directory has no usable tokenizer or generation_config.
     """
 
-    # Serve awaits a constructor that is a coroutine, and routes nothing to the replica before.
-    async def __init__(  # type: ignore[misc]  # mypy knows only those that return
+    # Serve awaits an async constructor, and routes nothing to the replica until it returns.
+    async def __init__(  # type: ignore[misc]  # mypy allows no async constructor
         self,
         members: Sequence[Member],
         tokens_file: str | None = None,

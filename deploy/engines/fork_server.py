@@ -59,7 +59,7 @@ class Order:
         script, *rest = arguments[1:] if arguments[0] == "-u" else arguments
         if script.startswith("-"):
             raise ValueError(f"a fork cannot apply Python's option {script}")
-        return cls(script, rest, dict(os.environ), os.getcwd())  # noqa: PTH109  whose module takes long to import
+        return cls(script, rest, dict(os.environ), os.getcwd())  # noqa: PTH109  plain strings suffice
 
 
 def command(modules: Sequence[str]) -> str:
@@ -103,7 +103,7 @@ def _connect(server: socket.socket, modules: str, arguments: Sequence[str]) -> N
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **ONE_THREAD},
-                process_group=0,  # no new session, which Linux would schedule as one group
+                process_group=0,  # not a new session: Linux would schedule it as one group
             )
         end_s = time.monotonic() + TIMEOUT_S
         while not _is_connected(server, path):

@@ -112,7 +112,7 @@ class Link(asyncio.Protocol):
                 except BaseException:
                     link.close("the attempt to open it was cancelled")
                     raise
-        except OSError as error:  # TimeoutError, too
+        except OSError as error:  # includes TimeoutError
             raise LinkError(str(error) or f"no answer within {HANDSHAKE_TIMEOUT_S:g} s") from error
         return link
 
