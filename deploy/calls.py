@@ -32,7 +32,7 @@ class CallId:
 
     request_id: str
     traceparent: str = ""
-    """As the caller sent it; empty if it sent none."""
+    """The caller's header, unchanged; empty if it sent none."""
     caller: str = ""
     """Name of the caller, derived from its token; empty without authentication."""
 

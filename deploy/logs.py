@@ -39,7 +39,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_with_serve(*, is_json: bool = False) -> None:
-    """In a replica: log to Serve's file (logs/serve/replica_*.log in Ray's session), in Serve's format.
+    """Log to Serve's file of this replica (logs/serve/replica_*.log in Ray's session), in Serve's format.
 
     With `is_json`, log to standard output as JSON.
     """
@@ -51,7 +51,7 @@ def log_with_serve(*, is_json: bool = False) -> None:
 
 
 def log_to_stderr() -> None:
-    """In an engine's process: log to the file that Ray keeps for it (logs/worker-*.err)."""
+    """Log to the file that Ray keeps for this engine's process (logs/worker-*.err)."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(FORMAT))
     for logger in _ours():

@@ -69,7 +69,7 @@ def service_config(file: Path | None, given: Sequence[Setting]) -> ServiceConfig
 
 
 def explained_config(file: Path | None, given: Sequence[Setting]) -> tuple[ServiceConfig, Sources]:
-    """As `service_config`, together with the source of each setting. Raises: ConfigError."""
+    """The configuration as in `service_config`, and the source of each setting. Raises: ConfigError."""
     if file is None:
         names = frozenset(name for name, _ in flat(DEMO_SETTINGS))
         sources = Sources(given, built_in="the demo pair", built_in_names=names)
@@ -159,7 +159,7 @@ def as_fleet_yaml(fleet: FleetConfig) -> str:
 def parse_fleet(
     settings: Mapping[str, Any], directory: Path | None = None, sources: Sources = NO_SOURCES
 ) -> FleetConfig:
-    """As `parse_config`, for a fleet. Settings of a single model become a fleet of one. Raises: ConfigError."""
+    """Like `parse_config`, for a fleet. Settings of a single model become a fleet of one. Raises: ConfigError."""
     if "models" not in settings:
         config = parse_config(settings, directory)
         return FleetConfig((config,), orchestrator=config.orchestrator)

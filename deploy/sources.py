@@ -22,7 +22,7 @@ class Setting:
     """Dotted path of the setting."""
     value: object
     source: str
-    """As shown in errors."""
+    """Description of the source, for errors."""
 
     @classmethod
     def parse(cls, text: str) -> Setting:

@@ -22,7 +22,7 @@ from deploy.files import Reread
 TOKENS_FILE = "OUTRIDER_TOKENS_FILE"
 """Environment variable that names the file, set by a manifest that mounts it. The setting has priority."""
 HEADER = "authorization"
-"""In lower case, as gRPC requires."""
+"""Lower case, as gRPC requires."""
 SCHEME = "bearer"
 CALLER_CHARS = 16
 """Hexadecimal digits of a token's digest that name a caller without a name in the file."""

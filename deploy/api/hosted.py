@@ -126,7 +126,7 @@ class Models:
     def places(self) -> Places:
         """Limits for proxies. They exceed the real ones if there is a queue, which decides what is refused."""
         limits = [model.served.config.limits for model in self.all]
-        waits_s = [model.completions.full_wait_s for model in self.all]  # proxies refuse only when every model is full
+        waits_s = [model.completions.full_wait_s for model in self.all]  # proxies refuse only if all models are full
         return Places(
             sum(each.max_sessions + each.max_queued + (DECIDED_BY_QUEUE if each.max_queued else 0) for each in limits),
             max(*waits_s, *(each.retry_after_s for each in limits)),

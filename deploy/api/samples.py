@@ -203,7 +203,7 @@ async def merged(
 ) -> AsyncGenerator[Piece | None, None]:
     """The items of all streams as they come; None each time nothing has come for `silence_s`, never if that is 0.
 
-    No item may be None. At most two items of a waiting stream are taken ahead. The first error of a stream is raised.
+    No item may be None. A single stream is read at most two items ahead. The first error of a stream is raised.
     All streams are closed on an error and when the generator is closed.
     """
     pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(1)

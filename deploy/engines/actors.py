@@ -73,7 +73,7 @@ def _control(method: Method) -> Method:
 
 
 Meeting = tuple[str, int]
-"""Where the ranks of a model meet: an address of rank 0's machine, and a free port there."""
+"""Meeting point of a model's ranks: an address of rank 0's machine, and a free port there."""
 
 
 class EngineActor(ABC, Generic[Request, Reply]):

@@ -63,8 +63,7 @@ class Order:
 
 
 def command(modules: Sequence[str]) -> str:
-    """A `py_executable` whose processes have `modules` imported. The modules must not start threads, nor change on
-    disk.
+    """A `py_executable` whose processes have `modules` imported. These must not start threads or change on disk.
 
     An entry "module:function" also calls the function, once.
     """

@@ -113,7 +113,7 @@ def add_generation_service(servicer: Any, server: Any) -> None:
 
 
 def add_health_service(servicer: Any, server: Any) -> None:
-    """As `add_generation_service`, for Health."""
+    """Like `add_generation_service`, for Health."""
     proxy = _proxy_of(server)
     reader = reader_behind(proxy.proxy_router)
 

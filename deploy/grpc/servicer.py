@@ -39,8 +39,7 @@ Reply = TypeVar("Reply", bound=Message)
 def _rpc(
     kind: type[Request], empty: type[Reply], *, is_health: bool = False
 ) -> Callable[[Callable[[Any, Request], Awaitable[Reply]]], Callable[[Any, bytes, CallContext], Awaitable[Reply]]]:
-    """Decorator: turns a method that answers one message into an RPC for Serve. All but health RPCs require
-    authentication.
+    """Decorator: a method that answers one message becomes an RPC for Serve. All but health RPCs authenticate.
 
     Errors are set on the call's context, next to an empty reply, because a raised one would lose its details.
     """

@@ -29,7 +29,7 @@ ALTERNATIVES = frozenset({"str", "NamedTool", "ResponsesChoice"})
 TEXT_ALONE = "this server takes text alone"
 NO_VERBOSITY = "say in the messages how long an answer should be"
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model should think before it answers. Its chat template decides what a value means."""
+"""Amount of reasoning before the answer. The model's chat template decides what a value means."""
 
 EFFORT = "reasoning_effort"
 """Name of the effort in chat templates, including gpt-oss's."""

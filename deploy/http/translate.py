@@ -43,7 +43,7 @@ def _held(body: Body, asked: AskedTools | None, served: Served) -> Held | None:
 
 
 def reading_of(body: Body, request: GenerationRequest, served: Served) -> Reading:
-    """What to look for in the outputs. An output that follows a grammar has no reasoning."""
+    """Parts to look for in the outputs. An output that follows a grammar has no reasoning."""
     if body.prompts_given:  # building a long chat a second time would block the event loop
         return Reading()
     config, tokenizer = served.config.http, served.tokenizer

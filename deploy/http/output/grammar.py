@@ -16,7 +16,7 @@ WHITESPACE = {"x-guidance": {"whitespace_pattern": " ?", "lenient": False}}
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a model writes calls: `begin` and `end` around all, `before` and `after` around each, `between` two of them.
+    """Format of a model's calls: `begin` and `end` around all, `before` and `after` around each, `between` two of them.
 
     `key` is the name of the arguments.
     """

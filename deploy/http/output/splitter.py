@@ -22,7 +22,7 @@ OTHER_CALLS = ("<function=", "<arg_key>")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What to look for in the outputs of one request."""
+    """Parts to look for in the outputs of one request."""
 
     calls: str | None = None
     """Format of calls; None if no tools may be called."""
