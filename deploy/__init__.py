@@ -1,4 +1,5 @@
 """Composition of the service: Ray Serve deployments, gRPC and HTTP servers, settings, command line.
 
-The only folder that imports Ray and gRPC. It may import every other folder; no other folder imports it.
+The only folder of the server that imports Ray and gRPC. It may import `core`, `orchestrator`, `workers` and
+`simulation`, which must not import it.
 """

@@ -49,7 +49,7 @@ def yaml_value(text: str, item: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The layers of a configuration: `given` settings, later ones first, over a file or built-in settings."""
+    """The layers of a configuration: `given` settings over a file or built-in ones; the last given one wins."""
 
     given: Sequence[Setting] = ()
     file: Path | None = None

@@ -145,10 +145,9 @@ def bad_words(
 
 
 def check_masks(sampling: Sampling) -> None:
-    """Check that some token can be sampled. An output that can only continue with bad words fails later
-    (`UnsoundScores`).
+    """Check that some token can be sampled.
 
-    Raises: InvalidRequest.
+    An output that can only continue with bad words fails later (`UnsoundScores`). Raises: InvalidRequest.
     """
     masked = {word[0] for word in sampling.bad_words if len(word) == 1}
     masked |= set(sampling.suppressed_ids) if sampling.min_tokens else set()

@@ -136,8 +136,7 @@ class ProxyAdmission:
 
     @contextmanager
     def waiting(self, num_bytes: int) -> Iterator[Callable[[], None]]:
-        """Count a request as waiting until it is answered; call the yielded function on an answer before the call's
-        end.
+        """Count a request as waiting until it is answered; the yielded function reports an early answer.
 
         Raises: Overloaded if too many bytes are waiting. A request that waits alone is always admitted.
         """

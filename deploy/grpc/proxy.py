@@ -82,8 +82,7 @@ limit is 2 billion."""
 
 
 def take_bursts() -> None:
-    """Change the options of Serve's gRPC servers to accept bursts and to limit connections. Must run before one is
-    created.
+    """Make Serve's gRPC servers accept bursts and limit connections. Must run before one is created.
 
     By default gRPC cancels calls without a reason if more than a thousand wait to be accepted, so that a burst could
     not be refused properly. Serve has no setting for this.

@@ -103,8 +103,7 @@ class LinkServer:
             link.end()
 
     async def _accept(self, listener: socket.socket) -> NoReturn:
-        """Accept connections. With TLS, `asyncio.start_server` would neither report refused peers nor limit new
-        ones."""
+        """Accept connections. `asyncio.start_server` with TLS neither reports refused peers nor limits new ones."""
         while True:
             try:
                 connection, peer = await asyncio.get_running_loop().sock_accept(listener)
