@@ -41,6 +41,8 @@ class _Places:
     """Indices of the draws into `ids`.  # [P, K]"""
     num_draws: Tensor
     """# [P]"""
+    tokens: Tensor
+    """Where `ids`, flattened, are no padding: to find that on the device would make the host wait."""
 
 
 class _Trials(NamedTuple):
@@ -139,7 +141,8 @@ def _padded(by_row: Mapping[int, Drawn], uploads: Uploads) -> Callable[[], _Plac
         ids[i, : len(drawn.ids)], q[i, : len(drawn.ids)] = drawn.ids, drawn.probs
         picks[i, : len(drawn.tokens)] = [drawn.ids.index(token) for token in drawn.tokens]
     num_draws = np.array([len(drawn.tokens) for drawn in by_row.values()])
-    asked = [uploads.ask(each) for each in (np.array(list(by_row)), ids, q, picks, num_draws)]
+    tokens = np.flatnonzero(q > 0.0)
+    asked = [uploads.ask(each) for each in (np.array(list(by_row)), ids, q, picks, num_draws, tokens)]
     return lambda: _Places(*(there() for there in asked))
 
 
@@ -200,9 +203,9 @@ def _division_factors(places: _Places, inside: Tensor) -> Tensor:
 def _with_residuals(p: Tensor, places: _Places, judged: _Trials) -> Tensor:
     """p, replaced by the residual in rows where something was drawn; changes `p`.  # [R, V]"""
     p[places.rows] *= judged.scale[:, None]
-    is_token = places.q > 0.0
     rows = places.rows[:, None].expand_as(places.ids)
-    return p.index_put_((rows[is_token], places.ids[is_token]), judged.inside[is_token])
+    rows, ids, inside = (each.flatten()[places.tokens] for each in (rows, places.ids, judged.inside))
+    return p.index_put_((rows, ids), inside)
 
 
 def _keys(blocks: Sequence[TokenTree], rows: Sequence[Row], by_row: Mapping[int, Drawn]) -> list[noise.Key]:
