@@ -8,12 +8,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -43,13 +44,14 @@ def simulated_gpu() -> Iterator[SimulatedGPU]:
     """Within the `with` block, engines on "cuda" run on the simulated device."""
     add_guard()
     gpu = SimulatedGPU()
-    with ExitStack() as patches:
+    with pytest.MonkeyPatch.context() as patches:
         for target, name, value in _replaced(gpu):
-            patches.enter_context(patch.object(target, name, value))
-        patches.enter_context(patch.dict(sys.modules, _triton(gpu)))
-        patches.callback(find_noise_kernel.cache_clear)
-        patches.enter_context(gpu)
-        yield gpu
+            patches.setattr(target, name, value)
+        for name, module in _triton(gpu).items():
+            patches.setitem(sys.modules, name, module)
+        with gpu:
+            yield gpu
+        find_noise_kernel.cache_clear()
 
 
 def _replaced(gpu: SimulatedGPU) -> Iterator[tuple[Any, str, Any]]:
@@ -61,6 +63,7 @@ def _replaced(gpu: SimulatedGPU) -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "current_stream", lambda _: None
     yield torch, "Generator", lambda _=HOST: generator(HOST)
     yield torch, "compile", lambda code, **_: _as_compiled(code)
+    yield torch.__future__, "get_overwrite_module_params_on_conversion", lambda: True
     yield Tensor, "pin_memory", lambda tensor: gpu.pin(tensor)
     yield cuda_graph, "CudaRecorder", lambda _: gpu.record
     yield gumbel, "_NOISE", gumbel.NoiseCache(1 << 26)
