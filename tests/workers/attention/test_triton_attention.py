@@ -6,13 +6,13 @@ Each runs in a process of its own, since Triton reads its settings once. `__main
 from __future__ import annotations
 
 import importlib.util
-import os
 import random
-import subprocess
 import sys
 
 import pytest
 import torch
+
+from tests.workers.triton_process import run
 
 pytestmark = [
     pytest.mark.thorough,
@@ -39,31 +39,17 @@ NODE = 20
 ERROR = {"float32": 2e-5, "float16": 2e-3}
 
 
-def run(code: str, **variables: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")} | variables
-    done = subprocess.run(
-        [sys.executable, "-c", f"from tests.workers.attention import test_triton_attention as t; {code}"],
-        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernel_gives_what_plain_loops_give(case: str) -> None:
     is_gpu = torch.cuda.is_available()
-    error = float(run(f"print(t.largest_error({case!r}))", **({} if is_gpu else {"TRITON_INTERPRET": "1"})))
+    error = float(run(__name__, f"print(t.largest_error({case!r}))", **({} if is_gpu else {"TRITON_INTERPRET": "1"})))
     assert error <= ERROR[CASES[case][-1]]
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_it_compiles_for_the_gpus_of_today(capability: int) -> None:
     """The compiler and ptxas need no GPU."""
-    assert run(f"t.compile_all({capability})").count(f".target sm_{capability}") == 3
+    assert run(__name__, f"t.compile_all({capability})").count(f".target sm_{capability}") == 3
 
 
 def largest_error(case: str, *, is_deterministic: bool = False) -> float:
