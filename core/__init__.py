@@ -1,4 +1,4 @@
-"""What every other part shares: records, errors, ports and the mathematics of speculation.
+"""What every other package uses: records, errors, ports and the mathematics of speculation.
 
-Knows the standard library and numpy, and nothing else: no Ray, no torch, no gRPC, no I/O.
+Depends on the standard library and numpy alone: no Ray, no torch, no gRPC, no I/O.
 """

@@ -1,7 +1,7 @@
-"""Continuations: blocks with which a target may go on by itself after a verdict, without waiting for the next message.
+"""Continuations: blocks that a target may verify directly after a verdict, without waiting for the next message.
 
-The real engines and the simulated ones run these rules. Knows records, tokens and trees; must not know models, KV or
-time, nor the callers that wait.
+Real and simulated engines apply the same rules. Depends on records, tokens and trees; must not depend on models, KV,
+time or waiting callers.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ UNUSED = "the verdict was none that this continuation answers"
 
 Caller = TypeVar("Caller")
 Verified = tuple[VerifyRequest, TokenLog, Outcome]
-"""A message, what is held after its verdict, and the accepted path and next token that the verdict will say."""
+"""A message, the tokens held after its verdict, and the accepted path and next token that the verdict will report."""
 
 
 class Continuations(Generic[Caller]):
-    """What each session has offered, and the tickets of the answers.
+    """The offers of each session, and the callers that wait for an answer.
 
-    One continuation for each verdict to come: the next one, and those of the steps that the offers themselves lead to.
+    There is one continuation per expected verdict: the next one, and those of the steps that the offers themselves
+    start.
     """
 
     def __init__(self) -> None:
         self._offers: dict[str, dict[int, tuple[Caller, Continuation]]] = {}
-        """By session and the round that is continued."""
+        """Keyed by session, then by the round that is continued."""
 
     def offer(self, caller: Caller, continuation: Continuation) -> list[tuple[Caller, Refused]]:
-        """Keep this offer; returns the refusals of an earlier one for the same verdict, and of all beyond it."""
+        """Store this offer. Return refusals for an earlier offer for the same verdict and for all offers after it."""
         session, after = continuation.stamp.session, continuation.after
         refused = self._drop(session, lambda kept: kept >= after)
         self._offers.setdefault(session, {})[after] = (caller, continuation)
         return refused
 
     def drop(self, session: str, before: int | None = None) -> list[tuple[Caller, Refused]]:
-        """Drop what `session` has offered for rounds before that one; returns the refusals."""
+        """Drop the session's offers for rounds before `before` (None: all). Return their refusals."""
         return self._drop(session, lambda after: before is None or after < before)
 
     def _drop(self, session: str, is_over: Callable[[int], bool]) -> list[tuple[Caller, Refused]]:
@@ -51,7 +52,7 @@ class Continuations(Generic[Caller]):
         return [(caller, Refused(continuation.stamp, UNUSED)) for caller, continuation in dropped]
 
     def _take(self, stamp: Stamp) -> tuple[Caller, Continuation] | None:
-        """The offer for the verdict on this message."""
+        """Remove and return the offer for the verdict on this message."""
         offers = self._offers.get(stamp.session, {})
         offer = offers.pop(stamp.round, None)
         if not offers:
@@ -61,12 +62,11 @@ class Continuations(Generic[Caller]):
     def after_pass(
         self, verified: Sequence[Verified], can_take: Callable[[Sequence[int], VerifyRequest], bool]
     ) -> tuple[list[int], list[tuple[Caller, VerifyRequest]], list[tuple[Caller, Refused]]]:
-        """`continued` of each verdict of a pass; the messages of sessions that continue; the refusals of other offers.
+        """Return each verdict's `continued`, the messages of sessions that continue, and the refusals of other offers.
 
-        `can_take`: whether the engine can verify this message, after a verdict that commits these tokens. All sessions
-        of a pass continue or none does: one that continued alone would take a pass without the others, and they a pass
-        without it. What a session has offered beyond a verdict with which it does not continue is refused, too: nothing
-        leads there any more.
+        `can_take(committed, message)` says whether the engine can verify the message after a verdict that commits these
+        tokens. Either all sessions of a pass continue or none does; otherwise the pass would split in two. If a session
+        does not continue, its later offers are refused too, because no verdict can reach them.
         """
         following: list[tuple[Caller, VerifyRequest]] = []
         refused: list[tuple[Caller, Refused]] = []
@@ -90,14 +90,14 @@ class Continuations(Generic[Caller]):
         return [message.stamp.round for _, message in following], following, refused
 
     def clear(self) -> list[Caller]:
-        """Drop all offers; returns the tickets to answer."""
+        """Drop all offers. Return the callers to answer."""
         callers = [caller for offers in self._offers.values() for caller, _ in offers.values()]
         self._offers.clear()
         return callers
 
     @property
     def sessions(self) -> Sequence[str]:
-        """That have offered something."""
+        """Sessions with at least one offer."""
         return tuple(self._offers)
 
 
@@ -110,7 +110,9 @@ def refusal_of_offer(
     is_verifying: bool,
     vocab_size: int,
 ) -> Refused | None:
-    """Why a continuation is refused; `is_verifying`: whether the session waits for a verdict."""
+    """Return a refusal if the continuation cannot be used, else None. `is_verifying` says whether the session waits for
+    a verdict.
+    """
     if offer.stamp.epoch != epoch:
         return Refused(offer.stamp, "the message is for another incarnation of this engine")
     if has_ended:
@@ -127,9 +129,9 @@ def refusal_of_offer(
 
 
 def next_message(offer: Continuation, request: VerifyRequest, log: TokenLog, outcome: Outcome) -> VerifyRequest | None:
-    """The message of `offer` that follows this outcome of `request`; None if the offer has none for it.
+    """Build the message that `offer` gives for this outcome of `request`; None if the offer does not cover it.
 
-    `log`: the engine's tokens after the verdict.
+    `log` holds the engine's tokens after the verdict.
     """
     block, tree, path, next_token = request.block, offer.tree, outcome.path, outcome.next_token
     if tree.prefix(len(block)) != block:

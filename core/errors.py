@@ -1,26 +1,26 @@
-"""Everything that can go wrong, and what a client is told about it.
+"""All errors that Outrider raises, and the status that a client receives.
 
     OutriderError
-    ├── RequestError                 the caller's doing; nothing else is affected
+    ├── RequestError                 the caller's fault; nothing else is affected
     │   ├── InvalidRequest           INVALID_ARGUMENT    names the field and what is allowed
     │   ├── UnknownModel             NOT_FOUND           lists the models that are served
-    │   ├── UnknownService           NOT_FOUND           of Health
+    │   ├── UnknownService           NOT_FOUND           raised by Health
     │   ├── Unauthenticated          UNAUTHENTICATED
     │   ├── Overloaded               RESOURCE_EXHAUSTED  says when to try again
     │   ├── RequestCancelled         CANCELLED
     │   └── DeadlinePassed           DEADLINE_EXCEEDED
-    ├── ServiceError                 ours; the request may be repeated
+    ├── ServiceError                 our fault; the request may be repeated
     │   ├── Unavailable              UNAVAILABLE         no worker can take the session
     │   └── WorkerLost               UNAVAILABLE         an engine died, hung or answered nonsense
-    │       └── WorkerStopping       UNAVAILABLE         an engine is to stop, and is left in good time
-    ├── UnsoundScores                FAILED_PRECONDITION the model gives NaN or infinity; repeating it gives it again
+    │       └── WorkerStopping       UNAVAILABLE         an engine will stop soon; sessions leave it
+    ├── UnsoundScores                FAILED_PRECONDITION the model returns NaN or infinity; a retry fails again
     └── StartupError                 FAILED_PRECONDITION refuses to start, in one clear line
         ├── ConfigError              a setting is wrong
         ├── CheckpointError          missing, not safetensors, or incomplete
         ├── UnsupportedModel         the architecture has no attention seam
         └── VocabularyMismatch       draft and target do not share a vocabulary
 
-`status` is the name of a gRPC status code; `deploy` turns it into one, so that this module need not know gRPC.
+`status` is the name of a gRPC status code. `deploy` converts it, so this module does not depend on gRPC.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ MAX_CAUSE_CHARS = 300
 
 
 class OutriderError(Exception):
-    """Base of all errors that are raised on purpose; `str()` of one is fit for a client to read."""
+    """Base of all errors that are raised on purpose; `str(error)` is safe to show to a client."""
 
     status: ClassVar[str] = "INTERNAL"
 
 
 class RequestError(OutriderError):
-    """The request cannot be served as it is; the service is fine."""
+    """The request cannot be served as it is; the service works."""
 
 
 class InvalidRequest(RequestError):
@@ -55,7 +55,7 @@ class InvalidRequest(RequestError):
 
 
 class ContextExceeded(InvalidRequest):
-    """Prompt, or prompt and output, have more tokens than the model's context has room for."""
+    """The prompt, or prompt plus output, has more tokens than fit in the model's context."""
 
 
 class UnknownModel(RequestError):
@@ -65,7 +65,7 @@ class UnknownModel(RequestError):
 
 
 class UnknownService(RequestError):
-    """Health is asked about a service that does not exist."""
+    """A health check names a service that does not exist."""
 
     status = "NOT_FOUND"
 
@@ -77,7 +77,7 @@ class Unauthenticated(RequestError):
 
 
 class Overloaded(RequestError):
-    """There is no room for another session; refused before any model work."""
+    """There is no capacity for another session. Raised before any model work."""
 
     status = "RESOURCE_EXHAUSTED"
 
@@ -90,13 +90,13 @@ class Overloaded(RequestError):
 
 
 class RequestCancelled(RequestError):
-    """The client went away or asked to stop."""
+    """The client disconnected or cancelled."""
 
     status = "CANCELLED"
 
 
 class DeadlinePassed(RequestError):
-    """The request's time ran out."""
+    """The request's deadline passed."""
 
     status = "DEADLINE_EXCEEDED"
 
@@ -112,32 +112,32 @@ class Unavailable(ServiceError):
 
 
 class WorkerLost(ServiceError):
-    """An engine died, does not answer, or answered something that cannot be right."""
+    """An engine died, does not answer, or sent an impossible answer."""
 
 
 class WorkerStopping(WorkerLost):
-    """An engine is about to stop: its sessions move as if it had died, but that is no failure."""
+    """An engine is about to stop. Its sessions move as after a crash, but this is not counted as a failure."""
 
 
 class UnsoundScores(OutriderError):
-    """The model gives no distribution for this sequence, so no token can be sampled from it.
+    """The model gives no valid distribution for this sequence, so no token can be sampled.
 
-    Not a ServiceError: clients repeat those, and the same tokens would lead to the same scores.
+    Not a ServiceError: clients retry those, and the same tokens would give the same scores.
     """
 
     status = "FAILED_PRECONDITION"
 
 
 class StartupError(OutriderError):
-    """The service refuses to start; the message is one line and says what to change."""
+    """The service refuses to start. The message is one line and says what to change."""
 
     status = "FAILED_PRECONDITION"
 
 
 class ConfigError(StartupError, ValueError):
-    """A setting is unknown, of the wrong type, or out of range.
+    """A setting is unknown, has the wrong type, or is out of range.
 
-    A ValueError too, so that pydantic reports the path of the setting in its file.
+    Also a ValueError, so that pydantic reports the path of the setting in its file.
     """
 
 
@@ -146,7 +146,7 @@ class CheckpointError(StartupError):
 
 
 class UnsupportedModel(StartupError):
-    """The architecture cannot be run by the runtime; the message gives the reason."""
+    """The runtime cannot run this architecture; the message gives the reason."""
 
 
 class VocabularyMismatch(StartupError):
@@ -154,11 +154,13 @@ class VocabularyMismatch(StartupError):
 
 
 def first_line(error: BaseException) -> str:
-    """The message of a library's error, shortened to what fits into one of ours."""
+    """Return the first line of a library's error message, to be quoted in one of ours."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else repr(error)
 
 
 def cause(error: BaseException) -> str:
-    """A library's error as the reason in one of ours: its type, since KeyError's message is a name, and its text."""
+    """Return the type and message of a library's error, shortened. The type matters: a KeyError's message is only the
+    key.
+    """
     return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_CAUSE_CHARS]}"

@@ -1,7 +1,7 @@
-"""How an engine judges a message before it computes: it refuses it, misses its base, or takes it.
+"""How an engine checks a message before it computes: it refuses it, reports a missing base, or accepts it.
 
-The real engines and the simulated ones run these rules: `refusal_of`, then `missing_of`, then `HeldTokens.rebase_to_…`.
-Knows records, tokens and trees; must not know models, KV, time, or the callers that wait.
+Real and simulated engines apply the same rules: `refusal_of`, then `missing_of`, then `HeldTokens.rebase_to_…`. Depends
+on records, tokens and trees; must not depend on models, KV, time or waiting callers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ENDED = "the session has ended"
 OVERTAKEN = "the message was overtaken by a later one"
 
 MAX_ENDED = 4096
-"""Number of ended sessions that are remembered; no message is under way while this number of sessions ends."""
+"""Number of ended sessions to remember. No message stays in transit while this many sessions end."""
 
 
 class EndedSessions:
-    """The sessions that ended last: a late message of an ended session must not open it again."""
+    """The most recently ended sessions. A late message must not reopen an ended session."""
 
     def __init__(self) -> None:
         self._names: OrderedDict[str, None] = OrderedDict()
@@ -45,41 +45,40 @@ class EndedSessions:
 
 @dataclass(frozen=True, slots=True)
 class Rebased:
-    """The rows that an engine keeps after a message, which KV follows, and the tokens still to be computed."""
+    """Rows that an engine keeps after a message, and the tokens still to compute. The KV cache is moved accordingly."""
 
     num_tokens: int
-    """Number of rows of committed tokens that stay where they are."""
+    """Number of rows of committed tokens that stay in place."""
     guesses: Sequence[int]
-    """Former indices of the rows of guesses that move right behind them; the other rows are dropped."""
+    """Old indices of the guess rows that move directly behind the committed rows; all other rows are dropped."""
     pending: list[int]
-    """Number of committed tokens that are still to be computed."""
+    """Committed tokens that are still to be computed."""
 
 
 @dataclass(eq=False, slots=True)
 class HeldTokens:
-    """The computed state of one session: committed tokens, and a tree of guesses below them."""
+    """Computed state of one session: committed tokens and a tree of guesses below them."""
 
     spec: SequenceSpec
     log: TokenLog = field(default_factory=TokenLog)
     tree: HeldTree = field(default_factory=HeldTree)
     builder: TreeBuilder = field(default_factory=TreeBuilder)
-    """The growing draft tree of a draft that grows continuously; the nodes in `tree` are the fed ones."""
+    """The growing tree of a draft that grows continuously. `tree` holds its nodes that were fed to the model."""
     last_round: int = -1
 
     def take_spec(self, spec: SequenceSpec) -> None:
-        """Sample by `spec` from now on; guesses under another one are dropped."""
+        """Sample with `spec` from now on. Guesses made under another spec are dropped."""
         if self.spec != spec:
             self.tree.clear()
             self.spec = spec
 
     def rebase_to_verify(self, request: VerifyRequest) -> Rebased:
-        """Agree with the request's tokens. At least the last one stays pending, since the scores behind it are
-        needed."""
+        """Adopt the request's tokens. At least the last one stays pending, because the scores after it are needed."""
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=False)
         return rebased if rebased.pending else self._without_last(rebased)
 
     def rebase_to_grow(self, request: DraftRequest, tree_spec: TreeSpec) -> Rebased:
-        """Agree with the request's tokens and keep the nodes below them; grow by `tree_spec` from now on."""
+        """Adopt the request's tokens, keep the nodes below them, and grow by `tree_spec` from now on."""
         self.builder.go_on(tree_spec)
         if self.spec.needs_q:
             return self._rebase_to_draw(request)
@@ -94,9 +93,9 @@ class HeldTokens:
         return rebased
 
     def _rebase_to_draw(self, request: DraftRequest) -> Rebased:
-        """Agree with the request's tokens, without the earlier draws.
+        """Adopt the request's tokens and drop all earlier draws.
 
-        The draw at the root goes too: draws are numbered from the root (docs/exactness.md, section 4).
+        The draw at the root is dropped too, because draws are numbered from the root (docs/exactness.md, section 4).
         """
         self.builder.begin()
         self.builder.report_all_again()
@@ -104,7 +103,7 @@ class HeldTokens:
         return rebased if rebased.pending else self._without_last(rebased)
 
     def hold(self, said: Sequence[Candidates]) -> None:
-        """Note that the chosen nodes were fed; the tree builder still needs the model's candidates there."""
+        """Store the model's candidates for the nodes that were just fed. The tree builder receives them separately."""
         builder = self.builder
         if not builder.has_root:
             self.tree.root = said[0]
@@ -113,27 +112,27 @@ class HeldTokens:
             self.tree.add(builder.held_parent(node), builder.tokens[node], candidates)
 
     def step_back(self) -> list[int]:
-        """Drop the last token, whose scores are to be computed again, and return it."""
+        """Drop the last token and return it; its scores must be computed again."""
         last = self.log.tokens[-1]
         self.truncate(len(self.log) - 1)
         return [last]
 
     def truncate(self, num_tokens: int) -> None:
-        """Drop all but the first `num_tokens` tokens."""
+        """Keep only the first `num_tokens` tokens."""
         self.tree.clear()
         self.log.truncate(num_tokens)
 
     def _rebase(self, base: Base, suffix: Sequence[int], *, keeps_guesses: bool) -> Rebased:
-        """Keep the tokens that agree with base and suffix and, if wanted, the guesses below them.
+        """Keep the tokens that agree with base and suffix and, with `keeps_guesses`, the guesses below them.
 
-        Accepted guesses agree, so they are kept.
+        Accepted guesses agree with the suffix, so they are kept.
         """
         num_agreeing = base.num_tokens + self.log.common_prefix_len(base.num_tokens, suffix)
         rest = list(suffix[num_agreeing - base.num_tokens :])
         if num_agreeing < len(self.log):
             self.truncate(num_agreeing)
             return Rebased(num_agreeing, (), rest)
-        if not self.tree.tokens:  # as always on a target
+        if not self.tree.tokens:  # always so on a target
             if rest:
                 self.tree.root = None
             return Rebased(num_agreeing, (), rest)
@@ -151,10 +150,10 @@ class HeldTokens:
         return Rebased(num_tokens, rebased.guesses[: len(self.log) - num_tokens], pending)
 
     def _reroot(self, request: DraftRequest) -> bool:
-        """Re-root the draft tree at the end of the request's text, if the tree leads there; returns whether nodes below
+        """Re-root the draft tree at the end of the request's text, if the tree contains it. Return whether nodes below
         the root may be fed.
         """
-        known = self.log.tokens[request.base.num_tokens :]  # where tokens are pending, nothing has grown below them yet
+        known = self.log.tokens[request.base.num_tokens :]  # nothing has grown below pending tokens yet
         if request.base.num_tokens == 0 or list(request.suffix[: len(known)]) != list(known):
             self.builder.begin()
             return False
@@ -164,13 +163,13 @@ class HeldTokens:
 def refusal_of(
     request: VerifyRequest | DraftRequest, held: HeldTokens | None, *, epoch: int, has_ended: bool, vocab_size: int
 ) -> Refused | None:
-    """Why this message is refused: it is stale or malformed."""
+    """Return a refusal if the message is stale or malformed, else None."""
     reason = _why_stale(request, held, epoch, has_ended) or _why_malformed(request, held, vocab_size)
     return None if reason is None else Refused(request.stamp, reason)
 
 
 def missing_of(request: VerifyRequest | DraftRequest, held: HeldTokens | None) -> Missing | None:
-    """The answer to a message whose base is not held: the length of the prefix that may agree. None if it can be taken.
+    """Return `Missing`, with the length of the prefix that may agree, if the base is not held; else None.
 
     If the hash differs, no prefix is known to agree.
     """
@@ -215,7 +214,7 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
 
 
 def _why_chosen(growth: TreeSpec, spec: SequenceSpec) -> str | None:
-    """Why draws would be selected by what they are (docs/exactness.md, section 4)."""
+    """Return why draws would be selected by their value (docs/exactness.md, section 4), or None."""
     if growth.is_chain or (growth.is_blind and spec.takes_trees):
         return None
     what = "a tree of a shape" if spec.takes_trees else "a chain of a length"

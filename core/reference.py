@@ -1,8 +1,8 @@
-"""Speculative decoding in plain Python, to be read before everything else; tests compare the rest with it.
+"""Speculative decoding in plain Python. Read this file first; tests use it as the oracle.
 
-A language model gives each token that may come next a probability. A large model, the target, takes about as long for
-one token as for ten that it is shown at once. So a small model, the draft, guesses what follows, and the target checks
-all guesses in one pass. The output is what the target alone would have written, in fewer passes.
+A language model gives each possible next token a probability. A large model, the target, needs about as long to score
+ten given tokens in one pass as to score one. A small model, the draft, therefore guesses the next tokens, and the
+target checks all guesses in one pass. The output is the same as that of the target alone, in fewer passes.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from numpy.typing import NDArray
 from core.noise import Purpose, gumbel
 
 Text: TypeAlias = tuple[int, ...]
-"""Tokens, as numbers."""
+"""Token ids."""
 Model: TypeAlias = Callable[[Text], NDArray[np.float32]]
-"""text -> log probability of each token that may follow."""
+"""text -> log probability of each possible next token."""
 Sampler: TypeAlias = Callable[[Text], int]
-"""text -> the token that follows; the same whenever it is asked."""
+"""text -> next token. Deterministic: the same text always gives the same token."""
 Tree: TypeAlias = dict[int, "Tree"]
-"""Guesses: the tokens that may come next, and below each the tokens that may come after it."""
+"""Guesses: each possible next token, mapped to the tree of tokens that may follow it."""
 
 
 def ranked(model: Model, seed: int, text: Text) -> list[int]:
-    """All tokens by log p + Gumbel noise, the largest first: the first is x with probability p(x)."""
+    """Rank all tokens by log p + Gumbel noise, largest first. The first is x with probability p(x)."""
     log_p = model(text)
     noise = gumbel(seed, len(text), 0, Purpose.SHARED, len(log_p))
     return [*map(int, np.argsort(-(log_p + noise), kind="stable"))]
 
 
 def coupled(model: Model, seed: int) -> Sampler:
-    """Sample by noise that depends on seed and position alone.
+    """Sample with noise that depends only on seed and position.
 
-    Two models with similar probabilities and the same noise mostly choose the same token: so the draft guesses well
-    even at high temperatures. And the target's choice does not depend on what was guessed.
+    Two models with similar probabilities and the same noise mostly choose the same token, so the draft guesses well
+    even at high temperatures. The target's choice does not depend on the guesses.
     """
     return lambda text: ranked(model, seed, text)[0]
 
 
 def decode(target: Sampler, prompt: Text, num_tokens: int) -> Text:
-    """Decode without guesses, one pass of the target for each token. `speculate` returns the same."""
+    """Decode without guesses, one target pass per token. `speculate` returns the same tokens."""
     text = prompt
     for _ in range(num_tokens):
         text = (*text, target(text))
@@ -50,7 +50,7 @@ def decode(target: Sampler, prompt: Text, num_tokens: int) -> Text:
 
 
 def draft(guess: Callable[[Text], list[int]], text: Text, depth: int, tree: Tree) -> Tree:
-    """`tree` and more: what the draft guesses after `text` and after each of its own guesses, `depth` tokens ahead."""
+    """Extend `tree` with the draft's guesses after `text` and after each of its own guesses, `depth` tokens ahead."""
     if depth == 0:
         return tree
     tokens = dict.fromkeys([*tree, *guess(text)])
@@ -58,9 +58,9 @@ def draft(guess: Callable[[Text], list[int]], text: Text, depth: int, tree: Tree
 
 
 def verify(target: Sampler, text: Text, block: Tree) -> tuple[Text, int]:
-    """The guesses that the target would have sampled itself, and the token that it samples after them.
+    """Return the guesses that the target would have sampled itself, and the token that it samples after them.
 
-    A real target computes what follows every guess of the block in one pass, and takes this walk afterwards.
+    A real target computes the successors of all guesses in one pass, then does this walk.
     """
     accepted: Text = ()
     while (token := target((*text, *accepted))) in block:
@@ -69,19 +69,19 @@ def verify(target: Sampler, text: Text, block: Tree) -> tuple[Text, int]:
 
 
 def commit(text: Text, accepted: Text, token: int) -> Text:
-    """The text after a round: at least one token longer, even where no guess was right."""
+    """Return the text after a round: at least one token longer, even if no guess was right."""
     return (*text, *accepted, token)
 
 
 def re_root(tree: Tree, tokens: Text) -> Tree:
-    """The guesses below the tokens that were committed: they still hold, those elsewhere in the tree do not."""
+    """Return the guesses below the committed tokens. They are still valid; all other branches are not."""
     for token in tokens:
         tree = tree.get(token, {})
     return tree
 
 
 def speculate(target: Sampler, guess: Callable[[Text], list[int]], prompt: Text, num_tokens: int, depth: int) -> Text:
-    """Decode by rounds. Each verifies what was drafted before it; for the next one, the draft goes on meanwhile."""
+    """Decode in rounds. Each round verifies the guesses drafted before it, while the draft works on the next ones."""
     text, tree = prompt, dict[int, Tree]()
     while len(text) < len(prompt) + num_tokens:
         block = tree

@@ -1,6 +1,6 @@
-"""One form for every figure that is measured or simulated, for people and for scripts.
+"""One record for every measured or simulated figure, readable by people and scripts.
 
-Knows names, values, units and goals; must not know what was measured.
+Depends on names, values, units and goals; must not depend on what was measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One figure. `goal` and `met` are None where nothing was promised."""
+    """One figure. `goal` and `met` are None if there is no goal."""
 
     name: str
     value: float
@@ -24,15 +24,15 @@ class Result:
 
 
 def at_least(goal: float, result: Result) -> Result:
-    """The same figure, judged: the goal is reached from below."""
+    """Return the figure with a goal that it must reach or exceed."""
     return replace(result, goal=goal, met=result.value >= goal)
 
 
 def at_most(goal: float, result: Result) -> Result:
-    """The same figure, judged: the goal is reached from above."""
+    """Return the figure with a goal that it must not exceed."""
     return replace(result, goal=goal, met=result.value <= goal)
 
 
 def as_json(results: Sequence[Result]) -> str:
-    """A list of objects with the fields of `Result`."""
+    """Return a JSON list of objects with the fields of `Result`."""
     return json.dumps([asdict(result) for result in results], indent=2) + "\n"

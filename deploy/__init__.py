@@ -1,4 +1,5 @@
-"""The place of composition: Ray Serve deployments, gRPC ingress, settings, command line.
+"""Composition of the service: Ray Serve deployments, gRPC and HTTP servers, settings, command line.
 
-The one folder that imports Ray and gRPC; it may know all the others, and none of them knows it.
+The only folder of the server that imports Ray and gRPC. It may import `core`, `orchestrator`, `workers` and
+`simulation`, which must not import it.
 """

@@ -1,7 +1,7 @@
-"""The one place of composition: from a configuration to a Serve application of targets, drafts and orchestrators.
+"""Builds the Serve application of targets, drafts and orchestrators from a configuration.
 
-`import_path: deploy.app:build` with the settings as `args` deploys it from a Serve YAML; `deploy.launch.application`
-from Python.
+A Serve YAML deploys it by `import_path: deploy.app:build`, with the settings as `args`; Python code uses
+`deploy.launch.application`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ logger = logging.getLogger(__name__)
 
 APPLICATION = "outrider"
 HEALTH_PERIOD_S = 1.0
-"""Seconds within which Serve starts the replacement of a dead replica."""
+"""Seconds between health checks; Serve replaces a dead replica within this time."""
 DRAIN_TIMEOUT_S = 3600.0
-"""Seconds that a stopping replica waits for its streams or leases to end by themselves."""
+"""Seconds that a stopping replica waits for its streams or leases to finish."""
 SPARE_REQUESTS = 64
-"""Calls beside the sessions, all short: health, describe, and requests that are refused at once."""
+"""Concurrent calls allowed beyond the sessions, all short: health, describe, and requests that are refused at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The engines that replicas of each role own; benchmarks have others."""
+    """The actor class of each role's engine; benchmarks substitute their own."""
 
     target: type[EngineActor[Any, Any]] = TargetActor
     draft: type[EngineActor[Any, Any]] = DraftActor
@@ -58,15 +58,15 @@ ENGINES = Engines()
 
 
 def build(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> Application:
-    """The application that `config`, or the settings of one, describes. Raises: ConfigError.
+    """The Serve application for `config`, given as an object or as settings. Raises: ConfigError.
 
-    Serve calls it by name, and accepts no second parameter.
+    Serve calls this function by name and passes exactly one argument.
     """
     return build_with(config, ENGINES)
 
 
 def build_with(config: ServiceConfig | FleetConfig | Mapping[str, Any], engines: Engines) -> Application:
-    """The same with other engines behind it. Raises: ConfigError."""
+    """Like `build`, with other engine actors. Raises: ConfigError."""
     fleet = as_fleet(config)
     check_devices(fleet)
     drafts = {
@@ -88,7 +88,7 @@ def build_with(config: ServiceConfig | FleetConfig | Mapping[str, Any], engines:
 
 
 def as_fleet(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> FleetConfig:
-    """One model is a fleet of one. Raises: ConfigError."""
+    """`config` as a fleet; a single model becomes a fleet of one. Raises: ConfigError."""
     match config:
         case FleetConfig():
             return config
@@ -99,7 +99,7 @@ def as_fleet(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> FleetCo
 
 
 def _member(fleet: FleetConfig, model: ServiceConfig, shared: Mapping[str, Application], engines: Engines) -> Any:
-    """The deployments of one model; their names tell the models apart where there are several."""
+    """The deployments of one model. Their names include the model's name if the fleet has several."""
     if (problem := excess_rows(model)) is not None:
         logger.warning("%s: %s", model.model_name, problem)
     suffix = f"-{model.model_name}" if len(fleet.models) > 1 else ""
@@ -114,13 +114,13 @@ def _member(fleet: FleetConfig, model: ServiceConfig, shared: Mapping[str, Appli
         _draft(f"draft{number}{suffix}", config, model.model_name, cut, engines)
         for number, config in enumerate(model.extra_drafts, 2)
     ]
-    return Member(replace(model, draft=fleet.draft_of(model)), target, draft, extra)  # Serve makes handles of them
+    return Member(replace(model, draft=fleet.draft_of(model)), target, draft, extra)  # Serve passes handles instead
 
 
 def excess_rows(config: ServiceConfig) -> str | None:
-    """What to say where the blocks of all sessions do not fit into one pass of the target, on a GPU; else None.
+    """A warning if the blocks of all sessions exceed one pass of a GPU target, else None.
 
-    On a CPU every row of a pass costs time, so that nobody makes blocks so large.
+    A CPU target is not checked: every row costs time there, so blocks stay small.
     """
     target, block = config.target, config.speculation.max_block_tokens
     if target.autoscaling is None or target.engine.device == "cpu":
@@ -137,18 +137,18 @@ def excess_rows(config: ServiceConfig) -> str | None:
 
 
 def _draft(name: str, config: DraftConfig, model_name: str, q_top_tokens: int, engines: Engines) -> Application:
-    """`model_name` labels its metrics: the model that it drafts for, or the draft's name where it serves several."""
+    """One draft deployment. `model_name` labels its metrics: the model it drafts for, or a shared draft's own name."""
     drafts = worker(DraftWorker, config, _name(name))
     return drafts.options(request_router_config=draft_router()).bind(config, model_name, q_top_tokens, engines.draft)
 
 
 def _cut(fleet: FleetConfig, draft: str) -> int:
-    """The number of tokens to which a shared draft cuts q: a setting that its models have in common."""
+    """Number of tokens to which a shared draft truncates q. All models that share it have the same setting."""
     return next(each.speculation.q_top_tokens for each in fleet.models if each.shared_draft == draft)
 
 
 def _name(text: str) -> str:
-    """The model's name as a valid name of a deployment: it may be a path."""
+    """`text` as a valid deployment name; a model's name may be a path."""
     return re.sub(r"[^\w.-]", "-", text)
 
 
@@ -171,7 +171,7 @@ def worker(kind: type[EngineWorker], config: TargetConfig | DraftConfig, name: s
 
 
 def resources(config: ServiceConfig | FleetConfig) -> dict[str, float]:
-    """The largest demand of an application, by the names of Ray's resources."""
+    """The largest resource demand of an application, by Ray's resource names."""
     fleet = as_fleet(config)
     front = fleet.orchestrator
     one = {"CPU": front.num_cpus, **front.resources}

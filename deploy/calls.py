@@ -1,7 +1,7 @@
-"""Which call is being answered: its request id, and the trace that it belongs to, for errors, replies and log lines.
+"""The identity of the current call: its request id and trace, for errors, replies and log lines.
 
-Knows metadata and W3C's traceparent; nothing of what is asked for. What a call is named by goes with its task, and with
-the tasks that are started for it.
+Knows metadata and W3C's traceparent; must not know the request. The identity is a context variable, so tasks started
+during a call inherit it.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"
-"""Names of headers and metadata, in lower case as gRPC has all names."""
+"""Header and metadata names, in lower case as gRPC requires."""
 MAX_REQUEST_ID_CHARS = 128
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.{0,200})?")
-"""Of W3C Trace Context, section 3.2; version 00 has nothing behind its flags."""
+"""The format in W3C Trace Context, section 3.2. Version 00 has nothing after the flags."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallId:
-    """What one call is named by."""
+    """The identity of one call."""
 
     request_id: str
     traceparent: str = ""
-    """As the caller sent it, or nothing."""
+    """The caller's header, unchanged; empty if it sent none."""
     caller: str = ""
-    """A name for whoever sends it, by its token; empty where nobody is told apart."""
+    """Name of the caller, derived from its token; empty without authentication."""
 
     @property
     def trace_id(self) -> str:
-        """Of the trace that the caller belongs to; empty without one."""
+        """Id of the caller's trace; empty without one."""
         return self.traceparent[3:35]
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """What every reply carries; an id that is no ASCII is percent-encoded there."""
+        """Headers of every reply. A request id that is not ASCII is percent-encoded."""
         request_id = self.request_id if self.request_id.isascii() else quote(self.request_id)
         trace = ((TRACEPARENT, self.traceparent),) if self.traceparent else ()
         return ((REQUEST_ID, request_id), *trace)
@@ -51,22 +51,20 @@ class CallId:
 
 @dataclass(slots=True)
 class Answer:
-    """How a call was answered."""
-
     status: str = "CANCELLED"
-    """A name of gRPC's status codes, in every language; a call that nobody ends was left by its caller."""
+    """Name of a gRPC status code, also for HTTP. The default means that the caller left before the call ended."""
 
 
 _current: ContextVar[CallId | None] = ContextVar("call", default=None)
 
 
 def current() -> CallId | None:
-    """The call that this task works for."""
+    """The call that the current task serves."""
     return _current.get()
 
 
 def begin(metadata: Iterable[tuple[str, str | bytes]]) -> CallId:
-    """Name the call by what its caller sends, else by an id of its own, from here on."""
+    """Identify the current call by the caller's request id, or by a new one."""
     sent = {name: value for name, value in metadata if isinstance(value, str)}
     given, trace = sent.get(REQUEST_ID, ""), sent.get(TRACEPARENT, "").strip()
     request_id = given if given.isascii() and is_request_id(given) else uuid.uuid4().hex
@@ -76,34 +74,34 @@ def begin(metadata: Iterable[tuple[str, str | bytes]]) -> CallId:
 
 
 def enter(call: CallId) -> None:
-    """Go on with a call that was named elsewhere."""
+    """Continue a call that was identified elsewhere."""
     _current.set(call)
 
 
 def rename(request_id: str) -> None:
-    """The id that the message itself brings goes before, if it is fit to be one."""
+    """Use the request id in the message in place of the current one, if it is valid."""
     call = _current.get()
     if call is not None and is_request_id(request_id):
         _current.set(replace(call, request_id=request_id))
 
 
 def belongs_to(caller: str) -> None:
-    """Note the caller of this call, after its token has been checked."""
+    """Record the caller, once its token has been checked."""
     call = _current.get()
     if call is not None:
         _current.set(replace(call, caller=caller))
 
 
 def is_request_id(text: str) -> bool:
-    """Whether a caller may name a request so."""
+    """Whether `text` is a valid request id."""
     return 0 < len(text) <= MAX_REQUEST_ID_CHARS and text.isprintable()
 
 
 @contextmanager
 def answering(method: str, *, is_probe: bool = False) -> Iterator[Answer]:
-    """Around the answer to a call: one line in the log says how it ended. It has nothing of what was asked for.
+    """Log one line when a call ends, with its status and duration. The line shows nothing of the request.
 
-    Probes come every second, and nobody wants to read of them.
+    Probes come every second and are logged at debug level.
     """
     answer, began_s = Answer(), time.monotonic()
     try:

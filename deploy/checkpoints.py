@@ -1,7 +1,7 @@
-"""Whether checkpoints can be served, as far as can be told without their weights: the same for every command.
+"""Checks that checkpoints can be served, without reading their weights. All commands use it.
 
-Knows what engines, vocabularies and requests ask of a checkpoint's files; must not know Ray. Imports torch in the
-function that needs it.
+Knows what engines, vocabularies and requests need from a checkpoint's files; must not know Ray. Torch is imported
+inside the function that needs it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 
 
 def check_models(target: EngineConfig, drafts: Mapping[str, EngineConfig], name: str) -> None:
-    """Check a target, whose path is called `name` in errors, and its drafts, by the names of their paths.
+    """Check a target and its drafts. `name` is what errors call the target; the keys of `drafts` name the drafts.
 
     Raises: StartupError.
     """
@@ -36,12 +36,12 @@ def check_models(target: EngineConfig, drafts: Mapping[str, EngineConfig], name:
 
 
 def check_directory(name: str, path: Path) -> None:
-    """Raises: ConfigError, which says what to do where `path` is the id of a model on the Hugging Face hub."""
+    """Raises: ConfigError if the directory is missing; for a Hugging Face id it says how to download it."""
     if path.exists():
-        return  # what is no checkpoint is refused in the loader's words
+        return  # the loader reports a directory that is not a checkpoint
     if not _is_id(path):
         raise ConfigError(f"{name}: there is no directory {path}")
-    is_offline = os.environ.get(OFFLINE_VARIABLE, "").upper() in ("1", "ON", "YES", "TRUE")  # as huggingface_hub has it
+    is_offline = os.environ.get(OFFLINE_VARIABLE, "").upper() in ("1", "ON", "YES", "TRUE")  # same as huggingface_hub
     allowed = (
         f"{OFFLINE_VARIABLE} is set, so the hub must not be reached: bring the directory from elsewhere"
         if is_offline

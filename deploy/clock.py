@@ -1,4 +1,4 @@
-"""Real time, for whatever takes a `core.ports.Clock`."""
+"""Real time, as a `core.ports.Clock`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class MonotonicClock:
     """The machine's monotonic clock; implements core.ports.Clock."""
 
     def now(self) -> float:
-        """Seconds on a monotonic clock."""
+        """Seconds since an arbitrary start."""
         return time.monotonic()
 
     async def sleep(self, duration_s: float) -> None:
-        """Sleep; not at all for 0 or less."""
+        """Sleep; return at once for 0 or less."""
         await asyncio.sleep(duration_s)

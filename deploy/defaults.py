@@ -1,6 +1,6 @@
-"""What a pair is served with where nothing else is said: decided from what is there.
+"""Default settings of a pair, chosen by the hardware and the checkpoints.
 
-`decide` is pure: facts in, settings and reasons out. `look` finds the facts of this machine.
+`decide` is pure: facts in, settings and reasons out. `look` collects the facts of this machine.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ from core.config import EngineConfig, ServiceConfig, WorkerConfig
 from deploy.sources import Setting
 
 SOURCE = "what is here"
-"""Source of these settings, as errors and --print-config name it."""
+"""Source of these settings in errors and --print-config."""
 GPU_BLOCK_TOKENS = 64
-"""Rows that a program of the attention kernel reads at a time: blocks of them are read with one look at the table."""
+"""Rows that one program of the attention kernel reads at a time: one look-up in the block table for each block."""
 GPU_STEP_TOKENS = 2048
-"""Rows of a step on a GPU: larger steps compute prompts no faster, and 62 sessions have room for blocks of 32. Each row
-takes activations (0.25 MB in a 32B: half a gigabyte for all). One that is verified takes its logits, too, 6 bytes for
-each token of the vocabulary (0.9 MB of 152,000: 1.9 GB); a hundred at a time are judged, in 1.3 GB more."""
+"""Rows of a step on a GPU. Larger steps compute prompts no faster, and 62 sessions have room for blocks of 32. Each row
+needs memory for activations (0.25 MB in a 32B model: half a gigabyte for all). Each verified row also needs its
+logits, 6 bytes per token of the vocabulary (0.9 MB for 152,000: 1.9 GB for all). Rows are judged a hundred at a
+time, which needs another 1.3 GB."""
 GPU_CHUNK_TOKENS = 1024
-"""Most rows of prefill beside decoding; `prefill_stretch` decides below that by what steps take."""
+"""Most prefill rows beside decoding. `prefill_stretch` picks a number below it from measured step times."""
 SHARES = {"target": 0.7, "draft": 0.25}
-"""Of a GPU's memory, where both models are on it."""
+"""Fraction of a GPU's memory for each model if both share one GPU."""
 FRACTIONS = {"target": 0.7, "draft": 0.3}
-"""Of a GPU, as Ray counts them, where both models are on it."""
+"""`num_gpus` in Ray for each model if both share one GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is there."""
+    """Facts about the machine and the checkpoints."""
 
     num_gpus: int
     num_cpus: int
     dtypes: dict[str, str | None]
-    """By role: the type of the checkpoint's weights as its config.json names it; None where it does not."""
+    """Dtype of each role's weights, as its config.json names it; None if it names none."""
 
 
 def decide(facts: Facts) -> tuple[Sequence[Setting], Sequence[str]]:
-    """Settings, and why: a GPU if there is one, with the checkpoint's type; else the CPU, whose defaults stand."""
+    """Settings and the reasons for them: a GPU with the checkpoint's dtype if there is one, else CPU defaults."""
     roles = tuple(facts.dtypes)
     if facts.num_gpus == 0:
         threads = f"; {facts.num_cpus} CPUs: raise target.engine.num_threads" if facts.num_cpus > len(roles) + 1 else ""
@@ -78,7 +79,7 @@ def _on_gpu(role: str, stored: str | None, *, is_shared: bool) -> list[Setting]:
 
 
 def look(target: Path, draft: Path | None) -> Facts:
-    """The facts of this machine and of these checkpoints. Imports torch."""
+    """The facts of this machine and these checkpoints. Imports torch."""
     import torch
 
     dtypes = {"target": _stored_dtype(target)}
@@ -89,7 +90,7 @@ def look(target: Path, draft: Path | None) -> Facts:
 
 
 def _stored_dtype(directory: Path) -> str | None:
-    """None for a file that the loader will refuse with its own words."""
+    """The dtype in config.json; None if the file cannot be read, which the loader reports."""
     try:
         config: Any = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -99,7 +100,7 @@ def _stored_dtype(directory: Path) -> str | None:
 
 
 def took(config: ServiceConfig) -> list[str]:
-    """A line for each model: what it is served with, in the end."""
+    """One line for each model, with its final settings."""
     extra = {f"extra_drafts.{number}": worker for number, worker in enumerate(config.extra_drafts)}
     workers = {"target": config.target, "draft": config.draft, **extra}
     return [f"{role}: {_told(worker)}" for role, worker in workers.items() if worker is not None]

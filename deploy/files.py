@@ -1,4 +1,4 @@
-"""Files that others write while this process runs: mounted Secrets, which Kubernetes replaces, and the stop file."""
+"""Files that change while this process runs: mounted Secrets, which Kubernetes replaces, and the stop file."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ logger = logging.getLogger(__name__)
 Content = TypeVar("Content")
 
 STOP_FILE = "OUTRIDER_STOP_FILE"
-"""Environment variable that names a file; a preStop hook creates it when this node is about to stop."""
+"""Environment variable with the path of a file that a preStop hook creates when the node is about to stop."""
 BEGAN_S = time.time()
-"""Start of this process; an older stop file is left from before a restart of the container."""
+"""Start of this process. An older stop file is left over from before a container restart."""
 
 
 class Reread(Generic[Content]):
-    """What files hold, read again when they have changed, so that they can be replaced at run time.
+    """The content of files, read again when they change, so that they can be replaced at run time.
 
-    While they cannot be used, what they held before stays in use: a half-written Secret breaks nothing.
+    While the files are invalid, the last valid content stays in use: a half-written Secret breaks nothing.
     """
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], Content], kept: str, renewed: str = "") -> None:
-        """`kept` and `renewed` say in the log what stays in use, or is new. Raises: as `read`."""
+        """`kept` is logged when the old content stays in use, `renewed` when new content is read. Raises: as `read`."""
         self._paths = paths
         self._read = read
         self._kept = kept
@@ -38,7 +38,7 @@ class Reread(Generic[Content]):
         self._complaint = ""
 
     def now(self) -> Content:
-        """What the files hold; or held, where they cannot be used, of which one line in the log tells."""
+        """The current content, or the last valid one. Each new problem is logged once."""
         version = self._on_disk()
         if version != self._version:
             try:
@@ -56,7 +56,7 @@ class Reread(Generic[Content]):
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """A value that changes with the file's content, its permissions, or its replacement."""
+    """A value that changes with the file's content or permissions, or if the file is replaced."""
     try:
         status = path.stat()
     except OSError:

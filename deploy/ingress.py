@@ -1,6 +1,6 @@
-"""The replica that clients' calls reach: an orchestrator and its RPCs, over Serve.
+"""The replica that receives clients' calls: an orchestrator and its RPCs, over Serve.
 
-Knows the handles of the deployments; `deploy.app` makes a deployment of it.
+Knows the handles of the deployments. `deploy.app` turns it into a deployment.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ logger = logging.getLogger(__name__)
 
 DESCRIBE_RETRY_S = 0.5
 DRAFT_GRACE_S = 60.0
-"""Seconds that requests wait for a loading draft; then they are served without it until it is ready."""
+"""Seconds that requests wait for a loading draft; after that they run without it until it is ready."""
 CONTROL_PERIOD_S = 1.0
-"""Seconds between updates of gauges; Ray passes them on every ten seconds, and drops those older than twenty."""
+"""Seconds between updates of gauges. Ray exports them every ten seconds and drops those older than twenty."""
 
 WAIT_REPORT_PERIOD_S = 5.0
 """Seconds between reports of waiting times to the autoscaling of drafts."""
 DRAIN_PERIOD_S = 2.0
 """Seconds between checks for stopping replicas."""
 YOUNG_OBJECTS = 20_000
-"""New objects between two of Python's garbage collections. The default, 700, means one every round or two."""
+"""New objects between two of Python's garbage collections. The default of 700 means a collection every round or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +59,21 @@ class Member:
     """One model of the fleet: its settings, and the handles of its deployments."""
 
     config: ServiceConfig
-    """With the draft that it uses, its own or a shared one."""
+    """Includes the draft that the model uses, its own or a shared one."""
     target: DeploymentHandle
     draft: DeploymentHandle | None
     extra_drafts: Sequence[DeploymentHandle] = ()
 
 
 class Ingress(Servicer):
-    """One orchestrator. It takes requests once every target is loaded: until then Serve sends it none.
+    """One orchestrator. Serve sends it requests only after every target has been loaded.
 
-    Raises: ConfigError when tokens are required and their file has none, or spans are to be sent and their packages are
-    missing; CheckpointError when a target's directory has no usable tokenizer or generation_config.
+    Raises: ConfigError if the tokens file has no token, or if tracing is enabled without its packages; CheckpointError
+    if a target's directory has no usable tokenizer or generation_config.
     """
 
-    # Serve awaits a constructor that is a coroutine, and routes nothing to the replica before.
-    async def __init__(  # type: ignore[misc]  # mypy knows only those that return
+    # Serve awaits an async constructor, and routes nothing to the replica until it returns.
+    async def __init__(  # type: ignore[misc]  # mypy allows no async constructor
         self,
         members: Sequence[Member],
         tokens_file: str | None = None,
@@ -95,7 +95,7 @@ class Ingress(Servicer):
             await asyncio.wait(introductions, timeout=DRAFT_GRACE_S)
 
     async def http(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
-        """The reply to a call by HTTP, which `deploy.http.proxy` passes on."""
+        """The reply to an HTTP call, for `deploy.http.proxy`."""
         async with aclosing(self._http.respond(call)) as parts:
             async for part in parts:
                 yield part
@@ -131,11 +131,11 @@ class _Host:
         self.introductions = [
             asyncio.create_task(self._introduce_draft(number, draft)) for number, draft in enumerate(_drafts(config))
         ]
-        """Each done when its draft has been described; requests never need it."""
+        """One task for each draft, done when the draft has been described. Requests do not wait for them."""
 
     @classmethod
     async def of(cls, member: Member, clock: Clock, tracing: Tracing | None = None) -> _Host:
-        """As soon as the target is loaded."""
+        """Returns as soon as the target is loaded."""
         config = member.config
         handles = [member.draft, *member.extra_drafts] if member.draft is not None else []
         drafts = [(handle, draft.engine.link_tls) for handle, draft in zip(handles, _drafts(config), strict=True)]
@@ -144,7 +144,7 @@ class _Host:
         return cls(member, info, leases, clock, Grammars.of_service(config, info), tracing)
 
     def count_replicas(self, num_running: Mapping[str, int]) -> None:
-        """Show how many replicas this model has; `num_running` is by deployment."""
+        """Publish the number of running replicas; `num_running` is by deployment name."""
         self.hosted.num_replicas = {role: num_running.get(name, 0) for role, name in self._deployments.items()}
 
     async def _introduce_draft(self, number: int, draft: DraftConfig) -> None:
@@ -174,7 +174,7 @@ class _Host:
             meters.observe_draft(is_ready=is_ready, num_drafted=self._service.num_drafted)
 
     async def _report_waits(self) -> NoReturn:
-        """Only while sessions use the draft: a call to a draft that was scaled to zero would start it again."""
+        """Report only while sessions use the draft: a call would restart a draft that was scaled to zero."""
         told = self._service.draft_wait
         while True:
             await self._clock.sleep(WAIT_REPORT_PERIOD_S)
@@ -189,9 +189,7 @@ class _Host:
 
 
 async def _watch_replicas(hosts: Sequence[_Host], clock: Clock) -> NoReturn:
-    """Move sessions off replicas that are about to stop, so that they need not wait for the sessions' ends; count
-    those that run.
-    """
+    """Move sessions away from replicas that are about to stop, so that these need not wait; count the running ones."""
     while True:
         await clock.sleep(DRAIN_PERIOD_S)
         try:
@@ -204,19 +202,19 @@ async def _watch_replicas(hosts: Sequence[_Host], clock: Clock) -> NoReturn:
 
 
 def _drafts(config: ServiceConfig) -> list[DraftConfig]:
-    """All of them, the first one first."""
+    """All drafts of the model, the main one first."""
     return [config.draft, *config.extra_drafts] if config.draft is not None else []
 
 
 def _deployments(member: Member) -> dict[str, str]:
-    """Names of a model's deployments, by what they are to it."""
+    """Names of a model's deployments by role."""
     extra = {f"{EXTRA_DRAFT}{number}": handle for number, handle in enumerate(member.extra_drafts, 2)}
     handles = {"target": member.target, "draft": member.draft, **extra}
     return {role: handle.deployment_name for role, handle in handles.items() if handle is not None}
 
 
 def _misfit(target: TargetConfig, draft: DraftConfig) -> str | None:
-    """Why draft and target disagree about token ids, if they do; files that are not mounted here are not compared."""
+    """Why token ids of draft and target do not match, or None. Skipped if the draft's files are not mounted."""
     directory = Path(draft.engine.model)
     if not directory.is_dir():
         return None
@@ -228,14 +226,14 @@ def _misfit(target: TargetConfig, draft: DraftConfig) -> str | None:
 
 
 def _collect_less_often() -> None:
-    """Exempt loaded objects from garbage collection: they stay, and scanning them takes tens of milliseconds."""
+    """Exempt loaded objects from garbage collection: they are never freed, and scanning takes tens of ms."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 async def _described(describe: Callable[[], Awaitable[ModelInfo]]) -> ModelInfo:
-    """The model's description, without a limit on the time to load."""
+    """The model's description. Waits without limit until the model is loaded."""
     while True:
         try:
             return await describe()

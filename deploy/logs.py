@@ -1,6 +1,6 @@
-"""Sends this project's logs to files, in processes that Ray has started: else only warnings are kept, without a time.
+"""Log handlers for processes that Ray starts. Without them only warnings are kept, without timestamps.
 
-Knows loggers, and the name of Serve's.
+Knows loggers, and the name of Serve's logger.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from deploy import calls
 PACKAGES = ("core", "deploy", "orchestrator", "workers")
 FORMAT = "%(levelname)s %(asctime)s %(message)s"
 FACTS = ("method", "status", "duration_s")
-"""What a line may say besides its message."""
+"""Extra fields of a log line."""
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, with the request id and the trace of the call that the line belongs to."""
+    """One JSON object per line, with the request id and trace id of the call."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -39,19 +39,19 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_with_serve(*, is_json: bool = False) -> None:
-    """In a replica: to Serve's log of it (logs/serve/replica_*.log in Ray's session), in Serve's format.
+    """Log to Serve's file of this replica (logs/serve/replica_*.log in Ray's session), in Serve's format.
 
-    As JSON: to standard output.
+    With `is_json`, log to standard output as JSON.
     """
     serves = logging.getLogger(SERVE_LOGGER_NAME)
     for logger in _ours():
-        logger.handlers = [_json_handler()] if is_json else serves.handlers  # the very list: Serve may change it
+        logger.handlers = [_json_handler()] if is_json else serves.handlers  # the same list object: Serve may change it
         logger.setLevel(serves.level)
         logger.propagate = False
 
 
 def log_to_stderr() -> None:
-    """In an engine's process: to the file that Ray keeps of it (logs/worker-*.err)."""
+    """Log to the file that Ray keeps for this engine's process (logs/worker-*.err)."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(FORMAT))
     for logger in _ours():

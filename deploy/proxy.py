@@ -1,4 +1,4 @@
-"""The callback that Serve runs as one of its proxies starts: it installs the gRPC and the HTTP layer."""
+"""The callback that Serve runs when one of its proxies starts. It installs the gRPC and the HTTP layer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from deploy.grpc import GRPC_HOST, listen_at, reflect_by_both_versions, take_bur
 from deploy.http import HttpProxy
 
 CONNECTION = "deploy.http.connections:Connection"
-"""What Serve's HTTP server, which is made after this, makes of each connection."""
+"""Connection class for Serve's HTTP server, which is created after this callback."""
 
 
 def prepare() -> list[Middleware]:
-    """The layers around Serve's HTTP server. gRPC's server, which is made after this, takes bursts, reflects, and
-    listens where it is told to.
+    """Return the middleware for Serve's HTTP server; configure its gRPC server, which is created later.
 
-    Serve has it by name (`deploy.launch.cluster.PREPARE`).
+    The gRPC server then accepts bursts, offers reflection and listens at the configured address. Serve finds this
+    function by the name in `deploy.launch.cluster.PREPARE`.
     """
     take_bursts()
     reflect_by_both_versions()

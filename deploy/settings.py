@@ -1,4 +1,4 @@
-"""Reads a ServiceConfig: from YAML, from the environment, from the command line, from a Serve application's arguments.
+"""Reads a ServiceConfig from YAML, the environment, the command line, or a Serve application's arguments.
 
 Knows files and text; core.config alone defines the meaning and the range of a setting.
 """
@@ -34,15 +34,15 @@ _SERVICE_CONFIG = TypeAdapter(ServiceConfig)
 _FLEET_CONFIG = TypeAdapter(FleetConfig)
 NO_SOURCES = Sources()
 WIDE = 1 << 20
-"""Columns, so that a value and its source are on one line."""
+"""Columns of YAML output, wide enough to keep a value and its source on one line."""
 _TOP_LEVEL = {field.name for field in fields(ServiceConfig)}
 
 
 def environment_settings(environment: Mapping[str, str]) -> Iterator[Setting]:
-    """Those of variables such as OUTRIDER_TARGET__ENGINE__DTYPE=bfloat16, whose values are YAML.
+    """Settings from environment variables such as OUTRIDER_TARGET__ENGINE__DTYPE=bfloat16, with YAML values.
 
-    Groups come before their parts. Other variables of the prefix, such as OUTRIDER_TOKEN, have no double underscore and
-    do not name a setting. Raises: ConfigError.
+    Groups come before their parts. Other variables with the prefix, such as OUTRIDER_TOKEN, have no double underscore
+    and are no settings. Raises: ConfigError.
     """
     for variable, text in sorted(environment.items()):
         name = variable.removeprefix(PREFIX).lower().replace("__", ".")
@@ -51,17 +51,17 @@ def environment_settings(environment: Mapping[str, str]) -> Iterator[Setting]:
 
 
 def demo_config(overrides: Sequence[str] = ()) -> ServiceConfig:
-    """The pair of models that the project ships, with each NAME=VALUE put in its place. Raises: ConfigError."""
+    """The configuration of the shipped demo pair, with each NAME=VALUE applied. Raises: ConfigError."""
     return service_config(None, [Setting.parse(text) for text in overrides])
 
 
 def read_config(file: Path, overrides: Sequence[str] = ()) -> ServiceConfig:
-    """The configuration in a YAML file, with each NAME=VALUE put in its place. Raises: ConfigError."""
+    """The configuration in a YAML file, with each NAME=VALUE applied. Raises: ConfigError."""
     return service_config(file, [Setting.parse(text) for text in overrides])
 
 
 def service_config(file: Path | None, given: Sequence[Setting]) -> ServiceConfig:
-    """The configuration in a YAML file, or of the demo pair, with `given` put over it, the last over all.
+    """The configuration in a YAML file, or of the demo pair, with the `given` settings applied in order.
 
     Relative paths start at the file. Raises: ConfigError, which names the setting and its source.
     """
@@ -69,7 +69,7 @@ def service_config(file: Path | None, given: Sequence[Setting]) -> ServiceConfig
 
 
 def explained_config(file: Path | None, given: Sequence[Setting]) -> tuple[ServiceConfig, Sources]:
-    """The same, and where the value of each setting came from. Raises: ConfigError."""
+    """The configuration as in `service_config`, and the source of each setting. Raises: ConfigError."""
     if file is None:
         names = frozenset(name for name, _ in flat(DEMO_SETTINGS))
         sources = Sources(given, built_in="the demo pair", built_in_names=names)
@@ -80,7 +80,7 @@ def explained_config(file: Path | None, given: Sequence[Setting]) -> tuple[Servi
 
 
 def as_explained_yaml(config: ServiceConfig, sources: Sources) -> str:
-    """The text of a file from which `read_config` makes the same configuration; comments name each value's source."""
+    """The configuration as YAML that `read_config` accepts. Comments name the source of each value."""
     return "".join(_explained(_SERVICE_CONFIG.dump_python(config, mode="json"), sources))
 
 
@@ -97,7 +97,7 @@ def _explained(settings: Mapping[str, Any], sources: Sources, prefix: str = "") 
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value that is no group, by its dotted name."""
+    """Each value that is not a group, with its dotted name."""
     for name, value in settings.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{name}.")
@@ -106,7 +106,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _read(file: Path) -> tuple[dict[str, Any], str]:
-    """The settings, and the text that has them. Raises: ConfigError."""
+    """The settings in a file, and its text. Raises: ConfigError."""
     try:
         text = file.read_text(encoding="utf-8")
         settings = yaml.safe_load(text)
@@ -120,7 +120,7 @@ def _read(file: Path) -> tuple[dict[str, Any], str]:
 
 
 def parse_config(settings: Mapping[str, Any], directory: Path | None = None) -> ServiceConfig:
-    """The configuration that nested `settings` describe; relative paths start at `directory`, else at the current one.
+    """The configuration in nested `settings`. Relative paths start at `directory`, or at the current directory.
 
     Raises: ConfigError, which names the setting.
     """
@@ -137,7 +137,7 @@ def _service(settings: Mapping[str, Any], base: Path, sources: Sources = NO_SOUR
 
 
 def read_fleet(file: Path) -> FleetConfig | None:
-    """The several models in a YAML file; None where it is of one. Raises: ConfigError."""
+    """The fleet in a YAML file; None if the file describes a single model. Raises: ConfigError."""
     settings, text = _read(file)
     if "models" not in settings:
         return None
@@ -145,12 +145,12 @@ def read_fleet(file: Path) -> FleetConfig | None:
 
 
 def alone(fleet: FleetConfig, model: ServiceConfig) -> ServiceConfig:
-    """The settings of one of the models, as if it were served by itself."""
+    """One model's settings, as if it were served alone."""
     return replace(model, draft=fleet.draft_of(model), shared_draft=None, orchestrator=fleet.orchestrator)
 
 
 def as_fleet_yaml(fleet: FleetConfig) -> str:
-    """The text of a file from which `read_fleet` makes the same models."""
+    """The fleet as YAML that `read_fleet` accepts."""
     settings = _FLEET_CONFIG.dump_python(fleet, mode="json")
     models = [{name: value for name, value in each.items() if name != "orchestrator"} for each in settings["models"]]
     return yaml.safe_dump({**settings, "models": models}, sort_keys=False)
@@ -159,7 +159,7 @@ def as_fleet_yaml(fleet: FleetConfig) -> str:
 def parse_fleet(
     settings: Mapping[str, Any], directory: Path | None = None, sources: Sources = NO_SOURCES
 ) -> FleetConfig:
-    """The same for several models; the settings of one are taken for a fleet of one. Raises: ConfigError."""
+    """Like `parse_config`, for a fleet. Settings of a single model become a fleet of one. Raises: ConfigError."""
     if "models" not in settings:
         config = parse_config(settings, directory)
         return FleetConfig((config,), orchestrator=config.orchestrator)
@@ -183,7 +183,7 @@ def _validated(kind: TypeAdapter[Config], settings: Mapping[str, Any], sources: 
 
 
 def _located(config: ServiceConfig, base: Path, sources: Sources = NO_SOURCES, prefix: str = "") -> ServiceConfig:
-    """`prefix`: the way to its settings, where they are of one model of several. Raises: ConfigError."""
+    """The configuration with absolute paths. `prefix` is the model's path in a fleet. Raises: ConfigError."""
     try:
         check_sources(config.speculation)
     except ConfigError as error:
@@ -198,9 +198,9 @@ def _located(config: ServiceConfig, base: Path, sources: Sources = NO_SOURCES, p
 
 
 def override(settings: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of `settings` with each NAME=VALUE put in its place.
+    """A copy of `settings` with each NAME=VALUE applied.
 
-    Raises: ConfigError for what is not NAME=VALUE, or leads through something that has no settings.
+    Raises: ConfigError if the text is not NAME=VALUE, or if its path leads through a value.
     """
     return _put_all(settings, [Setting.parse(text) for text in overrides])
 
@@ -225,25 +225,25 @@ def _put(settings: dict[str, Any], setting: Setting) -> None:
 
 
 def _explain(problem: Mapping[str, Any], sources: Sources) -> str:
-    """One problem that pydantic found, with the path of the setting and its source."""
+    """One problem found by pydantic, with the path and source of the setting."""
     path = ".".join(str(part) for part in problem["loc"])
     match problem["type"]:
         case "unexpected_keyword_argument" | "extra_forbidden":
             text = f"{path}: there is no such setting"
         case "missing":
             text = f"{path}: must be set"
-        case "value_error":  # raised by core.config, which names the setting but not the way to it
+        case "value_error":  # raised by core.config, which names the setting without its path
             text = f"{path}{'.' if path else ''}{problem['ctx']['error']}"
         case "literal_error" if path.endswith("dtype"):
             text = f"{path} must be {DTYPES_ALLOWED}, got {problem['input']!r}"
         case _:
-            wrong = problem["msg"].replace("valid tuple", "list")  # which is what YAML has
+            wrong = problem["msg"].replace("valid tuple", "list")  # YAML's name for it
             text = f"{path or 'the configuration'}: {wrong}, got {problem['input']!r}"
     return text + sources.of_problem(re.split("[: ]", text)[0])
 
 
 def _resolve(worker: Worker, directory: Path) -> Worker:
-    """The same worker with absolute paths to its model and its certificates."""
+    """The worker with absolute paths to its model and its certificates."""
     engine: EngineConfig = worker.engine
 
     def located(path: str) -> str:

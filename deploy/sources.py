@@ -1,6 +1,6 @@
-"""Where the value of each setting came from: a flag, the environment, a line of a file, or a default.
+"""The source of each setting's value: a flag, the environment, a line of a file, or a default.
 
-Knows names and sources; must not know which settings there are.
+Knows names and sources; must not know which settings exist.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value for one setting, and its source."""
-
     name: str
-    """The dotted path to it."""
+    """Dotted path of the setting."""
     value: object
     source: str
-    """The source, as an error names it."""
+    """Description of the source, for errors."""
 
     @classmethod
     def parse(cls, text: str) -> Setting:
-        """From NAME=VALUE, whose value is YAML. Raises: ConfigError."""
+        """Parse NAME=VALUE, with a YAML value. Raises: ConfigError."""
         name, separator, value = text.partition("=")
         if not separator or not all(name.split(".")):
             raise ConfigError(f"a setting is given as NAME=VALUE (for example target.num_replicas=2), got {text!r}")
@@ -36,12 +34,12 @@ class Setting:
 
     @classmethod
     def of_flag(cls, name: str, text: str) -> Setting:
-        """From a flag named like the setting, whose value is YAML. Raises: ConfigError."""
+        """Parse the value of a flag that is named like the setting; the value is YAML. Raises: ConfigError."""
         return cls(name, yaml_value(text, f"--{name} {text}"), f"--{name}")
 
 
 def yaml_value(text: str, item: str) -> object:
-    """Raises: ConfigError, which names the item."""
+    """Raises: ConfigError, which quotes `item`."""
     try:
         value: object = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -51,19 +49,19 @@ def yaml_value(text: str, item: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What was put over what: `given` over a file, or over settings that are built in, the last over all."""
+    """The layers of a configuration: `given` settings over a file or built-in ones; the last given one wins."""
 
     given: Sequence[Setting] = ()
     file: Path | None = None
     lines: Mapping[str, int] = field(default_factory=dict)
-    """Of the file, by the name of the setting that begins there."""
+    """Line numbers in the file, by setting name."""
     built_in: str = DEFAULT
-    """What settings that are neither given nor defaults are part of, where there is no file."""
+    """Source of the settings in `built_in_names` if there is no file."""
     built_in_names: frozenset[str] = frozenset()
 
     @classmethod
     def in_file(cls, given: Sequence[Setting], file: Path, text: str) -> Sources:
-        """`text` is the file's, and is YAML."""
+        """`text` is the file's content and valid YAML."""
         return cls(given, file, dict(_lines(yaml.compose(text, yaml.SafeLoader))))
 
     def of(self, name: str) -> str:
@@ -78,7 +76,7 @@ class Sources:
         return self.built_in if name in self.built_in_names else DEFAULT
 
     def of_problem(self, name: str) -> str:
-        """In brackets: the source of the setting, of a group around it, or of a part of it."""
+        """The source of the setting, or of a group around it or a part of it, in parentheses for an error."""
         for setting in reversed(self.given):
             one, other = f"{name}.", f"{setting.name}."
             if one.startswith(other) or other.startswith(one):
@@ -88,7 +86,7 @@ class Sources:
         return f" ({self.file}{self._line(name)})"
 
     def _line(self, name: str) -> str:
-        """Of the setting, or of the innermost group around it that the file has."""
+        """`:LINE` of the setting, or of the innermost group around it that is in the file; else empty."""
         while name and name not in self.lines:
             name = name.rpartition(".")[0]
         return f":{self.lines[name]}" if name else ""

@@ -1,4 +1,4 @@
-"""From a request to its stream: admission, sessions, rounds, batching, and text to tokens and back.
+"""Serves completions: admission, sessions, rounds, batching, tokenization and detokenization.
 
 Asyncio only: knows no Ray, no torch, no gRPC. Engines are reached through `core.ports`.
 """

@@ -1,8 +1,10 @@
-"""Who may come in: served at once, after a wait in a bounded queue, or refused before any model work.
+"""Admission control: requests are served at once, wait in a bounded queue, or are refused before any model work.
 
-One order decides who is served next, and who is refused when the queue is full: by priority, then by how much a caller
-has here already, then by arrival. So a caller with many requests delays its own, and others' hardly. The samples of
-one call come in together or not at all. Knows callers and counts; must not know tokens of models or engines.
+One order decides who is served next, and who is refused if the queue is full: by priority, then by the number of places
+that the caller has, then by arrival. A caller with many requests thus delays its own requests, and barely those of
+others. The samples of one call are admitted together or not at all.
+
+Knows callers and counts; must not know tokens of models or engines.
 """
 
 from __future__ import annotations
@@ -21,39 +23,39 @@ from orchestrator.quotas import Charge, Quotas, own_or
 from orchestrator.waits import PlaceTimes, until_free_s
 
 MAX_WAITS = 4096
-"""Admissions that are remembered until somebody asks for a report."""
+"""Maximum number of admissions kept for the next report."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """The queue at the moment, and the waits of those that were admitted since the last report."""
+    """Current queue, and the waits of requests admitted since the last report."""
 
     num_waiting: int
     expected_wait_s: float
-    """Of a request that came now."""
+    """Expected wait in seconds of a request that arrives now."""
     waited_s: tuple[float, ...]
-    """Of each that has been admitted since the last report, 0 for those that found a place free."""
+    """Wait in seconds of each request admitted since the last report; 0 if a place was free."""
 
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """A call in the queue. `turn` is done when it has its places, or an error when it gets none."""
+    """A call in the queue. `turn` completes when the call has its places, or fails when it is refused."""
 
     caller: str
     priority: int
     number: int
     num_places: int
     most: int
-    """Places that its caller may have at once; 0 sets no limit."""
+    """Maximum number of places of its caller at once; 0 for no limit."""
     turn: asyncio.Future[None]
 
     def refuse(self, error: OutriderError) -> None:
-        if not self.turn.done():  # else it has been cancelled this moment, and is about to leave
+        if not self.turn.done():  # otherwise it was just cancelled, and is about to leave
             self.turn.set_exception(error)
 
 
 class Place:
-    """The place of one completion: it is left once."""
+    """The place of one completion. It is released once."""
 
     def __init__(self, admission: Admission, request: GenerationRequest, charge: Charge, index: int) -> None:
         self._admission = admission
@@ -65,18 +67,18 @@ class Place:
         self._began_s = admission.now()
         self._is_left = False
         self.num_tokens = 0
-        """Of output so far."""
+        """Number of output tokens so far."""
 
     @property
     def age_s(self) -> float:
         return self._admission.now() - self._began_s
 
     def left_s(self, times: PlaceTimes) -> float:
-        """Until the place is free again, as far as can be told."""
+        """Return the expected seconds until the place is free."""
         return times.left_s(self.age_s, self.num_tokens, self.max_tokens)
 
     def leave(self, num_tokens: int = 0) -> None:
-        """The completion has ended after `num_tokens` of output: what it did not use counts against no quota."""
+        """Release the place after `num_tokens` of output. Unused tokens are returned to the quota."""
         if not self._is_left:
             self._is_left = True
             self.num_tokens = num_tokens
@@ -85,10 +87,10 @@ class Place:
 
 
 class Admission:
-    """The places for completions of one orchestrator, and the queue for them.
+    """Places for the completions of one orchestrator, and the queue for them.
 
-    Invariant: fewer places are free than the first of the queue needs, those apart whose callers have all that they
-    may. So a call for several waits behind no later one, and places stay free for it meanwhile.
+    Invariant: the free places are fewer than the first call in the queue needs. Calls whose callers are at their limit
+    are skipped. A call for several samples therefore waits behind no later call, and free places are kept for it.
     """
 
     def __init__(self, limits: Limits, clock: Clock) -> None:
@@ -96,50 +98,51 @@ class Admission:
         self._clock = clock
         self._quotas = Quotas(limits, clock)
         self._running: Counter[str] = Counter()
-        """Places that each caller has."""
+        """Number of places of each caller."""
         self._waiting: list[_Waiting] = []
         self._num_arrived = 0
         self._places: set[Place] = set()
-        """Those that are taken."""
+        """Taken places."""
         self._times = PlaceTimes()
         self._waited_s: deque[float] = deque(maxlen=MAX_WAITS)
 
     @property
     def num_admitted(self) -> int:
-        """Completions in progress, those that wait not counted."""
+        """Number of completions in progress, without those in the queue."""
         return self._running.total()
 
     @property
     def num_waiting(self) -> int:
-        """Completions that wait for a place: of a call with several samples each."""
+        """Number of completions in the queue, counting every sample of a call."""
         return sum(each.num_places for each in self._waiting)
 
     @property
     def expected_wait_s(self) -> float:
-        """Until a request that came now would have a place."""
+        """Expected wait in seconds of a request that arrives now."""
         return self._forecast_s(self.num_waiting, 1)
 
     @property
     def full_wait_s(self) -> float:
-        """The same once all places and the queue are full."""
+        """Expected wait in seconds with every place taken and the queue full."""
         return self._forecast_s(self._limits.max_queued, 1, is_full=True)
 
     def now(self) -> float:
-        """Seconds on the clock by which places are taken."""
+        """Return the time in seconds, on the clock that times places."""
         return self._clock.now()
 
     def report(self) -> QueueReport:
-        """What there is to tell since the last time."""
+        """Return the queue's state, and the waits since the last report."""
         waited_s = tuple(self._waited_s)
         self._waited_s.clear()
         return QueueReport(self.num_waiting, self.expected_wait_s, waited_s)
 
     @asynccontextmanager
     async def places(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[list[Place], None]:
-        """A place for each sample of one call, after a wait if there is a queue; left with the block at the latest.
+        """Take a place for each sample of one call, waiting in the queue if necessary. Released at the latest with the
+        block.
 
-        Raises: Overloaded when there is no room for all, or the caller has had its share; DeadlinePassed while it
-        waits. Nothing is counted then.
+        Raises: Overloaded if there is no room for all, or the caller is at its limit; DeadlinePassed while waiting.
+        Nothing is then counted.
         """
         charge = self._quotas.take(requests)
         arrived_s = self.now()
@@ -158,13 +161,13 @@ class Admission:
                 place.leave()
 
     def leave(self, place: Place) -> None:
-        """A place is free again; for `Place` alone."""
+        """Free a place. Called by `Place` only."""
         self._times.ended(place.age_s, place.num_tokens, place.max_tokens)
         self._places.discard(place)
         self._free(place.caller, 1)
 
     def refuse_waiting(self, error: OutriderError) -> None:
-        """Nobody is admitted any more: those who wait are told so."""
+        """Refuse all waiting calls with this error."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each.refuse(error)
@@ -178,7 +181,10 @@ class Admission:
             raise
 
     def _queue(self, request: GenerationRequest, num_places: int) -> _Waiting:
-        """Raises: Overloaded when the queue is full of those who come before this one."""
+        """Add a call to the queue.
+
+        Raises: Overloaded if the queue is full of calls that come before this one.
+        """
         self._num_arrived += 1
         turn = asyncio.get_running_loop().create_future()
         most = own_or(request.quota.max_sessions, self._limits.max_sessions_per_caller)
@@ -199,10 +205,10 @@ class Admission:
         return newest
 
     def _too_many(self, newest: _Waiting) -> list[_Waiting]:
-        """Those for whom the queue has no room: the newest alone, if it is among them.
+        """Return the calls that do not fit into the queue; the newest call alone, if it is among them.
 
-        Of the least priority first, then from the caller with most, then the newest. A call that waits already stays
-        before the newest one of a caller that would then have as much.
+        Drops the lowest priority first, then the caller with the most places, then the newest. A call that already
+        waits stays before the newest call of a caller that would then have as many.
         """
         most, left, refused = self._limits.max_queued, list(self._waiting), list[_Waiting]()
         if newest.num_places > most:
@@ -224,7 +230,7 @@ class Admission:
         return counted
 
     def _admit(self) -> None:
-        """Give places to the first of the queue, and to the next, as long as there are enough."""
+        """Admit calls in order, as long as there are enough places."""
         while (first := self._next()) is not None:
             if self.num_admitted + first.num_places > self._limits.max_sessions:
                 return
@@ -233,12 +239,12 @@ class Admission:
             first.turn.set_result(None)
 
     def _next(self) -> _Waiting | None:
-        """Not of those that have been cancelled this moment, and are about to leave, or whose caller has its share."""
+        """Return the next call, skipping cancelled calls and callers at their limit."""
         waiting = (each for each in self._waiting if not each.turn.done() and not self._has_share(each))
         return min(waiting, key=lambda each: (each.priority, self._running[each.caller], each.number), default=None)
 
     def _has_share(self, waiting: _Waiting) -> bool:
-        """Whether its caller would have more than it may."""
+        """Whether the call would exceed its caller's limit."""
         return 0 < waiting.most < self._running[waiting.caller] + waiting.num_places
 
     async def _until_turn(self, waiting: _Waiting, deadline: float | None) -> None:
@@ -255,7 +261,7 @@ class Admission:
         waiting.turn.result()
 
     def _give_up(self, waiting: _Waiting) -> None:
-        """It waits no more; places that it was given in the same moment go to the next."""
+        """Remove a call from the queue, or free the places that it was just given."""
         if waiting in self._waiting:
             self._waiting.remove(waiting)
             self._admit()
@@ -269,16 +275,17 @@ class Admission:
         self._admit()
 
     def _forecast_s(self, num_before: int, num_places: int, *, is_full: bool = False) -> float:
-        """Until a call has its places behind others; `is_full`: as if places that are free had just been taken."""
+        """Return the expected seconds until a call has its places. `is_full`: as if the free places had just been
+        taken."""
         left_s = [place.left_s(self._times) for place in self._places]
         usual_s = self._times.average_s
-        if left_s:  # as those in progress will take
+        if left_s:  # average duration of the completions in progress
             usual_s = (sum(place.age_s for place in self._places) + sum(left_s)) / len(left_s)
         num_free = max(0, self._limits.max_sessions - len(left_s))
         return until_free_s([*left_s, *[usual_s if is_full else 0.0] * num_free], usual_s, num_before, num_places)
 
     def _share_wait_s(self, refused: _Waiting) -> float:
-        """Until enough of its caller's own places are free."""
+        """Return the expected seconds until enough of the caller's own places are free."""
         left_s = sorted(place.left_s(self._times) for place in self._places if place.caller == refused.caller)
         num_too_many = self._running[refused.caller] + refused.num_places - refused.most
         return left_s[min(num_too_many, len(left_s)) - 1] if left_s else 0.0

@@ -1,7 +1,7 @@
-"""How much each caller may ask for in a minute: requests, and tokens. A token bucket each, full at first.
+"""Quotas per caller and minute for requests and tokens: one token bucket each, full at first.
 
-How much that is, the caller's key says with each request, else the settings. Knows callers and counts. Every
-orchestrator counts by itself: of several, each grants the quota.
+The limits come from the caller's key, or else the settings. Knows callers and counts. Each orchestrator counts
+separately: every one of several grants the whole quota.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from core.records import GenerationRequest, Quota
 
 MINUTE_S = 60.0
 MAX_CALLERS = 4096
-"""Callers that are remembered, before those are forgotten who have their whole quota again."""
+"""Maximum number of callers tracked. Beyond it, callers with full buckets are dropped."""
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """What is left of a quota of `most` a minute. It fills steadily."""
+    """Token bucket with a capacity of `most`, refilled at `most` a minute."""
 
     most: int
     left: float
     filled_s: float
 
     def hold(self, most: int) -> None:
-        """The quota has changed, or another key of the caller has another: the same share of it is left."""
+        """Change the capacity, because the quota changed or the caller used another key. The same share of it stays
+        filled."""
         self.left *= most / self.most
         self.most = most
 
@@ -37,17 +38,17 @@ class _Bucket:
         self.filled_s = now_s
 
     def wait_s(self, amount: float) -> float:
-        """Until `amount` is there."""
+        """Return the seconds until `amount` is available."""
         return max(0.0, amount - self.left) * MINUTE_S / self.most
 
 
 def own_or(own: int | None, of_all: int) -> int:
-    """A caller's own limit, where its key has one."""
+    """Return the caller's own limit if its key has one, else the general limit."""
     return of_all if own is None else own
 
 
 class Quotas:
-    """The quotas of all callers. 0 is no quota."""
+    """The quotas of all callers. 0 means no quota."""
 
     def __init__(self, limits: Limits, clock: Clock) -> None:
         self._limits = limits
@@ -55,10 +56,10 @@ class Quotas:
         self._buckets: dict[str, dict[str, _Bucket]] = {}
 
     def take(self, requests: Sequence[GenerationRequest]) -> Charge:
-        """Count the samples of one call, each with its prompt and the output that it may have or is expected to have.
+        """Charge the samples of one call, each for its prompt and its maximum or expected output.
 
-        What is larger than a whole quota needs a whole quota. Raises: Overloaded, and counts nothing, when too little
-        is left for all of them.
+        An amount larger than a quota is charged as the whole quota.
+        Raises: Overloaded if too little is left for all samples; nothing is then charged.
         """
         caller = requests[0].caller
         buckets = self._of(caller, self._most(requests[0].quota))
@@ -75,13 +76,14 @@ class Quotas:
         return Charge(self, caller, costs, counted, {name: bucket.most for name, bucket in buckets.items()})
 
     def give_back(self, caller: str, name: str, amount: float, most: int) -> None:
-        """What was counted of a quota of `most`, and is not used: the same share, where the quota is another by now.
+        """Return unused tokens or requests of a quota of `most`. If the quota has changed since, the same share is
+        returned.
 
-        Less than nothing where more was used than had been counted; what is left of the quota may be less than
-        nothing, too, until enough time has passed.
+        `amount` is negative if the request used more than was charged. The balance may become negative, too, until it
+        is refilled.
         """
         if (bucket := self._buckets.get(caller, {}).get(name)) is not None:
-            bucket.left += amount * bucket.most / most  # whoever reads it fills it first, which bounds it
+            bucket.left += amount * bucket.most / most  # every reader fills the bucket first, which caps it
 
     def _most(self, own: Quota) -> dict[str, int]:
         limits = self._limits
@@ -91,7 +93,7 @@ class Quotas:
         }
 
     def _of(self, caller: str, most: Mapping[str, int]) -> dict[str, _Bucket]:
-        """The caller's buckets, as full as they are now; none where there is no quota."""
+        """Return the caller's buckets, filled up to now; no bucket for 0."""
         now_s = self._clock.now()
         if caller not in self._buckets and len(self._buckets) >= MAX_CALLERS:
             self._forget(now_s)
@@ -114,28 +116,26 @@ class Quotas:
 
 @dataclass(slots=True)
 class Charge:
-    """What one call counts against its caller's quotas: each sample as it was asked for, until it ends."""
+    """The amounts charged to a caller's quotas for one call. Each sample is charged as requested until it ends."""
 
     _quotas: Quotas
     _caller: str
     _costs: list[int]
-    """Tokens of each sample."""
+    """Charged tokens of each sample."""
     _counted: dict[str, float]
-    """At most a whole quota of each."""
+    """Charged amount by quota, each at most the whole quota."""
     _most: dict[str, int]
-    """The quotas that these were counted against."""
+    """Capacity of each quota when it was charged."""
 
     def settle(self, index: int, num_tokens: int) -> None:
-        """Sample `index` has cost `num_tokens`, prompt and output: what was counted beyond these is given back, and
-        what was not expected is counted.
-        """
+        """Set the cost of sample `index` to `num_tokens`, prompt and output. Return or charge the difference."""
         self._costs[index] = num_tokens
         if (counted := self._counted.get("tokens")) is not None:
             self._counted["tokens"] = min(self._most["tokens"], sum(self._costs))
             self._give_back("tokens", counted - self._counted["tokens"])
 
     def undo(self) -> None:
-        """The call has not been served: it counts against no quota."""
+        """Return everything, since the call was not served."""
         for name, amount in self._counted.items():
             self._give_back(name, amount)
 

@@ -33,8 +33,11 @@ class Service:
         policies: Policies | None = None,
         grammars: Grammars | None = None,
     ) -> None:
-        """`grammars`: for outputs whose grammars are to guess. Raises: ConfigError when a source of guesses cannot be
-        had."""
+        """Open the guessers.
+
+        `grammars` compiles the output grammars that serve as guessers.
+        Raises: ConfigError if a source of guesses is not available.
+        """
         guessers = Guessers.open(config.speculation, tokenizer, grammars)
         drafts = (draft, *(None for _ in config.extra_drafts))
         self._pair = Pair(target, drafts, config.speculation, config.limits, guessers)
@@ -42,14 +45,14 @@ class Service:
         self._clock = clock
         self._policies = policies if policies is not None else Controller(config.speculation)
         self._extra_policies = [Controller(config.speculation) for _ in config.extra_drafts]
-        """Each draft's margins are calibrated, and its passes timed, by themselves."""
+        """One per extra draft: margins and pass times are calibrated for each draft separately."""
         self._admission = Admission(config.limits, clock)
         self._runner = Runner(leases, clock, len(drafts))
         self._is_closing = False
         self._num_started = 0
 
     def use_draft(self, draft: ModelInfo, number: int = 0) -> None:
-        """Draft with it for completions that start from now on; extra drafts have the numbers from 1."""
+        """Use this draft for completions that start from now on. Extra drafts are numbered from 1."""
         known = list(self._pair.drafts)
         known[number] = draft
         self._pair = replace(self._pair, drafts=tuple(known))
@@ -65,7 +68,7 @@ class Service:
 
     @property
     def draft_wait(self) -> DraftWait:
-        """Seconds that sessions have waited for drafts since the start."""
+        """Seconds spent waiting for drafts since the start, over all sessions."""
         return self._runner.draft_wait
 
     def report(self) -> ControlReport:
@@ -74,25 +77,25 @@ class Service:
 
     @property
     def num_waiting(self) -> int:
-        """Completions that wait for a place."""
+        """Number of completions in the admission queue."""
         return self._admission.num_waiting
 
     @property
     def expected_wait_s(self) -> float:
-        """Until a request that came now would have a place."""
+        """Expected wait in seconds of a request that arrives now."""
         return self._admission.expected_wait_s
 
     @property
     def full_wait_s(self) -> float:
-        """The same once all places and the queue are full."""
+        """Expected wait in seconds with every place taken and the queue full."""
         return self._admission.full_wait_s
 
     def queue_report(self) -> QueueReport:
-        """The queue at the moment, and what has left it since the last report."""
+        """Report the queue's current length and what has left it since the last report."""
         return self._admission.report()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
-        """The pieces of one completion as they are committed; the last has a finish reason.
+        """Yield the chunks of one completion as they are committed. The last chunk has a finish reason.
 
         Closing the iterator, or cancelling the task that waits for it, frees what the completion holds on both engines.
         Raises: OutriderError.
@@ -105,9 +108,9 @@ class Service:
     async def admit(
         self, requests: Sequence[GenerationRequest]
     ) -> AsyncGenerator[Sequence[AsyncGenerator[Chunk, None]], None]:
-        """The streams of all samples of one call, as `generate` has one, once there is a place for each.
+        """Wait for a place for each sample of a call, then yield one stream per sample; see `generate`.
 
-        Raises: OutriderError, and nothing is counted against the caller's quotas then.
+        Raises: OutriderError. Nothing is then counted against the caller's quotas.
         """
         if self._is_closing:
             raise Unavailable("this orchestrator is shutting down")
@@ -139,18 +142,18 @@ class Service:
             place.leave(num_tokens)
 
     def wind_down(self) -> int:
-        """Refuse new requests; returns the number of completions whose last piece has not been taken yet."""
+        """Refuse new requests. Return the number of completions whose last chunk has not been taken yet."""
         self._is_closing = True
         self._admission.refuse_waiting(Unavailable("this orchestrator is shutting down; ask another"))
         return self._admission.num_admitted
 
     async def close(self) -> None:
-        """Refuse new requests, end running ones with UNAVAILABLE, and wait until all leases have ended."""
+        """Refuse new requests, end running ones with UNAVAILABLE, and wait until all leases are released."""
         self.wind_down()
         await self._runner.close(Unavailable("this orchestrator is shutting down; resume the output at another"))
 
     def _new_session_id(self, request: GenerationRequest) -> str:
-        """A name that is unique in this service, whatever ids clients choose."""
+        """Return an id that is unique in this service, whatever ids clients choose."""
         self._num_started += 1
         return f"{request.request_id}#{self._num_started}"
 
@@ -162,7 +165,7 @@ async def _until_the_last(pieces: asyncio.Queue[Chunk | OutriderError]) -> Async
             try:
                 raise piece
             finally:
-                del piece  # its traceback holds this frame: the cycle would keep the session until a collection
+                del piece  # the traceback references this frame; the cycle would keep the session until a collection
         yield piece
         if piece.finish_reason is not None:
             return

@@ -1,12 +1,12 @@
-"""The Python API: batches of completions in this process, without Ray and gRPC.
+"""The Python API: generate batches of completions in this process, without Ray or gRPC.
 
     from outrider import LLM, SamplingParams
 
     with LLM("models/demo/target", draft="models/demo/draft") as llm:
         outputs = llm.generate(["import os", "def f(x):"], SamplingParams(max_tokens=40, temperature=0))
 
-The sessions, the policies and the engines are those of the service, so the tokens are, too. To call a service that
-runs, use the package `outrider_client`.
+Sessions, policies and engines are the same as in the service, and so are the tokens. To call a running service, use
+the package `outrider_client`.
 """
 
 from importlib import import_module
@@ -25,7 +25,7 @@ _MODULES = {"LLM": "llm", "Output": "outputs", "RequestOutput": "outputs", "Samp
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first used: before that, the packages that it needs are checked. Raises: ImportError."""
+    """Import a public name on first use, after checking the installed packages. Raises: ImportError."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check_packages()

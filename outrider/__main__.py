@@ -1,4 +1,4 @@
-"""The command `outrider`, also as `python -m outrider`."""
+"""The command `outrider`; `python -m outrider` does the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ EXIT_NO_START = 2
 
 
 def main() -> int:
-    """Run one command; returns the exit status."""
     try:
         check_packages()
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A target and perhaps a draft in this process, each on a thread of its own, without Ray and gRPC.
+"""A target and an optional draft in this process, each on its own thread, without Ray or gRPC.
 
 Knows engines and the orchestrator's ports; must not know requests.
 """
@@ -15,20 +15,20 @@ from workers.engine import DraftEngine, EngineLoop, TargetEngine
 
 
 class ThreadPort:
-    """Both ports of `core.ports`, straight to an engine's thread."""
+    """Implements both ports of `core.ports` by direct calls to an engine's thread."""
 
     def __init__(self, loop: EngineLoop[Any, Any]) -> None:
         self._loop = loop
 
     async def verify(self, batch: Sequence[Any], take: Callable[[Any], None] | None = None) -> Sequence[Any]:
-        """One reply for each request, when all have come; `take` gets each after its step."""
+        """Return one reply per request once all are complete; `take` receives each reply right after its step."""
         replies: Sequence[Any] = await self._loop.submit(batch, take)
         return replies
 
     draft = verify
 
     async def grow(self, request: Any, take: Callable[[DraftUpdate], None]) -> Any:
-        """The last reply; those before it go to `take`."""
+        """Return the final reply; earlier updates go to `take`."""
         async for each in self._loop.replies(request):
             if not isinstance(each, DraftUpdate):
                 return each
@@ -36,7 +36,6 @@ class ThreadPort:
         raise AssertionError("the last reply is no growth")
 
     async def release(self, sessions: Sequence[str]) -> None:
-        """Free the memory of these sessions."""
         await self._loop.release(sessions)
 
 
@@ -50,11 +49,11 @@ class ThreadLease:
     port: ThreadPort
 
     def release(self) -> None:
-        """Nobody else waits for it; the pool frees the session on the engine."""
+        """Does nothing: there is no competitor. The pool frees the session on the engine."""
 
 
 class ThreadLeases:
-    """Grants leases on one target and, if there is one, on one draft; implements `core.ports.Leases`."""
+    """Grants leases on one target and an optional draft; implements `core.ports.Leases`."""
 
     def __init__(self, target: TargetEngine, draft: DraftEngine | None = None) -> None:
         self._num_leases = 0
@@ -68,11 +67,10 @@ class ThreadLeases:
             loop.start()
 
     async def take_target(self, session: str, tokens: Sequence[int] = ()) -> ThreadLease:  # noqa: ARG002
-        """At once."""
         return self._lease("target")
 
     async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> ThreadLease:  # noqa: ARG002
-        """At once. Raises: Unavailable where there is no draft."""
+        """Raises: Unavailable if there is no draft."""
         if "draft" not in self._engines:
             raise Unavailable("there is no draft")
         return self._lease("draft")
@@ -82,11 +80,11 @@ class ThreadLeases:
         return ThreadLease(f"{self._num_leases}", role, self._engines[role].epoch, ThreadPort(self._loops[role]))
 
     async def stats(self) -> dict[str, EngineStats]:
-        """The state of each engine, by role."""
+        """Statistics of each engine, by role."""
         return {role: await loop.ask(lambda engine: engine.stats()) for role, loop in self._loops.items()}
 
     async def close(self) -> None:
-        """Stop the engines and free what they hold."""
+        """Stop the engines and free their memory."""
         for loop in self._loops.values():
             await loop.close()
         for engine in self._engines.values():

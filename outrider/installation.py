@@ -1,6 +1,6 @@
-"""Whether Outrider's packages are its own: names such as `core` are common, and another package may take one.
+"""Checks that Outrider's packages are its own: other distributions may install a package named `core`, for example.
 
-Imports none of them.
+Does not import these packages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PACKAGES = ("core", "orchestrator", "workers", "simulation", "protos", "deploy")
 
 
 def check_packages() -> None:
-    """Raises: ImportError, which names the package and says what was found in its place."""
+    """Raises: ImportError naming the package and what was found in its place."""
     for name in PACKAGES:
         if (found := _place(name)) != HOME / name:
             raise ImportError(_shadowed(name, found), name=name)
@@ -27,7 +27,7 @@ def check_packages() -> None:
 
 
 def _place(name: str) -> Path | None:
-    """The folder or module that an import of `name` gives."""
+    """The folder or module that `import name` would load."""
     if (module := sys.modules.get(name)) is not None:
         return _folder(getattr(module, "__file__", None), getattr(module, "__path__", ()))
     spec = find_spec(name)
@@ -40,7 +40,7 @@ def _folder(file: str | None, folders: object) -> Path | None:
 
 
 def _overwritten() -> list[str]:
-    """Packages whose `__init__.py` is not the file that pip wrote; pip lets two distributions write one file."""
+    """Packages whose `__init__.py` differs from pip's record: pip lets two distributions write the same file."""
     try:
         record = distribution("outrider").read_text("RECORD") or ""
     except PackageNotFoundError:

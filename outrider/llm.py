@@ -1,4 +1,4 @@
-"""`LLM`: batches of prompts through a pair of models in this process."""
+"""`LLM`: generate completions for batches of prompts in this process."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ PROMPT_FIELDS = ("prompt", "text", "token_ids", "chat")
 
 
 class LLM:
-    """A target, perhaps with a draft, loaded into this process until `close`, or until the `with` block ends.
+    """A target and an optional draft, loaded in this process until `close` or the end of the `with` block.
 
-    All prompts of a call share the engines' steps (continuous batching), up to limits.max_sessions at a time. Calls
-    may come from several threads.
+    All prompts of a call share the engines' steps (continuous batching), at most limits.max_sessions at a time.
+    Thread-safe.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class LLM:
         settings: Mapping[str, object] | None = None,
         progress: bool = True,
     ) -> None:
-        """Load and warm up.
+        """Load and warm up the models.
 
-        `target` and `draft` are directories of checkpoints; with neither, and without a `config`, the demo pair is
-        loaded. `config` is a file of settings as of `outrider serve`; `settings` go over it by their dotted names, as
-        in {"target.engine.dtype": "bfloat16"}. `progress` shows a bar in a terminal. Raises: StartupError.
+        `target` and `draft` are checkpoint directories. Without them and without `config`, the demo pair is loaded.
+        `config` is a settings file, as for `outrider serve`. `settings` override it by dotted name, for example
+        {"target.engine.dtype": "bfloat16"}. `progress` shows a progress bar in a terminal. Raises: StartupError.
         """
         self._config = _config(target, draft, config, settings or {})
         self._has_bar = progress
         from outrider.running import Running  # imports torch
 
         self._running: Running = Running(self._config, logger.info)
-        self._finalizer = weakref.finalize(self, self._running.close)  # also at the interpreter's exit
+        self._finalizer = weakref.finalize(self, self._running.close)  # also runs at interpreter exit
 
     def __enter__(self) -> LLM:
         return self
@@ -66,12 +66,12 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """End what runs, and free the engines; may be called twice."""
+        """Cancel running requests and free the engines; may be called twice."""
         self._finalizer()
 
     @property
     def config(self) -> ServiceConfig:
-        """All settings."""
+        """All settings in effect."""
         return self._config
 
     def generate(
@@ -80,10 +80,11 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **fields: Any,
     ) -> list[RequestOutput]:
-        """One result for each prompt, in order; a prompt is a text or token ids.
+        """Return one result per prompt, in order; a prompt is text or a list of token ids.
 
-        `params` are for all prompts, or one for each; or its fields are given by themselves, as in `max_tokens=40`.
-        Nothing runs unless all are valid. Raises: InvalidRequest, which names the argument; OutriderError.
+        `params` is one value for all prompts or a sequence with one per prompt. Its fields may also be passed as
+        keyword arguments, for example `max_tokens=40`. Nothing runs unless every prompt is valid. Raises:
+        InvalidRequest naming the argument; OutriderError.
         """
         several = [prompts] if _is_one_prompt(prompts) else list(prompts)
         return self._outputs(several, _params_of(several, params, fields), is_chat=False)
@@ -94,7 +95,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **fields: Any,
     ) -> list[RequestOutput]:
-        """The same for chats, each a list of messages with `role` and `content`, by the model's own template."""
+        """Like `generate`, for chats: lists of messages with `role` and `content`, rendered by the model's template."""
         is_one = bool(chats) and isinstance(chats[0], Mapping)
         several: list[Any] = [chats] if is_one else list(chats)
         return self._outputs(several, _params_of(several, params, fields), is_chat=True)
@@ -126,7 +127,7 @@ class LLM:
     def _requests(
         self, index: int, prompt: Any, params: SamplingParams, now: float, *, is_chat: bool
     ) -> list[GenerationRequest]:
-        """One for each of `n`. Raises: InvalidRequest, which names the argument."""
+        """One request for each of `n` outputs. Raises: InvalidRequest naming the argument."""
         try:
             requests = to_requests(params.given(prompt, is_chat=is_chat), self._running.served, now)
         except InvalidRequest as error:
@@ -146,7 +147,7 @@ def _config(
     config: ServiceConfig | str | Path | None,
     settings: Mapping[str, object],
 ) -> ServiceConfig:
-    """Raises: ConfigError, which names the argument."""
+    """Raises: ConfigError naming the argument."""
     if isinstance(config, ServiceConfig):
         if target is not None or draft is not None or settings:
             raise ConfigError("config: a ServiceConfig is complete; give no target, draft or settings beside it")
@@ -158,7 +159,7 @@ def _config(
         if path is not None:
             check_directory(role, Path(path))
             given.append(Setting(f"{role}.engine.model", str(Path(path).resolve()), role))
-    if target is not None and config is None:  # none of the demo pair's own settings
+    if target is not None and config is None:  # do not use the demo pair's settings
         name = Path(target).resolve().name
         implied = [Setting("target.engine.deterministic", False, "target"), Setting("model_name", name, "target")]
         facts = look(Path(target), Path(draft) if draft is not None else None)
@@ -182,7 +183,7 @@ def _params_of(prompts: Sequence[Any], params: Any, fields: Mapping[str, Any]) -
 
 
 def _named(error: InvalidRequest, index: int) -> InvalidRequest:
-    """The error with the argument's name here: the API has groups of fields, SamplingParams has none."""
+    """Rename the error's field to the argument's name: the API groups its fields, SamplingParams does not."""
     head, _, rest = error.field.partition(".")
     if head.partition("[")[0] in PROMPT_FIELDS:
         return InvalidRequest(f"prompts[{index}]", error.problem)
@@ -191,7 +192,7 @@ def _named(error: InvalidRequest, index: int) -> InvalidRequest:
 
 @contextmanager
 def _bar(num_requests: int, *, is_shown: bool) -> Iterator[Callable[[int], None]]:
-    """What this gives is told the tokens of each output that is complete."""
+    """Show a progress bar; the yielded function takes the number of tokens of each completed output."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

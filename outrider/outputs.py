@@ -1,4 +1,4 @@
-"""What a batch gives back: plain frozen records."""
+"""Results of a batch, as plain frozen records."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ class Output:
     """One output of a prompt."""
 
     index: int
-    """Which of `n`."""
+    """Index among the `n` outputs of the prompt."""
     text: str
     token_ids: tuple[int, ...]
     is_guess: tuple[bool, ...]
-    """For each id: whether it had been guessed (else it is the target's own)."""
+    """For each token id: whether it was an accepted guess rather than a token sampled by the target."""
     finish_reason: FinishReason
     """"stop" or "length"."""
     matched_stop: str | int | None
-    """The stop string or token id that ended it; None for an end-of-sequence token or the limit."""
+    """Stop string or token id that ended the output; None after an end-of-sequence token or at the token limit."""
     seed: int
-    """With it, `n=1` gives this output again."""
+    """This seed with `n=1` reproduces the output."""
     logprobs: tuple[TokenLogprobs, ...]
-    """One for each id if they were asked for, else none."""
+    """One entry per token id; empty unless requested."""
     stats: SpeculationStats
-    """What speculation did for it."""
+    """Statistics of speculative decoding for this output."""
     explanation: tuple[str, ...] = ()
-    """Why its rounds were what they were, a line each, if that was asked for."""
+    """One line per round, explaining its decisions; empty unless requested."""
     receipt: Mapping[str, Any] | None = None
-    """Everything that determined it, if that was asked for: as JSON it is a file for `outrider replay`."""
+    """Everything that determines the output, if requested; saved as JSON, it is the input of `outrider replay`."""
     problem: str | None = None
-    """Why no further token was possible, where a grammar or bad words left none."""
+    """Why a grammar or bad words allowed no further token; None otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """All outputs of a prompt; `text`, `token_ids` and `finish_reason` are those of the first."""
+    """All outputs of a prompt; `text`, `token_ids` and `finish_reason` refer to the first."""
 
     prompt: str | Sequence[int] | Sequence[Mapping[str, str]]
-    """As it was given."""
+    """The prompt, as passed by the caller."""
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[Output, ...]
     prompt_logprobs: tuple[TokenLogprobs, ...]
-    """If they were asked for: of each token of the prompt but the first."""
+    """One entry per prompt token except the first; empty unless requested."""
 
     @property
     def text(self) -> str:
@@ -63,7 +63,7 @@ class RequestOutput:
 
 
 def to_output(index: int, request: GenerationRequest, chunks: Sequence[Chunk]) -> Output:
-    """The whole of one stream, whose last chunk has a finish reason."""
+    """Build an output from a complete stream; its last chunk has a finish reason."""
     last = chunks[-1]
     assert last.finish_reason is not None, "a stream without a last chunk raises"
     return Output(

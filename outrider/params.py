@@ -1,6 +1,6 @@
-"""What is asked of each prompt of a batch: the fields of a request, by the names of the Python client.
+"""Sampling parameters of a prompt; fields have the same names as in the Python client.
 
-Knows names and types; `deploy.api` checks the values, as it does for the service.
+Knows names and types; `deploy.api` validates the values, as it does for the service.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from deploy.api import Given, given_sampling
 from workers.grammar import STRUCTURES, Structure
 
 Prompt = str | Sequence[int]
-"""A text, or token ids."""
+"""Text or token ids."""
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class SamplingParams:
-    """How to go on from a prompt; None leaves a field to the model's generation_config and the settings.
+    """How to complete a prompt. None uses the model's generation_config or the settings.
 
-    The names and ranges are those of the service's fields (protos/outrider/v1/generation.proto).
+    Names and ranges match the service's fields (protos/outrider/v1/generation.proto).
     """
 
     temperature: float | None = None
-    """0 is greedy."""
+    """0 means greedy decoding."""
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
@@ -37,50 +37,50 @@ class SamplingParams:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
-    """The same seed gives the same tokens; one is drawn for each prompt without, and reported with its output."""
+    """The same seed gives the same tokens. Without one, a random seed is used and reported with the output."""
     n: int = 1
-    """Outputs of each prompt; output i depends on the seed and i alone."""
+    """Number of outputs per prompt; output i depends only on the seed and i."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     max_tokens: int | None = None
-    """Most tokens of output; None takes the setting limits.default_max_tokens, or 256, or for a chat the rest of the
-    context."""
+    """Maximum number of output tokens. None uses limits.default_max_tokens if set; else 256, or for a chat the rest of
+    the context."""
     min_tokens: int = 0
     stop: str | tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop: bool = False
     logprobs: int | None = None
-    """Alternatives to report with each token; 0 reports the token alone."""
+    """Number of alternatives to report per token; 0 reports only the chosen token."""
     prompt_logprobs: int | None = None
     json_schema: str | Mapping[str, Any] | None = None
-    """What the whole output must look like is said by one of these five."""
+    """At most one of the next five fields may be given; it constrains the whole output."""
     json_object: bool | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     max_draft_tokens: int | None = None
-    """0 decodes plainly."""
+    """0 disables speculation."""
     verification: Verification | None = None
     lenience: float | None = None
     policy: Policy | None = None
     pipelining: bool | None = None
     guessers: tuple[str, ...] = ()
     template: str | None = None
-    """What the output usually looks like, as a regular expression, to be guessed; it is held to nothing."""
+    """Regular expression of the usual output. A hint for guessing; does not constrain the output."""
     draft_temperature: float | None = None
-    """Of the draft's own law; the output's law stays the target's."""
+    """Temperature of the draft; does not change the output distribution."""
     explain: bool = False
-    """Say with each output why its rounds were what they were."""
+    """Whether to explain the decisions of each round."""
     receipt: bool = False
-    """Have a receipt with each output: everything that determined it."""
+    """Whether to include a receipt: everything that determines the output."""
     timeout_s: float | None = None
-    """Seconds from the call of `generate` to the end of the output."""
+    """Time limit in seconds, from the call of `generate` to the end of the output."""
 
     def given(self, prompt: Prompt | Sequence[Mapping[str, str]], *, is_chat: bool = False) -> Given:
-        """What `deploy.api` checks, with one prompt. Raises: InvalidRequest."""
+        """Convert to the input of `deploy.api`'s validation, with one prompt. Raises: InvalidRequest."""
         sampling = given_sampling(vars(self))
         return Given(
             text=prompt if isinstance(prompt, str) else None,
@@ -122,7 +122,7 @@ class SamplingParams:
 
 
 def checked(fields: Mapping[str, Any]) -> SamplingParams:
-    """The parameters of keyword arguments. Raises: InvalidRequest, which names the argument."""
+    """Build parameters from keyword arguments. Raises: InvalidRequest naming the argument."""
     try:
         return SamplingParams(**fields)
     except ValidationError as error:

@@ -1,7 +1,7 @@
-"""One service in this process: engines on their threads, sessions on an event loop in a thread of its own.
+"""One service in this process: engines on their own threads, sessions on an event loop in another thread.
 
-Knows how all are started and stopped; must not know prompts. The caller may be a script or a notebook, whose own
-event loop is left alone.
+Knows how to start and stop them; must not know prompts. The caller may be a script or a notebook; its own event loop is
+not used.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ TARGET_EPOCH, DRAFT_EPOCH = 1, 2
 
 
 class Running:
-    """A loaded pair, and the service before it."""
+    """A loaded pair of models and the service that uses it."""
 
     def __init__(self, config: ServiceConfig, report: Callable[[str], None]) -> None:
-        """Load and warm up. Raises: StartupError."""
+        """Load and warm up the models. Raises: StartupError."""
         target, draft = _engines(config, report)
         tokenizer = Tokenizer.from_directory(config.target.engine.model)
         self.clock = MonotonicClock()
@@ -53,18 +53,18 @@ class Running:
         self._thread.start()
 
     def complete(self, requests: Sequence[GenerationRequest], done: Callable[[int], None]) -> list[list[Chunk]]:
-        """The chunks of each request, in order; `done` is told the tokens of each that has ended.
+        """Return the chunks of each request, in order; `done` receives the number of tokens of each completed request.
 
-        The first failure, or an interrupt, ends all of them. Raises: OutriderError.
+        The first failure or an interrupt cancels all requests. Raises: OutriderError.
         """
         return self._run(self._complete(requests, done))
 
     def stats(self) -> Any:
-        """The state of each engine, by role."""
+        """Statistics of each engine, by role."""
         return self._run(self._leases.stats())
 
     def close(self) -> None:
-        """End what runs, stop the engines and the loop; may be called twice."""
+        """Cancel running requests, stop the engines and the event loop; may be called twice."""
         if self._loop.is_closed():
             return
         self._run(self._stop())
@@ -76,7 +76,7 @@ class Running:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
-        except BaseException:  # KeyboardInterrupt above all: what has been asked for must not go on unseen
+        except BaseException:  # mainly KeyboardInterrupt: the work must not continue in the background
             future.cancel()
             raise
 

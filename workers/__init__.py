@@ -1,4 +1,4 @@
-"""Models at work: runtime, caches, sampling, verification and the draft and target engines.
+"""Model execution: runtime, caches, sampling, verification, and the draft and target engines.
 
-Knows torch and `core`; no Ray, no gRPC, and nothing of the orchestrator.
+Knows torch and `core`; must not know Ray, gRPC or the orchestrator.
 """

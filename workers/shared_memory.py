@@ -1,6 +1,6 @@
-"""How many loads a Triton kernel may keep in flight: as many as the GPU's shared memory has room for.
+"""How many loads a Triton kernel keeps in flight, limited by the GPU's shared memory.
 
-Knows devices; must not know kernels. A large GPU has 227 KiB for a program, an L4 99.
+Knows devices; must not know kernels. An H100 has 227 KiB per program, an L4 has 99 KiB.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from functools import cache
 import torch
 
 SHARE = 0.85
-"""Of the shared memory; the rest is for what a compiler stages beside the loads."""
+"""Usable share of the shared memory; the compiler needs the rest for other buffers."""
 
 
 def num_stages(device: torch.device, stage_bytes: int, wanted: int) -> int:
-    """The number of stages of `stage_bytes` each that fit, at least 1 and at most `wanted`."""
+    """The number of stages of `stage_bytes` that fit, from 1 to `wanted`."""
     if device.type != "cuda":
         return wanted
     return max(1, min(wanted, int(SHARE * _limit(device)) // stage_bytes))
@@ -22,7 +22,7 @@ def num_stages(device: torch.device, stage_bytes: int, wanted: int) -> int:
 
 @cache
 def _limit(device: torch.device) -> int:
-    from triton.runtime import driver  # Triton comes with torch for CUDA
+    from triton.runtime import driver  # Triton is installed with torch for CUDA
 
     number = torch.cuda.current_device() if device.index is None else device.index
     return int(driver.active.utils.get_device_properties(number)["max_shared_mem"])

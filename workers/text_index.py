@@ -1,7 +1,7 @@
-"""Last occurrence of each n-gram in a session's text, with which a draft guesses its own next tokens.
+"""Index of the last occurrence of each n-gram in a session's text; the draft looks up its own next tokens in it.
 
-This is a vertical cascade: a lookup guesses for the draft, as the draft does for the target. The text may be shortened
-between two calls, so a hit is compared with the present text.
+This is a vertical cascade: the lookup guesses for the draft, as the draft guesses for the target. The text may become
+shorter between two calls, so each hit is compared with the current text.
 Source: Chen et al. 2023 (Cascade Speculative Drafting, arXiv 2312.11462), with prompt lookup as the last drafter.
 """
 
@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from itertools import islice
 
 MATCH = 3
-"""Length of the n-grams, in tokens."""
+"""N-gram length, in tokens."""
 
 
 class TextIndex:
-    """The index of one session."""
-
     def __init__(self) -> None:
         self._ends: dict[tuple[int, ...], int] = {}
         """Position of the token after the last occurrence of each n-gram."""
@@ -26,7 +24,7 @@ class TextIndex:
         return f"<TextIndex of {self._num_indexed} tokens>"
 
     def follow(self, text: Sequence[int]) -> None:
-        """Index the tokens that were added to the text."""
+        """Index the tokens added to the text."""
         first = max(min(self._num_indexed, len(text)) - MATCH, 0)
         new = text[first:]
         runs = zip(*(islice(new, shift, None) for shift in range(MATCH)), strict=False)
@@ -34,13 +32,13 @@ class TextIndex:
         self._num_indexed = len(text)
 
     def after(self, text: Sequence[int], path: Sequence[int], num_tokens: int) -> list[int]:
-        """Up to `num_tokens` tokens that followed the last occurrence of the last n-gram of text and path; none without
-        one."""
+        """Up to `num_tokens` tokens that followed the last occurrence of the final n-gram of text and path; empty
+        without a match."""
         ending = (*text[-MATCH:], *path)[-MATCH:]
         end = self._ends.get(ending)
         if end is None or end >= len(text) or tuple(text[end - MATCH : end]) != ending:
             return []
         whole = [*text[end:], *path]
-        for place in range(num_tokens):  # a continuation that runs into the end of the text repeats
+        for place in range(num_tokens):  # a continuation that reaches the end of the text repeats
             whole.append(whole[place])
         return whole[:num_tokens]

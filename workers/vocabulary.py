@@ -1,7 +1,7 @@
-"""Whether two tokenizers agree about every token id, which draft and target must.
+"""Checks that draft and target use the same vocabulary: every token id must mean the same string.
 
-Knows a checkpoint's tokenizer, and of its model the number of rows alone: an id without a row is never a token of a
-text. Reads it as the orchestrator does (docs/adr/0083), and like there without torch.
+Reads the tokenizer and the model's number of rows: an id without a row never occurs in a text. Like the orchestrator,
+reads tokenizers without torch (docs/adr/0083).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from core.errors import CheckpointError, VocabularyMismatch, cause
 
 
 def check_same_vocabulary(target_dir: Path, draft_dir: Path) -> None:
-    """Raises: VocabularyMismatch with the first token id that does not mean the same string on both sides."""
+    """Raises: VocabularyMismatch with the first token id that differs between the two."""
     target, draft = read_vocabulary(target_dir), read_vocabulary(draft_dir)
     rows = min(_num_rows(target_dir), _num_rows(draft_dir))
     differing = (token_id for token_id in target.keys() | draft.keys() if target.get(token_id) != draft.get(token_id))
@@ -29,24 +29,25 @@ def check_same_vocabulary(target_dir: Path, draft_dir: Path) -> None:
 
 
 def read_vocabulary(directory: Path) -> dict[int, str]:
-    """The string of each token id, added tokens included. Raises: CheckpointError without a readable tokenizer."""
+    """Map each token id to its string, added tokens included. Raises: CheckpointError without a readable tokenizer."""
     return {token_id: token for token, token_id in read_tokenizer(directory).get_vocab().items()}
 
 
 def read_tokenizer(directory: Path) -> Any:
-    """A `PreTrainedTokenizerFast` of transformers. Raises: CheckpointError."""
-    from transformers import PreTrainedTokenizerFast  # half a second
+    """Load a `PreTrainedTokenizerFast` of transformers. Raises: CheckpointError."""
+    from transformers import PreTrainedTokenizerFast  # takes half a second to import
 
     if not (directory / "tokenizer.json").is_file():
         raise CheckpointError(f"{directory} has no tokenizer.json")
     try:
         return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # tokenizers raises bare Exception, and others whatever a file's contents lead to
+    except Exception as error:  # tokenizers raises bare Exception; bad files cause other types
         raise CheckpointError(f"the tokenizer of {directory} cannot be read: {cause(error)}") from error
 
 
 def _num_rows(directory: Path) -> int:
-    """By config.json; without one that says it, no limit. The loader refuses a model that has another number."""
+    """The model's number of rows from config.json; no limit if absent. The loader rejects a model with another
+    number."""
     try:
         return int(json.loads((directory / "config.json").read_text())["vocab_size"])
     except (OSError, ValueError, TypeError, KeyError):

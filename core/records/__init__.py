@@ -1,6 +1,6 @@
-"""The values that travel between the parts; all frozen, all picklable, independent of the transport.
+"""Values that the parts exchange. All are frozen and picklable, and independent of the transport.
 
-By audience: requests and output (clients), engine (orchestrator and engines), trace, statistics, model.
+Grouped by audience: request and output (clients), engine (orchestrator and engines), trace, statistics, model.
 """
 
 from core.records.engine import (

@@ -1,8 +1,8 @@
 """Messages between orchestrator and engines.
 
-Every message to an engine is a snapshot over a known base: `Base` says which prefix the engine is believed to hold,
-`suffix` what follows it. An engine that holds something else answers `Missing` and is sent the rest, so that a first
-call (prefill), a lost message, a restart and a preempted KV cache are one case.
+Every message to an engine is a snapshot over a known base: `Base` names the prefix that the engine is believed to hold,
+`suffix` the tokens after it. An engine that holds something else answers `Missing` and then receives the rest. A first
+call (prefill), a lost message, a restart and a preempted KV cache are therefore the same case.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from core.speculation import EMPTY_BLOCK, NewNodes, TokenTree, TreeSpec
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """The properties of a session beyond its tokens; sent with the first message (base 0), kept by the engine."""
+    """Parameters of a session besides its tokens. Sent with the first message (base 0) and kept by the engine."""
 
     prompt_len: int
     sampling: Sampling
     verification: Verification = Verification.COUPLED
     num_logprobs: int | None = None
-    """Alternatives to report for each emitted token; None reports nothing, 0 the emitted token alone."""
+    """Number of alternatives to report per emitted token. None reports nothing, 0 the emitted token alone."""
     num_prompt_logprobs: int | None = None
-    """The same for each token of the prompt but the first."""
+    """As `num_logprobs`, for each prompt token but the first."""
     grammar: Grammar | None = None
-    """Of the output, whose rows are masked by it on both sides."""
+    """Grammar of the output. Both draft and target mask their logits with it."""
     lenience: float = 1.0
-    """Of a rule that takes one: how much less likely than the best a guess may be, in (0, 1]."""
+    """For rules that take one: how much less likely than the best token a guess may be, in (0, 1]."""
 
     def __post_init__(self) -> None:
         ranges.check("lenience", self.lenience, ranges.LENIENCE)
 
     @classmethod
     def of(cls, request: GenerationRequest) -> SequenceSpec:
-        """What engines are told of a request."""
+        """Extract the part of a request that engines receive."""
         return cls(
             prompt_len=len(request.prompt),
             sampling=request.sampling,
@@ -49,9 +49,9 @@ class SequenceSpec:
         )
 
     def at_draft_temperature(self, temperature: float | None) -> SequenceSpec:
-        """What a draft is told, that is to guess at this temperature; None, or greedy decoding, leaves the target's.
+        """Return the spec for a draft that guesses at this temperature. None, or greedy decoding, keeps the target's.
 
-        Whatever verifies the guesses stays the same, and q is what such a draft draws from.
+        The verification rule stays the same. q is the distribution that the draft samples from.
         """
         if temperature is None or self.sampling.is_greedy:
             return self
@@ -59,12 +59,12 @@ class SequenceSpec:
 
     @property
     def rule(self) -> Rule:
-        """What verifies its blocks."""
+        """The rule that verifies its blocks."""
         return self.verification.at(is_greedy=self.sampling.is_greedy)
 
     @property
     def needs_q(self) -> bool:
-        """Whether verification needs what each guess was drawn from: so the draft draws."""
+        """Whether verification needs the distribution q of each guess. If so, the draft samples."""
         return self.rule.needs_q
 
     @property
@@ -75,36 +75,35 @@ class SequenceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The identity of a message. A reply carries the stamp of its request; one that does not match is dropped."""
+    """The identity of a message. A reply carries the stamp of its request; replies with any other stamp are dropped."""
 
     session: str
-    """The name of the session's lease on that engine. Each lease has its own, so that a late release frees no later
-    lease."""
+    """Name of the session's lease on that engine. Unique per lease, so a late release cannot free a later lease."""
     epoch: int
-    """The incarnation of the engine that was leased; an engine refuses other epochs."""
+    """Incarnation of the leased engine. An engine refuses other epochs."""
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The prefix that an engine is believed to hold: its length in tokens and its hash (core.text.token_log)."""
+    """The prefix that an engine is believed to hold: its length in tokens and its hash (`core.text.token_log`)."""
 
     num_tokens: int
     prefix_hash: int
 
 
 class Want(StrEnum):
-    """What a target may say beside its verdict, where a message asks for it. What it cannot say it leaves out."""
+    """Optional data that a message can request with its verdict. A target leaves out what it cannot provide."""
 
     SAMPLES = "samples"
-    """The target's own token after the root and after each node of the block, whatever the verdict."""
+    """The target's own token after the root and after each node of the block, independent of the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
     """Extend the held prefix by `suffix`, then check `block` against the target's own samples.
 
-    The last token of `suffix` is the root of `block`. With an empty block this is prefill, or a plain step.
+    The last token of `suffix` is the root of `block`. An empty block makes this a prefill or a plain decoding step.
     """
 
     stamp: Stamp
@@ -114,31 +113,31 @@ class VerifyRequest:
     spec: SequenceSpec | None = None
     """Required when `base.num_tokens` is 0."""
     wants: tuple[Want, ...] = ()
-    """What is to be said beside the verdict; each at most once."""
+    """Extra data to return with the verdict; each at most once."""
 
     @property
     def num_committed(self) -> int:
-        """Number of tokens of the session when this is sent: the position of the next one."""
+        """Number of the session's committed tokens when this is sent: the position of the next one."""
         return self.base.num_tokens + len(self.suffix)
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The next message, offered in advance: the target uses it at its verdict instead of waiting for the message.
+    """The next message, offered in advance. The target uses it after its verdict instead of waiting for the message.
 
-    It is offered while the message of round `after` is verified, or before: where that is offered, too. Of several for
-    one round the last one counts, and what was offered beyond the others does not. The end of the verdict
-    (accepted path, next token) is looked up in `tree`; the nodes below are the block of the next message, which has
-    this stamp. An offer that is not used is answered `Refused`.
+    It is offered before or while the message of round `after` is verified; that message may be an offer itself. If
+    there are several for one round, the last one counts, and offers that build on the others are dropped. The target
+    looks up the verdict's accepted path and next token in `tree`; the nodes below become the block of the next message,
+    which carries this stamp. An unused offer is answered with `Refused`.
     """
 
     stamp: Stamp
     after: int
-    """Round of the message whose verdict it follows."""
+    """Round of the message whose verdict this follows."""
     tree: TokenTree
     """The block of that message, node by node, and the nodes that may follow below it."""
     is_open: bool = False
-    """Whether to go on with an empty block where the verdict is not found in the tree."""
+    """Whether to continue with an empty block if the verdict is not found in the tree."""
 
 
 TargetRequest = VerifyRequest | Continuation
@@ -146,23 +145,23 @@ TargetRequest = VerifyRequest | Continuation
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The time that the engine spent on a reply; the rest of its round trip is the wire's."""
+    """Time that the engine spent on a reply. The rest of the round trip is the wire's."""
 
     waited_s: float
-    """Seconds from its arrival to the beginning of its first step."""
+    """Seconds from the request's arrival to the start of its first step."""
     computed_s: float
-    """Seconds from the beginning of its first step to the end of its last, steps of others in between included."""
+    """Seconds from the start of its first step to the end of its last, including steps of other requests in between."""
     num_passes: int
-    """Number of steps that it took part in."""
+    """Number of steps that the request took part in."""
     num_rows: int
-    """Number of rows of those steps, those of other requests included."""
+    """Number of rows of those steps, including rows of other requests."""
     num_sessions: int = 0
-    """Number of sessions that the engine held in the last of them, this one included; 0 where it does not say."""
+    """Number of sessions that the engine held in the last step, including this one. 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probability of an emitted token, and of the likeliest others, under the raw model (no temperature)."""
+    """Log probability of an emitted token and of the likeliest alternatives, by the raw model (no temperature)."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -170,35 +169,34 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The accepted path through the block, and the target's own next token after it (the correction, or the bonus)."""
+    """The accepted path through the block, and the target's own next token after it (correction or bonus token)."""
 
     stamp: Stamp
     path: tuple[int, ...]
-    """Accepted nodes, root downwards."""
+    """Accepted nodes, from the root downwards."""
     next_token: int
     held: int
-    """Number of tokens whose KV the engine now holds: all committed ones but `next_token`."""
+    """Number of tokens whose KV the engine now holds: all committed tokens but `next_token`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each emitted token (path, then next token), when asked for."""
+    """One per emitted token (path, then next token), if requested."""
     timing: Timing | None = None
     continued: int = 0
-    """Round of the continuation that the target has used; 0 where it waits for a message."""
+    """Round of the continuation that the target used; 0 if it waits for a message."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each token of the prompt but the first, if the message brought the whole prompt and a spec asks for
-    them."""
+    """One per prompt token but the first, if the spec requests them and the message carried the whole prompt."""
     num_relaxed: int = 0
-    """Of the accepted nodes, those that the exact rule would have rejected in their place."""
+    """Number of accepted nodes that the exact rule would have rejected."""
     samples: tuple[int, ...] = ()
-    """`Want.SAMPLES`: one for the root and one for each node, or none at all. The sample after a node of depth d has
-    the noise of the place at which it would stand, d tokens after the next one."""
+    """For `Want.SAMPLES`: one for the root and one per node, or empty. The sample after a node of depth d uses the
+    noise of its own position: d tokens after the next one."""
     num_cached: int = 0
-    """Number of tokens whose KV was taken from the prefix cache for this verdict; a sequence that was there takes
-    none."""
+    """Number of tokens whose KV came from the prefix cache for this verdict; 0 if the sequence was already on the
+    engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """Extend the held prefix by `suffix`, then grow below it."""
+    """Extend the held prefix by `suffix`, then grow a draft tree below it."""
 
     stamp: Stamp
     base: Base
@@ -214,34 +212,34 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class DraftUpdate:
-    """The nodes that a continuously growing draft has added to a session's tree since the last update."""
+    """Nodes that a continuously growing draft has added to a session's tree since the last update."""
 
     stamp: Stamp
-    """Stamp of the last message that the draft knows."""
+    """Stamp of the last message that the draft has received."""
     new_nodes: NewNodes
     held: int
-    """Number of committed tokens (guesses not counted) whose KV the draft now holds."""
+    """Number of committed tokens whose KV the draft now holds; guesses are not counted."""
     timing: Timing | None = None
-    """Timing of the pass that it comes from; None without a pass."""
+    """Timing of the pass that produced it; None if there was no pass."""
     is_over: bool = False
-    """Whether nothing more grows until the session's next message."""
+    """Whether growth stops until the session's next message."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftDone:
-    """The draft tree of growth that ends by itself (`TreeSpec.num_passes`): the reply to its request."""
+    """The reply to a request whose growth ends by itself (`TreeSpec.num_passes`): the draft tree."""
 
     stamp: Stamp
     new_nodes: NewNodes
     held: int
-    """As `DraftUpdate.held`."""
+    """As in `DraftUpdate`."""
     timing: Timing | None = None
-    """Timing of all passes; None without a pass."""
+    """Timing of all passes; None if there was no pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The engine does not hold the base of this request; send the tokens from `held` on again (0: with the spec)."""
+    """The engine does not hold the base of this request. Resend the tokens from `held` on, and the spec if it is 0."""
 
     stamp: Stamp
     held: int
@@ -249,14 +247,14 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The engine cannot serve this one request (others in its batch are untouched)."""
+    """The engine cannot serve this request. Other requests of its batch are not affected."""
 
     stamp: Stamp
     reason: str
     is_final: bool = False
-    """Whether every engine of this model would refuse it, so that a repetition cannot help."""
+    """Whether every engine of this model would refuse it, so that a retry cannot help."""
     field: str | None = None
-    """Of the client's request, the one whose value is the reason; None where the model is."""
+    """Field of the client's request that causes the refusal; None if the model causes it."""
 
 
 VerifyReply = Verdict | Missing | Refused

@@ -1,4 +1,4 @@
-"""What is known of a loaded model, and what its engine has found out at its start."""
+"""Properties of a loaded model, and the results of an engine's warm-up."""
 
 from __future__ import annotations
 
@@ -7,44 +7,42 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is known of a loaded model."""
-
     name: str
     architecture: str
     dtype: str
     device: str
     num_parameters: int
     vocab_size: int
-    """Number of token ids; rows of the embedding beyond are padding and masked."""
+    """Number of token ids. Rows of the embedding beyond it are padding and masked."""
     max_context_tokens: int
     kv_cache_tokens: int
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None = None
     digest: str = ""
-    """Of configuration and weights, with its kind before the colon (`workers.model.digest`); empty where there are no
-    files."""
+    """Digest of configuration and weights, prefixed with its kind and a colon (`workers.model.digest`). Empty if there
+    are no files."""
     arithmetic: str = ""
-    """Whatever decides on the last bits besides weights and dtype: hardware, libraries, backend, ranks."""
+    """Everything besides weights and dtype that decides the last bits: hardware, libraries, backend, ranks."""
     layers: tuple[int, ...] = ()
-    """Of the checkpoint's layers, those that this model has; empty for all. `digest` is the whole checkpoint's."""
+    """Indices of the checkpoint's layers that this model has; empty for all. `digest` covers the whole checkpoint."""
     is_deterministic: bool = False
-    """Whether a row's bits do not depend on the other rows of its step, as a self-test at start has found."""
+    """Whether a row's bits are independent of the other rows of its step, by the self-test at start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The results of an engine's warm-up, for one model with one configuration, on one machine.
+    """Results of an engine's warm-up for one model and configuration on one machine.
 
-    An engine that replaces it on the same machine reuses them, and is ready sooner. A replica carries them from one
-    engine to the next: a type of `workers` would have it import torch to read them.
+    A replacement engine on the same machine reuses them and is ready sooner. A replica passes them from one engine to
+    the next. Defined here because a type of `workers` would make the replica import torch.
     """
 
     machine: str
-    """A name that no other machine has."""
+    """Unique name of the machine."""
     is_compiled: bool
-    """Whether steps run by a compiled backend: native code or CUDA graphs."""
+    """Whether steps run on a compiled backend: native code or CUDA graphs."""
     tile_rows: int | None
-    """In deterministic mode, the number of rows to a tile with which a row's bits do not depend on other rows; None in
-    other modes, or where no number does."""
+    """Rows per tile in deterministic mode: with this number, a row's bits are independent of other rows. None in other
+    modes, or if no number works."""
     step_times_s: tuple[tuple[int, float], ...]
-    """Pairs of a number of rows and the duration of such a step."""
+    """(number of rows, duration of a step in seconds)."""

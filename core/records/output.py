@@ -13,21 +13,19 @@ from core.records.trace import CallTrace
 
 
 class FinishReason(StrEnum):
-    """Why a stream ended: by itself, or cut short."""
-
     STOP = "stop"
     LENGTH = "length"
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of prompt and output so far; resumed tokens count as output."""
+    """Tokens of prompt and output so far. Resumed tokens count as output."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    """Number of the prompt's tokens whose KV the target had from others when it admitted the stream, in whole blocks;
-    what a later target takes from its cache is not counted."""
+    """Number of prompt tokens whose KV came from the prefix cache when the target admitted the stream, in whole blocks.
+    Prefix cache hits on a later target are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +35,23 @@ class Chunk:
     text: str
     token_ids: tuple[int, ...]
     is_guess: tuple[bool, ...]
-    """For each id: whether it was a guess (else it is the target's correction or bonus token)."""
+    """For each id: True for an accepted guess, False for the target's correction or bonus token."""
     usage: Usage
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
     stats: SpeculationStats | None = field(default=None)
-    """In the last chunk."""
+    """Only in the last chunk."""
     trace: tuple[CallTrace, ...] = ()
-    """The calls that were answered since the last chunk, when asked for."""
+    """Calls answered since the last chunk, if requested."""
     began_s: float | None = None
-    """When the stream began, on the orchestrator's clock, where calls are asked for: their times count from here."""
+    """Start of the stream on the orchestrator's clock, if the trace is requested. Times in `trace` count from here."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """In the first one, when asked for: of each token of the prompt but the first."""
+    """Only in the first chunk, if requested: one for each prompt token but the first."""
     explanation: tuple[str, ...] = ()
-    """Why the decisions since the last chunk were made, a line each, when asked for."""
+    """Reasons for the decisions since the last chunk, one per line, if requested."""
     receipt: Receipt | None = None
-    """In the last chunk, when asked for."""
+    """Only in the last chunk, if requested."""
     problem: InvalidRequest | None = None
-    """In the last chunk: why no further token was possible, where the request's constraints left none. The finish
-    reason is LENGTH then, since the output is cut short."""
+    """Only in the last chunk: why the request's constraints allowed no further token. The finish reason is then LENGTH,
+    because the output is cut short."""

@@ -1,4 +1,4 @@
-"""What determines an output, and what the output was: enough to check later that it comes out again."""
+"""Everything that determines an output, and a digest of the output, to check later that it is reproduced."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from core.records.request import GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Of one completion that has ended. Digests name their kind before the colon."""
+    """Receipt of one finished completion. Digests are prefixed with their kind and a colon."""
 
     version: str
-    """Of Outrider."""
+    """Version of Outrider."""
     model: str
-    """Its name in requests."""
+    """Model name as used in requests."""
     target: ModelInfo
     draft: ModelInfo | None
-    """None where no draft was ready when the request came."""
+    """None if no draft was ready when the request arrived."""
     tokenizer_digest: str
     request: GenerationRequest
-    """With every parameter as it was resolved."""
+    """The request with every parameter resolved."""
     prompt_digest: str
     output_digest: str
     num_output_tokens: int

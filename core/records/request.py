@@ -1,4 +1,4 @@
-"""A client's request, with every check that needs no model."""
+"""A client's request, with every check that does not need a model."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from core import ranges
 from core.rules import Rule, Verification
 
 Policy = Literal["adaptive", "static", "static_tree", "heuristic", "confidence", "path_probability", "entropy"]
-"""How to decide how far to draft (docs/control.md)."""
+"""Policies for the draft length (docs/control.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What turns the target's logits into p, and the seed of the noise that draws from it.
+    """Parameters that turn the target's logits into p, and the seed of the sampling noise.
 
-    Raises: InvalidRequest for a value outside its range in `core.ranges` (checks that need the model are made at
-    admission).
+    Raises: InvalidRequest for a value outside its range in `core.ranges`. Checks that need the model are made at
+    admission.
     """
 
     temperature: float = 1.0
@@ -29,20 +29,21 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    """Over prompt and output (Keskar et al. 2019, section 4.1)."""
+    """Applies to prompt and output (Keskar et al. 2019, section 4.1)."""
     presence_penalty: float = 0.0
-    """Over the output alone."""
+    """Applies to the output only."""
     frequency_penalty: float = 0.0
-    """Over the output alone."""
+    """Applies to the output only."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
-    """Tokens of output before `suppressed_ids` may appear."""
+    """Number of output tokens before `suppressed_ids` may appear."""
     suppressed_ids: tuple[int, ...] = ()
-    """The ids that end the output; they are masked until `min_tokens` have been generated."""
+    """Token ids that end the output. They are masked for the first `min_tokens` tokens."""
     allowed_token_ids: tuple[int, ...] = ()
-    """All others are masked; () allows all."""
+    """All other ids are masked; () allows all."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Sequences that the output may not hold: the last id of each is masked where the output ends in the others."""
+    """Sequences that the output must not contain. The last id of each is masked wherever the output ends in the ids
+    before it."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -61,11 +62,13 @@ class Sampling:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether a token's law depends on the tokens before it by more than the logits."""
+        """Whether the distribution of a token depends on earlier tokens by more than the logits."""
         return self.has_penalties or any(len(word) > 1 for word in self.bad_words)
 
     def bad_after(self, tokens: Sequence[int], prompt_len: int) -> list[int]:
-        """The ids that would complete a bad word after `tokens`, prompt included; words of one id need no tokens."""
+        """Return the ids that would complete a bad word after `tokens` (prompt included). Bad words of one id always
+        count.
+        """
         found = []
         for *prefix, last in self.bad_words:
             start = len(tokens) - len(prefix)
@@ -75,17 +78,15 @@ class Sampling:
 
 
 class GrammarKind(StrEnum):
-    """How a grammar is written."""
-
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     LARK = "lark"
-    """Lark's notation with llguidance's additions."""
+    """Lark's notation with llguidance's extensions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the whole output must be a word of; as text, which each engine compiles by itself."""
+    """A grammar that the whole output must match, as text. Each engine compiles it."""
 
     kind: GrammarKind
     text: str
@@ -93,13 +94,14 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one caller may ask of one orchestrator, in place of the service's limits: None leaves it to these, 0 sets
-    no limit."""
+    """Limits of one caller on one orchestrator, in place of the service's limits. None keeps the service's limit; 0
+    means no limit.
+    """
 
     max_requests_per_minute: int | None = None
     max_tokens_per_minute: int | None = None
     max_sessions: int | None = None
-    """Completions at once."""
+    """Number of concurrent completions."""
 
 
 NO_QUOTA = Quota()
@@ -107,7 +109,7 @@ NO_QUOTA = Quota()
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One completion to produce, with every check that needs no model."""
+    """One completion to produce, with every check that does not need a model."""
 
     request_id: str
     prompt: tuple[int, ...]
@@ -115,49 +117,49 @@ class GenerationRequest:
     max_tokens: int
     verification: Verification = Verification.COUPLED
     lenience: float = 1.0
-    """Of a rule that takes one (`Rule.takes_lenience`), in (0, 1]; of others 1."""
+    """For rules that take one (`Rule.takes_lenience`), in (0, 1]; otherwise 1."""
     max_draft_tokens: int | None = None
-    """Upper bound on the draft length, from the root down; 0 decodes plainly; None takes the service's setting."""
+    """Most tokens drafted from the root down. 0 disables speculation; None takes the service's setting."""
     policy: Policy | None = None
-    """None takes the service's setting, as with `pipelining`."""
+    """None takes the service's setting; so does None for `pipelining`."""
     pipelining: bool | None = None
-    """Whether the next block is prepared while the last one is verified."""
+    """Whether to prepare the next block while the last one is verified."""
     guessers: tuple[str, ...] = ()
-    """Who guesses; empty leaves it to the service. A draft is asked only where "draft" is among them."""
+    """Names of the guessers to use; empty takes the service's. Include "draft" to use the draft model."""
     template: Grammar | None = None
-    """What the output usually looks like, for the guesser of that name; it holds the output to nothing."""
+    """Grammar of the usual output. A hint for the guesser "template"; does not constrain the output."""
     draft_temperature: float | None = None
-    """Of the draft's law q, where the target samples; None takes the service's setting."""
+    """Temperature of the draft's distribution q if the target samples. None takes the service's setting."""
     resume_tokens: tuple[int, ...] = ()
-    """Output that the client has already: the stream continues after it as if it had never stopped."""
+    """Output that the client already has. The stream continues after it as if it had never stopped."""
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
-    """Alternatives to report with each token of the prompt but the first; None reports nothing."""
+    """Number of alternatives to report for each prompt token but the first. None reports nothing."""
     include_stop: bool = False
     wants_trace: bool = False
-    """Report each call to an engine with the chunk that it led to."""
+    """Report each engine call with the chunk that it produced."""
     wants_explanation: bool = False
-    """Say with each chunk why the decisions that led to it were made."""
+    """Report with each chunk why its decisions were made."""
     wants_receipt: bool = False
-    """Have a `Receipt` with the last chunk."""
+    """Attach a `Receipt` to the last chunk."""
     grammar: Grammar | None = None
-    """An output that does not end before is a word of it; one that max_tokens or a stop cuts short may be a part."""
+    """A complete output matches this grammar; an output cut short by max_tokens or a stop is a prefix of a match."""
     deadline: float | None = None
     """Seconds on the service's clock."""
     priority: int = 0
-    """Order in the queue for places: a lower number is served first."""
+    """Order in the admission queue: lower numbers go first."""
     caller: str = ""
-    """Whose share of places, queue and quota it takes; empty for all who are not told apart."""
+    """Caller whose share of sessions, queue and quota this uses; empty for all anonymous callers."""
     quota: Quota = NO_QUOTA
-    """The caller's own, as its key has it."""
+    """The caller's own quota, from its key."""
     expected_tokens: int | None = None
-    """Tokens of output that count against the quota until it ends; None counts `max_tokens`."""
+    """Output tokens to reserve from the quota until the request ends. None reserves `max_tokens`."""
     isolation: str = ""
-    """Name of those whose outputs may show in the speed of this one, and it in theirs: one caller or tenant; empty for
-    nobody."""
+    """Tenant whose recent outputs may be used as guesses, and who may use this one's. Other tenants could see such
+    outputs in the speed of theirs. Empty: nobody."""
 
     def __post_init__(self) -> None:
         ranges.check("lenience", self.lenience, ranges.LENIENCE)
@@ -166,17 +168,17 @@ class GenerationRequest:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether what has been output can be gone on with elsewhere, so that it is a text of the target's own law: not
-        where a rule is lossy and there may be guesses, for then the text depends on the blocks that were verified.
+        """Whether another engine can continue the output so far without a change of the target's distribution. False
+        for a lossy rule with guesses, because the text then depends on the verified blocks.
         """
         return self.rule.is_lossless or self.max_draft_tokens == 0
 
     @property
     def depends_on_guesses(self) -> bool:
-        """Whether prompt, parameters and seed do not determine the output, since the guesses decide, too."""
+        """Whether the output depends on the guesses, besides prompt, parameters and seed."""
         return self.max_draft_tokens != 0 and (self.rule.needs_q or not self.rule.is_lossless)
 
     @property
     def rule(self) -> Rule:
-        """What verifies it."""
+        """The rule that verifies it."""
         return self.verification.at(is_greedy=self.sampling.is_greedy)

@@ -1,4 +1,4 @@
-"""Statistics of a completion, and of an engine."""
+"""Statistics of a completion and of an engine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SourceStats:
-    """What became of one source's guesses. A guess of several counts for the draft, else for the surest guesser."""
+    """Guesses of one source. A guess made by several sources counts for the draft, or else for the guesser with the
+    highest chance.
+    """
 
     name: str
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_failures: int = 0
-    """Times that it raised or answered nonsense; the stream went on without it."""
+    """Number of times the source raised or returned an invalid answer. The stream continued without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +32,21 @@ class SpeculationStats:
     num_draft_failures: int = 0
     num_target_failures: int = 0
     num_lookup_tokens: int = 0
-    """Number of the drafted tokens that were guessed without a draft model."""
+    """Number of drafted tokens that were guessed without a draft model."""
     sources: tuple[SourceStats, ...] = ()
-    """By name: those that guessed something, or failed."""
+    """Sources that guessed or failed at least once, by name."""
     num_relaxed_tokens: int = 0
-    """Number of the accepted tokens that the exact rule would have rejected in their place."""
+    """Number of accepted tokens that the exact rule would have rejected."""
     num_continued: int = 0
-    """Number of rounds that the target began by itself (`Continuation`)."""
+    """Number of rounds that the target started itself, from a `Continuation`."""
     num_hits: int = 0
-    """Number of verdicts whose next block was there already, or came in time."""
+    """Number of verdicts whose next block was ready, or arrived in time."""
     num_misses: int = 0
-    """Number of verdicts without nodes below them, though the draft had told of some."""
+    """Number of verdicts without nodes below them, although the draft had reported some nodes."""
     draft_time_s: float = 0.0
-    """Of the draft's passes behind verification, and of blocks in turn from asking to having them."""
+    """Seconds of draft passes during verification, plus seconds spent waiting for blocks drafted in turn."""
     hidden_draft_time_s: float = 0.0
-    """The part of it during which the target was verifying for the same stream."""
+    """Part of `draft_time_s` during which the target was verifying for the same stream."""
 
     @property
     def acceptance_rate(self) -> float:
@@ -58,24 +60,24 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The state of an engine, for health, metrics and tests."""
+    """State of an engine, for health, metrics and tests."""
 
     num_sessions: int
     num_jobs: int
     num_waiting: int
-    """Number of jobs without KV: they wait for room, or for a grammar or a prefix that is being made."""
+    """Number of jobs without KV: they wait for free blocks, a grammar, or a prefix that is being computed."""
     num_blocks: int
     num_free_blocks: int
     num_steps: int
     num_rows: int
     num_eager_steps: int
-    """Number of steps that were to run compiled and did not."""
+    """Number of steps that should have run compiled but did not."""
     num_overruns: int
-    """Number of passes that took longer than those of the hardware in `paced_as`."""
+    """Number of passes that took longer than on the hardware named in `paced_as`."""
     num_preemptions: int
     num_adopted_tokens: int
-    """Number of prompt tokens whose KV was shared from other sessions."""
+    """Number of prompt tokens whose KV was shared with other sessions."""
     step_time_s: float
     """Seconds spent in steps: forward passes, sampling, verification and bookkeeping."""
     forward_time_s: float
-    """Seconds of these that were spent in forward passes."""
+    """Part of `step_time_s` spent in forward passes."""

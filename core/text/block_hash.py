@@ -1,7 +1,7 @@
-"""Names for whole blocks of tokens: equal names mean equal tokens, in the block and in all before it.
+"""Hashes that name whole blocks of tokens. Equal names mean equal tokens, in the block and in all blocks before it.
 
-One session reads the KV of another by these names, so they must resist a caller who chooses tokens to find a collision.
-The quick hash of `core.text.token_log` compares one session with itself and would not do.
+One session reads the KV of another by these names, so they must resist callers who choose tokens to force a collision.
+The fast hash of `core.text.token_log` compares a session only with itself and is not safe here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HASH_BYTES = 16
 
 
 def block_hashes(tokens: Sequence[int], block_tokens: int, known: Sequence[BlockHash] = ()) -> list[BlockHash]:
-    """One name for each whole block of `tokens`; `known` are the names of its first blocks, if computed already."""
+    """Return one name per whole block of `tokens`. `known` are the names of the first blocks, if already computed."""
     hashes = list(known)
     for start in range(len(hashes) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
         block = array("q", tokens[start : start + block_tokens])

@@ -1,6 +1,6 @@
-"""A growing token sequence that knows the hash of each of its prefixes.
+"""A growing token sequence with a hash of each prefix.
 
-Both ends of a lease keep one: equal length and equal hash mean equal tokens, so that a message need only name its base.
+Both ends of a lease keep one. Equal length and equal hash mean equal tokens, so a message only needs to name its base.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ EMPTY_HASH = 0x0DDB1A5E5BAD5EED
 
 
 def extended(prefix_hash: int, token: int) -> int:
-    """The hash of a prefix extended by `token`."""
+    """Return the hash of a prefix extended by `token`."""
     return (prefix_hash * _MULTIPLIER + token + 1) % _MODULUS
 
 
@@ -48,23 +48,23 @@ class TokenLog:
             self._hashes.append(extended(self._hashes[-1], token))
 
     def truncate(self, num_tokens: int) -> None:
-        """Drop everything after the first `num_tokens`."""
+        """Keep only the first `num_tokens` tokens."""
         del self._tokens[num_tokens:]
         del self._hashes[num_tokens + 1 :]
 
     def base(self, num_tokens: int) -> Base:
-        """The first `num_tokens`, named by length and hash."""
+        """Name the first `num_tokens` tokens by length and hash."""
         return Base(num_tokens, self._hashes[num_tokens])
 
     def holds(self, base: Base) -> bool:
-        """Whether this log begins with exactly the prefix that `base` names."""
+        """Whether this log starts with exactly the prefix that `base` names."""
         return base.num_tokens <= len(self) and self._hashes[base.num_tokens] == base.prefix_hash
 
     def since(self, num_tokens: int) -> tuple[int, ...]:
         return tuple(self._tokens[num_tokens:])
 
     def common_prefix_len(self, start: int, tokens: Sequence[int]) -> int:
-        """The number of `tokens` that this log has already at positions `start` onwards."""
+        """Return how many of `tokens` this log already has from position `start` on."""
         held = self._tokens[start : start + len(tokens)]
         for index, (ours, theirs) in enumerate(zip(held, tokens, strict=False)):
             if ours != theirs:

@@ -1,4 +1,4 @@
-"""What the languages of the API share: who may call, which models there are, which values are allowed, how much."""
+"""Code shared by the gRPC and HTTP APIs: authentication, models, checks of values, admission."""
 
 from deploy.api.authentication import Authenticator, Caller, KeyLimits, new_key, tokens_path
 from deploy.api.checks import check_length, check_tools, json_object, require, token_ids

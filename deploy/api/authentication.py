@@ -1,6 +1,6 @@
-"""Authentication: callers must send a key that a file knows, by its digest.
+"""Authentication: callers must send a key whose digest is in a file.
 
-Knows the file and the metadata of a call; nothing of the request. Health needs no key, since probes have none.
+Knows the file and the metadata of a call; must not know the request. Health checks need no key: probes have none.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from core.records import Quota
 from deploy.files import Reread
 
 TOKENS_FILE = "OUTRIDER_TOKENS_FILE"
-"""Environment variable that names the file, as set by a manifest that mounts it; the setting has priority."""
+"""Environment variable that names the file, set by a manifest that mounts it. The setting has priority."""
 HEADER = "authorization"
-"""In lower case, as gRPC has all names."""
+"""Lower case, as gRPC requires."""
 SCHEME = "bearer"
 CALLER_CHARS = 16
-"""Of a token's digest, as the name of a caller that the file does not name: enough to tell callers apart."""
+"""Hexadecimal digits of a token's digest that name a caller without a name in the file."""
 KEY_BYTES = 32
-"""Random bytes of a key: 256 bits cannot be guessed from a digest, however fast the digest is to compute."""
+"""Random bytes of a key. 256 bits cannot be guessed from a digest, however fast the digest is to compute."""
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 NAME_CHARS = "1 to 64 letters, digits or any of '._@-'"
 TENANT = "tenant"
-"""The field of a key's line with the name of its caller's tenant."""
+"""Field of a key's line with the caller's tenant."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NUMBER = re.compile(r"-?\d{1,10}")
 
 
 def tokens_path(setting: str | None) -> Path | None:
-    """The file that settings or environment name; None admits every caller."""
+    """The file named by the setting or the environment; None admits every caller."""
     name = setting or os.environ.get(TOKENS_FILE)
     return Path(name) if name else None
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What a key allows its caller, in place of the settings in `limits`; None leaves it to these."""
+    """Limits that a key sets for its caller, in place of the settings in `limits`. None keeps the setting."""
 
     max_priority: int | None = None
     max_requests_per_minute: int | None = None
@@ -63,16 +63,16 @@ LIMITS: Mapping[str, Range] = {
     "max_tokens_per_minute": QUOTA,
     "max_sessions": QUOTA,
 }
-"""The fields of a key's line, and the numbers that each may have."""
+"""Fields of a key's line with a number, and their ranges."""
 
 
 class Caller(str):
-    """The name of a caller, and what its key allows."""
+    """A caller's name, limits and tenant."""
 
     __slots__ = ("limits", "tenant")
     limits: KeyLimits
     tenant: str
-    """Callers of one tenant may learn of each other's outputs by how fast theirs are; empty for a caller by itself."""
+    """Callers of one tenant can learn about each other's outputs by timing. Empty for a caller without a tenant."""
 
     def __new__(cls, name: str, limits: KeyLimits = NO_LIMITS, tenant: str = "") -> Caller:
         caller = super().__new__(cls, name)
@@ -82,14 +82,17 @@ class Caller(str):
 
     @property
     def isolation(self) -> str:
-        """Name of those who may learn of each other: no caller's is a tenant's. Empty for all who send no key."""
+        """Name of the group whose members can learn about each other's outputs. Empty for callers without a key.
+
+        The prefix prevents a caller's name from matching a tenant's.
+        """
         if self.tenant:
             return f"tenant:{self.tenant}"
         return f"caller:{self}" if self else ""
 
 
 def new_key(name: str, limits: KeyLimits = NO_LIMITS, tenant: str = "") -> tuple[str, str]:
-    """A key for the caller `name`, and the line of the file that lets it in. Raises: ConfigError for no such name."""
+    """A new key for a caller, and the line that admits it. Raises: ConfigError for an invalid name or limit."""
     _check_name("a caller's", name)
     given = {field: value for field, value in asdict(limits).items() if value is not None}
     for field, value in given.items():
@@ -109,27 +112,27 @@ def _check_name(whose: str, name: str) -> None:
 
 
 class Authenticator:
-    """Lets a call pass whose metadata carry one of the keys. What is in progress has passed, whatever comes of its key.
+    """Admits calls whose metadata carry one of the keys. A call in progress continues even if its key is removed.
 
-    A line of the file is NAME:SHA256, and behind it what the key allows, as in :max_priority=N (`LIMITS`), and perhaps
-    :tenant=NAME; a caller may have several. A line without a colon is a token as it is sent. The file is checked at
-    each call and read when it has changed, so that keys can be replaced at run time. While it cannot be read or a line
-    is wrong, the keys from before stay valid: neither everybody nor nobody is admitted then.
+    A line of the file is NAME:SHA256, optionally followed by limits such as :max_priority=N (`LIMITS`) and by
+    :tenant=NAME. A caller may have several lines. A line without a colon is a token in plain text. The file is checked
+    at each call and read when it has changed, so that keys can be replaced at run time. If it cannot be read or a line
+    is wrong, the previous keys stay valid.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Raises: ConfigError when there is a path, but no key there."""
+        """Raises: ConfigError if the file at `path` has no key."""
         self._callers = None if path is None else Reread([path], lambda: _read(path), "the keys from before stay valid")
 
     def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-        """A name for the caller that does not give its key away; empty where no key is asked for.
+        """The caller's name, which does not reveal its key; empty without authentication.
 
         Raises: Unauthenticated.
         """
         if self._callers is None:
             return Caller("")
         callers, sent = self._callers.now(), [_digest(token) for token in _tokens(metadata)]
-        # All are compared, as digests, so that the time tells nothing about a key.
+        # Compare all of them, as digests, so that the time reveals nothing about a key.
         matches = [caller for mine, caller in callers for theirs in sent if hmac.compare_digest(mine, theirs)]
         if not matches:
             raise Unauthenticated("a valid token is needed: 'authorization: Bearer TOKEN'")
@@ -137,7 +140,7 @@ class Authenticator:
 
 
 def _read(path: Path) -> tuple[tuple[bytes, Caller], ...]:
-    """The digests of all keys in the file, and whose they are. Raises: ConfigError."""
+    """The digest and caller of each key in the file. Raises: ConfigError."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="ascii").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -149,7 +152,7 @@ def _read(path: Path) -> tuple[tuple[bytes, Caller], ...]:
 
 
 def _caller(path: Path, number: int, line: str) -> tuple[bytes, Caller]:
-    """The digest of a line's key, and whose it is. Raises: ConfigError, which shows nothing of the line."""
+    """The digest and caller of one line. Raises: ConfigError, which shows nothing of the line."""
     where = f"orchestrator.tokens_file: {path}, line {number}"
     if len(line.split()) > 1 or line.startswith("#"):
         raise ConfigError(f"{where} must be one token and nothing else")
@@ -166,7 +169,7 @@ def _caller(path: Path, number: int, line: str) -> tuple[bytes, Caller]:
 
 
 def _allowed(where: str, fields: Sequence[str]) -> tuple[KeyLimits, str]:
-    """The limits and the tenant that fields of the form NAME=VALUE give. Raises: ConfigError, which names the field."""
+    """The limits and the tenant in NAME=VALUE fields. Raises: ConfigError, which names the field."""
     given: dict[str, str] = {}
     for number, text in enumerate(fields, 1):
         name, separator, value = text.partition("=")
@@ -191,7 +194,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def _tokens(metadata: Iterable[tuple[str, str | bytes]]) -> Iterator[bytes]:
-    """The tokens that a caller, or a gateway before it, sends."""
+    """The bearer tokens sent by the caller, or by a gateway in front of it."""
     for name, value in metadata:
         if name == HEADER:
             scheme, _, token = (value.decode("latin-1") if isinstance(value, bytes) else value).partition(" ")

@@ -1,6 +1,6 @@
-"""Checks of values that several fields have in common: each refusal names the field and what is allowed.
+"""Checks shared by several fields. Each refusal names the field and the allowed values.
 
-Knows tokenizers and models; must not know requests. The numbers are `core.config.Limits`.
+Knows tokenizers and models; must not know requests. The limits are `core.config.Limits`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 def token_ids(ids: Iterable[int], field: str, info: ModelInfo) -> tuple[int, ...]:
-    """The ids, each of them in the vocabulary. Raises: InvalidRequest that names the first that is not."""
+    """The ids, checked against the vocabulary. Raises: InvalidRequest, which names the first invalid id."""
     checked = tuple(ids)
     if max(checked, default=0) >= info.vocab_size or min(checked, default=0) < 0:
         index, wrong = next((i, token) for i, token in enumerate(checked) if not 0 <= token < info.vocab_size)
@@ -33,9 +33,9 @@ def token_ids(ids: Iterable[int], field: str, info: ModelInfo) -> tuple[int, ...
 def context_exceeded(
     field: str, problem: str, context: int, num_prompt: int | None = None, num_output: int = 0
 ) -> ContextExceeded:
-    """The error of a request for which a context of `context` tokens has no room.
+    """The error of a request that does not fit into a context of `context` tokens.
 
-    Gateways and clients know it by OpenAI's words, and read the numbers from them.
+    Gateways and clients recognize it by OpenAI's wording, and parse the numbers.
     """
     told = f"{problem}. This model's maximum context length is {context} tokens."
     if num_prompt is not None:
@@ -47,9 +47,9 @@ def context_exceeded(
 
 
 def text_ids(ids: tuple[int, ...], field: str, tokenizer: Tokenizer, info: ModelInfo) -> tuple[int, ...]:
-    """The ids of a text, each of them in the vocabulary. Raises: InvalidRequest that names the token.
+    """The ids of a text, checked against the vocabulary. Raises: InvalidRequest, which names the token.
 
-    A tokenizer may know tokens, mostly added ones, that the model has no rows for.
+    A tokenizer may have tokens, mostly added ones, for which the model has no rows.
     """
     if max(ids, default=0) >= info.vocab_size:
         wrong = next(token_id for token_id in ids if token_id >= info.vocab_size)
@@ -60,19 +60,19 @@ def text_ids(ids: tuple[int, ...], field: str, tokenizer: Tokenizer, info: Model
 
 
 def require(condition: bool, field: str, allowed: str, value: object) -> None:
-    """Raises: InvalidRequest, which says what is allowed, unless `condition` holds."""
+    """Raises: InvalidRequest, which names the allowed values, unless `condition` holds."""
     if not condition:
         raise InvalidRequest(field, f"must be {allowed}, got {shown(value)}")
 
 
 def within(given: Number | None, allowed: Range, field: str) -> Number | None:
-    """The value, if there is one: in the range. Raises: InvalidRequest."""
+    """The value, if given, checked against a range. Raises: InvalidRequest."""
     require(given is None or given in allowed, field, str(allowed), given)
     return given
 
 
 def require_eos(field: str, info: ModelInfo) -> None:
-    """Raises: InvalidRequest where nothing could end an output that `field` holds to a form."""
+    """Raises: InvalidRequest if the model has no end-of-sequence token: a constrained output could not end."""
     if not info.eos_token_ids:
         raise InvalidRequest(
             field, "cannot be given: the model has no end-of-sequence token, which has to end the output"
@@ -80,7 +80,7 @@ def require_eos(field: str, info: ModelInfo) -> None:
 
 
 def check_tools(given: Sequence[GivenTool]) -> None:
-    """Raises: InvalidRequest for a name that is no name, or stands there twice."""
+    """Raises: InvalidRequest for an invalid or repeated name."""
     for index, tool in enumerate(given):
         is_fit = TOOL_NAME.fullmatch(tool.name) is not None
         require(is_fit, f"{tool.field}.name", "1 to 128 letters, digits, '_', '-' or '.'", tool.name)
@@ -89,7 +89,7 @@ def check_tools(given: Sequence[GivenTool]) -> None:
 
 
 def json_object(text: str, field: str) -> dict[str, Any]:
-    """The object that `text` writes; an empty one for an empty text. Raises: InvalidRequest."""
+    """Parse a JSON object; empty text is an empty object. Raises: InvalidRequest."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -100,7 +100,7 @@ def json_object(text: str, field: str) -> dict[str, Any]:
 
 
 def check_length(text: str, field: str, tokenizer: Tokenizer, context: int) -> None:
-    """Raises: ContextExceeded when no tokenization of `text` fits into a context of `context` tokens."""
+    """Raises: ContextExceeded if no tokenization of `text` fits into a context of `context` tokens."""
     if (problem := _problem_of_length(text, tokenizer, context - 1)) is not None:
         raise context_exceeded(field, problem, context)
 
@@ -113,7 +113,7 @@ def _problem_of_length(text: str, tokenizer: Tokenizer, most_tokens: int) -> str
 
 
 def allowed_token_ids(given: Sequence[int] | None, info: ModelInfo, limits: Limits) -> tuple[int, ...]:
-    """The only ids that may come, in order. Raises: InvalidRequest."""
+    """The only ids that may be sampled, sorted. Raises: InvalidRequest."""
     if given is None:
         return ()
     field, most = "allowed_token_ids", limits.max_allowed_token_ids
@@ -124,7 +124,7 @@ def allowed_token_ids(given: Sequence[int] | None, info: ModelInfo, limits: Limi
 def bad_words(
     texts: Sequence[str], sequences: Sequence[Sequence[int]], tokenizer: Tokenizer, info: ModelInfo, limits: Limits
 ) -> tuple[tuple[int, ...], ...]:
-    """The sequences of ids that may not come. Raises: InvalidRequest."""
+    """The sequences of ids that must not be generated. Raises: InvalidRequest."""
     most, longest = limits.max_bad_words, limits.max_bad_word_tokens
     for field, given in (("bad_words", texts), ("bad_word_ids", sequences)):
         num_words = len(texts) + len(sequences)
@@ -145,9 +145,9 @@ def bad_words(
 
 
 def check_masks(sampling: Sampling) -> None:
-    """Some token must be left. An output that can go on with bad words alone fails there (`UnsoundScores`).
+    """Check that some token can be sampled.
 
-    Raises: InvalidRequest.
+    An output that can only continue with bad words fails later (`UnsoundScores`). Raises: InvalidRequest.
     """
     masked = {word[0] for word in sampling.bad_words if len(word) == 1}
     masked |= set(sampling.suppressed_ids) if sampling.min_tokens else set()
@@ -158,7 +158,7 @@ def check_masks(sampling: Sampling) -> None:
 
 
 def logit_bias(given: Mapping[int, float], info: ModelInfo, limits: Limits) -> tuple[tuple[int, float], ...]:
-    """What is added to the logits of which ids, in their order. Raises: InvalidRequest."""
+    """Pairs of token id and added bias, sorted by id. Raises: InvalidRequest."""
     most = limits.max_logit_bias
     require(len(given) <= most, "logit_bias", f"at most {most} entries", len(given))
     wrong = next((token_id for token_id in given if not 0 <= token_id < info.vocab_size), None)
@@ -167,7 +167,7 @@ def logit_bias(given: Mapping[int, float], info: ModelInfo, limits: Limits) -> t
 
 
 def _ids_of_word(text: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """As a text may begin with it, and as it may follow a space, if that is a token of its own: vLLM's two forms."""
+    """The word at the start of a text, and after a space if that is a single token: the two forms of vLLM."""
     word = text.lstrip() or text
     bare = tokenizer.encode(word, add_special_tokens=False)
     spaced = tokenizer.encode(f" {word}", add_special_tokens=False)

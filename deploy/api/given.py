@@ -1,4 +1,4 @@
-"""What a caller gives, in any language of the API, before it is checked."""
+"""A request as the caller sent it, in any language of the API, before it is checked."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from core.records import Verification
 from workers.grammar import Structure
 
 MODEL_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Sampling fields for which a model may bring its own defaults."""
+"""Sampling fields for which a model may have its own defaults."""
 GIVEN_SAMPLING = (*MODEL_SAMPLING, "presence_penalty", "frequency_penalty", "seed")
-"""Sampling fields that callers may give as they are."""
+"""Sampling fields that are passed on unchanged."""
 
 JSON_SEEDS = 2**53
-"""Seeds that are made here lie below: a double, as JavaScript reads JSON's numbers, has all of them."""
+"""Upper bound of seeds drawn here. A double, as in JavaScript's JSON, represents all of them exactly."""
 MIN_SEED = -(2**63)
 
 ServiceTier = Literal["default", "flex", "priority"]
-"""A name for a priority in the queue for places."""
+"""Name of a queue priority."""
 SERVICE_TIERS: tuple[ServiceTier, ...] = get_args(ServiceTier)
 
 Chat = Sequence[Mapping[str, Any]]
-"""Messages, each with `role` and `content`, and what else the model's chat template may know."""
+"""Messages with `role`, `content`, and any fields that the model's chat template uses."""
 
 
 def given_sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of GIVEN_SAMPLING that are given, in the spellings of other servers, too.
+    """The given fields of GIVEN_SAMPLING, with other servers' special values converted.
 
-    -1 as `top_k` keeps all; -1 as `seed` has one drawn, and any other negative seed stands for one below JSON_SEEDS.
+    A `top_k` of -1 keeps all tokens. A `seed` of -1 is dropped, so that one is drawn; other negative seeds are reduced
+    modulo JSON_SEEDS.
     """
     sampling = {name: value for name in GIVEN_SAMPLING if (value := fields.get(name)) is not None}
     if sampling.get("top_k") == -1:
@@ -44,45 +45,45 @@ def given_sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class GivenTool:
-    """A tool of a chat, and where it stands."""
+    """A tool of a chat. `field` is its path in the request."""
 
     field: str
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
-    """The JSON schema of its arguments; None takes any object."""
+    """JSON schema of the arguments; None allows any object."""
     schema_name: str = "parameters"
-    """What the API calls that schema."""
+    """The API's name for that schema."""
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """As chat templates have it."""
+        """The tool in the form that chat templates expect."""
         function = {"name": self.name, "description": self.description or "", "parameters": {**(self.parameters or {})}}
         return {"type": "function", "function": function}
 
 
 def template_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A call that the model has made, as chat templates have it."""
+    """A tool call by the model, in the form that chat templates expect."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": {**arguments}}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What a caller gives, by the proto's names, before it is checked; None, or nothing, where it gives nothing."""
+    """The fields of a request before they are checked, by the proto's names. Unset fields are None or empty."""
 
     text: str | None = None
-    """The prompt; or it is one of the next two."""
+    """The prompt; exactly one of `text`, `token_ids` and `chat` is given."""
     token_ids: Sequence[int] | None = None
     chat: Chat | None = None
     tools: Sequence[Mapping[str, Any]] = ()
-    """Of a chat, as its template has them."""
+    """Tools of a chat, in the form that its template expects."""
     continues: bool = False
-    """The output goes on with the chat's last message."""
+    """Whether the output continues the chat's last message."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    """What else the chat's template is given."""
+    """Extra variables for the chat template."""
     request_id: str = ""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """By names in GIVEN_SAMPLING."""
+    """Values by names in GIVEN_SAMPLING."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
@@ -108,21 +109,21 @@ class Given:
     prompt_logprobs: int | None = None
     resume_token_ids: Sequence[int] = ()
     truncate_prompt_tokens: int | None = None
-    """Tokens of the prompt to keep, the last ones; -1 keeps as many as leave room for the output."""
+    """Number of tokens to keep from the end of the prompt; -1 keeps as many as leave room for the output."""
     n: int | None = None
     resume_samples: Sequence[Sequence[int]] = ()
-    """Of each sample."""
+    """Output tokens to resume, for each sample."""
     timeout_s: float | None = None
     priority: int = 0
     service_tier: ServiceTier | None = None
-    """In place of a priority."""
+    """Alternative to `priority`."""
     caller: str = ""
-    """Known by its token, not by what it says."""
+    """Name from authentication, never from the request itself."""
     structure: Structure | None = None
 
     @property
     def prompt_field(self) -> str:
-        """Which of the three the prompt is. Raises: InvalidRequest when it is none."""
+        """Name of the prompt field that is set. Raises: InvalidRequest if none is."""
         for name in ("text", "token_ids", "chat"):
             if getattr(self, name) is not None:
                 return name

@@ -1,4 +1,4 @@
-"""The models that one orchestrator serves, as callers ask for them by gRPC and HTTP."""
+"""The models that one orchestrator serves over gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from deploy.spans.tracing import RequestSpans, Tracing
 
 MAX_ID_BYTES = 5
-"""Bytes of a token id on the wire; a message may contain a context of them as prompt, and one as output to resume."""
+"""Most bytes of a token id on the wire. A message may hold a full context of ids twice: as prompt and as output to
+resume."""
 DECIDED_BY_QUEUE = 32
-"""Completions beyond places and queue that proxies let through: the queue of the orchestrator knows priorities and
-callers, and decides who is refused. `deploy.app` has spare requests for them."""
+"""Completions that proxies admit beyond sessions and queue. The orchestrator's queue knows priorities and callers, and
+decides which are refused. `deploy.app` has spare requests for them."""
 OTHER_FIELDS_BYTES = 256 * 1024
-"""More bytes than stop strings, biases, roles of a chat and the rest take under any sensible limits."""
+"""Generous bound in bytes on stop strings, biases, chat roles and other fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The pair behind the service, as requests are checked against it."""
+    """The models and settings that requests are checked against."""
 
     target: ModelInfo
     draft: ModelInfo | None
@@ -41,12 +42,12 @@ class Served:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens that prompt and output may have together."""
+        """Most tokens of prompt and output together."""
         return min(self.target.max_context_tokens, self.target.kv_cache_tokens)
 
     @property
     def max_request_bytes(self) -> int:
-        """Longest message that can be served, in bytes: the prompt of a longer one would not fit into the context."""
+        """Longest message that can be served, in bytes. The prompt of a longer one cannot fit into the context."""
         context = self.target.max_context_tokens
         text = self.tokenizer.max_text_bytes(context)
         most = self.config.limits.max_message_bytes
@@ -55,11 +56,11 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Who looks on at one request."""
+    """Metrics and spans of one request."""
 
     meter: RequestMeter
     spans: RequestSpans | None = None
-    """None where it is not traced."""
+    """None if the request is not traced."""
 
 
 async def _nothing_known() -> Sequence[EngineStats]:
@@ -68,17 +69,17 @@ async def _nothing_known() -> Sequence[EngineStats]:
 
 @dataclass(slots=True)
 class Hosted:
-    """One model that requests can ask for."""
+    """One model that requests can name."""
 
     completions: Service
     served: Served
     meters: Meters
     tracing: Tracing | None = None
     num_replicas: Mapping[str, int] = field(default_factory=dict)
-    """Running replicas of `target`, `draft` and any further drafts, as they were seen last; nothing before that."""
+    """Running replicas of `target`, `draft` and further drafts, as last seen; empty until then."""
 
     target_stats: Callable[[], Awaitable[Sequence[EngineStats]]] = _nothing_known
-    """Asks the targets how full they are."""
+    """Returns the statistics of the targets' engines."""
 
     @property
     def name(self) -> str:
@@ -86,7 +87,7 @@ class Hosted:
 
     @contextmanager
     def request(self) -> Iterator[Watch]:
-        """Around one request, from its arrival to its end, however it ends."""
+        """Measure, and trace if enabled, one request from its arrival to its end."""
         with self.meters.request() as meter:
             if self.tracing is None:
                 yield Watch(meter)
@@ -95,22 +96,21 @@ class Hosted:
                 yield Watch(meter, spans)
 
     def show_draft(self, draft: ModelInfo) -> None:
-        """Name the draft in the model's description from now on."""
+        """Add the draft to the model's description."""
         self.served = replace(self.served, draft=draft)
 
 
 class Models:
-    """The models of one orchestrator; the first is for requests that name none."""
+    """The models of one orchestrator. The first is the default for requests that name none."""
 
     def __init__(self, models: Sequence[Hosted]) -> None:
         self._models = {model.name: model for model in models}
         self._default = models[0]
         self.max_request_bytes = max(model.served.max_request_bytes for model in models)
-        """Longer messages are refused undecoded: no model could use them."""
+        """Longer messages are refused undecoded: they fit no model."""
         self.is_winding_down = False
 
     def __getitem__(self, name: str) -> Hosted:
-        """The model called `name`. Raises: UnknownModel."""
         if not name:
             return self._default
         if (model := self._models.get(name)) is None:
@@ -124,9 +124,9 @@ class Models:
 
     @property
     def places(self) -> Places:
-        """Most completions that are let through: more than there is room for, where a queue decides who is refused."""
+        """Limits for proxies. They exceed the real ones if there is a queue, which decides what is refused."""
         limits = [model.served.config.limits for model in self.all]
-        waits_s = [model.completions.full_wait_s for model in self.all]  # proxies refuse once all is full
+        waits_s = [model.completions.full_wait_s for model in self.all]  # proxies refuse only if all models are full
         return Places(
             sum(each.max_sessions + each.max_queued + (DECIDED_BY_QUEUE if each.max_queued else 0) for each in limits),
             max(*waits_s, *(each.retry_after_s for each in limits)),
@@ -136,7 +136,7 @@ class Models:
 
 
 async def load_of(model: Hosted) -> Load:
-    """What is so now; of engines in a long pass, what they said last."""
+    """The model's current load. An engine in a long pass counts with its last report."""
     targets = await model.target_stats()
     config, info = model.served.config, model.served.target
     blocks_each = info.kv_cache_tokens // config.target.engine.block_tokens

@@ -1,7 +1,7 @@
-"""Long work in a thread beside the event loop, with a bound on the waiting work.
+"""Runs long functions in a thread beside the event loop, with a limit on the waiting work.
 
-Knows threads; must not know the work. It helps with functions that release the interpreter's lock, as tokenizers do;
-others are short, or bounded by their caller.
+Knows threads; must not know the functions. It helps with functions that release the GIL, as tokenizers do; others must
+be short, or limited by their caller.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import ParamSpec, TypeVar
 from core.errors import Overloaded
 
 SHORT_BYTES = 16_384
-"""Work on at most this input, in bytes, runs at once: a few milliseconds."""
+"""Work on at most this many bytes of input runs at once: it takes a few milliseconds."""
 LONG_BYTES = SHORT_BYTES + 1
-"""Input, in bytes, to state for work that takes longer than its input suggests."""
+"""Input size to declare, in bytes, for work that takes longer than its input suggests."""
 MAX_WAITING_BYTES = 16 * 2**20
-"""Most input of all waiting and running work, in bytes; further work is refused."""
+"""Most input bytes of all waiting and running work; further work is refused."""
 RETRY_S = 1.0
 
 Params = ParamSpec("Params")
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class Offload:
-    """One thread for long work, in order of arrival."""
+    """One thread for long work, first come, first served."""
 
     def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="offload")
@@ -38,8 +38,8 @@ class Offload:
     ) -> Result:
         """The result of `function`; `num_bytes` is the size of its input.
 
-        Work whose caller is cancelled before it begins is left out.
-        Raises: Overloaded when too much is waiting.
+        Work is skipped if its caller is cancelled before it begins.
+        Raises: Overloaded if too much work is waiting.
         """
         if num_bytes <= SHORT_BYTES:
             return function(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""Admission in one proxy: completions up to the places behind it, and a bounded number of waiting bytes.
+"""Admission in one proxy: a limit on completions in progress, and a limit on waiting bytes.
 
-Serve's router queues every call, so a call that is refused behind it has waited first. Calls that can be refused
-without asking are refused here. Orchestrators still decide: a proxy does not see the calls of others. Knows counts;
+Serve's router queues every call, so a call refused behind it has waited first. Calls that can be refused without asking
+the orchestrators are refused here. Orchestrators still decide: a proxy does not see other proxies' calls. Knows counts;
 must not know gRPC or Serve.
 """
 
@@ -19,18 +19,17 @@ from core.errors import InvalidRequest, Overloaded
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 2.0
-"""Seconds after which the state of the orchestrators is asked for again, at the next call, which does not wait for
-it."""
+"""Seconds after which the next call refreshes the orchestrators' limits, without waiting for them."""
 ANSWER_TIMEOUT_S = 10.0
 QUIET_S = 0.0005
-"""Seconds without an arrival after which a call goes into Serve."""
+"""Seconds without an arrival after which a call enters Serve."""
 MAX_TURN_S = 0.005
-"""Most seconds that a call waits for its turn, for any number of arrivals."""
+"""Most seconds that a call waits for its turn, however many calls arrive."""
 MAX_OTHER_CALLS = 256
-"""Most calls in progress that are no completions: short ones, which compute little."""
+"""Most calls in progress other than completions. They are short and compute little."""
 MAX_WAITING_BYTES = 32 * 2**20
-"""Most bytes of messages that no orchestrator has answered yet. They pass through Ray's object store, of at least 128
-MiB."""
+"""Most bytes of messages that no orchestrator has answered yet. They pass through Ray's object store, which has at
+least 128 MiB."""
 RETRY_S = 1.0
 LOG_PERIOD_S = 10.0
 
@@ -40,19 +39,19 @@ class Places:
     """The limits of one orchestrator."""
 
     num_completions: int
-    """Those that wait for a place in its queue included."""
+    """Includes completions waiting in the queue."""
     retry_after_s: float
-    """Until there is a place for one more once all are taken, as far as is known."""
+    """Estimated seconds until another completion can be admitted once the limit is reached."""
     max_request_bytes: int
-    """Longest message that it can use, in bytes, for any model."""
+    """Longest message that any of its models can use, in bytes."""
     model_name: str
-    """The model of calls that name none; refusals count as its own, since no message has been read then."""
+    """The default model. Refusals are counted for it, because the message has not been read yet."""
 
 
 class ProxyAdmission:
     """Counts the calls in progress through one proxy.
 
-    `ask` gives the places of each orchestrator; `record` gets each refusal, with the name of a model.
+    `ask` returns the limits of each orchestrator; `record` is called for each refusal, with a model's name.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class ProxyAdmission:
         self._now = now
         self._model_name: str | None = None
         self._most: int | None = None
-        """Most completions at once; None until it is known: then the orchestrators alone refuse."""
+        """Most completions at once. None while unknown; until then only the orchestrators refuse."""
         self._retry_after_s = RETRY_S
         self.max_bytes: int | None = None
         """Longest gRPC message that any orchestrator can use, in bytes; None while unknown."""
@@ -81,16 +80,16 @@ class ProxyAdmission:
         self._told_s = -LOG_PERIOD_S
 
     def arrived(self, *, is_completion: bool) -> None:
-        """A call has arrived, still unread. Raises: Overloaded when there is no place for it."""
+        """Register a call that has arrived but is still unread. Raises: Overloaded if the limit is reached."""
         self._num_arrived += 1
         self._refresh()
         self._require_place(is_completion)
 
     async def turn(self) -> None:
-        """Wait while others arrive, for a bounded time, behind earlier calls.
+        """Wait behind earlier calls while others arrive, at most `MAX_TURN_S`.
 
-        gRPC's server takes in one call with each turn of the event loop, and cancels calls when too many wait for that.
-        The way into Serve blocks the loop for milliseconds, so refusals go first.
+        gRPC's server accepts one call per turn of the event loop, and cancels calls if too many wait to be accepted.
+        Entering Serve blocks the loop for milliseconds, so refusals go first.
         """
         async with self._beginning:
             end_s = self._now() + MAX_TURN_S
@@ -101,7 +100,7 @@ class ProxyAdmission:
 
     @contextmanager
     def call(self, *, is_completion: bool) -> Iterator[None]:
-        """Around one call that takes its place, until its end. Raises: Overloaded when there is none any more."""
+        """Count one call until it ends. Raises: Overloaded if the limit is reached."""
         self._require_place(is_completion)
         self._count(is_completion, +1)
         try:
@@ -110,15 +109,15 @@ class ProxyAdmission:
             self._count(is_completion, -1)
 
     def check_length(self, num_bytes: int) -> None:
-        """Raises: InvalidRequest when a gRPC message is too long for every orchestrator."""
+        """Raises: InvalidRequest if a gRPC message is too long for every orchestrator."""
         if self.max_bytes is not None and num_bytes > self.max_bytes:
             raise InvalidRequest("request", f"must be at most {self.max_bytes} bytes long, got {num_bytes}")
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[int], None]]:
-        """Around the reading of a request; the yielded function takes each piece, which counts as waiting.
+        """While a request is read, count its pieces as waiting bytes; the yielded function takes each piece's size.
 
-        It raises Overloaded when too many bytes wait already; a single request is always admitted.
+        The function raises Overloaded if too many bytes are waiting. A request that waits alone is always admitted.
         """
         num_read = 0
 
@@ -137,9 +136,9 @@ class ProxyAdmission:
 
     @contextmanager
     def waiting(self, num_bytes: int) -> Iterator[Callable[[], None]]:
-        """Around a request until its call is answered; the yielded function reports an answer before the call's end.
+        """Count a request as waiting until it is answered; the yielded function reports an early answer.
 
-        Raises: Overloaded when too many bytes wait already; a single request is always admitted.
+        Raises: Overloaded if too many bytes are waiting. A request that waits alone is always admitted.
         """
         if self._waiting_bytes and self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
             raise self._refusal("too many long requests are waiting")
@@ -170,7 +169,7 @@ class ProxyAdmission:
             self._num_others += change
 
     def _refusal(self, reason: str) -> Overloaded:
-        """One line in the log for all refusals of a while: they are expected, and there may be thousands."""
+        """Count a refusal. Log one line per period: there may be thousands."""
         self._num_refused += 1
         if self._model_name is not None:
             self._record(self._model_name)
@@ -192,7 +191,7 @@ class ProxyAdmission:
                 self._retry_after_s = max(each.retry_after_s for each in orchestrators)
                 self.max_bytes = max(each.max_request_bytes for each in orchestrators)
                 self._model_name = orchestrators[0].model_name
-        except Exception as error:  # noqa: BLE001  whatever is wrong with Serve, calls go on without this
+        except Exception as error:  # noqa: BLE001  calls continue whatever is wrong with Serve
             logger.warning("the limits of the orchestrators are not known; they refuse by themselves: %r", error)
             self._most = self.max_bytes = None
         finally:

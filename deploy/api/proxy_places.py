@@ -1,6 +1,7 @@
-"""The admission of one process of Serve's proxy, which its gRPC and its HTTP share; it asks the orchestrators behind.
+"""The admission of one Serve proxy process, shared by its gRPC and HTTP layers.
 
-Runs in the proxy's process. Knows Serve (Ray 2.60); `deploy.api.proxy_admission` knows how to count.
+It asks the orchestrators for their limits. Runs in the proxy's process. Knows Serve (Ray 2.60);
+`deploy.api.proxy_admission` does the counting.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from deploy.metrics import REQUEST_FAILURE, ServeRecorder
 
 @cache
 def admission_behind(router: Any) -> ProxyAdmission:
-    """The one admission of a proxy; `router` is Serve's ProxyRouter, of which a process has one."""
+    """The proxy's only admission. `router` is Serve's ProxyRouter; a process has one."""
     return ProxyAdmission(lambda: _places_behind(router), _count_refusal)
 
 
@@ -26,7 +27,7 @@ async def _places_behind(router: Any) -> Sequence[Places]:
     found = router.get_handle_for_endpoint("")
     if found is None:
         return ()
-    from ray import serve  # the rest of this package is used without Ray, too
+    from ray import serve  # the rest of this package is also used without Ray
 
     name = found[1].deployment_id.app_name
     handle = await asyncio.to_thread(serve.get_app_handle, name)  # Serve asks its controller, and waits
@@ -35,7 +36,7 @@ async def _places_behind(router: Any) -> Sequence[Places]:
 
 
 def _count_refusal(model_name: str) -> None:
-    """In the metric of the orchestrators' refusals."""
+    """Count a refusal in the orchestrators' metric."""
     _recorder(model_name)(REQUEST_FAILURE, 1, Overloaded.status)
 
 

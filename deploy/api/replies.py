@@ -1,6 +1,4 @@
-"""What replies have in common, by gRPC and HTTP: an error is one readable line, and never a stack trace; statistics
-have the names of the proto.
-"""
+"""Parts shared by gRPC and HTTP replies: one-line error messages, and statistics by the proto's names."""
 
 from __future__ import annotations
 
@@ -14,11 +12,11 @@ from core.records import SourceStats, SpeculationStats
 logger = logging.getLogger(__name__)
 
 MAX_DETAILS_CHARS = 500
-"""gRPC's trailers must fit in 8 KiB, where a character may take twelve bytes."""
+"""gRPC's trailers must fit in 8 KiB, and a character may take twelve bytes."""
 
 
 def told(error: Exception) -> str:
-    """The line; an error that is not an OutriderError is logged, and the caller gets its id alone."""
+    """The error in one line. An unexpected error is logged, and the line shows only the id of the log entry."""
     if isinstance(error, OutriderError):
         return shortened(str(error))
     error_id = secrets.token_hex(8)
@@ -27,7 +25,7 @@ def told(error: Exception) -> str:
 
 
 def shortened(text: str) -> str:
-    """The line, cut to the length that callers get."""
+    """The line, cut to `MAX_DETAILS_CHARS`."""
     return text if len(text) <= MAX_DETAILS_CHARS else text[: MAX_DETAILS_CHARS - 3] + "..."
 
 

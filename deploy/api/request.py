@@ -1,7 +1,7 @@
-"""What a caller gives, checked field by field, becomes a record; the same for every language of the API.
+"""Checks a request field by field and turns it into a record, for every language of the API.
 
 Pure functions. Knows the records and the tokenizer; must not know messages, bodies, Serve or sessions
-(`deploy.grpc.translate` and `deploy.http.translate` say what was given). Every refusal names the field by its path in
+(`deploy.grpc.translate` and `deploy.http.translate` provide the fields). Every refusal names the field by its path in
 the proto, and comes before any model work.
 """
 
@@ -41,15 +41,15 @@ from orchestrator.text import Tokenizer
 from workers.grammar import FIELD, grammar_of
 
 USUAL_TOKENS = 256
-"""Of output, where the caller gives no limit: at most for a prompt that is no chat, and as expected for a chat."""
+"""Output tokens if the caller sets no limit: the limit without a chat, the expected length with a chat."""
 MAX_TIMEOUT_S = 86_400.0
 
 
 def sampling_defaults(model_dir: str | Path) -> Sampling:
-    """What unset sampling fields take: the model's generation_config.json, else temperature 1 and everything else off.
+    """Values of unset sampling fields: the model's generation_config.json, or temperature 1 and everything else off.
 
-    Its `do_sample` is not read: a temperature of 0 is how this service spells greedy.
-    Raises: CheckpointError when the file is not JSON or gives a value that no request could.
+    Its `do_sample` is ignored: in this service a temperature of 0 means greedy.
+    Raises: CheckpointError if the file is not JSON or has a value that no request may have.
     """
     file = Path(model_dir) / "generation_config.json"
     if not file.is_file():
@@ -97,7 +97,7 @@ def to_generation_request(given: Given, served: Served, now: float) -> Generatio
 
 
 def _with_reports(request: GenerationRequest, given: Given, limits: Limits) -> GenerationRequest:
-    """What the reply carries beside the output."""
+    """The request with its options for log probabilities, trace, explanation and receipt."""
     return replace(
         request,
         num_logprobs=within(given.logprobs, Range(0, limits.max_logprobs, is_whole=True), "logprobs"),
@@ -146,7 +146,7 @@ def prompt_ids(given: Given, served: Served) -> tuple[int, ...]:
 
 
 def _kept_tokens(given: Given, context: int) -> int | None:
-    """Most tokens of the prompt that are kept; None keeps all."""
+    """Most tokens to keep from the end of the prompt; None keeps all."""
     most = given.truncate_prompt_tokens
     require(most is None or most == -1 or most >= 1, "truncate_prompt_tokens", "-1 (what fits) or at least 1", most)
     return max(1, context - max(1, given.max_tokens or 1)) if most == -1 else most
@@ -164,7 +164,7 @@ def _chat_text(chat: Chat, given: Given, tokenizer: Tokenizer) -> str:
 
 
 def _max_tokens(given: Given, prompt_len: int, served: Served) -> int:
-    """Limit of the output in tokens, resumed ones included."""
+    """Most output tokens, including resumed ones."""
     context = served.context_tokens
     room = context - prompt_len
     if room < 1:
@@ -191,7 +191,7 @@ def _min_tokens(given: int, max_tokens: int) -> int:
 def resume_tokens(
     given: Given, field: str, ids: Sequence[int], sampling: Sampling, max_tokens: int, info: ModelInfo
 ) -> tuple[int, ...]:
-    """Output that the caller has already. Raises: InvalidRequest that names `field`, or the seed that is missing."""
+    """The output that the caller already has. Raises: InvalidRequest, which names `field` or the missing seed."""
     resumed = token_ids(ids, field, info)
     allowed = f"at most {max_tokens} ids (the most tokens of output)"
     require(len(resumed) <= max_tokens, field, allowed, len(resumed))
@@ -207,9 +207,9 @@ def _stop_token_ids(given: Sequence[int], info: ModelInfo, limits: Limits) -> tu
 
 
 def _ending_ids(given: Given, stop_token_ids: Sequence[int], info: ModelInfo) -> tuple[int, ...]:
-    """The ids that end this output, and so may not appear before `min_tokens`.
+    """The ids that end this output; they are suppressed before `min_tokens`.
 
-    With `ignore_eos` an end-of-sequence token is an ordinary one: it ends nothing, and nothing keeps it away.
+    With `ignore_eos`, end-of-sequence tokens are ordinary: they end nothing and are never suppressed.
     """
     eos = () if given.ignore_eos else info.eos_token_ids
     return tuple(sorted({*eos, *stop_token_ids}))
@@ -225,7 +225,7 @@ def _stop_strings(given: Sequence[str], limits: Limits) -> tuple[str, ...]:
 
 
 def _sampling(given: Given, served: Served) -> Sampling:
-    """The given fields over the defaults; a seed is drawn where none is given, so that the reply can report it."""
+    """The given fields over the defaults. A missing seed is drawn here, so that the reply can report it."""
     info, limits = served.target, served.config.limits
     changes = {"seed": secrets.randbelow(JSON_SEEDS), **given.sampling}
     try:
@@ -257,9 +257,9 @@ def _key_limits(given: Given) -> KeyLimits:
 
 
 def priority_of(given: Given, config: ServiceConfig) -> int:
-    """Its own, or that of its service tier: within what the caller's key allows, or the service where it says nothing.
+    """The request's priority, or that of its service tier, limited by the caller's key or else by the settings.
 
-    Raises: InvalidRequest, for nobody is given another order in silence.
+    Raises: InvalidRequest; a priority is never changed silently.
     """
     own, tier = _key_limits(given).max_priority, given.service_tier
     first = config.limits.max_priority if own is None else own

@@ -1,4 +1,4 @@
-"""Several outputs of one prompt, or of several: what each is asked for, and their pieces as one stream.
+"""Several outputs of one or more prompts: their requests, and their chunks as one stream.
 
 Knows seeds and streams; must not know how a reply is written.
 """
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from deploy.spans.tracing import SampleSpans
 
 MAX_SAMPLES = 128
-"""As OpenAI has it; a service may have fewer places."""
+"""OpenAI's limit; a service may allow fewer."""
 
 Piece = TypeVar("Piece")
 Samples = AsyncGenerator[tuple[int, Chunk], None]
-"""The pieces of all samples, each with the index of its own."""
+"""Chunks of all samples, each with the index of its sample."""
 
 
 def to_requests(given: Given, served: Served, now: float) -> list[GenerationRequest]:
-    """One record for each sample, complete and within all limits. `now` is the service's clock, for the deadline.
+    """One request for each sample, complete and within all limits. `now` is the service's clock, for the deadline.
 
     Raises: InvalidRequest.
     """
@@ -53,14 +53,14 @@ def _num_samples(given: Given, config: ServiceConfig) -> int:
 
 
 def _check_share(num_samples: int, request: GenerationRequest, config: ServiceConfig) -> None:
-    """All samples start together: a caller cannot have more of them than it may have at once."""
+    """Check the number of samples against the caller's session limit: all samples start together."""
     most = max_places(request, config)
     allowed = f"at most {most}, the places that this caller may have"
     require(num_samples <= most, "n", allowed, num_samples)
 
 
 def max_places(request: GenerationRequest, config: ServiceConfig) -> int:
-    """Completions that the request's caller may have at once."""
+    """This caller's session limit."""
     own, of_all = request.quota.max_sessions, config.limits.max_sessions_per_caller
     share = of_all if own is None else own
     return min(share or config.limits.max_sessions, config.limits.max_sessions)
@@ -85,9 +85,9 @@ def _resumed(given: Given, num_samples: int, request: GenerationRequest, info: M
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """The seed of sample `index` of several: it depends on the request's seed and the index alone.
+    """The seed of sample `index`. It depends only on the request's seed and the index.
 
-    Sample 0 has the request's own seed, and is what a request for one sample gives.
+    Sample 0 has the request's own seed, so it equals the output of a request for one sample.
     """
     if index == 0:
         return seed
@@ -98,19 +98,21 @@ def sample_seed(seed: int, index: int) -> int:
 def samples_of(
     request: GenerationRequest, num_samples: int, resumed: Sequence[tuple[int, ...]] = ()
 ) -> list[GenerationRequest]:
-    """The requests of `num_samples` outputs of one prompt; `resumed` is what a client has already of each."""
+    """One request for each output of a prompt; `resumed` is the output that the client already has of each."""
     seeds = [sample_seed(request.sampling.seed, index) for index in range(num_samples)]
     outputs = resumed or [request.resume_tokens] * num_samples
     first, *others = [
         replace(request, sampling=replace(request.sampling, seed=seed), resume_tokens=output)
         for seed, output in zip(seeds, outputs, strict=True)
     ]
-    return [first, *(replace(other, num_prompt_logprobs=None) for other in others)]  # they share the prompt
+    return [first, *(replace(other, num_prompt_logprobs=None) for other in others)]  # all samples share the prompt
 
 
 class SamplesUsage:
-    """Tokens of all samples so far, which share one prompt: what the others of them find of it counts as little as it
-    did for the first."""
+    """Token counts of all samples so far. They share one prompt, which counts once.
+
+    The prompt's cached tokens are those of the sample that found the fewest.
+    """
 
     def __init__(self, requests: Sequence[GenerationRequest]) -> None:
         self._prompt_tokens = len(requests[0].prompt)
@@ -118,7 +120,7 @@ class SamplesUsage:
         self._cached_tokens: dict[int, int] = {}
 
     def observe(self, index: int, chunk: Chunk) -> Usage:
-        """With this chunk of sample `index`."""
+        """The usage once this chunk of sample `index` is counted."""
         self._prompt_tokens = chunk.usage.prompt_tokens
         self._completion_tokens[index] = chunk.usage.completion_tokens
         self._cached_tokens[index] = chunk.usage.cached_tokens
@@ -130,9 +132,9 @@ class SamplesUsage:
 
 
 async def completed(model: Hosted, requests: Sequence[GenerationRequest], watch: Watch) -> Samples:
-    """The pieces of all samples as they come; the meter measures the first, and each other has one of its own.
+    """The chunks of all samples as they come. `watch` measures the first sample; each other one has a meter of its own.
 
-    All of them start once there is a place for each.
+    The samples start together, as soon as there is room for all of them.
     """
     with ExitStack() as stack:
         meters = [watch.meter, *(stack.enter_context(model.meters.request()) for _ in requests[1:])]
@@ -149,10 +151,10 @@ async def completed(model: Hosted, requests: Sequence[GenerationRequest], watch:
 
 
 async def completed_prompts(model: Hosted, prompts: Sequence[Sequence[GenerationRequest]], watch: Watch) -> Samples:
-    """The pieces of all samples of all prompts as they come, counted through; `watch` follows the first prompt.
+    """The chunks of all samples of all prompts as they come, numbered consecutively; `watch` follows the first prompt.
 
-    Each prompt is admitted, measured and traced as a request by itself. At once run as many as their caller may have
-    places for, so that a long list does not refuse itself.
+    Each prompt is admitted, measured and traced as a request of its own. The caller's session limit bounds how many run
+    at once, so that a long list does not exceed it.
     """
     size = len(prompts[0])
     gate = asyncio.Semaphore(max(1, max_places(prompts[0][0], model.served.config) // size))
@@ -181,7 +183,7 @@ async def _observed(
     stream: AsyncGenerator[Chunk, None],
     watchers: Sequence[RequestMeter | ReceiptMaker | SampleSpans | None],
 ) -> Samples:
-    """The pieces of one sample, as each of the watchers makes them, one after the other."""
+    """The chunks of one sample, passed through each watcher in turn."""
     async with aclosing(stream) as chunks:
         async for chunk in chunks:
             for watcher in watchers:
@@ -190,7 +192,7 @@ async def _observed(
 
 
 def receipt_maker(request: GenerationRequest, served: Served) -> ReceiptMaker | None:
-    """What follows the output, if the request wants a receipt of it."""
+    """The maker of the request's receipt, or None if it wants none."""
     if not request.wants_receipt:
         return None
     return ReceiptMaker(request, served.config.model_name, served.target, served.draft, served.tokenizer.digest)
@@ -199,10 +201,10 @@ def receipt_maker(request: GenerationRequest, served: Served) -> ReceiptMaker | 
 async def merged(
     streams: Sequence[AsyncGenerator[Piece, None]], silence_s: float = 0.0
 ) -> AsyncGenerator[Piece | None, None]:
-    """The pieces of all streams as they come, and None each time that nothing has come for `silence_s`; with 0 never.
+    """The items of all streams as they come; None each time nothing has come for `silence_s`, never if that is 0.
 
-    No piece is None, and of a stream by itself at most two are taken ahead. The first error of a stream ends all of
-    them and is raised; so does closing the generator. All are closed then.
+    No item may be None. A single stream is read at most two items ahead. The first error of a stream is raised.
+    All streams are closed on an error and when the generator is closed.
     """
     pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(1)
     tasks = [asyncio.create_task(_pass_on(stream, pieces)) for stream in streams]
@@ -233,7 +235,7 @@ async def _pass_on(stream: AsyncGenerator[Piece, None], pieces: asyncio.Queue[Pi
             async for piece in stream:
                 await pieces.put(piece)
         await pieces.put(None)
-    except Exception as error:  # noqa: BLE001  whoever takes the pieces raises it
+    except Exception as error:  # noqa: BLE001  the consumer raises it
         task = asyncio.current_task()
-        if task is None or not task.cancelling():  # else nobody takes any more
+        if task is None or not task.cancelling():  # else there is no consumer left
             await pieces.put(error)

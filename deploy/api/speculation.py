@@ -1,6 +1,6 @@
-"""How a caller wants an output to be guessed and verified: the fields of `speculation`, checked.
+"""Checks the fields of `speculation`: how the output of a request is guessed and verified.
 
-Pure functions, part of what `request` does. Every refusal names the field by its path in the proto.
+Pure functions, part of `request`. Every refusal names the field by its path in the proto.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POLICIES: dict[str, Policy] = {policy: policy for policy in get_args(Policy)}
 
 
 def with_speculation(request: GenerationRequest, given: Given, served: Served) -> GenerationRequest:
-    """The request, which is complete but for these fields, with them. Raises: InvalidRequest."""
+    """The request with its speculation fields; all others are already set. Raises: InvalidRequest."""
     config = served.config
     request = replace(
         request,
@@ -42,7 +42,7 @@ def with_speculation(request: GenerationRequest, given: Given, served: Served) -
 
 
 def _verification(given: Given, config: ServiceConfig) -> Verification:
-    """Relaxed rules have to be named by the request, and allowed."""
+    """The request's rule, or the default. A relaxed rule must be allowed by the settings."""
     verification = given.verification or config.speculation.verification
     if not (verification.rule.is_lossless or config.speculation.allow_relaxed):
         problem = "is a relaxed rule, which this service does not allow (its setting speculation.allow_relaxed)"
@@ -51,7 +51,7 @@ def _verification(given: Given, config: ServiceConfig) -> Verification:
 
 
 def _lenience(given: Given, config: ServiceConfig) -> float:
-    """That of a rule which takes one: given with it, and with no other."""
+    """The lenience of a rule that takes one, which requires it; other rules forbid it."""
     field, rule = "speculation.lenience", (given.verification or config.speculation.verification).rule
     if given.lenience is None:
         if rule.takes_lenience:
@@ -91,13 +91,16 @@ def _check_resumable(request: GenerationRequest) -> None:
 
 
 def not_repeatable(request: GenerationRequest) -> str:
-    """Why its output cannot be resumed."""
+    """Why the output of such a request cannot be resumed."""
     return f"must be empty with {request.verification} verification: its output depends on the guesses it saw"
 
 
 def _isolation(given: Given, request: GenerationRequest) -> str:
-    """Empty also where an output that is kept may be of the same seed: the noise that drew it would judge it, as a
-    guess of this one, and bias it (docs/exactness.md, section 3). A seed that is drawn here comes but once.
+    """Name of the group whose recent outputs may be used as guesses; empty for none.
+
+    Empty also if the rule needs q and the caller gave the seed: a kept output may have the same seed. Then the noise
+    that drew it would also judge it as a guess, and bias the output (docs/exactness.md, section 3). A seed drawn by the
+    service is used only once.
     """
     shares_noise = request.rule.needs_q and "seed" in given.sampling
     return given.caller.isolation if isinstance(given.caller, Caller) and not shares_noise else ""

@@ -1,4 +1,4 @@
-"""The processes of engines: actors, their incarnations, and how they start quickly."""
+"""Engine processes: actors, their incarnations, and a fork server for quick starts."""
 
 from deploy.engines.actors import DraftActor, EngineActor, TargetActor
 from deploy.engines.incarnations import Incarnation, cause_of_death

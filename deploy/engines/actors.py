@@ -1,10 +1,10 @@
-"""The engine actors: one process each, holding one model, called directly by the orchestrators (the data plane).
+"""Engine actors: one process for each model, called directly by the orchestrators (the data plane).
 
-A model that several processes share has an engine on rank 0 and a follower on each other rank. The ranks talk by
-collectives, and end together: a rank that loses another ends its process, and the replica starts all of them again.
+If several processes share a model, rank 0 runs the engine and each other rank a follower. Ranks communicate by
+collectives and end together: a rank that loses another ends its process, and the replica restarts them all.
 
-Knows Ray actors and the engines of `workers`; knows nothing of Serve and leases. Torch is imported in the actor's
-process alone, after the environment has bounded its threads, so that replicas and the command line stay small.
+Knows Ray actors and the engines of `workers`; must not know Serve or leases. Torch is imported only in the actor's
+process, after the environment has limited its threads, so that replicas and the command line stay small.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ logger = logging.getLogger(__name__)
 EXIT_LOST = 1
 
 MAX_DATA_CALLS = 1000
-"""Data calls in progress at once; each is a coroutine that waits for the engine's thread, so it costs no thread."""
+"""Data calls in progress at once. Each is a coroutine that waits for the engine's thread, so it costs no thread."""
 MAX_CONTROL_CALLS = 64
 CONTROL = "control"
 KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"}
-"""Number of products that oneDNN, and torch for it, keep on a CPU: one for each number of rows and shape of weights.
-Each takes one to two megabytes; with the default of 1,024 an engine's memory keeps growing. Decoding needs about a
-hundred."""
+"""Number of primitives that oneDNN, and torch on its behalf, cache on a CPU: one for each number of rows and shape of
+weights. Each takes one to two megabytes; with the default of 1,024 an engine's memory keeps growing. Decoding needs
+about a hundred."""
 IMPORTS = (
     "llguidance", "ray", "safetensors.torch", "tokenizers", "torch", "torch.distributed", "torch.export",
     "transformers.conversion_mapping", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
@@ -68,17 +68,16 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _control(method: Method) -> Method:
-    """Run the method in the control group, which has its own event loop and thread, so that it never waits for data
-    calls."""
+    """Run the method in the control group: its own event loop and thread, so that it never waits for data calls."""
     return cast(Method, ray.method(concurrency_group=CONTROL)(method))
 
 
 Meeting = tuple[str, int]
-"""The meeting point of a model's ranks: an address of rank 0's machine, and a free port there."""
+"""Meeting point of a model's ranks: an address of rank 0's machine, and a free port there."""
 
 
 class EngineActor(ABC, Generic[Request, Reply]):
-    """One incarnation of an engine, from its creation to its death; it is never restarted in place."""
+    """One incarnation of an engine. It is never restarted in place."""
 
     def __init__(self, config: EngineConfig, epoch: int) -> None:
         log_to_stderr()
@@ -87,13 +86,13 @@ class EngineActor(ABC, Generic[Request, Reply]):
         self._loop: EngineLoop[Request, Reply] | None = None
 
     requests: ClassVar[tuple[type, ...]]
-    """The types of requests that this engine takes."""
+    """Types of requests that this engine accepts."""
 
     @abstractmethod
     def _load_engine(self, rank: Rank | None) -> Engine[Request, Reply]: ...
 
     async def open_links(self) -> LinkAddress | None:
-        """Open a port for links; returns its address, or None without links."""
+        """Open a port for links. Returns its address, or None if no links are configured or no port is free."""
         if self._config.link_ports is None:
             return None
         certificates = Certificates.of(self._config.link_tls)
@@ -106,10 +105,10 @@ class EngineActor(ABC, Generic[Request, Reply]):
         return address, _free_port(address)
 
     async def load(self, meeting: Meeting | None = None, known: Findings | None = None) -> tuple[ModelInfo, Findings]:
-        """Load and warm up; returns the model's description, and findings for the next engine.
+        """Load and warm up. Returns the model's description, and findings for the next engine.
 
-        To be called once, before anything else. `known` are the findings of another engine in this place. With a
-        `meeting` as rank 0 of several, whose others follow at the same time. Raises: StartupError.
+        Call it once, before anything else. `known` are the findings of an earlier engine on the same resources.
+        `meeting` is set on rank 0 of several ranks; the followers load at the same time. Raises: StartupError.
         """
         Certificates.of(self._config.link_tls)  # a problem with the certificates is reported before minutes of loading
         engine, findings = await asyncio.to_thread(self._load_warm, meeting, known)
@@ -128,19 +127,20 @@ class EngineActor(ABC, Generic[Request, Reply]):
 
     @_control
     async def release(self, sessions: Sequence[str]) -> None:
-        """Free what these sessions hold; unknown ones are remembered as ended."""
+        """Free the state of these sessions. Unknown ones are recorded as ended."""
         await self._running.release(sessions)
 
     async def works(self) -> None:
-        """Returns when the engine's thread is between two steps, like `ready`, but through the queue of the data calls.
+        """Like `ready`, but through the queue of the data calls.
 
-        So a caller that waits for a data call learns that neither that queue nor the engine hangs. Raises: WorkerLost.
+        A caller that waits for a data call can thus check that neither that queue nor the engine hangs. Raises:
+        WorkerLost.
         """
         await self._running.ask(lambda _: None)
 
     @_control
     async def ready(self) -> None:
-        """Returns when the engine's thread is between two steps. Raises: WorkerLost when it has failed."""
+        """Return when the engine's thread is between two steps. Raises: WorkerLost if it has failed."""
         await self._running.ask(lambda _: None)
 
     @_control
@@ -153,12 +153,12 @@ class EngineActor(ABC, Generic[Request, Reply]):
 
     @_control
     async def check_integrity(self) -> None:
-        """Raises: AssertionError when tokens and KV disagree."""
+        """Raises: AssertionError if tokens and KV do not match."""
         await self._running.ask(lambda engine: engine.check_integrity())
 
     @_control
     async def until_death(self) -> None:
-        """Never returns: the call fails when this process ends, which tells the owner at once."""
+        """Never returns. The call fails when this process ends, which notifies the owner at once."""
         await asyncio.Event().wait()
 
     @property
@@ -171,8 +171,6 @@ class EngineActor(ABC, Generic[Request, Reply]):
 
 
 class TargetActor(EngineActor[VerifyRequest, VerifyReply]):
-    """The target model in a process of its own."""
-
     requests = (VerifyRequest, Continuation)
 
     def _load_engine(self, rank: Rank | None) -> Engine[VerifyRequest, VerifyReply]:
@@ -182,12 +180,10 @@ class TargetActor(EngineActor[VerifyRequest, VerifyReply]):
 
     async def verify(self, batch: Sequence[TargetRequest]) -> Sequence[VerifyReply]:
         """One reply for each request, in order. Raises: WorkerLost."""
-        return await self._running.submit(cast("Sequence[VerifyRequest]", batch))  # a target takes both
+        return await self._running.submit(cast("Sequence[VerifyRequest]", batch))  # a target accepts both
 
 
 class DraftActor(EngineActor[DraftRequest, DraftReply]):
-    """The draft model in a process of its own."""
-
     requests = (DraftRequest,)
 
     def __init__(self, config: EngineConfig, epoch: int, q_top_tokens: int) -> None:
@@ -204,13 +200,13 @@ class DraftActor(EngineActor[DraftRequest, DraftReply]):
         return await self._running.submit(batch)
 
     async def grow(self, request: DraftRequest) -> AsyncIterator[DraftUpdate | DraftReply]:
-        """The updates of continuous growth, and its last reply; for calls without a link. Raises: WorkerLost."""
+        """The updates of one draft request, then its last reply; for calls without a link. Raises: WorkerLost."""
         async for each in self._running.replies(request):
             yield each
 
 
 class FollowerActor:
-    """Another rank of a model, in a process of its own."""
+    """A rank of a model other than 0, in a process of its own."""
 
     def __init__(self, config: EngineConfig, index: int) -> None:
         log_to_stderr()
@@ -218,7 +214,7 @@ class FollowerActor:
         self._index = index
 
     async def follow(self, meeting: Meeting) -> None:
-        """Run rank 0's steps with it; returns when rank 0 stops in good order. Raises: StartupError."""
+        """Run rank 0's steps with it. Returns when rank 0 stops in good order. Raises: StartupError."""
         await asyncio.to_thread(self._follow, meeting)
 
     def _follow(self, meeting: Meeting) -> None:
@@ -251,7 +247,7 @@ def _free_port(address: str) -> int:
 
 
 def _use_threads(num_threads: int) -> None:
-    """Bound torch's own pool; OMP_NUM_THREADS, set from outside, has bounded the libraries below it."""
+    """Limit torch's own thread pool. OMP_NUM_THREADS, set from outside, has limited the libraries below it."""
     import torch
 
     torch.set_num_threads(num_threads)
@@ -261,7 +257,7 @@ AnyActor = type[EngineActor[Any, Any]] | type[FollowerActor]
 
 
 def start(actor: AnyActor, config: EngineConfig, *arguments: Any, **options: Any) -> Any:
-    """The handle of a new actor, which has yet to `load` or `follow`; `options` are Ray's, and say where it runs."""
+    """Start an actor; the caller then calls its `load` or `follow`. `options` are Ray's, for placement."""
     threads = str(config.num_threads)
     variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KERNEL_CACHES}
     environment: dict[str, Any] = {"env_vars": variables}

@@ -1,8 +1,8 @@
-"""Starts Python processes as forks of a process that has done the slow imports, which saves each of them seconds.
+"""Starts Python processes as forks of a process with the slow imports already done, which saves seconds for each.
 
-Ray starts a worker process by a command, which a runtime environment may change (`py_executable`). Here the command is
-this file: it passes Ray's command on to the fork server of its node, which forks a process that continues as if Ray had
-started it. The first process on a node starts the server. After any failure the process starts without the server.
+Ray starts a worker process by a command, which a runtime environment can replace (`py_executable`). Here the command is
+this file. It passes Ray's command to the fork server of its node. The server forks a process that continues as if Ray
+had started it. The first process on a node starts the server. After any failure the process starts without the server.
 
 Knows processes, sockets, and the one argument of Ray's worker processes that names their raylet; must not know the
 program. It runs as a script, so it imports the standard library alone.
@@ -32,14 +32,14 @@ from pathlib import Path
 TIMEOUT_S = 40.0
 """Seconds to wait for a server that is still importing; Ray gives up on a worker process after 60 s."""
 IDLE_S = 600.0
-"""Seconds after which a server without running forks ends, to free its memory."""
+"""Seconds without running forks after which a server ends, to free its memory."""
 ORDER_TIMEOUT_S = 5.0
-"""Seconds for a connected process to send its order; meanwhile no other is served."""
+"""Seconds for a connected process to send its order. The server handles no other process meanwhile."""
 RETRY_S = 0.02
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""numpy's OpenBLAS starts threads at import, and a process with threads cannot fork. Engines compute by torch."""
+"""numpy's OpenBLAS starts threads at import, and a process with threads cannot fork. Engines compute with torch."""
 RAYLET = "--raylet-name="
-"""The raylet's socket, in the arguments of a worker process: there is one for each node."""
+"""Argument of a worker process with its raylet's socket. There is one raylet for each node."""
 FORKED = b"+"
 _LENGTH = struct.Struct("I")
 
@@ -55,17 +55,17 @@ class Order:
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> Order:
-        """From arguments for Python. Raises: ValueError for options of Python's, which a fork cannot apply."""
+        """Build an order from Python's arguments. Raises: ValueError for options of Python itself."""
         script, *rest = arguments[1:] if arguments[0] == "-u" else arguments
         if script.startswith("-"):
             raise ValueError(f"a fork cannot apply Python's option {script}")
-        return cls(script, rest, dict(os.environ), os.getcwd())  # noqa: PTH109  whose module takes long to import
+        return cls(script, rest, dict(os.environ), os.getcwd())  # noqa: PTH109  plain strings suffice
 
 
 def command(modules: Sequence[str]) -> str:
-    """A `py_executable`; its processes have `modules` imported. These may not start threads, nor change on disk.
+    """A `py_executable` whose processes have `modules` imported. These must not start threads or change on disk.
 
-    One may name a function to call once: "module:function".
+    An entry "module:function" also calls the function, once.
     """
     return shlex.join([sys.executable, "-IS", __file__, "launch", ",".join(modules)])
 
@@ -74,7 +74,7 @@ def command(modules: Sequence[str]) -> str:
 
 
 def launch(modules: str, arguments: Sequence[str]) -> None:
-    """Have Python's `arguments` run by a fork, and return when it has ended; or run them in this process."""
+    """Run Python with `arguments` in a fork and return when it has ended; without a server, run it in this process."""
     try:
         order = Order.of(arguments)
         with socket.socket(socket.AF_UNIX) as server:
@@ -90,7 +90,7 @@ def launch(modules: str, arguments: Sequence[str]) -> None:
 
 
 def _connect(server: socket.socket, modules: str, arguments: Sequence[str]) -> None:
-    """Connect to the server for such processes, which is started if there is none. Raises: OSError."""
+    """Connect to the server for these modules; start it if there is none. Raises: OSError."""
     path = _socket_path(modules, arguments)
     server.settimeout(TIMEOUT_S)
     if not _is_connected(server, path):
@@ -102,7 +102,7 @@ def _connect(server: socket.socket, modules: str, arguments: Sequence[str]) -> N
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **ONE_THREAD},
-                process_group=0,  # no new session, which Linux would schedule as one group
+                process_group=0,  # not a new session: Linux would schedule it as one group
             )
         end_s = time.monotonic() + TIMEOUT_S
         while not _is_connected(server, path):
@@ -114,7 +114,7 @@ def _connect(server: socket.socket, modules: str, arguments: Sequence[str]) -> N
 
 
 def _socket_path(modules: str, arguments: Sequence[str]) -> str:
-    """The address of this node's server for processes with the same imports, paths and number of threads."""
+    """Address of this node's server for processes with the same imports, paths and number of threads."""
     raylet = next(each.removeprefix(RAYLET) for each in arguments if each.startswith(RAYLET))
     kind = [sys.executable, modules, os.environ.get("PYTHONPATH"), os.environ.get("OMP_NUM_THREADS")]
     return f"{raylet}.fork-{hashlib.sha256(repr(kind).encode()).hexdigest()[:8]}"
@@ -129,7 +129,7 @@ def _is_connected(server: socket.socket, path: str) -> bool:
 
 
 def _owner(server: socket.socket) -> int:
-    """The user whose process listens."""
+    """User id of the listening process."""
     _, uid, _ = struct.unpack("3i", server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return int(uid)
 
@@ -144,21 +144,21 @@ def _send(server: socket.socket, order: Order) -> None:
 
 
 class ForkServer:
-    """Forks a process for each order, until its raylet has ended or no fork has lived for a while."""
+    """Forks a process for each order, until its raylet has ended or it has been idle for `IDLE_S`."""
 
     def __init__(self, path: str, raylet_pid: int) -> None:
         self._raylet = os.pidfd_open(raylet_pid)
         self._listener = socket.socket(socket.AF_UNIX)
         Path(path).unlink(missing_ok=True)
-        before = os.umask(0o177)  # whoever can connect can run any code
+        before = os.umask(0o177)  # anyone who can connect can run any code
         self._listener.bind(path)
         os.umask(before)
         self._listener.listen()
         self._forks: dict[int, int] = {}
-        """Process ids by descriptors that are readable when the process has ended."""
+        """Process ids, by a descriptor that becomes readable when the process ends."""
 
     def run(self) -> Order | None:
-        """In each fork, its order; in the server None, at its end."""
+        """Serve orders. Returns the order in each fork; None in the server, at its end."""
         while True:
             timeout_s = None if self._forks else IDLE_S
             watched = [self._listener.fileno(), self._raylet, *self._forks]
@@ -176,7 +176,7 @@ class ForkServer:
         print(f"process {pid} has ended with {os.waitstatus_to_exitcode(status)}")  # noqa: T201  its output is its log
 
     def _serve(self) -> Order | None:
-        """Fork for the connected process; returns the order in the fork alone."""
+        """Fork for one connected process. Returns the order in the fork; None in the server."""
         connection, _ = self._listener.accept()
         connection.settimeout(ORDER_TIMEOUT_S)
         order: Order | None = None
@@ -191,7 +191,7 @@ class ForkServer:
             print(f"could not fork: {error!r}")  # noqa: T201  its output is its log
         if pid == 0:
             self._become_fork(streams)
-            connection.detach()  # it stays open, and tells the other end when this process has ended
+            connection.detach()  # stays open: the other end sees it close when this process ends
             return order
         if pid is not None:
             self._forks[os.pidfd_open(pid)] = pid
@@ -201,7 +201,7 @@ class ForkServer:
         return None
 
     def _become_fork(self, streams: Sequence[int]) -> None:
-        """Close everything of the server's."""
+        """Leave the server's process group, take over the caller's streams, and close the server's descriptors."""
         os.setpgid(0, 0)  # Ray kills the process group of a worker that has died
         self._listener.close()
         for number, stream in enumerate(streams):
@@ -211,7 +211,7 @@ class ForkServer:
 
 
 def _check_threads() -> None:
-    """Raises: OSError unless this is the only thread: a lock held by another thread would stay locked in the fork."""
+    """Raises: OSError unless this is the only thread. A lock held by another thread would stay locked in the fork."""
     if (num_threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208  as above
         raise OSError(f"this process has {num_threads} threads")
 
@@ -226,7 +226,7 @@ def _receive(connection: socket.socket) -> tuple[Order, list[int]]:
 
 
 def load(module: str) -> None:
-    """Import it, and call the function that is named with it."""
+    """Import a module, and call the function that is named with it, if any."""
     name, _, function = module.partition(":")
     imported = importlib.import_module(name)
     if function:
@@ -234,7 +234,7 @@ def load(module: str) -> None:
 
 
 def serve(modules: str, path: str, raylet_pid: int) -> None:
-    """Import `modules`, and fork until the end; each fork does its order instead."""
+    """Import `modules` and serve until the end; each fork runs its order instead."""
     lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -246,7 +246,7 @@ def serve(modules: str, path: str, raylet_pid: int) -> None:
     gc.collect()
     gc.freeze()  # a garbage collection would make each fork copy the server's objects
     order = server.run()
-    os.close(lock)  # a fork that kept it would keep others from serving
+    os.close(lock)  # in a fork it would prevent others from serving
     if order is not None:
         _carry_out(order)
 

@@ -1,6 +1,6 @@
-"""One life of an engine: the processes of its ranks, from their start to the death of the first of them.
+"""One incarnation of an engine: the processes of its ranks, from their start to the first death.
 
-Knows engine actors and how Ray's errors report a death; must not know Serve and leases.
+Knows engine actors and how Ray's errors report a death; must not know Serve or leases.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ CRASH = "Worker exit type: SYSTEM_ERROR"
 
 
 class Incarnation:
-    """One life of an engine, which begins with `load`; each has its own epoch."""
+    """One life of an engine, with its own epoch. It begins with `load`."""
 
     findings: Findings | None = None
-    """Its findings, once it has loaded; the next incarnation starts with them."""
+    """Set once it has loaded. The next incarnation starts with them."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Incarnation:
         place: Callable[[int], dict[str, Any]],
         *arguments: Any,
     ) -> None:
-        """`place` gives Ray's options that place a rank; `arguments` are the actor's, after settings and epoch."""
+        """`place` returns Ray's placement options of a rank; `arguments` go to the actor after the epoch."""
         self.epoch = secrets.randbits(62)
         self.engine_id = f"{role}-{self.epoch:016x}"
         self.engine = actors.start(actor, config, self.epoch, *arguments, **place(0))
@@ -52,17 +52,17 @@ class Incarnation:
             actors.start(FollowerActor, config, rank, **place(rank)) for rank in range(1, config.tensor_parallel)
         ]
         self.link: LinkAddress | None = None
-        """The engine's address without Ray, once it has loaded; None without a link."""
+        """Address for links, set once the engine has loaded; None without links."""
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def __repr__(self) -> str:
         return f"<Incarnation {self.engine_id}{', ended' if self._end.done() else ''}>"
 
     async def load(self, known: Findings | None = None) -> ModelInfo:
-        """The description of the loaded model; `known` are the findings of an earlier incarnation.
+        """Load the engine and return its model's description; `known` are the findings of an earlier incarnation.
 
-        Raises: StartupError, without Ray's trace, also for an error of a follower before the ranks have agreed on their
-        model; RayError when a process died.
+        Raises: StartupError, without Ray's trace, also if a follower fails before the ranks have agreed on their model;
+        RayError if a process died.
         """
         try:
             meeting = await self.engine.meeting.remote() if self._followers else None
@@ -88,7 +88,7 @@ class Incarnation:
             self._end.set_result(reason)
 
     def kill(self) -> None:
-        """End what is left of its processes."""
+        """End the remaining processes."""
         for process in (self.engine, *self._followers):
             ray.kill(process)
 

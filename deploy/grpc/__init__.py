@@ -1,4 +1,4 @@
-"""The public API by gRPC: from bytes to requests, from chunks to replies, and what happens in the proxy."""
+"""The gRPC API: decoding of requests, encoding of replies, and the layer in Serve's proxy."""
 
 from deploy.grpc.binding import GRPC_HOST, listen_at
 from deploy.grpc.proxy import take_bursts

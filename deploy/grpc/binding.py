@@ -1,4 +1,4 @@
-"""The address at which Serve's gRPC proxy listens: Serve (Ray 2.60) has no setting for it, and takes all interfaces."""
+"""The address of Serve's gRPC proxy. Serve (Ray 2.60) has no setting for it and listens on all interfaces."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ray._common.network_utils import build_address
 from ray.serve._private import default_impl
 
 GRPC_HOST = "OUTRIDER_GRPC_HOST"
-"""Environment variable of a node; unset means all interfaces."""
+"""Environment variable with the address to listen at; unset means all interfaces."""
 
 
 def listen_at(host: str) -> None:
-    """Have the gRPC servers of this process listen at `host`, before one is made."""
+    """Make this process's gRPC servers listen at `host`. Must run before a server is created."""
     if ip_address(host).is_unspecified:
         return
     add = default_impl.add_grpc_address

@@ -1,20 +1,20 @@
-"""The handling of a call in the process of Serve's gRPC proxy, before and after the orchestrator.
+"""Handles a call in the process of Serve's gRPC proxy, before and after the orchestrator.
 
-Serve's own handlers (Ray 2.60) fall short of what callers may expect, and are wrapped here:
+Serve's own handlers (Ray 2.60) lack some properties that callers may expect. They are wrapped here:
 
-- *One message a call, as bytes.* A call with no message or with several is refused, and so is one whose message does
-  not come (`deploy.grpc.reading`). Bytes are decoded where an error can be reported.
-- *Overload* is refused before Serve's router, in which a call waits for its refusal (`deploy.api.proxy_admission`).
-- *Errors* arrive as a status with a last message, which is dropped. Streams thus have details too, and no error is
-  raised, and logged with a trace, on the way. Serve's own errors are reworded for callers.
+- *One message per call, as bytes.* A call with no message or several is refused, as is one whose message does not
+  arrive (`deploy.grpc.reading`). Bytes are decoded where an error can be reported.
+- *Overload* is refused before Serve's router, where a call would wait for its refusal (`deploy.api.proxy_admission`).
+- *Errors* arrive as a status with a last message, which is dropped. Errors of streams thus have details too, and none
+  is raised and logged with a trace on the way. Serve's own errors are reworded for callers.
 - *Cancellation.* Serve's proxy passes it on only while it waits for the replica's next message. If it comes while a
-  message is being written to the client, the stream is just dropped, and the replica decodes until the output is
-  complete. Here a dropped stream waits for the next message once more, and is cancelled there.
-- *Request ids.* Each call has one, given by the caller or generated. It goes to Serve and to the orchestrator, and is
+  message is being written to the client, the stream is dropped, and the replica decodes until the output is complete.
+  Here a dropped stream waits for the next message once more, and is cancelled there.
+- *Request ids.* Each call has one, given by the caller or generated. It is passed to Serve and the orchestrator, and
   returned in the trailing metadata, with the trace context (`deploy.calls`).
 - *Deadlines* in messages are kept to the millisecond (`deploy.grpc.proxy_deadline`).
-- *Health* is that of the application. A proxy on a node that drains also reports NOT_SERVING itself, so that load
-  balancers stop using it in time. Ray takes seconds to report that; the stop file of the node is seen at once.
+- *Health* is that of the application. A proxy on a draining node also reports NOT_SERVING itself, so that load
+  balancers stop using it in time. Ray takes seconds to report draining; the stop file of the node is seen at once.
 
 Runs in the proxy's process, which imports it by the name in `deploy.launch.cluster.SERVICERS`.
 """
@@ -47,22 +47,21 @@ logger = logging.getLogger(__name__)
 
 Handler = Callable[..., Any]
 _Read = tuple[bytes, Callable[[], None]]
-"""A message, and what is called with each answer to it."""
+"""A message, and the function to call with each answer to it."""
 
 MAX_PENDING_CALLS = 50_000
-"""Largest number of calls that wait for the server to accept them; gRPC cancels calls beyond it. Each takes a few
-kilobytes."""
+"""Most calls that wait for the server to accept them; gRPC cancels further ones. Each takes a few kilobytes."""
 COMPLETIONS = frozenset({"Generate", "GenerateStream"})
-"""The methods that count as completions in admission."""
+"""Methods that count as completions in admission."""
 ONE_MESSAGE = "this method takes one message"
 _OF_ONE = {
     gRPCStreamingType.STREAM_UNARY: gRPCStreamingType.UNARY_UNARY,
     gRPCStreamingType.STREAM_STREAM: gRPCStreamingType.UNARY_STREAM,
 }
-"""The streaming type of Serve's handler that takes a single message."""
+"""The streaming type of the matching handler in Serve, which takes a single message."""
 
 SERVES_OWN = (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
-"""Status codes with which Serve ends a call whose replica has died; a caller that cancels gets none."""
+"""Status codes with which Serve ends a call whose replica has died. A caller that cancels sees neither."""
 
 NOT_SERVING: bytes = health_pb2.HealthCheckResponse(
     status=health_pb2.HealthCheckResponse.NOT_SERVING
@@ -76,17 +75,17 @@ CONNECTION_OPTIONS = (
     ("grpc.absolute_max_metadata_size", 32 * 1024),
     ("grpc.max_concurrent_streams", 4096),
 )
-"""Options of each connection: it is closed after ten minutes without a call; clients may send keep-alive pings every
-ten seconds (gRPC's default of five minutes breaks the streams of clients that ping more often); soft and hard limits on
-the size of metadata in bytes; calls in progress, after which further ones wait in the client, where gRPC's default is
-2 billion."""
+"""Options of each connection. It is closed after ten minutes without a call. Clients may send keep-alive pings every
+ten seconds; gRPC's default of five minutes breaks the streams of clients that ping more often. The size of metadata
+has a soft and a hard limit, in bytes. Calls beyond the limit on concurrent ones wait in the client; gRPC's default
+limit is 2 billion."""
 
 
 def take_bursts() -> None:
-    """Change the options of Serve's gRPC servers, before one is made: for bursts, and to bound connections.
+    """Make Serve's gRPC servers accept bursts and limit connections. Must run before one is created.
 
-    gRPC cancels calls without a reason when more than a thousand wait to be accepted, so that a burst would not be
-    refused properly. Serve has no setting for it.
+    By default gRPC cancels calls without a reason if more than a thousand wait to be accepted, so that a burst could
+    not be refused properly. Serve has no setting for this.
     """
     DEFAULT_GRPC_SERVER_OPTIONS.extend(
         [
@@ -98,7 +97,7 @@ def take_bursts() -> None:
 
 
 def add_generation_service(servicer: Any, server: Any) -> None:
-    """Serve calls this to learn the methods of the service; `server` is its gRPC server, which makes the handlers."""
+    """Register the service's methods, for Serve. `server` is its gRPC server, which creates the handlers."""
     router = _proxy_of(server).proxy_router
     admission, reader = admission_behind(router), reader_behind(router)
 
@@ -113,7 +112,7 @@ def add_generation_service(servicer: Any, server: Any) -> None:
 
 
 def add_health_service(servicer: Any, server: Any) -> None:
-    """As `add_generation_service`, for Health."""
+    """Like `add_generation_service`, for Health."""
     proxy = _proxy_of(server)
     reader = reader_behind(proxy.proxy_router)
 
@@ -127,13 +126,13 @@ def add_health_service(servicer: Any, server: Any) -> None:
 
 
 def _proxy_of(server: Any) -> Any:
-    """Serve's proxy, whose method makes the handlers (Ray 2.60)."""
+    """Serve's proxy: the handler factory is one of its methods (Ray 2.60)."""
     return server.service_handler_factory.__self__
 
 
 @contextmanager
 def _wrapped(server: Any, wrap: Callable[[Handler, str], Handler]) -> Iterator[None]:
-    """Within the `with` block `server` makes handlers by `wrap`, from Serve's handlers for one message."""
+    """Within the `with` block, `server` applies `wrap` to Serve's handlers."""
     make_handler = server.service_handler_factory
 
     def make(service_method: str, streaming_type: gRPCStreamingType) -> Handler:
@@ -150,7 +149,7 @@ def _wrapped(server: Any, wrap: Callable[[Handler, str], Handler]) -> Iterator[N
 
 
 def one_message(handler: Handler, reader: Reader | None = None) -> Handler:
-    """The handler for calls whose messages come as a stream, which must have exactly one.
+    """A handler for a stream of messages that must hold exactly one.
 
     Any other number is refused with UNIMPLEMENTED, as gRPC specifies.
     """
@@ -168,11 +167,11 @@ def one_message(handler: Handler, reader: Reader | None = None) -> Handler:
 
 
 def _unheard() -> None:
-    """Nobody counts the answers."""
+    """Do nothing: these answers are not counted."""
 
 
 def _taking(handler: Handler, call: Callable[..., AbstractAsyncContextManager[_Read]]) -> Handler:
-    """The handler of a stream of messages, which gets the only one from `call`, and answers within it."""
+    """A handler for a stream of messages. It gets the only message from `call`, and answers within that context."""
 
     async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
         async with call(messages, context) as (message, _):
@@ -189,7 +188,7 @@ def _taking(handler: Handler, call: Callable[..., AbstractAsyncContextManager[_R
 
 
 async def _only(messages: AsyncIterator[bytes], context: Any, reader: Reader) -> bytes:
-    """The only message of a call; returns when the caller has ended its stream of messages.
+    """The only message of a call. Returns when the caller has closed its stream of messages.
 
     Raises: Overloaded, DeadlinePassed.
     """
@@ -208,10 +207,10 @@ async def _only(messages: AsyncIterator[bytes], context: Any, reader: Reader) ->
 def admitted(
     handler: Handler, admission: ProxyAdmission, reader: Reader | None = None, *, is_completion: bool
 ) -> Handler:
-    """The handler for one message, with admission: too long messages and overload are refused here.
+    """The handler with admission: it refuses overload and messages that are too long.
 
-    Capacity is checked before the message is read, and again when it is complete: a caller that sends nothing takes no
-    place.
+    Capacity is checked before the message is read, and again when it is complete: a caller that sends nothing does not
+    count.
     """
     reader = reader or Reader()
 
@@ -231,7 +230,7 @@ def admitted(
 
 
 def refusing(handler: Handler) -> Handler:
-    """Serve's handler, with our errors, and with cancellation of streams that the client drops."""
+    """Serve's handler with this project's errors, and with cancellation of streams that the client drops."""
 
     async def unary(message: bytes, context: Any) -> bytes:
         answer: bytes = await handler(message, LastingContext(context))
@@ -253,7 +252,7 @@ def refusing(handler: Handler) -> Handler:
 
 
 def _explain(context: Any) -> None:
-    """Reword an error of Serve's own, which has no details."""
+    """Reword one of Serve's own errors, which have no details."""
     if any(key == DETAILS_KEY for key, _ in context.trailing_metadata()):
         return
     if context.code() in SERVES_OWN:
@@ -279,7 +278,7 @@ async def _abort(context: Any, error: OutriderError) -> NoReturn:
 
 
 def honest(handler: Handler, is_draining: Callable[[], bool]) -> Handler:
-    """The handler, but NOT_SERVING while the proxy drains or its node is about to stop."""
+    """The health check, answering NOT_SERVING while the proxy drains or its node is about to stop."""
 
     async def check(request: Any, context: Any) -> bytes:
         if is_draining() or is_to_stop():
@@ -291,7 +290,7 @@ def honest(handler: Handler, is_draining: Callable[[], bool]) -> Handler:
 
 
 async def _cancel(stream: AsyncIterator[Any]) -> None:
-    """Cancel `stream` while it waits for its next message: only then is the cancellation passed on."""
+    """Cancel `stream` while it waits for its next message: Serve passes a cancellation on only then."""
     reading = _exhaust(stream)
     reader = asyncio.ensure_future(reading)
     try:
@@ -301,7 +300,7 @@ async def _cancel(stream: AsyncIterator[Any]) -> None:
         reading.close()
         raise
     except BaseException:
-        await _ended(reader)  # a loop that ends cancels this task, but not the new reader
+        await _ended(reader)  # a closing loop cancels this task, but not the new reader
         raise
     await _ended(reader)
 

@@ -1,7 +1,8 @@
 """Ends a call in the proxy at the deadline in its message.
 
 The orchestrator applies the same timeout and counts it, but its clock starts a hop later and its reply takes another
-hop: 20 to 30 ms each on a busy CPU. Therefore the proxy answers the client, and the call then ends by itself.
+hop: 20 to 30 ms each on a busy CPU. Therefore the proxy answers the client, and the orchestrator ends the call on its
+own.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ logger = logging.getLogger(__name__)
 Handler = Callable[..., Any]
 
 FAREWELL_S = 5.0
-"""Seconds after its deadline after which a call that has not ended is cancelled."""
+"""Seconds after the deadline at which a call that has not ended is cancelled."""
 
 TOO_LATE = "the request's time ran out"
 
 _leaving: set[asyncio.Task[None]] = set()
-"""Strong references to tasks, which asyncio does not keep."""
+"""Strong references to tasks; asyncio keeps only weak ones."""
 
 
 def punctual(handler: Handler) -> Handler:
-    """The handler, which raises DeadlinePassed as soon as the `timeout_s` of its message has passed."""
+    """The handler, raising DeadlinePassed as soon as the `timeout_s` of its message has passed."""
 
     async def unary(message: bytes, context: Any) -> bytes:
         answer = handler(message, context)
@@ -53,9 +54,9 @@ def punctual(handler: Handler) -> Handler:
 
 
 def timeout_of(message: bytes) -> float | None:
-    """`timeout_s` of the request in seconds; None without a valid value, which is reported elsewhere.
+    """`timeout_s` of the request in seconds; None if it is missing or invalid, which the orchestrator reports.
 
-    Also makes the request id in the message that of the call.
+    Also sets the call's request id to the one in the message.
     """
     try:
         request = pb.GenerateRequest.FromString(message)
@@ -95,7 +96,7 @@ async def _stream_before(end_s: float, replies: AsyncGenerator[bytes, None]) -> 
 
 
 async def _is_done(work: asyncio.Future[Any], end_s: float) -> bool:
-    """Wait for `work` until its deadline. On cancellation, cancel `work` and wait until it has ended."""
+    """Wait for `work` until `end_s`; returns whether it is done. A cancellation cancels `work` and waits for it."""
     left_s = max(0.0, end_s - asyncio.get_running_loop().time())
     try:
         await asyncio.wait([work], timeout=left_s)
@@ -107,7 +108,7 @@ async def _is_done(work: asyncio.Future[Any], end_s: float) -> bool:
 
 
 async def _nothing_more(work: Awaitable[Any], replies: AsyncGenerator[bytes, None] | None = None) -> None:
-    """Wait until a late call has ended by itself, at most FAREWELL_S."""
+    """Wait for the end of a late call, at most FAREWELL_S."""
     try:
         async with asyncio.timeout(FAREWELL_S):
             await work

@@ -1,6 +1,6 @@
-"""Request ids of calls through Serve's gRPC proxy: from the metadata of the call, to its trailing metadata.
+"""Request ids of calls through Serve's gRPC proxy, from the call's metadata to its trailing metadata.
 
-Knows `deploy.calls` and how Serve uses a call's context; must not know what the call does.
+Knows `deploy.calls` and how Serve uses a call's context; must not know the methods.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from deploy import calls
 Handler = Callable[..., Any]
 
 SERVES_REQUEST_ID = "request_id"
-"""Metadata key of the id that Serve uses in its own logs."""
+"""Metadata key of the id in Serve's own logs."""
 
 
 def identified(handler: Handler) -> Handler:
-    """The handler, with a request id for each call, which is returned in its trailing metadata."""
+    """The handler, with a request id for each call, returned in its trailing metadata."""
 
     async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
         calls.begin(context.invocation_metadata())
@@ -51,10 +51,10 @@ def trailers() -> tuple[tuple[str, str], ...]:
 
 
 class LastingContext:
-    """A call's context whose peer can be read after the call has ended, as Serve does for its access log.
+    """A call's context whose peer can still be read after the call has ended, as Serve does for its access log.
 
-    gRPC reads the peer from the call object, and crashes the process when that is gone. The metadata here include the
-    request id under the key that Serve reads.
+    gRPC reads the peer from the call object, and crashes the process if that is gone. This context's metadata include
+    the request id under the key that Serve reads.
     """
 
     def __init__(self, context: Any) -> None:

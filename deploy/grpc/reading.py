@@ -1,7 +1,7 @@
-"""How the messages of calls are read: as bytes, any number of them, and within bounds.
+"""Reads the messages of calls as bytes, any number of them, within limits.
 
-A caller that opens calls and sends nothing takes no more than the bounds. Runs in the process of Serve's gRPC proxy.
-Knows how gRPC's server is told of methods; must not know messages.
+The limits also cover callers that open calls and send nothing. Runs in the process of Serve's gRPC proxy. Knows how
+methods are registered with gRPC's server; must not know message types.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from core.errors import DeadlinePassed, Overloaded
 from deploy.api import RETRY_S
 
 READ_TIMEOUT_S = 60.0
-"""For the message of a call to arrive, as for a body by HTTP."""
+"""Seconds for a call's message to arrive; HTTP has the same limit for a body."""
 MAX_UNREAD_CALLS = 4096
-"""Most calls at once whose message has not arrived; each takes about 30 KB. A burst of whole calls is far below: their
-messages are there when they are accepted."""
+"""Most calls at once whose message has not arrived; each takes about 30 KB. A burst of complete calls stays far below:
+their messages are there when they are accepted."""
 
 
 class Reader:
-    """Bounds the reading of one proxy's calls."""
+    """Limits the reading of one proxy's calls."""
 
     def __init__(self, timeout_s: float = READ_TIMEOUT_S, max_unread: int = MAX_UNREAD_CALLS) -> None:
         self._timeout_s = timeout_s
@@ -32,7 +32,7 @@ class Reader:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
-        """Around the reading of one call's messages. Raises: Overloaded, DeadlinePassed."""
+        """Limit the time to read one call, and the number of unread calls. Raises: Overloaded, DeadlinePassed."""
         if self._num_unread >= self._max_unread:
             problem = f"{self._max_unread} calls have sent no message yet; try again in {RETRY_S:g} s"
             raise Overloaded(problem, RETRY_S)
@@ -47,16 +47,16 @@ class Reader:
 
 
 @cache
-def reader_behind(router: Any) -> Reader:  # noqa: ARG001 - the key
-    """The one reader of a proxy; `router` is Serve's ProxyRouter, of which a process has one."""
+def reader_behind(router: Any) -> Reader:  # noqa: ARG001 - the cache's key
+    """The proxy's only reader. `router` is Serve's ProxyRouter; a process has one."""
     return Reader()
 
 
 class RawServer:
     """Registers methods with a server so that they take bytes, and any number of messages.
 
-    gRPC itself reads only the first message of a unary call, leaves a call without a message unanswered, and reports a
-    message that it cannot decode as UNKNOWN, with the name of a Python class.
+    gRPC by itself reads only the first message of a unary call, and does not answer a call without a message. It
+    reports a message that it cannot decode as UNKNOWN, with the name of a Python class.
     """
 
     def __init__(self, server: Any) -> None:

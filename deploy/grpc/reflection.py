@@ -1,6 +1,6 @@
-"""Server reflection in both of its versions: newer clients ask for v1 alone, Serve (Ray 2.60) has v1alpha.
+"""Server reflection in both versions: newer clients ask for v1 only, Serve (Ray 2.60) has v1alpha.
 
-The versions differ in the package's name alone. Runs in the proxy's process.
+The versions differ only in the name of the package. Runs in the proxy's process.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FILE = "grpc/reflection/v1/reflection.proto"
 
 
 def reflect_by_both_versions() -> None:
-    """Change what Serve's gRPC servers do to enable reflection, before one is made."""
+    """Make Serve's gRPC servers offer both versions of reflection. Must run before one is created."""
     grpc_util.enable_server_reflection = enable_both
 
 
 def enable_both(server: Any) -> None:
-    """All services but Serve's own, by v1alpha and v1."""
+    """Enable v1alpha and v1 for all services except Serve's own."""
     names = grpc_util.get_service_names(server.generic_rpc_handlers) - {
         service.full_name for service in SERVE.services_by_name.values()
     }
@@ -47,7 +47,7 @@ def enable_both(server: Any) -> None:
 
 
 def _describe_v1() -> None:
-    """Let v1 be found by those who ask for its own description."""
+    """Register v1's file descriptor, so that clients can ask for it."""
     pool = descriptor_pool.Default()
     try:
         pool.FindFileContainingSymbol(SERVICE)

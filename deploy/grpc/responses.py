@@ -1,4 +1,4 @@
-"""From records to protobuf: chunks, completions and models.
+"""Converts chunks, completions and models to protobuf.
 
 Pure functions; `deploy.grpc.translate` goes the other way.
 """
@@ -33,7 +33,7 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 def to_chunk(chunk: Chunk, request: GenerationRequest, index: int, usage: Usage) -> pb.GenerateChunk:
-    """One message of a stream: a chunk of sample `index`, with its request and the usage of all samples."""
+    """One message of a stream: a chunk of sample `index`, with the usage of all samples."""
     return pb.GenerateChunk(
         index=index,
         request_id=request.request_id,
@@ -69,7 +69,7 @@ def to_response(
 
 
 def _sample(chunks: Sequence[Chunk], request: GenerationRequest) -> pb.Sample:
-    """One sample of several; its last chunk has the finish reason."""
+    """One sample. Its last chunk has the finish reason."""
     return pb.Sample(
         text="".join(chunk.text for chunk in chunks),
         token_ids=[token_id for chunk in chunks for token_id in chunk.token_ids],
@@ -83,7 +83,7 @@ def _sample(chunks: Sequence[Chunk], request: GenerationRequest) -> pb.Sample:
 def to_model_info(
     config: ServiceConfig, target: ModelInfo, draft: ModelInfo | None, defaults: Sampling, control: ControlReport
 ) -> pb.GetModelInfoResponse:
-    """The served pair, the defaults of unset fields, and the state of the policy."""
+    """The served models, the defaults of unset fields, and the state of the policy."""
     return pb.GetModelInfoResponse(
         model=config.model_name,
         target=_alike(pb.ModelInfo, target),
@@ -110,7 +110,7 @@ def _listed(served: Served) -> pb.ListedModel:
 
 
 def _alike(kind: type[Kind], record: object, **others: Any) -> Kind:
-    """A message whose fields, but for `others`, are those of a record by the same names."""
+    """A message with the fields of a record of the same names, except for `others`."""
     names = [name for name in kind.DESCRIPTOR.fields_by_name if name not in others]
     return kind(**{name: getattr(record, name) for name in names}, **others)
 
@@ -131,7 +131,7 @@ def _logprobs(chunk: Chunk) -> list[pb.TokenLogprob]:
 
 def _prompt_logprobs(chunks: Sequence[Chunk], request: GenerationRequest) -> list[pb.TokenLogprob]:
     found = [logprobs for chunk in chunks for logprobs in chunk.prompt_logprobs]
-    tokens = request.prompt[1:] if found else ()  # a copy of a long prompt for each chunk takes its time
+    tokens = request.prompt[1:] if found else ()  # copying a long prompt for each chunk is slow
     return [_logprob(token, logprobs) for token, logprobs in zip(tokens, found, strict=False)]
 
 
@@ -167,7 +167,7 @@ def _receipt(receipt: Receipt) -> pb.Receipt:
 
 
 def _receipt_sampling(fields: Mapping[str, Any]) -> pb.SamplingParams:
-    """From the receipt's JSON form, where keys are strings and bad words lists."""
+    """Build the message from the receipt's JSON form, in which keys are strings and bad words are lists."""
     bias = {int(token_id): value for token_id, value in fields["logit_bias"].items()}
     words = [pb.TokenIds(ids=ids) for ids in fields["bad_word_ids"]]
     return pb.SamplingParams(**{**fields, "logit_bias": bias, "bad_word_ids": words})

@@ -1,7 +1,7 @@
 """The RPCs of GenerationService and Health.
 
-Knows the messages, the service and how Serve's proxy passes errors on; must not know Ray actors or leases. Serve routes
-by the method's name and passes `grpc_context` by that name.
+Knows the messages, the service and how Serve's proxy passes errors on; must not know Ray actors or leases. Serve calls
+methods by their names and passes `grpc_context` by keyword.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from ray.serve.grpc_util import RayServegRPCContext as CallContext
 
 SERVICE_NAMES = frozenset({"", "outrider.v1.GenerationService", "grpc.health.v1.Health"})
-"""Names that Health knows; the empty one means the whole server."""
+"""Service names that Health accepts; the empty one means the whole server."""
 MAX_WATCHES = 16
-"""Largest number of Health streams at once; Serve counts them among the calls of a replica."""
+"""Most Health streams at once. Serve counts them among the calls of a replica."""
 WATCH_RETRY_S = 10.0
 Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
@@ -39,9 +39,9 @@ Reply = TypeVar("Reply", bound=Message)
 def _rpc(
     kind: type[Request], empty: type[Reply], *, is_health: bool = False
 ) -> Callable[[Callable[[Any, Request], Awaitable[Reply]]], Callable[[Any, bytes, CallContext], Awaitable[Reply]]]:
-    """Makes an RPC, as Serve calls it, of what answers a message of this kind: to all, or to callers who pass.
+    """Decorator: a method that answers one message becomes an RPC for Serve. All but health RPCs authenticate.
 
-    Errors are set on the call's context, beside an empty reply, because a raised one would lose its details.
+    Errors are set on the call's context, next to an empty reply, because a raised one would lose its details.
     """
 
     def decorated(answer_to: Callable[[Any, Request], Awaitable[Reply]]) -> Callable[..., Awaitable[Reply]]:
@@ -52,12 +52,12 @@ def _rpc(
                     message = parse(kind, request) if is_health else await self._admit(kind, request, grpc_context)
                     reply = await answer_to(self, message)
                     answer.status = "OK"
-                except Exception as error:  # noqa: BLE001 - at the edge: no client may see a stack trace
+                except Exception as error:  # noqa: BLE001 - the outermost handler: no client may see a stack trace
                     answer.status = _tell(grpc_context, error)
                     return empty()
                 return reply
 
-        rpc.__name__ = answer_to.__name__  # which Serve's log has
+        rpc.__name__ = answer_to.__name__  # shown in Serve's log
         return rpc
 
     return decorated
@@ -78,17 +78,17 @@ class Servicer:
         self._num_watches = 0
 
     async def wind_down(self) -> int:
-        """Refuse new requests and report NOT_SERVING; returns the number of completions in progress."""
+        """Refuse new requests and report NOT_SERVING. Returns the number of completions in progress."""
         self._models.is_winding_down = True
         self._is_winding_down.set()
         return sum(model.completions.wind_down() for model in self._models.all)
 
     async def cut_off(self) -> None:
-        """End completions in progress with UNAVAILABLE; returns when their leases have ended."""
+        """End completions in progress with UNAVAILABLE. Returns when their leases have ended."""
         await asyncio.gather(*(model.completions.close() for model in self._models.all))
 
     async def places(self) -> Places:
-        """Limits on the completions of this orchestrator, for proxies."""
+        """This orchestrator's limits, for proxies."""
         return self._models.places
 
     @_rpc(pb.GenerateRequest, pb.GenerateResponse)
@@ -105,10 +105,10 @@ class Servicer:
             return responses.to_response(chunks, requests, usage.total)
 
     async def GenerateStream(self, request: bytes, grpc_context: CallContext) -> AsyncGenerator[pb.GenerateChunk, None]:
-        """One completion, each piece sent as soon as it is committed.
+        """One completion; each piece is sent as soon as it is committed.
 
-        An error is sent as a last, empty chunk that carries code and details through Serve; `deploy.grpc.proxy` drops
-        the chunk. Serve would send a raised error without details, and log its trace twice.
+        An error is sent as a last, empty chunk, whose call carries code and details through Serve; `deploy.grpc.proxy`
+        drops the chunk. Serve would send a raised error without details, and log its trace twice.
         """
         calls.begin(grpc_context.invocation_metadata())
         with calls.answering("GenerateStream") as answer:
@@ -118,7 +118,7 @@ class Servicer:
                     async for chunk in chunks:
                         yield chunk
                 answer.status = "OK"
-            except Exception as error:  # noqa: BLE001 - at the edge: no client may see a stack trace
+            except Exception as error:  # noqa: BLE001 - the outermost handler: no client may see a stack trace
                 answer.status = _tell(grpc_context, error)
                 yield pb.GenerateChunk()
 
@@ -129,47 +129,45 @@ class Servicer:
 
     @_rpc(pb.GetModelInfoRequest, pb.GetModelInfoResponse)
     async def GetModelInfo(self, message: pb.GetModelInfoRequest) -> pb.GetModelInfoResponse:
-        """One model: its pair, the defaults of unset fields, and the state of the policy."""
+        """One model: target and draft, the defaults of unset fields, and the state of the policy."""
         model = self._models[message.model]
         served, report = model.served, model.completions.report()
         return responses.to_model_info(served.config, served.target, served.draft, served.defaults, report)
 
     @_rpc(pb.TokenizeRequest, pb.TokenizeResponse)
     async def Tokenize(self, message: pb.TokenizeRequest) -> pb.TokenizeResponse:
-        """Token ids of a text."""
         served = self._models[message.model].served
         _check_size(message, served)
         return await self._offload.run(message.ByteSize(), _tokens_of, message, served)
 
     @_rpc(pb.DetokenizeRequest, pb.DetokenizeResponse)
     async def Detokenize(self, message: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
-        """Text of token ids."""
         served = self._models[message.model].served
         _check_size(message, served)
         return await self._offload.run(message.ByteSize(), _text_of, message, served)
 
     @_rpc(HealthCheckRequest, HealthCheckResponse, is_health=True)
     async def Check(self, message: HealthCheckRequest) -> HealthCheckResponse:
-        """Whether the service takes requests. A replica that is still loading has no RPCs at all."""
+        """Whether the service accepts requests. A replica that is still loading offers no RPCs at all."""
         if message.service not in SERVICE_NAMES:
             raise UnknownService("there is no such service here")
         return HealthCheckResponse(status=self._health)
 
     @_rpc(HealthListRequest, HealthListResponse, is_health=True)
     async def List(self, _message: HealthListRequest) -> HealthListResponse:
-        """The same for every service by name."""
+        """The health of every service, by name."""
         status = HealthCheckResponse(status=self._health)
         return HealthListResponse(statuses=dict.fromkeys(sorted(SERVICE_NAMES), status))
 
     async def Watch(self, request: bytes, grpc_context: CallContext) -> AsyncIterator[HealthCheckResponse]:
-        """The same as a stream that stays open; it breaks when the replica goes away.
+        """Health as a stream that stays open. It breaks when the replica goes away.
 
-        Each takes one of the calls that a replica may have at once, and asks for no token: so there are not many.
+        A stream occupies one of the replica's calls and needs no token, so their number is limited.
         """
         calls.begin(grpc_context.invocation_metadata())
         try:
             message = self._admit_watch(request)
-        except Exception as error:  # noqa: BLE001 - at the edge: no client may see a stack trace
+        except Exception as error:  # noqa: BLE001 - the outermost handler: no client may see a stack trace
             _tell(grpc_context, error)
             yield HealthCheckResponse()
             return
@@ -224,7 +222,7 @@ class Servicer:
         _check_size(message, served)
         size = message.ByteSize()
         return await self._offload.run(
-            max(size, LONG_BYTES) if _has_grammar(message) else size,  # compiling one takes long
+            max(size, LONG_BYTES) if _has_grammar(message) else size,  # compiling a grammar takes long
             translate.to_requests,
             message,
             served,
@@ -253,7 +251,7 @@ def _text_of(message: pb.DetokenizeRequest, served: Served) -> pb.DetokenizeResp
 
 
 def _check_size(message: Message, served: Served) -> None:
-    """Check the size against the limit of the model. Raises: InvalidRequest."""
+    """Check the size against the model's limit. Raises: InvalidRequest."""
     most, size = served.config.limits.max_message_bytes, message.ByteSize()
     if size > most:
         raise InvalidRequest("request", f"must be at most {most} bytes long, got {size}")
@@ -264,7 +262,7 @@ def _has_grammar(message: pb.GenerateRequest) -> bool:
 
 
 def _tell(context: CallContext, error: Exception) -> str:
-    """Set status and details of `error` on the call, which go with its next message; returns the name of the status."""
+    """Set the error's status and details on the call, to go out with its next message. Returns the status's name."""
     status = status_of(error)
     context.set_code(status.code)
     context.set_details(status.message)

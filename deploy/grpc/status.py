@@ -1,7 +1,7 @@
 """Errors for gRPC clients: a status code, one readable line, and machine-readable details.
 
 Knows the error tree and google.rpc; must not know which method failed. Clients never get a stack trace: an unexpected
-error is logged under an id, and the client gets that id.
+error is logged with an id, and the client gets the id.
 """
 
 from __future__ import annotations
@@ -18,19 +18,16 @@ from deploy import calls
 from deploy.api import shortened, told
 
 DETAILS_KEY = "grpc-status-details-bin"
-"""Trailing metadata that carries a serialized google.rpc.Status."""
+"""Trailing metadata key of a serialized google.rpc.Status."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a call failed."""
-
     code: grpc.StatusCode
     message: str
     details: tuple[Message, ...] = ()
 
     def to_proto(self) -> status_pb2.Status:
-        """As google.rpc.Status."""
         packed = []
         for detail in self.details:
             packed.append(any_pb2.Any())
@@ -38,13 +35,13 @@ class Status:
         return status_pb2.Status(code=self.code.value[0], message=self.message, details=packed)
 
     def to_trailers(self) -> list[tuple[str, str | bytes]]:
-        """As trailing metadata, with the headers that identify the call."""
+        """The status as trailing metadata, with the headers that identify the call."""
         call = calls.current()
         return [(DETAILS_KEY, self.to_proto().SerializeToString()), *(call.headers if call is not None else ())]
 
 
 def status_of(error: Exception) -> Status:
-    """The status of any error; one that is not an OutriderError is logged, and its status only has the id."""
+    """The status of any error. An unexpected error is logged, and its status shows only the id of the log entry."""
     if not isinstance(error, OutriderError):
         return Status(grpc.StatusCode.INTERNAL, told(error), _request_info())
     return Status(grpc.StatusCode[error.status], told(error), (*_details(error), *_request_info()))

@@ -1,4 +1,4 @@
-"""From protobuf to `Given`, which `deploy.api` checks.
+"""Converts protobuf to `Given`, which `deploy.api` checks.
 
 Pure functions. Knows the generated messages; must not know gRPC, Serve or sessions (`deploy.grpc.responses` goes the
 other way).
@@ -30,7 +30,7 @@ from protos.outrider.v1 import generation_pb2 as pb
 from workers.grammar import STRUCTURES, Structure
 
 MAX_TOOLS = 128
-"""As by HTTP."""
+"""Same limit as for HTTP."""
 VERIFICATION_PREFIX = "VERIFICATION_"
 VERIFICATIONS = {pb.Verification.Value(VERIFICATION_PREFIX + each.name): each for each in Verification}
 TIERS = {pb.ServiceTier.Value(f"SERVICE_TIER_{each.upper()}"): each for each in SERVICE_TIERS}
@@ -39,7 +39,7 @@ TIERS = {pb.ServiceTier.Value(f"SERVICE_TIER_{each.upper()}"): each for each in 
 def to_requests(
     message: pb.GenerateRequest, served: Served, now: float, call: CallId | None = None
 ) -> list[GenerationRequest]:
-    """One record for each of the `n` samples; `now` is the service's clock, for the deadline.
+    """One request for each of the `n` samples; `now` is the service's clock, for the deadline.
 
     Raises: InvalidRequest.
     """
@@ -47,9 +47,9 @@ def to_requests(
 
 
 def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
-    """The message's fields; caller and, if the message has none, the request id come from the call.
+    """The message's fields. The caller comes from the call, and so does the request id if the message has none.
 
-    Raises: InvalidRequest for a verification or a service tier that has no name.
+    Raises: InvalidRequest for an unknown verification or service tier.
     """
     sampling, prompt = message.sampling, message.WhichOneof("prompt")
     return Given(
@@ -79,7 +79,7 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
 
 
 def _set(message: Message) -> dict[str, Any]:
-    """The fields that are set, by their names, which are those of `Given`."""
+    """The fields that are set, by name; the names match those of `Given`."""
     return {field.name: value for field, value in message.ListFields()}
 
 
@@ -91,7 +91,7 @@ def _structure(message: pb.StructuredOutput) -> Structure:
 
 
 def _given(message: Any, name: str) -> Any:
-    """The value of an optional field; None when it is unset."""
+    """The value of an optional field; None if it is unset."""
     return getattr(message, name) if message.HasField(name) else None
 
 
@@ -112,7 +112,7 @@ def _tool(tool: pb.Tool, field: str) -> GivenTool:
 
 
 def _chat_message(message: pb.ChatMessage, field: str) -> dict[str, Any]:
-    """Templates ask whether a message has a part: what is empty is left out."""
+    """The message for chat templates, without empty fields: templates test which fields exist."""
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequest(f"{field}.tool_calls", "must not be given unless role is assistant")
     if message.tool_call_id and message.role != "tool":

@@ -1,6 +1,6 @@
 """Finds the field of a message that cannot be decoded.
 
-Pure functions over the protobuf runtime, which itself does not name the string field that is not UTF-8.
+Pure functions over the protobuf runtime, which does not name a string field that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from core.errors import InvalidRequest
 
 LENGTH_DELIMITED = 2
-"""The wire type of strings, bytes, messages and packed numbers."""
+"""Wire type of strings, bytes, messages and packed numbers."""
 
 
 def fault_in(data: bytes, kind: type[Message]) -> InvalidRequest:
-    """The error for `data` that does not decode as `kind`; names the first field that cannot be decoded."""
+    """The error for `data` that does not decode as `kind`. Names the first field that cannot be decoded."""
     field, problem = _first_fault(kind.DESCRIPTOR, data) or ("request", f"is not a {kind.DESCRIPTOR.name}")
     return InvalidRequest(field, problem)
 
 
 def _first_fault(descriptor: Any, data: bytes, path: str = "") -> tuple[str, str] | None:
-    """The path of the first field that cannot be decoded, and the reason; None when all can."""
+    """The path of the first field that cannot be decoded, and the reason; None if all can."""
     try:
         fields: Any = UnknownFieldSet(Empty.FromString(data))  # decodes the structure without checking strings
     except DecodeError:

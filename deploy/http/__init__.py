@@ -1,4 +1,4 @@
-"""The public API by HTTP, as OpenAI's clients speak it: a translation, and what happens in the proxy."""
+"""The HTTP API, for clients of OpenAI and Anthropic: translation of bodies, and the layer in Serve's proxy."""
 
 from deploy.http.proxy import HttpProxy
 from deploy.http.servicer import HttpServicer

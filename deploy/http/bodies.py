@@ -1,7 +1,7 @@
-"""What the bodies of all APIs have in common, and how a body is read.
+"""Base classes for the bodies of all APIs, and the parsing of a body.
 
-Types are checked here, and each refusal names the field by its path in the body; ranges are checked in `deploy.api`,
-for all languages alike. null is the same as no field.
+Types are checked here, and each refusal names the field by its path in the body. Ranges are checked in `deploy.api`,
+for gRPC and HTTP alike. null means the same as a missing field.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from deploy.http.tools import AskedTools
 from workers.grammar import Structure
 
 MAX_SHOWN_CHARS = 60
-"""Of a wrong value, in a refusal."""
+"""Longest part of a wrong value that a refusal shows, in characters."""
 
 MAX_MESSAGES = 4096
 MAX_ENTRIES = 4096
-"""Entries that are looked at: pydantic makes an object of each wrong one, and holds up the event loop meanwhile."""
+"""Most entries of a list or object. pydantic creates an object for each wrong entry, which blocks the event loop."""
 MAX_TOOLS = 256
 
 ALTERNATIVES = frozenset({"str", "NamedTool", "ResponsesChoice"})
-"""Types of fields that may be of several, as pydantic names them."""
+"""pydantic's names for the alternatives of fields with several types."""
 TEXT_ALONE = "this server takes text alone"
 NO_VERBOSITY = "say in the messages how long an answer should be"
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model is to think before it answers; what it makes of that is for its chat template to say."""
+"""Amount of reasoning before the answer. The model's chat template decides what a value means."""
 
 EFFORT = "reasoning_effort"
-"""What chat templates call it, gpt-oss's among them."""
+"""Name of the effort in chat templates, including gpt-oss's."""
 
 Chat = list[dict[str, Any]]
-"""Messages as chat templates have them."""
+"""Messages in the form that chat templates expect."""
 
 
 def few(value: Any) -> Any:
-    """Raises: ValueError where a list or an object has too many entries."""
+    """Raises: ValueError if a list or an object has too many entries."""
     if isinstance(value, dict | list) and len(value) > MAX_ENTRIES:
         raise ValueError(f"must have at most {MAX_ENTRIES} entries, got {len(value)}")
     return value
 
 
 def strings(value: Any) -> list[str]:
-    """One string or several. Raises: ValueError."""
+    """A list of strings, given as one string or several. Raises: ValueError."""
     given = [value] if isinstance(value, str) else [] if value is None else value
     if isinstance(given, list) and all(isinstance(each, str) for each in given):
         return given
@@ -54,7 +54,7 @@ def strings(value: Any) -> list[str]:
 
 
 def neutral(*allowed: Any, reason: str) -> AfterValidator:
-    """For a field that is refused unless its value changes nothing."""
+    """Validator of an unsupported field. It accepts only values that change nothing."""
 
     def check(value: Any) -> Any:
         if value is not None and value not in allowed:
@@ -65,33 +65,33 @@ def neutral(*allowed: Any, reason: str) -> AfterValidator:
 
 
 Ignored = Annotated[Any, Field(default=None)]
-"""A hint for other servers, which changes no output."""
+"""A hint for other servers. It changes no output."""
 
 
 AnyPart = TypeVar("AnyPart", bound="Part")
 
 
 class Part(BaseModel):
-    """Of a body: no unknown fields, and no value of another type than its field's."""
+    """Base of all parts of a body. Refuses unknown fields and wrong types."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
 class Said(Part):
-    """A part of a content that has text."""
+    """Part of a message's content that has text."""
 
     type: str
     text: str
 
 
 Content = Annotated[str | list[dict[str, Any]], BeforeValidator(few)]
-"""A text, or parts: `text_of`."""
+"""Text, or parts, which `text_of` joins."""
 
 
 def part_of(
     given: Mapping[str, Any], kinds: Mapping[str, type[AnyPart]], field: str, reason: str = TEXT_ALONE
 ) -> AnyPart:
-    """The part that stands at `field`, by its type. Raises: InvalidRequest."""
+    """The part at `field`, parsed by its type. Raises: InvalidRequest."""
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in kinds:
         raise InvalidRequest(f"{field}.type", f"must be one of {', '.join(kinds)}: {reason}")
@@ -102,14 +102,14 @@ def part_of(
 
 
 def text_of(content: str | Sequence[Mapping[str, Any]], kinds: Mapping[str, type[Said]], field: str) -> str:
-    """What the content at `field` says. Raises: InvalidRequest."""
+    """The text of the content at `field`. Raises: InvalidRequest."""
     if isinstance(content, str):
         return content
     return "\n".join(part_of(each, kinds, f"{field}[{index}]").text for index, each in enumerate(content))
 
 
 class Speculation(Part):
-    """SpeculationParams of the proto."""
+    """The proto's SpeculationParams."""
 
     max_draft_tokens: int | None = None
     verification: str | None = None
@@ -127,7 +127,7 @@ _Choice = Annotated[list[str] | None, BeforeValidator(few)]
 
 
 class StructuredOutputs(Part):
-    """As vLLM has it."""
+    """vLLM's `structured_outputs`."""
 
     json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
     json_object: bool | None = None
@@ -137,17 +137,17 @@ class StructuredOutputs(Part):
 
 
 class Body(Part):
-    """What the bodies of all APIs have in common."""
+    """Fields and properties shared by the bodies of all APIs."""
 
     HAS_CHOICES: ClassVar[bool] = False
-    """Whether replies have OpenAI's choices, which receipts, traces and explanations stand in."""
+    """Whether replies have OpenAI's choices, which carry receipts, traces and explanations."""
 
     model: str | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
 
-    # This project's own, by the names of the proto and of vLLM.
+    # This project's own fields, by the names of the proto and of vLLM.
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -174,7 +174,7 @@ class Body(Part):
     skip_special_tokens: Annotated[Any, neutral(True, reason="special tokens have no text here")] = None
 
     PROMPT: ClassVar[str] = "messages"
-    """The field that has the prompt."""
+    """Name of the field with the prompt."""
 
     @property
     def tier_asked(self) -> ServiceTier | None:
@@ -182,42 +182,42 @@ class Body(Part):
 
     @property
     def prompts_given(self) -> Sequence[str | list[int]]:
-        """The prompts, where they are no chat."""
+        """The prompts; empty for a chat."""
         return ()
 
     @property
     def chat(self) -> Chat | None:
-        """A prompt that is one. Raises: InvalidRequest."""
+        """The prompt as a chat; None if it is not one. Raises: InvalidRequest."""
         return None
 
     @property
     def continues(self) -> bool:
-        """Whether the output goes on with the chat's last message."""
+        """Whether the output continues the chat's last message."""
         return False
 
     @property
     def template_arguments(self) -> Mapping[str, Any]:
-        """What else a chat's template is given."""
+        """Extra variables for the chat template."""
         return {}
 
     @property
     def effort_asked(self) -> tuple[str, str] | None:
-        """The field that says how much a model is to think, and what it says."""
+        """The name and the value of the field for reasoning effort; None if it is unset."""
         return None
 
     @property
     def tools_asked(self) -> AskedTools | None:
-        """What may be called; None where nothing may. Raises: InvalidRequest."""
+        """The tools that may be called; None if none may. Raises: InvalidRequest."""
         return None
 
     @property
     def format_asked(self) -> tuple[str, Structure] | None:
-        """What the API's own field says of the output, and where. Raises: InvalidRequest."""
+        """The field of the API's own output format, and its structure; None if it is unset. Raises: InvalidRequest."""
         return None
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives to report with each token; None reports nothing."""
+        """Alternatives to report with each token; None reports no log probabilities."""
         return None
 
     @property
@@ -225,10 +225,10 @@ class Body(Part):
         return None
 
     def check(self) -> None:
-        """Raises: InvalidRequest where fields do not go together."""
+        """Raises: InvalidRequest if fields contradict each other."""
 
     def param_of(self, field: str) -> str:
-        """The body's own name of a field that is named as in the proto."""
+        """The body's name of a field that has the proto's name."""
         name, bracket, rest = field.partition("[")
         known = type(self).model_fields.get(name)
         if name == "bad_words" and self.bad_words is None:
@@ -241,7 +241,7 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
-    """The body that `data` encodes. Raises: InvalidRequest, which names the first field that is wrong."""
+    """Parse a body. Raises: InvalidRequest, which names the first wrong field."""
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
@@ -249,10 +249,10 @@ def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
 
 
 def refusal_of(error: ValidationError, field: str = "") -> InvalidRequest:
-    """What is wrong first, by its path below `field`."""
+    """The first problem, with its path below `field`."""
     errors: list[Mapping[str, Any]] = [*error.errors(include_url=False)]
     places = [tuple(part for part in each["loc"] if not _is_of_union(part)) for each in errors]
-    # Where a field may be of several types, the one that comes furthest is meant.
+    # A field may have several types. The alternative that fails deepest is the one the caller meant.
     below_first = [index for index, place in enumerate(places) if place[: len(places[0])] == places[0]]
     index = max(below_first, key=lambda index: len(places[index]))
     first, path = errors[index], path_of(places[index])
@@ -261,12 +261,12 @@ def refusal_of(error: ValidationError, field: str = "") -> InvalidRequest:
 
 
 def _is_of_union(part: str | int) -> bool:
-    """Whether it names an alternative of a field's type, and no place in a body."""
+    """Whether this part of an error's location is an alternative's name, not a place in the body."""
     return isinstance(part, str) and (part in ALTERNATIVES or "[" in part)
 
 
 def path_of(location: tuple[str | int, ...]) -> str:
-    """A place in a body as callers read it: messages[0].content."""
+    """A location as callers read it: messages[0].content."""
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part

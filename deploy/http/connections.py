@@ -1,7 +1,7 @@
 """Connections of Serve's HTTP server (uvicorn 0.54), for clients that it would not answer.
 
-HTTP/1.0 goes to uvicorn's slower parser: the other one replies in chunks, which such clients cannot read. And a client
-that has sent its request and closed its side of the connection gets its reply: uvicorn would take it for gone.
+HTTP/1.0 uses uvicorn's slower parser: the other one replies in chunks, which such clients cannot read. A client that
+has sent its request and closed its side of the connection still gets its reply; uvicorn would assume it is gone.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""Clients skip it wherever it comes before a reply."""
+"""Clients ignore it before a reply."""
 PROBE_S = 0.25
 MAX_LINE_BYTES = 8192
-"""Of a request, before its first line is left to the parser."""
+"""Longest first line to wait for, in bytes; after that the parser decides."""
 
 
 class _AnswersHalfClosed:
-    """A client that closes its side may have gone altogether, which shows only when something is sent to it: a second
-    probe, or a second piece of a stream, fails then, and ends the call.
+    """Answers clients that have closed their side of the connection.
+
+    Such a client may be gone altogether, which shows only when something is sent. A second probe, or a second piece of
+    a stream, then fails and ends the call.
     """
 
     cycle: Any
@@ -33,7 +35,7 @@ class _AnswersHalfClosed:
     pipeline: Sequence[Any] = ()
 
     def eof_received(self) -> bool:
-        """Whether the connection stays open."""
+        """Return whether the connection stays open."""
         cycle = self.cycle
         is_over = cycle is None or cycle.response_complete or cycle.more_body
         if is_over or self.transport.get_extra_info("sslcontext") is not None:
@@ -52,19 +54,18 @@ class _AnswersHalfClosed:
 
 
 class OldConnection(_AnswersHalfClosed, H11Protocol):  # type: ignore[misc]  # eof_received returns nothing there
-    """Of HTTP/1.0: a reply of unknown length ends with the connection."""
+    """An HTTP/1.0 connection. A reply of unknown length ends with the connection."""
 
 
 class Connection(_AnswersHalfClosed, HttpToolsProtocol):  # type: ignore[misc]  # as above
-    """Of HTTP/1.1, or becomes one of HTTP/1.0."""
+    """An HTTP/1.1 connection. It hands over to `OldConnection` if the client uses HTTP/1.0."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._first: bytes | None = b""
-        """The beginning, until it is known of which version it is."""
+        """Bytes received before the HTTP version is known; None after that."""
 
     def data_received(self, data: bytes) -> None:
-        """Of the transport."""
         if self._first is None:
             super().data_received(data)
             return

@@ -1,6 +1,6 @@
-"""Errors as clients see them: an HTTP status, and an object that says what is wrong with which field.
+"""Errors for HTTP clients: a status, and an object with the problem and the field.
 
-Knows the error tree, and the form that each API gives to errors.
+Knows the error tree, and the form of errors in each API.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ STATUSES: Mapping[str, int] = {
     "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
     "UNAUTHENTICATED": HTTPStatus.UNAUTHORIZED,
     "NOT_FOUND": HTTPStatus.NOT_FOUND,
-    # Clients repeat what fails with 500 or more; the same tokens would give the same unsound scores.
+    # Clients retry on 500 and above, but the same tokens would give the same unsound scores.
     "FAILED_PRECONDITION": HTTPStatus.UNPROCESSABLE_ENTITY,
     "RESOURCE_EXHAUSTED": HTTPStatus.TOO_MANY_REQUESTS,  # a full queue, a quota
     "CANCELLED": 499,
     "UNAVAILABLE": HTTPStatus.SERVICE_UNAVAILABLE,
     "DEADLINE_EXCEEDED": HTTPStatus.GATEWAY_TIMEOUT,
 }
-"""Of gRPC's codes; whatever else is 500."""
+"""HTTP status by gRPC code; other codes map to 500."""
 TYPES: Mapping[int, str] = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
 ANTHROPIC_TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -46,7 +46,7 @@ ANTHROPIC_TYPES: Mapping[int, str] = {
     504: "timeout_error",
 }
 MESSAGES = "/v1/messages"
-"""Where paths of Anthropic's API begin."""
+"""Prefix of the paths of Anthropic's API."""
 CODES: Mapping[type[Exception], str] = {
     ContextExceeded: "context_length_exceeded",
     UnknownModel: "model_not_found",
@@ -56,14 +56,10 @@ CODES: Mapping[type[Exception], str] = {
 
 
 class UnknownPath(RequestError):
-    """There is nothing at this path."""
-
     status = "NOT_FOUND"
 
 
 class WrongMethod(RequestError):
-    """The path takes another method."""
-
     status = "UNIMPLEMENTED"
 
     def __init__(self, method: str, allowed: str) -> None:
@@ -72,33 +68,29 @@ class WrongMethod(RequestError):
 
 
 class BodyTooLong(InvalidRequest):
-    """The body has more bytes than any request that could be served."""
-
     def __init__(self, most: int) -> None:
         super().__init__("body", f"must be at most {most} bytes long")
 
 
 class BodyEncoded(InvalidRequest):
-    """The body is compressed."""
-
     def __init__(self, encoding: str) -> None:
         super().__init__("content-encoding", f"must not be given: send the body as it is, got {encoding[:40]!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a call failed, in its API's form."""
+    """A failure in the form of the called API."""
 
     head: Head
     body: bytes
     event: bytes
-    """What ends a stream that has begun."""
+    """The event that ends a stream which has begun."""
     message: str
-    """What is wrong, in words alone."""
+    """The problem as plain text."""
 
 
 def failure_of(error: Exception, path: str = "") -> Failure:
-    """What a caller is told of any error; one that is not an OutriderError is logged, and told by its id alone."""
+    """The failure for any error. An unexpected error is logged, and the client gets only the id of the log entry."""
     status, message = _status(error), told(error)
     is_anthropic = path.startswith(MESSAGES)
     body = encoded(_by_anthropic(status, message) if is_anthropic else _by_openai(error, status, message))
@@ -126,7 +118,7 @@ def _named() -> dict[str, Any]:
 
 
 def code_of(error: Exception) -> str:
-    """The name of gRPC's status code, which logs and metrics of both languages have."""
+    """Name of the gRPC status code, used in logs and metrics of both APIs."""
     return error.status if isinstance(error, OutriderError) else OutriderError.status
 
 
@@ -144,7 +136,7 @@ def _status(error: Exception) -> int:
 
 def _headers(error: Exception) -> Headers:
     if isinstance(error, Overloaded):
-        # Whole seconds are the standard's; the openai client reads the finer one first.
+        # The standard header has whole seconds. The openai client prefers the one in milliseconds.
         delay_s = error.retry_after_s
         return (("retry-after", str(ceil(delay_s))), ("retry-after-ms", str(ceil(1000 * delay_s))))
     if isinstance(error, Unauthenticated):

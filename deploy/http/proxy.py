@@ -1,10 +1,10 @@
-"""What happens to a call in the process of Serve's HTTP proxy, before an orchestrator has it and after.
+"""Handles a call in the process of Serve's HTTP proxy, before and after the orchestrator.
 
-Calls do not go through Serve's own handler (Ray 2.60): for each of them a replica would call back into the proxy, by an
-actor call for the body and another one for the disconnect, of 2 to 100 ms on busy processors. Here a body is read to
-its end, within a bound, and goes with the call, as a message of gRPC does. Admission is that of gRPC in this process:
-both count the same places. A client that goes away has its call cancelled where it runs; one that reads slowly is
-written to slowly, because no more is asked of the orchestrator until what it gave has been sent.
+Calls bypass Serve's own handler (Ray 2.60). There, each call makes the replica call back into the proxy, with one actor
+call for the body and one for the disconnect, of 2 to 100 ms each on busy processors. Here the body is read to its end,
+within a limit, and sent with the call, like a gRPC message. Admission is shared with gRPC in this process. If a client
+goes away, its call is cancelled where it runs. A slow reader slows down its own stream: the next piece is requested
+from the orchestrator only after the last one has been sent.
 
 Runs in the proxy's process, which imports it by the name in `deploy.launch.cluster.PREPARE`.
 """
@@ -35,21 +35,21 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 MAX_BODY_BYTES = 8 * 2**20
-"""No body is longer, as no message of gRPC is (deploy.launch.cluster.MAX_MESSAGE_BYTES)."""
+"""Longest body, the same as for a gRPC message (deploy.launch.cluster.MAX_MESSAGE_BYTES)."""
 SERVES_OWN = frozenset({"/-/healthz", "/-/routes"})
-"""Paths that Serve answers by itself: its health, for probes, and its routes."""
+"""Paths that Serve answers itself: its health, for probes, and its routes."""
 PLAIN = "identity"
-"""Of encodings, the one that changes nothing."""
+"""The content encoding that changes nothing."""
 READ_TIMEOUT_S = 60.0
-"""For a body to arrive: whoever sends nothing more is not waited for."""
+"""Seconds for a body to arrive."""
 
 
 class HttpProxy:
-    """ASGI: answers all paths but Serve's own. `app` is Serve's HTTP server, which knows the proxy."""
+    """ASGI application for all paths but Serve's own. `app` is Serve's HTTP server."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._proxy = app._app  # Serve has wrapped it, to name requests, and nothing else (Ray 2.60)
+        self._proxy = app._app  # Serve's wrapper only adds request ids (Ray 2.60)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -59,12 +59,12 @@ class HttpProxy:
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, receive, send)
-        # Serve names the call by it in its own logs, here and in the replica (Ray 2.60).
+        # Serve's own logs show this id, here and in the replica (Ray 2.60).
         serve_context._serve_request_context.set(serve_context._RequestContext(request_id=exchange.name.request_id))
         try:
             with self._counted():
                 await self._answer(exchange)
-        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+        except Exception as error:  # noqa: BLE001 - the outermost handler: no client may see a stack trace
             await exchange.fail(failure_of(error, exchange.path))
         await exchange.end()
 
@@ -73,7 +73,7 @@ class HttpProxy:
         return admission_behind(self._proxy.proxy_router)
 
     async def _answer(self, exchange: _Exchange) -> None:
-        """Raises: OutriderError, before anything has been written."""
+        """Raises: OutriderError."""
         is_completion = exchange.path in COMPLETIONS
         if exchange.path == HEALTH and (self._proxy._is_draining() or is_to_stop()):
             raise Unavailable("this node is about to stop; repeat the call")
@@ -89,7 +89,7 @@ class HttpProxy:
                     await exchange.write(part)
 
     async def _parts(self, call: Call, exchange: _Exchange) -> AsyncGenerator[Head | bytes, None]:
-        """The reply of an orchestrator; nothing more when the client has gone. Raises: Unavailable."""
+        """The orchestrator's reply; it ends early if the client goes away. Raises: Unavailable."""
         found = self._proxy.proxy_router.get_handle_for_endpoint("")
         if found is None:
             raise Unavailable("the service is starting; try again")
@@ -111,7 +111,7 @@ class HttpProxy:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """A proxy that drains waits for its calls."""
+        """Count the call in Serve's proxy: a draining proxy waits for its calls."""
         self._proxy._ongoing_requests_start()
         try:
             yield
@@ -125,7 +125,7 @@ def _most_bytes(admission: ProxyAdmission) -> int:
 
 
 class _Exchange:
-    """One request and its reply, as ASGI has them."""
+    """One ASGI request and its reply."""
 
     def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -133,19 +133,19 @@ class _Exchange:
         self._headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         self._has_begun = False
         self._head: Head | None = None
-        """Sent with the first bytes of the body: an orchestrator that is lost before has a status of its own."""
+        """Sent with the first bytes of the body, so that losing the orchestrator before that gives an error status."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.name = calls.begin(self._headers.items())
 
     async def call(self, most_bytes: int, count: Callable[[int], None]) -> Call:
-        """The request, read to its end; `count` is told of its bytes. Raises: RequestError."""
+        """The request, read to its end; `count` gets the size of each piece. Raises: RequestError."""
         encoding = self._headers.get("content-encoding", PLAIN)
         if encoding.lower() != PLAIN:
             raise BodyEncoded(encoding)
         authorization = self._headers.get("authorization")
         if authorization is None and (key := self._headers.get("x-api-key")) is not None:
-            authorization = f"Bearer {key}"  # as Anthropic's clients send it
+            authorization = f"Bearer {key}"  # Anthropic's clients send their key this way
         try:
             body = await asyncio.wait_for(self._body(most_bytes, count), READ_TIMEOUT_S)
         except TimeoutError:
@@ -170,12 +170,12 @@ class _Exchange:
                 return bytes(body)
 
     async def until_gone(self) -> None:
-        """Returns when the client has closed the connection."""
+        """Return when the client has closed the connection."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     async def write(self, part: Head | bytes) -> None:
-        """Waits until the connection can take more."""
+        """Send a part; wait until the connection can accept more."""
         if isinstance(part, Head):
             self._head = part
             return
@@ -190,7 +190,7 @@ class _Exchange:
         await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
 
     async def fail(self, failure: Failure) -> None:
-        """The reply itself; or the last event of a stream that has begun."""
+        """Send the failure as the reply, or as the last event of a stream that has begun."""
         if self._has_begun:
             await self.write(failure.event)
         else:
@@ -198,7 +198,7 @@ class _Exchange:
             await self.write(failure.body)
 
     async def end(self) -> None:
-        """The reply is complete."""
+        """Complete the reply."""
         await self._begin()
         if self._has_begun:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})

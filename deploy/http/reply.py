@@ -1,4 +1,4 @@
-"""What the replies of all APIs have in common: whole, or as the events of a stream.
+"""Base class of all APIs' replies, whole or as a stream of events.
 
 Knows chunks; must not know how a reply is sent.
 """
@@ -22,19 +22,19 @@ OWNER = "outrider"
 
 @dataclass(frozen=True, slots=True)
 class ReplyOrder:
-    """What a reply is made for."""
+    """The inputs from which a reply is built."""
 
     body: Body
     model: str
     requests: Sequence[GenerationRequest]
-    """Samples of one prompt, then as many of the next."""
+    """The samples of the first prompt, then those of the next."""
     tokenizer: Tokenizer
     reading: Reading
     created_s: int
     fingerprint: str = ""
-    """Of what computes the outputs."""
+    """Identifies the model and software that compute the outputs."""
     named: Callable[[InvalidRequest], InvalidRequest] = lambda error: error
-    """What is wrong, by the fields of the body."""
+    """Renames an error's field to the body's own."""
 
     @property
     def request_id(self) -> str:
@@ -42,30 +42,30 @@ class ReplyOrder:
 
 
 class Reply(ABC):
-    """One reply. An instance counts what it has written."""
+    """One reply. An instance keeps track of what it has written."""
 
     @abstractmethod
     def piece(self, index: int, chunk: Chunk) -> bytes:
-        """The events of a chunk of sample `index`; the first has those that open the stream before them."""
+        """The events of a chunk of sample `index`; the first chunk also opens the stream."""
 
     @abstractmethod
     def last_piece(self) -> bytes:
-        """The events that follow when all samples have ended."""
+        """The events at the end of the stream, after all samples."""
 
     def failing(self, failure: Failure) -> bytes:
-        """The events that end a stream which has failed."""
+        """The events that end a failed stream."""
         return failure.event
 
     @abstractmethod
     def whole(self, chunks: Sequence[Sequence[Chunk]]) -> Mapping[str, Any]:
-        """The reply at once; `chunks` are those of each sample."""
+        """The reply as one object; `chunks` are those of each sample."""
 
 
 def text_of(chunks: Sequence[Chunk]) -> str:
-    """Of one sample."""
+    """The text of one sample."""
     return "".join(chunk.text for chunk in chunks)
 
 
 def usage_of(chunks: Sequence[Chunk], request: GenerationRequest) -> Usage:
-    """Of one sample so far."""
+    """The usage of one sample so far."""
     return chunks[-1].usage if chunks else Usage(len(request.prompt), 0)

@@ -1,4 +1,4 @@
-"""Which paths there are, and what each takes and gives."""
+"""The paths of the HTTP API, with their body and reply types."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from deploy.http.reply import Reply, ReplyOrder
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a path takes and gives."""
-
     body: type[Body]
     reply: Callable[[ReplyOrder], Reply]
 
@@ -40,7 +38,7 @@ COMPLETIONS: Mapping[str, Route] = {
     RESPONSES: Route(ResponsesBody, ResponsesReply),
     MESSAGES: Route(MessagesBody, MessagesReply),
 }
-"""Those that take a place for as long as they last."""
+"""Paths that count as completions in admission."""
 REFUSED: Mapping[str, str] = {
     "/v1/embeddings": "this server generates text; it makes no embeddings",
     "/v1/images": "this server writes text alone",
@@ -54,16 +52,16 @@ REFUSED: Mapping[str, str] = {
     f"{MESSAGES}/batches": "this server has no batches: send each message by itself",
     "/v1/batches": "this server has no batches: send each request by itself",
 }
-"""Beginnings of paths that others have, and why they are not here."""
+"""Prefixes of paths of other servers, and why this server does not have them."""
 JSON_GROWTH = 6
-"""Largest factor over the same request by gRPC: a byte of text is up to 6 characters (\\u0000)."""
+"""Largest ratio of a body to the same request over gRPC: a byte of text takes up to 6 characters (\\u0000)."""
 
 
 def is_known(path: str) -> bool:
-    """Whether something is there."""
+    """Whether `path` exists."""
     return path in (*COMPLETIONS, COUNT_TOKENS, MODELS, HEALTH, METRICS, STATUS, PAGE)
 
 
 def refusal_of(path: str) -> str:
-    """Why nothing is there."""
+    """Why `path` does not exist."""
     return next((why for start, why in REFUSED.items() if path.startswith(start)), "there is nothing at this path")

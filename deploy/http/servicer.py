@@ -1,7 +1,7 @@
-"""The endpoints of the HTTP API: a call comes in, the head of a reply and its bytes go out.
+"""The endpoints of the HTTP API: a call comes in; the head of a reply and its bytes go out.
 
-Knows bodies and the models; must not know Serve, sockets or leases. Nothing is written before it is taken: a slow
-reader holds up its own stream, and no other.
+Knows bodies and the models; must not know Serve, sockets or leases. A piece is produced only when it is requested, so a
+slow reader holds up its own stream alone.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from deploy.metrics.load import TEXT, exposition
 from deploy.receipts import fingerprint
 
 MANY_PROMPTS = 16
-"""Of one call: more are checked beside the event loop, however short they are."""
+"""Prompts of one call above which they are checked in the offload thread, however short they are."""
 Parts = AsyncGenerator[Head | bytes, None]
 
 
 class HttpServicer:
-    """Answers every call, but for health and load only if it passes the gate. Shows no client a stack trace."""
+    """Answers every call. All but health, load and the page require authentication. Clients never get a stack trace."""
 
     def __init__(self, models: Models, clock: Clock, authenticator: Authenticator, offload: Offload) -> None:
         self._models = models
@@ -70,7 +70,7 @@ class HttpServicer:
         self._created_s = int(time.time())
 
     async def respond(self, call: Call) -> Parts:
-        """The head of the reply, then its body in pieces; an error after the head is the last event of the stream."""
+        """The head of the reply, then its body in pieces. An error after the head becomes the last event."""
         calls.enter(call.name)
         has_begun, ending = False, _Ending()
         with calls.answering(_method(call), is_probe=call.path in (HEALTH, METRICS)) as answer:
@@ -80,7 +80,7 @@ class HttpServicer:
                         has_begun = True
                         yield part
                 answer.status = "OK"
-            except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+            except Exception as error:  # noqa: BLE001 - the outermost handler: no client may see a stack trace
                 failure, answer.status = failure_of(error, call.path), code_of(error)
                 if not has_begun:
                     yield failure.head
@@ -93,7 +93,7 @@ class HttpServicer:
         if call.path == METRICS:
             return self._show_load(call)
         if call.path == PAGE and self._models[""].served.config.http.page:
-            return self._show_page(call)  # to everybody: all that it shows it has to ask for
+            return self._show_page(call)  # needs no key: the page fetches its data through the API
         authorization = call.authorization
         caller = self._authenticator.check(() if authorization is None else (("authorization", authorization),))
         if call.path in COMPLETIONS:
@@ -184,7 +184,7 @@ class HttpServicer:
         asked = body.tools_asked
         has_template = body.speculation is not None and body.speculation.template is not None
         has_grammar = has_template or structure_of(body, asked) is not None or (asked is not None and asked.is_forced)
-        is_long = has_grammar or len(body.prompts_given) > MANY_PROMPTS  # a grammar is compiled
+        is_long = has_grammar or len(body.prompts_given) > MANY_PROMPTS  # compiling a grammar takes long
         work = max(size, LONG_BYTES) if is_long else size
         if size > served.config.limits.max_message_bytes:
             raise BodyTooLong(served.config.limits.max_message_bytes)
@@ -208,7 +208,7 @@ def _completed(model: Hosted, requests: Sequence[GenerationRequest], num_prompts
 
 
 class _Ending:
-    """How a stream ends that fails: as its reply says, once there is one."""
+    """The end of a failed stream: in the form of its reply, once there is one."""
 
     reply: Reply | None = None
 
@@ -217,8 +217,10 @@ class _Ending:
 
 
 async def _streamed(reply: Reply, pieces: Samples, keep_alive_s: float) -> Parts:
-    """The head comes with the first piece, since until then an error has a status of its own; or, where that takes
-    long, with a comment: load balancers close a connection on which nothing comes for a minute or so.
+    """Stream a reply. The head is sent with the first piece, because until then an error can have its own status.
+
+    If the first piece takes long, the head is sent with a comment: load balancers close a connection that is silent for
+    about a minute.
     """
     has_begun = False
     async with aclosing(merged([pieces], keep_alive_s)) as parts:
@@ -241,12 +243,12 @@ async def _whole(reply: Reply, pieces: Samples, num_samples: int) -> Parts:
 
 
 def _method(call: Call) -> str:
-    """As a log has it, where a path that is not known is nobody's business."""
+    """Method and path for the log. Unknown paths are not logged."""
     return f"{call.method} {call.path if is_known(call.path) else 'another path'}"
 
 
 def _require_method(call: Call, allowed: str) -> None:
-    """HEAD is GET; the HTTP server leaves out the body, as of any reply to it."""
+    """Raises: WrongMethod. HEAD counts as GET; the HTTP server omits the body."""
     is_head = call.method == "HEAD" and allowed == "GET"
     if call.method != allowed and not is_head:
         raise WrongMethod(call.method, "GET, HEAD" if allowed == "GET" else allowed)

@@ -1,4 +1,4 @@
-"""What an output must look like, as bodies say it: the API's own way, the ways of vLLM, and calls that are asked for.
+"""The required structure of an output, from the API's own field, vLLM's fields, and forced tool calls.
 
 Pure functions. Must not know which values are allowed: `deploy.api` does.
 """
@@ -17,13 +17,13 @@ from deploy.http.tools import AskedTools
 from workers.grammar import Structure, grammar_of
 
 Held = tuple[str, Structure]
-"""Where in a body it is said, and what."""
+"""The field of the body, and the structure that it requires."""
 
 
 def structure_of(body: Body, asked: AskedTools | None = None) -> Held | None:
-    """What the body says of its output. Raises: InvalidRequest where it is said twice.
+    """The structure that the body requires of its output. Raises: InvalidRequest if it gives several.
 
-    The API's own format is that of an answer: where a call is forced there is none, and it holds nothing.
+    The API's own format describes an answer, so it is ignored if a tool call is forced.
     """
     own = body.format_asked
     found = ([] if own is None or (asked is not None and asked.is_forced) else [own]) + _by_vllm(body)
@@ -33,7 +33,7 @@ def structure_of(body: Body, asked: AskedTools | None = None) -> Held | None:
 
 
 def held_to(body: Body, asked: AskedTools | None, calls: str | None) -> Held | None:
-    """What the output is held to, forced calls included; `calls` is their format. Raises: InvalidRequest."""
+    """The required structure, forced tool calls included; `calls` is their format. Raises: InvalidRequest."""
     said = structure_of(body, asked)
     if asked is None or calls is None or (said is None and not asked.is_forced):
         return said
@@ -47,7 +47,7 @@ def held_to(body: Body, asked: AskedTools | None, calls: str | None) -> Held | N
 
 
 def refusal_of_tool(asked: AskedTools, calls: str, config: ServiceConfig) -> InvalidRequest | None:
-    """Which tool's schema cannot be followed by itself, and why: to be asked where all of them together cannot be."""
+    """The error of the first tool whose schema fails by itself, or None. Called if all tools together fail."""
     for name, schema in asked.schemas.items():
         try:
             structure = Structure("grammar", grammar_of_calls(calls, {name: schema}, is_one=True))
@@ -58,7 +58,7 @@ def refusal_of_tool(asked: AskedTools, calls: str, config: ServiceConfig) -> Inv
 
 
 def _schema(field: str, structure: Structure) -> Mapping[str, Any]:
-    """Of an answer that may come in place of calls."""
+    """JSON schema of an answer that may come instead of calls."""
     value = structure.value
     if structure.kind == "json_object":
         return {"type": "object"}
@@ -73,7 +73,7 @@ def _schema(field: str, structure: Structure) -> Mapping[str, Any]:
 
 
 def _by_vllm(body: Body) -> list[Held]:
-    """In vLLM's field of today, and in those that it had before."""
+    """Structures from vLLM's current field, and from its earlier ones."""
     given = body.structured_outputs or StructuredOutputs()
     values = {
         "structured_outputs.json": ("json_schema", given.json_),

@@ -1,4 +1,4 @@
-"""Tools that a body gives, whichever API it is of: checked, and as chat templates have them.
+"""Checks the tools in a body of any API, and converts them for chat templates.
 
 Pure functions. Knows names and schemas; must not know bodies or models.
 """
@@ -19,24 +19,24 @@ NO_CALLS = "none"
 
 @dataclass(frozen=True, slots=True)
 class AskedTools:
-    """What a model may call, or must."""
+    """The tools that a model may or must call."""
 
     schemas: Mapping[str, Mapping[str, Any]]
-    """Of the arguments of each that may be called, by its name."""
+    """JSON schema of the arguments of each callable tool, by name."""
     fields: Mapping[str, str]
-    """Where in the body each of them stands."""
+    """Path in the body of each callable tool's schema, by name."""
     shown: tuple[Mapping[str, Any], ...]
-    """All of them, as chat templates have them."""
+    """All tools, in the form that chat templates expect."""
     is_forced: bool = False
-    """The output has to be calls of these."""
+    """Whether the output must be calls of these tools."""
     is_one: bool = False
-    """There may be one call at most."""
+    """Whether at most one call is allowed."""
 
 
 def asked_tools(
     given: Sequence[GivenTool], choice: str, name: str | None = None, *, is_one: bool = False, name_field: str
 ) -> AskedTools | None:
-    """What may be called by `choice`: none, auto, required or named, by its `name`; None where nothing may be.
+    """The tools allowed by `choice`: none, auto, required or named, with `name`. None if no tool may be called.
 
     Raises: InvalidRequest.
     """
@@ -57,7 +57,7 @@ def asked_tools(
 
 
 def require_calls(form: str | None, tokenizer: Tokenizer) -> str:
-    """The format of the model's calls. Raises: InvalidRequest where it has none, or none that is known here."""
+    """The format of the model's calls. Raises: InvalidRequest if it has none, or an unknown one."""
     if "tools" not in (tokenizer.template or ""):
         raise InvalidRequest("tools", "must not be given: this model's chat template takes no tools")
     if form is None:

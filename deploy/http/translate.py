@@ -1,6 +1,6 @@
-"""From a body to the core: it says what was given, which `deploy.api` checks and makes a record of.
+"""Converts a body to `Given`, which `deploy.api` checks and turns into a record.
 
-Pure functions (the replies of each API go the other way). Refusals name fields as the body has them.
+Pure functions (the replies of each API go the other way). Refusals name fields by their names in the body.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COPIED = (
     "allowed_token_ids", "bad_words", "bad_word_ids", "max_tokens", "min_tokens", "stop", "stop_token_ids",
     "ignore_eos", "include_stop", "priority", "timeout_s", "receipt", "n", "truncate_prompt_tokens",
 )  # fmt: skip
-"""Fields of bodies that are `Given`'s by the same name."""
+"""Fields with the same name in bodies and in `Given`."""
 MAX_ID_DIGITS = 20
 STRUCTURE = "structured_output"
 _PARAMS = (
@@ -32,18 +32,18 @@ _PARAMS = (
     (re.compile(r"^(text|token_ids(\.ids)?|chat(\.messages)?)\b"), "prompt"),
     (re.compile(r"^(bad_word_ids\[\d+\])\.ids\b"), r"\1"),
 )
-"""From a field's path in the proto to the body's, where all bodies have the same."""
+"""Replacements from a field's path in the proto to its path in the body, shared by all bodies."""
 
 
 def _held(body: Body, asked: AskedTools | None, served: Served) -> Held | None:
-    """The structure of the output, forced tool calls in this model's format included. Raises: InvalidRequest."""
+    """The required structure of the output, forced tool calls included. Raises: InvalidRequest."""
     if asked is None:
         return held_to(body, None, None)
     return held_to(body, asked, require_calls(calls_format(served.config.http, served.tokenizer), served.tokenizer))
 
 
 def reading_of(body: Body, request: GenerationRequest, served: Served) -> Reading:
-    """What to look for in the outputs. An output that follows a grammar has no reasoning."""
+    """Parts to look for in the outputs. An output that follows a grammar has no reasoning."""
     if body.prompts_given:  # building a long chat a second time would block the event loop
         return Reading()
     config, tokenizer = served.config.http, served.tokenizer
@@ -57,7 +57,7 @@ def reading_of(body: Body, request: GenerationRequest, served: Served) -> Readin
 
 
 def to_requests(body: Body, served: Served, now: float, request_id: str, caller: str = "") -> list[GenerationRequest]:
-    """One record for each of the outputs of each prompt, complete and within all limits. Raises: InvalidRequest."""
+    """One request for each output of each prompt, complete and within all limits. Raises: InvalidRequest."""
     body.check()
     asked = body.tools_asked
     held = _held(body, asked, served)
@@ -86,7 +86,7 @@ def prompt_of(body: Body, served: Served) -> tuple[int, ...]:
 
 @contextmanager
 def _tools_named(asked: AskedTools | None, held: Held | None, served: Served) -> Iterator[None]:
-    """A schema that cannot be followed is refused by its tool."""
+    """Make the refusal of an invalid schema name its tool."""
     try:
         yield
     except InvalidRequest as error:
@@ -99,7 +99,7 @@ def _tools_named(asked: AskedTools | None, held: Held | None, served: Served) ->
 
 @contextmanager
 def later_named_as_in(body: Body, served: Served) -> Iterator[None]:
-    """Of a request that was sound, as far as could be told: what engines refuse has the body's own field, too."""
+    """Rename the fields in errors that engines raise for a request which has passed all checks."""
     try:
         yield
     except InvalidRequest as error:
@@ -107,7 +107,7 @@ def later_named_as_in(body: Body, served: Served) -> Iterator[None]:
 
 
 def named_as_in(body: Body, served: Served, error: InvalidRequest) -> InvalidRequest:
-    """The same by the body's own fields."""
+    """The error with the body's own field name."""
     return _named(error, body, _held(body, body.tools_asked, served))
 
 
@@ -140,7 +140,7 @@ def _check_reports(body: Body, speculation: Speculation) -> None:
 
 
 def _template_arguments(body: Body, served: Served) -> Mapping[str, Any]:
-    """What a chat's template is given. Raises: InvalidRequest for an effort of which it would make nothing."""
+    """The chat template's variables. Raises: InvalidRequest if the template cannot use the effort."""
     if body.effort_asked is None:
         return body.template_arguments
     field, effort = body.effort_asked
@@ -156,7 +156,7 @@ def _template_arguments(body: Body, served: Served) -> Mapping[str, Any]:
 def given_by(
     body: Body, served: Served, asked: AskedTools | None, held: Held | None, request_id: str = "", caller: str = ""
 ) -> Given:
-    """The body's fields, prompts apart that are no chat.
+    """The body's fields. Prompts other than a chat are left out.
 
     Raises: InvalidRequest for a field that this kind of body cannot have.
     """
@@ -181,7 +181,7 @@ def given_by(
 
 
 def param_of(field: str, body: Body, held: Held | None) -> str:
-    """The body's own path of a field that is named by its path in the proto."""
+    """The body's path of a field that has the proto's path."""
     for pattern, replacement in _PARAMS:
         field = pattern.sub(replacement, field)
     if field.startswith(STRUCTURE) and held is not None:

@@ -1,4 +1,4 @@
-"""What passes between Serve's HTTP proxy and an orchestrator, and the bytes that replies are made of."""
+"""The types that pass between Serve's HTTP proxy and an orchestrator, and helpers to encode replies."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Headers = tuple[tuple[str, str], ...]
 JSON: Headers = (("content-type", "application/json"),)
 EVENTS: Headers = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 DONE = b"data: [DONE]\n\n"
-"""What ends a stream that came to its end."""
+"""End of a completed stream."""
 COMMENT = b": keep-alive\n\n"
-"""Readers of server-sent events skip it."""
+"""Readers of server-sent events ignore it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How a reply begins; its body follows as bytes."""
+    """Status and headers of a reply. Its body follows as bytes."""
 
     status: int
     headers: Headers = JSON
@@ -50,5 +50,5 @@ def encoded(value: Mapping[str, Any]) -> bytes:
 
 
 def event(data: bytes, name: str = "") -> bytes:
-    """One server-sent event; some APIs name theirs."""
+    """One server-sent event; some APIs name their events."""
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"

@@ -10,9 +10,9 @@ class LinkTroubles:
     """Counts of failures of one orchestrator's links since its start."""
 
     num_unopened: int = 0
-    """Number of attempts that failed."""
+    """Attempts that failed."""
     num_lost: int = 0
-    """Number of open links that closed."""
+    """Open links that closed."""
 
     def __add__(self, other: LinkTroubles) -> LinkTroubles:
         return LinkTroubles(self.num_unopened + other.num_unopened, self.num_lost + other.num_lost)
@@ -20,7 +20,7 @@ class LinkTroubles:
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """The engine's end of a link. It is sent with the grant of a lease, over Ray only."""
+    """An engine's address for links. It is sent with the grant of a lease, over Ray only."""
 
     host: str
     port: int
@@ -29,4 +29,4 @@ class LinkAddress:
     key: bytes = field(repr=False)
     """Shared secret, drawn by the engine at start and never sent over the link."""
     has_tls: bool = False
-    """Whether the port takes TLS connections only."""
+    """Whether the port accepts TLS connections only."""

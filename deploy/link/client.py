@@ -1,4 +1,4 @@
-"""The orchestrator's end of a link: batches go out as one frame each, replies come back as they are ready.
+"""The orchestrator's end of a link. Each batch is sent as one frame; replies come back as they are ready.
 
 Knows frames and records; must not know Ray or sessions. One event loop, no locks.
 """
@@ -23,21 +23,21 @@ from protos.outrider.link.v1 import link_pb2 as pb
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """The replies to one batch, filled in and passed on as they arrive, like the updates of growth."""
+    """The replies to one batch, collected and passed on as they arrive; draft updates are only passed on."""
 
     first_number: int
     future: asyncio.Future[list[Any]]
     replies: list[Reply | None]
     take: Callable[[Any], None] | None
     heard_s: float
-    """When the engine last said anything of it, or else when it was sent."""
+    """Loop time at which the engine last reported on this call, or at which it was sent."""
     num_open: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_open = len(self.replies)
 
     def fill(self, number: int, reply: Reply) -> None:
-        """Add a reply or pass on an update; the last reply completes the call, unless the caller has been cancelled."""
+        """Add a reply or pass on an update. The last reply completes the call, unless its caller was cancelled."""
         self.heard_s = self.future.get_loop().time()
         if self.take is not None:
             self._pass_on(reply, self.take)
@@ -49,7 +49,7 @@ class _Call:
             self.future.set_result(self.replies)
 
     def _pass_on(self, reply: Reply, take: Callable[[Any], None]) -> None:
-        """Let the caller have what came, unless its call has ended."""
+        """Give a reply to the caller, unless its call has ended."""
         if self.future.done():
             return
         try:
@@ -59,7 +59,7 @@ class _Call:
 
 
 class _Watch:
-    """Ends a call with TimeoutError once the engine has said nothing of it for a while."""
+    """Ends a call with TimeoutError after `silence_s` without a report on it from the engine."""
 
     def __init__(self, call: _Call, silence_s: float) -> None:
         self._call = call
@@ -68,7 +68,7 @@ class _Watch:
         self._timer = self._loop.call_at(call.heard_s + silence_s, self._look)
 
     def _look(self) -> None:
-        """Most calls have ended by now: what is heard meanwhile moves no timer."""
+        """Checked when the timer fires, not with every reply: most calls have ended by then."""
         due_s = self._call.heard_s + self._silence_s
         if due_s > self._loop.time():
             self._timer = self._loop.call_at(due_s, self._look)
@@ -97,9 +97,9 @@ class Link(asyncio.Protocol):
 
     @classmethod
     async def open(cls, address: LinkAddress, certificates: Certificates | None = None) -> Link:
-        """A link that the engine has accepted. Raises: LinkError, with the reason.
+        """Open a link; returns once the engine has accepted it. Raises: LinkError, with the reason.
 
-        With `certificates` it is encrypted, or it fails.
+        With `certificates`, the link is encrypted or fails.
         """
         _check_tls(address, certificates)
         loop = asyncio.get_running_loop()
@@ -112,7 +112,7 @@ class Link(asyncio.Protocol):
                 except BaseException:
                     link.close("the attempt to open it was cancelled")
                     raise
-        except OSError as error:  # TimeoutError, too
+        except OSError as error:  # includes TimeoutError
             raise LinkError(str(error) or f"no answer within {HANDSHAKE_TIMEOUT_S:g} s") from error
         return link
 
@@ -123,10 +123,10 @@ class Link(asyncio.Protocol):
     async def exchange(
         self, batch: Sequence[Request], take: Callable[[Any], None] | None = None, silence_s: float | None = None
     ) -> list[Any]:
-        """One reply for each request, in order, when all of them have arrived; `take` gets each as it arrives.
+        """Send a batch; returns one reply for each request, in order. `take` gets each reply as it arrives.
 
-        Raises: WorkerLost when the link has closed or closes meanwhile; TimeoutError when the engine does not read, or
-        says nothing of the call, for `silence_s`; FrameTooLong, and then nothing was sent; as `take`.
+        Raises: WorkerLost if the link is closed or closes meanwhile; TimeoutError if the engine does not read or does
+        not report on the call for `silence_s`; FrameTooLong, in which case nothing was sent; any error of `take`.
         """
         if not self._may_write.is_set():
             async with asyncio.timeout(silence_s):
@@ -146,7 +146,7 @@ class Link(asyncio.Protocol):
                 self._calls.pop(number, None)
 
     async def grow(self, request: Request, take: Callable[[DraftUpdate], None]) -> Any:
-        """Send, and give `take` each update; returns the last reply. Raises: as `exchange`, and as `take`."""
+        """Send a request; `take` gets each update. Returns the last reply. Raises: as `exchange`."""
 
         def take_update(reply: Reply) -> None:
             if isinstance(reply, DraftUpdate):
@@ -156,7 +156,6 @@ class Link(asyncio.Protocol):
         return reply
 
     def _send(self, batch: Sequence[Request], take: Callable[[Any], None] | None) -> _Call:
-        """Send, and let the call have the replies."""
         assert self._transport is not None, "a link is used once it has been opened"
         loop, first_number = asyncio.get_running_loop(), self._next_number
         frame = framed(encode_requests(first_number, batch))
@@ -167,7 +166,7 @@ class Link(asyncio.Protocol):
         return call
 
     def close(self, reason: str) -> None:
-        """Close the link; open calls raise WorkerLost. May be called twice."""
+        """Close the link; open calls raise WorkerLost. Later calls have no effect."""
         if self._end is not None:
             return
         self._end = reason
@@ -183,7 +182,7 @@ class Link(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         tune(transport)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -229,7 +228,7 @@ class Link(asyncio.Protocol):
 
 
 def _check_tls(address: LinkAddress, certificates: Certificates | None) -> None:
-    """Raises: LinkError when only one end has TLS, which would otherwise fail without a reason."""
+    """Raises: LinkError if only one end has TLS. The connection would otherwise fail without a reason."""
     if address.has_tls and certificates is None:
         raise LinkError(f"the engine requires TLS, but here neither engine.link_tls nor {TLS_DIR} is set")
     if certificates is not None and not address.has_tls:

@@ -4,8 +4,8 @@
     orchestrator   Hello      version, epoch, nonce, HMAC(key, "orchestrator" + both nonces)
     engine         Welcome    HMAC(key, "engine" + both nonces)
 
-The key itself is never sent, proofs are compared in constant time, and a recorded handshake is of no use for another.
-It does not encrypt or sign what follows: that takes TLS (`tls`) or a private network. Pure functions.
+The key itself is never sent, proofs are compared in constant time, and a recorded handshake cannot be replayed. The
+handshake does not encrypt or sign later messages: that takes TLS (`tls`) or a private network. Pure functions.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from protos.outrider.link.v1 import link_pb2 as pb
 VERSION = 6
 KEY_BYTES = NONCE_BYTES = 32
 MAX_HANDSHAKE_BYTES = 256
-"""Largest frame, in bytes, before the handshake has ended."""
+"""Largest frame, in bytes, until the handshake is complete."""
 HANDSHAKE_TIMEOUT_S = 5.0
 
 
 def challenge() -> pb.Challenge:
-    """A new challenge with a random nonce."""
     return pb.Challenge(version=VERSION, nonce=secrets.token_bytes(NONCE_BYTES))
 
 
 def answer(challenge: pb.Challenge, address: LinkAddress) -> pb.Hello:
-    """The orchestrator's answer to a challenge. Raises: LinkError for another version of the protocol."""
+    """The orchestrator's answer to a challenge. Raises: LinkError if the protocol versions differ."""
     _check_version(challenge.version)
     nonce = secrets.token_bytes(NONCE_BYTES)
     proof = _proof(address.key, b"orchestrator", challenge.nonce, nonce)
@@ -39,7 +38,7 @@ def answer(challenge: pb.Challenge, address: LinkAddress) -> pb.Hello:
 
 
 def admit(hello: pb.Hello, challenge: pb.Challenge, epoch: int, key: bytes) -> pb.Welcome:
-    """The engine's answer to an orchestrator with the right proof. Raises: LinkError for any other."""
+    """The engine's answer to a valid hello. Raises: LinkError if version, proof or epoch is wrong."""
     _check_version(hello.version)
     if not hmac.compare_digest(hello.proof, _proof(key, b"orchestrator", challenge.nonce, hello.nonce)):
         raise LinkError("the orchestrator's key is not this engine's")
@@ -49,7 +48,7 @@ def admit(hello: pb.Hello, challenge: pb.Challenge, epoch: int, key: bytes) -> p
 
 
 def check_welcome(welcome: pb.Welcome, challenge: pb.Challenge, hello: pb.Hello, address: LinkAddress) -> None:
-    """Check the engine's proof. Raises: LinkError when it does not know the key."""
+    """Check the engine's proof. Raises: LinkError if the engine does not know the key."""
     if not hmac.compare_digest(welcome.proof, _proof(address.key, b"engine", challenge.nonce, hello.nonce)):
         raise LinkError("the process at this address does not know the engine's key")
 

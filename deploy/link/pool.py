@@ -1,6 +1,6 @@
 """The links of one orchestrator process: at most one to each engine, opened with the first lease on it.
 
-A link that cannot be opened is logged and counted, and tried again later; meanwhile calls go through Ray.
+A link that cannot be opened is logged and counted, and tried again later. Meanwhile calls go through Ray.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deploy.link.tls import Certificates
 logger = logging.getLogger(__name__)
 
 RETRY_S = 30.0
-"""Seconds before an engine whose link could not be opened is tried again."""
+"""Seconds between attempts to open a link."""
 
 
 class Links:
@@ -30,7 +30,7 @@ class Links:
         self._links: dict[str, Link] = {}
         self._opening: dict[str, asyncio.Task[Link | None]] = {}
         self._unopened_s: dict[str, float] = {}
-        """When the last attempt failed."""
+        """Monotonic time of the last failed attempt, by engine."""
         self._num_unopened = self._num_lost = 0
 
     @property
@@ -39,7 +39,7 @@ class Links:
         return LinkTroubles(self._num_unopened, self._num_lost)
 
     async def to(self, engine_id: str, address: LinkAddress | None) -> Link | None:
-        """The link to this engine, opened if needed; None while there is none.
+        """The link to this engine, opened if needed; None if there is none.
 
         Waits for the first attempt; later attempts run in the background, while calls go through Ray.
         """
@@ -54,8 +54,7 @@ class Links:
         return await asyncio.shield(self._open(engine_id, address))
 
     def _open(self, engine_id: str, address: LinkAddress) -> asyncio.Task[Link | None]:
-        """Start to open the link, or join the attempt in progress, which does not end with the request that started
-        it."""
+        """Start or join an attempt to open the link. It outlives the request that started it."""
         task = self._opening.get(engine_id)
         if task is None:
             task = asyncio.create_task(self._try(engine_id, address), context=contextvars.Context())

@@ -1,4 +1,4 @@
-"""Replies of core.records as protobuf, and back."""
+"""Converts replies of core.records to protobuf and back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ Numbered = tuple[int, Reply]
 
 
 def encode_replies(replies: Sequence[Numbered]) -> bytes:
-    """Encode replies as one message."""
     return pb.Replies(replies=[_encode(number, reply) for number, reply in replies]).SerializeToString()
 
 
@@ -31,12 +30,12 @@ def encode_loss(reason: str) -> bytes:
 
 
 def encode_working(numbers: Sequence[int]) -> bytes:
-    """The message that the engine makes steps and has these requests, which it has not answered yet."""
+    """The heartbeat of a busy engine: it is making steps and still has these requests."""
     return pb.Replies(working=numbers).SerializeToString()
 
 
 def decode_replies(frame: bytes) -> tuple[list[Numbered], str | None, Sequence[int]]:
-    """The replies; why the engine has failed, or None; and the requests that it says to have. Raises: LinkError."""
+    """The replies; the reason of a failure, or None; the requests still in progress. Raises: LinkError."""
     message = parse(pb.Replies, frame)
     try:
         replies = [(each.number, _decode(each)) for each in message.replies]

@@ -1,4 +1,4 @@
-"""Requests of core.records as protobuf, and back. Fields with their default values are left out."""
+"""Converts requests of core.records to protobuf and back. Fields with default values are omitted."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from protos.outrider.link.v1 import link_pb2 as pb
 Request = VerifyRequest | Continuation | DraftRequest
 
 VERIFICATION_PREFIX = "VERIFICATION_"
-"""Prefix of the names of rules in the proto."""
+"""Prefix of rule names in the proto."""
 _WANTS_BY_NUMBER = {pb.Want.Value(f"WANT_{want.name}"): want for want in Want}
 _KINDS_BY_NUMBER = {pb.GrammarKind.Value(f"GRAMMAR_KIND_{kind.name}"): kind for kind in GrammarKind}
 
 
 def encode_requests(first_number: int, batch: Sequence[Request]) -> bytes:
-    """Encode a batch as one message; its requests are numbered from `first_number`."""
+    """Encode a batch as one message, with its requests numbered from `first_number`."""
     offers = [_encode_offer(request) for request in batch if isinstance(request, Continuation)]
     verify = [_encode_verify(request) for request in batch if isinstance(request, VerifyRequest)]
     draft = [_encode_draft(request) for request in batch if isinstance(request, DraftRequest)]
@@ -54,12 +54,10 @@ def decode_requests(frame: bytes) -> list[tuple[int, Request]]:
 
 
 def encode_stamp(stamp: Stamp) -> pb.Stamp:
-    """A stamp as protobuf, or back."""
     return pb.Stamp(session=stamp.session, epoch=stamp.epoch, round=stamp.round)
 
 
 def decode_stamp(message: pb.Stamp) -> Stamp:
-    """A stamp as protobuf, or back."""
     return Stamp(message.session, message.epoch, message.round)
 
 

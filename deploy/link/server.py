@@ -44,9 +44,9 @@ from protos.outrider.link.v1 import link_pb2 as pb
 logger = logging.getLogger(__name__)
 
 MAX_STRANGERS = 64
-"""Largest number of connections before the end of their handshake; further ones are closed."""
+"""Most connections with an unfinished handshake; further ones are closed."""
 MAX_OPEN_REQUESTS = 4096
-"""Number of unanswered requests of one link from which on no more are read."""
+"""Unanswered requests of one link above which the server stops reading from it."""
 ACCEPT_RETRY_S = 1.0
 LEFT = "the peer closed the connection, perhaps because it does not trust this engine's certificate"
 
@@ -63,20 +63,20 @@ class LinkServer:
         """`certificates` for links with TLS."""
         self.epoch = epoch
         self.kinds = kinds
-        """The kinds of requests that the engine takes."""
+        """Types of requests that the engine accepts."""
         self.post = post
         self.key = secrets.token_bytes(KEY_BYTES)
         self.links: set[EngineLink] = set()
-        """Open connections, also before the end of their handshake."""
+        """Open connections, including those with an unfinished handshake."""
         self.strangers: set[EngineLink] = set()
-        """Connections whose handshake has not ended."""
+        """Connections with an unfinished handshake."""
         self._certificates = certificates
         self._listener: socket.socket | None = None
         self._joining: set[asyncio.Task[None]] = set()
-        """Connections that are still being set up, for example in the handshake of TLS."""
+        """Connections being set up, for example during the TLS handshake."""
 
     async def start(self, host: str, ports: tuple[int, int]) -> LinkAddress | None:
-        """Listen on the first free port of the range, both ends included; None, with a warning, if none is free."""
+        """Listen on the first free port of the inclusive range. If none is free, log a warning and return None."""
         for port in range(ports[0], ports[1] + 1):
             try:
                 self._listener = _listener(host, port)
@@ -93,7 +93,7 @@ class LinkServer:
         return None
 
     def close(self) -> None:
-        """Accept no more links, and close the open ones."""
+        """Stop accepting links, and close the open ones."""
         if self._listener is not None:
             self._accepting.cancel()
             self._listener.close()
@@ -103,8 +103,7 @@ class LinkServer:
             link.end()
 
     async def _accept(self, listener: socket.socket) -> NoReturn:
-        """Not by `asyncio.start_server`, which with TLS neither reports refused peers nor bounds the number of new
-        ones."""
+        """Accept connections. `asyncio.start_server` with TLS neither reports refused peers nor limits new ones."""
         while True:
             try:
                 connection, peer = await asyncio.get_running_loop().sock_accept(listener)
@@ -132,9 +131,9 @@ class LinkServer:
 
 
 class EngineLink(asyncio.Protocol):
-    """One orchestrator's connection. Any error closes it, with one line in the log, and affects no other.
+    """One orchestrator's connection. An error closes this link alone, with one line in the log.
 
-    `take`, `working` and `lose` are called on the engine's thread, all else on the event loop.
+    `take`, `working` and `lose` are called on the engine's thread, all other methods on the event loop.
     """
 
     def __init__(self, server: LinkServer) -> None:
@@ -142,12 +141,12 @@ class EngineLink(asyncio.Protocol):
         self._reader = FrameReader(MAX_HANDSHAKE_BYTES)
         self._challenge = challenge()
         self._num_open = 0
-        """Number of requests that the engine has not answered yet."""
+        """Requests not yet answered by the engine."""
         self._is_closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._loop = asyncio.get_running_loop()
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         self._peer = peer_of(transport)
         self._outbox = Outbox(self._transport, self._loop, self._close_for)
         self._handshake_timer = self._loop.call_later(
@@ -179,7 +178,7 @@ class EngineLink(asyncio.Protocol):
         self._outbox.close()
 
     def end(self) -> None:
-        """Close the link, also while requests wait."""
+        """Close the link, even if requests are waiting."""
         self._is_closed = True
         self._transport.abort()
 
@@ -213,7 +212,7 @@ class EngineLink(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _close_for(self, reason: str) -> None:
-        """Close the link with a reason for the log; later reasons are ignored."""
+        """Close the link and log the reason; later reasons are ignored."""
         if not self._is_closed:
             self._is_closed = True
             _tell_closed(self._peer, reason)
@@ -232,11 +231,11 @@ class EngineLink(asyncio.Protocol):
         self._loop.call_soon_threadsafe(self._answered, num_answered)
 
     def working(self, numbers: Sequence[int]) -> None:
-        """Say that the engine makes steps, and has these requests."""
+        """Report that the engine is making steps and still has these requests."""
         self._outbox.send(framed(encode_working(numbers)))
 
     def lose(self, end: WorkerLost) -> None:
-        """Send the reason why no more replies will come."""
+        """Report that the engine has failed, with the reason."""
         self._outbox.send(framed(encode_loss(str(end))))
 
 
@@ -252,7 +251,7 @@ def _tell_closed(peer: str, reason: str) -> None:
 
 
 def _in_frames(replies: Sequence[Numbered]) -> bytes:
-    """One frame, or several where one would be too long. Raises: FrameTooLong for a single reply."""
+    """The replies as one frame, or as several if one would be too long. Raises: FrameTooLong for a single reply."""
     try:
         return framed(encode_replies(replies))
     except FrameTooLong:

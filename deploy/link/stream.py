@@ -1,7 +1,7 @@
-"""A link's connection: frames, each with one protobuf message, on a stream of bytes.
+"""Frames on a byte stream, each with one protobuf message.
 
-A frame is four bytes of length, big endian, then the content. A reader takes bytes as they come, in pieces of any size;
-an outbox takes frames from the engine's thread. Must not know which messages there are.
+A frame is four bytes of length, big endian, then the content. A reader accepts bytes in pieces of any size; an outbox
+accepts frames from the engine's thread. Must not know the message types.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from google.protobuf.message import DecodeError, Message
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 64 * 2**20
-"""Largest frame in bytes: a prompt of a million tokens takes 3 MiB, the largest block with q 13 MiB. Larger messages go
-by actor calls."""
+"""Largest frame in bytes: a prompt of a million tokens takes 3 MiB, the largest block with q 13 MiB. Larger messages
+use actor calls."""
 KEEPALIVE_S = 5
-"""Seconds; a peer whose machine is gone is noticed within three times this, also on an idle link."""
+"""Seconds between keep-alive probes. A dead machine is noticed within three times this, even on an idle link."""
 MAX_UNSENT_BYTES = 64 * 2**20
-"""Bytes that may wait for a peer that reads too slowly; above it the link is closed."""
+"""Bytes that may wait for a slow reader; above this limit the link is closed."""
 
 Kind = TypeVar("Kind", bound=Message)
 
 
 class LinkError(Exception):
-    """The other end sent something wrong; the link is closed, with the reason."""
+    """The other end sent something invalid. The link is closed, with the reason."""
 
 
 class FrameTooLong(LinkError):
@@ -47,11 +47,11 @@ class FrameReader:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        """Longest next frame; less before the handshake has ended."""
+        """Largest next frame; smaller until the handshake is complete."""
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The frames that are complete with `data`, in order. Raises: FrameTooLong, before the frame has arrived."""
+        """The frames completed by `data`, in order. Raises: FrameTooLong, as soon as the length is known."""
         self._rest += data
         while len(self._rest) >= HEADER_BYTES:
             num_bytes = int.from_bytes(self._rest[:HEADER_BYTES], "big")
@@ -66,7 +66,7 @@ class FrameReader:
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether no part of a frame is waiting, so that the stream may end here."""
+        """Whether no partial frame is waiting, so that the stream may end here."""
         return not self._rest
 
 
@@ -79,7 +79,7 @@ def parse(kind: type[Kind], frame: bytes) -> Kind:
 
 
 def tune(transport: asyncio.BaseTransport) -> None:
-    """Set socket options: small frames are sent at once, and a dead peer is noticed."""
+    """Set socket options: send small frames at once, and notice a dead peer."""
     connection = transport.get_extra_info("socket")
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -90,17 +90,17 @@ def tune(transport: asyncio.BaseTransport) -> None:
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
-    """Address of the peer, for the log."""
+    """The peer's address, for the log."""
     return name_of(transport.get_extra_info("peername"))
 
 
 def name_of(address: Any) -> str:
-    """host:port of a socket address, for the log."""
+    """A socket address as host:port, for the log."""
     return f"{address[0]}:{address[1]}" if address else "a peer that has disconnected"
 
 
 class Outbox:
-    """Sends frames from any thread, in order: directly while the kernel takes them, else on the event loop.
+    """Sends frames from any thread, in order: directly if the kernel accepts them, else on the event loop.
 
     Waking the event loop for each frame would double its cost. The calling thread therefore writes to the socket
     itself, unless earlier frames are still waiting.
@@ -119,7 +119,7 @@ class Outbox:
         self._direct = _second_handle(transport)
 
     def send(self, frame: bytes) -> None:
-        """Send without waiting; after the connection's end, without effect."""
+        """Send without waiting. No effect once the connection has ended."""
         with self._lock:
             rest = frame[self._write_now(frame) :]
             if rest:
@@ -135,12 +135,12 @@ class Outbox:
                 self._direct = None
 
     def _write_now(self, frame: bytes) -> int:
-        """The number of bytes that the kernel has taken."""
+        """Write to the socket; returns the number of bytes that the kernel accepted."""
         if self._direct is None or self._num_queued or self._transport.get_write_buffer_size():
             return 0
         try:
             return self._direct.send(frame)
-        except OSError:  # it would block, or the connection has ended, which the event loop finds out by itself
+        except OSError:  # it would block, or the connection has ended, which the event loop notices
             return 0
 
     def _write_later(self, rest: bytes) -> None:
@@ -153,7 +153,7 @@ class Outbox:
 
 
 def _second_handle(transport: asyncio.Transport) -> socket.socket | None:
-    """A handle of the connection for other threads than the event loop's; None with TLS."""
+    """A second handle of the connection, for threads other than the event loop's; None with TLS."""
     if transport.get_extra_info("sslcontext") is not None:
         return None
     handle = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))

@@ -1,7 +1,7 @@
-"""TLS on links: the certificates of one end, read from their files.
+"""TLS on links: the certificates of one end, read from files.
 
 Both ends present a certificate signed by the other's authorities (mutual TLS 1.3). Host names are not checked: engines
-are reached at addresses of pods, which are in no certificate. The key of the lease identifies the engine.
+are reached at pod addresses, which no certificate contains. The key of the lease identifies the engine.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from core.errors import ConfigError
 from deploy.files import Reread
 
 TLS_DIR = "OUTRIDER_LINK_TLS_DIR"
-"""Environment variable that names a directory, as set by a manifest that mounts a Secret; the setting has priority."""
+"""Environment variable that names a directory, set by a manifest that mounts a Secret. The setting has priority."""
 CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
-"""The files of that directory: a Secret of cert-manager has them under these names."""
+"""Names of the files in that directory, as in a Secret from cert-manager."""
 
 
 class Certificates:
     """The TLS contexts of one end. The files are checked before each link."""
 
     def __init__(self, files: LinkTls) -> None:
-        """Raises: ConfigError, which names the setting, when the files cannot be used."""
+        """Raises: ConfigError, which names the setting, if the files cannot be used."""
         paths = [Path(path) for path in (files.certificate_file, files.key_file, files.ca_file)]
         kept = "links keep the certificates that were read before"
         renewed = f"new links use the new certificate in {files.certificate_file}"
@@ -32,7 +32,7 @@ class Certificates:
 
     @classmethod
     def of(cls, setting: LinkTls | None) -> Certificates | None:
-        """The certificates that settings or environment name; None without TLS. Raises: ConfigError."""
+        """The certificates named by the setting or the environment; None without TLS. Raises: ConfigError."""
         directory = os.environ.get(TLS_DIR)
         if setting is None and directory:
             setting = LinkTls(*(str(Path(directory) / name) for name in (CERTIFICATE, KEY, AUTHORITIES)))
@@ -67,7 +67,7 @@ def _context(files: LinkTls, side: int) -> ssl.SSLContext:
 
 
 def _load_certificates(context: ssl.SSLContext, setting: str, path: str) -> None:
-    """Raises: ConfigError for a file without certificates."""
+    """Raises: ConfigError if the file has no certificates."""
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
@@ -82,7 +82,7 @@ def _check_readable(setting: str, path: str) -> None:
 
 
 def _no_passphrase() -> str:
-    """Called for a key with a passphrase, for which OpenSSL would otherwise prompt at the terminal."""
+    """Called for a key with a passphrase; OpenSSL would otherwise prompt at the terminal."""
     raise _wrong("key_file", "the key must have no passphrase: store it without one")
 
 

@@ -1,4 +1,4 @@
-"""Trees, growth and distributions of core.speculation as protobuf, and back; each decoder checks what it makes."""
+"""Converts trees, tree specs and distributions of core.speculation to protobuf and back. Decoders check them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _BY_NUMBER = {pb.Measure.Value(f"MEASURE_{measure.name}"): measure for measure i
 
 
 def encode_tree(tree: TokenTree) -> pb.TokenTree | None:
-    """The tree as protobuf; None for the empty one."""
+    """The tree as protobuf; None if it is empty."""
     if not len(tree):
         return None
     return pb.TokenTree(tokens=tree.tokens, parents=tree.parents, q=encode_distributions(tree.q))
 
 
 def decode_tree(message: pb.TokenTree) -> TokenTree:
-    """Raises: ValueError when parents and tokens form no tree."""
+    """Raises: ValueError if parents and tokens do not form a tree."""
     if not message.tokens and not message.parents:
         return EMPTY_BLOCK
     return TokenTree(tuple(message.tokens), tuple(message.parents), decode_distributions(message.q))
 
 
 def encode_distributions(distributions: Sequence[SparseDistribution]) -> pb.Distributions | None:
-    """The distributions, each encoded once even if nodes share it; None without any."""
+    """The distributions, each encoded once even if nodes share it; None if there are none."""
     if not distributions:
         return None
     each_once = list({id(each): each for each in distributions}.values())
@@ -47,7 +47,7 @@ def encode_distributions(distributions: Sequence[SparseDistribution]) -> pb.Dist
 
 
 def decode_distributions(message: pb.Distributions) -> tuple[SparseDistribution, ...]:
-    """Raises: ValueError when lengths and entries do not agree."""
+    """Raises: ValueError if lengths and entries do not match."""
     if not message.lengths:
         return ()
     draw_lengths = message.draw_lengths or [0] * len(message.lengths)
@@ -80,7 +80,6 @@ def _split(values: tuple[_Entry, ...], lengths: Sequence[int]) -> Iterator[tuple
 
 
 def encode_tree_spec(tree_spec: TreeSpec) -> pb.TreeSpec:
-    """The tree spec as protobuf."""
     offset, slope = tree_spec.calibration
     return pb.TreeSpec(
         rows_per_pass=tree_spec.rows_per_pass,
@@ -98,7 +97,7 @@ def encode_tree_spec(tree_spec: TreeSpec) -> pb.TreeSpec:
 
 
 def decode_tree_spec(message: pb.TreeSpec) -> TreeSpec:
-    """Raises: ValueError, or KeyError for an unknown measure."""
+    """Raises: ValueError; KeyError for an unknown measure."""
     return TreeSpec(
         message.rows_per_pass,
         message.max_depth,

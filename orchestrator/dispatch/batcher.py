@@ -1,10 +1,11 @@
 """Gathers the requests of many sessions into few calls to an engine.
 
-While the allowed number of calls waits for its pass the next one gathers requests, so the batch size follows the load
-and a lone session never waits. Each reply goes to its session as it comes. The first one of a call says that the pass
-is over: what is ready then goes with the next, and a request that needs more passes delays nobody else. What a pass
-leads to is offered in one call for all its sessions. Long suffixes (prefill) and first messages are sent on their own,
-since they wait for more than a pass: for a text to be computed, a grammar to be compiled, or room in a full KV.
+While the allowed number of calls waits for its pass, new requests gather for the next one. The batch size thus follows
+the load, and a lone session never waits. Each reply goes to its session as it comes. The first reply of a call means
+that its pass is over: requests that are ready then go with the next call, and a request that needs more passes delays
+no other. Offers that follow from one pass go in one call for all its sessions. Long suffixes (prefill) and first
+messages are sent alone, since they wait for more than a pass: for prefill, grammar compilation, or room in a full KV
+cache.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 
 class _Call(Generic[Request, Reply]):
-    """The requests of one call that have no answer yet."""
+    """The unanswered requests of one call."""
 
     def __init__(
         self,
@@ -35,14 +36,14 @@ class _Call(Generic[Request, Reply]):
         deliver: Callable[[Request, Reply | WorkerLost], None],
         observe_pass: Callable[[], None],
     ) -> None:
-        """`observe_pass` is called before the first answer is delivered."""
+        """`observe_pass` is called before the first reply is delivered."""
         self._open = {request.stamp: request for request in batch}
         self._stamps = [request.stamp for request in batch]
         self._deliver = deliver
         self._saw_pass: Callable[[], None] | None = observe_pass
 
     def take(self, reply: Reply) -> None:
-        """Deliver a reply. Raises: WorkerLost when it answers no request of the call, or one for the second time."""
+        """Deliver a reply. Raises: WorkerLost if it matches no open request of the call."""
         self._note_pass()
         request = self._open.pop(reply.stamp, None)
         if request is None:
@@ -50,7 +51,7 @@ class _Call(Generic[Request, Reply]):
         self._deliver(request, reply)
 
     def end(self, replies: Sequence[Reply]) -> None:
-        """Deliver what came with the end of the call alone. Raises: WorkerLost unless each request has its reply."""
+        """Deliver the replies still open at the end of a call. Raises: WorkerLost unless each request has its reply."""
         if [reply.stamp for reply in replies] != self._stamps:
             raise WorkerLost(FOREIGN)
         for reply in replies:
@@ -58,7 +59,7 @@ class _Call(Generic[Request, Reply]):
                 self.take(reply)
 
     def lose(self, lost: WorkerLost) -> None:
-        """Deliver the loss of the engine for all requests that are open."""
+        """Deliver the loss of the engine to all open requests."""
         self._note_pass()
         lost_requests, self._open = self._open, {}
         for request in lost_requests.values():
@@ -71,7 +72,7 @@ class _Call(Generic[Request, Reply]):
 
 
 class Batcher(Generic[Request, Reply]):
-    """The calls to one engine. `deliver` gets each reply, or the loss of the engine with this request."""
+    """The calls to one engine. `deliver` gets each request with its reply, or with the loss of the engine."""
 
     def __init__(
         self,
@@ -79,22 +80,22 @@ class Batcher(Generic[Request, Reply]):
         deliver: Callable[[Request, Reply | WorkerLost], None],
         max_calls: int = 1,
     ) -> None:
-        """`max_calls`: most calls of gathered requests that have no reply yet."""
+        """`max_calls`: maximum number of gathered calls without a reply."""
         self._call = call
         self._deliver = deliver
         self._max_calls = max_calls
         self._waiting: list[Request] = []
         self._offers: list[Request] = []
-        """What waits to be offered."""
+        """Offers that have not been sent yet."""
         self._is_offering = False
-        """Whether a task is about to send them."""
+        """Whether a task is about to send the offers."""
         self._is_gathering = False
-        """Whether a task is about to send what waits."""
+        """Whether a task is about to send the waiting requests."""
         self._num_decoding = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def put(self, request: Request) -> None:
-        """Send with the next call; by itself what is answered after other passes than the rest of a call."""
+        """Send a request with the next call, or alone if it needs passes that the rest of a call does not."""
         if isinstance(request, Continuation):
             self._offers.append(request)
             if not self._is_offering:
@@ -110,19 +111,22 @@ class Batcher(Generic[Request, Reply]):
             self._spawn(self._gather())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Strong references: the event loop holds tasks weakly."""
+        """Start a task and keep a reference to it, since the event loop holds tasks weakly."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _gather(self) -> None:
-        """One turn of the loop, so that every request that is ready by now joins this call."""
+        """Yield to the event loop once, so that every request that is ready joins this call."""
         await asyncio.sleep(0)
         await self._send_waiting()
 
     def _saw_pass(self) -> None:
-        """A call has its first answer: whose replies come with it put their next requests before this task begins, and
-        it begins before those whom they wake."""
+        """Handle the first reply of a call: its pass is over.
+
+        Sessions answered together with it enqueue their next requests before this task sends, and this task runs before
+        the tasks that those sessions wake.
+        """
         self._num_decoding -= 1
         if not self._is_gathering:
             self._is_gathering = True
@@ -135,16 +139,16 @@ class Batcher(Generic[Request, Reply]):
         batch, self._waiting = self._waiting, []
         self._num_decoding += 1
         if self._offers:
-            self._spawn(self._send_offers())  # which begins when this message has been sent
+            self._spawn(self._send_offers())  # starts after this message has been sent
         await self._send(batch, self._saw_pass)
 
     async def _gather_offers(self) -> None:
-        """What follows from the verdicts of a pass is there by now: one call is enough for all of it."""
+        """Send the offers that follow from the verdicts of a pass in one call."""
         self._is_offering = False
         await self._send_offers()
 
     async def _send_offers(self) -> None:
-        """All but those whose session has a message that waits: no offer overtakes what it goes on from."""
+        """Send the offers, except those of sessions whose message still waits: no offer may overtake its base."""
         waiting = {request.stamp.session for request in self._waiting}
         offers = [offer for offer in self._offers if offer.stamp.session not in waiting]
         self._offers = [offer for offer in self._offers if offer.stamp.session in waiting]
@@ -152,21 +156,21 @@ class Batcher(Generic[Request, Reply]):
             await self._send(offers, _nothing)
 
     async def _send(self, batch: Sequence[Request], observe_pass: Callable[[], None]) -> None:
-        """One answer for each request, also where the call fails: sessions wait for it."""
+        """Send a call. Each request gets an answer even if the call fails, since sessions wait for it."""
         call: _Call[Request, Reply] = _Call(batch, self._deliver, observe_pass)
         try:
             call.end(await self._call(batch, call.take))
         except WorkerLost as lost:
             call.lose(lost)
-        except (Exception, asyncio.CancelledError) as error:  # nobody cancels these tasks: it comes from the call
+        except (Exception, asyncio.CancelledError) as error:  # these tasks are never cancelled: it comes from the call
             logger.exception("a call with %d requests failed", len(batch))
             call.lose(WorkerLost(f"the call failed: {error!r}"))
 
 
 def _goes_alone(request: VerifyRequest | DraftRequest) -> bool:
-    """Whether a request is answered after passes of its own: a long text, and a first message."""
+    """Whether a request needs its own passes: a long suffix, or a first message."""
     return request.base.num_tokens == 0 or len(request.suffix) > DECODE_TOKENS
 
 
 def _nothing() -> None:
-    """What follows from the pass of a request that nobody shares."""
+    """Do nothing: the pass of a request that was sent alone."""

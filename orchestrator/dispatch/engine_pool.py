@@ -25,7 +25,7 @@ Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 
 class EnginePool(Generic[Port, Request, Reply]):
-    """The engines of one kind, as the sessions of one orchestrator use them.
+    """The engines of one kind, shared by the sessions of one orchestrator.
 
     Invariant: an engine has a batcher only while a session holds a lease on it.
     """
@@ -37,23 +37,22 @@ class EnginePool(Generic[Port, Request, Reply]):
         deliver: Callable[[Request, Reply | WorkerLost], None],
         max_calls: int,
     ) -> None:
-        """`max_calls`: most decoding calls to one engine that have no reply yet."""
+        """`max_calls`: maximum number of decoding calls to one engine without a reply."""
         self._take = take
         self._call = call
         self._deliver = deliver
         self._max_calls = max_calls
         self._batchers: dict[str, Batcher[Request, Reply]] = {}
-        """By engine."""
+        """Batchers by engine id."""
         self._num_leases: Counter[str] = Counter()
         self._releasing: set[asyncio.Task[None]] = set()
 
     @property
     def num_engines(self) -> int:
-        """Number of engines with a batcher."""
         return len(self._batchers)
 
     async def take(self, session_id: str, tokens: Sequence[int]) -> Lease[Port]:
-        """A lease for this session, whose text is `tokens`; `give_back` ends it. Raises: Unavailable."""
+        """Take a lease for this session, whose text is `tokens`. `give_back` ends it. Raises: Unavailable."""
         try:
             lease = await self._take(session_id, tokens)
         except OutriderError as error:
@@ -65,7 +64,7 @@ class EnginePool(Generic[Port, Request, Reply]):
         return lease
 
     def calls_to(self, lease: Lease[Port]) -> Batcher[Request, Reply]:
-        """The batcher of the leased engine; what is put there is answered to whom the pool delivers."""
+        """Return the batcher of the leased engine. Replies go to the pool's `deliver`."""
         key = lease.engine_id
         batcher = self._batchers.get(key)
         if batcher is None:
@@ -73,7 +72,7 @@ class EnginePool(Generic[Port, Request, Reply]):
         return batcher
 
     async def grow(self, lease: Lease[DraftPort], request: DraftRequest, take: Callable[[DraftUpdate], None]) -> None:
-        """Have the leased draft grow continuously: `take` gets each pass; the end is delivered."""
+        """Let the leased draft grow continuously. `take` gets each pass; `deliver` gets the end."""
         answer: DraftReply | WorkerLost
         try:
             answer = await lease.port.grow(request, take)
@@ -85,9 +84,9 @@ class EnginePool(Generic[Port, Request, Reply]):
         self._deliver(request, answer)  # type: ignore[arg-type]
 
     def give_back(self, lease: Lease[Port]) -> None:
-        """End the lease, and free the engine's memory for the session at once, since the lease's end arrives later.
+        """End the lease, and free the session's memory on the engine at once, because the lease's end arrives later.
 
-        It runs in a task that no caller can cancel: Ray cancels the calls of a cancelled coroutine.
+        This runs in a task that no caller can cancel: Ray cancels the calls of a cancelled coroutine.
         """
         lease.release()
         self._num_leases[lease.engine_id] -= 1
@@ -99,7 +98,7 @@ class EnginePool(Generic[Port, Request, Reply]):
         task.add_done_callback(self._releasing.discard)
 
     async def drain(self) -> None:
-        """Wait until the ended leases are free."""
+        """Wait until the ended leases are released."""
         while self._releasing:
             await asyncio.wait(self._releasing)
 

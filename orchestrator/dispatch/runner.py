@@ -1,6 +1,6 @@
-"""Executes the commands of sessions: takes leases, sends requests, keeps time, hands pieces to clients.
+"""Executes the commands of sessions: takes leases, sends requests, runs timers, delivers chunks to clients.
 
-One asyncio loop and no locks: an event is handled and its commands are begun without a pause in between.
+One asyncio loop and no locks: an event is handled and its commands are started without an await in between.
 """
 
 from __future__ import annotations
@@ -32,32 +32,34 @@ from orchestrator.session import messages as m
 logger = logging.getLogger(__name__)
 
 MAX_TARGET_CALLS = 1
-"""Most decoding calls to one target without a reply: sessions that become ready meanwhile share the next pass."""
+"""Maximum number of decoding calls to one target without a reply. Sessions that become ready meanwhile share the next
+pass."""
 MAX_DRAFT_CALLS = 8
-"""Most calls to one draft without a reply; its passes are short, and growth that ends by itself delays no message."""
+"""Maximum number of calls to one draft without a reply. Its passes are short, and growth that ends by itself delays no
+message."""
 
 Sink = Callable[[Chunk | OutriderError], None]
-"""Takes the pieces of one stream; the last is a chunk with a finish reason, or an error."""
+"""Receives the chunks of one stream. The last is a chunk with a finish reason, or an error."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """A session and what it holds of the outside world."""
+    """A session, with its leases and tasks."""
 
     session: Session
     sink: Sink
     target: Lease[TargetPort] | None = None
     drafts: dict[int, Lease[DraftPort]] = field(default_factory=dict)
-    """By the draft's number."""
+    """Leases by draft number."""
     verify_sent_s: float = 0.0
     draft_sent_s: float = 0.0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     late: asyncio.Task[None] | None = None
     growing: dict[str, set[asyncio.Task[None]]] = field(default_factory=dict)
-    """By lease, the calls under which its draft grows continuously: one, and those that it overtakes."""
+    """Calls by lease, in which its draft grows continuously: the current one, and those it overtakes."""
 
     def draft_of(self, lease: str) -> int | None:
-        """The number of the draft that has granted this one; None once it was given back."""
+        """Return the number of the draft that granted this lease; None once it was released."""
         return next((number for number, held in self.drafts.items() if held.name == lease), None)
 
 
@@ -65,7 +67,7 @@ class Runner:
     """Runs the sessions of one orchestrator."""
 
     def __init__(self, leases: Leases, clock: Clock, num_drafts: int = 1) -> None:
-        """`num_drafts`: drafts that a session may hold a lease on each at once."""
+        """`num_drafts`: number of drafts that a session may lease at once."""
         self._clock = clock
         self._running: dict[str, _Running] = {}
         self._leased: dict[str, _Running] = {}
@@ -96,17 +98,17 @@ class Runner:
 
     @property
     def num_engines(self) -> int:
-        """Engines that are spoken to: those that a session holds a lease on."""
+        """Number of engines on which a session holds a lease."""
         return self._targets.num_engines + sum(pool.num_engines for pool in self._drafts)
 
     @property
     def num_drafted(self) -> int:
-        """Sessions that hold a lease on a draft."""
+        """Number of sessions that hold a lease on a draft."""
         return sum(bool(running.drafts) for running in self._running.values())
 
     @property
     def draft_wait(self) -> DraftWait:
-        """Since the start, of all sessions together."""
+        """Total wait since the start, over all sessions."""
         waits = (running.session.stats.draft_wait for running in self._running.values())
         return sum(waits, start=self._ended_wait)
 
@@ -119,11 +121,11 @@ class Runner:
         self._do(running, lambda: session.start(now_s))
 
     def abandon(self, session_id: str, error: OutriderError) -> None:
-        """End a session now; `error` goes to its sink. Does nothing when it has ended already."""
+        """End a session now; `error` goes to its sink. Does nothing if it has already ended."""
         self._handle(session_id, m.Abandoned(error))
 
     async def close(self, error: OutriderError) -> None:
-        """Abandon every session, and wait until all that was held has been given back."""
+        """Abandon every session, and wait until all leases are released."""
         for session_id in list(self._running):
             self.abandon(session_id, error)
         await self._targets.drain()
@@ -135,7 +137,7 @@ class Runner:
             self._do(running, lambda: running.session.handle(event))
 
     def _do(self, running: _Running, decide: Callable[[], list[m.Command]]) -> None:
-        """Let the session decide, and do what it says. A defect in one session ends that session alone."""
+        """Execute the session's decision. A bug in one session ends that session alone."""
         try:
             for command in decide():
                 self._carry_out[type(command)](running, command)
@@ -160,7 +162,7 @@ class Runner:
             task.cancel()
 
     def _spawn(self, running: _Running, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that ends with the session."""
+        """Start a task that ends with the session."""
         task = asyncio.ensure_future(work)
         running.tasks.add(task)
         task.add_done_callback(running.tasks.discard)
@@ -278,6 +280,5 @@ class Runner:
 
 
 def _drafting(port: DraftPort) -> Callable[[Sequence[DraftRequest], object], Awaitable[Sequence[DraftReply]]]:
-    """Calls whose replies come together: chains of one call that end one after the other share a pass of the target
-    all the same."""
+    """Return calls whose replies come together: chains that end one after another still share a pass of the target."""
     return lambda batch, _take: port.draft(batch)

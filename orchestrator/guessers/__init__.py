@@ -1,4 +1,4 @@
-"""Sources of guesses that need no model; each is one file behind `core.speculation.Guesser`."""
+"""Sources of guesses that need no model. Each is one file behind `core.speculation.Guesser`."""
 
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.corpus import NUM_PASSES, CorpusIndex, encode_index, write_index

@@ -1,4 +1,4 @@
-"""A circuit breaker for each source of guesses: one that raises or answers nonsense costs itself, and nobody else.
+"""Circuit breaker for each source of guesses, so that a failing source affects nothing else.
 
 Knows names and errors; must not know sessions or tokens.
 """
@@ -12,18 +12,18 @@ from core.speculation import BadGuesserInput
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
-"""In a row, over all sessions: then new sessions do without the source."""
+"""Consecutive failures, over all sessions, after which new sessions do not use the source."""
 TRIAL_SESSIONS = 32
-"""One new session in this many asks the source although its breaker is open; a sound answer closes the breaker."""
+"""While the breaker is open, one new session in this many tries the source. A valid answer closes the breaker."""
 
 
 class Breaker:
-    """Of one source, shared by all sessions of an orchestrator."""
+    """Breaker of one source, shared by all sessions of an orchestrator."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self.num_failures = 0
-        """In all."""
+        """Total number of failures."""
         self._num_in_a_row = 0
         self._num_refused = 0
         self._has_warned = False
@@ -33,19 +33,21 @@ class Breaker:
         return self._num_in_a_row >= MAX_FAILURES
 
     def admits(self) -> bool:
-        """Whether a new session is given the source."""
+        """Whether a new session may use the source."""
         if not self.is_open:
             return True
         self._num_refused += 1
         return self._num_refused % TRIAL_SESSIONS == 0
 
     def worked(self) -> None:
-        """It has given a sound answer."""
+        """Record a valid answer."""
         self._num_in_a_row = 0
 
     def failed(self, error: Exception) -> None:
-        """It has raised, or answered nonsense. What a request brings with it neither opens nor closes the breaker: a
-        caller could take the source from all others. Only the first time is logged: it may fail in every session.
+        """Record an exception or an invalid answer.
+
+        Failures caused by a request's own input neither open nor close the breaker; otherwise one caller could disable
+        the source for all others. Only the first failure is logged, since a source may fail in every session.
         """
         self.num_failures += 1
         if isinstance(error, BadGuesserInput):

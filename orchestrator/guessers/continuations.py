@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from core.speculation import ROOT, Guesses
 
 MAX_NODES = 32
-"""More than a block has room for, with the default settings."""
+"""Maximum number of nodes. Larger than a block with the default settings."""
 
 
 def tree_of(continuations: Iterable[Sequence[int]], max_nodes: int = MAX_NODES) -> Guesses:
-    """The first count where there are too many nodes.
+    """Merge continuations into a tree. If there are too many nodes, the first ones are kept.
 
     A node's chance is its share of the continuations that go on at its parent.
     """

@@ -1,8 +1,8 @@
-"""Guesses that are drawn from what a guesser says, with noise of their own, one after the other.
+"""Sampling a chain of guesses from a guesser's distributions, with separate noise.
 
-Whether another one follows is decided before it is drawn, by what was said at its place and before it: so no block is
-longer or shorter because of a draw of its own (docs/exactness.md, section 4). Knows laws and the noise; must not know
-who says them, nor what they are worth.
+Whether another guess is drawn is decided before it is drawn, from the distributions up to its position. The length of a
+block therefore never depends on its own draws (docs/exactness.md, section 4). Knows distributions and noise; must not
+know guessers or their worth.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ def draw_chain(
     seed: int,
     num_committed: int,
 ) -> Guesses:
-    """Draws in a row, each with the law that it is from; its chance is the largest probability of that law.
+    """Draw a chain. Each guess has the distribution it was drawn from; its chance is that distribution's largest
+    probability.
 
-    `law_after` says what may follow the draws before, nothing where it does not know. `goes_on` is shown the chances up
-    to the one that may be drawn next.
+    `law_after` returns the distribution after the draws so far, empty if unknown. `goes_on` gets the chances up to the
+    guess that may be drawn next.
     """
     tokens, chances, laws = list[int](), list[float](), list[SparseDistribution]()
     while (law := law_after(tuple(tokens))).token_ids and goes_on([*chances, max(law.probs)]):
@@ -37,7 +38,7 @@ def draw_chain(
 
 
 def draw_from(law: SparseDistribution, seed: int, position: int, row: int) -> int:
-    """A token with this law, which need not sum to 1 exactly: rules take it for normalised, too."""
+    """Draw a token from a distribution that need not sum to exactly 1; rules normalise it, too."""
     below = list(accumulate(law.probs))
     place = bisect_right(below, noise.uniform(seed, position, row, Purpose.GUESS) * below[-1])
     return law.token_ids[min(place, len(below) - 1)]

@@ -1,7 +1,7 @@
-"""The form of an output as a guesser: what its grammar, or its template, forces comes next, whatever the models say.
+"""Grammar guesser: proposes the tokens that the output's grammar or template forces.
 
 Source: jump-forward decoding (SGLang, Zheng et al. 2023, arXiv 2312.07104), here as guesses, which are verified. Knows
-where the output begins; what a form forces is told by a port, since grammars are compiled elsewhere.
+where the output begins. A port reports the forced tokens, since grammars are compiled elsewhere.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from core.ports import Forced
 from core.speculation import Guesses
 
 TEMPLATE_CHANCE = 0.9
-"""That an output which has kept to its template so far goes on to: nothing holds it to it (docs/adr/0054). What is
-learned of templates corrects this."""
+"""Prior probability that an output which has matched its template so far continues to, since a template is not enforced
+(docs/adr/0054). Calibration corrects it."""
 
 
 class GrammarGuesser:
-    """A run of forced tokens, and a few branches where several tokens may begin forced bytes."""
+    """A run of forced tokens, with a few branches where several tokens can begin the forced bytes."""
 
     def __init__(self, forced: Forced, prompt_len: int, max_depth: int, chance: float = 1.0) -> None:
-        """`chance`: that the output keeps to the form for another token."""
+        """`chance`: probability that the output matches the form for another token."""
         self._forced = forced
         self._prompt_len = prompt_len
         self._max_depth = max_depth

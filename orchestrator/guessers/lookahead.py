@@ -1,25 +1,25 @@
-"""Lookahead decoding: n-grams out of the target's own answers, with no draft, no training and no text to copy from.
+"""Lookahead decoding: n-grams from the target's own answers, with no draft, no training and no text to copy from.
 
-A window of guessed text hangs below the root. Each round the target says what comes after each place of it (one Jacobi
-step for all places at once), in the pass that verifies the block anyway. Its last answers are a row of n-grams, of
-which those that begin with the last committed token are guessed. Knows committed tokens and answers. Source: Fu et al.
-2024 (arXiv 2402.02057), section 3; what is done otherwise here: docs/adr/0042.
+A window of guessed text is verified below the root. Each round the target returns the token after each position of the
+window (one Jacobi step for all positions at once), in the pass that verifies the block anyway. Its last answers
+complete a row of n-grams. The n-grams that begin with the last committed token become guesses. Knows committed tokens
+and answers. Source: Fu et al. 2024 (arXiv 2402.02057), section 3; differences: docs/adr/0042.
 
 The window has W columns and N - 1 levels, one for each of the last rounds. Level 0 is a chain below the root, which is
-itself its column 0; the token of level k in column j stands below that of level k - 1 in the same column. So a column
-is a text of its own behind the first level's tokens up to it, and the window is a tree (W = 3, N = 4; level, column):
+itself its column 0. The token of level k in column j is the child of level k - 1 in the same column. A column is
+therefore a text after the first level's tokens up to it, and the window is a tree (W = 3, N = 4; level, column):
 
     root ── 0,1 ── 0,2
      │       │      └── 1,2 ── 2,2 ── ?
      │       └── 1,1 ── 2,1 ── ?
      └── 1,0 ── 2,0 ── ?
 
-Each "?" is an answer, and ends an n-gram of its column. After the round level 1 is the chain, level 2 is level 1, and
-the answers are the last level.
+Each "?" is an answer, and ends an n-gram of its column. After the round level 1 becomes the chain, level 2 becomes
+level 1, and the answers become the last level.
 
-With shared noise an answer is drawn with the noise of the place at which its node stands in this round, which is not
-that of the place where its n-gram will be guessed: above temperature 0 an n-gram is what the target might say, and at
-temperature 0 what it would. No guess can change the output, whichever place its noise was of.
+With shared noise an answer is drawn with the noise of its node's position in this round, not that of the position where
+its n-gram will be guessed. Above temperature 0 an n-gram is therefore a sample of what the target might say; at
+temperature 0 it is what the target would say. No guess can change the output, whichever noise it was drawn with.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from core.speculation import NO_GUESSES, ROOT, Guesses, TokenTree
 from orchestrator.guessers.continuations import tree_of
 
 MAX_FIRST_TOKENS = 256
-"""Of n-grams, that are kept apart; the one that has been extended or asked for least recently goes first."""
+"""Maximum number of first tokens in the pool. The one extended or looked up least recently is dropped first."""
 MAX_CONTINUATIONS = 8
-"""Of one first token; the oldest goes first."""
+"""Maximum number of n-grams per first token. The oldest is dropped first."""
 
 Tokens = tuple[int, ...]
 
 
 class NgramPool:
-    """The n-grams that have been found, by their first token."""
+    """Pool of n-grams found, by their first token."""
 
     def __init__(self) -> None:
         self._by_first: OrderedDict[int, list[Tokens]] = OrderedDict()
@@ -49,7 +49,7 @@ class NgramPool:
         return sum(map(len, self._by_first.values()))
 
     def add(self, first: int, rest: Tokens) -> None:
-        """One more; what was found before is the latest again."""
+        """Add an n-gram, or mark a known one as the latest."""
         found = self._by_first.get(first)
         if found is None:
             self._by_first[first] = [rest]
@@ -64,7 +64,7 @@ class NgramPool:
         self._by_first.move_to_end(first)
 
     def after(self, first: int) -> list[Tokens]:
-        """What followed this token, the latest first."""
+        """Return the continuations of this token, the latest first."""
         found = self._by_first.get(first)
         if found is None:
             return []
@@ -73,17 +73,18 @@ class NgramPool:
 
 
 class Lookahead:
-    """An `Asker`: a window of questions, and guesses out of the pool of n-grams that their answers have made."""
+    """An `Asker`: asks about a window of nodes, and guesses from the pool of n-grams in the answers."""
 
     def __init__(self, max_depth: int, *, window: int, ngram: int) -> None:
         self._max_depth = max_depth
         self._window = window
         self._ngram = ngram
         self._levels: list[list[int]] = []
-        """Tokens by column. Level 0 begins with column 1: its column 0 is the root. While there are fewer than
-        N - 1 levels, each has a column more for each that is to come, since every round takes the first away."""
+        """Tokens by level and column. Level 0 begins with column 1, since its column 0 is the root. While there are
+        fewer than N - 1 levels, each has one extra column for each missing level, since every round drops the first
+        column."""
         self._root = ROOT
-        """The root's token, when the questions were asked."""
+        """Token of the root when the questions were asked."""
         self._pool = NgramPool()
 
     # Guessing
@@ -97,7 +98,7 @@ class Lookahead:
     # Asking
 
     def questions(self, text: Sequence[int]) -> TokenTree:
-        """The window. At first it is the chain alone, of tokens that the text ends in."""
+        """Return the window as a tree. The first window is a chain of the text's last tokens."""
         if not self._levels:
             self._levels = [self._first_level(text)]
         self._root = text[-1]
@@ -116,7 +117,7 @@ class Lookahead:
         return tail + [tail[-1]] * (num - len(tail))
 
     def answered(self, samples: Sequence[int]) -> None:
-        """What the target draws after the root and after each node of the last questions."""
+        """Record the target's tokens after the root and after each node of the last questions."""
         levels = self._levels
         is_filled = len(levels) == self._ngram - 1
         num_columns = len(levels[-1]) + (len(levels) == 1)

@@ -1,9 +1,9 @@
-"""n-gram tables: which token came most often after the last three tokens, else after the last two, else after the last.
+"""n-gram tables: the most frequent token after the last three tokens, else after the last two, else after the last.
 
-Knows the committed tokens alone, and of them the last 512: counts leave the tables with the tokens that they are of, so
-memory is bounded and what was common long ago is forgotten. A guess is taken for part of the text when the next one is
-looked for. Source: n-gram tables as draft of greedy decoding (the predictor of akunu); trivial n-gram models as drafts:
-Leviathan et al. 2023 (arXiv 2211.17192), section 3.6.
+Knows the last 512 committed tokens. Counts leave the tables together with their tokens, so memory is bounded and old
+statistics are forgotten. Each guess is treated as text when the next one is looked up. Source: n-gram tables as draft
+of greedy decoding (the predictor of akunu); trivial n-gram models as drafts: Leviathan et al. 2023 (arXiv 2211.17192),
+section 3.6.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from collections.abc import Sequence
 from core.speculation import NO_Q, Guesses, SparseDistribution
 
 CONTEXTS = (3, 2, 1)
-"""Tokens before a guess, the most first: orders 4 to 2."""
+"""Context lengths in tokens, the longest first: orders 4 to 2."""
 WINDOW_TOKENS = 512
 
 Counts = dict[int, int]
-"""How often each token came; of equally frequent ones the last to come is at the end."""
+"""Count of each token. Among equally frequent tokens the latest is last."""
 
 
 class NgramTables:
-    """A chain of the most frequent continuations; or a law, the counts of the longest known context."""
+    """A chain of the most frequent continuations; or a distribution, from the counts of the longest known context."""
 
     def __init__(self, max_depth: int, max_law_tokens: int = WINDOW_TOKENS) -> None:
         self._max_depth = max_depth
         self._max_law_tokens = max_law_tokens
         self._tables: dict[tuple[int, ...], Counts] = {}
-        """By context; a context's length is its order."""
+        """Counts by context. A context's length determines its order."""
         self._first = self._end = 0
-        """Of the text, the part that is counted."""
+        """Start and end of the counted part of the text."""
 
     def propose(self, text: Sequence[int]) -> Guesses:
         self._count(text)
@@ -48,7 +48,7 @@ class NgramTables:
         return SparseDistribution.of_counts(counts, self._max_law_tokens) if counts else NO_Q
 
     def _most_frequent(self, context: Sequence[int]) -> tuple[int, float] | None:
-        """A token, and its share of what came after the longest known end of the context."""
+        """Return the most frequent token after the longest known context, and its share."""
         counts = self._counts_after(context)
         if not counts:
             return None
@@ -56,7 +56,7 @@ class NgramTables:
         return token, counts[token] / sum(counts.values())
 
     def _counts_after(self, context: Sequence[int]) -> Counts | None:
-        """Of the longest known end of the context."""
+        """Return the counts after the longest known context."""
         for length in CONTEXTS:
             counts = self._tables.get(tuple(context[-length:])) if length <= len(context) else None
             if counts:
@@ -64,7 +64,7 @@ class NgramTables:
         return None
 
     def _count(self, text: Sequence[int]) -> None:
-        """Take in what has been added, and let go of what has left the window."""
+        """Count the new tokens, and drop those that have left the window."""
         first = max(0, len(text) - WINDOW_TOKENS)
         if first >= self._end:
             self._tables.clear()
@@ -78,7 +78,7 @@ class NgramTables:
             self._forget_first(text)
 
     def _forget_first(self, text: Sequence[int]) -> None:
-        """What began with the oldest token."""
+        """Drop the n-grams that begin with the oldest token."""
         context = tuple(text[self._first : self._first + CONTEXTS[0]])
         self._first += 1
         for length in range(1, len(context) + 1):
@@ -94,5 +94,5 @@ class NgramTables:
 
 
 def _contexts(text: Sequence[int], first: int, place: int) -> list[tuple[int, ...]]:
-    """Before a place, those that begin in the window."""
+    """Return the contexts before a position that begin in the window."""
     return [tuple(text[place - length : place]) for length in CONTEXTS if place - length >= first]

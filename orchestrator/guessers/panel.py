@@ -1,6 +1,6 @@
-"""One session's guessers: each is asked, checked, believed as far as it has been right, and left out once it fails.
+"""One session's guessers. Each is queried, validated, calibrated by its record, and disabled once it fails.
 
-Knows the committed text and what is proposed; must not know the tree, nor what is verified.
+Knows the committed text and the proposals; must not know the tree, nor what is verified.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.drawing import draw_chain
 
 Proposal = tuple[str, Guesses]
-"""A source, and what it proposes."""
+"""A source and its proposal."""
 Question = tuple[str, TokenTree]
-"""A source, and the nodes after which it wants to know the target's token."""
+"""A source, and the nodes after which it requests the target's token."""
 
 
 class Panel:
-    """All guessers of one session. Nothing that one of them does gets further than here, but sound guesses."""
+    """All guessers of one session. Only valid guesses leave the panel, whatever a guesser does."""
 
     def __init__(
         self, guessers: Mapping[str, Guesser], breakers: Mapping[str, Breaker], worth: SourceWorth, vocab_size: int
@@ -47,14 +47,14 @@ class Panel:
         self._worth = worth
         self._vocab_size = vocab_size
         self._proposed: list[Proposal] = []
-        """For the text as it is, with the chances that the sources themselves gave."""
+        """Proposals for the current text, with the sources' own probabilities."""
         self._undrawn: dict[str, SparseDistribution] = {}
-        """What sources said may follow it, where nothing was drawn from that."""
+        """Distributions of the next token, by source, from which nothing was drawn."""
         self.failures: Counter[str] = Counter()
-        """By source; it has not been asked since."""
+        """Number of failures by source. A failed source is disabled."""
 
     def ask(self, text: Sequence[int]) -> list[Proposal]:
-        """What each proposes, with chances as they have proved to be."""
+        """Return each guesser's proposal, with calibrated probabilities."""
         return self._ask(tuple(self._guessers), text)
 
     def _ask(self, sources: Iterable[str], text: Sequence[int]) -> list[Proposal]:
@@ -66,11 +66,11 @@ class Panel:
         return [(source, self._calibrated(source, guesses)) for source, guesses in self._proposed]
 
     def draw(self, text: Sequence[int], seed: int, goes_on: Callable[[Sequence[float]], bool]) -> list[Proposal]:
-        """The same where verification asks what a guess was drawn from: what those propose that say no laws, or one
-        chain that is drawn from the laws of one source.
+        """Return proposals for verification that needs q: those of guessers without distributions, or one chain drawn
+        from one guesser.
 
-        Which of the two is decided by their first guess, before anything is drawn; `goes_on` is shown the path
-        probabilities up to the guess that may be drawn next.
+        The first guesses decide between the two, before anything is drawn. `goes_on` gets the path probabilities up to
+        the guess that may be drawn next.
         """
         found = self._ask([source for source in self._guessers if source not in self._drawers], text)
         self._undrawn = {source: law for source in tuple(self._drawers) if (law := self._law(source, text)).token_ids}
@@ -85,7 +85,7 @@ class Panel:
         return [(source, self._calibrated(source, drawn))]
 
     def _first_chance(self, source: str) -> float:
-        """Of its first guess, whatever that will be."""
+        """Return the calibrated probability of the source's likeliest first guess."""
         return self._worth.calibrated(source, [max(self._undrawn[source].probs)])[0]
 
     def _draw_from(
@@ -103,7 +103,7 @@ class Panel:
         return draw_chain(law_after, is_worth_it, seed, len(text))
 
     def _law(self, source: str, text: Sequence[int], drawn: Sequence[int] = ()) -> SparseDistribution:
-        """None where the source has nothing to say, or what it says is none."""
+        """Return the source's distribution of the next token; `NO_Q` if it has none or an invalid one."""
         drawer = self._drawers.get(source)
         if drawer is None:
             return NO_Q
@@ -118,7 +118,7 @@ class Panel:
         return law
 
     def _answer(self, source: str, guesser: Guesser, text: Sequence[int]) -> Guesses | None:
-        """None where it proposes nothing, or nonsense."""
+        """Return the guesser's proposal; None if it is empty or invalid."""
         try:
             guesses = guesser.propose(text)
             guesses.check(self._vocab_size)
@@ -129,14 +129,14 @@ class Panel:
         return guesses if len(guesses) else None
 
     def _leave_out(self, source: str, error: Exception) -> None:
-        self._guessers.pop(source, None)  # it may have been left out since it asked
+        self._guessers.pop(source, None)  # it may have been disabled since the question
         self._askers.pop(source, None)
         self._drawers.pop(source, None)
         self.failures[source] += 1
         self._breakers[source].failed(error)
 
     def questions(self, text: Sequence[int]) -> Question | None:
-        """What a source asks the target about, beside the block; of several sources the first that has been named."""
+        """Return a source's questions to the target. If several sources ask, the first configured one is used."""
         for source, asker in tuple(self._askers.items()):
             try:
                 tree = asker.questions(text)
@@ -148,7 +148,7 @@ class Panel:
         return None
 
     def answered(self, source: str, samples: Sequence[int]) -> None:
-        """What the target said after the root and after each node of the questions of this source."""
+        """Pass on the target's tokens after the root and after each node of this source's questions."""
         try:
             self._askers[source].answered(samples)
         except Exception as error:  # noqa: BLE001
@@ -158,7 +158,7 @@ class Panel:
         return replace(guesses, chances=self._worth.calibrated(source, guesses.chances))
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """These were committed behind the text of the last proposals."""
+        """Calibrate the sources on the tokens committed after the last proposals."""
         for source, guesses in self._proposed:
             self._learn(source, guesses, tokens)
         for source, law in self._undrawn.items():
@@ -166,7 +166,7 @@ class Panel:
         self._proposed, self._undrawn = [], {}
 
     def ended(self, text: Sequence[int]) -> None:
-        """The text is complete, or goes on no more: for guessers that keep outputs."""
+        """Report the final text to guessers that keep outputs."""
         for source, guesser in tuple(self._guessers.items()):
             if isinstance(guesser, Keeper):
                 try:
@@ -175,7 +175,7 @@ class Panel:
                     self._leave_out(source, error)
 
     def _learn(self, source: str, guesses: Guesses, tokens: Sequence[int]) -> None:
-        """From each place of the text that its guesses reached."""
+        """Calibrate a source at each position that its guesses reached."""
         place: int | None = ROOT
         for token in tokens:
             nodes = [node for node, parent in enumerate(guesses.parents) if parent == place]
@@ -190,7 +190,7 @@ class Panel:
 
 
 def _most_at_root(proposals: Sequence[Proposal]) -> float:
-    """The chance of the likeliest first guess."""
+    """Return the probability of the likeliest first guess."""
     below = [
         chance
         for _, guesses in proposals
@@ -201,15 +201,21 @@ def _most_at_root(proposals: Sequence[Proposal]) -> float:
 
 
 def _likeliest_of(law: SparseDistribution) -> Guesses:
-    """As if it had been proposed. Of a law that nothing was drawn from, this tells best what a draw were worth: tokens
-    that are equally likely are all right, but count as one."""
+    """Return the likeliest tokens of a distribution as a proposal.
+
+    If nothing was drawn, they estimate best what a draw would have been worth. Equally likely tokens all count as
+    right, but as one guess.
+    """
     most = max(law.probs)
     tokens = tuple(token for token, prob in zip(law.token_ids, law.probs, strict=True) if prob == most)
     return Guesses((ROOT,) * len(tokens), tokens, (most, *[0.0] * (len(tokens) - 1)))
 
 
 def _check_questions(tree: TokenTree, vocab_size: int) -> None:
-    """Raises: ValueError for what no block may have."""
+    """Validate questions.
+
+    Raises: ValueError if a block cannot contain them.
+    """
     if len(tree) > MAX_GUESSES:
         raise ValueError(f"{len(tree)} questions, more than {MAX_GUESSES}")
     if len(tree) and not 0 <= min(tree.tokens) <= max(tree.tokens) < vocab_size:

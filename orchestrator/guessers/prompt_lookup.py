@@ -1,8 +1,8 @@
-"""Prompt lookup: what followed the last times that the text ended as it does now.
+"""Prompt lookup: proposes what followed earlier occurrences of the text's ending.
 
 Knows the committed tokens alone. A guess is a function of the prefix, so its q is a point mass and every verification
-stays exact. Source: prompt lookup decoding (Saxena 2023), extended to the output as transformers and vLLM do, and to
-several continuations where they differ.
+stays exact. Source: prompt lookup decoding (Saxena 2023), extended to the output as in transformers and vLLM, and to
+several different continuations.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from collections.abc import Sequence
 from core.speculation import NO_GUESSES, ROOT, Guesses
 
 MAX_LOOK_BACK_TOKENS = 4096
-"""Of a long prompt only the end is looked through: all streams wait while it is, for half a microsecond a token."""
+"""Maximum number of tokens indexed of a long prompt, counted from its end. Indexing blocks all streams for half a
+microsecond per token."""
 MAX_INDEXED_TOKENS = 8192
-"""Beyond that the index is begun anew, from the last `MAX_LOOK_BACK_TOKENS` on."""
+"""Maximum number of indexed tokens. Beyond it, the index is rebuilt from the last `MAX_LOOK_BACK_TOKENS`."""
 MAX_PLACES = 16
-"""The last places of each ending that are remembered."""
+"""Maximum number of positions kept for each ending, the latest ones."""
 
 
 class PromptLookup:
-    """The continuations of the longest ending that the text has had before, as chains below the root."""
+    """Continuations of the longest ending that occurred earlier in the text, as chains below the root."""
 
     def __init__(
         self,
@@ -31,16 +32,15 @@ class PromptLookup:
         by_frequency: bool = False,
         num_branches: int = 1,
     ) -> None:
-        """`min_match`, `max_match`: tokens of the ending, by `speculation.lookup_min_match` and `lookup_max_match`.
-        `by_frequency`: the continuation that came most often goes before the latest.
-        """
+        """`min_match`, `max_match`: length of the ending in tokens, from `speculation.lookup_min_match` and
+        `lookup_max_match`. `by_frequency`: prefer the most frequent continuation to the latest."""
         self._max_depth = max_depth
         self._lengths = range(max_match, min_match - 1, -1)
-        """Of endings that are looked up, the surest first."""
+        """Lengths of endings to look up, the longest first."""
         self._by_frequency = by_frequency
         self._num_branches = num_branches
         self._places: dict[tuple[int, ...], list[int]] = {}
-        """Of each run of tokens, where it was last followed by something."""
+        """Positions after each run of tokens."""
         self._first = self._num_indexed = 0
 
     def propose(self, text: Sequence[int]) -> Guesses:
@@ -52,7 +52,7 @@ class PromptLookup:
         return NO_GUESSES
 
     def _index(self, text: Sequence[int]) -> None:
-        """Take in what has been added; the ending of the whole text is followed by nothing yet."""
+        """Index the new tokens. The ending of the whole text has no continuation yet."""
         is_long = len(text) - self._num_indexed > MAX_LOOK_BACK_TOKENS
         if is_long or len(text) - self._first > MAX_INDEXED_TOKENS:
             self._places.clear()
@@ -74,7 +74,7 @@ class PromptLookup:
                 del places[0]
 
     def _continuations(self, text: Sequence[int], places: Sequence[int]) -> Guesses:
-        """Those that differ in their first token, each from its latest place on."""
+        """Return continuations with different first tokens, each from its latest position."""
         counts: dict[int, int] = {}
         latest: dict[int, int] = {}
         for place in places:

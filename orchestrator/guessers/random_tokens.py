@@ -1,6 +1,6 @@
-"""A control: whatever token comes, one after the other. What it finds is found by chance.
+"""Control: uniformly random tokens, accepted only by chance.
 
-Knows how long the text is. Source: Leviathan et al. 2023 (arXiv 2211.17192), section 4.2.
+Knows the length of the text. Source: Leviathan et al. 2023 (arXiv 2211.17192), section 4.2.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from core.noise import Purpose
 from core.speculation import Guesses
 
 SEED = 0
-"""Of all requests: guesses depend on the place alone, so an output is the same again."""
+"""Seed of all requests. Guesses depend on the position alone, so outputs are reproducible."""
 
 
 class RandomTokens:
-    """A chain of tokens, each as likely as any other of the vocabulary."""
+    """A chain of tokens drawn uniformly from the vocabulary."""
 
     def __init__(self, vocab_size: int, max_depth: int) -> None:
         self._vocab_size = vocab_size

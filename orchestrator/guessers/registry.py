@@ -1,4 +1,4 @@
-"""Which guessers there are, by the names that requests and settings call them. A new one is a line here, and its file.
+"""Registry of guessers, by the names used in requests and settings. A new guesser is one line here, and its file.
 
 Knows settings; must not know sessions.
 """
@@ -28,18 +28,18 @@ from orchestrator.text import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """Where the output begins in the text, what it must look like, and whose it is."""
+    """The output's start in the text, its grammars, and its owner."""
 
     prompt_len: int = 0
     grammar: Grammar | None = None
     template: Grammar | None = None
-    """What it usually looks like: a request with one has the source of that name, whomever else it names."""
+    """Usual form of the output. A request with a template always uses the guesser of that name."""
     isolation: str = ""
-    """Name of the caller or tenant whose outputs may guess it, and whose it may guess; empty for none."""
+    """Name of the caller or tenant with which outputs are shared for guessing; empty for none."""
 
     @property
     def forms(self) -> Mapping[str, Grammar]:
-        """By the guesser that goes by it."""
+        """Grammars by the name of the guesser that uses them."""
         forms = {"grammar": self.grammar, "template": self.template}
         return {name: form for name, form in forms.items() if form is not None}
 
@@ -49,20 +49,20 @@ FREE = OutputForm()
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a session's guesser is made with."""
+    """Inputs for creating a session's guesser."""
 
     config: SpeculationConfig
     max_depth: int
-    """Guesses in a row that may be of use."""
+    """Maximum useful depth of guesses."""
     index: CorpusIndex | None = None
-    """Of a corpus, where the settings name one."""
+    """Index of a corpus, if configured."""
     prompt_len: int = 0
     forced: Mapping[str, Forced] = field(default_factory=dict)
-    """What the forms of the output force, by `OutputForm.forms`: a form that it has not has no guesser."""
+    """Forced tokens by the keys of `OutputForm.forms`. A missing form has no guesser."""
     history: History | None = None
     """Recent outputs of the same caller or tenant."""
     vocab_size: int = 0
-    """Read by `random` alone, which fails at 0."""
+    """Used only by `random`, which fails at 0."""
 
     @property
     def corpus(self) -> CorpusIndex:
@@ -92,21 +92,21 @@ GUESSERS: Mapping[str, Callable[[Means], Guesser]] = {
         means.max_depth, window=means.config.lookahead_window, ngram=means.config.lookahead_ngram
     ),
 }
-"""Each makes one session's guesser."""
+"""Factory of each guesser, by name."""
 ASKING = frozenset({"lookahead"})
-"""Of these, those that learn from the target's answers: of a text that is there already they find nothing."""
+"""Guessers that learn from the target's answers. They find nothing in text that already exists."""
 CONTROLS = ("random", "unigram", "bigram")
-"""Of these, those that theory is held against: they are not thought to be worth anything."""
+"""Guessers used as controls in experiments, not for speed."""
 NEED_INDEX = ("retrieval", "unigram", "bigram")
-"""Of these, those that know a corpus."""
+"""Guessers that need a corpus index."""
 BY_TEXT = tuple(name for name in GUESSERS if name not in ("grammar", "template"))
-"""Those that guess of any text; the others guess only where a request says what its output looks like."""
+"""Guessers that work on any text. The others need the request to describe its output."""
 SOURCES = (DRAFT, *GUESSERS)
-"""All names: the draft engine is one, too."""
+"""All names, including the draft engine."""
 
 
 class Guessers:
-    """The guessers of one orchestrator, and their breakers; a panel of its own for each session."""
+    """The guessers of one orchestrator, and their breakers. Creates a panel for each session."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Guessers:
 
     @classmethod
     def open(cls, config: SpeculationConfig, tokenizer: Tokenizer, grammars: Grammars | None = None) -> Guessers:
-        """Those of a service with these settings. Raises: ConfigError when one of them cannot be had."""
+        """Open the guessers of a service. Raises: ConfigError if one of them is not available."""
         check_sources(config)
         path = config.retrieval_index
         index = CorpusIndex.open(Path(path), tokenizer.vocabulary_hash) if path is not None else None
@@ -136,7 +136,7 @@ class Guessers:
         vocab_size: int,
         output: OutputForm = FREE,
     ) -> Panel:
-        """Those of one session, that may have `max_depth` guesses in a row."""
+        """Create one session's panel; `max_depth` limits its guesses."""
         forms = output.forms if self._grammars is not None else {}
         possible = {*BY_TEXT, *forms}
         wanted = dict.fromkeys((*sources, *({"template"} & forms.keys())))
@@ -154,18 +154,21 @@ class Guessers:
         return Panel({name: GUESSERS[name](means) for name in names}, self._breakers, worth, vocab_size)
 
     def _forced(self, name: str, form: Grammar) -> Forced:
-        """Compiling begins now."""
+        """Start compiling a grammar, and return its forced tokens."""
         assert self._grammars is not None, "where there are none no output has a form"
         return self._grammars.forced(form, is_binding=name == "grammar")
 
 
 def available_sources(config: SpeculationConfig) -> tuple[str, ...]:
-    """The names that a request may give to a service with these settings."""
+    """Return the guesser names that requests may use with these settings."""
     return tuple(name for name in SOURCES if name not in NEED_INDEX or config.retrieval_index is not None)
 
 
 def check_sources(config: SpeculationConfig) -> None:
-    """Raises: ConfigError, which names the first guesser of the settings that there is none of."""
+    """Validate the configured guessers.
+
+    Raises: ConfigError, which names the first unknown or unavailable guesser.
+    """
     names = available_sources(config)
     for index, name in enumerate(config.guessers):
         if name in NEED_INDEX and name not in names:

@@ -1,7 +1,7 @@
-"""Marginal control: the worth of a node, of a wait and of a row of the draft, at one price.
+"""Marginal control: weighs nodes, waits and rows of the draft at one price.
 
-The price is `rate`, the present tokens a second of a session. Knows chances, costs and times; must not know tokens.
-There is no plan and no search.
+The price is `rate`, the current tokens per second of a session. Knows probabilities, costs and times; must not know
+tokens. There is no plan and no search.
 """
 
 from __future__ import annotations
@@ -18,40 +18,41 @@ from orchestrator.policy.shared_estimates import TRIAL_SHARE, SharedEstimates
 from orchestrator.policy.tree_policy import CATCH_UP, TreePolicy, TreeView
 
 REST_ROUNDS = 32
-"""Rounds in a row without a node worth verifying, after which the draft rests: it earns no tokens, but leaves the draft
-to other sessions."""
+"""Rounds in a row without a node worth verifying, after which the draft rests. Resting earns no tokens, but frees the
+draft for other sessions."""
 TRIAL_ROUNDS = 8
-"""Rounds in turn after a rest."""
+"""Number of trial rounds in turn after a rest."""
 OFFERED_OUTCOMES = 16
-"""Outcomes of a block for which the target is offered a next block. Simulated, with the target 10 ms away each way:
-worth 1.03 to 1.07 beside four where its pass takes 25 or 60 ms (adr/0082)."""
+"""Number of outcomes of a block for which the target is offered a next block. Simulated, with the target 10 ms away
+each way: worth 1.03 to 1.07 compared with four outcomes, if its pass takes 25 or 60 ms (adr/0082)."""
 OFFER_PASSES = 2.0
-"""Passes of the draft before and after the time at which the target is expected to give its verdict; what grows then is
-offered. Paced 70B and 1B, 10 ms away each way: worth 1.13 beside an offer after each pass (adr/0082)."""
+"""Half-width, in draft passes, of the window around the expected verdict in which offers are made. Paced 70B and 1B, 10
+ms away each way: worth 1.13 compared with an offer after each pass (adr/0082)."""
 MIN_OFFER_WAY_S = 0.0025
-"""Least way to the target and back for which guesses are offered: an offer takes the orchestrator 1 ms. Recorded 8B and
-0.5B at hand, without it: 0.6 to 0.99 of the tokens a second."""
+"""Minimum round trip to the target, in seconds, for which guesses are offered: an offer takes the orchestrator 1 ms.
+Recorded 8B and 0.5B at hand, without this limit: 0.6 to 0.99 of the tokens a second."""
 
 
 class AdaptivePolicy(TreePolicy):
-    """Verifies, waits and drafts where the gain is worth more than the time."""
+    """Verifies, waits and drafts if the gain is worth more than the time."""
 
     why = "at most, while guesses are worth it"
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         super().__init__(request, config, known)
         self._num_idle = 0
-        """Rounds in a row whose grown nodes were all not worth verifying."""
+        """Number of rounds in a row in which no grown node was worth verifying."""
         self._num_trials = 0
-        """Remaining rounds that draft in turn although plain decoding promises more, in order to learn."""
+        """Number of rounds left that draft in turn, in order to learn, although plain decoding is forecast to be
+        faster."""
         self._is_resting = False
         self._has_draft = False
         self._goes_plainly: bool | None = None
-        """Whether it goes on plainly in this round; None before it was asked."""
+        """Whether this round goes on without guesses; None until computed."""
 
     @property
     def rate(self) -> float:
-        """Tokens that a second is worth: the price."""
+        """Price of a second, in tokens."""
         return self._known.rate(self.kind)
 
     # Growing
@@ -62,7 +63,7 @@ class AdaptivePolicy(TreePolicy):
 
     def tree_spec(self, room: int, turn: int) -> TreeSpec | None:
         if self.is_paused and min(room, self.max_depth) >= 1:
-            return CATCH_UP  # which ends the growth that is under way
+            return CATCH_UP  # ends the growth in progress
         if self._is_resting:
             self._is_resting = False
             is_tried = not self.is_in_turn or self._num_trials > 0
@@ -71,24 +72,25 @@ class AdaptivePolicy(TreePolicy):
         return super().tree_spec(room, turn)
 
     def wants_turn(self) -> bool:
-        """Whether drafting promises more than plain decoding, or is to be tried."""
+        """Whether drafting is forecast to be faster than plain decoding, or should be tried."""
         if self.is_paused:
             return False
         if self._forecast() == 0:
             self._num_trials -= 1
             if self._num_trials < 0:
                 return False
-        self._learned.idle_rounds = 0  # who went on meanwhile would be a pass ahead
+        self._learned.idle_rounds = 0  # a session that went on without drafting would be a pass ahead
         return True
 
     def _forecast(self) -> int:
-        """The number of draft passes with the most tokens a second in turn; 0 where plain decoding has more."""
+        """Return the number of draft passes in turn with the most tokens per second; 0 if plain decoding is faster."""
         return int(np.argmax(self._rates_in_turn()))
 
     def _rates_in_turn(self) -> list[float]:
-        """Tokens a second by the number of draft passes, from 0.
+        """Return the tokens per second by the number of draft passes, from 0.
 
-        As Theorem 3.8 of Leviathan et al. 2023 (arXiv 2211.17192), with a chance for each depth and the costs of today.
+        Source: Theorem 3.8 of Leviathan et al. 2023 (arXiv 2211.17192), with a probability for each depth and current
+        costs.
         """
         costs, depth = self._known.costs, min(self.max_depth, self.max_nodes)
         rows = 1 if self._is_sampled and not self.draws_trees else costs.rows_worth
@@ -100,14 +102,14 @@ class AdaptivePolicy(TreePolicy):
         return super()._chain(max(1, min(depth, self._forecast())))
 
     def _in_turn(self, depth: int) -> TreeSpec:
-        """The number of passes that is forecast to yield most."""
+        """Grow for the number of passes that is forecast to yield most."""
         self._num_rows, self._num_passes = self._known.costs.rows_worth, max(1, min(depth, self._forecast()))
         return TreeSpec(
             self._num_rows, depth, calibration=self._calibration, tail=USUAL_TAIL, num_passes=self._num_passes
         )
 
     def _drawn_tree(self, depth: int) -> TreeSpec:
-        """As deep as is forecast to yield most, and as many nodes as are worth their rows; or a chain."""
+        """Draw a tree of the best forecast depth, with as many nodes as are worth their rows; or a chain."""
         tree_spec = super()._drawn_tree(max(1, min(depth, self._forecast())))
         shape = fixed_shape(tree_spec, self.max_nodes)
         chain = self._first_chance ** np.arange(1.0, 1.0 + tree_spec.max_depth)
@@ -133,9 +135,10 @@ class AdaptivePolicy(TreePolicy):
         return self._known.costs.branch_s > 0.0
 
     def net(self, path_prob: Floats, branches: Ints | None = None) -> Floats:
-        """For each n from 0: the tokens that the first n nodes gain, minus the worth of the time to verify them.
+        """Return, for each n from 0, the tokens gained by the first n nodes minus the worth of the time to verify them.
 
-        `path_prob` [N]: their chances, falling; `branches` [N]: of the nodes up to each, None for none.  # [N + 1]
+        `path_prob` [N]: falling path probabilities. `branches` [N]: number of branches among the nodes up to each, None
+        for none.  # [N + 1]
         """
         costs = self._known.costs
         seconds = costs.verify_times(len(path_prob))
@@ -146,7 +149,7 @@ class AdaptivePolicy(TreePolicy):
         return gained
 
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
-        """The likeliest nodes that are worth their rows."""
+        """Return the likeliest nodes that are worth their rows."""
         fitting = tree.best(min(max_nodes, self.max_nodes), min(max_depth, self.max_depth))
         gained = self.net(fitting.path_prob, fitting.branches() if self.minds_branches else None)
         if self.minds_branches:
@@ -156,7 +159,7 @@ class AdaptivePolicy(TreePolicy):
         return fitting.head(int(np.argmax(gained)))
 
     def is_worth_drawing(self, path_prob: Sequence[float]) -> bool:
-        """Whether some number of guesses more gains, if each were as likely as this one: passes come in steps."""
+        """Whether some number of further guesses gains, if each were as likely as this one: passes come in steps."""
         num, most = len(path_prob), min(self.max_depth, self.max_nodes)
         before = path_prob[-2] if num > 1 else 1.0
         if num > most or before <= 0.0:
@@ -166,14 +169,14 @@ class AdaptivePolicy(TreePolicy):
         return bool(gained[num:].max() > gained[num - 1])
 
     def is_worth_asking(self, num_nodes: int, num_with: int) -> bool:
-        """Whether the guesses that come of the answers yield more tokens than the time of the rows is worth."""
+        """Whether the guesses that the answers yield gain more tokens than the time of the rows is worth."""
         costs = self._known.costs
         return self._learned.answers.are_worth(self.rate * (costs.verify_s(num_with) - costs.verify_s(num_nodes)))
 
     # Waiting
 
     def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:  # noqa: ARG002
-        """Whether the draft's first guesses are worth more than the time until they come.
+        """Whether the draft's first guesses are worth more than the time until they arrive.
 
         It waits for nothing else: nodes that grow during the next verification are not lost, and a session that shares
         the target's passes would miss the pass of the others.
@@ -184,10 +187,10 @@ class AdaptivePolicy(TreePolicy):
 
     @property
     def _late_chance(self) -> float:
-        """That one of the draft's first guesses after a miss stands, and nobody else has it."""
+        """Chance that a late draft guess is accepted and no guesser had it."""
         return self._learned.late_hits.value
 
-    # Explaining
+    # Explanation
 
     def why_block(self, path_prob: Sequence[float], branches: int, tree: TreeView) -> str:
         shown = path_prob or tuple(tree.best(1, 1).path_prob)
@@ -213,16 +216,16 @@ class AdaptivePolicy(TreePolicy):
             f"first guesses come in {wait_ms:.1f} ms, one stands with {chance:.2f}, a second is {self.rate:.0f} tokens"
         )
 
-    # Going on
+    # Offers
 
     @property
     def num_outcomes(self) -> int:
-        """The number of outcomes to offer; 0 where an offer does not pay.
+        """Number of outcomes to offer; 0 if offers do not pay.
 
-        None where the way to the target and back is shorter than a draft pass, since what the pass under way grows
-        would come too late for the offer, or than a round's offers take to be made. None where passes are shared: one
-        session that waits for a block delays all. The first does not hold without a draft that tells anything, and
-        neither does while it rests.
+        Offers do not pay if passes are shared, because one session that waits for a block delays all. They do not pay
+        if drafting is in turn, or if the round trip to the target is shorter than a draft pass (nodes of the pass in
+        progress would come too late) or than the time to make a round's offers. Turn and round trip do not matter while
+        every draft is silent. During a rest, offers always pay.
         """
         costs = self._known.costs
         is_far = costs.verify_wire_s > max(self.pass_s, MIN_OFFER_WAY_S) and not self.is_in_turn
@@ -235,13 +238,12 @@ class AdaptivePolicy(TreePolicy):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no guess of any session has been worth its row for some rounds, where a message a round costs all."""
+        """Whether no session had a guess worth its row for some rounds, while passes are shared and a message a round
+        delays all."""
         return self._known.costs.is_shared and self._learned.idle_rounds >= REST_ROUNDS
 
     def goes_on_plainly(self, tree: TreeView) -> bool:
-        """Whether no guess was worth its row for some rounds, nor is one of this tree now; asked anew after each
-        verdict.
-        """
+        """Whether no guess was worth its row for some rounds, nor is one of this tree. Computed once per verdict."""
         if self._goes_plainly is None:
             is_idle = self._is_idle
             self._goes_plainly = is_idle and not len(self.choose(tree, self.max_nodes, self.max_depth))
@@ -250,11 +252,10 @@ class AdaptivePolicy(TreePolicy):
         return self._goes_plainly
 
     def is_offer_due(self, elapsed_s: float, num_now: int, *, is_continued: bool, is_more_to_come: bool) -> bool:
-        """Whether it gets there about when the verdict is given: the last one before that is the one that counts.
+        """Whether the offer would arrive about when the verdict is given. The last offer before the verdict counts.
 
-        A message and an offer take equally long to the target, so that the offer is to be made as long after the
-        message as a pass takes. A target that goes on by itself began before its verdict was heard: the way back and
-        the way there are to be taken from that.
+        A message and an offer take equally long to the target, so an offer is due one pass after the message was sent.
+        A target that continues by itself began before its verdict arrived, so the round trip is subtracted.
         """
         costs = self._known.costs
         if costs.is_shared or self.lacks_draft or self.is_paused or not self._is_with_draft:
@@ -265,7 +266,7 @@ class AdaptivePolicy(TreePolicy):
         return late_s <= tolerated_s and (late_s >= -tolerated_s or not is_more_to_come)
 
     def is_worth_a_plain_step(self, num_now: int) -> bool:
-        """Whether it yields more tokens a second than a usual round with its way to the target and back."""
+        """Whether a plain step yields more tokens per second than a usual round with its round trip to the target."""
         is_plain = super().is_worth_a_plain_step(num_now)
         if is_plain or not self.num_outcomes:
             return is_plain
@@ -273,7 +274,7 @@ class AdaptivePolicy(TreePolicy):
         as_usual = self._learned.tokens.value - self.rate * costs.verify_s(num_now)
         return 1.0 - self.rate * (costs.verify_s(0) - costs.verify_wire_s) >= min(as_usual, 0.0)
 
-    # Resting
+    # Rests
 
     @property
     def wants_rest(self) -> bool:
@@ -293,9 +294,8 @@ class AdaptivePolicy(TreePolicy):
         )
 
     def _may_try(self) -> bool:
-        """Whether rounds in turn that are forecast to lose may be made to learn: over all sessions they cost
-        `TRIAL_SHARE` at most.
-        """
+        """Whether losing rounds in turn may be made in order to learn. Over all sessions they cost at most
+        `TRIAL_SHARE`."""
         plain, *drafted = self._rates_in_turn()
         lost_rounds = TRIAL_ROUNDS * max(0.0, 1.0 - max(drafted, default=0.0) / plain)
         if self._learned.untried_rounds * TRIAL_SHARE < lost_rounds:
@@ -303,7 +303,7 @@ class AdaptivePolicy(TreePolicy):
         self._learned.untried_rounds = 0
         return True
 
-    # Seeing
+    # Observations
 
     def begin_drafting(self) -> None:
         super().begin_drafting()
@@ -313,7 +313,7 @@ class AdaptivePolicy(TreePolicy):
         super().observe_round(seen)
         self._learned.untried_rounds += 1
         self._goes_plainly = None
-        if self.max_depth:  # who never drafts says nothing of guesses
+        if self.max_depth:  # sessions that never draft carry no information about guesses
             self._learned.idle_rounds = 0 if len(seen.shape) else self._learned.idle_rounds + 1
         if self.is_in_turn and len(seen.shape) > seen.shape.num_looked_up:
             self._learned.reach.observe(len(seen.path), self._num_passes, self._first_chance)

@@ -1,7 +1,7 @@
-"""Whether drafting pays by the clock: the rate of rounds with it against the rate without, tried now and then.
+"""Decides by the clock whether drafting pays: compares the rate of rounds with and without drafting in regular trials.
 
-Knows tokens a second; must not know costs. Where a draft takes processor time from its target or from the orchestrator,
-both become slower, plain decoding too, and no estimate of a pass says by how much.
+Knows tokens per second; must not know costs. A draft that takes processor time from its target or from the orchestrator
+slows both, and plain decoding, too. No estimate of a pass says by how much.
 """
 
 from __future__ import annotations
@@ -11,39 +11,41 @@ from statistics import fmean
 
 WINDOW_ROUNDS = 8
 PLAIN_ROUNDS = 3
-"""Rounds of each session over which a rate is measured: with drafting; and without, where each yields one token. At
-least `LEAST_ROUNDS` of all together."""
+"""Rounds of each session over which a rate is measured: `WINDOW_ROUNDS` with drafting, `PLAIN_ROUNDS` without, where
+each round yields one token. At least `LEAST_ROUNDS` of all sessions together."""
 LEAST_ROUNDS = 32
 SETTLING_ROUNDS = 2
-"""Rounds of each session that are not measured after a change: passes are still under way, drafts have to catch up."""
+"""Rounds of each session that are not measured after a change: passes are still in progress, and drafts have to catch
+up."""
 MAX_WINDOWS = 32
-"""Most windows between two trials, and most times as long as a trial; doubles from 1 with each trial that changed
-nothing. By windows alone the trials of a pause would take a third of the time: rounds of the worse way are longer."""
+"""Maximum number of windows between two trials, and maximum interval in multiples of a trial's duration. Doubles from 1
+with each trial that changed nothing. Counting windows alone, the trials of a pause would take a third of the time:
+rounds of the worse mode are longer."""
 GAIN = 1.02
-"""Ratio of rates from which a trial changes something."""
+"""Minimum ratio of rates for a trial to change the mode."""
 SIMILAR = 1.5
-"""Ratio of numbers of sessions up to which two rates can be compared."""
+"""Maximum ratio of numbers of sessions for two rates to be comparable."""
 
 
 class DraftingPause:
-    """All sessions of an orchestrator draft, or none does; a trial of the other way decides."""
+    """Pauses drafting for all sessions of an orchestrator, or none. A trial of the other mode decides."""
 
     def __init__(self) -> None:
         self.is_paused = False
         self._is_trial = False
         self._usual = 0.0
-        """Tokens a second of a session, before the trial."""
+        """Tokens per second of a session before the trial."""
         self._usual_sessions = 1
         self._since_s = 0.0
         """Seconds since the last trial began or ended."""
         self._trial_s = 0.0
-        """That the last trial took, if it changed nothing."""
+        """Seconds that the last trial took; 0 if it changed the mode."""
         self._num_windows = 0
-        """Windows since the last trial."""
+        """Number of windows since the last trial."""
         self._num_wanted = 1
         self._num_settling = 0
         self._tokens: list[int] = []
-        """Of this window and the one before."""
+        """Tokens of each round, in this window and the one before."""
         self._seconds: list[float] = []
 
     def __repr__(self) -> str:
@@ -52,10 +54,10 @@ class DraftingPause:
     def observe_round(
         self, num_tokens: int, elapsed_s: float, num_sessions: int, most_plain: Callable[[], float]
     ) -> str:
-        """One round of a session that drafts unless there is a pause. The reason of a change, empty for none.
+        """Record one round of a session that drafts unless paused. Return the reason of a change, empty for none.
 
-        `most_plain`: tokens a second of a session that plain decoding has never exceeded; drafting that makes more
-        needs no trial.
+        `most_plain`: upper bound of a session's tokens per second in plain decoding. Drafting that exceeds it needs no
+        trial.
         """
         self._since_s += elapsed_s / num_sessions
         if self._num_settling > 0:
@@ -99,6 +101,6 @@ class DraftingPause:
 
 
 def usual_s(seconds: Sequence[float]) -> float:
-    """The mean of the middle half: a prompt that is taken in makes the rounds beside it long, in either way."""
+    """Return the mean of the middle half: a prefill lengthens the rounds beside it, in either mode."""
     cut = len(seconds) // 4
     return fmean(sorted(seconds)[cut : len(seconds) - cut])

@@ -1,7 +1,7 @@
-"""Why a stream's decisions were made, as lines for people, where somebody has asked.
+"""Explains a stream's decisions in lines of text, if the client asks for it.
 
-Knows shapes, chances, prices and times; must not know tokens. A session without a question has no `Explanation`, and
-pays for nothing here.
+Knows shapes, probabilities, prices and times; must not know tokens. Other sessions have no `Explanation`, and no
+overhead.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from collections import Counter
 from collections.abc import Sequence
 
 MAX_LINES = 200
-"""Of one stream; the last one says that there are no more."""
+"""Maximum number of lines per stream. The last one says that no more follow."""
 
 
 class Explanation:
-    """The lines of one stream that have not gone to its client yet."""
+    """The lines of one stream that have not been sent to its client yet."""
 
     def __init__(self) -> None:
         self._num_lines = 0
         self._lines: list[str] = []
         self._num_rounds = 0
         self._notes: list[str] = []
-        """What the next round's line begins with."""
+        """Notes at the start of the next round's line."""
         self._open = ""
-        """The line of the round whose verdict is awaited."""
+        """Line of the round whose verdict is awaited."""
 
     def take(self) -> tuple[str, ...]:
-        """The lines since the last time."""
+        """Return the lines since the last call."""
         lines, self._lines = self._lines, []
         return tuple(lines)
 
     def say(self, line: str) -> None:
-        """One more, if there is room for it."""
+        """Add a line, up to `MAX_LINES`."""
         self._num_lines += 1
         if self._num_lines < MAX_LINES:
             self._lines.append(line)
@@ -39,29 +39,29 @@ class Explanation:
             self._lines.append(f"no more: {MAX_LINES} lines are explained of a stream")
 
     def note(self, text: str) -> None:
-        """Something of the round that is being prepared; its line has each note once."""
+        """Add a note to the next round's line, once."""
         if text not in self._notes:
             self._notes.append(text)
 
     def waits(self, reason: str, timeout_s: float) -> None:
-        """The round waits for the draft."""
+        """Record that the round waits for the draft."""
         self.note(f"waited for the draft, at most {1e3 * timeout_s:.0f} ms: {reason}")
 
     def verifies(self, depth: int, sources: Sequence[str], reason: str) -> None:
-        """The round's block, empty or not, goes to the target."""
+        """Record that the round's block, possibly empty, is sent to the target."""
         notes, self._notes = self._notes, []
         self._begin("; ".join([*notes, f"{_block(depth, sources)}: {reason}"]))
 
     def goes_on(self, depth: int, sources: Sequence[str]) -> None:
-        """The target has gone on by itself with a block that it was offered."""
+        """Record that the target continued by itself with an offered block."""
         self._begin(f"the target went on by itself, as offered, with {_block(depth, sources)}")
 
     def prefills(self, num_tokens: int) -> None:
-        """A target that holds nothing of the text is sent all of it, with the block that was being verified."""
+        """Record the prefill of a new target, which is sent the whole text and the block that was being verified."""
         self._open = self._open or f"prefill: a target takes in {num_tokens} tokens, and no guesses"
 
     def judged(self, num_guesses: int, num_accepted: int) -> None:
-        """The verdict has come: the round's line is complete."""
+        """Complete the round's line with the verdict."""
         line, self._open = self._open, ""
         self.say(f"{line}; {num_accepted} accepted" if num_guesses else line)
 

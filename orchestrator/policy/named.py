@@ -1,8 +1,8 @@
-"""The named policies over a session's tree: simple rules, as baselines and by request.
+"""Named policies: simple rules, used as baselines and by request.
 
-How the draft grows is the same as for all others; a rule says what is verified, and whether to wait. Knows shapes and
-settings; must not know tokens. A rule looks at q and never at the drawn token, so that it may be used where drafts
-sample, too (docs/exactness.md, section 4).
+The draft grows as in other policies; a rule says what to verify and whether to wait. Knows shapes and settings; must
+not know tokens. A rule looks at q and never at the drawn token, so it can also be used if drafts sample
+(docs/exactness.md, section 4).
 """
 
 from __future__ import annotations
@@ -21,32 +21,34 @@ from orchestrator.policy.shared_estimates import SharedEstimates
 from orchestrator.policy.tree_policy import TreePolicy, TreeView
 
 FIRST_GAMMA = 4
-"""Where the heuristic begins. Source: transformers' schedule."""
+"""Initial gamma of the heuristic. Source: transformers' schedule."""
 OWN = (0.0, 1.0)
-"""The draft's own margins, taken as chances without calibration."""
+"""Calibration that takes the draft's margins as probabilities."""
 ALIKE = (3.0, 0.0)
-"""Each first candidate is right with a chance of 0.95: so a draft grows chains, below many outcomes of a block."""
+"""Calibration that gives each first candidate a probability of 0.95, so the draft grows chains, below many outcomes of
+a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The conditions under which a chain ends early."""
+    """Conditions that end a chain early."""
 
     why: str
     measure: Measure = Measure.MARGIN
     min_confidence: float = 0.0
-    """Least value of `measure` at a place: the chain ends where the draft is less sure."""
+    """Minimum value of `measure`: the chain ends at the first node where the draft is less confident."""
     min_path_prob: float = 0.0
-    """Least path probability, the product of `measure` along the chain: it ends before the first guess below this."""
+    """Minimum path probability, the product of `measure` along the chain. The chain ends before the first guess below
+    it."""
 
     def num_kept(self, confidences: Sequence[float]) -> int:
-        """The number of guesses of a chain to verify; `confidences` are those of the place before each."""
+        """Return the number of a chain's guesses to verify. `confidences`: the draft's confidence before each guess."""
         pairs = zip(confidences, accumulate(confidences, operator.mul), strict=True)
         return sum(1 for _ in takewhile(lambda at: at[0] >= self.min_confidence and at[1] >= self.min_path_prob, pairs))
 
 
 def rule_of(config: SpeculationConfig) -> Rule:
-    """That of the policy; "static_tree" has chains where the draft samples."""
+    """Return the rule of the configured policy. "static_tree" has chains if the draft samples."""
     least, floor, entropy = config.min_confidence, config.min_path_probability, config.max_entropy
     match config.policy:
         case "confidence":
@@ -61,10 +63,10 @@ def rule_of(config: SpeculationConfig) -> Rule:
 
 
 class NamedPolicy(TreePolicy):
-    """The common part: without guesses of the draft they take those of prompt lookup."""
+    """Common part of the named policies. Without draft guesses they use prompt lookup's."""
 
     _is_whole = False
-    """Whether the block that was chosen last is as the rule wants it, or cannot grow any more."""
+    """Whether the last chosen block satisfies the rule, or cannot grow any more."""
 
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         depth, nodes = min(self.gamma, max_depth), min(max_nodes, self.max_nodes)
@@ -79,7 +81,7 @@ class NamedPolicy(TreePolicy):
 
 
 class ChainPolicy(NamedPolicy):
-    """A chain of the draft's first candidates, as long as the rule says."""
+    """A chain of the draft's first candidates, as long as the rule allows."""
 
     _takes_trees = False
 
@@ -127,7 +129,7 @@ class ChainPolicy(NamedPolicy):
         )
 
     def observe_round(self, seen: RoundOutcome) -> None:
-        """The heuristic learns from the verdict on the draft's guesses."""
+        """Record the outcome; the heuristic adapts gamma to the verdict on the draft's guesses."""
         super().observe_round(seen)
         num_guesses, num_accepted = len(seen.shape) - seen.shape.num_looked_up, len(seen.path)
         if not (self._is_heuristic and num_guesses):
@@ -140,7 +142,7 @@ class ChainPolicy(NamedPolicy):
 
 
 class StaticTreePolicy(NamedPolicy):
-    """Always the `max_block_tokens` likeliest nodes of the draft's tree, by the draft's own chances.
+    """Always the `max_block_tokens` likeliest nodes of the draft's tree, by the draft's own probabilities.
 
     Nothing is learned or searched. Source: EAGLE-2's trees (Li et al. 2024, arXiv 2406.16858).
     """
@@ -154,6 +156,6 @@ class StaticTreePolicy(NamedPolicy):
         return nodes
 
     def _in_turn(self, depth: int) -> TreeSpec:
-        """The number of rows a pass is the average width of the tree."""
+        """Grow with a fixed number of rows per pass: the average width of the tree."""
         self._num_rows, self._num_passes = math.ceil(self.max_nodes / depth), depth
         return TreeSpec(self._num_rows, depth, calibration=OWN, tail=USUAL_TAIL, num_passes=depth)

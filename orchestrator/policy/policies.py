@@ -1,4 +1,4 @@
-"""The policies of one orchestrator's sessions: the choice for each session, the shared estimates, and a report.
+"""The policies of one orchestrator's sessions: the choice for each session, shared estimates, and a report.
 
 Knows settings and policies; must not know sessions or engines.
 """
@@ -18,7 +18,7 @@ from orchestrator.policy.tree_policy import TreePolicy
 
 
 class Policies(Protocol):
-    """Gives each session its policy, and keeps the shared estimates (costs, load, acceptance)."""
+    """Creates each session's policy, and keeps the shared estimates (costs, load, acceptance)."""
 
     def policy(self, request: GenerationRequest) -> TreePolicy: ...
 
@@ -26,7 +26,7 @@ class Policies(Protocol):
 
 
 class Controller:
-    """Gives each session the policy that its request names, or the settings; keeps what all policies learn."""
+    """Creates the policy named by the request, or by the settings. Keeps what all policies learn."""
 
     def __init__(self, config: SpeculationConfig) -> None:
         self._config = config
@@ -44,7 +44,7 @@ class Controller:
         return policy
 
     def _config_for(self, request: GenerationRequest) -> SpeculationConfig:
-        """The settings, with the request's own values over them."""
+        """Return the settings, overridden by the request's own values."""
         config, is_pipelined = self._config, request.pipelining
         pipelining = config.pipelining if is_pipelined is None else is_pipelined
         return replace(config, policy=request.policy or config.policy, pipelining=pipelining)
@@ -68,7 +68,7 @@ class Controller:
 
 
 def _class_of(config: SpeculationConfig, request: GenerationRequest) -> type[TreePolicy]:
-    """Where no trees are verified, they are chains."""
+    """Return the policy's class. Static trees become chains if the rule takes no trees."""
     if config.policy == "adaptive":
         return AdaptivePolicy
     return StaticTreePolicy if config.policy == "static_tree" and request.rule.takes_trees else ChainPolicy

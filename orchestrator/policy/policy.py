@@ -1,8 +1,8 @@
-"""The input of a policy, and its report for people.
+"""Input of a policy, and its report.
 
-A policy decides for one session how far and how wide to guess (`tree_policy`). It sees shapes, ranks, confidences and
-times. No token id reaches it: so any rule can drop a guess because of q but never because of the drawn token, which in
-rejection and block mode would change the output's law (docs/exactness.md, section 4).
+A policy decides for one session how deep and how wide to draft (`tree_policy`). It sees shapes, ranks, confidences and
+times, never token ids. A rule can therefore drop a guess because of q but never because of the drawn token, which in
+rejection and block mode would change the output's distribution (docs/exactness.md, section 4).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class Found(StrEnum):
 
     HIT = "hit"
     MISS = "miss"
-    """No node of the draft is below the end of the verdict."""
+    """The draft has no node below the end of the verdict."""
     NOT_ASKED = "not asked"
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A block as a policy sees it; node by node, parents first, likelier ones earlier. All empty: no guesses."""
+    """The shape of a block: its nodes, parents first, likelier ones earlier. Empty without guesses."""
 
     parents: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
-    """The draft's rank of each node among its siblings; 0 for a draw, `UNRANKED` for a node that is not the draft's."""
+    """Rank of each node among the draft's siblings; 0 for a draw, `UNRANKED` for a node from another source."""
     confidence: tuple[float, ...] = ()
 
     def __len__(self) -> int:
@@ -38,54 +38,53 @@ class Shape:
 
     @property
     def num_looked_up(self) -> int:
-        """Number of guesses that are not the draft's."""
+        """Number of guesses from other sources than the draft."""
         return self.ranks.count(UNRANKED)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """One verdict."""
+    """Outcome of one verdict."""
 
     shape: Shape
-    """The block that was verified."""
+    """Block that was verified."""
     path: tuple[int, ...]
-    """The accepted nodes."""
+    """Accepted nodes."""
     found: Found
     elapsed_s: float
-    """Seconds from sending the block, or from the verdict with which the target continued, to this verdict."""
+    """Seconds from sending the block, or from the verdict after which the target continued, to this verdict."""
     timing: Timing | None
     is_continued: bool = False
-    """Whether the target continued with it by itself: then no message travelled."""
+    """Whether the target continued with the block by itself, without a message."""
     unverified: tuple[float, bool] | None = None
-    """The draft's margin for its first candidate at the end of the path, and whether that was the token, if the block
-    did not have it. So the estimates learn about a draft whose guesses are never verified.
-    """
+    """The draft's margin for its first candidate at the end of the path, and whether that was the token. Set if the
+    block did not have this candidate, so that estimates also cover drafts whose guesses are never verified."""
     late_hit: bool | None = None
-    """Where the draft had told of nothing when the round began, and of something since: whether of the next token, and
-    no guesser had."""
+    """Whether the draft proposed the next token after a late start, and no guesser had it. None unless the draft had no
+    nodes when the round began, and has some since."""
     gained: int | None = None
-    """Where the block had questions of a guesser, the accepted guesses that were its own."""
+    """Number of accepted guesses of the source that asked questions; None without questions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlReport:
-    """The present estimates and choices of one orchestrator's policies, for people."""
+    """Current estimates and choices of one orchestrator's policies."""
 
     policy: str
     num_sessions: int
     draft_tokens: int
-    """Depth in tokens of the blocks that are being drafted; 0 while the draft rests."""
+    """Depth in tokens of the current blocks; 0 while the draft rests."""
     block_tokens: int
     reason: str
-    """The reason of the last change, with the figures that decided it."""
+    """Reason of the last change, with the figures that decided it."""
     acceptance: tuple[float, ...]
-    """Estimated chance of each position of a chain, given that those before it were accepted."""
+    """Estimated chance that each position of a chain is accepted, given that the earlier ones were."""
     hit_rate: float
     verify_s: Mapping[int, float] = field(default_factory=dict)
-    """Estimated time of a target pass, by rows."""
+    """Estimated seconds of a target pass, by rows."""
     draft_s: Mapping[int, float] = field(default_factory=dict)
-    """Estimated time of a draft pass, by rows."""
+    """Estimated seconds of a draft pass, by rows."""
     wire_s: float = 0.0
     branch_s: float = 0.0
-    """Estimated time that each branch of a block adds to a target pass, beside that of its rows."""
+    """Estimated seconds that each branch of a block adds to a target pass, besides its rows."""
     num_changes: int = 0

@@ -1,4 +1,4 @@
-"""The shared estimates of one orchestrator's policies: costs, acceptance, number of sessions.
+"""Shared estimates of one orchestrator's policies: costs, acceptance, number of sessions.
 
 Knows estimates; must not know decisions.
 """
@@ -16,29 +16,31 @@ from orchestrator.policy.drafting_pause import DraftingPause
 from orchestrator.policy.reach import Reach
 
 PRIOR_VERIFY_S, PRIOR_DRAFT_S = 0.025, 0.0005
-"""Seconds of a pass before any was observed. A draft that is thought too dear would never be tried."""
+"""Seconds of a pass before any was observed. A draft with a too high prior would never be tried."""
 REFRESH_ROUNDS = 8
-"""Observations of all sessions after which costs, and everything derived from them, are computed anew."""
+"""Number of observations, over all sessions, after which costs and derived values are recomputed."""
 ASKING_TRIAL_ROUNDS = 32
-"""Rounds that ask the target after a time without questions: a window is full after a few, its n-grams come after."""
+"""Length in rounds of a trial after a time without questions: a window fills within a few rounds, n-grams come
+later."""
 TRIAL_SHARE = 0.02
-"""Of the tokens of the rounds in between, what a trial may cost."""
+"""Maximum cost of a trial, as a share of the tokens of the rounds between trials."""
 MAX_HELD = 1 << 16
-"""No engine holds more sessions; one that says so is not believed."""
+"""Maximum plausible number of sessions on an engine. Larger reports are ignored."""
 
 
 @dataclass(slots=True)
 class AnswersWorth:
-    """Whether the questions of guessers pay: accepted guesses of theirs a round, against the price of the rows."""
+    """Whether guessers' questions pay: accepted guesses per round, against the price of the rows."""
 
     tokens: Average = field(default_factory=lambda: Average(1.0, prior_weight=8.0))
-    """Accepted guesses of theirs a round. Hope for too long costs 2% of a service's first rounds."""
+    """Accepted guesses per round from guessers that ask. Too optimistic a prior costs 2% of a service's first
+    rounds."""
     num_trials: int = 0
-    """Rounds that still ask whatever it costs, to learn."""
+    """Number of rounds left in which questions are asked whatever they cost, in order to learn."""
     unasked_rounds: int = 0
 
     def are_worth(self, price: float) -> bool:
-        """Whether to ask in this round, for rows that are worth `price` tokens; trials cost `TRIAL_SHARE` at most."""
+        """Whether to ask in this round, for rows worth `price` tokens. Trials cost at most `TRIAL_SHARE`."""
         if self.num_trials > 0 or self.tokens.value > price:
             self.unasked_rounds = 0
             return True
@@ -48,63 +50,62 @@ class AnswersWorth:
         return False
 
     def observe(self, num_accepted: int) -> None:
-        """One round that asked."""
+        """Record a round with questions."""
         self.tokens.observe(num_accepted)
         self.num_trials -= self.num_trials > 0
 
 
 @dataclass(slots=True)
 class Learned:
-    """Of one kind of verification."""
+    """Estimates of one kind of verification."""
 
     accepted: Average = field(default_factory=lambda: Average(PRIOR))
-    """Of the draft's first candidates."""
+    """Acceptance of the draft's first candidates."""
     late_hits: Average = field(default_factory=lambda: Average(PRIOR))
-    """How often the next token is among what the draft tells after a miss, and no guesser tells of it."""
+    """Chance that the draft proposes the next token after a miss, and no guesser does."""
     calibration: Calibration = field(default_factory=Calibration)
-    """Of the draft's margin."""
+    """Calibration of the draft's margin."""
     sources: SourceWorth = field(default_factory=SourceWorth)
-    """What guessers have been worth."""
+    """Worth of the guessers."""
     answers: AnswersWorth = field(default_factory=AnswersWorth)
-    """What the target's answers to guessers have been worth."""
+    """Worth of the target's answers to guessers' questions."""
     reach: Reach = field(default_factory=Reach)
-    """Of blocks that were drafted in turn."""
+    """Depth reached in blocks that were drafted in turn."""
     untried_rounds: int = 0
-    """Of all sessions, since one of them drafted in turn for a trial."""
+    """Number of rounds, over all sessions, since a session last drafted in turn for a trial."""
     idle_rounds: int = 0
-    """Of all sessions in a row, in which none of them had anything verified."""
+    """Number of consecutive rounds, over all sessions, without guesses to verify."""
     tokens: Average = field(default_factory=lambda: Average(1.0))
-    """Of a round of any session."""
+    """Tokens per round of any session."""
     seconds: Average | None = None
-    """The same; None before there was one."""
+    """Seconds per round of any session; None before the first."""
 
 
 @dataclass(slots=True)
 class Sharing:
-    """How many sessions share an engine, by how many this orchestrator has.
+    """Number of sessions that share an engine, relative to the sessions of this orchestrator.
 
-    Fewer than these where there are several engines of the kind, more where other orchestrators use them, too.
+    The ratio is below 1 with several engines of the kind, and above 1 if other orchestrators use them, too.
     """
 
     ratio: float = 1.0
-    """Of the sessions that an engine holds to those of this orchestrator."""
+    """Sessions that an engine holds, divided by the sessions of this orchestrator."""
     _ratios: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
 
     def of(self, num_sessions: int) -> float:
-        """The number that share an engine while this orchestrator has `num_sessions`."""
+        """Return the number of sessions that share an engine while this orchestrator has `num_sessions`."""
         return float(min(max(1, round(num_sessions * self.ratio)), MAX_HELD))
 
     def observe(self, num_held: int, num_sessions: int) -> None:
-        """An engine says that it holds `num_held`, 0 where it does not say; `num_sessions` of this orchestrator use
-        engines of the kind.
-        """
+        """Record that an engine holds `num_held` sessions (0 if it does not say), while `num_sessions` of this
+        orchestrator use engines of the kind."""
         if 0 < num_held <= MAX_HELD and num_sessions > 0:
             self._ratios.append(num_held / num_sessions)
             self.ratio = median(self._ratios)
 
 
 class SharedEstimates:
-    """Shared by all policies of an orchestrator; each adds what it sees."""
+    """Estimates shared by all policies of an orchestrator. Each policy adds its observations."""
 
     def __init__(self) -> None:
         self._of_targets, self._of_drafts = Sharing(), Sharing()
@@ -115,11 +116,11 @@ class SharedEstimates:
         self.kinds: dict[str, Learned] = defaultdict(Learned)
         self.num_sessions = 0
         self.num_with_draft = 0
-        """Of these, the sessions that hold a lease on a draft."""
+        """Number of sessions that hold a lease on a draft."""
         self._costs: CostModel | None = None
         self._num_verdicts = 0
         self.depth = self.nodes = 0
-        """Depth of the blocks of the session that changed last."""
+        """Depth and number of nodes of the blocks of the session that changed last."""
         self.reason = ""
         self.num_changes = 0
 
@@ -127,17 +128,17 @@ class SharedEstimates:
         return f"<SharedEstimates of {self.num_sessions} sessions, {dict(self.kinds)}, {self.verify}, {self.draft}>"
 
     def most_accepted(self) -> float:
-        """Under the kind of verification with the most observations."""
+        """Return the acceptance estimate of the kind of verification with the most observations."""
         accepted = (each.accepted for each in self.kinds.values())
         return max(accepted, key=lambda average: average.num_seen, default=Average(PRIOR)).value
 
     def rate(self, kind: str) -> float:
-        """Present tokens a second of a session of this kind, and at least those of plain decoding."""
+        """Return the current tokens per second of a session of this kind; at least the rate of plain decoding."""
         learned = self.kinds[kind]
         return max(self.costs.least_rate, learned.tokens.value / learned.seconds.value if learned.seconds else 0.0)
 
     def observe_interval(self, kind: str, num_tokens: int, elapsed_s: float) -> None:
-        """Seconds of a round, from verdict to verdict; before the first one, those of a plain round."""
+        """Record the tokens and seconds of a round, from verdict to verdict. The prior is a plain round."""
         learned = self.kinds[kind]
         if learned.seconds is None:
             learned.seconds = Average(self.costs.verify_s(0))
@@ -145,16 +146,16 @@ class SharedEstimates:
         learned.seconds.observe(elapsed_s)
 
     def most_plain(self) -> float:
-        """Tokens a second of a session's plain decoding by the fastest pass that was seen."""
+        """Return a session's tokens per second in plain decoding, by the fastest pass observed."""
         return 1.0 / self.verify.passes.least_s(self.num_sharing)
 
     def note(self, reason: str, depth: int, nodes: int, *, is_change: bool = True) -> None:
-        """Note the present choice, and the reason."""
+        """Record the current choice, and the reason."""
         self.reason, self.depth, self.nodes = reason, depth, nodes
         self.num_changes += is_change
 
     def observe_verdict(self, timing: Timing | None) -> None:
-        """Of any session."""
+        """Record a verdict of any session."""
         if timing is not None:
             self._of_targets.observe(timing.num_sessions, self.num_sessions)
         self._num_verdicts += 1
@@ -162,17 +163,17 @@ class SharedEstimates:
             self._costs = None
 
     def observe_growth(self, timing: Timing) -> None:
-        """Of any session's draft."""
+        """Record a draft pass of any session."""
         self._of_drafts.observe(timing.num_sessions, self.num_with_draft)
 
     @property
     def num_sharing(self) -> float:
-        """Number of sessions that share a pass of the target when none is late for it."""
+        """Number of sessions that share a pass of the target, if none is late."""
         return self._of_targets.of(self.num_sessions)
 
     @property
     def costs(self) -> CostModel:
-        """The costs as of the last computation, for the present number of sessions."""
+        """Costs as of the last computation, for the current number of sessions."""
         known, num_verifying, num_drafting = self._costs, self.num_sharing, self._of_drafts.of(self.num_sessions)
         if known is None or (known.num_verifying, known.num_drafting) != (num_verifying, num_drafting):
             known = self._costs = CostModel(

@@ -1,6 +1,7 @@
-"""A policy's decisions: how the draft tree grows, which nodes to verify, whether to wait; and what it learns.
+"""A policy's decisions: how the draft tree grows, which nodes to verify, and whether to wait. Also learns from
+outcomes.
 
-Knows shapes, chances, costs and times; must not know tokens. The policies are in `adaptive` and `named`.
+Knows shapes, probabilities, costs and times; must not know tokens. The policies are in `adaptive` and `named`.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from orchestrator.policy.policy import Found, RoundOutcome
 from orchestrator.policy.shared_estimates import SharedEstimates
 
 TIMEOUT_PASSES = 2.0
-"""Multiple of a draft's usual time that is waited for, where it is longer than `draft_timeout_s`."""
+"""The timeout is at least this multiple of a draft's usual time."""
 PLAIN_STEPS, PAUSED_STEPS = 8, 2
-"""Steps of plain decoding that are offered ahead, so that the target waits for no message: for good, and while drafting
-pauses. More is made in vain where an output ends by what only the orchestrator sees."""
+"""Number of plain decoding steps offered ahead, so that the target waits for no message: if the session never drafts,
+and while drafting pauses. More would be wasted when a stop string ends the output."""
 CATCH_UP = TreeSpec.chain(1)
-"""Growth of one pass: a draft that drafts in turn takes in the text and tells the candidates behind it."""
+"""Growth of one pass: a draft that drafts in turn processes the text and reports the candidates after it."""
 
 
 def kind_of(request: GenerationRequest) -> str:
-    """The name under which observations of this request are learned, since acceptance differs by verification."""
+    """Return the key for this request's learned estimates, since acceptance depends on the verification rule."""
     rule = request.rule
     return "rejection" if rule.needs_q and rule.is_lossless and not rule.takes_trees else rule.name
 
 
 class TreeView(Protocol):
-    """The shape of the draft tree, without tokens, as `core.speculation.SpeculationTree` has it."""
+    """The shape of a draft tree, without tokens; implemented by `core.speculation.SpeculationTree`."""
 
     @property
     def has_drafted(self) -> bool: ...
@@ -56,27 +57,28 @@ class TreeView(Protocol):
 
 
 class TreePolicy(ABC):
-    """One session's policy; subclasses choose the nodes to verify and when to wait. Every method returns at once."""
+    """One session's policy. Subclasses choose the nodes to verify and when to wait. No method blocks."""
 
     measure = Measure.MARGIN
-    """The measure of confidence that the draft reports."""
+    """Confidence measure that the draft reports."""
     why = ""
-    """The policy's reason in reports, for people."""
+    """The policy's reason, shown in reports."""
     _takes_trees = True
-    """Whether it ever has trees verified."""
+    """Whether the policy may have trees verified."""
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         asked = request.max_draft_tokens
         self.kind = kind_of(request)
         self.max_depth = config.max_draft_tokens if asked is None else min(asked, config.max_draft_tokens)
-        """Most guesses in a row."""
+        """Maximum depth of a block."""
         self.max_nodes = config.max_block_tokens
-        """Most nodes of a block."""
+        """Maximum number of nodes in a block."""
         self._is_sampled = request.rule.needs_q
         self.is_in_turn = self._is_sampled or not config.pipelining
-        """Draws are of use for one block, whose root has to be known."""
+        """Whether drafting and verification alternate. Draws are usable for one block only, and its root must be known.
+        """
         self.draws_trees = self._is_sampled and request.rule.takes_trees and self._takes_trees
-        """Whether what the draft draws is a tree, of which the first nodes of a number fixed before are verified."""
+        """Whether the draft draws trees. The number of nodes to verify is then fixed before the draws."""
         self._tail = WITH_REPLACEMENT_TAIL if request.rule.with_replacement else DRAWN_TAIL
         self._num_drawn = self.max_nodes
         self._timeout_s = config.draft_timeout_s
@@ -85,9 +87,13 @@ class TreePolicy(ABC):
         self._num_rows, self._num_passes = 1, 0
         """Rows and passes of the draft's last `TreeSpec`."""
         self.lacks_draft = False
-        """Whether no draft is to tell anything soon: each is lost, silent or rests. At the start one is yet to come."""
+        """Whether no draft is expected to report soon: each is lost, silent or resting. False at the start, before the
+        first lease."""
         guesses = {DRAFT: False, "grammar": request.grammar is not None, "template": request.template is not None}
-        sources = (*(request.guessers or config.guessers), "template")  # which guesses whomever the request names
+        sources = (
+            *(request.guessers or config.guessers),
+            "template",
+        )  # "template" guesses whatever guessers the request names
         self._has_guessers = any(guesses.get(source, True) for source in sources)
         self._is_open, self._is_with_draft = True, False
         known.num_sessions += 1
@@ -97,25 +103,25 @@ class TreePolicy(ABC):
 
     @property
     def gamma(self) -> int:
-        """Present number of guesses in a row."""
+        """Current maximum depth of the draft's guesses."""
         return self.max_depth
 
     @property
     def max_grown_depth(self) -> int:
-        """Most tokens in a row that the draft grows: there is room for a block below any outcome of the deepest one."""
+        """Maximum depth of the draft's tree: deep enough for a block below any outcome of the deepest block."""
         return 2 * self.max_depth + 1
 
     @property
     def sources(self) -> SourceWorth:
-        """What guessers have been worth in requests like this one."""
+        """Measured worth of the guessers in requests of this kind."""
         return self._learned.sources
 
     # Growing
 
     def tree_spec(self, room: int, turn: int) -> TreeSpec | None:
-        """How the draft is to grow, in a context that has `room` tokens left; None: not at all.
+        """Return how the draft should grow, with `room` tokens left in its context; None for no growth.
 
-        `turn`: where it drafts in turn, the guesses in a row that the next block may have; 0 while the target works.
+        `turn`: if it drafts in turn, the maximum depth of the next block; 0 while the target works.
         """
         if min(room, self.max_depth) < 1:
             return None
@@ -130,15 +136,15 @@ class TreePolicy(ABC):
 
     @property
     def is_paused(self) -> bool:
-        """Whether no session drafts at present, although it has a draft."""
+        """Whether drafting is paused for all sessions, including those that hold a lease."""
         return False
 
     def wants_turn(self) -> bool:
-        """Whether to draft before the next block, where that is done in turn."""
+        """Whether to draft before the next block, if drafting is in turn."""
         return True
 
     def _going_on(self, depth: int) -> TreeSpec:
-        """Growth until the next verdict, with the most yielding width of a pass over all its sessions."""
+        """Grow until the next verdict, with the most productive width of a pass over all its sessions."""
         costs = self._known.costs
         self._num_rows, self._num_passes = costs.rows_worth, 1
         rows = round(costs.num_drafting * self._num_rows)
@@ -146,15 +152,15 @@ class TreePolicy(ABC):
 
     @abstractmethod
     def _in_turn(self, depth: int) -> TreeSpec:
-        """Growth for one block, which ends by itself."""
+        """Grow for one block; ends by itself."""
 
     def _chain(self, depth: int) -> TreeSpec:
-        """Draws for one block. The duration must not depend on the draws, since a late block is not used."""
+        """Draw a chain for one block. The duration must not depend on the draws, since a late block is not used."""
         self._num_rows, self._num_passes = 1, depth
         return TreeSpec.chain(depth, self.measure)
 
     def _drawn_tree(self, depth: int) -> TreeSpec:
-        """A tree of draws, of a shape that is fixed before they are made: each rank has the same chance everywhere."""
+        """Draw a tree whose shape is fixed before the draws: each rank has the same probability everywhere."""
         self._num_rows, self._num_passes = self._drawn_rows(depth), depth
         return TreeSpec(
             self._num_rows,
@@ -167,66 +173,67 @@ class TreePolicy(ABC):
         )
 
     def _drawn_rows(self, depth: int) -> int:
-        """Nodes of a tree of draws that are fed in a pass: on average as many as it is wide."""
+        """Return the number of nodes fed per pass for a tree of draws: its average width."""
         return math.ceil(self.max_nodes / depth)
 
     @property
     def _first_chance(self) -> float:
-        """That the first draw of a place is accepted."""
+        """Chance that the first draw below a node is accepted."""
         return PRIOR
 
     @property
     def _calibration(self) -> tuple[float, float]:
-        """As `TreeSpec` has it."""
+        """`TreeSpec.calibration`."""
         return self._learned.calibration.shift, 1.0
 
     # Verifying
 
     @abstractmethod
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
-        """The nodes to verify next, parents first. Where the draft samples, `keeps` is asked instead."""
+        """Return the nodes to verify next, parents first. If the draft samples, `keeps` is used instead."""
 
     def choose_draws(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
-        """What to verify of a tree of draws: its chances are those of the places alone, so no draw decides on it."""
+        """Return the nodes to verify in a tree of draws. Their probabilities depend on position alone, so no draw
+        affects the choice."""
         return tree.best(min(max_nodes, self._num_drawn), min(max_depth, self.max_depth))
 
     def keeps(self, confidences: Sequence[float]) -> bool:
-        """Whether to verify the last of these draws, a chain of which those before it are verified.
+        """Whether to verify the last of these draws, a chain whose earlier draws are verified.
 
         Later tokens depend on the draw, and dropping it because of them would bias the output (docs/exactness.md,
-        section 4). So nothing after it is shown.
+        section 4). Therefore no later values are passed.
         """
         return len(confidences) <= self.max_nodes
 
     def is_worth_drawing(self, path_prob: Sequence[float]) -> bool:
-        """Whether a guesser draws one more guess for the next block, the last of these in a row.
+        """Whether a guesser should draw one more guess for the next block, the last in `path_prob`.
 
-        Each is the chance of getting there, by what was said before it was drawn. Nothing is cut later.
+        Each value is a path probability, estimated before that guess was drawn. Nothing is cut later.
         """
         return len(path_prob) <= min(self.gamma, self.max_nodes)
 
     @abstractmethod
     def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:
-        """Whether to wait for the draft's next pass instead of verifying what was chosen just now.
+        """Whether to wait for the draft's next pass instead of verifying the block just chosen.
 
-        The draft has made `num_passes` since it was told of the last verdict. `has_drafted`: whether it has told of any
-        node that may be verified. Asked only where drafting is continuous.
+        The draft has made `num_passes` since it got the last verdict. `has_drafted`: whether it has reported a node
+        that may be verified. Called only in continuous drafting.
         """
 
     def is_worth_asking(self, num_nodes: int, num_with: int) -> bool:  # noqa: ARG002  a named policy always asks
-        """Whether a guesser's questions are worth their rows: of `num_with` nodes instead of `num_nodes`."""
+        """Whether a guesser's questions are worth their rows: `num_with` nodes instead of `num_nodes`."""
         return True
 
     @property
     def may_offer(self) -> bool:
-        """Whether the target is to be offered anything at present; asked with each message of a draft."""
+        """Whether the target should get an offer now. Checked at each message of a draft."""
         return self.num_outcomes > 0 or self._is_plain
 
     @property
     def plain_steps(self) -> int:
-        """The number of steps without guesses that the target may make without a message in between.
+        """Number of steps without guesses that the target may make without a message in between.
 
-        Where only a silent draft is missed it is to be heard again after the next step.
+        One while the draft is only silent, so that it can report again after the next step.
         """
         if self.max_depth == 0:
             return PLAIN_STEPS
@@ -239,7 +246,7 @@ class TreePolicy(ABC):
 
     @property
     def num_outcomes(self) -> int:
-        """The number of outcomes of the block in flight for which the target is offered a next block."""
+        """Number of outcomes of the block in flight for which the target is offered a next block."""
         return 0
 
     def goes_on_plainly(self, tree: TreeView) -> bool:  # noqa: ARG002
@@ -247,47 +254,47 @@ class TreePolicy(ABC):
         return False
 
     def is_offer_due(self, elapsed_s: float, num_now: int, *, is_continued: bool, is_more_to_come: bool) -> bool:  # noqa: ARG002
-        """Whether an offer that is made `elapsed_s` after the last verdict is of use.
+        """Whether an offer is useful `elapsed_s` seconds after the last verdict.
 
-        The block in flight has `num_now` nodes; `is_continued`: the target has gone on with it by itself.
-        `is_more_to_come`: whether the draft grows on, so that there will be another offer.
+        The block in flight has `num_now` nodes. `is_continued`: the target continued with it by itself.
+        `is_more_to_come`: whether the draft is still growing, so that another offer will follow.
         """
         return True
 
     def is_worth_a_plain_step(self, num_now: int) -> bool:  # noqa: ARG002
-        """Whether the target should continue without guesses where it was offered none, not wait for a message."""
+        """Whether the target should continue without guesses after an outcome without an offer, instead of waiting."""
         return self._is_plain
 
-    # Explaining, where a client has asked
+    # Explanation, if the client asked for one
 
     def why_block(self, path_prob: Sequence[float], branches: int, tree: TreeView) -> str:  # noqa: ARG002
-        """Why these nodes of the tree are verified, with the figures that decided it; `branches` is their number."""
+        """Return why these nodes are verified, with the figures that decided it. `branches`: number of branches."""
         return f"policy {self.why}" if self.why else "as the policy has it"
 
     def why_no_turn(self) -> str:
-        """Why the draft is not asked before the next block, where that is done in turn."""
+        """Return why the draft is not used before the next block, if drafting is in turn."""
         return "the policy does not draft in turn"
 
     def why_wait(self) -> str:
-        """Why the round waits for the draft."""
         return "the block is to be drafted first" if self.is_in_turn else "the policy wants a longer block"
 
     @property
     def last_reason(self) -> str:
-        """Of the last change that was noted, this session's or another's."""
+        """Reason of the last recorded change, in this session or another."""
         return self._known.reason
 
     # Waiting
 
     @property
     def pass_s(self) -> float:
-        """Estimated seconds of a draft pass of the present width."""
+        """Estimated seconds of a draft pass of the current width."""
         costs = self._known.costs
         return costs.draft_pass_s(costs.num_drafting * self._num_rows)
 
     @property
     def first_pass_s(self) -> float:
-        """Estimated seconds until nodes grow below a token that the draft did not foresee: a pass is under way then."""
+        """Estimated seconds until nodes grow below a token that the draft did not predict, given that a pass is in
+        progress."""
         return 1.5 * self.pass_s + self._known.costs.draft_wire_s
 
     @property
@@ -295,27 +302,27 @@ class TreePolicy(ABC):
         """Seconds that the draft may take to answer before the round continues without it."""
         return max(self._timeout_s, TIMEOUT_PASSES * self._known.costs.draft_s(self._num_rows, self._num_passes))
 
-    # Resting
+    # Rests
 
     @property
     def wants_rest(self) -> bool:
-        """Whether the draft rests, after a number of rounds without a node worth verifying."""
+        """Whether the draft should rest after a number of rounds without a node worth verifying."""
         return False
 
     def begin_drafting(self) -> None:
-        """The session has a lease on a draft from now on."""
+        """Record that the session has a lease on a draft."""
         self._known.num_with_draft += not self._is_with_draft
         self._is_with_draft = True
 
     def end_drafting(self) -> None:
-        """The session has no draft any more, whatever the reason."""
+        """Record that the session has no draft any more, for whatever reason."""
         self._known.num_with_draft -= self._is_with_draft
         self._is_with_draft = False
 
     def rest(self) -> None:  # noqa: B027  others than adaptive never do
-        """The session has no draft for a while."""
+        """Record that the session rests its draft for a while."""
 
-    # Seeing
+    # Observations
 
     def observe_round(self, seen: RoundOutcome) -> None:
         known, shape, timing = self._known, seen.shape, seen.timing
@@ -334,27 +341,26 @@ class TreePolicy(ABC):
             self.observe_guess(*seen.unverified)
 
     def observe_guess(self, confidence: float, is_accepted: bool) -> None:
-        """One observation of the draft's first candidate at a place of the text."""
+        """Record whether the draft's first candidate at one position was the committed token."""
         self._learned.accepted.observe(is_accepted)
         if self.measure is Measure.MARGIN:
             self._learned.calibration.observe(confidence, is_accepted)
 
     def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:  # noqa: B027  to rules that is all the same
-        """One round, from verdict to verdict."""
+        """Record one round, from verdict to verdict. `elapsed_s` in seconds."""
 
     def observe_pass(self, timing: Timing) -> None:
-        """One of the draft's."""
+        """Record one pass of the draft."""
         self._known.observe_growth(timing)
         self._known.draft.passes.observe(timing.num_rows, timing.computed_s)
 
     def observe_draft(self, elapsed_s: float, timing: Timing | None) -> None:
-        """An answer of the draft that had something to grow. Its size may depend on its draws, so it is not told."""
+        """Record a draft's reply with growth. Its size is not passed, since it may depend on the draws."""
         if timing is not None:
             self._known.observe_growth(timing)
             self._known.draft.observe(timing, elapsed_s)
 
     def close(self) -> None:
-        """The session has ended."""
         self.end_drafting()
         self._known.num_sessions -= self._is_open
         self._is_open = False

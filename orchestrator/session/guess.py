@@ -1,4 +1,4 @@
-"""What is verified next, and what the target may go on with by itself.
+"""Blocks to verify, and offers for the target to continue with by itself.
 
 Knows trees and shapes. Must not know engines, leases or states.
 """
@@ -16,13 +16,13 @@ NO_SHAPE = Shape()
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What a guesser wants to know of the target, within a block."""
+    """Rows of the target's output that a guesser requests, within a block."""
 
     source: str
     rows: tuple[int, ...]
-    """Of the target's samples, those that answer: of the root, then of each node that it asks about."""
+    """Indices into the target's samples: the root's, then one for each node that the guesser asks about."""
     num_added: int
-    """Nodes at the end of the block that nobody guesses."""
+    """Number of nodes at the end of the block that are only asked about, not guessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class Guess:
     block: TokenTree = EMPTY_BLOCK
     shape: Shape = NO_SHAPE
     sources: tuple[str, ...] = ()
-    """Who has guessed each node."""
+    """Source of each node."""
     questions: Questions | None = None
 
     def __len__(self) -> int:
         return len(self.block)
 
     def asking(self, source: str, tree: TokenTree) -> Guess:
-        """The same and, behind its guesses, the nodes of `tree` that are not among them."""
+        """Return this block with the missing nodes of `tree` appended."""
         tokens, parents, num_guesses = list(self.block.tokens), list(self.block.parents), len(self.block)
         place_of = {key: place for place, key in enumerate(zip(parents, tokens, strict=True))}
         places = list[int]()
@@ -56,15 +56,15 @@ class Guess:
         return Guess(TokenTree(tuple(tokens), shape.parents), shape, (*self.sources, *[source] * num), questions)
 
     def below(self, node: int) -> Guess:
-        """What follows a node of this one, which becomes the root."""
+        """Return the subtree below a node, with that node as the root."""
         block, nodes = subtree(self.block, node)
         ranks, confidences = _at(self.shape.ranks, nodes), _at(self.shape.confidence, nodes)
         return Guess(block, Shape(block.parents, ranks, confidences), _at(self.sources, nodes))
 
     def credits(self, path: Sequence[int]) -> tuple[list[str], list[str]]:
-        """Who has guessed each node that counts as a guess, and who each of the accepted `path`.
+        """Return the source of each node that counts as a guess, and of each node on the accepted `path`.
 
-        What was only asked, and is not on the path, does not count.
+        Nodes that were only asked about count only if they are on the path.
         """
         accepted = [self.sources[node] for node in path]
         if self.questions is None:
@@ -79,25 +79,25 @@ NO_GUESS = Guess()
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A block that is verified and, below it, the next for each outcome that the target may go on with by itself."""
+    """A block that is verified and, below it, the next block for each outcome with which the target may continue."""
 
     whole: Guess
     num_block: int
     is_open: bool
-    """Whether the target may go on with an empty block at any other outcome."""
+    """Whether the target may continue with an empty block after any other outcome."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no outcome that it answers."""
+        """Whether the offer covers no outcome."""
         return len(self.whole) == self.num_block and not self.is_open
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a step without guesses, whatever the verdict."""
+        """Whether the offer is a step without guesses, whatever the verdict."""
         return self.is_open and not len(self.whole)
 
     def follow(self, end: int, token: int) -> Guess | None:
-        """The block with which the target goes on when the path to `end` is accepted and `token` follows."""
+        """Return the next block if the path to `end` is accepted and `token` follows."""
         node = self.whole.block.child(end, token)
         if node is None:
             return NO_GUESS if self.is_open else None

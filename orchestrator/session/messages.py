@@ -1,8 +1,8 @@
-"""What goes into a session (events) and what comes out of it (commands).
+"""Events (into a session) and commands (out of a session).
 
-A session does no I/O: `dispatch.runner` turns what happens into events, and carries the commands out. A record that can
-mean one thing only is a command by itself: a `VerifyRequest` and a `Continuation` go to the leased target, a
-`DraftRequest` to the draft whose lease its stamp names, a `Chunk` to the client.
+A session does no I/O: `dispatch.runner` creates the events and executes the commands. A record with only one meaning is
+a command by itself: a `VerifyRequest` and a `Continuation` go to the leased target, a `DraftRequest` to the draft whose
+lease its stamp names, a `Chunk` to the client.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TargetReplied:
 
     reply: VerifyReply
     sent_s: float = 0.0
-    """On the orchestrator's clock, as is `received_s`."""
+    """Seconds on the orchestrator's clock, like `received_s`."""
     received_s: float = 0.0
 
 
@@ -49,7 +49,7 @@ class TargetLost:
     epoch: int
     reason: str
     is_planned: bool = False
-    """It was to stop, and is left: not a failure, and not counted as one."""
+    """Whether the engine was shutting down as planned. Then the loss is not counted as a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class DraftLeased:
     name: str
     epoch: int
     draft: int = 0
-    """Which of the service's drafts, here and in the messages below: 0 is the first."""
+    """Number of the draft, here and in the messages below: 0 is the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class DraftNotLeased:
 
 @dataclass(frozen=True, slots=True)
 class DraftReplied:
-    """The draft answered a DraftRequest; where growth does not end by itself, DraftGrew came after each pass."""
+    """The draft answered a DraftRequest. During continuous growth, a DraftGrew came after each pass."""
 
     reply: DraftReply
     sent_s: float = 0.0
@@ -80,7 +80,7 @@ class DraftReplied:
 
 @dataclass(frozen=True, slots=True)
 class DraftGrew:
-    """The draft tells what has grown."""
+    """The draft sent new nodes."""
 
     draft_update: DraftUpdate
     received_s: float = 0.0
@@ -88,7 +88,7 @@ class DraftGrew:
 
 @dataclass(frozen=True, slots=True)
 class DraftLate:
-    """The draft has not answered this request in time."""
+    """The draft has not answered this request before the timeout."""
 
     stamp: Stamp
 
@@ -103,7 +103,7 @@ class DraftLost:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """The stream is to end now: cancelled, past its deadline, or without a target. The error is for the client."""
+    """The stream must end now: cancelled, past its deadline, or without a target. The client gets the error."""
 
     error: OutriderError
 
@@ -131,7 +131,7 @@ class LeaseDraft:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """When `timeout_s` passes without growth, say DraftLate."""
+    """Deliver DraftLate if `timeout_s` passes without growth."""
 
     stamp: Stamp
     timeout_s: float
@@ -146,12 +146,12 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseTarget:
-    """Give the target's lease back."""
+    """Release the lease on the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseDraft:
-    """Give the draft's lease back."""
+    """Release the lease on the draft."""
 
     draft: int = 0
 

@@ -1,4 +1,4 @@
-"""What a client has been given: where a stream ends, and how text, ids, logprobs and usage are cut there together."""
+"""The output sent to a client: where it ends, and how text, ids, logprobs and usage are cut there together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Ending:
 class Output:
     """The growing output of one completion.
 
-    Invariant: after `commit` returns a chunk with a finish reason, nothing may be committed any more.
+    Invariant: nothing may be committed after `commit` returns a chunk with a finish reason.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Output:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens that may still be generated."""
+        """Number of tokens that may still be generated."""
         return self._request.max_tokens - self.num_tokens
 
     def found_cached(self, num_tokens: int) -> None:
@@ -50,19 +50,18 @@ class Output:
         logprobs: tuple[TokenLogprobs, ...] = (),
         prompt_logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> Chunk:
-        """The chunk that a verdict gives the client, guesses and then the target's own token, cut at whatever ends the
-        stream.
-        """
+        """Return the chunk for a verdict's tokens: accepted guesses and the target's own token, cut at the stream's
+        end."""
         assert not self.is_finished, "a finished output takes no more tokens"
         return self._take(token_ids, logprobs, prompt_logprobs, is_resumed=False)
 
     def resume(self, token_ids: Sequence[int]) -> Chunk | None:
-        """Take output that the client already has; a chunk only if it turns out to be complete."""
+        """Add output that the client already has. Return a chunk only if that output is complete."""
         chunk = self._take(tuple(token_ids), (), (), is_resumed=True)
         return chunk if self.is_finished else None
 
     def cut_short(self, problem: InvalidRequest) -> Chunk:
-        """The last chunk of an output that has begun and cannot go on."""
+        """Return the last chunk of an output that has begun and cannot go on."""
         assert not self.is_finished, "a finished output takes no more tokens"
         self.is_finished = True
         last = self._detokenizer.finish()
@@ -108,7 +107,7 @@ class Output:
         )
 
     def _find_ending(self, token_ids: Sequence[int]) -> _Ending | None:
-        """The first token that ends the stream by itself or by count; stop strings are the detokenizer's to find."""
+        """Find the first token that ends the stream by its id or by count. The detokenizer finds stop strings."""
         num_remaining = self.num_remaining
         for num, token in enumerate(token_ids, 1):
             if token in self._ending_ids:
@@ -119,7 +118,7 @@ class Output:
         return None
 
     def _detokenize(self, token_ids: Sequence[int], ending: _Ending | None) -> tuple[str, _Ending | None]:
-        """Text of the tokens, and the stop string that cuts them shorter, if one does."""
+        """Return the text of the tokens, and an earlier ending if a stop string cuts them shorter."""
         is_stopped = ending is not None and ending.reason is FinishReason.STOP
         shown = token_ids[:-1] if is_stopped and not self._request.include_stop else token_ids
         piece = self._detokenizer.push(shown)

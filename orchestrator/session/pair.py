@@ -1,4 +1,4 @@
-"""The models that serve a session, and its limits."""
+"""The models that serve a session, and their limits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from orchestrator.guessers import Guessers
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What a session must know of the models it is served by."""
+    """Facts about the models that a session needs."""
 
     target: ModelInfo
     drafts: tuple[ModelInfo | None, ...]
-    """By their numbers, the first at least; each is None until it has been described, or where there is none."""
+    """Drafts by number; at least the first. None until the draft has been described, or if there is none."""
     speculation: SpeculationConfig
     limits: Limits
     guessers: Guessers = field(default_factory=Guessers)

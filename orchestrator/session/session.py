@@ -1,7 +1,7 @@
 """One completion as a state machine without I/O: events in, commands out.
 
 The session owns the committed tokens. Engines hold copies of a prefix of them, and every message names the prefix it
-builds on, so whatever an engine has forgotten is sent again. What a draft says reaches the output only through a
+builds on, so an engine that has lost tokens is sent them again. A draft's tokens reach the output only through a
 verdict of the target.
 
 Knows the order of a round. Must not know how a draft tree grows, nor what a node is worth.
@@ -32,10 +32,10 @@ from orchestrator.text import IncrementalDetokenizer
 
 
 class Session:
-    """The life of one completion. `start` once, then `handle` each event; both return the commands to carry out.
+    """The life of one completion. Call `start` once, then `handle` for each event; both return commands to execute.
 
-    Invariant: at most one message to each engine is awaited.
-    Invariant: after a Fail, or a Chunk with a finish reason, no command but releases follows.
+    Invariant: each engine has at most one unanswered message that the session waits for.
+    Invariant: after a Fail, or a Chunk with a finish reason, only releases follow.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Session:
 
     @property
     def tokens(self) -> Sequence[int]:
-        """The prompt and the committed tokens behind it."""
+        """The prompt, then the committed tokens."""
         return self._log.tokens
 
     @property
@@ -88,16 +88,17 @@ class Session:
 
     @property
     def _max_depth(self) -> int:
-        """The most guesses in a row that could be used: a round also yields the target's own token."""
+        """Maximum depth of a useful block. One less than the tokens left, since a round also yields the target's own
+        token."""
         return self._output.num_remaining - 1
 
     @property
     def _max_nodes(self) -> int:
-        """The number of nodes that the target has room for."""
+        """Maximum number of nodes that fit into the target's KV cache."""
         return max(self._pair.target.kv_cache_tokens - len(self._log), 0)
 
     def start(self, now_s: float = 0.0) -> list[m.Command]:
-        """Ask for leases; or end at once, if the output to resume is complete already."""
+        """Request leases, or end at once if the resumed output is already complete."""
         self.stats.began_s = now_s
         if self._request.resume_tokens:
             self._log.extend(self._request.resume_tokens)
@@ -108,7 +109,7 @@ class Session:
         return [m.LeaseTarget(), *(self._drafts.begin() if wants_draft else [])]
 
     def handle(self, event: m.Event) -> list[m.Command]:
-        """The commands that follow from `event`; none once the session is closed."""
+        """Return the commands that follow from `event`; none once the session is closed."""
         return [] if self.is_closed else self._on(event)
 
     def _on(self, event: m.Event) -> list[m.Command]:
@@ -135,19 +136,20 @@ class Session:
     # Decisions
 
     def _go_on(self, now_s: float | None = None, *, is_more_to_come: bool = False) -> list[m.Command]:
-        """What the draft's news, if there are any, allow to be done in the present state of the round.
+        """Send a block or an offer if the current state and the draft's updates allow it.
 
-        `now_s`: when they came, where that is known; `is_more_to_come`: whether the draft will tell more by itself.
+        `now_s`: time at which the update arrived, if known; `is_more_to_come`: whether the draft will send more updates
+        without being asked.
         """
         match self._target.state:
             case Target.AWAITING_BLOCK:
                 return self._send_or_wait(now_s)
-            case Target.VERIFYING if not self._is_drawn:  # draws are sent by the session alone
+            case Target.VERIFYING if not self._is_drawn:  # the target never continues by itself with sampled drafts
                 return self._offer(now_s, is_more_to_come)
         return []
 
     def _begin_round(self, judged: Judged) -> list[m.Command]:
-        """Decide what follows a verdict."""
+        """Start the next round after a verdict."""
         to_drafts = self._reroot(judged)
         if not self._is_drawn:
             self._look_up()
@@ -156,7 +158,7 @@ class Session:
         return [*self._send_or_wait(judged.received_s), *to_drafts]
 
     def _reroot(self, judged: Judged) -> list[m.Command]:
-        """Tell the tree, the guessers, the policy and the drafts of a verdict."""
+        """Apply a verdict to the draft tree, the guessers, the policy and the drafts."""
         committed = judged.tokens
         questions, samples = judged.guess.questions, judged.verdict.samples
         if questions is not None and samples:
@@ -169,14 +171,14 @@ class Session:
         return self._drafts.begin_round(judged, self._max_depth)
 
     def _continue_after(self, verdict: Verdict) -> list[m.Command]:
-        """The target has continued by itself with a block that it was offered."""
+        """Follow a target that has continued by itself with an offered block."""
         guess = self._target.continue_after(verdict)
         self._drafts.used(guess)
         self._blocks.continue_with(guess)
         return self._go_on(self._target.began_s)
 
     def _offer(self, now_s: float | None, is_more_to_come: bool) -> list[m.Command]:
-        """Offer the target blocks with which it may continue by itself after the verdict that is awaited."""
+        """Offer blocks with which the target may continue by itself after the awaited verdict."""
         policy, block = self._policy, self._target.guess.block
         if not (policy.may_offer and self._is_offer_due(now_s, is_more_to_come)):
             return []
@@ -195,7 +197,7 @@ class Session:
         )
 
     def _send_or_wait(self, now_s: float | None) -> list[m.Command]:
-        """Have the best block verified, unless the draft's next pass is worth the wait."""
+        """Send the best block for verification, unless waiting for the draft's next pass is worth more."""
         self._drafts.add_guesses(self._max_depth, self._max_nodes)
         block = self._blocks.block(self._max_depth, self._max_nodes)
         wait = self._drafts.growth_timeout() if self._max_depth > 0 else None
@@ -208,10 +210,10 @@ class Session:
         return self._send_block(block, now_s)
 
     def _look_up(self) -> None:
-        """Add the guesses of others than the draft to the tree.
+        """Add the guessers' guesses to the tree.
 
-        Where the draft samples, only for want of its draws: to send a draw because others agree with it would bias the
-        output (docs/exactness.md, section 4).
+        If the draft samples, guessers are used only while there are no draws: choosing a draw because a guesser agrees
+        with it would bias the output (docs/exactness.md, section 4).
         """
         if self._max_depth <= 0:
             return
@@ -221,18 +223,18 @@ class Session:
             self._blocks.add_guesses(source, guesses)
 
     def _is_worth_drawing(self, path_prob: Sequence[float]) -> bool:
-        """Whether a guesser draws the last of these, too."""
+        """Whether a guesser should draw one more node, the last in `path_prob`."""
         has_room = len(path_prob) <= min(self._max_depth, self._max_nodes)
         return has_room and self._policy.is_worth_drawing(path_prob)
 
     def _send_block(self, block: Guess, now_s: float | None) -> list[m.Command]:
-        """Have a block verified, and offer what may follow it."""
+        """Send a block for verification, and offer the blocks that may follow it."""
         self._drafts.used(block)
         self._blocks.explain(self._max_depth)
         return [self._target.verify(self._with_questions(block), now_s), *self._go_on(now_s)]
 
     def _with_questions(self, guess: Guess) -> Guess:
-        """The block with a guesser's questions added, where they are worth their rows and all of them have room."""
+        """Add a guesser's questions to the block if they are worth their rows and all of them fit."""
         asked = self._panel.questions(self._log.tokens) if not self._is_drawn and self._max_depth > 0 else None
         if asked is None:
             return guess
@@ -262,7 +264,7 @@ class Session:
                 return self._on_refusal(reply)
 
     def _on_verdict(self, verdict: Verdict, event: m.TargetReplied) -> list[m.Command]:
-        """Commit a verdict and go on, or leave a target whose verdict cannot be right."""
+        """Commit a verdict and go on, or leave the target if the verdict is invalid."""
         if (problem := self._target.problem_of(verdict)) is not None:
             return self._lose_target(problem)
         judged = self._target.commit(verdict, event.sent_s, event.received_s)
@@ -275,12 +277,12 @@ class Session:
         if chunk.finish_reason is not None:
             self._policy.observe_round(judged.seen(Found.NOT_ASKED))
             return [emit, *self._close()]
-        commands = [*self._begin_round(judged), emit]  # the target must not wait for the client
+        commands = [*self._begin_round(judged), emit]  # messages to the target go before the chunk to the client
         early = self._target.take_early(event.received_s)
         return commands if early is None else [*commands, *self._on_target_replied(early)]
 
     def _on_refusal(self, refused: Refused) -> list[m.Command]:
-        """What the request's constraints end in the middle is cut short: the client has its beginning already."""
+        """Fail with the target's refusal; if the client already has output, end that output early instead."""
         has_begun = self._output.num_tokens > len(self._request.resume_tokens)
         if refused.field is None or not has_begun:
             return self._fail(_error_of(refused))
@@ -288,7 +290,7 @@ class Session:
         return [self._emit(self._output.cut_short(problem)), *self._close()]
 
     def _lose_target(self, reason: str, *, is_failure: bool = True) -> list[m.Command]:
-        """Go on elsewhere: another target needs nothing but the committed tokens."""
+        """Leave the target and lease another one, which needs only the committed tokens."""
         self.stats.num_target_failures += is_failure
         self._target.num_losses += is_failure
         if self._target.num_losses > self._pair.limits.max_target_retries:
@@ -300,11 +302,11 @@ class Session:
     # The end
 
     def break_off(self) -> None:
-        """Let go of what others share with this session, which a defect has ended in an unknown state."""
+        """Release what the policies share with other sessions, after a defect left this session in an unknown state."""
         self._drafts.close_policies()
 
     def _emit(self, chunk: Chunk) -> Chunk:
-        """The chunk with the trace, the explanation and, if it is the last, the statistics."""
+        """Add the trace, the explanation and, to the last chunk, the statistics."""
         if self._request.wants_trace:
             chunk = replace(chunk, trace=self.stats.take_trace(), began_s=self.stats.began_s)
         if self.stats.explanation is not None:
@@ -324,7 +326,7 @@ class Session:
 
 
 def _error_of(refused: Refused) -> OutriderError:
-    """Who can do something about it: the caller, the owner of the model, or whoever tries again."""
+    """Map a refusal to the error of whoever can act: the caller, the model's owner, or a client that retries."""
     if refused.field is not None:
         return InvalidRequest(refused.field, refused.reason)
     return UnsoundScores(refused.reason) if refused.is_final else ServiceError(refused.reason)

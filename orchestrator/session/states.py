@@ -1,11 +1,11 @@
-"""The coupled machines of a session, each in one table; no transition is made anywhere else.
+"""The coupled state machines of a session, each in one table. No transition is made anywhere else.
 
-A session drives a target and, when it has one, a draft. The target's machine is the round: it is idle between
-decisions, verifies a block, or waits for the draft to say which is next. The draft's machine says whether the draft
-grows for the session. They are coupled by the session's decisions, so the draft may be absent or late in any state of
-the target, and the round goes on.
+A session drives a target and, if it has one, a draft. The target's machine is the round: it is idle between decisions,
+verifies a block, or waits for the draft before the next block. The draft's machine says whether the draft grows a tree
+for the session. The session's decisions couple the two, so the draft may be absent or late in any state of the target,
+and the round goes on.
 
-docs/states.md has pictures of both.
+docs/states.md has diagrams of both.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import Generic, TypeVar
 
 
 class Target(StrEnum):
-    """Where the round stands."""
+    """State of the round."""
 
     NOT_LEASED = "not leased"
-    """No lease on a target: at the start, and after one was lost."""
+    """No lease on a target: at the start, or after a lease was lost."""
     IDLE = "idle"
-    """Leased, nothing in flight; left again within the same event."""
+    """Leased, nothing in flight. Left again within the same event."""
     AWAITING_BLOCK = "awaiting block"
     VERIFYING = "verifying"
-    """A block, perhaps an empty one, is at the target. Prefill is verifying an empty block after a long suffix."""
+    """A block, possibly empty, is at the target. Prefill is the verification of an empty block after a long suffix."""
     CLOSED = "closed"
 
 
 class Growing(StrEnum):
-    """Whether the draft grows for the session."""
+    """Whether the draft grows a tree for the session."""
 
     ABSENT = "absent"
     READY = "ready"
-    """Leased, and not told yet."""
+    """Leased, but no request was sent yet."""
     GROWING = "growing"
     CLOSED = "closed"
 
 
 class Trigger(StrEnum):
-    """What moves a machine."""
+    """Input of a state machine."""
 
     LEASED = "leased"
     DRAFT = "draft"
@@ -47,7 +47,7 @@ class Trigger(StrEnum):
     VERIFY = "verify"
     VERDICT = "verdict"
     MISSING = "missing"
-    """The engine does not hold the base of the message; it is sent again from what the engine holds."""
+    """The engine does not hold the message's base. The message is sent again, from what the engine holds."""
     LOST = "lost"
     END = "end"
 
@@ -88,7 +88,7 @@ S = TypeVar("S", bound=StrEnum)
 
 
 class Machine(Generic[S]):
-    """One machine: a state, and the table that alone can change it."""
+    """A state, and the table of its transitions."""
 
     def __init__(self, table: Mapping[S, Mapping[Trigger, S]], state: S) -> None:
         self._table = table
@@ -101,7 +101,7 @@ class Machine(Generic[S]):
         return trigger in self._table[self.state]
 
     def fire(self, trigger: Trigger) -> None:
-        """The table has this entry: all else is a defect of ours, never a client's doing."""
+        """Make a transition. A missing entry is a bug in this program, never caused by a client."""
         row = self._table[self.state]
         assert trigger in row, f"{type(self.state).__name__} {self.state!r} has no {trigger!r}"
         self.state = row[trigger]

@@ -1,4 +1,4 @@
-"""What speculation did for one completion, counted as it happens."""
+"""Speculation statistics of one completion."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.session.verdicts import Judged
 
 Interval = tuple[float, float]
 NUM_RECENT = 8
-"""Calls of each kind that may overlap one of the other kind."""
+"""Number of recent calls of each kind that are checked for overlap with the other kind."""
 
 
 def _recent() -> deque[Interval]:
@@ -21,12 +21,12 @@ def _recent() -> deque[Interval]:
 
 @dataclass(frozen=True, slots=True)
 class DraftWait:
-    """How long sessions have waited for drafts, added up: it tells whether another replica of the draft would help."""
+    """Total time that sessions waited for drafts. Shows whether another replica of the draft would help."""
 
     waited_s: float = 0.0
-    """Drafting that no verification hid."""
+    """Seconds of drafting that no verification hid."""
     round_s: float = 0.0
-    """That, and verification."""
+    """Seconds of verification, plus `waited_s`."""
 
     def __add__(self, other: DraftWait) -> DraftWait:
         return DraftWait(self.waited_s + other.waited_s, self.round_s + other.round_s)
@@ -40,9 +40,9 @@ class Statistics:
     """Counters of one completion, and the calls to report with the next chunk."""
 
     is_traced: bool = True
-    """Whether calls are kept for the client, who wants to see them."""
+    """Whether calls are kept for the client's trace."""
     explanation: Explanation | None = None
-    """Why decisions are made, for a client that has asked."""
+    """Records the reasons for decisions, if the client asked for them."""
     num_rounds: int = 0
     num_draft_rounds: int = 0
     num_drafted_tokens: int = 0
@@ -63,15 +63,15 @@ class Statistics:
     hidden_draft_time_s: float = 0.0
     verify_time_s: float = 0.0
     began_s: float = 0.0
-    """On the orchestrator's clock; traces count from here."""
+    """Start, in seconds on the orchestrator's clock. Traces count from here."""
     trace: list[CallTrace] = field(default_factory=list)
     _last_pass: CallTrace | None = None
-    """A pass of the draft, until it is known how many of its guesses are verified next."""
+    """The draft's last pass, kept until the number of its guesses in the next block is known."""
     _verified: deque[Interval] = field(default_factory=_recent)
     _drafted: deque[Interval] = field(default_factory=_recent)
 
     def record_round(self, num_guesses: int, num_accepted: int, num_looked_up: int = 0, num_relaxed: int = 0) -> None:
-        """Count one verdict; position k counts the rounds in which at least k + 1 guesses were accepted."""
+        """Count one verdict. Position k counts the rounds in which at least k + 1 guesses were accepted."""
         self.num_rounds += 1
         self.num_draft_rounds += num_guesses > 0
         self.num_drafted_tokens += num_guesses
@@ -84,7 +84,7 @@ class Statistics:
             self.accepted_per_position[position] += 1
 
     def record_verdict(self, judged: Judged, num_of_extra_drafts: int) -> None:
-        """Count one verdict; `num_of_extra_drafts` nodes of its block were guessed by extra drafts alone."""
+        """Count one verdict. `num_of_extra_drafts`: number of nodes that only extra drafts proposed."""
         guess, path = judged.guess, judged.verdict.path
         drafted, accepted = guess.credits(path)
         num_guesses = len(drafted)
@@ -100,29 +100,29 @@ class Statistics:
             self.trace.append(CallTrace(Call.VERIFY, *times, num_guesses, len(path), timing, judged.verified))
 
     def record_sources(self, drafted: Iterable[str], accepted: Iterable[str]) -> None:
-        """Credit whoever has guessed each node of a block, and each that was accepted."""
+        """Credit the source of each node of a block, and of each accepted node."""
         self.drafted_by_source.update(drafted)
         self.accepted_by_source.update(accepted)
 
     def record_found(self, found: Found) -> None:
-        """Count whether the next block was there when it was wanted."""
+        """Count whether the next block was ready when it was needed."""
         self.num_hits += found is Found.HIT
         self.num_misses += found is Found.MISS
 
     def record_verify(self, sent_s: float, received_s: float) -> None:
-        """Count the time in which the target was busy with this stream; drafting during it was hidden."""
+        """Add the time the target spent on this stream. Drafting during that time was hidden."""
         self.verify_time_s += received_s - sent_s
         self.hidden_draft_time_s += _overlap(sent_s, received_s, self._drafted)
         self._verified.append((sent_s, received_s))
 
     def record_draft(self, sent_s: float, received_s: float) -> None:
-        """The draft was busy. A pair of calls is counted when the later of them has ended."""
+        """Add the time the draft was busy. An overlap of two calls is counted when the later one ends."""
         self.draft_time_s += received_s - sent_s
         self.hidden_draft_time_s += _overlap(sent_s, received_s, self._verified)
         self._drafted.append((sent_s, received_s))
 
     def record_pass(self, num_grown: int, timing: Timing, received_s: float) -> None:
-        """Count a pass in which `num_grown` nodes grew."""
+        """Count a pass that grew `num_grown` nodes."""
         began_s = received_s - timing.computed_s
         self.record_draft(began_s, received_s)
         if self.is_traced:
@@ -130,7 +130,7 @@ class Statistics:
             self._last_pass = CallTrace(Call.GROWTH, began_s, received_s, num_grown, timing=timing)
 
     def trace_pass(self, num_used: int = 0) -> None:
-        """Trace the draft's last pass, of whose guesses `num_used` are verified next."""
+        """Trace the draft's last pass; `num_used` of its guesses are verified next."""
         last, self._last_pass = self._last_pass, None
         if last is not None:
             self.trace_call(replace(last, num_used=num_used))
@@ -141,12 +141,12 @@ class Statistics:
         return DraftWait(waited_s, waited_s + self.verify_time_s)
 
     def trace_call(self, call: CallTrace) -> None:
-        """One more for the next chunk, where the client wants to see calls."""
+        """Add a call to the trace, if there is one."""
         if self.is_traced:
             self.trace.append(call)
 
     def take_trace(self) -> tuple[CallTrace, ...]:
-        """The calls since the last time, on the stream's own clock."""
+        """Return the calls since the last time, with times on the stream's own clock."""
         calls, self.trace = self.trace, []
         return tuple(
             replace(call, sent_s=call.sent_s - self.began_s, received_s=call.received_s - self.began_s)
@@ -159,14 +159,14 @@ class Statistics:
         return tuple(SourceStats(name, drafted[name], accepted[name], failures[name]) for name in names)
 
     def snapshot(self) -> SpeculationStats:
-        """The counters of the same names, and those by source."""
+        """Return a snapshot of the counters, in total and by source."""
         counted = {each.name: getattr(self, each.name) for each in fields(SpeculationStats) if each.name != "sources"}
         counted["accepted_per_position"] = tuple(self.accepted_per_position)
         return SpeculationStats(sources=self._by_source(), **counted)
 
 
 def _overlap(start_s: float, end_s: float, others: Iterable[Interval]) -> float:
-    """How much of the time one kind of engine was busy while the other was."""
+    """Return the number of seconds in which both kinds of engine were busy."""
     shared_s = 0.0
     for other_start_s, other_end_s in others:
         if other_end_s > start_s:

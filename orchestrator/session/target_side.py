@@ -1,6 +1,6 @@
-"""A session's dealings with its target: the lease, the block that is being verified, and the offers below that block.
+"""A session's side of the target: the lease, the block that is being verified, and the offers below that block.
 
-Knows the target's messages, and whether a verdict can be right. Must not know drafts or policies: it decides nothing.
+Knows the target's messages, and whether a verdict is valid. Must not know drafts or policies: it decides nothing.
 """
 
 from __future__ import annotations
@@ -16,21 +16,27 @@ from orchestrator.session.states import TARGET_TABLE, Machine, Target, Trigger
 from orchestrator.session.verdicts import Judged, problem_of
 
 FIRST_PAUSE_S = 0.05
-"""Pause before another target is asked for; it doubles with each target in a row that was lost without a verdict."""
+"""Pause in seconds before another target is leased. Doubles with each target in a row lost without a verdict."""
 MAX_STOPS = 3
-"""Messages in a row behind which the target may stop before one step is offered ahead, not several: so it is where
-another session in its passes offers nothing, and all is refused each round. Simulated, 8 of 16 streams plain: 0.4 of
-the offers; with 1 stop, streams that are all plain and 20 ms away make 0.94 of the tokens."""
+"""Verdicts in a row after which the target may stop before only one step is offered ahead, not several.
+
+A target whose passes are shared with a session that offers nothing stops each round and refuses every offer. Simulated,
+8 of 16 streams plain: 0.4 of the offers. With 1 stop, streams that are all plain and 20 ms away make 0.94 of the
+tokens.
+"""
 
 
 class TargetSide:
-    """The target's side of one session. Invariant: at most one block is being verified."""
+    """The target's side of one session.
+
+    Invariant: at most one block is being verified.
+    """
 
     def __init__(self, text: SessionText, vocab_size: int) -> None:
         self.guess: Guess = NO_GUESS
-        """The block that is being verified, or whose verdict was lost with its target."""
+        """Block that is being verified, or whose verdict was lost with its target."""
         self.num_losses = 0
-        """Targets lost in a row, without a verdict in between."""
+        """Number of targets lost in a row, without a verdict in between."""
         self._log = text.log
         self._prompt_len = text.spec.prompt_len
         self._vocab_size = vocab_size
@@ -38,16 +44,16 @@ class TargetSide:
         self._view = EngineView(text)
         self._offers = _Offers()
         self.is_continued = False
-        """Whether the target has made the message that is awaited for itself."""
+        """Whether the target made the awaited message itself, by continuing with an offer."""
         self._num_stops = 0
-        """Messages in a row after whose verdict the target has not gone on."""
+        """Number of verdicts in a row after which the target did not continue."""
         self._early: dict[Stamp, m.TargetReplied] = {}
-        """Answers to offers, come before the verdict that says whether the target has taken them."""
+        """Replies to offers that arrived before the verdict that says whether the target took them."""
         self.verdict_s: float | None = None
-        """Time of the last verdict; None where no whole round lies between it and the next."""
+        """Time of the last verdict, in seconds. None if the next interval will not be a whole round."""
         self.began_s: float | None = None
-        """When what is awaited was sent, or where the target has made it for itself, when that was heard; None where it
-        is not known, or says nothing of when the verdict will come."""
+        """Start of the awaited message, in seconds: when it was sent or, if the target made it itself, when that was
+        reported. None if unknown, or if it does not predict when the verdict will arrive."""
 
     def __repr__(self) -> str:
         return f"<TargetSide {self._machine} {self._view}>"
@@ -59,18 +65,17 @@ class TargetSide:
     # The lease
 
     def leased(self, name: str, epoch: int) -> VerifyRequest:
-        """Begin, or begin again: a block whose verdict was lost with its target is verified once more."""
+        """Begin on a new lease. A block whose verdict was lost with its target is verified again."""
         self.verdict_s = None
         self._machine.fire(Trigger.LEASED)
         self._view.begin_lease(name, epoch)
         return self.verify(self.guess)
 
     def is_leased(self, epoch: int) -> bool:
-        """Whether this is the engine that is leased."""
         return epoch == self._view.epoch and self._machine.can(Trigger.LOST)
 
     def lease_another(self) -> list[m.Command]:
-        """Leave the target, and ask for another after a pause."""
+        """Leave the target, and lease another after a pause."""
         self._machine.fire(Trigger.LOST)
         self._drop_messages()
         return [m.ReleaseTarget(), m.LeaseTarget(delay_s=FIRST_PAUSE_S * 2**self.num_losses)]
@@ -84,15 +89,14 @@ class TargetSide:
         self._early.clear()
         self._offers.clear()
 
-    # What it is told
+    # Messages to the target
 
     def wait(self) -> None:
-        """The next block waits for the draft."""
+        """Wait for the draft before the next block."""
         if self._machine.state is Target.IDLE:
             self._machine.fire(Trigger.DRAFT)
 
     def verify(self, guess: Guess, began_s: float | None = None) -> VerifyRequest:
-        """Have this block verified."""
         self._machine.fire(Trigger.VERIFY)
         self._drop_messages()
         self.guess, self.is_continued, self.began_s = guess, False, began_s
@@ -101,9 +105,9 @@ class TargetSide:
         return VerifyRequest(stamp, base, self._log.since(base.num_tokens), guess.block, spec, wants)
 
     def offer(self, offer: Offer, num_steps: int = 1) -> list[m.Command]:
-        """Tell the target what it may continue with after the verdict that is awaited; the last offer counts.
+        """Offer what the target may continue with after the awaited verdict. The last offer counts.
 
-        `num_steps`: how many steps without guesses it may make in a row, if the offer is of such a step.
+        `num_steps`: number of steps without guesses that the target may make in a row, if the offer is such a step.
         """
         awaited = self._view.awaiting
         if offer.is_empty or awaited is None:
@@ -124,37 +128,36 @@ class TargetSide:
         return Continuation(stamp, round_, offer.whole.block, offer.is_open)
 
     def resend(self, missing: Missing) -> VerifyRequest | None:
-        """The same message from what the target holds; None where it does not keep what it is sent."""
+        """Return the same message, starting from what the target holds; None if the target keeps losing tokens."""
         if not self._view.must_resend(missing.held):
             return None
         self._machine.fire(Trigger.MISSING)
-        self.verdict_s = None  # until there is room for the text again the session may wait for long
+        self.verdict_s = None  # the session may wait long until the text fits again
         return self.verify(self.guess)
 
-    # What it tells
+    # Messages from the target
 
     def awaits(self, stamp: Stamp) -> bool:
-        """Whether this is the stamp of the message that is awaited."""
         return self._view.answers(stamp)
 
     def set_aside(self, event: m.TargetReplied) -> bool:
-        """Keep a reply that is not awaited if it answers an offer; whether it is stale instead."""
+        """Keep an early reply to an offer. Return whether the reply is stale instead."""
         reply = event.reply
         if not self._offers.has(reply.stamp):
             return not isinstance(reply, Refused)
         if isinstance(reply, Refused) and not reply.is_final:
-            self._offers.drop(reply.stamp)  # a target that says it continued with this one all the same is lying
+            self._offers.drop(reply.stamp)  # a verdict that continues with this offer all the same is then refused
         else:
             self._early[reply.stamp] = event
         return False
 
     def take_early(self, now_s: float) -> m.TargetReplied | None:
-        """The reply that was set aside, if the target has continued with what it answers."""
+        """Return the reply that was set aside, if the target has continued with its offer."""
         early = self._early.pop(self._view.awaiting, None) if self._view.awaiting is not None else None
         return None if early is None else replace(early, received_s=max(early.received_s, now_s))
 
     def problem_of(self, verdict: Verdict) -> str | None:
-        """Why this verdict cannot be right, if it cannot."""
+        """Return why this verdict is invalid, or None."""
         problem = problem_of(verdict, self.guess.block, len(self._log), self._vocab_size)
         if problem is not None:
             return problem
@@ -165,7 +168,7 @@ class TargetSide:
         return None
 
     def commit(self, verdict: Verdict, sent_s: float, received_s: float) -> Judged:
-        """Extend the text by the tokens of a verdict that was received at `received_s`."""
+        """Extend the text by the tokens of a verdict. Times in seconds."""
         self._machine.fire(Trigger.VERDICT)
         self.num_losses = 0
         if verdict.continued:
@@ -184,7 +187,7 @@ class TargetSide:
         return judged
 
     def continue_after(self, verdict: Verdict) -> Guess:
-        """The block with which the target has continued by itself; it is awaited from now on."""
+        """Return the block with which the target has continued by itself. It is awaited from now on."""
         taken = self._offers.taken_by(verdict)
         assert taken is not None, "`problem_of` refuses a verdict that continues with anything else"
         self._view.awaiting, self.guess = taken
@@ -197,66 +200,64 @@ class TargetSide:
 
 @dataclass(frozen=True, slots=True)
 class _Offered:
-    """An offer that the target has been told of, as the message with this stamp."""
+    """An offer that was sent, as the message with this stamp."""
 
     stamp: Stamp
     after: int
-    """The round of the message whose verdict it follows."""
+    """Round of the message whose verdict the offer follows."""
     offer: Offer
 
 
 class _Offers:
-    """What the target may go on with: after the verdict that is awaited, and after those that this leads to."""
+    """Offers for the awaited verdict, and for the verdicts that follow from them."""
 
     def __init__(self) -> None:
         self._by_round: dict[int, _Offered] = {}
-        """All that the target may take: an offer may be on its way while it takes an earlier one."""
+        """All offers that the target may take: a new offer may be on its way while the target takes an earlier one."""
         self._line: list[_Offered] = []
-        """The last one for the verdict that is awaited, what was offered behind that, and so on."""
+        """The newest offer for the awaited verdict, the offer that follows it, and so on."""
 
     def __len__(self) -> int:
-        """Verdicts in a row after which the target has something to go on with."""
+        """Number of consecutive verdicts after which the target has an offer."""
         return len(self._line)
 
     @property
     def next(self) -> Offer | None:
-        """The last offer for the verdict that is awaited."""
+        """The newest offer for the awaited verdict."""
         return self._line[0].offer if self._line else None
 
     @property
     def last_round(self) -> int:
-        """Of the message that was offered last."""
+        """Round of the newest offer."""
         return self._line[-1].stamp.round
 
     def add(self, stamp: Stamp, after: int, offer: Offer) -> None:
-        """The target is told of it, and forgets what it was offered for this verdict and beyond."""
+        """Record an offer. It replaces the offers for the same verdict and for later ones."""
         offered = self._by_round[stamp.round] = _Offered(stamp, after, offer)
         self._line = [*(each for each in self._line if each.after < after), offered]
 
     def has(self, stamp: Stamp) -> bool:
-        """Whether this is one of them."""
         offered = self._by_round.get(stamp.round)
         return offered is not None and offered.stamp == stamp
 
     def drop(self, stamp: Stamp) -> None:
-        """The target will not go on with this one, nor with what follows it."""
+        """Drop an offer that the target will not take, and the offers that follow it."""
         offered = self._by_round.pop(stamp.round)
-        if offered in self._line:  # else another has taken its place, and that one counts
+        if offered in self._line:  # otherwise it was replaced by a newer offer, which counts
             del self._line[self._line.index(offered) :]
 
     def go_on(self, round_: int) -> None:
-        """The target has gone on with the message of this round: only what follows it is of use."""
+        """Keep only the offers that follow the message of this round, which the target has taken."""
         self._by_round = {number: each for number, each in self._by_round.items() if each.after >= round_}
         rest = [each for each in self._line if each.after >= round_]
-        self._line = rest if rest and rest[0].after == round_ else []  # it may have taken an earlier one
+        self._line = rest if rest and rest[0].after == round_ else []  # the target may have taken an earlier offer
 
     def clear(self) -> None:
-        """They are of no use from now on."""
         self._by_round.clear()
         self._line.clear()
 
     def taken_by(self, verdict: Verdict) -> tuple[Stamp, Guess] | None:
-        """What the target says that it has gone on with; None where it was offered nothing like that."""
+        """Return the offer that a verdict says was taken, and its block; None if there is no such offer."""
         offered = self._by_round.get(verdict.continued)
         if offered is None or offered.after != verdict.stamp.round:
             return None

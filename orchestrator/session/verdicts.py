@@ -1,4 +1,4 @@
-"""What a verdict says of a block, and whether it can be right."""
+"""Validation of verdicts, and their outcome."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from orchestrator.session.guess import Guess
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A verdict that has been committed, until it is known whether the next block was there."""
+    """A committed verdict, and the block that it judges."""
 
     guess: Guess
     verdict: Verdict
     sent_s: float
-    """When the block was sent, or the verdict came with which the target continued with it."""
+    """Seconds: when the block was sent or, if the target continued by itself, when the previous verdict arrived."""
     received_s: float
     interval_s: float | None
-    """Seconds since the verdict before this one; None where that was no whole round."""
+    """Seconds since the previous verdict. None if that interval was not a whole round."""
     is_continued: bool
-    """Whether the target has continued with the block by itself."""
+    """Whether the target verified the block without being asked, from an offer."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """That were committed: accepted guesses, and the target's own."""
+        """Committed tokens: the accepted guesses, then the target's own token."""
         guesses = self.guess.block.tokens
         return (*(guesses[node] for node in self.verdict.path), self.verdict.next_token)
 
     @property
     def verified(self) -> VerifiedBlock:
-        """As a client sees it that wants a trace."""
+        """The block and its outcome, for a client's trace."""
         block = self.guess.block
         return VerifiedBlock(
             block.tokens, block.parents, self.guess.sources, self.verdict.path, self.verdict.next_token
@@ -41,7 +41,7 @@ class Judged:
     def seen(
         self, found: Found, unverified: tuple[float, bool] | None = None, late_hit: bool | None = None
     ) -> RoundOutcome:
-        """As the policy is told of it."""
+        """Return the outcome that the policy observes."""
         shape, verdict = self.guess.shape, self.verdict
         elapsed_s, continued = self.received_s - self.sent_s, self.is_continued
         return RoundOutcome(
@@ -50,7 +50,7 @@ class Judged:
 
     @property
     def _gained(self) -> int | None:
-        """Accepted guesses of the source that asks; None where none asks."""
+        """Number of accepted guesses of the source that asked questions; None if no source did."""
         guess = self.guess
         if guess.questions is None:
             return None
@@ -58,7 +58,7 @@ class Judged:
 
 
 def problem_of(verdict: Verdict, block: TokenTree, num_committed: int, vocab_size: int) -> str | None:
-    """Why this verdict on `block`, which `num_committed` tokens precede, cannot be right, if it cannot."""
+    """Return why this verdict on `block` is invalid, or None. `num_committed` tokens precede the block."""
     parent = ROOT
     for node in verdict.path:
         if not 0 <= node < len(block) or block.parents[node] != parent:

@@ -1,4 +1,4 @@
-"""Between text and token ids."""
+"""Conversion between text and token ids."""
 
 from orchestrator.text.detokenize import IncrementalDetokenizer
 from orchestrator.text.tokenizer import Tokenizer

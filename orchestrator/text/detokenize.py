@@ -1,7 +1,7 @@
-"""A growing output as text: the part that may be shown, and where a stop string ends it.
+"""Incremental detokenization: the text that may be shown, and where a stop string ends it.
 
-Knows the tokenizer and the stop strings of one request; must not know sessions, verdicts or blocks. The text depends on
-the tokens alone, never on their division into pushes: so a resumed stream shows exactly the rest.
+Knows the tokenizer and the stop strings of one request; must not know sessions, verdicts or blocks. The text depends
+only on the tokens, never on their division into pushes, so a resumed stream shows exactly the rest.
 """
 
 from __future__ import annotations
@@ -14,26 +14,24 @@ from orchestrator.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_CHARACTER_BYTES = 4
-"""Longest character in UTF-8, in bytes: an undecodable sequence of this length is not the beginning of one."""
+"""Length of the longest UTF-8 character, in bytes. An undecodable sequence of this length cannot be completed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The text that a push adds."""
-
     text: str
     num_kept: int
-    """Number of the pushed tokens up to and including the one that completes the stop string, else all."""
+    """Number of the pushed tokens up to and including the one that completes the stop string, else all of them."""
     stop: str | None = None
-    """The stop string that ends the output here."""
+    """Stop string that ends the output after this piece."""
 
 
 class IncrementalDetokenizer:
-    """The text of one output, piece by piece.
+    """Detokenizes one output incrementally.
 
-    Invariant: until a stop string is found, the pieces together with that of `finish` are `tokenizer.decode` of all
-    tokens. Held back is an incomplete character, and the longest end of the text that a stop string may begin with.
-    Of several stop strings the one that is complete first wins, and of those the longest.
+    Invariant: until a stop string is found, the concatenated pieces, including that of `finish`, equal
+    `tokenizer.decode` of all tokens. An incomplete character is held back, and so is the longest suffix with which a
+    stop string may begin. If several stop strings match, the first to be complete wins; among those, the longest.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), include_stop: bool = False) -> None:
@@ -44,7 +42,7 @@ class IncrementalDetokenizer:
         self._held = ""
 
     def push(self, token_ids: Sequence[int]) -> Piece:
-        """Take further tokens. After a piece with a stop nothing may follow."""
+        """Add tokens. Nothing may follow a piece with a stop."""
         if not self._stop:
             return Piece("".join(map(self._decoder.push, token_ids)), len(token_ids))
         shown: list[str] = []
@@ -57,14 +55,14 @@ class IncrementalDetokenizer:
         return Piece("".join(shown), len(token_ids))
 
     def finish(self) -> Piece:
-        """The rest of the text that was held back: no token will follow."""
+        """Return the text that was held back, when no token will follow."""
         text, stop = self._release(self._decoder.finish())
         if stop is None:
             text, self._held = text + self._held, ""
         return Piece(text, 0, stop)
 
     def _release(self, text: str) -> tuple[str, str | None]:
-        """Add `text` to the held text, and release what cannot be part of a stop string."""
+        """Add `text` to the held text, and release the part that cannot begin a stop string."""
         text = self._held + text
         if (match := self._find_stop(text)) is not None:
             start, stop = match
@@ -86,7 +84,7 @@ class IncrementalDetokenizer:
 
 
 class _ByteDecoder:
-    """For byte-level vocabularies, where a token is a string of bytes: exact, at a cost that does not grow."""
+    """Decoder for byte-level vocabularies, whose tokens are strings of bytes. Exact, in constant time per token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -102,17 +100,17 @@ class _ByteDecoder:
 
 
 class _WindowDecoder:
-    """For all other vocabularies: decodes the newest tokens together with the few before them that they depend on.
+    """Decoder for all other vocabularies: decodes the newest tokens after the few earlier ones that affect them.
 
-    Text that ends in U+FFFD waits for the rest of its character. One deviation: a character that was shown stays, where
-    the library would replace a whole run of byte tokens because of an invalid byte after it.
+    Text that ends in U+FFFD waits for the rest of its character. There is one deviation from the library: a shown
+    character stays, where the library would replace a whole run of byte tokens because of a later invalid byte.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._context: list[int] = []
-        """The last tokens whose text is out: with them in front, the next token is not decoded as the start of a
-        text."""
+        """Last tokens whose text was shown. They precede the next token in decoding, so that it is not decoded as the
+        start of a text."""
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:

@@ -1,8 +1,8 @@
-"""Text to token ids and back, by the model's own tokenizer files, which transformers reads.
+"""Text to token ids and back, with the model's own tokenizer files, read by transformers.
 
-Knows the files that stand beside a checkpoint (tokenizer.json, tokenizer_config.json, chat_template.jinja and others);
-must not know weights, requests or streams (`orchestrator.text.detokenize` turns a growing output into text).
-transformers is imported when a tokenizer is read, and does not import torch for it (docs/adr/0083).
+Knows the tokenizer files of a checkpoint (tokenizer.json, tokenizer_config.json, chat_template.jinja and others); must
+not know weights, requests or streams (`orchestrator.text.detokenize` decodes growing outputs). transformers is imported
+when a tokenizer is read, and does not import torch for it (docs/adr/0083).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from core.errors import CheckpointError, InvalidRequest, cause
 
 
 def _byte_of_char() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for.
+    """Return the byte for each character of a byte-level vocabulary.
 
-    Printable Latin-1 stands for itself; the other bytes, in order, for the characters from U+0100 on.
+    Printable Latin-1 characters are their own bytes. The other bytes, in order, map to the characters from U+0100 on.
     Source: Radford et al. 2019 (GPT-2), `bytes_to_unicode`.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -32,24 +32,26 @@ def _byte_of_char() -> dict[str, int]:
 
 BYTE_OF_CHAR = _byte_of_char()
 SHORT_CHARS = 4096
-"""A text no longer than this is tokenized in a few milliseconds, and somewhat faster when other threads are held up."""
+"""Maximum length, in characters, of a text that is tokenized directly: in a few milliseconds, and somewhat faster than
+with other threads running."""
 CONTINUED = "<continued here>"
-"""Marks the end of a message that is to be continued, so that what a template adds behind it can be cut off."""
+"""Marker for the end of a message to be continued, so that the text added by the template can be cut off."""
 SHOWN_MARKS = frozenset({"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"})
-"""Tokens that stand in texts even where a tokenizer calls them special: they tell calls and thoughts from answers."""
+"""Tokens kept in decoded text even if a tokenizer calls them special: they separate tool calls and reasoning from
+answers."""
 MAX_COMPOSITION = 4
 """Largest ratio by which composing characters (NFC) shortens a text, rounded up: 3.5, for U+1FBE U+0308 U+0341."""
 
 
 TEMPLATES = ("default", "tool_use")
-"""Names of the chat templates that are used, if a checkpoint has several: the second where there are tools."""
+"""Names of the chat templates used if a checkpoint has several. The second is used for requests with tools."""
 
 
 class Tokenizer:
-    """One model's tokenizer and chat template; made by `from_directory`, and never changed."""
+    """One model's tokenizer and chat template. Created by `from_directory`; immutable."""
 
     def __init__(self, read: Any) -> None:
-        """Take a `PreTrainedTokenizerFast` of transformers. Raises: CheckpointError for a template that is none."""
+        """Wrap a `PreTrainedTokenizerFast` of transformers. Raises: CheckpointError for an invalid template."""
         backend = _with_marks(read.backend_tokenizer)
         backend.no_truncation()
         backend.no_padding()
@@ -57,78 +59,83 @@ class Tokenizer:
         self._read = read
         templates = list(_templates(read.chat_template))
         self.template = "\n".join(templates) or None
-        """The text of the chat templates."""
+        """Text of the chat templates; None without any."""
         self._special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
         self.template_variables = frozenset(name for template in templates for name in _variables(template))
-        """Names that the chat templates look for among their arguments."""
+        """Variables that the chat templates read."""
         own = {"messages", *inspect.signature(read.apply_chat_template).parameters, *read.special_tokens_map}
         self._arguments = self.template_variables - own
-        """Names of the arguments that a request may give."""
+        """Template arguments that a request may set."""
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         described = backend.to_str()
         parts = json.loads(described)
         self.is_byte_level = _is_byte_level(parts["decoder"])
         self.digest = _digest(described, read.special_tokens_map, templates)
-        """Of all that decides which ids a prompt becomes, and which text an output."""
+        """Hash of everything that affects encoding and decoding."""
         self._max_token_bytes = self._longest_token(parts) if self.is_byte_level and _keeps_text(parts) else None
 
     def _longest_token(self, parts: Mapping[str, Any]) -> int | None:
-        """In bytes of text before it is normalized; None where some bytes have no token."""
+        """Return the length of the longest token, in bytes of text before normalization; None if some bytes have no
+        token."""
         if any(self._backend.token_to_id(char) is None for char in BYTE_OF_CHAR):
-            return None  # BPE leaves out bytes without a token
+            return None  # BPE drops bytes without a token
         growth = MAX_COMPOSITION if parts["normalizer"] is not None else 1
         return growth * max(len(self.token_bytes(token_id)) for token_id in range(self.vocab_size))
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:
-        """Raises: CheckpointError when a file is missing or does not hold what its name says."""
-        from transformers import PreTrainedTokenizerFast  # half a second, which only those spend who read a tokenizer
+        """Read the tokenizer of a checkpoint.
+
+        Raises: CheckpointError if a file is missing or invalid.
+        """
+        from transformers import PreTrainedTokenizerFast  # imported here, since it takes half a second
 
         if not (Path(path) / "tokenizer.json").is_file():
             raise CheckpointError(f"{path} has no tokenizer.json")
         try:
             return cls(PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True))
-        except Exception as error:  # tokenizers raises bare Exception, and others whatever a file's contents lead to
+        except Exception as error:  # tokenizers raises bare Exception, and a malformed file may cause any other
             raise CheckpointError(f"the tokenizer of {path} cannot be read: {cause(error)}") from error
 
     @property
     def vocabulary_hash(self) -> str:
-        """Tells vocabularies apart: of the string of each token id, added tokens included."""
+        """Hash of the string of each token id, including added tokens."""
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         tokens = sorted((token_id, token) for token, token_id in vocabulary.items())
         return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids; special tokens are added where the tokenizer's own post-processor puts them."""
+        """Return the token ids. Special tokens are added by the tokenizer's own post-processor."""
         if len(text) <= SHORT_CHARS:
             return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        # This call alone lets other threads of the interpreter run meanwhile.
+        # Only this call releases the interpreter lock, so that other threads can run meanwhile.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
     def max_text_bytes(self, num_tokens: int) -> int | None:
-        """Longest text of at most `num_tokens` tokens; None where a token may stand for a text of any length."""
+        """Return the maximum length of a text of `num_tokens` tokens, in bytes; None if a token may stand for text of
+        any length."""
         return None if self._max_token_bytes is None else num_tokens * self._max_token_bytes
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of these ids; U+FFFD stands for bytes that are not UTF-8, and ids without a token give nothing."""
+        """Return the text of these ids. Bytes that are not UTF-8 become U+FFFD; ids without a token are skipped."""
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token of a byte-level vocabulary; a character may be spread over several tokens."""
+        """Return the bytes of a token of a byte-level vocabulary. A character may be split over several tokens."""
         assert self.is_byte_level, "only the tokens of a byte-level vocabulary stand for bytes"
         token: str | None = self._backend.id_to_token(token_id)
         if token is None:
             return b""
         if any(char not in BYTE_OF_CHAR for char in token):
-            return token.encode()  # an added token, written as it reads
+            return token.encode()  # an added token, stored as plain text
         return bytes(BYTE_OF_CHAR[char] for char in token)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether decoding leaves this id out (beginning and end of sequence, roles of a chat)."""
+        """Whether decoding skips this id (beginning and end of sequence, chat roles)."""
         return token_id in self._special_ids
 
     def chat_text(
@@ -139,13 +146,12 @@ class Tokenizer:
         *,
         continues: bool = False,
     ) -> str:
-        """The prompt by which the model is to answer these messages (each has `role` and `content`).
+        """Render the prompt for these messages (each has `role` and `content`).
 
-        If it `continues`, the prompt ends with the content of the last message.
-        `tools` and `arguments` go to the template as they are. The template contains the special tokens, so encoding
-        must add none.
+        If `continues`, the prompt ends with the content of the last message. `tools` and `arguments` are passed to the
+        template unchanged. The template contains the special tokens, so encoding must add none.
 
-        Raises: InvalidRequest when the model has no chat template, or the template refuses the messages.
+        Raises: InvalidRequest if the model has no chat template, or the template refuses the messages.
         """
         if self.template is None:
             instead = "send a plain prompt instead (gRPC: text or token_ids; HTTP: /v1/completions)"
@@ -158,7 +164,7 @@ class Tokenizer:
             text: str = self._read.apply_chat_template(
                 shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=not continues, **others
             )
-        except Exception as error:  # a template is a program of the model's author: it may raise anything
+        except Exception as error:  # a template is a program by the model's author, and may raise anything
             raise InvalidRequest("chat", f"the model's chat template refuses these messages: {error}") from error
         if continues and CONTINUED not in text:
             raise InvalidRequest(
@@ -168,7 +174,7 @@ class Tokenizer:
 
 
 def _with_marks(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The same, with SHOWN_MARKS decoded as text."""
+    """Return the tokenizer with SHOWN_MARKS decoded as text."""
     tokens = backend.get_added_tokens_decoder().values()
     if not any(token.special and token.content in SHOWN_MARKS for token in tokens):
         return backend
@@ -187,9 +193,9 @@ def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
 
 
 def _keeps_text(parts: Mapping[str, Any]) -> bool:
-    """Whether each byte of a text ends up in some token, so that the longest token bounds how long a text may be.
+    """Whether each byte of a text ends up in some token, so that the longest token bounds the length of a text.
 
-    An added token that swallows the spaces beside it, or a part that drops or folds text, sets no such bound.
+    Added tokens that swallow adjacent spaces, and parts that drop or fold text, set no such bound.
     """
     swallows = any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"])
     normalizer = parts["normalizer"]
@@ -198,7 +204,7 @@ def _keeps_text(parts: Mapping[str, Any]) -> bool:
 
 
 def _splits_only(splitter: Mapping[str, Any] | None) -> bool:
-    """Whether a pre-tokenizer drops nothing of what it divides."""
+    """Whether a pre-tokenizer splits without dropping text."""
     if splitter is None or splitter["type"] in ("ByteLevel", "Digits"):
         return True
     if splitter["type"] == "Sequence":
@@ -214,7 +220,9 @@ def _templates(given: str | Mapping[str, str] | None) -> Iterator[str]:
 def _variables(template: str) -> frozenset[str]:
     """Raises: CheckpointError."""
     import jinja2
-    from transformers.utils.chat_template_utils import _get_template_variables  # knows its extensions of Jinja
+    from transformers.utils.chat_template_utils import (
+        _get_template_variables,
+    )  # supports transformers' Jinja extensions
 
     try:
         found: frozenset[str] = _get_template_variables(template)

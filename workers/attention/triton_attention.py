@@ -39,8 +39,10 @@ class TritonKernel:
 
     def __init__(self, *, is_deterministic: bool = False) -> None:
         """Deterministic: no splits, whose number depends on the batch. In a long context that takes several times as
-        long."""
+        long. Nor are multiplications fused with additions, which the compiler does where nothing is masked: whether a
+        block of KV is masked depends on the other rows of the tile."""
         self._max_splits = 1 if is_deterministic else MAX_SPLITS
+        self._is_fused = not is_deterministic
 
     @staticmethod
     def store(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
@@ -83,7 +85,7 @@ class TritonKernel:
             SPLITS=splits, PROGRAMS=PROGRAMS, HAS_WINDOW=kind.window is not None,
             HAS_SOFTCAP=kind.softcap is not None, HAS_SINKS=kind.sinks is not None,
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-            num_warps=4 if block_m <= 64 else 8, num_stages=stages,
+            num_warps=4 if block_m <= 64 else 8, num_stages=stages, enable_fp_fusion=self._is_fused,
         )  # fmt: skip
         if splits > 1:
             _join[(num_rows, num_heads)](

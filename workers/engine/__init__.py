@@ -1,4 +1,4 @@
-"""The target and the draft engine: sessions, continuous batching, prefix sharing, and the thread they run in."""
+"""The target engine and the draft engine: sessions, continuous batching, prefix sharing, and the engine thread."""
 
 from workers.engine.base import Engine
 from workers.engine.draft import DraftEngine

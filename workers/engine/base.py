@@ -1,7 +1,7 @@
-"""What the target and the draft engine share: sessions, continuous batching, and room for KV.
+"""Base of the target and draft engines: sessions, continuous batching, and KV memory.
 
-An engine is a plain synchronous object: `add` requests, `step` until there is no work, collect replies. It knows no
-event loop and no Ray (`workers.engine.thread` gives it a thread), so tests drive it by hand.
+An engine is a plain synchronous object: `add` requests, `step` until there is no work, collect replies. It does not
+know event loops or Ray, so tests can drive it directly. `workers.engine.thread` runs it on a thread.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from workers.step import StepRows
 logger = logging.getLogger(__name__)
 
 COMPILATION_WAIT_S = 0.005
-"""While the engine waits for a grammar only, it looks for messages at this interval, in seconds."""
+"""Polling interval for messages, in seconds, while the engine waits only for a grammar to compile."""
 
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 Answer = tuple[int, Reply | DraftUpdate | Missing | Refused]
-"""A request's ticket, and its reply or an update before it."""
+"""A request's ticket, and its reply or an update that precedes the reply."""
 
 
 class Engine(ABC, Generic[Request, Reply]):
@@ -58,7 +58,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._store = SequenceStore(runtime.cache)
         self._room = self.room_type(self._store, runtime.cache, self._lose)
         self._is_waiting = False
-        """Whether no job can run before a message comes, a session ends, or one has been silent for long."""
+        """Whether no job can run until a message arrives, a session ends, or a session times out."""
         self._prefixes = Prefixes(self._store, runtime.cache, is_shared=config.share_prefixes)
         self._pace = PrefillPace(config.prefill_stretch, config.prefill_chunk_tokens)
         self._limit = RowLimit(config.max_step_tokens)
@@ -69,7 +69,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._num_steps = 0
         self._num_rows = 0
         self._began_late: Job[Request] | None = None
-        """That had no memory to begin in the last step that lacked some."""
+        """Last job that could not start for lack of memory; logged once."""
         self._step_time_s = 0.0
         self._forward_time_s = 0.0
 
@@ -78,13 +78,13 @@ class Engine(ABC, Generic[Request, Reply]):
         return bool(self._answers or (self._jobs and not self._is_waiting))
 
     def warm_up(self, progress: Callable[[str], None], machine: str = "", known: Findings | None = None) -> Findings:
-        """Warm up, so that no request pays for first use; returns findings, with which a later engine starts faster.
+        """Warm up, so that no request pays for first use. The returned findings make a later engine start faster.
 
         `known` are the findings of an earlier engine; `machine` names this machine. Raises: CheckpointError.
         """
         progress("warming up")
         self._grammars.prepare()
-        find_noise_kernel(self._runtime.cache.keys[0].device)  # compiled and compared now, not when a request samples
+        find_noise_kernel(self._runtime.cache.keys[0].device)  # compile and check now, not at the first sampled request
         findings = self._runtime.warm_up(progress, machine, known)
         self.info = replace(
             self.info,
@@ -99,7 +99,7 @@ class Engine(ABC, Generic[Request, Reply]):
         return findings
 
     def close(self) -> None:
-        """End the other ranks of the model, if there are any; no step follows."""
+        """Stop the other ranks of the model, if any; no step may follow."""
         self._grammars.close()
         self._runtime.close()
 
@@ -128,7 +128,7 @@ class Engine(ABC, Generic[Request, Reply]):
     # Requests
 
     def add(self, ticket: int, request: Request) -> None:
-        """Take a request; its reply comes from a later `step`, under the same ticket."""
+        """Queue a request; a later `step` returns its reply with the same ticket."""
         self._is_waiting = False
         held = self._store.find(request.stamp.session)
         answer = self._refusal_of(request, held) or missing_of(request, held)
@@ -144,7 +144,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._begin(ticket, request, held)
 
     def _refusal_of(self, request: Request, held: HeldSequence | None) -> Refused | None:
-        """The refusal of a message that is stale, malformed or too long for this engine; None for any other."""
+        """Why the message is stale, malformed or too long for this engine; None if it is acceptable."""
         has_ended = self._store.has_ended(request.stamp.session)
         refusal = refusal_of(request, held, epoch=self.epoch, has_ended=has_ended, vocab_size=self.info.vocab_size)
         return refusal or self._refusal_of_size(request)
@@ -163,7 +163,7 @@ class Engine(ABC, Generic[Request, Reply]):
         return None
 
     def _supersede(self, held: HeldSequence) -> None:
-        """A later message of the same session replaces the one in progress."""
+        """Refuse the session's open request: a later message replaces it."""
         for job in [job for job in self._jobs if job.held is held]:
             self._answer(job, Refused(job.request.stamp, OVERTAKEN))
 
@@ -181,7 +181,7 @@ class Engine(ABC, Generic[Request, Reply]):
             self._store.release(session)
 
     def expire(self) -> list[str]:
-        """Free sessions without a message for `session_timeout_s`, and return their names."""
+        """Free sessions that sent no message for `session_timeout_s`, and return their names."""
         self._is_waiting = False
         limit_s = monotonic() - self._config.session_timeout_s
         busy = {job.held.session for job in self._jobs}
@@ -193,7 +193,7 @@ class Engine(ABC, Generic[Request, Reply]):
     # Steps
 
     def step(self) -> list[Answer[Reply]]:
-        """One forward pass over the jobs that are ready; returns the replies that are complete after it."""
+        """Run one forward pass over the jobs that are ready; return the replies it completes."""
         if self._jobs:
             started_s = monotonic()
             self._limit.recover(started_s)
@@ -203,7 +203,7 @@ class Engine(ABC, Generic[Request, Reply]):
         return answers
 
     def _ready_jobs(self) -> list[Job[Request]]:
-        """Jobs that may take part in the next step. A job that waits for its grammar does not hold up others."""
+        """Jobs that may join the next step. A job that waits for its grammar does not block others."""
         jobs = self._with_room([job for job in self._jobs if job.is_ready])
         if not jobs:
             unready = next((job for job in self._jobs if not job.is_ready), None)
@@ -213,7 +213,7 @@ class Engine(ABC, Generic[Request, Reply]):
         return jobs
 
     def _with_room(self, jobs: Sequence[Job[Request]]) -> list[Job[Request]]:
-        """The jobs that have KV, and those that may begin now."""
+        """Jobs that already have KV, and jobs that may start now."""
         if all(job.held.kv.blocks for job in jobs):
             return list(jobs)
         self._room.begin_step(self._jobs)
@@ -223,7 +223,7 @@ class Engine(ABC, Generic[Request, Reply]):
             try:
                 if self._may_run(job):
                     running.add(job)
-            except torch.OutOfMemoryError as error:  # those before it go on
+            except torch.OutOfMemoryError as error:  # jobs that started earlier continue
                 if not running:
                     raise
                 self._begin_later(job, first_line(error))
@@ -231,16 +231,16 @@ class Engine(ABC, Generic[Request, Reply]):
         return [job for job in jobs if job in running]
 
     def _begin_later(self, job: Job[Request], problem: str) -> None:
-        """Give back what there was of room for a job, which is tried again in the next step."""
+        """Return the job's partially allocated memory; the next step tries it again."""
         job.begin_again()
         self._store.truncate(job.held, 0)
-        torch.cuda.empty_cache()  # without effect on another device
+        torch.cuda.empty_cache()  # no effect on other devices
         if self._began_late is not job:
             logger.error("no memory to begin a sequence; %d others go on: %s", len(self._jobs) - 1, problem)
         self._began_late = job
 
     def _may_run(self, job: Job[Request]) -> bool:
-        """Begin a job without KV with what it can adopt, unless it waits for room or for what another computes."""
+        """Start a job without KV from cached blocks, unless it must wait for memory or for a prefix being computed."""
         if not job.held.kv.blocks:
             if self._prefixes.should_wait(job) or not self._room.may_begin(job):
                 return False
@@ -250,9 +250,9 @@ class Engine(ABC, Generic[Request, Reply]):
         return True
 
     def _make_step(self, started_s: float) -> None:
-        """Make a step; without memory for it, none of its rows count as computed, and the next one is smaller.
+        """Run a step. If it runs out of memory, none of its rows count as computed and the next step is smaller.
 
-        Raises: MemoryError where there is none for any step.
+        Raises: MemoryError if no step of any size fits.
         """
         shares: list[Share] = []
         before: list[tuple[Job[Request], int, list[int]]] = []
@@ -264,28 +264,28 @@ class Engine(ABC, Generic[Request, Reply]):
                 return
             self._compute(shares, started_s)
         except torch.OutOfMemoryError as error:
-            if self._config.tensor_parallel > 1:  # the other ranks are still within the step
+            if self._config.tensor_parallel > 1:  # the other ranks are still in the step
                 raise
-            problem = first_line(error)  # and not the error, whose frames hold the step's tensors
+            problem = first_line(error)  # keep no reference to the error: its frames hold the step's tensors
         else:
             self._limit.made_step()
             return
         for job, num_tokens, pending in before:
-            if job in self._jobs:  # else it was answered
+            if job in self._jobs:  # otherwise it has been answered
                 self._undo(job, num_tokens, pending)
-        torch.cuda.empty_cache()  # without effect on another device
+        torch.cuda.empty_cache()  # no effect on other devices
         num_rows = sum(share.num_rows for share in shares)
         logger.error("no memory for a step of %d rows of %d sessions: %s", num_rows, len(shares), problem)
         if (to_blame := self._limit.take_less(shares, problem, monotonic())) is not None:
             self._refuse(to_blame, f"{num_rows} rows of this sequence in a step need more memory than this engine has")
 
     def _undo(self, job: Job[Request], num_tokens: int, pending: list[int]) -> None:
-        """Have the job as it was before a step: `num_tokens` computed, and these pending."""
+        """Restore the job's state before a step: `num_tokens` tokens computed, `pending` still to compute."""
         held = job.held
-        self._runtime.cache.suspect(held.kv)  # what was computed has not been looked at
+        self._runtime.cache.suspect(held.kv)  # the results were never checked
         if len(held.log) > num_tokens:
             self._store.truncate(held, num_tokens)
-        self._store.drop_rows_ahead(held)  # those of the step
+        self._store.drop_rows_ahead(held)  # the rows of this step
         job.pending = pending
 
     def _refuse(self, job: Job[Request], reason: str) -> None:
@@ -312,24 +312,25 @@ class Engine(ABC, Generic[Request, Reply]):
     # Where target and draft differ
 
     def _lose(self, session: str) -> None:
-        """Note that the KV of a session was dropped to make room: its open message is answered by `Missing`."""
+        """Record that a session's KV was dropped to free memory: its open request is answered by `Missing`."""
 
     def _take_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        """Use the logits of prompt rows that are scored; returns the logits of all other rows."""
+        """Consume the logits of scored prompt rows; return the logits of all other rows."""
         return logits
 
     @abstractmethod
     def _needed_guesses(self, request: Request) -> TokenTree:
-        """The guesses that need KV beyond the committed tokens of the request."""
+        """Guesses in the request that need KV beyond its committed tokens."""
 
     @abstractmethod
     def _begin(self, ticket: int, request: Request, held: HeldSequence) -> None:
-        """Make `held` agree with the request, and add a job for what has to be computed."""
+        """Update `held` to match the request, and add a job for the remaining computation."""
 
     @abstractmethod
     def _finish(self, jobs: Sequence[Any], logits: torch.Tensor) -> bool:
-        """Use the logits of jobs whose last rows were computed in this step; returns whether it waited for the device.
+        """Consume the logits of jobs whose last rows were computed in this step; return whether it waited for the
+        device.
 
-        The jobs are of the kind that `_begin` makes. The rows of `logits` are those of the jobs that want them, in
-        order: of the last token if one was pending, then of the guesses.
+        The jobs are of the type that `_begin` creates. `logits` has the rows of the jobs that want them, in order: the
+        row of the last token if one was pending, then the rows of the guesses.
         """

@@ -1,8 +1,8 @@
-"""The draft engine: catches up with the committed tokens, then grows trees of guesses below them.
+"""The draft engine: catches up with the committed tokens, then grows draft trees below them.
 
-Fed nodes stay until they are known to be wrong, so that the nodes below a verdict are not computed again. Its guesses
-change the speed of the output and never its tokens: it uses the target's sampling parameters and, in coupled mode, the
-target's noise, because these give the best guesses.
+Fed nodes are kept until they are known to be wrong, so that nodes below a verdict are not computed twice. Guesses
+affect only the speed of the output, never its tokens. The draft uses the target's sampling parameters and, in coupled
+mode, the target's noise, because these give the best guesses.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         super().__init__(runtime, config, epoch)
         self._q_top_tokens = q_top_tokens
         self._growing_jobs: dict[str, TreeJob] = {}
-        """By session: the jobs that grow until the session's next message."""
+        """Jobs by session that grow until the session's next message."""
         self._since_s: float | None = None
-        """End of the last step, if the next one follows at once."""
+        """End time of the previous step, if the next one follows immediately."""
 
     @classmethod
     def load(
@@ -50,7 +50,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         rank: Rank | None = None,
         on_loss: Callable[[str], None] = log_loss,
     ) -> DraftEngine:
-        """Load the engine, as `TargetEngine.load` does; `q_top_tokens` as in the settings. Raises: StartupError."""
+        """Load the engine, as `TargetEngine.load` does; `q_top_tokens` is the setting of that name. Raises:
+        StartupError."""
         return cls(load_runtime(config, progress, rank, on_loss), config, epoch, q_top_tokens)
 
     @property
@@ -59,11 +60,12 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return super().has_work or is_pending or self._num_growth_rows(self._growing()) > 0
 
     def stats(self) -> EngineStats:
-        """As `Engine.stats`; a session with continuous growth counts as a job even while no node is worth a row."""
+        """As `Engine.stats`; a session with continuous growth counts as a job even if no node is worth a row."""
         return replace(super().stats(), num_jobs=len(self._jobs) + len(self._growing_jobs))
 
     def step(self) -> list[Answer[DraftReply]]:
-        """As `Engine.step`; continuous growth takes the rest of the pass, the likeliest nodes of all sessions first."""
+        """As `Engine.step`; continuous growth fills the rest of the pass, the most probable nodes of all sessions
+        first."""
         self._plan_turns()
         self._plan_growth()
         self._plan_ahead()
@@ -99,16 +101,16 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     @property
     def _trees(self) -> list[TreeJob]:
-        """The engine's jobs, which are of no other kind."""
+        """All jobs of the engine: they have no other type."""
         return cast("list[TreeJob]", self._jobs)
 
     def _growing(self) -> list[TreeJob]:
         return [job for job in self._growing_jobs.values() if job.may_feed]
 
     def _num_growth_rows(self, growing: Sequence[TreeJob]) -> int:
-        """Number of nodes that fit into the next pass, in addition to the tokens that a round waits for.
+        """Number of nodes that fit into the next pass beside the tokens that a round waits for.
 
-        In the worst case each session begins a new KV block.
+        Assumes the worst case: each session starts a new KV block.
         """
         cache = self._runtime.cache
         waiting = [*self._jobs, *(job for job in self._growing_jobs.values() if job.pending)]
@@ -120,7 +122,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
     def _plan_growth(self) -> None:
         """Choose the growing jobs of the next pass, and their nodes."""
         for job in self._growing_jobs.values():
-            if job.has_lost_root:  # its guesses were dropped to make room
+            if job.has_lost_root:  # its guesses were dropped to free memory
                 job.builder.begin()
                 job.pending = self._store.step_back(job.held)
         growing = self._growing()
@@ -131,7 +133,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._jobs += [job for job in self._growing_jobs.values() if job.pending or job.builder.feeding]
 
     def _plan_turns(self) -> None:
-        """Choose the next nodes of growth with an end of its own; without room for any, it has ended."""
+        """Choose the next nodes of bounded growth; growth that has no room ends."""
         for job in [job for job in self._trees if not job.pending]:
             num_rows = self.info.kv_cache_tokens - job.request.num_committed - len(job.held.tree)
             job.choose(min(num_rows, self._limit.rows))
@@ -139,7 +141,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
                 self._answer(job, job.reply())
 
     def _plan_ahead(self) -> None:
-        """Add rows of tokens that a lookup guesses ahead of the draft, as far as nobody else needs the room."""
+        """Add rows for tokens guessed ahead of the draft by lookup, in space that no other job needs."""
         if not self._config.cascade_tokens:
             return
         cache, jobs = self._runtime.cache, self._trees
@@ -164,13 +166,13 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._answers.append((ticket, job.draft_update()))
 
     def _within_context(self, request: DraftRequest) -> TreeSpec:
-        """The request's tree spec, with its depth limited by the model's context; the deepest nodes are reported, not
-        fed."""
+        """The request's tree spec, with its depth limited by the model's context. The deepest nodes are reported but
+        not fed."""
         num_left = self.info.max_context_tokens - request.num_committed
         return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1))
 
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
-        return EMPTY_BLOCK  # a tree that does not fit grows as far as it can
+        return EMPTY_BLOCK  # a tree that does not fit grows as far as memory allows
 
     def _finish(self, jobs: Sequence[TreeJob], logits: Tensor) -> bool:
         if jobs:
@@ -183,7 +185,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return bool(jobs)
 
     def _propose(self, logits: Tensor, rows: Sequence[Sequence[DraftRow]]) -> list[list[Candidates | None]]:
-        """The candidates of the rows of each job; None for a row whose scores are NaN or infinite."""
+        """Candidates for the rows of each job; None for a row whose scores are NaN or infinite."""
         readback = Readback()
         found = propose(logits, list(chain.from_iterable(rows)), self._q_top_tokens, readback)
         readback.wait()
@@ -191,10 +193,10 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return [list(islice(candidates, len(of_job))) for of_job in rows]
 
     def _end_unsound(self, job: TreeJob) -> None:
-        """End growth whose logits are unsound.
+        """End growth whose logits are NaN or infinite.
 
-        Earlier draws are still reported: leaving them out would select draws by their values, because later logits
-        depend on them (docs/exactness.md, section 4).
+        Earlier draws are still reported. Later logits depend on them, so omitting them would select draws by their
+        values (docs/exactness.md, section 4).
         """
         reason = "NaN or infinite scores of the draft for this sequence"
         is_kept = job.held.spec.needs_q and job.builder.has_root
@@ -211,11 +213,11 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             self._answer(job, job.reply())
 
     def _grow(self, jobs: Sequence[TreeJob], logits: Tensor) -> None:
-        """Give each job the candidates of its rows; refuse jobs with unsound logits."""
+        """Give each job the candidates of its rows; refuse jobs whose logits are NaN or infinite."""
         proposals = self._propose(logits, [job.draft_rows() for job in jobs])
         sound = [job for job, each in zip(jobs, proposals, strict=True) if job.take_proposals(each)]
         for job, each in zip(jobs, proposals, strict=True):
-            if None in each:  # also in a row ahead
+            if None in each:  # rows ahead included
                 self._runtime.cache.suspect(job.held.kv)
         for job in jobs:
             if job not in sound:

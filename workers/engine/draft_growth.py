@@ -1,4 +1,4 @@
-"""Continuous drafting: the part of one session in each pass of the draft engine."""
+"""Draft tree growth of one session, across passes of the draft engine."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from workers.step import StepRows
 
 @dataclass(eq=False, slots=True)
 class TreeJob(Job[DraftRequest]):
-    """The growth of one session until its next message.
+    """Grows one session's draft tree until the session's next message.
 
-    Continuous growth is one of the engine's jobs only while it takes part in a pass; growth with an end of its own is
-    a job until its reply.
+    Continuous growth is in the engine's job list only while it joins a pass. Bounded growth is in the list until its
+    reply.
     """
 
     _pass: tuple[float, int] | None = None
-    """Start time and number of rows of the last step that it took part in; None once it was reported."""
+    """Start time and number of rows of the last step it joined; None once reported."""
     ahead: list[int] = field(default_factory=list)
-    """Consecutive tokens below the first fed node, whose rows are computed in the same pass (docs/adr/0044). The
-    candidates after one of them are used only if the tree continues with it."""
+    """Consecutive tokens below the first fed node, computed in the same pass (docs/adr/0044). The candidates after a
+    token are used only if the tree continues with that token."""
     _proposals: list[Candidates] = field(default_factory=list)
-    """Candidates after the fed nodes and then after the tokens ahead, as far as not yet used."""
+    """Unused candidates after the fed nodes, then after the tokens ahead."""
     _tip: int = 0
-    """The node whose child is the next token ahead."""
+    """Node whose child is the next token ahead."""
     _num_ahead_held: int = 0
 
     @property
@@ -44,12 +44,12 @@ class TreeJob(Job[DraftRequest]):
 
     @property
     def ends(self) -> bool:
-        """Whether growth ends by itself, and a round waits for it."""
+        """Whether the growth is bounded; a round then waits for it."""
         return self.tree_spec.ends
 
     @property
     def is_urgent(self) -> bool:
-        """Whether a round waits for it: for its reply, or for its root, without which there is no guess."""
+        """Whether a round waits for this job: for its reply, or for its root, without which there is no guess."""
         return self.ends or bool(self.pending)
 
     @property
@@ -58,18 +58,18 @@ class TreeJob(Job[DraftRequest]):
 
     @property
     def num_fed(self) -> int:
-        """Number of nodes fed in the next pass, the root not counted."""
+        """Number of nodes fed in the next pass, without the root."""
         return len(self.builder.feeding)
 
     @property
     def may_feed(self) -> bool:
-        """Whether some node may be worth a row."""
+        """Whether any node may be worth a row."""
         path_prob = 0.0 if self.pending else self.builder.best_path_prob
         return path_prob > 0.0 and path_prob >= self.tree_spec.min_path_prob
 
     @property
     def has_lost_root(self) -> bool:
-        """Whether the candidates after the text must be computed again, because the guesses were dropped."""
+        """Whether the guesses were dropped, so that the candidates after the text must be computed again."""
         return not self.pending and self.held.tree.root is None
 
     def took_part(self, started_s: float, num_rows: int, num_sessions: int) -> None:
@@ -77,7 +77,7 @@ class TreeJob(Job[DraftRequest]):
         self._pass = (started_s, num_rows)
 
     def look_ahead(self, most: int) -> None:
-        """Choose the tokens ahead, at most `most`: those that followed the last tokens earlier in the text."""
+        """Choose at most `most` tokens ahead: those that followed the same n-gram earlier in the text."""
         self._tip = self.builder.being_fed[0]
         most = min(most, self._most_ahead)
         self.ahead = []
@@ -88,10 +88,10 @@ class TreeJob(Job[DraftRequest]):
 
     @property
     def _most_ahead(self) -> int:
-        """Largest number of consecutive nodes that may be fed after the first of those that are being fed.
+        """Maximum number of consecutive nodes to feed after the first node being fed.
 
-        0 where the draft samples: the time of a block must not depend on its draws, because a late block is not used
-        (docs/exactness.md, section 4). Growth with an end of its own feeds nodes one by one only in a chain.
+        0 if the draft samples: the duration of a block must not depend on its draws, because a late block is not used
+        (docs/exactness.md, section 4). Bounded growth feeds nodes one by one only in a chain.
         """
         spec, held = self.tree_spec, self.held
         if held.spec.needs_q or held.grammar is not None or (self.ends and spec.rows_per_pass > 1):
@@ -100,7 +100,7 @@ class TreeJob(Job[DraftRequest]):
         return min(most, self.builder.num_left - 1) if self.ends else most
 
     def last_rows(self) -> StepRows:
-        """Rows of the pending tokens, or of the nodes to feed, and of the tokens ahead."""
+        """Rows of the pending tokens or of the nodes to feed, then rows of the tokens ahead."""
         tree, builder = self.held.tree, self.builder
         assert not builder.feeding or len(builder.rows) == 1 + len(tree), "the root and all that is held were fed"
         first = len(tree) + len(builder.feeding)
@@ -111,7 +111,7 @@ class TreeJob(Job[DraftRequest]):
         return StepRows(self.held.kv, self.pending, TokenTree(tokens, parents), len(tree))
 
     def draft_rows(self) -> list[DraftRow]:
-        """What each row of logits is sampled with. Nodes of equal depth share it, unless their tokens matter."""
+        """Sampling input for each row of logits. Nodes of equal depth share it, unless their tokens matter."""
         log, builder = self.held.log, self.builder
         below = builder.depths[self._tip] + 1
         depths = [*(builder.depths[node] for node in builder.being_fed), *range(below, below + len(self.ahead))]
@@ -130,19 +130,19 @@ class TreeJob(Job[DraftRequest]):
         return [at[depth] for depth in depths]
 
     def _paths(self) -> list[list[int]]:
-        """The tokens below the text that lead to each row of logits."""
+        """Tokens from the end of the text to each row of logits."""
         above = self.builder.path(self._tip)
         ahead = ([*above, *self.ahead[: num + 1]] for num in range(len(self.ahead)))
         return [*map(self.builder.path, self.builder.being_fed), *ahead]
 
     def _draft_row(self, depth: int, node: int = 0, seen: Sequence[int] = (), mask: Mask | None = None) -> DraftRow:
-        """The row of a node; `node` matters only where draws are made."""
+        """Sampling input of one node; `node` matters only if the draft samples."""
         spec, num_draws = self.held.spec, self._num_draws
         row = Row(spec.sampling, len(self.held.log) + depth, seen, spec.prompt_len, mask)
         kind = Kind.of(spec.sampling, spec.verification)
-        if not spec.needs_q:  # one candidate more than is reported, for the probability that all others share
+        if not spec.needs_q:  # one extra, for the probability that the unreported tokens share
             return DraftRow(row, kind, num_ranks=MAX_TOLD + 1)
-        # In a chain the depth alone names a draw; in a tree the node does, too, and leaves room for its draws.
+        # In a chain the depth identifies a draw; in a tree the node does too, spaced by its number of draws.
         sample = row_of(depth, node * num_draws if num_draws > 1 else 0)
         return DraftRow(row, kind, sample, num_draws, spec.rule.with_replacement)
 
@@ -151,14 +151,14 @@ class TreeJob(Job[DraftRequest]):
         return self.tree_spec.fanout if self.tree_spec.ends else 1
 
     def take_proposals(self, candidates: Sequence[Candidates | None]) -> bool:
-        """Take the candidates of each row; returns whether all fed nodes are sound. An unsound row ahead is ignored."""
+        """Store the candidates of each row; return whether all fed nodes are sound. An unsound row ahead is ignored."""
         num_sound = candidates.index(None) if None in candidates else len(candidates)
         self._num_ahead_held = 0
         self._proposals = [each for each in candidates[:num_sound] if each is not None]
         return num_sound >= len(self.builder.being_fed)
 
     def hold_fed(self) -> list[Candidates]:
-        """Hold the fed nodes; returns their candidates, for the tree builder."""
+        """Mark the fed nodes as held, and return their candidates for the tree builder."""
         return self._hold(len(self.builder.being_fed))
 
     def hold_next(self) -> list[Candidates]:
@@ -181,23 +181,23 @@ class TreeJob(Job[DraftRequest]):
         self.held.tree.clear()
         self.ahead = []
         self.builder.begin()
-        self.builder.go_on(self.builder.tree_spec)  # with all of its passes
+        self.builder.go_on(self.builder.tree_spec)  # with its full number of passes
 
     @property
     def is_done(self) -> bool:
-        """Whether growth with an end of its own has ended."""
+        """Whether bounded growth has ended."""
         return not self.pending and self.builder.has_ended
 
     def choose(self, room: int) -> None:
-        """Choose the next nodes of growth with an end of its own, at most `room` of them."""
+        """Choose the next nodes of bounded growth, at most `room` of them."""
         if not self.pending:
             self.builder.feed_pass(room)
 
     def draft_update(self, since_s: float | None = None) -> DraftUpdate:
-        """The nodes that have grown since the last update.
+        """Nodes grown since the last update.
 
-        A pass is timed from the end of the one before, `since_s`, because work between two passes, such as sending
-        updates, is part of its cost. `since_s` is None where the engine was idle before.
+        `since_s` is the end of the previous pass, or None if the engine was idle. A pass is timed from there, because
+        work between passes, such as sending updates, is part of its cost.
         """
         timing = None
         if self._pass is not None:
@@ -208,7 +208,7 @@ class TreeJob(Job[DraftRequest]):
         return DraftUpdate(self.request.stamp, self.builder.report(), self._num_held, timing, is_over)
 
     def reply(self) -> DraftDone:
-        """All grown nodes, after the end of the growth."""
+        """All grown nodes, after growth has ended."""
         timing = self.timing() if self.num_passes else None
         return DraftDone(self.request.stamp, self.builder.report(), self._num_held, timing)
 

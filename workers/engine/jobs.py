@@ -1,4 +1,4 @@
-"""The work on one request, from its arrival to its reply, step by step."""
+"""Progress of one request through the engine, from its arrival to its reply."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 
 @dataclass(eq=False, slots=True)
 class Job(ABC, Generic[Request]):
-    """A request in progress: first its pending tokens are computed, then (with the last of them) guesses below them."""
+    """A request in progress: its pending tokens are computed first; the guesses are computed with the last of them."""
 
     ticket: int
     request: Request
@@ -35,76 +35,76 @@ class Job(ABC, Generic[Request]):
     num_rows: int = 0
     num_sessions: int = 0
     prompt_hashes: list[BlockHash] = field(default_factory=list)
-    """Block hashes of the job's tokens, if its sequence began empty and `workers.engine.prefix_cache` has looked."""
+    """Block hashes of the job's tokens; empty until `workers.engine.prefix_cache` computes them for an empty
+    sequence."""
     num_adopted: int = 0
-    """Number of its tokens whose KV others had left."""
+    """Number of tokens whose KV was adopted from the prefix cache."""
 
     @property
     @abstractmethod
     def num_tree_rows(self) -> int:
-        """Guesses that are computed with the last pending token; at least one where no token is pending."""
+        """Number of guesses computed with the last pending token; at least one if no token is pending."""
 
     @property
     def is_urgent(self) -> bool:
-        """Whether a round waits for it."""
+        """Whether a round waits for this job."""
         return True
 
     @property
     def is_ready(self) -> bool:
-        """Whether the grammar of its output has been compiled, if it has one."""
+        """Whether the grammar of the output, if any, has been compiled."""
         return self.held.grammar is None or self.held.grammar.is_ready
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Wait until the grammar is ready, at most `timeout_s`."""
+        """Wait at most `timeout_s` for the grammar."""
         if self.held.grammar is not None:
             self.held.grammar.wait(timeout_s)
 
     @property
     def has_begun(self) -> bool:
-        """Whether earlier steps have taken a part of it."""
+        """Whether the job took part in an earlier step."""
         return self.num_passes > 0
 
     @property
     def most_tokens(self) -> int:
-        """Largest number of pending tokens that one step may take."""
+        """Maximum number of pending tokens in one step."""
         return len(self.pending)
 
     @property
     def may_adopt(self) -> bool:
-        """Whether it may adopt KV of the same prefix from the cache."""
+        """Whether the job may adopt KV from the prefix cache."""
         return True
 
     @abstractmethod
     def last_rows(self) -> StepRows:
-        """The pending tokens, and the guesses that go with them."""
+        """Rows of the pending tokens and of their guesses."""
 
     def rows(self, share: Share) -> StepRows:
-        """The rows that a share of this job adds to its step."""
+        """Rows of this job in a step, for the given share."""
         if share.is_last:
             return self.last_rows()
         return StepRows(self.held.kv, self.pending[: share.num_tokens], wants_logits=False)
 
     def has_kv_of(self, num_tokens: int) -> None:
-        """The KV of the first `num_tokens` pending tokens has been computed or adopted."""
+        """Record that the KV of the first `num_tokens` pending tokens was computed or adopted."""
         self.held.log.extend(self.pending[:num_tokens])
         self.pending = self.pending[num_tokens:]
 
     def begin_again(self) -> None:
-        """Mark the computed tokens as pending again, since their KV is about to be freed."""
+        """Mark the computed tokens as pending again, because their KV is about to be freed."""
         self.pending = [*self.held.log.tokens, *self.pending]
-        self.started_s = None  # until then it waits
+        self.started_s = None  # the time until the restart counts as waiting
 
     def took_part(self, started_s: float, num_rows: int, num_sessions: int) -> None:
-        """Count a step of `num_rows` rows, those of others included, that began at `started_s`; the engine held
-        `num_sessions` sessions then.
-        """
+        """Record a step with `num_rows` rows of all jobs that began at `started_s`, with `num_sessions` sessions
+        open."""
         self.started_s = started_s if self.started_s is None else self.started_s
         self.num_passes += 1
         self.num_rows += num_rows
         self.num_sessions = num_sessions
 
     def timing(self) -> Timing:
-        """The time that the job has taken so far."""
+        """Timing of the job so far."""
         now_s = monotonic()
         started_s = now_s if self.started_s is None else self.started_s
         waited_s, computed_s = started_s - self.arrived_s, now_s - started_s
@@ -113,7 +113,7 @@ class Job(ABC, Generic[Request]):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A job's part of one step: its next `num_tokens` tokens, and its guesses with the last of them."""
+    """A job's part of one step: its next `num_tokens` tokens; guesses are included with the last token."""
 
     job: Job[Any]
     num_tokens: int
@@ -130,16 +130,16 @@ class Share:
 
     @property
     def num_kv_rows(self) -> int:
-        """Number of rows of KV that the job's sequence has after this step."""
+        """Number of KV rows of the job's sequence after this step."""
         return self.job.held.kv.num_tokens + self.num_rows
 
 
 @dataclass(eq=False, slots=True)
 class VerifyJob(Job[VerifyRequest]):
-    """A prefix to extend, and a block to verify below it."""
+    """A prefix to extend, and a block of guesses to verify after it."""
 
     scores: PromptScores | None = None
-    """Scores of the prompt, if its log probabilities were asked for."""
+    """Prompt scores, if log probabilities of the prompt were requested."""
 
     @property
     def most_tokens(self) -> int:
@@ -170,7 +170,7 @@ class VerifyJob(Job[VerifyRequest]):
         return StepRows(self.held.kv, self.pending, self.block)
 
     def draws(self) -> list[Row]:
-        """What the tokens after the last committed one and after each node of the block are drawn from."""
+        """Sampling inputs for the tokens after the last committed one and after each node of the block."""
         spec, num_committed = self.held.spec, len(self.held.log)
         masks = self.held.masks(lambda: _paths(self.block, ()))
         if is_argmax(spec.sampling) and masks is None:
@@ -185,13 +185,13 @@ class VerifyJob(Job[VerifyRequest]):
         ]
 
     def samples_of(self, outcome: Outcome) -> tuple[int, ...]:
-        """The tokens drawn after each node, if the message wants them and the whole block was judged; else none."""
+        """Tokens sampled after each node, if the request wants them and the whole block was judged; otherwise empty."""
         is_whole = len(outcome.samples) == 1 + len(self.block)
         return outcome.samples if is_whole and Want.SAMPLES in self.request.wants else ()
 
 
 def _paths(block: TokenTree, committed: Sequence[int]) -> list[Sequence[int]]:
-    """The tokens up to the root and to each node, after `committed`."""
+    """Tokens from `committed` to the root and to each node."""
     paths: list[Sequence[int]] = [list(committed)]
     for token, parent in zip(block.tokens, block.parents, strict=True):
         paths.append([*paths[parent + 1 if parent != ROOT else 0], token])
@@ -199,7 +199,7 @@ def _paths(block: TokenTree, committed: Sequence[int]) -> list[Sequence[int]]:
 
 
 def scores_of(request: VerifyRequest) -> PromptScores | None:
-    """Scores for a request that asks for log probabilities of its prompt and brings all of it; else None."""
+    """Scores for a request that asks for prompt log probabilities and contains the whole prompt; otherwise None."""
     spec = request.spec
     if request.base.num_tokens or spec is None or spec.num_prompt_logprobs is None:
         return None

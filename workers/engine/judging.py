@@ -1,13 +1,14 @@
 """Decides about the blocks of a step: outcomes by their rules, and what follows where the model gave no distribution.
 
-Knows jobs, logits and rules; must not know KV, messages or continuations. All that decides is read back at once; the
-host waits again only for log probabilities, and for blocks that are verified again.
+Knows jobs, logits and rules; must not know KV, messages or continuations. All that decides is sent at once, and read
+back at once; the host sends and waits again only for log probabilities, and for blocks that are verified again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import chain
 from math import inf, isfinite
 
@@ -18,8 +19,9 @@ from core.rules import Outcome, Rule
 from core.speculation import EMPTY_BLOCK, TokenTree
 from workers.engine.jobs import VerifyJob
 from workers.grammar import FIELD
-from workers.sampling import Row, adjusted, sampler, verify
-from workers.step import Readback, upload
+from workers.sampling import Row, adjusting, sampler, verify
+from workers.sampling.batched import Decide
+from workers.step import Readback, Uploads, upload
 
 JUDGED_SCORES = 1 << 24
 """Scores that are judged at a time: those of a hundred rows of a large vocabulary. Truncation by top-p takes 48 bytes
@@ -92,9 +94,11 @@ def judge(jobs: Sequence[VerifyJob], logits: Tensor) -> list[Judged]:
     decided: list[Judged] = []
     for part, of_part in _parts(jobs, logits):
         items = list(_items(part, of_part))
-        scores = adjusted(of_part, [row for item in items for row in item.rows])
+        uploads = Uploads(logits.device)
+        adjust = adjusting([row for item in items for row in item.rows], logits.shape[1], uploads)
+        scores = cache(partial(adjust, of_part))
         while items:
-            settled = _settle_all(items, of_part, scores)
+            settled = _settle_all(items, of_part, scores, uploads)
             decided += [item for item in settled if not item.is_open]
             items = [item for item in settled if item.is_open]
     return decided
@@ -120,14 +124,18 @@ def _items(jobs: Sequence[VerifyJob], logits: Tensor) -> Iterator[Judged]:
         start += 1 + len(job.block)
 
 
-def _settle_all(items: Sequence[Judged], logits: Tensor, scores: Tensor) -> list[Judged]:
-    """The items as far as they are decided now, rule by rule."""
-    readback = Readback()
-    soundness = _soundness(logits, scores, readback)
+def _settle_all(
+    items: Sequence[Judged], logits: Tensor, adjusted: Callable[[], Tensor], uploads: Uploads
+) -> list[Judged]:
+    """The items as far as they are decided now, rule by rule. `adjusted` gives the scores, after the upload."""
     by_rule: dict[str, list[Judged]] = {}
     for item in items:
         by_rule.setdefault(item.rule.name, []).append(item)
-    asked = [(of_rule, _verify(name, of_rule, scores, readback)) for name, of_rule in by_rule.items()]
+    deciding = [(of_rule, _verify(name, of_rule, logits.shape, uploads)) for name, of_rule in by_rule.items()]
+    uploads.send()
+    readback, scores = Readback(), adjusted()
+    soundness = _soundness(logits, scores, readback)
+    asked = [(of_rule, decide(scores, readback)) for of_rule, decide in deciding]
     readback.wait()
     is_bad, is_spoilt = soundness()
     settled = []
@@ -152,15 +160,21 @@ def _soundness(logits: Tensor, scores: Tensor, readback: Readback) -> Callable[[
     return found
 
 
-def _verify(rule: str, items: Sequence[Judged], scores: Tensor, readback: Readback) -> Callable[[], list[Outcome]]:
-    """Verify the blocks of one rule. All of them are greedy or none is; greedy rules need scores alone."""
+def _verify(rule: str, items: Sequence[Judged], shape: Sequence[int], uploads: Uploads) -> Decide:
+    """How the blocks of one rule are decided by scores of this shape. All of them are greedy or none is; greedy rules
+    need scores alone."""
     rows = [row for item in items for row in item.rows]
-    if len(rows) < scores.shape[0]:
-        index = [item.start + row for item in items for row in range(len(item.rows))]
-        scores = scores[upload(index, scores.device)]
-    blocks = [item.block for item in items]
-    log_p = scores if rows[0].sampling.is_greedy else sampler.distribution(scores, rows)
-    return verify.verify(rule, blocks, log_p, rows, readback)
+    num_rows, vocab_size = shape
+    index = [item.start + row for item in items for row in range(len(item.rows))]
+    where = uploads.ask(index) if len(rows) < num_rows else None
+    distribution = None if rows[0].sampling.is_greedy else sampler.distributing(rows, vocab_size, uploads)
+    decide = verify.verify(rule, [item.block for item in items], rows, vocab_size, uploads)
+
+    def decide_by(scores: Tensor, readback: Readback) -> Callable[[], list[Outcome]]:
+        scores = scores if where is None else scores[where()]
+        return decide(scores if distribution is None else distribution(scores), readback)
+
+    return decide_by
 
 
 def _settle(item: Judged, outcome: Outcome, is_bad: Sequence[bool], is_spoilt: Sequence[bool]) -> Judged:

@@ -1,7 +1,7 @@
-"""Prefix caching: a new sequence begins with KV that others have computed for the same tokens.
+"""Prefix caching: a new sequence reuses KV that other sequences have computed for the same tokens.
 
-Decides which sequence adopts which blocks, and which one waits for another that is computing the same prefix. Must not
-know where KV is stored (`workers.step.kv_cache`) or how it is used.
+Decides which sequence adopts which blocks, and which sequence waits for another that is computing the same prefix.
+Must not know where KV is stored (`workers.step.kv_cache`) or how it is used.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.step import KVCache
 
 WORTH_WAITING: Final = 0.5
-"""A sequence waits for another one that is computing at least this share of its missing tokens."""
+"""A sequence waits for another that is computing at least this share of its missing tokens."""
 MIN_AWAITED_TOKENS: Final = 64
-"""Smallest number of tokens worth waiting for: computing fewer takes less time than another step."""
+"""Minimum number of tokens worth waiting for: computing fewer takes less time than another step."""
 
 
 class Prefixes:
-    """Common prefixes of the sequences of one engine."""
+    """Prefixes shared by the sequences of one engine."""
 
     def __init__(self, store: SequenceStore, cache: KVCache, *, is_shared: bool) -> None:
-        """`is_shared`: whether sequences leave KV to each other at all."""
+        """`is_shared`: whether sequences may reuse each other's KV."""
         self._store = store
         self._is_shared = is_shared
         self._cache = cache
         self.num_adopted_tokens = 0
         self._coming: set[BlockHash] = set()
-        """Blocks of the jobs that run in this step."""
+        """Hashes of blocks that jobs of this step are computing."""
 
     def begin_step(self) -> None:
-        """No job runs yet."""
+        """Reset the record of running jobs."""
         self._coming.clear()
 
     def should_wait(self, job: Job[Any]) -> bool:
-        """Whether a job without KV should wait for one that runs in this step, to adopt what that one computes."""
+        """Whether a job without KV should wait for a job of this step, to adopt the blocks that it computes."""
         if not (self._is_shared and job.may_adopt):
             return False
-        if not job.prompt_hashes:  # without the last token: its logits are needed
+        if not job.prompt_hashes:  # excludes the last token, whose logits are needed
             job.prompt_hashes = block_hashes(job.pending[:-1], self._cache.block_tokens)
         lacking = job.prompt_hashes[self._cache.num_published(job.prompt_hashes) :]
         num_coming = next((count for count, lacked in enumerate(lacking) if lacked not in self._coming), len(lacking))
@@ -47,20 +47,20 @@ class Prefixes:
         return is_long and num_coming >= WORTH_WAITING * len(lacking)
 
     def runs(self, job: Job[Any]) -> None:
-        """The job runs in this step, and will leave what it computes to others."""
+        """Record that the job runs in this step and will publish its blocks."""
         if job.pending:
             self._coming.update(job.prompt_hashes)
 
     def adopt(self, job: Job[Any]) -> None:
-        """Begin with what others have left."""
+        """Start the job's sequence with published blocks."""
         if not job.may_adopt:
             return
         num_tokens = self._cache.adopt(job.held.kv, job.prompt_hashes)
         job.has_kv_of(num_tokens)
-        job.num_adopted = num_tokens  # one that begins again adopts again, and has nothing of what it had before
+        job.num_adopted = num_tokens  # assigned, not added: a restarted job keeps nothing of its earlier KV
         self.num_adopted_tokens += num_tokens
 
     def publish(self, held: HeldSequence) -> None:
-        """Leave the computed prefix of this sequence to others, now that the logits after it are sound."""
+        """Publish the computed prefix of this sequence, once the logits after it are known to be finite."""
         if self._is_shared:
             self._store.publish(held)

@@ -1,6 +1,6 @@
-"""Room for the KV of a step: which sessions may begin, and which are preempted where it is short.
+"""KV memory of a step: which sessions may start, and which are preempted when memory is short.
 
-Knows jobs and blocks; must not know models, nor what the jobs are for.
+Knows jobs and blocks; must not know models or the purpose of jobs.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from workers.step import KVCache, OutOfBlocks
 logger = logging.getLogger(__name__)
 
 SILENT_S: Final = 5.0
-"""Seconds without a message after which a session without a job makes room for others, whenever it came. Between two
-rounds a session is silent for a small part of that."""
+"""Seconds without a message after which an idle session may be preempted, whatever its arrival. Between two rounds a
+session is silent for a small fraction of that."""
 
 
 class Room:
-    """The room for KV of a draft: nobody waits for it.
+    """KV memory of a draft, which never makes a session wait.
 
-    An idle session is dropped for any that computes, and gets `Missing` as the answer to its next message; a session in
-    progress begins again. The newest are preempted first.
+    An idle session is dropped if any running session needs memory; its next message is answered by `Missing`. A running
+    session that is preempted starts over. The newest sessions are preempted first.
     """
 
     def __init__(self, store: SequenceStore, cache: KVCache, lose: Callable[[str], None]) -> None:
-        """`lose` is called with the name of each session whose messages need an answer now that its KV is dropped."""
+        """`lose` receives the name of each session that lost its KV and whose messages need an answer."""
         self._store = store
         self._cache = cache
         self._lose = lose
         self.num_preemptions = 0
 
     def begin_step(self, jobs: Sequence[Job[Any]]) -> None:
-        """All jobs of the engine, before one of them is asked whether it may begin."""
+        """Called with all jobs of the engine before any of them is asked whether it may begin."""
 
     def turn(self, job: Job[Any]) -> float:  # noqa: ARG002
-        """The order in which jobs are asked whether they may begin; that of their messages among equals."""
+        """Sort key for starting jobs; equal keys keep the order of arrival of the messages."""
         return 0
 
     def may_begin(self, job: Job[Any]) -> bool:  # noqa: ARG002
-        """Whether a job without KV may begin in this step."""
+        """Whether a job without KV may start in this step."""
         return True
 
     def begin(self, job: Job[Any]) -> None:
-        """The job begins in this step, with what it could adopt."""
+        """Called when the job starts in this step, after it has adopted cached blocks."""
 
     def make(self, shares: Sequence[Share], jobs: Sequence[Job[Any]]) -> list[Share]:
-        """The shares that have room for their KV, in order. `jobs`: all jobs of the engine, in this step or not."""
+        """Reserve KV for the shares; return those that fit, in order. `jobs`: all jobs of the engine."""
         return list(shares) if self._reserve(shares) else self._make_in_turn(shares, jobs)
 
     def _make_in_turn(self, shares: Sequence[Share], jobs: Sequence[Job[Any]]) -> list[Share]:
@@ -70,7 +70,7 @@ class Room:
         return work
 
     def _reserve(self, shares: Sequence[Share]) -> bool:
-        """Reserve blocks for all of these shares, if there are enough."""
+        """Reserve blocks for all of these shares, or for none if there are too few."""
         try:
             self._cache.reserve_all((share.job.held.kv, share.num_kv_rows) for share in shares)
         except OutOfBlocks:
@@ -78,9 +78,9 @@ class Room:
         return True
 
     def _preempt_newest(self, protected: set[str], waiting: Mapping[str, Job[Any]]) -> bool:
-        """Drop KV of the newest session outside `protected`, idle ones first; returns whether there was one.
+        """Drop KV of the newest session outside `protected`, idle ones first; return whether there was one.
 
-        Idle sessions first give up the KV of their guesses.
+        Guesses of idle sessions are dropped first.
         """
         candidates = [held for held in self._store if held.session not in protected and held.kv.num_tokens]
         idle = [held for held in candidates if held.session not in waiting]
@@ -92,7 +92,6 @@ class Room:
         return bool(candidates)
 
     def preempt(self, victim: HeldSequence, waiting: Mapping[str, Job[Any]]) -> None:
-        """Drop all KV of this session."""
         if victim.session in waiting:
             waiting[victim.session].begin_again()
             self._store.truncate(victim, 0)
@@ -107,30 +106,30 @@ class Room:
 
 
 class FirstComeRoom(Room):
-    """The room for KV of a target: first come, first served (docs/adr/0066).
+    """KV memory of a target: first come, first served (docs/adr/0066).
 
-    A session begins when there is room for all of its text, and those that came later wait behind the first that has
-    none. Where room is short later, the newest session is sent back to wait, in the place of its arrival. So the oldest
-    session always goes on, and none pays for a newer one.
+    A session starts when its whole text fits; later sessions wait behind the first that does not fit. If memory runs
+    short afterwards, the newest session is preempted and keeps its place in the queue. So the oldest session always
+    proceeds, and no session is evicted for a newer one, unless it has been silent for `SILENT_S`.
     """
 
     _busy: Set[str] = frozenset()
     """Sessions with a job, in this step or not."""
     _first_waiting: float = inf
-    """Arrival of the first session that waits; a later one may not begin before it."""
+    """Arrival of the first waiting session; later sessions may not start before it."""
 
     def begin_step(self, jobs: Sequence[Job[Any]]) -> None:
-        """Note the sessions that have a job, and those that will come back: they were preempted a moment ago."""
+        """Record the sessions that have a job, and the recently preempted ones that are expected to return."""
         self._busy = {job.held.session for job in jobs}
         back = [held for held in self._store if held.was_preempted and held.session not in self._busy]
         self._first_waiting = min((held.arrival for held in back if not _is_silent(held)), default=inf)
 
     def turn(self, job: Job[Any]) -> float:
-        """The order in which jobs are asked whether they may begin: after those that have begun, by arrival."""
+        """Running jobs first, then waiting jobs by arrival."""
         return job.held.arrival if not job.held.kv.blocks else -1
 
     def may_begin(self, job: Job[Any]) -> bool:
-        """Whether there is room for all of the job's text and its block, and nobody has waited for longer."""
+        """Whether the job's whole text and block fit, and no earlier session is waiting."""
         if job.held.arrival > self._first_waiting:
             return False
         while not self._has_room(job):
@@ -154,12 +153,12 @@ class FirstComeRoom(Room):
         return sum(max(0, self._cache.num_blocks_for(num_rows) - len(kv.blocks)) for kv, num_rows in rows)
 
     def begin(self, job: Job[Any]) -> None:
-        """Reserve room for all of the job's text and its block."""
+        """Reserve blocks for the job's whole text and its block of guesses."""
         job.held.was_preempted = False
         self._cache.reserve(job.held.kv, job.held.kv.num_tokens + len(job.pending) + job.num_tree_rows)
 
     def _make_in_turn(self, shares: Sequence[Share], jobs: Sequence[Job[Any]]) -> list[Share]:
-        """The oldest session first. Who finds no room has been preempted, by an older one or by itself."""
+        """Oldest session first. A session that finds no memory has been preempted, by an older session or by itself."""
         waiting = {job.held.session: job for job in jobs}
         self._busy = waiting.keys()
         for share in sorted(shares, key=lambda share: share.job.held.arrival):
@@ -168,10 +167,10 @@ class FirstComeRoom(Room):
         return [share for share in shares if share.job.held.kv.blocks]
 
     def preempt(self, victim: HeldSequence, waiting: Mapping[str, Job[Any]]) -> None:
-        """Drop all KV of this session, which keeps its turn.
+        """Drop all KV of this session; it keeps its place in the queue.
 
-        A job that has brought its whole text begins again by itself. Any other may share its call with older sessions,
-        whose replies must not wait for it: it is told that its base is missing.
+        A job that contains its whole text restarts. Any other job may share its call with older sessions, whose replies
+        must not wait for it, so it is answered by `Missing`.
         """
         job = waiting.get(victim.session)
         if job is not None and job.request.base.num_tokens == 0:

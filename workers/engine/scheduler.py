@@ -1,11 +1,11 @@
-"""The jobs of the next step, and their numbers of rows.
+"""Chooses the jobs of the next step and their numbers of rows.
 
-Decoding comes first and is never split: its rows are few, and a stream waits for each. Prefill takes the rest of the
-step, in chunks while any session decodes, so that a long prompt does not stall other streams. Among equals, urgent jobs
-come first.
+Decoding comes first and is never split: its rows are few, and a stream waits for each of them. Prefill gets the rest of
+the step. While any session decodes, prefill is chunked, so that a long prompt does not stall other streams. Urgent jobs
+come first among equals.
 
-Decoding sessions wait for the whole step. The cost of more rows depends on the device: on a GPU hundreds are nearly
-free, on a CPU eight may double a step. It is therefore measured, and sets the size of a chunk.
+Decoding sessions wait for the whole step. The cost of extra rows depends on the device: hundreds are nearly free on a
+GPU, while eight may double a step on a CPU. The cost is therefore measured, and determines the chunk size.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from workers.engine.jobs import Job, Share
 
 PRIOR_S: Final = 0.01
 RECOVERY_S: Final = 60.0
-"""A step without memory takes about as long as one with: each minute one costs next to nothing."""
+"""Seconds before a larger step is tried again. A failed step costs about as much as a normal one, so one a minute is
+negligible."""
 MAX_UNREAD: Final = 256
-"""Number of passes kept: computing a chunk from them takes some milliseconds at most, within a longer step."""
+"""Number of recorded passes kept; computing a chunk size from them takes a few milliseconds of a longer step."""
 
 
 def plan(jobs: Sequence[Job[Any]], max_rows: int, chunk_rows: Callable[[int], int]) -> list[Share]:
-    """Shares of the next step: decoding first, then what is urgent, then by age. Never empty when there are jobs.
+    """Shares of the next step: decoding first, then urgent jobs, then by age. Never empty if there are jobs.
 
-    A step has at most `max_rows` rows; `chunk_rows` gives the most rows of prefill beside a number of decoding rows.
-    Prefill always gets a few rows, so that no prompt waits for ever while others fill each step.
+    A step has at most `max_rows` rows. `chunk_rows` maps a number of decoding rows to the maximum number of prefill
+    rows beside them. Prefill always gets a few rows, so that decoding never starves a prompt.
     """
     by_urgency = sorted(jobs, key=lambda job: not job.is_urgent)
     decoding = [job for job in by_urgency if _is_decoding(job)]
@@ -43,14 +44,14 @@ def plan(jobs: Sequence[Job[Any]], max_rows: int, chunk_rows: Callable[[int], in
 def _is_decoding(job: Job[Any]) -> bool:
     """Whether the job is decoding.
 
-    The remainder of a chunked prompt is prefill, or its step would take longer than one with a chunk. Its last few
-    tokens count as decoding, so that the guesses with them need no room in a chunk.
+    The last part of a chunked prompt counts as prefill; otherwise its step would exceed the chunk size. Its last few
+    tokens count as decoding, so that their guesses need no space in a chunk.
     """
     return len(job.pending) <= (MIN_CHUNK_TOKENS if job.has_begun else DECODE_TOKENS)
 
 
 def _whole(jobs: Iterable[Job[Any]], rows_left: int, reserve: int) -> tuple[list[Share], int]:
-    """The shares that leave `reserve` rows, at least one; and the number of rows left."""
+    """Shares for whole jobs, at least one, that leave `reserve` rows; and the number of rows left."""
     shares: list[Share] = []
     for job in jobs:
         share = Share(job, len(job.pending), is_last=True)
@@ -69,7 +70,7 @@ def _chunks(jobs: Iterable[Job[Any]], rows_left: int) -> list[Share]:
             break
         is_whole = job.most_tokens >= len(job.pending)
         fits_whole = is_whole and len(job.pending) + job.num_tree_rows <= rows_left
-        # The guesses go with the last token, so a chunk that cannot take both leaves at least one token for later.
+        # Guesses are computed with the last token, so a chunk too small for both leaves at least one token.
         num_tokens = len(job.pending) if fits_whole else min(rows_left, job.most_tokens, len(job.pending) - 1)
         shares.append(Share(job, num_tokens, is_last=fits_whole))
         rows_left -= shares[-1].num_rows
@@ -77,36 +78,37 @@ def _chunks(jobs: Iterable[Job[Any]], rows_left: int) -> list[Share]:
 
 
 class RowLimit:
-    """The most rows of a step: half of those for which there was no memory, and twice as many a minute later."""
+    """Maximum number of rows per step: halved after a step runs out of memory, doubled again a minute later."""
 
     def __init__(self, most: int) -> None:
         self.rows = self._most = most
         self._changed_s = 0.0
         self._failed: Job[Any] | None = None
-        """The job that the last step had alone, and no memory for."""
+        """Job that ran out of memory while alone in the last step."""
         self._is_exhausted = False
-        """Whether there was no memory to begin a job, or one was to blame, and no step has been made since."""
+        """Whether, since the last completed step, a job could not start for lack of memory or was too large by
+        itself."""
 
     def made_step(self) -> None:
-        """There was memory for a step."""
+        """Record that a step had enough memory."""
         self._failed, self._is_exhausted = None, False
 
     def recover(self, now_s: float) -> None:
-        """Allow more again, if it has been kept to for long enough."""
+        """Double the limit if it has held for `RECOVERY_S`."""
         if self.rows < self._most and now_s >= self._changed_s + RECOVERY_S:
             self.rows, self._changed_s = min(2 * self.rows, self._most), now_s
 
     def take_less(self, shares: Sequence[Share], problem: str, now_s: float) -> Job[Any] | None:
-        """After a step without memory: allow fewer rows, or return the job for which even that is too little.
+        """After a step ran out of memory: reduce the limit, or return the job that is too large by itself.
 
-        `shares` is empty where there was no memory to begin a job. Raises: MemoryError where all that came of the step
-        before was such a job, or none either.
+        `shares` is empty if memory ran out while a job was starting. Raises: MemoryError if that already happened, or a
+        job was already returned, since the last completed step.
         """
         num_rows = sum(share.num_rows for share in shares)
         if shares and self.shrink(len(shares), num_rows, now_s):
             return None
         job = shares[0].job if shares else None
-        if job is not None and self._failed is not job:  # once more, with all memory that others had kept
+        if job is not None and self._failed is not job:  # retry once, with the memory that other jobs have freed
             self._failed = job
             return None
         if self._is_exhausted:
@@ -115,14 +117,14 @@ class RowLimit:
         return job
 
     def shrink(self, num_jobs: int, num_rows: int, now_s: float) -> bool:
-        """Allow fewer rows than a step had for which there was no memory; returns whether that makes it smaller."""
+        """Reduce the limit after a step ran out of memory; return whether the next step can be smaller."""
         may_split = num_jobs > 1 or MIN_CHUNK_TOKENS < num_rows <= self.rows
         self.rows, self._changed_s = max(1, num_rows // 2) if may_split else self._most, now_s
         return may_split
 
 
 class PrefillPace:
-    """The largest chunk, of a few sizes, with which a step takes at most `stretch` times its duration without."""
+    """Largest chunk, of a few sizes, that keeps a step within `stretch` times its duration without prefill."""
 
     def __init__(self, stretch: float, max_rows: int) -> None:
         self._stretch = stretch

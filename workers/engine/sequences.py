@@ -1,6 +1,6 @@
-"""The state of each session on an engine: tokens, guesses below them, the KV of both, and how to sample.
+"""State of each session on an engine: tokens, guesses after them, the KV of both, and sampling parameters.
 
-Makes KV follow the decisions of `core.protocol`. Must not know when rows are computed, or their purpose.
+Applies the decisions of `core.protocol` to KV. Must not know when rows are computed, or why.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class HeldSequence(HeldTokens):
     hashes: list[BlockHash] = field(default_factory=list)
     """Hashes of the first blocks of the log, as far as computed."""
     arrival: int = 0
-    """Its place among all sessions of the engine, in the order in which they came."""
+    """Rank among all sessions of the engine, in order of arrival."""
     was_preempted: bool = False
-    """Whether it has lost its KV, and has not begun again since."""
+    """Whether it lost its KV and has not restarted since."""
     num_guesses: int = 0
-    """Number of guesses in its last message, on a target."""
+    """Number of guesses in its last request; used by a target."""
     last_used_s: float = 0.0
-    """Time of its last message, or of the reply to it."""
+    """Time of its last request or of the reply to it."""
     grammar: GrammarState | None = None
     """State of the output's grammar; None without one."""
     index: TextIndex = field(default_factory=TextIndex)
     """Index of the log, for a cascade."""
 
     def masks(self, paths: Callable[[], Sequence[Sequence[int]]]) -> Sequence[Mask | None] | None:
-        """The tokens that the grammar allows after each of these paths below the log; None without a grammar."""
+        """Tokens that the grammar allows after each of these paths below the log; None without a grammar."""
         if self.grammar is None:
             return None
         return self.grammar.masks(self.log.tokens[self.spec.prompt_len :], paths())
@@ -70,7 +70,7 @@ class SequenceStore:
         return self._held.get(session)
 
     def open(self, session: str, spec: SequenceSpec) -> HeldSequence:
-        """The session's sequence; a new and empty one if it has none. Guesses under another spec are dropped."""
+        """Return the session's sequence, new and empty if it has none. Guesses made under another spec are dropped."""
         held = self._held.get(session)
         if held is None:
             self._num_arrived += 1
@@ -81,23 +81,23 @@ class SequenceStore:
         return held
 
     def has_ended(self, session: str) -> bool:
-        """Whether this session has ended, so that a message for it is late."""
+        """Whether this session has ended, so that any further message is late."""
         return session in self._ended
 
     def follow(self, held: HeldSequence, num_tokens: int, guesses: Sequence[int] = ()) -> None:
-        """Keep the KV of the first `num_tokens` rows and of these guesses behind them."""
+        """Keep the KV of the first `num_tokens` rows and of these guesses after them."""
         del held.hashes[num_tokens // self._cache.block_tokens :]
         self._cache.compact(held.kv, num_tokens, guesses)
 
     def publish(self, held: HeldSequence) -> None:
-        """Put this sequence's full blocks into the prefix cache. The logits after its last token must be sound."""
+        """Publish this sequence's full blocks in the prefix cache. The logits after its last token must be finite."""
         block_tokens = self._cache.block_tokens
         if len(held.log) // block_tokens > len(held.hashes):
             held.hashes = block_hashes(held.log.tokens, block_tokens, held.hashes)
             self._cache.publish(held.kv, held.hashes)
 
     def step_back(self, held: HeldSequence) -> list[int]:
-        """Drop the last token, which is to be computed again for its logits, and return it."""
+        """Drop the last token and return it, so that it is computed again for its logits."""
         pending = held.step_back()
         self.follow(held, len(held.log))
         return pending
@@ -108,7 +108,7 @@ class SequenceStore:
         self.follow(held, num_tokens)
 
     def forget_guesses(self, held: HeldSequence) -> None:
-        """Keep the tokens, and drop the guesses below them."""
+        """Keep the tokens and drop the guesses below them."""
         self.truncate(held, len(held.log))
 
     def drop_rows_ahead(self, held: HeldSequence) -> None:
@@ -116,7 +116,7 @@ class SequenceStore:
         self._cache.truncate(held.kv, len(held.log) + len(held.tree))
 
     def drop(self, session: str) -> None:
-        """Forget a session and free its KV; the session may come back with its whole prefix."""
+        """Free a session's KV and tokens; the session may return with its whole prefix."""
         if (held := self._held.pop(session, None)) is not None:
             self._cache.free(held.kv)
 

@@ -1,4 +1,4 @@
-"""The target engine: computes prefixes and verifies blocks. Its tokens are the output."""
+"""The target engine: computes prefixes and verifies blocks. It decides the output tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         rank: Rank | None = None,
         on_loss: Callable[[str], None] = log_loss,
     ) -> TargetEngine:
-        """The engine; with several ranks it is rank 0 (`workers.parallel`).
+        """Load the engine; with several ranks it is rank 0 (`workers.parallel`).
 
         Raises: StartupError.
         """
@@ -55,10 +55,10 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         super().__init__(runtime, config, epoch)
         self._continuations: Continuations[int] = Continuations()
         self.take_offers: Callable[[], None] = _nothing
-        """Called before verdicts are given, to take continuations offered since the step began."""
+        """Called before verdicts are made, to take continuations offered since the step began."""
 
     def add(self, ticket: int, request: TargetRequest) -> None:
-        """As `Engine.add`; also takes the offer of a continuation."""
+        """As `Engine.add`; also accepts an offered continuation."""
         session = request.stamp.session
         if isinstance(request, Continuation):
             refused = self._refusal_of_offer(request)
@@ -108,7 +108,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
     def _undo(self, job: Job[VerifyRequest], num_tokens: int, pending: list[int]) -> None:
         super()._undo(job, num_tokens, pending)
-        if isinstance(job, VerifyJob) and job.scores is not None:  # of which some may have been taken
+        if isinstance(job, VerifyJob) and job.scores is not None:  # some scores may have been consumed
             job.begin_again()
             self._store.truncate(job.held, 0)
 
@@ -138,7 +138,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         return bool(jobs)
 
     def _conclude(self, judged: Sequence[tuple[Judged, Outcome]]) -> None:
-        """Answer these jobs, of one pass."""
+        """Answer these jobs, all from one pass."""
         readback = Readback()
         asked = [item.logprobs(outcome, readback) for item, outcome in judged]
         readback.wait()
@@ -176,11 +176,11 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         return not is_end and self._refusal_of(request, self._store.find(request.stamp.session)) is None
 
     def _roll_back(self, job: VerifyJob, path: Sequence[int]) -> None:
-        """Keep the KV of the accepted path alone: rejected tokens must not be attended to again."""
+        """Keep only the KV of the accepted path: later rows must not attend to rejected tokens."""
         held = job.held
         self._runtime.cache.compact(held.kv, len(held.log), path)
         held.log.extend(job.block.tokens[node] for node in path)
 
 
 def _nothing() -> None:
-    """The default for `take_offers`: without a thread, offers come between steps."""
+    """Default of `take_offers`: without a thread, offers arrive between steps."""

@@ -1,7 +1,7 @@
-"""Gives an engine a thread of its own, and its callers an event loop that stays free.
+"""Runs an engine on its own thread, so that its callers' event loops stay free.
 
-An engine runs on this one thread, so it needs no locks. Orders reach it through a queue, and replies go to the receiver
-of each batch as soon as the step that completes them has ended.
+Only this thread touches the engine, so the engine needs no locks. Orders arrive through a queue. Replies go to the
+receiver of each batch as soon as the step that completes them has ended.
 """
 
 from __future__ import annotations
@@ -36,30 +36,31 @@ Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 Result = TypeVar("Result")
 
 EXPIRY_PERIOD_S = 5.0
-"""Interval, in seconds, at which silent sessions are looked for."""
+"""Interval between checks for silent sessions, in seconds."""
 WORKING_PERIOD_S = 1.0
-"""Seconds after which those who wait are told again that steps are made, as soon as one has ended."""
+"""Interval between progress reports to waiting callers, in seconds; reports are sent when a step ends."""
 
 
 class Receiver(Protocol):
-    """Takes the replies of posted requests. Called on the engine's thread: no method may wait, or raise."""
+    """Receives the replies to posted requests. Called on the engine's thread: no method may block or raise."""
 
     def take(self, replies: Sequence[tuple[int, Any]]) -> None:
-        """The replies that one step has completed, each with the number of its request."""
+        """Handle the replies completed by one step, each with its request's number."""
         ...
 
     def working(self, numbers: Sequence[int]) -> None:
-        """Steps are made, and these requests have no reply yet; said every second or so, and at most once a step."""
+        """The engine is running steps and these requests have no reply yet. Called about once a second, at most once a
+        step."""
         ...
 
     def lose(self, end: WorkerLost) -> None:
-        """The engine has ended; open requests get no answer."""
+        """The engine has ended; open requests get no reply."""
         ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Inbox:
-    """The replies to one caller, on its own event loop, which is woken once a step; a Receiver."""
+    """A Receiver that passes replies to one caller's event loop, waking it once per step."""
 
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     said: asyncio.Queue[Sequence[tuple[int, Any]] | WorkerLost] = field(default_factory=asyncio.Queue)
@@ -68,17 +69,17 @@ class _Inbox:
         self._put(replies)
 
     def working(self, numbers: Sequence[int]) -> None:
-        """Nobody in this process counts the time until a reply."""
+        """Does nothing: callers in this process have no reply timeout."""
 
     def lose(self, end: WorkerLost) -> None:
         self._put(end)
 
     def _put(self, said: Sequence[tuple[int, Any]] | WorkerLost) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more, and other callers' replies go on
+        with suppress(RuntimeError):  # the loop is closed: its caller is gone, others still get replies
             self.loop.call_soon_threadsafe(self.said.put_nowait, said)
 
     async def next_replies(self) -> Sequence[tuple[int, Any]]:
-        """Those of the next step that has some. Raises: WorkerLost."""
+        """Replies of the next step that has any. Raises: WorkerLost."""
         said = await self.said.get()
         if isinstance(said, WorkerLost):
             raise said
@@ -86,35 +87,35 @@ class _Inbox:
 
 
 Order = tuple[Callable[[], None], Callable[[WorkerLost], None]]
-"""Work for the engine's thread, and what to call if the engine ends before it is done."""
+"""Work for the engine's thread, and a callback for when the engine ends before the work is done."""
 
 
 class EngineLoop(Generic[Request, Reply]):
-    """Runs one engine until `close`. Any event loop, or several, may share it."""
+    """Runs one engine until `close`. Several event loops may share it."""
 
     def __init__(self, engine: Engine[Request, Reply]) -> None:
         self._engine = engine
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._offers: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        """Offered continuations, which are useful only until the step in progress ends."""
+        """Offered continuations; useful only until the current step ends."""
         if isinstance(engine, TargetEngine):
             engine.take_offers = self._take_offers
         self._calls: dict[int, tuple[Receiver, int, float]] = {}
         self._num_requests = 0
         self._told_s = 0.0
-        """When those who wait were last told that steps are made."""
+        """Time of the last progress report to waiting callers."""
         self._next_expiry_s = monotonic() + EXPIRY_PERIOD_S
         self._door = threading.Lock()
         self._end: WorkerLost | None = None
         self._ended: Future[None] = Future()
-        """Done when the thread is about to end."""
+        """Resolved when the thread is about to end."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     async def submit(self, batch: Sequence[Request], take: Callable[[Reply], None] | None = None) -> list[Reply]:
-        """One reply for each request, in order, when the last of them is ready; `take` gets each after its step.
+        """Return one reply per request, in order, once all are ready; `take` receives each reply after its step.
 
         Raises: WorkerLost.
         """
@@ -129,9 +130,9 @@ class EngineLoop(Generic[Request, Reply]):
         return replies
 
     def post(self, batch: Sequence[tuple[int, Request]], receiver: Receiver) -> None:
-        """Give `receiver` the reply to each request, under its number, as soon as it is ready.
+        """Send the reply to each request to `receiver`, with the request's number, as soon as it is ready.
 
-        May be called on any thread. Raises: WorkerLost.
+        Thread-safe. Raises: WorkerLost.
         """
         ordered_s = monotonic()
         offers = [each for each in batch if isinstance(each[1], Continuation)]
@@ -140,10 +141,10 @@ class EngineLoop(Generic[Request, Reply]):
             self._order(lambda: self._add(others, receiver, ordered_s), receiver.lose)
         if offers:
             self._offers.put((lambda: self._add(offers, receiver), receiver.lose))
-            self._order(self._take_offers, receiver.lose)  # in case no step is in progress
+            self._order(self._take_offers, receiver.lose)  # in case no step is running
 
     async def replies(self, request: Request) -> AsyncIterator[Any]:
-        """All replies to a request; each but the last is a `DraftUpdate`.
+        """Yield all replies to a request; each but the last is a `DraftUpdate`.
 
         Raises: WorkerLost.
         """
@@ -156,21 +157,21 @@ class EngineLoop(Generic[Request, Reply]):
                     return
 
     async def release(self, sessions: Sequence[str]) -> None:
-        """Free what these sessions hold, before the next step. Raises: WorkerLost."""
+        """Free these sessions before the next step. Raises: WorkerLost."""
         await self.ask(lambda engine: engine.release(sessions))
 
     async def ask(self, question: Callable[[Engine[Request, Reply]], Result]) -> Result:
-        """The answer of `question`, asked on the engine's thread between two steps. Raises: WorkerLost."""
+        """Call `question` on the engine's thread between two steps and return its result. Raises: WorkerLost."""
         future: Future[Result] = Future()
         self._order(lambda: self._answer(question, future), lambda end: _fail(future, end))
         return await asyncio.wrap_future(future)
 
     async def close(self) -> None:
-        """Let the step in progress end, then stop; open calls raise WorkerLost."""
+        """Let the current step end, then stop the thread; open calls raise WorkerLost."""
         self._shut(WorkerLost("the engine was closed"))
         self._orders.put(None)
-        ended = asyncio.wrap_future(self._ended)  # at the interpreter's exit no executor could wait for the thread
-        await asyncio.shield(ended)  # a caller that is cancelled must not cancel it for others
+        ended = asyncio.wrap_future(self._ended)  # at interpreter exit, no executor can wait for the thread
+        await asyncio.shield(ended)  # one caller's cancellation must not affect others
         self._thread.join()
 
     def _order(self, run: Callable[[], None], lose: Callable[[WorkerLost], None]) -> None:
@@ -180,7 +181,7 @@ class EngineLoop(Generic[Request, Reply]):
             self._orders.put((run, lose))
 
     def _shut(self, end: WorkerLost) -> None:
-        """Refuse further orders, so that those in the queue are the last."""
+        """Reject further orders; those already queued are the last."""
         with self._door:
             self._end = self._end or end
 
@@ -201,7 +202,7 @@ class EngineLoop(Generic[Request, Reply]):
         self._ended.set_result(None)
 
     def _take_orders(self) -> None:
-        """Execute the orders in the queue; wait for one while there is no other work."""
+        """Run the queued orders; wait for one if there is no other work."""
         is_idle = not self._engine.has_work
         longest_s = WORKING_PERIOD_S if self._calls else EXPIRY_PERIOD_S
         try:
@@ -214,13 +215,13 @@ class EngineLoop(Generic[Request, Reply]):
             pass
 
     def _expire_if_due(self) -> None:
-        """By the clock and not when there is nothing to do: an engine may be busy for hours."""
+        """Expire silent sessions at a fixed interval rather than when idle: an engine may be busy for hours."""
         if monotonic() >= self._next_expiry_s:
             self._next_expiry_s = monotonic() + EXPIRY_PERIOD_S
             self._engine.expire()
 
     def _take_offers(self) -> None:
-        """Take the offers that have arrived so far."""
+        """Take the offers received so far."""
         try:
             while True:
                 run, _ = self._offers.get_nowait()
@@ -229,7 +230,7 @@ class EngineLoop(Generic[Request, Reply]):
             pass
 
     def _add(self, batch: Sequence[tuple[int, Request]], receiver: Receiver, ordered_s: float | None = None) -> None:
-        """`ordered_s`: when the order was given; None where the reply does not include the time in the queue."""
+        """`ordered_s`: time of the order; None if the reply excludes the time in the queue."""
         queued_s = monotonic() - ordered_s if ordered_s is not None else 0.0
         for number, request in batch:
             self._num_requests += 1
@@ -248,7 +249,7 @@ class EngineLoop(Generic[Request, Reply]):
         ready: dict[Receiver, list[tuple[int, Any]]] = {}
         for ticket, reply in self._engine.step():
             receiver, number, queued_s = self._calls[ticket]
-            if not isinstance(reply, DraftUpdate):  # more replies follow, and its timing is that of one pass
+            if not isinstance(reply, DraftUpdate):  # more replies follow; its timing covers one pass
                 del self._calls[ticket]
                 reply = _with_queueing(reply, queued_s)
             ready.setdefault(receiver, []).append((number, reply))
@@ -256,7 +257,7 @@ class EngineLoop(Generic[Request, Reply]):
             receiver.take(replies)
 
     def _tell_working(self) -> None:
-        """Tell each caller which of its requests are open, so that a long wait does not look like a hung engine."""
+        """Report to each caller its open requests, so that a long wait does not look like a hung engine."""
         now_s = monotonic()
         if now_s < self._told_s + WORKING_PERIOD_S:
             return

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from core import noise
 from core.noise import Key
 from workers.noise import cpu_noise
 from workers.noise.noise_self_test import find_noise_kernel
-from workers.step import upload
+from workers.step import Uploads
 
 FRESH_NUMBERS = 1 << 23
 """Numbers of noise that a GPU makes at a time: each takes 92 bytes while Philox and the logarithms are computed."""
@@ -24,18 +25,34 @@ FRESH_NUMBERS = 1 << 23
 
 def gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
     """Gumbel noise [R, V] of each key, with the bits of `core.noise.gumbel_rows`; recent rows come from a cache."""
-    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    unique = _NOISE.rows(list(places), vocab_size, device)
-    return unique if len(places) == len(keys) else unique[upload([places[key] for key in keys], device)]
+    uploads = Uploads(device)
+    rows = ask_gumbel_rows(keys, vocab_size, uploads)
+    uploads.send()
+    return rows()
 
 
-def gumbel_at(keys: Sequence[Key], token_ids: Tensor) -> Tensor:
-    """The noise of each key's row at these ids only, for draws from few tokens.  # ids [R, M] -> [R, M]"""
-    columns = upload(list(keys), token_ids.device)[:, :, None].unbind(dim=1)
+def ask_gumbel_rows(keys: Sequence[Key], vocab_size: int, uploads: Uploads) -> Callable[[], Tensor]:
+    """The same; call the result after the upload."""
+    unique = list(dict.fromkeys(keys))
+    make = _maker(unique, vocab_size, uploads)
+    if len(unique) == len(keys):
+        return lambda: _NOISE.rows(unique, vocab_size, uploads.device, make)
+    places = {key: place for place, key in enumerate(unique)}
+    index = uploads.ask([places[key] for key in keys])
+    return lambda: _NOISE.rows(unique, vocab_size, uploads.device, make)[index()]
+
+
+def gumbel_at(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """The noise of each key's row at these ids only, for draws from few tokens.  # keys [R, 4], ids [R, M] -> [R, M]"""
+    columns = keys[:, :, None].unbind(dim=1)
     words = torch.stack(noise.words(token_ids // 4, *columns), dim=-1)
     bits = words.gather(2, (token_ids % 4)[:, :, None]).squeeze(2)
     gumbel: Tensor = noise.gumbel_of(bits.double(), _frexp)
     return gumbel.float()
+
+
+Maker: TypeAlias = Callable[[Sequence[int]], Tensor]
+"""Computes the noise of the keys in these places of a list."""
 
 
 class NoiseCache:
@@ -51,14 +68,14 @@ class NoiseCache:
         self._num_bytes = 0
         self._lock = threading.Lock()
 
-    def rows(self, keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
+    def rows(self, keys: Sequence[Key], vocab_size: int, device: torch.device, make: Maker) -> Tensor:
         """The noise [R, V] of distinct keys."""
         with self._lock:
             names = [(key, vocab_size, device) for key in keys]
-            missing = [name for name in names if name not in self._rows]
+            missing = [place for place, name in enumerate(names) if name not in self._rows]
             if missing:
-                fresh = _new_gumbel_rows([key for key, _, _ in missing], vocab_size, device)
-                self._rows.update(zip(missing, fresh.unbind(), strict=True))
+                fresh = make(missing)
+                self._rows.update(zip([names[place] for place in missing], fresh.unbind(), strict=True))
                 self._num_bytes += fresh.nbytes
             for name in names:
                 self._rows.move_to_end(name)
@@ -72,10 +89,17 @@ class NoiseCache:
 _NOISE = NoiseCache(max_bytes=1 << 26)
 
 
-def _new_gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
-    if device.type == "cpu":
-        return torch.from_numpy(cpu_noise.gumbel_rows(keys, vocab_size))
-    return _gumbel_on_gpu(upload(list(keys), device), vocab_size)
+def _maker(keys: Sequence[Key], vocab_size: int, uploads: Uploads) -> Maker:
+    """On a GPU all keys are sent: which of them the cache lacks is known when the noise is needed."""
+    if uploads.device.type == "cpu":
+        return lambda places: torch.from_numpy(cpu_noise.gumbel_rows([keys[place] for place in places], vocab_size))
+    there = uploads.ask(list(keys))
+
+    def make(places: Sequence[int]) -> Tensor:
+        wanted = there() if len(places) == len(keys) else torch.cat([there()[place : place + 1] for place in places])
+        return _gumbel_on_gpu(wanted, vocab_size)
+
+    return make
 
 
 def _gumbel_on_gpu(keys: Tensor, vocab_size: int) -> Tensor:

@@ -30,8 +30,8 @@ class JoinedProduct:
         self.weight = torch.cat([member.weight.data for member in members])
         biases = [None if member.bias is None else member.bias.data for member in members]
         self.bias = None if biases[0] is None else torch.cat(biases)
-        self.pending: Tensor | None = None
-        """The product, until the last member has taken its part."""
+        self.latest: tuple[Tensor, Tensor] | None = None
+        """The input and its product, until the last member has taken its part."""
 
 
 class JoinedLinear(nn.Module):
@@ -47,12 +47,13 @@ class JoinedLinear(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         joined = self._product
         if self._first == 0:
-            joined.pending = product(rows, joined.weight, joined.bias, is_tiled=joined.is_tiled)
-        pending = joined.pending
-        assert pending is not None, "the first member is called before the others"
+            joined.latest = rows, product(rows, joined.weight, joined.bias, is_tiled=joined.is_tiled)
+        latest = joined.latest
         if self._is_last:
-            joined.pending = None
-        return pending[..., self._first : self._end]
+            joined.latest = None
+        if latest is None or latest[0] is not rows:  # a call unlike those of the example
+            return product(rows, self.weight, self.bias, is_tiled=joined.is_tiled)
+        return latest[1][..., self._first : self._end]
 
 
 @torch.inference_mode()
@@ -77,6 +78,7 @@ def join_projections(model: Any, example: Callable[[], object], *, is_tiled: boo
                 hooks.callback(handle.remove)
         example()
     joined = [(owner, names) for owner, names in candidates if _are_called_together(owner, names, calls)]
+    calls.clear()  # it refers to the layers: their weights would stay in memory until all are joined
     for owner, names in joined:
         _join(owner, names, is_tiled=is_tiled)
     return len(joined)

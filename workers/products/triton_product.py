@@ -26,6 +26,7 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """rows [R, K] times weight [N, K], transposed, plus bias [N]; in the dtype of `rows`.  # [R, N]"""
     num_rows, num_inputs = rows.shape
     num_outputs = len(weight)
+    rows, weight = (each if each.stride(1) == 1 else each.contiguous() for each in (rows, weight))  # as is read below
     outputs = torch.empty(num_rows, num_outputs, dtype=rows.dtype, device=rows.device)
     num_programs = triton.cdiv(num_outputs, OUTPUTS)
     tile_rows = next((size for size in ROWS if size >= num_rows), ROWS[-1])

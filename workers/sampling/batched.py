@@ -12,14 +12,16 @@ from torch import Tensor
 from core.rules import Outcome
 from core.speculation import TokenTree
 from workers.sampling.logits import Row
-from workers.step import Readback, upload
+from workers.step import Readback, Uploads
 
 Outcomes: TypeAlias = Callable[[], list[Outcome]]
 """Returns the outcome of each block; to be called after the readback."""
-BatchedRule: TypeAlias = Callable[[Sequence[TokenTree], Tensor, Sequence[Row], Readback], Outcomes]
-"""(blocks, log p [R, V], rows, readback) -> outcomes. `log_p` and `rows` hold, block after block, the root and then
-each node. As for `Rule.decide`, greedy rows have log p at temperature 1, which need not be normalised. A block with a
-NaN in its rows has a meaningless outcome, and does not affect other blocks."""
+Decide: TypeAlias = Callable[[Tensor, Readback], Outcomes]
+"""(log p [R, V], readback) -> outcomes; to be called after the upload."""
+BatchedRule: TypeAlias = Callable[[Sequence[TokenTree], Sequence[Row], int, Uploads], Decide]
+"""(blocks, rows, V, uploads) -> `Decide`. `rows` and log p hold, block after block, the root and then each node. As for
+`Rule.decide`, greedy rows have log p at temperature 1, which need not be normalised. A block with a NaN in its rows has
+a meaningless outcome, and does not affect other blocks."""
 
 
 def starts_of(blocks: Sequence[TokenTree]) -> list[int]:
@@ -33,10 +35,9 @@ def of_nodes(values: list[Any], blocks: Sequence[TokenTree]) -> list[list[Any]]:
     return [values[start : start + 1 + len(block)] for start, block in zip(starts, blocks, strict=True)]
 
 
-def at_guesses(scores: Tensor, blocks: Sequence[TokenTree]) -> Tensor:
-    """The score of each node's token in the row of its parent; -inf at roots and for ids outside the vocabulary. #
-    [R]"""
-    vocab_size = scores.shape[1]
+def at_guesses(blocks: Sequence[TokenTree], vocab_size: int, uploads: Uploads) -> Callable[[Tensor], Tensor]:
+    """Of scores [R, V]: that of each node's token in the row of its parent; -inf at roots and for ids outside the
+    vocabulary.  # [R]"""
     index: list[int] = []
     tokens: list[int] = []
     for start, block in zip(starts_of(blocks), blocks, strict=True):
@@ -44,5 +45,5 @@ def at_guesses(scores: Tensor, blocks: Sequence[TokenTree]) -> Tensor:
         tokens += [-1, *block.tokens]
     is_token = [0 <= token < vocab_size for token in tokens]
     ids = [token if is_one else 0 for token, is_one in zip(tokens, is_token, strict=True)]
-    found = scores[upload(index, scores.device), upload(ids, scores.device)]
-    return found.masked_fill(~upload(is_token, scores.device), -math.inf)
+    rows, columns, is_inside = (uploads.ask(values) for values in (index, ids, is_token))
+    return lambda scores: scores[rows(), columns()].masked_fill(~is_inside(), -math.inf)

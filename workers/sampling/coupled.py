@@ -9,12 +9,17 @@ from torch import Tensor
 from core.rules.coupled import verify_coupled
 from core.speculation import TokenTree
 from workers.sampling import sampler
-from workers.sampling.batched import Outcomes, of_nodes
+from workers.sampling.batched import Decide, Outcomes, of_nodes
 from workers.sampling.logits import Row
-from workers.step import Readback
+from workers.step import Readback, Uploads
 
 
-def follow(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
+def follow(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
     """A guess is accepted if the target draws the same token with the shared noise; greedy rows have none."""
-    samples = sampler.drawn(log_p, rows, readback)
-    return lambda: [verify_coupled(*each) for each in zip(blocks, of_nodes(samples(), blocks), strict=True)]
+    draw = sampler.drawing(rows, vocab_size, uploads)
+
+    def decide(log_p: Tensor, readback: Readback) -> Outcomes:
+        samples = draw(log_p, readback)
+        return lambda: [verify_coupled(*each) for each in zip(blocks, of_nodes(samples(), blocks), strict=True)]
+
+    return decide

@@ -23,8 +23,8 @@ from core.records import Sampling, Verification
 from core.speculation import MAX_RANKS, NO_Q, NO_TOKEN, Candidates, SparseDistribution
 from workers.noise import gumbel_at
 from workers.sampling import sampler
-from workers.sampling.logits import Row, adjusted
-from workers.step import Readback, upload
+from workers.sampling.logits import Change, Row, adjusting
+from workers.step import Readback, Uploads
 
 
 class Kind(Enum):
@@ -65,8 +65,10 @@ CPU_CACHE_NUMBERS = 1 << 18
 GPU_NUMBERS = 1 << 24
 """Numbers of one batch on a GPU: a hundred rows of a large vocabulary. Truncation by top-p takes 48 bytes for each."""
 _Draw: TypeAlias = tuple[int, SparseDistribution]
-_Found: TypeAlias = Callable[[], list[Candidates]]
 _Sound: TypeAlias = Callable[[], list[Candidates | None]]
+_DrawAll: TypeAlias = Callable[[Tensor, Tensor, Readback], Callable[[], list[_Draw]]]
+"""(q [R, M] and its token ids, after `cut`, readback) -> draws; to be called after the upload, and the result after the
+readback."""
 _NO_DRAW: _Draw = (NO_TOKEN, NO_Q)
 
 
@@ -75,11 +77,14 @@ def propose(logits: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, r
 
     None for a row whose scores, after bias and penalties, give no distribution: the largest is NaN or infinite.
     """
-    asked = [
-        (index, _of_kind(batch[0].kind, _rows(logits, index), batch, q_top_tokens, readback))
+    uploads, vocab_size = Uploads(logits.device), logits.shape[1]
+    batches = [
+        (index, _rows(index, uploads), _of_kind(batch[0].kind, batch, vocab_size, q_top_tokens, uploads))
         for index in _batches(draft_rows, logits)
         for batch in [[draft_rows[i] for i in index]]
     ]
+    uploads.send()
+    asked = [(index, of_kind(rows(logits), readback)) for index, rows, of_kind in batches]
 
     def found() -> list[Candidates | None]:
         by_row = {i: candidates for index, batch in asked for i, candidates in zip(index, batch(), strict=True)}
@@ -88,10 +93,13 @@ def propose(logits: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, r
     return found
 
 
-def _rows(logits: Tensor, index: Sequence[int]) -> Tensor:
-    """These rows of `logits`, as a view where they are contiguous."""
+def _rows(index: Sequence[int], uploads: Uploads) -> Callable[[Tensor], Tensor]:
+    """These rows of logits, as a view where they are contiguous."""
     first, end = index[0], index[-1] + 1
-    return logits[first:end] if end - first == len(index) else logits[upload(list(index), logits.device)]
+    if end - first == len(index):
+        return lambda logits: logits[first:end]
+    there = uploads.ask(list(index))
+    return lambda logits: logits[there()]
 
 
 def _batches(draft_rows: Sequence[DraftRow], logits: Tensor) -> Iterator[list[int]]:
@@ -105,20 +113,24 @@ def _batches(draft_rows: Sequence[DraftRow], logits: Tensor) -> Iterator[list[in
 
 
 def _of_kind(
-    kind: Kind, logits: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, readback: Readback
-) -> _Sound:
+    kind: Kind, draft_rows: Sequence[DraftRow], vocab_size: int, q_top_tokens: int, uploads: Uploads
+) -> Callable[[Tensor, Readback], _Sound]:
+    """(logits [R, V], readback) -> candidates; to be called after the upload."""
     rows = [draft_row.row for draft_row in draft_rows]
-    scores = adjusted(logits, rows)
+    adjust = adjusting(rows, vocab_size, uploads)
     if kind is Kind.GREEDY:
-        return _ranked(scores, None, draft_rows, readback)
-    log_q = sampler.distribution(scores, rows)
-    if kind is Kind.COUPLED:
-        return _ranked(sampler.perturbed(log_q, rows), log_q, draft_rows, readback)
-    argmax = readback.argmax(scores)
-    found = _drawn(log_q, draft_rows, q_top_tokens, readback)
-    return lambda: [
-        candidates if math.isfinite(largest) else None for largest, candidates in zip(argmax()[1], found(), strict=True)
-    ]
+        return lambda logits, readback: _ranked(adjust(logits), None, draft_rows, readback)
+    distribution = sampler.distributing(rows, vocab_size, uploads)
+    if kind is Kind.DRAWN:
+        draw = _draws(draft_rows, uploads)
+        return lambda logits, readback: _drawn(adjust(logits), distribution, draw, q_top_tokens, readback)
+    perturb = sampler.perturbing(rows, vocab_size, uploads)
+
+    def coupled(logits: Tensor, readback: Readback) -> _Sound:
+        log_q = distribution(adjust(logits))
+        return _ranked(perturb(log_q), log_q, draft_rows, readback)
+
+    return coupled
 
 
 def _ranked(scores: Tensor, log_q: Tensor | None, draft_rows: Sequence[DraftRow], readback: Readback) -> _Sound:
@@ -151,22 +163,23 @@ def _entropy(log_p: Tensor) -> Tensor:
     return weighted.sum(dim=-1).neg_()
 
 
-def _drawn(log_q: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, readback: Readback) -> _Found:
-    probs, ids = sampler.cut(log_q, q_top_tokens)
-    draws = _draws(probs, ids, draft_rows, readback)
+def _drawn(scores: Tensor, distribution: Change, draw: _DrawAll, q_top_tokens: int, readback: Readback) -> _Sound:
+    argmax = readback.argmax(scores)
+    probs, ids = sampler.cut(distribution(scores), q_top_tokens)
+    draws = draw(probs, ids, readback)
     counts = (probs[:, :MAX_RANKS] > 0).sum(dim=1)
     asked = [readback.ask(tensor) for tensor in (ids[:, :MAX_RANKS], counts, probs[:, 0], _entropy(probs.log()))]
     return lambda: [
-        Candidates(tuple(row_ids[:count]), confidence, entropy, sampled, q)
-        for row_ids, count, confidence, entropy, (sampled, q) in zip(
-            *(values() for values in asked), draws(), strict=True
+        Candidates(tuple(row_ids[:count]), confidence, entropy, sampled, q) if math.isfinite(largest) else None
+        for largest, row_ids, count, confidence, entropy, (sampled, q) in zip(
+            argmax()[1], *(values() for values in asked), draws(), strict=True
         )
     ]
 
 
-def _draws(probs: Tensor, ids: Tensor, draft_rows: Sequence[DraftRow], readback: Readback) -> Callable[[], list[_Draw]]:
+def _draws(draft_rows: Sequence[DraftRow], uploads: Uploads) -> _DrawAll:
     """The draws of each row; rows with the same number of draws are drawn together."""
-    asked: list[tuple[list[int], Callable[[], list[_Draw]]]] = []
+    together: list[tuple[list[int], Callable[[], Tensor], _DrawAll]] = []
     for num_draws, with_replacement in dict.fromkeys(
         (draft_row.num_draws, draft_row.with_replacement) for draft_row in draft_rows
     ):
@@ -177,42 +190,46 @@ def _draws(probs: Tensor, ids: Tensor, draft_rows: Sequence[DraftRow], readback:
             and (draft_row.num_draws, draft_row.with_replacement) == (num_draws, with_replacement)
         }
         if wanted:
-            index, keys = upload(list(wanted), ids.device), list(wanted.values())
-            draw = draw_guesses(probs[index], ids[index], keys, readback, num_draws, with_replacement=with_replacement)
-            asked.append((list(wanted), draw))
+            keys = list(wanted.values())
+            draw = draw_guesses(keys, uploads, num_draws, with_replacement=with_replacement)
+            together.append((list(wanted), uploads.ask(list(wanted)), draw))
 
-    def found() -> list[_Draw]:
-        by_row = {i: each for wanted, drawn in asked for i, each in zip(wanted, drawn(), strict=True)}
-        return [by_row.get(i, _NO_DRAW) for i in range(len(draft_rows))]
+    def draw_all(probs: Tensor, ids: Tensor, readback: Readback) -> Callable[[], list[_Draw]]:
+        asked = [(wanted, draw(probs[index()], ids[index()], readback)) for wanted, index, draw in together]
 
-    return found
+        def found() -> list[_Draw]:
+            by_row = {i: each for wanted, drawn in asked for i, each in zip(wanted, drawn(), strict=True)}
+            return [by_row.get(i, _NO_DRAW) for i in range(len(draft_rows))]
+
+        return found
+
+    return draw_all
 
 
 def draw_guesses(
-    probs: Tensor,
-    ids: Tensor,
-    keys: Sequence[noise.Key],
-    readback: Readback,
-    num_draws: int = 1,
-    *,
-    with_replacement: bool = False,
-) -> Callable[[], list[_Draw]]:
-    """Draw from each q [R, M], after `cut`: the first draw, and q with all draws; call the result after the readback.
+    keys: Sequence[noise.Key], uploads: Uploads, num_draws: int = 1, *, with_replacement: bool = False
+) -> _DrawAll:
+    """Draw from each q [R, M], after `cut`: the first draw, and q with all draws.
 
     Without replacement the draws are the tokens with the largest log q + noise, in order. With it each draw has its own
     noise, `ROWS_APART` rows after the one before.
     """
-    log_probs = probs.double().log().float()
-    if with_replacement:
-        picks = [(log_probs + gumbel_at(_apart(keys, draw), ids)).argmax(dim=-1) for draw in range(num_draws)]
-        order = torch.stack(picks, dim=1)
-    else:
-        order = (log_probs + gumbel_at(keys, ids)).topk(min(num_draws, ids.shape[1])).indices
-    asked = [readback.ask(tensor) for tensor in (order, ids, probs)]
-    return lambda: [
-        _one_place(picks, token_ids, row_probs)
-        for picks, token_ids, row_probs in zip(*(values() for values in asked), strict=True)
-    ]
+    there = [uploads.ask(_apart(keys, draw)) for draw in range(num_draws if with_replacement else 1)]
+
+    def draw(probs: Tensor, ids: Tensor, readback: Readback) -> Callable[[], list[_Draw]]:
+        log_probs = probs.double().log().float()
+        perturbed = (log_probs + gumbel_at(each(), ids) for each in there)
+        if with_replacement:
+            order = torch.stack([scores.argmax(dim=-1) for scores in perturbed], dim=1)
+        else:
+            order = next(perturbed).topk(min(num_draws, ids.shape[1])).indices
+        asked = [readback.ask(tensor) for tensor in (order, ids, probs)]
+        return lambda: [
+            _one_place(picks, token_ids, row_probs)
+            for picks, token_ids, row_probs in zip(*(values() for values in asked), strict=True)
+        ]
+
+    return draw
 
 
 def _apart(keys: Sequence[noise.Key], draw: int) -> list[noise.Key]:

@@ -21,10 +21,10 @@ from core.rules import NEGLIGIBLE_MASS, Outcome
 from core.rules.drawn_trees import SURE, Drawn, draws_of, walk
 from core.rules.sequential_selection import NUM_HALVINGS
 from core.speculation import TokenTree
-from workers.noise import gumbel_rows
-from workers.sampling.batched import Outcomes, of_nodes, starts_of
+from workers.noise import ask_gumbel_rows
+from workers.sampling.batched import Decide, Outcomes, of_nodes, starts_of
 from workers.sampling.logits import Row
-from workers.step import Readback, upload
+from workers.step import Readback, Uploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class _Places:
     """Indices of the draws into `ids`.  # [P, K]"""
     num_draws: Tensor
     """# [P]"""
+    tokens: Tensor
+    """Where `ids`, flattened, are no padding: to find that on the device would make the host wait."""
 
 
 class _Trials(NamedTuple):
@@ -56,59 +58,65 @@ _Judge: TypeAlias = Callable[[_Places, Tensor, Tensor], _Trials]
 """(places, p where q > 0 [P, M], mass of p elsewhere [P]) -> trials, as `core.rules.drawn_trees.Judge`."""
 
 
-def reject_recursively(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
+def reject_recursively(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
     """Recursive rejection (`core.rules.recursive_rejection`)."""
-    return _verify(blocks, log_p, rows, readback, _recursively, with_replacement=False)
+    return _verify(blocks, rows, vocab_size, uploads, _recursively, with_replacement=False)
 
 
-def select_in_sequence(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
+def select_in_sequence(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
     """Sequential selection (`core.rules.sequential_selection`)."""
-    return _verify(blocks, log_p, rows, readback, _in_sequence, with_replacement=True)
+    return _verify(blocks, rows, vocab_size, uploads, _in_sequence, with_replacement=True)
 
 
 def _verify(
     blocks: Sequence[TokenTree],
-    log_p: Tensor,
     rows: Sequence[Row],
-    readback: Readback,
+    vocab_size: int,
+    uploads: Uploads,
     judge: _Judge,
     *,
     with_replacement: bool,
-) -> Outcomes:
+) -> Decide:
     starts = starts_of(blocks)
-    drawn_at = [draws_of(block, log_p.shape[1], with_replacement=with_replacement) for block in blocks]
+    drawn_at = [draws_of(block, vocab_size, with_replacement=with_replacement) for block in blocks]
     by_row = {
         start + 1 + place: drawn
         for start, of_block in zip(starts, drawn_at, strict=True)
         for place, drawn in of_block.items()
     }
-    residuals, chances_by_row = _try_draws(by_row, log_p.double().softmax(dim=-1), judge, readback)
-    asked = readback.ask(_draws(residuals, _keys(blocks, rows, by_row)))
+    padded = _padded(by_row, uploads) if by_row else None
+    gumbel = ask_gumbel_rows(_keys(blocks, rows, by_row), vocab_size, uploads)
 
-    def outcomes() -> list[Outcome]:
-        chances, next_tokens = chances_by_row(), of_nodes(asked(), blocks)
-        return [
-            walk(
-                block,
-                drawn_at[i],
-                partial(_chances_at, chances, drawn_at[i], starts[i]),
-                partial(_token_at, next_tokens[i]),
-                rows[starts[i]].sampling.seed,
-                rows[starts[i]].position,
-            )
-            for i, block in enumerate(blocks)
-        ]
+    def decide(log_p: Tensor, readback: Readback) -> Outcomes:
+        places = padded() if padded else None
+        residuals, chances_by_row = _try_draws(by_row, places, log_p.double().softmax(dim=-1), judge, readback)
+        asked = readback.ask((residuals.log().float() + gumbel()).argmax(dim=-1))
 
-    return outcomes
+        def outcomes() -> list[Outcome]:
+            chances, next_tokens = chances_by_row(), of_nodes(asked(), blocks)
+            return [
+                walk(
+                    block,
+                    drawn_at[i],
+                    partial(_chances_at, chances, drawn_at[i], starts[i]),
+                    partial(_token_at, next_tokens[i]),
+                    rows[starts[i]].sampling.seed,
+                    rows[starts[i]].position,
+                )
+                for i, block in enumerate(blocks)
+            ]
+
+        return outcomes
+
+    return decide
 
 
 def _try_draws(
-    by_row: Mapping[int, Drawn], p: Tensor, judge: _Judge, readback: Readback
+    by_row: Mapping[int, Drawn], places: _Places | None, p: Tensor, judge: _Judge, readback: Readback
 ) -> tuple[Tensor, Callable[[], Mapping[int, Sequence[float]]]]:
     """p [R, V] with the residual in rows where something was drawn, and each trial's acceptance probability by row."""
-    if not by_row:
+    if places is None:
         return p, dict
-    places = _padded(by_row, p)
     judged = _judge(places, p, judge)
     asked = readback.ask(judged.chances)
     return _with_residuals(p, places, judged), lambda: dict(zip(by_row, asked(), strict=True))
@@ -124,7 +132,7 @@ def _token_at(next_tokens: Sequence[int], place: int, depth: int) -> int:  # noq
     return next_tokens[place + 1]
 
 
-def _padded(by_row: Mapping[int, Drawn], p: Tensor) -> _Places:
+def _padded(by_row: Mapping[int, Drawn], uploads: Uploads) -> Callable[[], _Places]:
     width = max(len(drawn.ids) for drawn in by_row.values())
     most = max(len(drawn.tokens) for drawn in by_row.values())
     ids, picks = np.zeros((len(by_row), width), np.int64), np.zeros((len(by_row), most), np.int64)
@@ -133,7 +141,9 @@ def _padded(by_row: Mapping[int, Drawn], p: Tensor) -> _Places:
         ids[i, : len(drawn.ids)], q[i, : len(drawn.ids)] = drawn.ids, drawn.probs
         picks[i, : len(drawn.tokens)] = [drawn.ids.index(token) for token in drawn.tokens]
     num_draws = np.array([len(drawn.tokens) for drawn in by_row.values()])
-    return _Places(*(upload(each, p.device) for each in (np.array(list(by_row)), ids, q, picks, num_draws)))
+    tokens = np.flatnonzero(q > 0.0)
+    asked = [uploads.ask(each) for each in (np.array(list(by_row)), ids, q, picks, num_draws, tokens)]
+    return lambda: _Places(*(there() for there in asked))
 
 
 def _judge(places: _Places, p: Tensor, judge: _Judge) -> _Trials:
@@ -193,14 +203,9 @@ def _division_factors(places: _Places, inside: Tensor) -> Tensor:
 def _with_residuals(p: Tensor, places: _Places, judged: _Trials) -> Tensor:
     """p, replaced by the residual in rows where something was drawn; changes `p`.  # [R, V]"""
     p[places.rows] *= judged.scale[:, None]
-    is_token = places.q > 0.0
     rows = places.rows[:, None].expand_as(places.ids)
-    return p.index_put_((rows[is_token], places.ids[is_token]), judged.inside[is_token])
-
-
-def _draws(law: Tensor, keys: Sequence[noise.Key]) -> Tensor:
-    """A token of each row, by the Gumbel-max trick.  # [R]"""
-    return (law.log().float() + gumbel_rows(keys, law.shape[1], law.device)).argmax(dim=-1)
+    rows, ids, inside = (each.flatten()[places.tokens] for each in (rows, places.ids, judged.inside))
+    return p.index_put_((rows, ids), inside)
 
 
 def _keys(blocks: Sequence[TokenTree], rows: Sequence[Row], by_row: Mapping[int, Drawn]) -> list[noise.Key]:

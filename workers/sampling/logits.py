@@ -3,14 +3,18 @@
 Temperature, top-k, top-p and min-p follow in `workers.sampling.sampler`. Knows sampling parameters and torch; agrees
 with `core.exact.sampling`. Must not know models, caches or sessions. Rows without any of these do not pay for rows of
 the same batch that have them.
+
+Each function that takes `Uploads` asks for what it needs on the device, and returns what it does with logits once that
+has been sent: so all of a step goes in one copy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,9 +22,12 @@ from torch import Tensor
 
 from core.records import Sampling
 from workers.grammar import Mask
-from workers.step import upload
+from workers.step import Uploads
 
 NEVER = -math.inf
+Change: TypeAlias = Callable[[Tensor], Tensor]
+"""What becomes of logits or log p [R, V]; to be called after the upload. Does not change its argument, and returns it
+where there is nothing to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +61,41 @@ def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
     Returns `logits` itself if it is float32 and no row has any of these.
     """
-    logits = logits.float()
+    return at_once(adjusting, logits, rows)
+
+
+def adjusting(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
+    """`adjusted`, to be called after the upload."""
+    steps: list[Change] = [Tensor.float]
     if any(map(_is_adjusted, samplings(rows))):
-        logits = _penalised(_biased(_without_bad_words(_allowed(logits, rows), rows), rows), rows)
-    return _held_to_grammars(logits, rows)
+        steps += [step(rows, vocab_size, uploads) for step in (_allowed, _without_bad_words, _biased, _suppressed)]
+        steps.append(_penalised(rows, uploads))
+    steps.append(_held_to_grammars(rows, uploads))
+    return in_order(steps)
+
+
+def at_once(asking: Callable[[Sequence[Row], int, Uploads], Change], values: Tensor, rows: Sequence[Row]) -> Tensor:
+    """What this makes of `values` [R, V], by an upload of its own."""
+    uploads = Uploads(values.device)
+    change = asking(rows, values.shape[1], uploads)
+    uploads.send()
+    return change(values)
+
+
+def in_order(steps: Sequence[Change]) -> Change:
+    """One change after the other."""
+
+    def change(logits: Tensor) -> Tensor:
+        for step in steps:
+            logits = step(logits)
+        return logits
+
+    return change
+
+
+def unchanged(logits: Tensor) -> Tensor:
+    """The change that is none."""
+    return logits
 
 
 def _is_adjusted(sampling: Sampling) -> bool:
@@ -75,60 +113,75 @@ def samplings(rows: Sequence[Row]) -> Iterable[Sampling]:
     return {id(row.sampling): row.sampling for row in rows}.values()
 
 
-def column(values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def column(values: Sequence[float], uploads: Uploads, dtype: torch.dtype | None = None) -> Callable[[], Tensor]:
     """One value for each row.  # [R, 1]"""
-    return upload(list(values), device, dtype)[:, None]
+    there = uploads.ask(list(values), dtype)
+    return lambda: there()[:, None]
 
 
-def _allowed(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    vocab_size = logits.shape[1]
-    for allowed in {row.sampling.allowed_token_ids for row in rows} - {()}:
-        index = upload([i for i, row in enumerate(rows) if row.sampling.allowed_token_ids == allowed], logits.device)
-        ids = upload([token for token in allowed if 0 <= token < vocab_size], logits.device, torch.int64)
-        subset = logits[index]
-        kept = torch.full_like(subset, NEVER).index_copy(1, ids, subset[:, ids])
-        logits = logits.index_copy(0, index, kept)
-    return logits
+def _allowed(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
+    return in_order(
+        [
+            _only(
+                uploads.ask([i for i, row in enumerate(rows) if row.sampling.allowed_token_ids == allowed]),
+                uploads.ask([token for token in allowed if 0 <= token < vocab_size], torch.int64),
+            )
+            for allowed in {row.sampling.allowed_token_ids for row in rows} - {()}
+        ]
+    )
 
 
-def _without_bad_words(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    bad = [
-        (index, token)
-        for index, row in enumerate(rows)
-        for token in row.sampling.bad_after(row.tokens, row.prompt_len)
-        if 0 <= token < logits.shape[1]
-    ]
-    if not bad:
-        return logits
-    index, ids = upload(bad, logits.device).T
-    return logits.index_put((index, ids), logits.new_full((), NEVER))
+def _only(index: Callable[[], Tensor], ids: Callable[[], Tensor]) -> Change:
+    """Nothing but these ids in these rows."""
+
+    def change(logits: Tensor) -> Tensor:
+        subset = logits[index()]
+        kept = torch.full_like(subset, NEVER).index_copy(1, ids(), subset[:, ids()])
+        return logits.index_copy(0, index(), kept)
+
+    return change
 
 
-def _biased(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    vocab_size = logits.shape[1]
+def _without_bad_words(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
+    bad = (
+        (index, token) for index, row in enumerate(rows) for token in row.sampling.bad_after(row.tokens, row.prompt_len)
+    )
+    return _without(bad, vocab_size, uploads)
+
+
+def _without(places: Iterable[tuple[int, int]], vocab_size: int, uploads: Uploads) -> Change:
+    """None of these (row, id)."""
+    wanted = [(row, token_id) for row, token_id in places if 0 <= token_id < vocab_size]
+    if not wanted:
+        return unchanged
+    there = uploads.ask(wanted)
+    return lambda logits: logits.index_put(there().unbind(dim=1), logits.new_full((), NEVER))
+
+
+def _biased(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
     biases = [
         (index, token_id, bias)
         for index, row in enumerate(rows)
         for token_id, bias in row.sampling.logit_bias
         if 0 <= token_id < vocab_size
     ]
-    suppressed = [
+    if not biases:
+        return unchanged
+    index, ids, values = (uploads.ask(part) for part in zip(*biases, strict=True))
+    return lambda logits: logits.index_put((index(), ids()), values().float(), accumulate=True)
+
+
+def _suppressed(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
+    suppressed = (
         (index, token_id)
         for index, row in enumerate(rows)
         if row.num_output < row.sampling.min_tokens
-        for token_id in _suppressed(row)
-        if 0 <= token_id < vocab_size
-    ]
-    if biases:
-        index, ids, values = (upload(part, logits.device) for part in zip(*biases, strict=True))
-        logits = logits.index_put((index, ids), values.float(), accumulate=True)
-    if suppressed:
-        index, ids = upload(suppressed, logits.device).T
-        logits = logits.index_put((index, ids), logits.new_full((), NEVER))
-    return logits
+        for token_id in _suppressed_ids(row)
+    )
+    return _without(suppressed, vocab_size, uploads)
 
 
-def _suppressed(row: Row) -> Sequence[int]:
+def _suppressed_ids(row: Row) -> Sequence[int]:
     """Ids that may not end the output yet; none where the grammar allows nothing else."""
     ids = row.sampling.suppressed_ids
     if row.mask is None:
@@ -140,41 +193,57 @@ def _suppressed(row: Row) -> Sequence[int]:
     return ids if others.any() else ()
 
 
-def _held_to_grammars(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def _held_to_grammars(rows: Sequence[Row], uploads: Uploads) -> Change:
     """Logits with -inf where a grammar forbids the token; a row whose mask allows nothing has no finite one."""
     chosen = [(index, row.mask) for index, row in enumerate(rows) if row.mask is not None]
     if not chosen:
-        return logits
-    masks = upload(np.stack([mask for _, mask in chosen]), logits.device)  # [M, ceil(V / 8)]
-    bits = masks[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1
-    is_forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
-    if len(chosen) == len(rows):
+        return unchanged
+    masks = uploads.ask(np.stack([mask for _, mask in chosen]))  # [M, ceil(V / 8)]
+
+    def masked(logits: Tensor) -> Tensor:
+        bits = masks()[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1
+        is_forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
         return logits.masked_fill(is_forbidden, NEVER)
-    index = upload([index for index, _ in chosen], logits.device)
-    return logits.index_copy(0, index, logits[index].masked_fill(is_forbidden, NEVER))
+
+    return in_rows([index for index, _ in chosen], len(rows), masked, uploads)
 
 
-def _penalised(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def in_rows(chosen: Sequence[int], num_rows: int, change: Change, uploads: Uploads) -> Change:
+    """The change of these rows alone, if they are not all."""
+    if len(chosen) == num_rows:
+        return change
+    index = uploads.ask(list(chosen))
+    return lambda logits: logits.index_copy(0, index(), change(logits[index()]))
+
+
+def _penalised(rows: Sequence[Row], uploads: Uploads) -> Change:
     chosen = [index for index, row in enumerate(rows) if row.sampling.has_penalties]
     if not chosen:
-        return logits
-    index = upload(chosen, logits.device)
-    subset, subset_rows = logits[index], [rows[i] for i in chosen]
-    seen = _counts([row.tokens for row in subset_rows], subset) > 0
-    counts = _counts([row.tokens[row.prompt_len :] for row in subset_rows], subset)
+        return unchanged
+    subset_rows = [rows[i] for i in chosen]
+    seen = _counts([row.tokens for row in subset_rows], uploads)
+    counted = _counts([row.tokens[row.prompt_len :] for row in subset_rows], uploads)
     repetition, frequency, presence = (
-        column([getattr(row.sampling, name) for row in subset_rows], logits.device)
+        column([getattr(row.sampling, name) for row in subset_rows], uploads)
         for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")
     )
-    repeated = torch.where(subset > 0, subset / repetition, subset * repetition)
-    subset = torch.where(seen, repeated, subset) - frequency * counts - presence * counts.clamp(max=1)
-    return logits.index_copy(0, index, subset)
+
+    def penalised(logits: Tensor) -> Tensor:
+        repeated = torch.where(logits > 0, logits / repetition(), logits * repetition())
+        counts = counted(logits)
+        logits = torch.where(seen(logits) > 0, repeated, logits) - frequency() * counts
+        return logits - presence() * counts.clamp(max=1)
+
+    return in_rows(chosen, len(rows), penalised, uploads)
 
 
-def _counts(token_lists: Sequence[Sequence[int]], like: Tensor) -> Tensor:
-    """How often each row's list names each id, in the shape and dtype of `like` [R, V]."""
+def _counts(token_lists: Sequence[Sequence[int]], uploads: Uploads) -> Change:
+    """How often each row's list names each id, in the shape and dtype of given logits [R, V]."""
     lengths = [len(tokens) for tokens in token_lists]
     ids = np.fromiter(chain.from_iterable(token_lists), np.int64, sum(lengths))
-    rows = np.repeat(np.arange(len(lengths)), lengths)
-    index, ids_there = upload(np.stack([rows, ids]), like.device)
-    return torch.zeros_like(like).index_put((index, ids_there), like.new_ones(()), accumulate=True)
+    there = uploads.ask(np.stack([np.repeat(np.arange(len(lengths)), lengths), ids]))
+
+    def counts(like: Tensor) -> Tensor:
+        return torch.zeros_like(like).index_put(there().unbind(), like.new_ones(()), accumulate=True)
+
+    return counts

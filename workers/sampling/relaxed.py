@@ -13,42 +13,52 @@ from core.rules import Outcome, lenient, typical
 from core.rules.relaxed import verify_relaxed
 from core.speculation import TokenTree
 from workers.sampling import sampler
-from workers.sampling.batched import Outcomes, at_guesses, of_nodes, starts_of
+from workers.sampling.batched import Decide, Outcomes, at_guesses, of_nodes, starts_of
 from workers.sampling.logits import Row
-from workers.step import Readback
+from workers.step import Readback, Uploads
 
 
-def follow_leniently(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
+def follow_leniently(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
     """Lenient coupled verification; in greedy rows, which have no noise, differences of scores are those of log p."""
-    scores = sampler.perturbed(log_p, rows)
-    argmax, at = readback.argmax(scores), readback.ask(at_guesses(scores, blocks))
+    perturb, of_guess = sampler.perturbing(rows, vocab_size, uploads), at_guesses(blocks, vocab_size, uploads)
 
-    def outcomes() -> list[Outcome]:
-        samples, largest, of_guesses = (of_nodes(values, blocks) for values in (*argmax(), at()))
-        return [
-            verify_relaxed(
-                block,
-                samples[i],
-                lenient.merits(block, of_guesses[i][1:], largest[i], rows[start].lenience),
-            )
-            for i, (block, start) in enumerate(zip(blocks, starts_of(blocks), strict=True))
-        ]
+    def decide(log_p: Tensor, readback: Readback) -> Outcomes:
+        scores = perturb(log_p)
+        argmax, at = readback.argmax(scores), readback.ask(of_guess(scores))
 
-    return outcomes
+        def outcomes() -> list[Outcome]:
+            samples, largest, of_guesses = (of_nodes(values, blocks) for values in (*argmax(), at()))
+            return [
+                verify_relaxed(
+                    block,
+                    samples[i],
+                    lenient.merits(block, of_guesses[i][1:], largest[i], rows[start].lenience),
+                )
+                for i, (block, start) in enumerate(zip(blocks, starts_of(blocks), strict=True))
+            ]
+
+        return outcomes
+
+    return decide
 
 
-def follow_typical(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
+def follow_typical(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
     """Typical acceptance."""
-    wide = log_p.double()
-    entropies = -(wide.exp() * wide.masked_fill(wide.isinf(), 0.0)).sum(dim=-1)
-    argmax = readback.argmax(sampler.perturbed(log_p, rows))
-    entropy, at = readback.ask(entropies), readback.ask(at_guesses(log_p, blocks))
+    perturb, of_guess = sampler.perturbing(rows, vocab_size, uploads), at_guesses(blocks, vocab_size, uploads)
 
-    def outcomes() -> list[Outcome]:
-        samples, of_rows, of_guesses = (of_nodes(values, blocks) for values in (argmax()[0], entropy(), at()))
-        return [
-            verify_relaxed(block, samples[i], typical.merits(block, of_guesses[i][1:], of_rows[i]))
-            for i, block in enumerate(blocks)
-        ]
+    def decide(log_p: Tensor, readback: Readback) -> Outcomes:
+        wide = log_p.double()
+        entropies = -(wide.exp() * wide.masked_fill(wide.isinf(), 0.0)).sum(dim=-1)
+        argmax = readback.argmax(perturb(log_p))
+        entropy, at = readback.ask(entropies), readback.ask(of_guess(log_p))
 
-    return outcomes
+        def outcomes() -> list[Outcome]:
+            samples, of_rows, of_guesses = (of_nodes(values, blocks) for values in (argmax()[0], entropy(), at()))
+            return [
+                verify_relaxed(block, samples[i], typical.merits(block, of_guesses[i][1:], of_rows[i]))
+                for i, block in enumerate(blocks)
+            ]
+
+        return outcomes
+
+    return decide

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,9 +19,20 @@ from core import noise
 from core.exact import Q_MASS, TOP_P_SLACK
 from core.noise import Purpose
 from core.records import Sampling, TokenLogprobs
-from workers.noise import gumbel_rows, largest_with_gumbel
-from workers.sampling.logits import NEVER, Row, adjusted, column, samplings
-from workers.step import Readback, upload
+from workers.noise import ask_gumbel_rows, largest_with_gumbel
+from workers.sampling.logits import (
+    NEVER,
+    Change,
+    Row,
+    adjusted,
+    at_once,
+    column,
+    in_order,
+    in_rows,
+    samplings,
+    unchanged,
+)
+from workers.step import Readback, Uploads, upload
 
 GROUP_TOKENS = 16
 FEW_SCORES = 1 << 17
@@ -37,16 +49,33 @@ def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """log p [R, V] of adjusted logits, by temperature and truncation: the second half of `process`."""
+    return at_once(distributing, logits, rows)
+
+
+def distributing(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
+    """`distribution`, to be called after the upload."""
     of_rows = samplings(rows)
     if all(sampling.is_greedy for sampling in of_rows):
-        return _one_hot(logits)
-    if logits.device.type == "cpu" and all(map(_is_softmax, of_rows)):
-        return logits.log_softmax(dim=-1)  # which has the bits of what follows: it subtracts the largest, too
+        return _one_hot
+    if uploads.device.type == "cpu" and all(map(_is_softmax, of_rows)):
+        # It has the bits of what follows: it subtracts the largest, too.
+        return lambda logits: logits.log_softmax(dim=-1)
+    steps = [
+        _tempered(rows, uploads),
+        _top_k(rows, vocab_size, uploads),
+        _top_p(rows, uploads),
+        _min_p(rows, uploads),
+        lambda logits: logits.log_softmax(dim=-1),
+    ]
+    return _one_hot_where_greedy(rows, in_order(steps), uploads)
+
+
+def _one_hot_where_greedy(rows: Sequence[Row], sampled: Change, uploads: Uploads) -> Change:
     is_greedy = [row.sampling.is_greedy for row in rows]
-    log_p = _min_p(_top_p(_top_k(_tempered(logits, rows), rows), rows), rows).log_softmax(dim=-1)
-    if any(is_greedy):
-        log_p = torch.where(column(is_greedy, logits.device), _one_hot(logits), log_p)
-    return log_p
+    if not any(is_greedy):
+        return sampled
+    where = column(is_greedy, uploads)
+    return lambda logits: torch.where(where(), _one_hot(logits), sampled(logits))
 
 
 def _one_hot(logits: Tensor) -> Tensor:
@@ -60,35 +89,39 @@ def _is_softmax(sampling: Sampling) -> bool:
     return sampling.temperature == 1 and is_whole
 
 
-def _tempered(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def _tempered(rows: Sequence[Row], uploads: Uploads) -> Change:
     """Logits divided by the temperature, shifted so that the largest is 0 and no temperature overflows."""
     temperatures = [row.sampling.temperature or 1.0 for row in rows]
-    is_one = logits.device.type == "cpu" and len(set(temperatures)) == 1  # a GPU multiplies by a number's reciprocal
-    divisor = temperatures[0] if is_one else column(temperatures, logits.device)
-    return (logits - logits.amax(dim=-1, keepdim=True)).div_(divisor)
+    # A GPU multiplies by a number's reciprocal.
+    is_one = uploads.device.type == "cpu" and len(set(temperatures)) == 1
+    there = None if is_one else column(temperatures, uploads)
+
+    def tempered(logits: Tensor) -> Tensor:
+        return (logits - logits.amax(dim=-1, keepdim=True)).div_(there() if there else temperatures[0])
+
+    return tempered
 
 
-def _top_k(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    vocab_size = logits.shape[1]
+def _top_k(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
     ks = [row.sampling.top_k if row.sampling.top_k < vocab_size else 0 for row in rows]
     if not any(ks):
-        return logits
-    k = column(ks, logits.device)
-    threshold = largest(logits, max(ks))[0].gather(1, (k - 1).clamp(min=0))
-    return logits.masked_fill((logits < threshold) & (k > 0), NEVER)
+        return unchanged
+    k = column(ks, uploads)
+
+    def cut_off(logits: Tensor) -> Tensor:
+        threshold = largest(logits, max(ks))[0].gather(1, (k() - 1).clamp(min=0))
+        return logits.masked_fill((logits < threshold) & (k() > 0), NEVER)
+
+    return cut_off
 
 
-def _top_p(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def _top_p(rows: Sequence[Row], uploads: Uploads) -> Change:
     chosen = [index for index, row in enumerate(rows) if row.sampling.top_p < 1 and not row.sampling.is_greedy]
     if not chosen:
-        return logits
-    beyond = _beyond_on_cpu if logits.device.type == "cpu" else _beyond
-    top_p = column([rows[i].sampling.top_p for i in chosen], logits.device, torch.float64)
-    if len(chosen) == len(rows):
-        return logits.masked_fill(beyond(logits, top_p), NEVER)
-    index = upload(chosen, logits.device)
-    subset = logits[index]
-    return logits.index_copy(0, index, subset.masked_fill(beyond(subset, top_p), NEVER))
+        return unchanged
+    beyond = _beyond_on_cpu if uploads.device.type == "cpu" else _beyond
+    top_p = column([rows[i].sampling.top_p for i in chosen], uploads, torch.float64)
+    return in_rows(chosen, len(rows), lambda logits: logits.masked_fill(beyond(logits, top_p()), NEVER), uploads)
 
 
 def _beyond(logits: Tensor, top_p: Tensor) -> Tensor:
@@ -125,12 +158,12 @@ def _nucleus_end(ordered: NDArray[np.float32], mass: float) -> tuple[np.float32,
     return least, num_kept - int(np.count_nonzero(ordered[:num_kept] > least))
 
 
-def _min_p(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def _min_p(rows: Sequence[Row], uploads: Uploads) -> Change:
     min_ps = [row.sampling.min_p for row in rows]
     if not any(min_ps):
-        return logits
-    threshold = column([math.log(min_p) if min_p else NEVER for min_p in min_ps], logits.device)
-    return logits.masked_fill(logits < threshold, NEVER)
+        return unchanged
+    threshold = column([math.log(min_p) if min_p else NEVER for min_p in min_ps], uploads)
+    return lambda logits: logits.masked_fill(logits < threshold(), NEVER)
 
 
 def argmax(scores: Tensor) -> Tensor:
@@ -143,33 +176,60 @@ def argmax(scores: Tensor) -> Tensor:
 
 def perturbed(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
     """log p + shared noise [R, V], of which the largest is coupled sampling's token; greedy rows get no noise."""
+    return at_once(perturbing, log_p, rows)
+
+
+def perturbing(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
+    """`perturbed`, to be called after the upload."""
     chosen = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
     if not chosen:
-        return log_p
-    keys = [_shared_key(rows[i]) for i in chosen]
-    gumbel = gumbel_rows(keys, log_p.shape[1], log_p.device)
+        return unchanged
+    gumbel = ask_gumbel_rows([_shared_key(rows[i]) for i in chosen], vocab_size, uploads)
     if len(chosen) == len(rows):
-        return gumbel.add_(log_p)  # in place: a temporary of this size costs more than the addition
-    return log_p.index_add(0, upload(chosen, log_p.device), gumbel)
+        return lambda log_p: gumbel().add_(log_p)  # in place: a temporary of this size costs more than the addition
+    index = uploads.ask(chosen)
+    return lambda log_p: log_p.index_add(0, index(), gumbel())
+
+
+Draw: TypeAlias = Callable[[Tensor, Readback], Callable[[], list[int]]]
+"""(log p [R, V], readback) -> the token of each row; to be called after the upload, and the result after the
+readback."""
 
 
 def drawn(log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Callable[[], list[int]]:
     """The token of each row by coupled sampling: the largest of `perturbed`. Call the result after the readback."""
-    draw = _drawn_on_cpu if log_p.device.type == "cpu" else _drawn
-    return draw(log_p, rows, readback)
+    uploads = Uploads(log_p.device)
+    draw = drawing(rows, log_p.shape[1], uploads)
+    uploads.send()
+    return draw(log_p, readback)
 
 
-def _drawn(log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Callable[[], list[int]]:
-    argmax = readback.argmax(perturbed(log_p, rows))
-    return lambda: argmax()[0]
+def drawing(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Draw:
+    """`drawn`, to be called after the upload."""
+    draw = _drawn_on_cpu if uploads.device.type == "cpu" else _drawn
+    return draw(rows, vocab_size, uploads)
 
 
-def _drawn_on_cpu(log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Callable[[], list[int]]:
+def _drawn(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Draw:
+    perturb = perturbing(rows, vocab_size, uploads)
+
+    def draw(log_p: Tensor, readback: Readback) -> Callable[[], list[int]]:
+        argmax = readback.argmax(perturb(log_p))
+        return lambda: argmax()[0]
+
+    return draw
+
+
+def _drawn_on_cpu(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Draw:
     """The same without the noise of tokens that it cannot make the largest."""
     if any(row.sampling.is_greedy for row in rows):
-        return _drawn(log_p, rows, readback)
-    token_ids = largest_with_gumbel(log_p.numpy(), [_shared_key(row) for row in rows])
-    return lambda: token_ids
+        return _drawn(rows, vocab_size, uploads)
+
+    def draw(log_p: Tensor, _: Readback) -> Callable[[], list[int]]:
+        token_ids = largest_with_gumbel(log_p.numpy(), [_shared_key(row) for row in rows])
+        return lambda: token_ids
+
+    return draw
 
 
 def _shared_key(row: Row) -> noise.Key:
@@ -217,7 +277,7 @@ def logprobs(
     """
     log_p = raw_logits.float().log_softmax(dim=-1)
     values, ids = log_p.topk(min(num_top, log_p.shape[1]))
-    chosen = log_p.gather(1, column(token_ids, log_p.device)).flatten()
+    chosen = log_p.gather(1, upload(list(token_ids), log_p.device)[:, None]).flatten()
     asked = [readback.ask(tensor) for tensor in (chosen, ids, values)]
     return lambda: [
         TokenLogprobs(logprob, tuple(zip(top_ids, top_values, strict=True)))

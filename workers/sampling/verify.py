@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from torch import Tensor
-
 from core.speculation import TokenTree
 from workers.sampling import chains, coupled, drawn_trees, relaxed
-from workers.sampling.batched import BatchedRule, Outcomes
+from workers.sampling.batched import BatchedRule, Decide
 from workers.sampling.logits import Row
-from workers.step import Readback
+from workers.step import Uploads
 
 BATCHED_RULES: Final[Mapping[str, BatchedRule]] = {
     "greedy": coupled.follow,
@@ -31,9 +29,9 @@ BATCHED_RULES: Final[Mapping[str, BatchedRule]] = {
 }
 
 
-def verify(rule: str, blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
-    """Verify each block by the rule with this name; shapes as in `BatchedRule`.
+def verify(rule: str, blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
+    """How each block is decided by the rule with this name; shapes as in `BatchedRule`.
 
     Raises: ValueError for a tree under a rule that takes chains only.
     """
-    return BATCHED_RULES[rule](blocks, log_p, rows, readback)
+    return BATCHED_RULES[rule](blocks, rows, vocab_size, uploads)

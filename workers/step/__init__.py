@@ -5,7 +5,7 @@ from workers.step.paged_plan import StepShape
 from workers.step.plan import NO_TILING, AttentionGroup, StepPlan, Tiling, plan_step
 from workers.step.readers import Span
 from workers.step.rows import Step, StepRows, lay_out
-from workers.step.transfer import Readback, upload
+from workers.step.transfer import Readback, Uploads, upload
 
 __all__ = [
     "NO_TILING",
@@ -22,6 +22,7 @@ __all__ = [
     "StepRows",
     "StepShape",
     "Tiling",
+    "Uploads",
     "lay_out",
     "plan_step",
     "upload",

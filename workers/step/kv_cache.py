@@ -227,7 +227,7 @@ class KVCache:
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy the slots `sources` to the slots `targets`, in all layers."""
-        source, target = self._slot_tensor(sources), self._slot_tensor(targets)
+        source, target = upload([list(sources), list(targets)], self.device, torch.int64).unbind()
         for rows in (*self.keys, *self.values):
             rows.index_copy_(0, target, rows.index_select(0, source))
 

@@ -44,7 +44,7 @@ class StepShape:
     depth: int
     """Levels of the deepest tree below its root; 0 without trees."""
     tile_rows: int
-    """Most rows of a tile: 1 where each sequence has one row."""
+    """Most rows of a tile: 1 where each sequence has one row, and none of them is a node of a tree."""
     block_tokens: int
     """Rows of KV of an entry of a block table."""
 
@@ -52,7 +52,7 @@ class StepShape:
     def of(cls, cache: KVCache, step: Step, tiling: Tiling = NO_TILING) -> StepShape:
         """The least shape for a step."""
         readers = _readers(step, tiling)
-        is_tiled = tiling.by_branch or any(reader.num_rows > 1 for reader in readers)
+        is_tiled = tiling.by_branch or any(reader.num_rows > 1 or not reader.is_chain for reader in readers)
         trees = [reader for reader in readers if isinstance(reader, Span) and not reader.is_chain]
         block_tokens = min(reader.source(cache)[1] for reader in readers)
         return cls(

@@ -1,7 +1,8 @@
 """Copies between host and device: asynchronous uploads, and one wait for all results.
 
 A GPU runs asynchronously. When Python reads a value on it, Python waits until all queued work is done; so it does when
-torch makes a tensor there from a list. So inputs of a step go by `upload`, and results come by one `Readback`.
+torch makes a tensor there from a list. So inputs of a step go by `upload`, those of sampling by one `Uploads`, and
+results come by one `Readback`.
 """
 
 from __future__ import annotations
@@ -23,16 +24,45 @@ def upload(
     values: list[Any] | tuple[Any, ...] | NDArray[Any] | Tensor, device: torch.device, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Values of the host as a tensor on the device; the copy is queued before the device's next work."""
-    tensor = values if isinstance(values, Tensor) else _tensor(values, dtype)
-    tensor = tensor if dtype is None else tensor.type(dtype)
+    tensor = _tensor(values, dtype)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def _tensor(values: list[Any] | tuple[Any, ...] | NDArray[Any], dtype: torch.dtype | None) -> Tensor:
+def _tensor(values: list[Any] | tuple[Any, ...] | NDArray[Any] | Tensor, dtype: torch.dtype | None) -> Tensor:
     """As `torch.as_tensor` makes it, in a third of the time for a short list. Numbers for float64 are not rounded."""
+    if isinstance(values, Tensor):
+        return values if dtype is None else values.type(dtype)
     tensor = torch.from_numpy(np.asarray(values))
     is_of_floats = tensor.dtype == torch.float64 and not isinstance(values, np.ndarray)
-    return tensor.float() if is_of_floats and dtype != torch.float64 else tensor
+    tensor = tensor.float() if is_of_floats and dtype != torch.float64 else tensor
+    return tensor if dtype is None else tensor.type(dtype)
+
+
+class Uploads:
+    """Sends any number of tensors to one device in one copy."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._wanted: list[Tensor] = []
+        self._there: list[Tensor] = []
+        """All that has been sent, in the order in which it was asked for."""
+
+    def ask(
+        self, values: list[Any] | tuple[Any, ...] | NDArray[Any], dtype: torch.dtype | None = None
+    ) -> Callable[[], Tensor]:
+        """Send these values, too, with the type that `upload` gives them.
+
+        After `send` the result gives the tensor on the device.
+        """
+        index = len(self._there) + len(self._wanted)
+        self._wanted.append(_tensor(values, dtype))
+        return lambda: self._there[index]
+
+    def send(self) -> None:
+        """Queue one copy of all that was asked for since the last."""
+        if self._wanted:
+            self._there += self._wanted if self.device.type == "cpu" else _on_device(self._wanted, self.device)
+            self._wanted.clear()
 
 
 class Readback:
@@ -84,12 +114,22 @@ def _argmax_on_cpu(scores: Tensor) -> Argmax:
     return lambda: (ids, values)
 
 
+def _on_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """These tensors of the host, in one copy."""
+    return _packed(tensors, lambda packed: upload(packed, device))
+
+
 def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """These tensors of a device, in one copy."""
+    return _packed(tensors, Tensor.cpu)
+
+
+def _packed(tensors: Sequence[Tensor], copy: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """These tensors after one copy of all their bytes."""
     by_size = sorted(range(len(tensors)), key=lambda index: -tensors[index].itemsize)  # each begins at a multiple
     # A copy, for torch takes what has one element for contiguous, and then minds its strides.
     parts = [tensors[index].reshape(-1).clone(memory_format=torch.contiguous_format) for index in by_size]
-    packed = torch.cat([part.view(torch.uint8) for part in parts]).cpu()
+    packed = copy(torch.cat([part.view(torch.uint8) for part in parts]))
     found, first = list(tensors), 0
     for index in by_size:
         tensor = tensors[index]

@@ -1,4 +1,4 @@
-"""Anthropic's API: messages, and the number of their tokens."""
+"""Anthropic's API: messages, and counting their tokens."""
 
 from deploy.http.anthropic.bodies import CountBody, MessagesBody
 from deploy.http.anthropic.replies import MessagesReply

@@ -1,6 +1,6 @@
-"""The bodies of /v1/messages and of its count of tokens: what they say, and their blocks as messages of a chat.
+"""The bodies of /v1/messages and /v1/messages/count_tokens, and their blocks as chat messages.
 
-Knows what each field says; must not know how it is replied to.
+Knows the meaning of each field; must not know replies.
 """
 
 from __future__ import annotations
@@ -34,26 +34,24 @@ from workers.grammar import Structure
 
 CHOICES: Mapping[str, str] = {"auto": AUTO, "any": REQUIRED, "none": NO_CALLS, "tool": NAMED}
 EFFORTS = ((5_000, "low"), (10_000, "medium"))
-"""Largest budgets for thinking, in tokens, that are told to a chat template as these efforts; more is "high"."""
+"""Thinking budgets in tokens, and the effort that the chat template gets below each; larger ones are "high"."""
 NO_TOOLS = "this server runs no tools of its own"
 KEPT_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 NO_EDITS = "this server takes nothing out of a prompt"
 
 
 class ContentBlock(Part):
-    """What all blocks have in common."""
+    """Base of all blocks."""
 
     cache_control: Ignored = None
 
 
 class TextBlock(ContentBlock, Said):
-    """Something said."""
-
     citations: Annotated[Any, neutral([], reason="this server cites nothing")] = None
 
 
 class ToolUseBlock(ContentBlock):
-    """A call that the model has made."""
+    """A tool call by the model."""
 
     type: Literal["tool_use"]
     id: str
@@ -64,25 +62,23 @@ class ToolUseBlock(ContentBlock):
 
 
 class ToolResultBlock(ContentBlock):
-    """What the call gave."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
     content: Content = ""
     is_error: bool | None = None
-    """For chat templates that know it."""
+    """Passed to the chat template, which may use it."""
     toolset_name: Annotated[Any, neutral(reason=NO_TOOLS)] = None
 
     def for_template(self, field: str) -> dict[str, Any]:
-        """As chat templates have it. Raises: InvalidRequest."""
+        """The block as a chat message. Raises: InvalidRequest."""
         content = text_of(self.content, _TEXTS, f"{field}.content")
         message = {"role": "tool", "content": content, "tool_call_id": self.tool_use_id}
         return {**message, "is_error": True} if self.is_error else message
 
 
 class ThinkingBlock(ContentBlock):
-    """What the model thought."""
-
     type: Literal["thinking"]
     thinking: str
     signature: Ignored = None
@@ -94,17 +90,15 @@ _BLOCKS: Mapping[str, Mapping[str, type[ContentBlock]]] = {
     "user": {"text": TextBlock, "tool_result": ToolResultBlock},
     "assistant": {"text": TextBlock, "tool_use": ToolUseBlock, "thinking": ThinkingBlock},
 }
-"""Who may say what."""
+"""Allowed block types by role."""
 
 
 class MessageParam(Part):
-    """Of a chat."""
-
     role: Literal["user", "assistant", "system"]
     content: Content
 
     def for_template(self, field: str) -> Chat:
-        """As chat templates have it, results of tools as messages of their own. Raises: InvalidRequest."""
+        """The message for chat templates; each tool result becomes a message of its own. Raises: InvalidRequest."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         fields = [f"{field}.content[{index}]" for index in range(len(self.content))]
@@ -137,8 +131,6 @@ def _custom(value: Any) -> Any:
 
 
 class MessagesTool(Part):
-    """A tool of the caller's."""
-
     type: Annotated[Any, AfterValidator(_custom)] = None
     name: str
     description: str | None = None
@@ -152,7 +144,7 @@ class MessagesTool(Part):
 
 
 class MessagesChoice(Part):
-    """Whether a tool has to be called."""
+    """Whether a tool must be called, and which."""
 
     type: Literal["auto", "any", "none", "tool"]
     name: str | None = None
@@ -164,12 +156,12 @@ class Thinking(Part):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
-    """Told to the chat template as an effort; nothing holds the model to it."""
+    """Passed to the chat template as an effort; it is not enforced."""
     display: Ignored = None
 
     @property
     def effort(self) -> str | None:
-        """None where none is asked for."""
+        """The effort for the budget; None without a budget."""
         budget = self.budget_tokens
         if self.type != "enabled" or budget is None:
             return None
@@ -177,21 +169,19 @@ class Thinking(Part):
 
 
 class OutputFormat(Part):
-    """A schema."""
-
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
 class OutputOptions(Part):
-    """What the text must look like."""
+    """Format of the output, and reasoning effort."""
 
     format: OutputFormat | None = None
     effort: Effort | None = None
 
 
 class CountBody(Body):
-    """/v1/messages/count_tokens, which is what says of a message what is read."""
+    """The body of /v1/messages/count_tokens: the fields that make up the prompt."""
 
     messages: Annotated[list[MessageParam], FailFast(), Field(max_length=MAX_MESSAGES)]
     system: Content | None = None
@@ -207,12 +197,12 @@ class CountBody(Body):
 
     @property
     def continues(self) -> bool:
-        """An assistant's last message is the beginning of the answer."""
+        """Whether the last message is the assistant's. The answer then continues it."""
         return bool(self.messages) and self.messages[-1].role == "assistant"
 
     @property
     def template_arguments(self) -> Mapping[str, Any]:
-        """`enable_thinking` is how chat templates call it. They need not know an effort that a budget stands for."""
+        """Variables for the chat template. The effort of a budget is a hint, which the template may ignore."""
         given, known = self.thinking, dict[str, Any]()
         if given is not None and given.type != "adaptive":
             known["enable_thinking"] = given.type == "enabled"
@@ -265,13 +255,13 @@ class CountBody(Body):
 
 
 class MessagesBody(CountBody):
-    """/v1/messages"""
+    """The body of /v1/messages."""
 
     max_tokens: int
     stop: Annotated[list[str] | None, BeforeValidator(few), Field(alias="stop_sequences")] = None
     metadata: Ignored = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    """Both are the same here: only `priority` goes before others."""
+    """Both values mean the same here: only `priority` changes the order of requests."""
     inference_geo: Ignored = None
     container: Annotated[Any, neutral(reason=NO_TOOLS)] = None
     diagnostics: Annotated[Any, neutral({}, reason="usage says how much of a prompt was cached")] = None

@@ -1,4 +1,4 @@
-"""The reply to /v1/messages: one object, or events that build it up.
+"""The reply to /v1/messages, as one object or as a stream of events.
 
 Knows Anthropic's events; must not know how a reply is sent.
 """
@@ -20,7 +20,7 @@ DELTAS: Mapping[Kind, tuple[str, str]] = {
     Kind.REASONING: ("thinking_delta", "thinking"),
     Kind.CALL: ("input_json_delta", "partial_json"),
 }
-"""Of each kind of block: the type of what is added, and the field that has it."""
+"""Type of a delta and its text field, for each kind of block."""
 
 
 class MessagesReply(Reply):
@@ -31,7 +31,7 @@ class MessagesReply(Reply):
         self._blocks = Blocks(order.reading, "toolu_")
         self._last: Chunk | None = None
 
-    def piece(self, index: int, chunk: Chunk) -> bytes:  # noqa: ARG002 - there is one sample
+    def piece(self, index: int, chunk: Chunk) -> bytes:  # noqa: ARG002 - there is only one sample
         events = [] if self._last is not None else [self._start(), _event("ping")]
         changes = self._changes(chunk)
         return b"".join([*events, *map(_of_change, changes)])
@@ -64,7 +64,7 @@ class MessagesReply(Reply):
         }
 
     def _stop(self) -> dict[str, Any]:
-        """Why the message has ended, if it has."""
+        """The stop reason; null until the message has ended."""
         last = self._last
         if last is None or last.finish_reason is None:
             return {"stop_reason": None, "stop_sequence": None}
@@ -75,7 +75,7 @@ class MessagesReply(Reply):
         return {"stop_reason": "tool_use" if self._blocks.has_calls else "end_turn", "stop_sequence": None}
 
     def _usage(self) -> dict[str, int]:
-        """Anthropic's `input_tokens` are those that were not read from the cache."""
+        """Usage by Anthropic's names. `input_tokens` leaves out tokens read from the cache."""
         usage = usage_of([] if self._last is None else [self._last], self._order.requests[0])
         cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": usage.cached_tokens}
         num_computed = usage.prompt_tokens - usage.cached_tokens
@@ -117,9 +117,9 @@ def _whole(block: Block) -> dict[str, Any]:
 
 
 def arguments_read(text: str, *, is_cut: bool) -> dict[str, Any]:
-    """A call's arguments: of a call that was cut, those that are whole, as Anthropic's client reads them in a stream.
+    """The arguments of a call. For a cut call, the complete ones, as Anthropic's client parses a stream.
 
-    What a model has written that is no object stands under the key that Anthropic names for it.
+    Text that is not an object is returned under Anthropic's key INVALID_JSON.
     """
     try:
         value = from_json(text or "{}", allow_partial=is_cut)

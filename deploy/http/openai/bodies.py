@@ -1,6 +1,6 @@
-"""What OpenAI's bodies have in common, and the body of /v1/completions.
+"""Parts shared by OpenAI's bodies, and the body of /v1/completions.
 
-Knows what each field says; must not know how it is replied to.
+Knows the meaning of each field; must not know replies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESPONSE_FORMATS = ("text", "json_object", "json_schema")
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
-    """One prompt, or several of one kind."""
+    """A list of prompts from one prompt, or from several of one kind. Raises: ValueError."""
     are_several = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
     prompts = value if are_several else [value]
     if len(prompts) > MAX_PROMPTS:
@@ -44,32 +44,28 @@ def _are_ids(value: Any) -> bool:
 
 NO_MODERATION = "this server moderates nothing"
 ROLES = {"developer": "system"}
-"""What chat templates call a role that they have no word for."""
+"""Roles that chat templates do not know, and the roles that replace them."""
 
 
 class TextPart(Said):
-    """Of a content."""
-
     prompt_cache_breakpoint: Ignored = None
 
 
 class RefusalPart(Said):
-    """Of what an assistant has said."""
+    """A refusal by the assistant."""
 
     text: Annotated[str, Field(alias="refusal")]
 
 
 class StreamOptions(Part):
-    """What a stream carries beside its choices."""
-
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    """Usage so far in every chunk."""
+    """Whether every chunk has the usage so far."""
     include_obfuscation: Ignored = None
 
 
 class JsonSchema(Part):
-    """Of OpenAI's `response_format`. An output keeps to the schema whether `strict` is given or not."""
+    """Schema of `response_format`. The output always follows it; `strict` is ignored."""
 
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     name: Ignored = None
@@ -78,20 +74,20 @@ class JsonSchema(Part):
 
 
 class ResponseFormat(Part):
-    """As OpenAI has it."""
+    """OpenAI's `response_format`."""
 
     type: str
     json_schema: JsonSchema | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    """Beside json_object, as other servers have it."""
+    """Accepted with json_object, as in other servers."""
 
 
 class OpenAiBody(Body):
-    """What all of OpenAI's bodies have in common."""
+    """Fields shared by all of OpenAI's bodies."""
 
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
 
-    # Hints for other servers, which change no output.
+    # Hints for other servers. They change no output.
     user: Ignored = None
     metadata: Ignored = None
     safety_identifier: Ignored = None
@@ -105,12 +101,12 @@ class OpenAiBody(Body):
 
     @property
     def tier_served(self) -> ServiceTier:
-        """Nothing is served by another tier than was asked for."""
+        """Service tier to report: the requested one, or the default."""
         return self.tier_asked or "default"
 
 
 class SampledBody(OpenAiBody):
-    """What completions and chat completions have in common."""
+    """Fields shared by completions and chat completions."""
 
     n: int | None = None
     stream_options: StreamOptions | None = None
@@ -120,7 +116,7 @@ class SampledBody(OpenAiBody):
     HAS_CHOICES: ClassVar[bool] = True
 
     return_token_ids: bool | None = None
-    """Of the prompt, too."""
+    """Includes the prompt's token ids."""
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     store: Ignored = None
@@ -150,7 +146,7 @@ class SampledBody(OpenAiBody):
 def structure_of_format(
     field: str, kind: str, schema: dict[str, Any] | None, given_at: str, schema_at: str
 ) -> tuple[str, Structure] | None:
-    """What a format of OpenAI's says of the output, and where. Raises: InvalidRequest."""
+    """The field and structure of an output format. Raises: InvalidRequest."""
     require(kind in RESPONSE_FORMATS, f"{field}.type", f"one of {', '.join(RESPONSE_FORMATS)}", kind)
     if kind == "json_schema":
         if schema is None:
@@ -162,7 +158,7 @@ def structure_of_format(
 
 
 class CompletionBody(SampledBody):
-    """/v1/completions"""
+    """The body of /v1/completions."""
 
     PROMPT: ClassVar[str] = "prompt"
 
@@ -192,6 +188,5 @@ class CompletionBody(SampledBody):
             raise InvalidRequest("n", f"must be 1 where a prompt is repeated with its logprobs, got {self.n}")
 
     def param_of(self, field: str) -> str:
-        """See Body."""
         is_echo = field == "prompt_logprobs" and self.prompt_logprobs is None
         return super().param_of("logprobs" if is_echo else field)

@@ -1,6 +1,6 @@
-"""The body of /v1/chat/completions, as OpenAI's API has it: messages, and tools.
+"""The body of OpenAI's /v1/chat/completions: messages and tools.
 
-Knows what each field says; must not know how it is replied to.
+Knows the meaning of each field; must not know replies.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ ASSISTANTS_PARTS: Mapping[str, type[Said]] = {**PARTS, "refusal": RefusalPart}
 
 
 class CalledFunction(Part):
-    """Of a call that the model has made before."""
-
     name: str
     arguments: str
 
 
 class ChatCall(Part):
-    """A call that the model has made before."""
+    """A tool call by the model in an earlier message."""
 
     id: str
     type: Literal["function"] = "function"
@@ -51,14 +49,14 @@ class ChatCall(Part):
 
 
 class Message(Part):
-    """Of a chat. What the model answered before may come back as it was given."""
+    """A message of the chat. The model's earlier answers are accepted in the form in which they were returned."""
 
     role: str
     content: Content | None = None
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    """The same by another name."""
+    """Another name of `reasoning`."""
     tool_calls: Annotated[list[ChatCall] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
     tool_call_id: str | None = None
     refusal: str | None = None
@@ -67,7 +65,7 @@ class Message(Part):
     function_call: Annotated[Any, neutral(reason=NO_FUNCTIONS)] = None
 
     def for_template(self, field: str) -> dict[str, Any]:
-        """As chat templates have it. Raises: InvalidRequest."""
+        """The message in the form that chat templates expect. Raises: InvalidRequest."""
         parts = ASSISTANTS_PARTS if self.role == "assistant" else PARTS
         content = text_of(self.content or "", parts, f"{field}.content")
         message: dict[str, Any] = {"role": ROLES.get(self.role, self.role), "content": content}
@@ -97,7 +95,7 @@ class Message(Part):
 
 
 class GivenFunction(Part):
-    """What a model may call. Arguments keep to the schema where a call is asked for, `strict` or not."""
+    """A function that the model may call. A forced call always follows the schema; `strict` is ignored."""
 
     name: str
     description: str | None = None
@@ -106,34 +104,30 @@ class GivenFunction(Part):
 
 
 class ChatTool(Part):
-    """A tool of a chat."""
-
     type: Literal["function"]
     function: GivenFunction
 
 
 class NamedFunction(Part):
-    """A tool by its name."""
-
     name: str
 
 
 class NamedTool(Part):
-    """The tool that has to be called."""
+    """The tool that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class ChatBody(SampledBody):
-    """/v1/chat/completions"""
+    """The body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     echo: bool | None = None
-    """An answer that goes on with the chat's last message begins with it."""
+    """Whether an answer that continues the chat's last message repeats it."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     tools: Annotated[list[ChatTool] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
@@ -152,7 +146,7 @@ class ChatBody(SampledBody):
 
     @model_validator(mode="after")
     def _fill_max_tokens(self) -> Self:
-        """The limit has a newer name, by which it may be given alone."""
+        """Accept the newer name of the limit, max_completion_tokens."""
         self.max_tokens = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
         return self
 
@@ -166,7 +160,7 @@ class ChatBody(SampledBody):
 
     @property
     def echoed(self) -> str:
-        """What the answer begins with. Raises: InvalidRequest."""
+        """The text that the answer repeats, or an empty string. Raises: InvalidRequest."""
         if not self.echo or not self.messages or self.messages[-1].role != "assistant":
             return ""
         return str(self.messages[-1].for_template(f"messages[{len(self.messages) - 1}]")["content"])
@@ -214,7 +208,6 @@ class ChatBody(SampledBody):
             raise InvalidRequest(field, "must not be given in a message that is continued")
 
     def param_of(self, field: str) -> str:
-        """See Body."""
         if field == "logprobs":
             return "top_logprobs"
         if field == "max_tokens" and self.max_completion_tokens is not None:

@@ -1,6 +1,6 @@
-"""The reply to /v1/chat/completions: messages with thoughts and calls, whole or in deltas.
+"""The reply to /v1/chat/completions: messages with reasoning and tool calls, whole or in deltas.
 
-Knows what divides a text; must not know how a reply is sent.
+Knows how to split a text; must not know how a reply is sent.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from deploy.http.reply import ReplyOrder, text_of
 
 
 class ChatReply(ChoicesReply):
-    """Of /v1/chat/completions."""
-
     PREFIX = "chatcmpl-"
     WHOLE = "chat.completion"
     PIECE = "chat.completion.chunk"
@@ -31,7 +29,7 @@ class ChatReply(ChoicesReply):
         self._splitters = [Splitter(order.reading) for _ in order.requests]
         self._num_calls = [0] * len(order.requests)
         self._last_kinds: list[Kind | None] = [None] * len(order.requests)
-        """Of each sample: what came last since its text began."""
+        """Kind of the last piece of each sample, once its text has begun."""
 
     def _of_prompt(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
         ids = {"prompt_token_ids": self._requests[0].prompt} if self._has_token_ids else {}
@@ -56,7 +54,7 @@ class ChatReply(ChoicesReply):
         return [self._parted(index, piece) for piece in pieces]
 
     def _parted(self, index: int, piece: OutputPiece) -> OutputPiece:
-        """With a line break before a text that comes after another one and a call: both are one content."""
+        """The piece, after a line break if it is text that follows text and a call: all text forms one content."""
         before = self._last_kinds[index]
         if piece.kind is Kind.TEXT or before is not None:
             self._last_kinds[index] = piece.kind
@@ -97,7 +95,7 @@ class ChatReply(ChoicesReply):
 
 
 def _thoughts(pieces: Sequence[OutputPiece]) -> dict[str, str]:
-    """By both names that other servers have for them."""
+    """The reasoning under both names that other servers use."""
     thoughts = joined(pieces, Kind.REASONING)
     return {"reasoning": thoughts, "reasoning_content": thoughts} if thoughts else {}
 

@@ -1,4 +1,4 @@
-"""The reply to /v1/completions: texts, with log probabilities as lists beside each other.
+"""The reply to /v1/completions: texts, with log probabilities as parallel lists.
 
 Knows OpenAI's objects; must not know how a reply is sent.
 """
@@ -16,8 +16,6 @@ from deploy.http.reply import ReplyOrder, text_of
 
 
 class CompletionReply(ChoicesReply):
-    """Of /v1/completions."""
-
     PREFIX = "cmpl-"
     WHOLE = PIECE = "text_completion"
 
@@ -34,7 +32,7 @@ class CompletionReply(ChoicesReply):
         return {"text": (self._prompt(index) if self._body.echo else "") + text_of(chunks)}
 
     def _prompt(self, index: int) -> str:
-        """As it was given, unless it was ids or cut."""
+        """The prompt as given; decoded if it was given as ids or has been truncated."""
         prompt = self._body.prompt[index // self._num_samples]
         if isinstance(prompt, str) and self._body.truncate_prompt_tokens is None:
             return prompt
@@ -47,7 +45,7 @@ class CompletionReply(ChoicesReply):
         return {**fields, **self._prompt_logprobs(index, chunks)}
 
     def _logprobs(self, index: int, chunks: Sequence[Chunk], *, is_first: bool) -> dict[str, Any]:
-        """The prompt's first token follows nothing, and has none."""
+        """Log probabilities as parallel lists. The prompt's first token has none."""
         tokens: list[tuple[int, TokenLogprobs | None]] = [*scored_tokens(chunks)]
         if is_first:
             self._texts[index] = TextOffsets(self._tokenizer)
@@ -68,13 +66,13 @@ class CompletionReply(ChoicesReply):
         }
 
     def _top(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens and the actual one, as OpenAI has it: at most one more than asked for."""
+        """The most probable tokens and the actual one: at most one more than requested, as in OpenAI's API."""
         most = self._body.logprobs
         top = {self._name(each): logprob for each, logprob in logprobs.top[:most]}
         return {**top, self._name(token_id): logprobs.logprob}
 
     def _name(self, token_id: int) -> str:
-        """The token's text; its bytes, as OpenAI writes them, where they are no text: names must tell tokens apart."""
+        """The token's text, or its bytes in OpenAI's notation if they are not valid text: names must be distinct."""
         text, content = self._token(token_id)
         is_text = text.encode("utf-8", "replace") == content
         return text if is_text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)

@@ -1,4 +1,4 @@
-"""From the core to bodies: chunks become the choices of OpenAI's objects, this project's own fields beside.
+"""Converts chunks to the choices of OpenAI's objects, with this project's own fields.
 
 Knows the tokenizer, for the text of single tokens; must not know how a reply is sent.
 """
@@ -21,12 +21,12 @@ from deploy.receipts import receipt_fields
 
 
 class ChoicesReply(Reply):
-    """A reply with a choice for each sample."""
+    """A reply with one choice for each sample."""
 
     PREFIX: ClassVar[str]
     WHOLE: ClassVar[str]
     PIECE: ClassVar[str]
-    """Names of the objects: of a whole reply, and of a piece of a stream."""
+    """`WHOLE` and `PIECE` are the object names of a whole reply and of a piece of a stream."""
 
     def __init__(self, order: ReplyOrder) -> None:
         body = order.body
@@ -52,7 +52,7 @@ class ChoicesReply(Reply):
         self._usages: dict[int, Usage] = {}
 
     def piece(self, index: int, chunk: Chunk) -> bytes:
-        """Nothing where the chunk has nothing to tell yet."""
+        """The event of a chunk; empty if the chunk has nothing to report yet."""
         is_first = index not in self._begun
         self._begun.add(index)
         self._usages[index] = chunk.usage
@@ -79,7 +79,7 @@ class ChoicesReply(Reply):
         return {**self._head, "object": self.WHOLE, "choices": choices, "usage": self._usage(), **of_prompt}
 
     def _of_prompt(self, chunks: Sequence[Chunk]) -> dict[str, Any]:  # noqa: ARG002
-        """What the first object says of the prompt, where it is not for choices to say."""
+        """Top-level fields about the prompt, for the first object."""
         return {}
 
     @abstractmethod
@@ -95,7 +95,7 @@ class ChoicesReply(Reply):
     def _logprobs(self, index: int, chunks: Sequence[Chunk], *, is_first: bool) -> dict[str, Any]: ...
 
     def _common(self, index: int, chunks: Sequence[Chunk], *, is_first: bool) -> dict[str, Any]:
-        """What choices have in all forms, whole or in pieces."""
+        """Fields of a choice that are the same in all forms, whole or in pieces."""
         last = chunks[-1]
         asked = self._requests[index].num_logprobs is not None
         fields: dict[str, Any] = {
@@ -116,14 +116,14 @@ class ChoicesReply(Reply):
         return fields
 
     def _outrider(self, index: int, last: Chunk) -> dict[str, Any]:
-        """By what seed the output can be repeated, what speculation did for it, and the receipt if asked for."""
+        """The seed that repeats the output, statistics of speculation, and the receipt if requested."""
         stats = speculation_fields(last.stats) if last.stats is not None else None
         receipt = {"receipt": receipt_fields(last.receipt)} if last.receipt is not None else {}
         problem = {"problem": str(self._named(last.problem))} if last.problem is not None else {}
         return {"seed": self._requests[index].sampling.seed, "speculation": stats, **receipt, **problem}
 
     def _usage(self) -> dict[str, Any]:
-        """So far: each prompt counts once, with what its samples found cached at least."""
+        """Usage so far. Each prompt counts once, with the smallest number of cached tokens among its samples."""
         usages: dict[int, list[Usage]] = {}
         for index, usage in self._usages.items():
             usages.setdefault(index // self._num_samples, []).append(usage)
@@ -138,7 +138,7 @@ class ChoicesReply(Reply):
         }
 
     def _prompt_logprobs(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        """Of one prompt, if asked for, as vLLM has them; they come with the first sample."""
+        """Log probabilities of one prompt in vLLM's form, if requested; they come with its first sample."""
         scored = [each for chunk in chunks for each in chunk.prompt_logprobs]
         if not (self._has_prompt_logprobs and scored):
             return {}
@@ -146,7 +146,7 @@ class ChoicesReply(Reply):
         return {"prompt_logprobs": [None, *(self._ranked(*each) for each in tokens)]}
 
     def _ranked(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
-        """The token and the likeliest ones by their ids; the rank of a token that is not among these is not known."""
+        """Log probabilities and ranks by token id. The rank is null for a token outside the most probable ones."""
         ranked = {other: (logprob, rank) for rank, (other, logprob) in enumerate(logprobs.top, 1)}
         return {
             str(each): {"logprob": logprob, "rank": rank, "decoded_token": self._token(each)[0]}
@@ -157,7 +157,7 @@ class ChoicesReply(Reply):
         return self._tokenizer.decode([token_id], skip_special_tokens=True)
 
     def _token(self, token_id: int) -> tuple[str, bytes]:
-        """One token as it reads alone, and its bytes."""
+        """A token's text by itself, and its bytes."""
         if not self._tokenizer.is_byte_level:
             text = self._tokenizer.decode([token_id], skip_special_tokens=False)
             return text, text.encode()
@@ -166,20 +166,20 @@ class ChoicesReply(Reply):
 
 
 def scored_tokens(chunks: Sequence[Chunk]) -> Iterator[tuple[int, TokenLogprobs]]:
-    """The tokens of the output, where their log probabilities were asked for."""
+    """The output's tokens with their log probabilities, if requested."""
     for chunk in chunks:
         if chunk.logprobs:
             yield from zip(chunk.token_ids, chunk.logprobs, strict=True)
 
 
 def _tells(choice: Mapping[str, Any], chunk: Chunk) -> bool:
-    """Whether a piece says anything: text may lag behind the tokens."""
+    """Whether a piece has any content: text may lag behind the tokens."""
     names = ("text", "delta", "finish_reason", "token_ids", "outrider", "prompt_logprobs")
     return any(choice.get(name) for name in names) or bool(choice["logprobs"] and chunk.token_ids)
 
 
 def model_card(model: Hosted, created_s: int) -> dict[str, Any]:
-    """One entry of /v1/models, for the clients of both APIs."""
+    """One entry of /v1/models, for clients of both APIs."""
     created_at = datetime.fromtimestamp(created_s, UTC).isoformat().replace("+00:00", "Z")
     by_openai = {"object": "model", "created": created_s, "owned_by": OWNER}
     by_anthropic = {"type": "model", "display_name": model.name, "created_at": created_at}

@@ -1,6 +1,6 @@
-"""The body of /v1/responses: what it says, and its items as messages of a chat.
+"""The body of /v1/responses, and its items as chat messages.
 
-Knows what each field says; must not know how it is replied to. Nothing is kept between calls.
+Knows the meaning of each field; must not know replies. Nothing is stored between calls.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ NEVER_THERE = (
     "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )  # fmt: skip
-"""Thoughts are given as they are, and the rest belongs to items that this server never makes."""
+"""Values of `include` with nothing to include: reasoning is always returned in full, and this server never creates the
+other items."""
 BY_THE_MODEL = "here the model alone calls tools"
 NOT_AT_ONCE = "this server waits for no tools"
 NO_REFERENCES = "this server keeps no items; clients that send references send the items where store is false"
@@ -55,7 +56,7 @@ NO_OTHERS = "this server takes no other items"
 
 
 def _include(value: Any) -> Any:
-    """What no output here has may be asked for."""
+    """Accept values of `include` for content that no output here has. Raises: ValueError."""
     wrong = next((each for each in value or () if each not in NEVER_THERE), None)
     if wrong == LOGPROBS:
         raise ValueError(f"must not have {LOGPROBS}: /v1/chat/completions has log probabilities")
@@ -65,7 +66,7 @@ def _include(value: Any) -> Any:
 
 
 class OutputPart(TextPart):
-    """Of what the model has said; it may come back as it was."""
+    """Text of an earlier answer, in the form in which it was returned."""
 
     annotations: Annotated[Any, neutral([], reason="this server cites nothing")] = None
     logprobs: Ignored = None
@@ -83,15 +84,13 @@ _THOUGHTS: Mapping[str, type[Said]] = {"reasoning_text": TextPart, "text": TextP
 
 
 class Item(Part):
-    """What all items have in common: what came from this server may come back as it was."""
+    """Base of all items. Items from this server's replies are accepted in the form in which they were returned."""
 
     id: Ignored = None
     status: Ignored = None
 
 
 class MessageItem(Item):
-    """Something said."""
-
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
@@ -99,7 +98,7 @@ class MessageItem(Item):
 
 
 class CallItem(Item):
-    """A call that the model has made."""
+    """A tool call by the model."""
 
     type: Literal["function_call"]
     call_id: str
@@ -111,7 +110,7 @@ class CallItem(Item):
 
 
 class CallOutputItem(Item):
-    """What the call gave."""
+    """The result of a tool call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -122,8 +121,6 @@ class CallOutputItem(Item):
 
 
 class ReasoningItem(Item):
-    """What the model thought."""
-
     type: Literal["reasoning"]
     summary: Content = ""
     content: Content | None = None
@@ -139,8 +136,6 @@ _ITEMS: Mapping[str, type[Item]] = {
 
 
 class TextFormat(Part):
-    """What the text must look like."""
-
     type: str
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     name: Ignored = None
@@ -149,25 +144,21 @@ class TextFormat(Part):
 
 
 class TextOptions(Part):
-    """Of the text that is asked for."""
-
     format: TextFormat | None = None
     verbosity: Annotated[Any, neutral("medium", reason=NO_VERBOSITY)] = None
 
 
 class ReasoningOptions(Part):
-    """Of what the model thinks before it answers."""
-
     effort: Effort | None = None
     context: Annotated[Any, neutral("auto", reason="the chat template says which thoughts the model sees")] = None
     mode: Annotated[Any, neutral("standard", reason="the model answers once, in one way")] = None
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """Changes nothing: what the model thinks is given as it is, and summaries are empty."""
+    """No effect: reasoning is returned in full, and summaries are empty."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponsesTool(Part):
-    """A function. Arguments keep to the schema where a call is asked for, `strict` or not."""
+    """A function that the model may call. A forced call always follows the schema; `strict` is ignored."""
 
     type: Literal["function"]
     name: str
@@ -181,20 +172,20 @@ class ResponsesTool(Part):
 
 
 class ResponsesChoice(Part):
-    """The function that has to be called."""
+    """The function that must be called."""
 
     type: Literal["function"]
     name: str
 
 
 class ObfuscationOptions(Part):
-    """Of a stream."""
+    """Options of a stream."""
 
     include_obfuscation: Ignored = None
 
 
 class ResponsesBody(OpenAiBody):
-    """/v1/responses"""
+    """The body of /v1/responses."""
 
     PROMPT: ClassVar[str] = "input"
 
@@ -263,14 +254,14 @@ class ResponsesBody(OpenAiBody):
 
 
 def _item(given: Mapping[str, Any], field: str) -> Item:
-    """Where no type is given, a message. Raises: InvalidRequest."""
+    """Parse an item; without a type it is a message. Raises: InvalidRequest."""
     kind = given.get("type")
     reason = NO_REFERENCES if kind == "item_reference" else NO_OTHERS
     return part_of({**given, "type": "message" if kind is None else kind}, _ITEMS, field, reason)
 
 
 def _add(messages: Chat, item: Item, field: str) -> None:
-    """One item after the messages before. What an assistant says, thinks and calls in a row is one message."""
+    """Append an item. Consecutive text, reasoning and calls of an assistant form one message."""
     if isinstance(item, CallOutputItem):
         output = text_of(item.output, _RESULTS, f"{field}.output")
         messages.append({"role": "tool", "content": output, "tool_call_id": item.call_id})
@@ -290,7 +281,7 @@ def _add(messages: Chat, item: Item, field: str) -> None:
 
 
 def _assistant(messages: Chat) -> dict[str, Any]:
-    """The last message, which is the assistant's."""
+    """The last message, if it is the assistant's; else a new one."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]

@@ -1,4 +1,4 @@
-"""The reply to /v1/responses: one object, or typed events that build it up.
+"""The reply to /v1/responses, as one object or as a stream of typed events.
 
 Knows OpenAI's events; must not know how a reply is sent.
 """
@@ -31,7 +31,7 @@ class ResponsesReply(Reply):
         self._num_events = 0
         self._chunks: list[Chunk] = []
 
-    def piece(self, index: int, chunk: Chunk) -> bytes:  # noqa: ARG002 - there is one sample
+    def piece(self, index: int, chunk: Chunk) -> bytes:  # noqa: ARG002 - there is only one sample
         events = [] if self._chunks else [self._state("created"), self._state(IN_PROGRESS)]
         self._chunks = [chunk]
         return b"".join([*events, *(data for change in self._changes(chunk) for data in self._events(change))])
@@ -106,7 +106,7 @@ class ResponsesReply(Reply):
         return f"{PREFIXES[block.kind]}{self._order.request_id}_{block.index}"
 
     def _begun(self, block: Block) -> dict[str, Any]:
-        """An item without what its deltas will add; the block may hold some of that already."""
+        """The item of a block as it begins, without the content that its deltas will add."""
         item = {**self._item(block), "status": IN_PROGRESS}
         return {**item, "arguments": ""} if block.kind is Kind.CALL else {**item, "content": []}
 
@@ -136,7 +136,7 @@ class ResponsesReply(Reply):
         }
 
     def _asked(self) -> dict[str, Any]:
-        """What was asked for, as OpenAI repeats it."""
+        """The request's own fields, which OpenAI's API repeats in the reply."""
         given = self._body.model_dump(
             mode="json",
             by_alias=True,
@@ -173,7 +173,7 @@ class ResponsesReply(Reply):
         usage: Usage = usage_of(self._chunks, self._order.requests[0])
         thoughts = self._blocks.text(Kind.REASONING)
         num_encoded = len(self._order.tokenizer.encode(thoughts, add_special_tokens=False)) if thoughts else 0
-        num_thoughts = min(num_encoded, usage.completion_tokens)  # a model may write a text in fewer tokens
+        num_thoughts = min(num_encoded, usage.completion_tokens)  # the model may have used fewer tokens
         return {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

@@ -1,4 +1,4 @@
-"""What a choice says of a stream that is traced: its calls by the proto's names, and who made each token.
+"""Trace fields of a choice: the calls by the proto's names, and the source of each token.
 
 Pure functions. Texts are added to ids, so that a page needs no tokenizer.
 """
@@ -11,12 +11,12 @@ from typing import Any
 from core.records import CallTrace, Chunk, Timing, VerifiedBlock
 
 TARGET = "target"
-"""Who made a token that nobody had guessed."""
+"""Source of a token that was not guessed."""
 TextOf = Callable[[int], str]
 
 
 def traced_fields(chunks: Sequence[Chunk], text_of: TextOf) -> dict[str, Any]:
-    """The tokens of these chunks, and the calls that led to them."""
+    """The tokens of these chunks, and the calls that produced them."""
     return {
         "tokens": [token for chunk in chunks for token in _tokens(chunk, text_of)],
         "trace": [_call(call, text_of) for chunk in chunks for call in chunk.trace],
@@ -25,7 +25,7 @@ def traced_fields(chunks: Sequence[Chunk], text_of: TextOf) -> dict[str, Any]:
 
 def _tokens(chunk: Chunk, text_of: TextOf) -> Iterator[dict[str, Any]]:
     sources = [source for call in chunk.trace if call.verified is not None for source in _origins(call.verified)]
-    for token_id, source in zip(chunk.token_ids, sources, strict=False):  # an output may end before its verdict does
+    for token_id, source in zip(chunk.token_ids, sources, strict=False):  # an output may end within a verdict
         yield {"id": token_id, "text": text_of(token_id), "source": source}
 
 
@@ -46,7 +46,7 @@ def _call(call: CallTrace, text_of: TextOf) -> dict[str, Any]:
 
 
 def _timing(timing: Timing) -> dict[str, Any]:
-    """How many sessions the engine held is not told: others' business."""
+    """Timing without the engine's number of sessions, which would reveal other callers' activity."""
     return {
         "waited_s": timing.waited_s,
         "computed_s": timing.computed_s,

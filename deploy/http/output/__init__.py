@@ -1,4 +1,4 @@
-"""What a model's text is made of: thoughts, an answer and calls of tools, found as the text grows.
+"""Splits a model's text into reasoning, answer and tool calls while it grows.
 
 Knows marks and JSON; must not know which API asks.
 """

@@ -1,6 +1,6 @@
-"""An output as blocks, one after the other: thoughts, text, or a call each.
+"""An output as a sequence of blocks: reasoning, text, or one tool call each.
 
-Knows what divides a text; must not know how an API writes blocks.
+Knows how to split a text; must not know how an API writes blocks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from deploy.http.output.splitter import Reading, Splitter
 
 
 class Change(StrEnum):
-    """What happens to a block."""
-
     BEGIN = "begin"
     ADD = "add"
     END = "end"
@@ -25,40 +23,38 @@ class Change(StrEnum):
 
 @dataclass(slots=True)
 class Block:
-    """Text of one kind."""
+    """Consecutive text of one kind."""
 
     index: int
     kind: Kind
     name: str
-    """Of a call."""
+    """Name of the called tool."""
     call_id: str
     text: str = ""
     is_cut: bool = False
-    """Whether the output ended before the block did."""
+    """Whether the output ended before the block was complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockChange:
-    """One step of one block."""
-
     what: Change
     block: Block
     text: str = ""
-    """What is added."""
+    """Text added to the block."""
 
 
 class Blocks:
     """All blocks of one output; only the last may be open."""
 
     def __init__(self, reading: Reading, prefix: str) -> None:
-        """Calls have ids that begin with `prefix`."""
+        """`prefix` begins the ids of calls."""
         self._splitter = Splitter(reading)
         self._prefix = prefix
         self._is_open = False
         self.all: list[Block] = []
 
     def feed(self, text: str, finish: FinishReason | None) -> list[BlockChange]:
-        """What changes with some more text, in order; `finish` says why it is the last."""
+        """The changes that more text causes, in order. `finish` is set with the last text."""
         pieces = self._splitter.feed(text)
         if finish is None:
             return list(self._take(pieces))
@@ -69,12 +65,12 @@ class Blocks:
         return [*changes, *self._end()]
 
     def cut(self) -> None:
-        """Nothing more will come: an open block stays as it is."""
+        """Mark an open block as cut: no more text will come."""
         if self._is_open:
             self.all[-1].is_cut = True
 
     def add_empty(self, *, is_cut: bool) -> list[BlockChange]:
-        """A block of text without any, for an output that is to have one block at least."""
+        """Add an empty text block, for an output that must have at least one block."""
         begin = self._begin(Kind.TEXT, "")
         self.all[-1].is_cut = is_cut
         return [begin, *self._end()]
@@ -89,14 +85,14 @@ class Blocks:
                 yield BlockChange(Change.ADD, self.all[-1], piece.text)
 
     def _begin(self, kind: Kind, name: str) -> BlockChange:
-        """A new block, after all others."""
+        """Begin a new block after all others."""
         self._is_open = True
         call_id = self._prefix + new_call_id() if kind is Kind.CALL else ""
         self.all.append(Block(len(self.all), kind, name, call_id))
         return BlockChange(Change.BEGIN, self.all[-1])
 
     def _end(self) -> Iterator[BlockChange]:
-        """The last block is whole, if one is open."""
+        """End the open block, if any."""
         if self._is_open:
             self._is_open = False
             yield BlockChange(Change.END, self.all[-1])
@@ -106,12 +102,12 @@ class Blocks:
         return any(block.kind is Kind.CALL for block in self.all)
 
     def text(self, kind: Kind) -> str:
-        """Of all blocks of a kind."""
+        """The text of all blocks of a kind."""
         return "".join(block.text for block in self.all if block.kind is kind)
 
 
 def _is_json(text: str) -> bool:
-    """Arguments that are JSON are whole, even where the mark after them was cut off."""
+    """Whether `text` is JSON. Such arguments are complete, even if the mark after them was cut off."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):

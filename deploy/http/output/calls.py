@@ -1,4 +1,4 @@
-"""Finds calls of tools in a model's text, in the formats that most models write.
+"""Finds tool calls in a model's text, in the formats of common models.
 
 Knows the marks of each format; must not know replies or tools' schemas.
 """
@@ -13,14 +13,14 @@ from deploy.http.output.json_call import CallReader
 from deploy.http.output.pieces import OutputPiece, num_held, texts
 
 PYTHON_TAG = "<|python_tag|>"
-"""May stand before a call of Llama's."""
+"""Optional mark before a call of Llama's."""
 
 
 class CallsReader(ABC):
-    """Text, with calls in it. White space beside calls belongs to nothing."""
+    """Splits text with calls in it. White space around calls is dropped."""
 
     def __init__(self, names: Collection[str]) -> None:
-        """`names` are those of the tools."""
+        """`names` are the names of the tools."""
         self._names = names
         self._held = ""
         self._call: CallReader | None = None
@@ -34,7 +34,7 @@ class CallsReader(ABC):
         return found
 
     def end(self, *, is_cut: bool = False) -> list[OutputPiece]:
-        """What was held back. A call without arguments yet is text, unless the output was cut there."""
+        """The text held back. An unfinished call without arguments is text, unless the output was cut there."""
         rest = "" if self._is_closing or (is_cut and self._is_calling) else self._unread() + self._held
         self._call, self._held = None, ""
         return texts(rest.rstrip() if self._has_calls else rest)
@@ -42,15 +42,15 @@ class CallsReader(ABC):
     @property
     @abstractmethod
     def _is_calling(self) -> bool:
-        """Whether a call has certainly begun, and not ended."""
+        """Whether a call has certainly begun and has not ended."""
 
     @property
     def _is_closing(self) -> bool:
-        """Whether all that is held belongs to the mark that closes a call."""
+        """Whether the held text is part of the mark that closes a call."""
         return False
 
     def _steps(self, found: list[OutputPiece]) -> bool:
-        """Do one thing; whether there may be another to do."""
+        """Make one step. Returns whether another may follow."""
         if self._call is None:
             return self._looks(found)
         pieces, self._held = self._call.feed(self._held)
@@ -66,28 +66,28 @@ class CallsReader(ABC):
         return False
 
     def _unread(self) -> str:
-        """Of a call that may be none: what was taken for it."""
+        """The text consumed for a call that may turn out to be none."""
         return self._before() + self._call.raw if self._call is not None and not self._call.has_begun else ""
 
     @abstractmethod
     def _looks(self, found: list[OutputPiece]) -> bool:
-        """Outside of calls: take text up to the next one; whether there may be more to do."""
+        """Outside of calls: take text up to the next call. Returns whether another step may follow."""
 
     def _before(self) -> str:
-        """The mark of the call under way."""
+        """The mark before the current call."""
         return ""
 
     @abstractmethod
     def _ended(self) -> None:
-        """A call is whole."""
+        """Called when a call is complete."""
 
     @abstractmethod
     def _failed(self, found: list[OutputPiece]) -> None:
-        """What was taken for a call is none, and is held."""
+        """Called when the held text turns out not to be a call."""
 
 
 class _MarkedCalls(CallsReader):
-    """Each call, or each list of them, begins with a mark."""
+    """Calls, or lists of calls, that begin with a mark."""
 
     OPEN: str
     CLOSE: str
@@ -95,9 +95,9 @@ class _MarkedCalls(CallsReader):
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
         self._space = ""
-        """Before the mark that is looked at."""
+        """White space before the current mark."""
         self._expected: str | None = None
-        """After a call: what may end it, or nothing but white space."""
+        """Set after a call: the mark that may close it, or "" if only white space may follow."""
 
     @property
     def _is_calling(self) -> bool:
@@ -111,7 +111,7 @@ class _MarkedCalls(CallsReader):
         if self._expected is not None and not self._is_past_end():
             return False
         if self._call is not None:
-            return True  # another of the same list
+            return True  # another call of the same list
         start = self._held.find(self.OPEN)
         size = start if start >= 0 else len(self._held) - num_held(self._held, self.OPEN)
         text = self._held[:size].rstrip() if start >= 0 else self._held[:size]
@@ -123,7 +123,7 @@ class _MarkedCalls(CallsReader):
         return False
 
     def _is_past_end(self) -> bool:
-        """Whether it is known what follows a call; its end is left out."""
+        """Drop the mark that closes a call. Returns whether the text after it is known."""
         text = self._held.lstrip()
         if self._expected and text.startswith(self._expected):
             text, self._expected = text[len(self._expected) :].lstrip(), ""
@@ -134,7 +134,7 @@ class _MarkedCalls(CallsReader):
         return True
 
     def _begins(self) -> bool:
-        """The mark is held: whether it is clear what kind of call follows."""
+        """Start reading a call after its mark. Returns whether its form is clear yet."""
         self._call, self._held = CallReader(), self._held[len(self.OPEN) :]
         return True
 
@@ -151,13 +151,13 @@ class _MarkedCalls(CallsReader):
 
 
 class HermesCalls(_MarkedCalls):
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen write it."""
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as written by Hermes and Qwen."""
 
     OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class MistralCalls(_MarkedCalls):
-    """`[TOOL_CALLS]`, then a list of objects, or a name and its arguments as later models write it."""
+    """`[TOOL_CALLS]`, then a list of objects, or (in later models) a name and its arguments."""
 
     OPEN, CLOSE = "[TOOL_CALLS]", "]"
     _NAMED = re.compile(r"\s*([^\s\[\]{}\"]+)(?:\[CALL_ID\][^\[{]*+)?(?:\[ARGS\])?\s*(?=\{)")
@@ -177,12 +177,12 @@ class MistralCalls(_MarkedCalls):
         if (named := self._NAMED.match(after)) is not None:
             return self._takes(named.end(), CallReader.of_arguments(named[1]))
         if len(after) > self._MAX_NAME_CHARS:
-            self._prefix, self._call = "", CallReader()  # at a character that no call begins with
+            self._prefix, self._call = "", CallReader()  # no call begins like this
             return True
         return False
 
     def _takes(self, num_chars: int, call: CallReader) -> bool:
-        """The call begins after the mark and `num_chars` more."""
+        """Start a call `num_chars` after the mark."""
         size = len(self.OPEN) + num_chars
         self._prefix, self._held, self._call = self._held[:size], self._held[size:], call
         return True
@@ -200,9 +200,9 @@ class MistralCalls(_MarkedCalls):
 
 
 class LlamaCalls(CallsReader):
-    """`{"name": ..., "parameters": {...}}` and nothing before it, as Llama 3 writes it; several are parted by `;`.
+    """`{"name": ..., "parameters": {...}}` with nothing before it, as written by Llama 3; calls are separated by `;`.
 
-    A name that is no tool's is no call: the answer may be JSON, too.
+    An object whose name is not a tool's is no call: the answer may be JSON, too.
     """
 
     _SKIPPED = re.compile(r"[\s;]*")
@@ -231,7 +231,7 @@ class LlamaCalls(CallsReader):
         return self._is_text
 
     def _ended(self) -> None:
-        """Whatever follows has its own beginning."""
+        """Do nothing: the next call starts without a closing mark."""
 
     def _failed(self, found: list[OutputPiece]) -> None:  # noqa: ARG002
         self._is_text = True
@@ -242,4 +242,4 @@ READERS: Mapping[str, Callable[[Collection[str]], CallsReader]] = {
     "llama3_json": LlamaCalls,
     "mistral": MistralCalls,
 }
-"""By the names of the setting."""
+"""Reader classes by the values of the setting."""

@@ -1,6 +1,6 @@
-"""The grammar of an output that has to be calls of tools, in a model's own format.
+"""Builds the grammar of an output that must be tool calls, in a model's own format.
 
-Pure functions. Knows tools' names and schemas; must not know which API they came by.
+Pure functions. Knows tools' names and schemas; must not know the API.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 WHITESPACE = {"x-guidance": {"whitespace_pattern": " ?", "lenient": False}}
-"""Between the parts of JSON: none, or a space."""
+"""White space between JSON tokens: none, or one space."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How calls are written: `before` each, the key of its arguments, `after` each; around all, and between."""
+    """Format of a model's calls: `begin` and `end` around all, `before` and `after` around each, `between` two of them.
+
+    `key` is the name of the arguments.
+    """
 
     begin: str
     before: str
@@ -31,21 +34,21 @@ FORMS: Mapping[str, _Form] = {
     "llama3_json": _Form("", "", "parameters", "", "; ", ""),
     "mistral": _Form("[TOOL_CALLS][", "", "arguments", "", ", ", "]"),
 }
-"""By the names of the setting."""
+"""Formats by the values of the setting."""
 
 
 def has_marks(form: str) -> bool:
-    """Whether calls begin with something that no JSON begins with."""
+    """Whether calls begin with text that cannot begin a JSON value."""
     return bool(FORMS[form].begin or FORMS[form].before)
 
 
 def grammar_of_calls(
     form: str, tools: Mapping[str, Mapping[str, Any]], *, is_one: bool = False, answer: Mapping[str, Any] | None = None
 ) -> str:
-    """In Lark: one call of one of `tools` or, unless `is_one`, several; or, where it is given, JSON like `answer`.
+    """Lark grammar of one call of `tools`, or of several unless `is_one`; or of JSON that matches `answer`, if given.
 
-    `tools` has the schema of each one's arguments, by its name.
-    An answer may be given where calls have marks: the lexer takes the longest word, and never goes back.
+    `tools` maps names to the schemas of their arguments. `answer` requires calls with marks: the lexer takes the
+    longest match and never backtracks.
     """
     how = FORMS[form]
     names = [f"call_{index}" for index in range(len(tools))]
@@ -74,5 +77,5 @@ def _literal(text: str) -> str:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    """A document of its own, so that its references to itself hold."""
+    """The schema as a JSON document of its own, so that its internal references resolve."""
     return f"%json {json.dumps({**schema, **WHITESPACE})}"

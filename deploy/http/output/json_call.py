@@ -1,4 +1,4 @@
-"""Reads one call that is written as JSON, character by character: its name, then its arguments as they come.
+"""Reads one call in JSON, character by character: its name, then its arguments as they come.
 
 Knows JSON; must not know the marks around it.
 """
@@ -13,7 +13,7 @@ from deploy.http.output.pieces import Kind, OutputPiece
 
 ARGUMENTS = ("arguments", "parameters")
 NO_ARGUMENTS = ("null", '""')
-"""What some models write in place of {}."""
+"""Values that some models write instead of {}."""
 
 
 class _At(Enum):
@@ -28,14 +28,14 @@ class _At(Enum):
 
 
 class CallReader:
-    """One call, `{"name": ..., "arguments": {...}}`, in either order and with other keys beside.
+    """One call, `{"name": ..., "arguments": {...}}`. The keys may come in either order, among others.
 
-    Nothing is given before the name is known and allowed. After that the arguments are given as they are written, valid
-    or not: their reader finds out, as with OpenAI.
+    Nothing is returned before the name is known and allowed. After that the arguments are returned as written, valid or
+    not; as in OpenAI's API, the client has to validate them.
     """
 
     def __init__(self, names: Collection[str] | None = None) -> None:
-        """`names` are those that are calls; None takes any."""
+        """`names` are the names that make a call; None allows any."""
         self._names = names
         self._at = _At.OBJECT
         self._key = ""
@@ -46,13 +46,13 @@ class CallReader:
         self._has_arguments = self._is_streamed = self._ends_with_value = False
         self._given: list[OutputPiece] = []
         self.has_begun = False
-        """Whether the name has been given."""
+        """Whether the name has been returned."""
         self.raw = ""
-        """What has been read; to be given back when it is no call."""
+        """The text read so far; it becomes plain text again if it is no call."""
 
     @classmethod
     def of_arguments(cls, name: str) -> CallReader:
-        """For a call whose name stands before its arguments."""
+        """A reader for a call whose name comes before its arguments."""
         reader = cls()
         reader._name, reader._key, reader._at = name, ARGUMENTS[0], _At.BEFORE_VALUE
         reader._ends_with_value = True
@@ -64,16 +64,16 @@ class CallReader:
 
     @property
     def is_named(self) -> bool:
-        """Whether the name is known, and allowed."""
+        """Whether the name is known and allowed."""
         return self._name is not None
 
     @property
     def is_broken(self) -> bool:
-        """This is no call, or it goes on with something else: what comes next is text."""
+        """Whether this is no call, or ends in something else; the following characters are text."""
         return self._at is _At.BROKEN
 
     def feed(self, text: str) -> tuple[list[OutputPiece], str]:
-        """What is certain of the call, and what follows it."""
+        """The certain part of the call, and the text after it."""
         self._given = []
         size = 0
         for size, char in enumerate(text, 1):  # noqa: B007
@@ -122,7 +122,7 @@ class CallReader:
         self._read_value(char)
 
     def _read_value(self, char: str) -> None:
-        """A string ends with its quote, an object or array with its bracket, anything else before what follows."""
+        """Read one character of a value. A quote ends a string, a bracket an object or array, a delimiter the rest."""
         if self._in_string:
             self._keep(char)
             is_quote = char == '"' and not self._is_escaped
@@ -171,7 +171,7 @@ class CallReader:
         self._at = _At.DONE
 
     def _flush(self) -> None:
-        """Give the arguments as far as they are read; such as are no object only when they are whole."""
+        """Return the arguments read so far. Arguments that are not an object are returned only when complete."""
         if self._name is None or not self._has_arguments:
             return
         if self._at is _At.VALUE and self._is_streamed:
@@ -185,7 +185,7 @@ class CallReader:
 
 
 def _string(text: str) -> str | None:
-    """Of JSON; None where it is none."""
+    """The JSON string in `text`; None if it is not one."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -194,7 +194,7 @@ def _string(text: str) -> str | None:
 
 
 def _object(text: str) -> str:
-    """Arguments that were written as a string with JSON in it, or as nothing."""
+    """Arguments written as a JSON string that holds JSON, or as an empty value."""
     if text in NO_ARGUMENTS:
         return "{}"
     return _string(text) or text

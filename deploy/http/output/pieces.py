@@ -1,4 +1,4 @@
-"""What a model's text is made of: thoughts, an answer, calls of tools; and what all that read it have in common."""
+"""The kinds of text in a model's output, and helpers for their readers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ ID_CHARS = string.ascii_letters + string.digits
 
 
 class Kind(StrEnum):
-    """What a piece of text is."""
-
     REASONING = "reasoning"
     TEXT = "text"
     CALL = "call"
@@ -21,7 +19,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutputPiece:
-    """Some text of one kind. A call's pieces are its arguments, as JSON; the first has its name."""
+    """Text of one kind. The pieces of a call are its arguments, as JSON; the first has the call's name."""
 
     kind: Kind
     text: str
@@ -29,12 +27,12 @@ class OutputPiece:
 
 
 def texts(text: str, kind: Kind = Kind.TEXT) -> list[OutputPiece]:
-    """One piece; none of no text."""
+    """One piece; none for empty text."""
     return [OutputPiece(kind, text)] if text else []
 
 
 def num_held(text: str, mark: str) -> int:
-    """Characters at the end of `text` with which `mark` may begin, and of the white space before it."""
+    """Number of characters at the end of `text` that may begin `mark`, including white space before them."""
     most = min(len(text), len(mark) - 1)
     begun = next((size for size in range(most, 0, -1) if mark.startswith(text[-size:])), 0)
     return len(text) - len(text[: len(text) - begun].rstrip())
@@ -60,5 +58,5 @@ def calls_of(pieces: Sequence[OutputPiece]) -> list[tuple[str, str]]:
 
 
 def new_call_id() -> str:
-    """Of nine letters and digits, as some chat templates ask for."""
+    """A random id of nine letters and digits, as some chat templates require."""
     return "".join(secrets.choice(ID_CHARS) for _ in range(9))

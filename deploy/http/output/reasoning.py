@@ -1,6 +1,6 @@
-"""Takes out what a model thinks before it answers: <think>...</think>, and the like.
+"""Extracts a model's reasoning before its answer, such as <think>...</think>.
 
-Knows the marks; must not know calls of tools or replies.
+Knows the marks; must not know tool calls or replies.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from deploy.http.output.pieces import Kind, OutputPiece, num_held, texts
 
 MARKS: Mapping[str, tuple[str, str]] = {"think": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
-"""Of each format: what opens and what closes it."""
+"""Opening and closing mark of each format."""
 
 
 class ReasoningReader:
-    """Thoughts come first or not at all. White space beside the marks belongs to neither side."""
+    """Splits reasoning from the answer. Reasoning comes first or not at all; white space around marks is dropped."""
 
     def __init__(self, form: str, *, has_begun: bool) -> None:
-        """`has_begun` says that the prompt ends with the mark that opens."""
+        """`has_begun`: the prompt ends with the opening mark."""
         self._open, self._close = MARKS[form]
         self._is_decided = self._is_thinking = self._is_after_mark = has_begun
         self._held = ""
@@ -40,14 +40,14 @@ class ReasoningReader:
         return texts(thought, Kind.REASONING) + self.feed("")
 
     def end(self, *, is_cut: bool = False) -> list[OutputPiece]:
-        """What was held back, unless the output was cut within a mark."""
+        """The text held back, unless the output was cut within a mark."""
         is_mark = not self._is_decided or (self._is_thinking and not self._is_after_mark)
         if is_cut and is_mark:
             return []
         return texts(self._take(len(self._held)), Kind.REASONING if self._is_thinking else Kind.TEXT)
 
     def _decides(self) -> bool:
-        """Whether it can be said now if there are thoughts."""
+        """Decide, if possible, whether the text begins with reasoning. Returns whether that is known now."""
         text = self._held.lstrip()
         if text.startswith(self._open):
             self._held = text[len(self._open) :]

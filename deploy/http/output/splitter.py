@@ -1,6 +1,6 @@
-"""One output's text, divided into thoughts, answer and calls.
+"""Splits the text of one output into reasoning, answer and tool calls.
 
-Knows the readers of each; must not know how a reply is written.
+Knows the reader of each part; must not know how a reply is written.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from deploy.http.output.reasoning import MARKS, ReasoningReader
 from orchestrator.text import Tokenizer
 
 PROMPT_END_TOKENS = 16
-"""Of a prompt, among which the mark is that opens thoughts, if the template has written it."""
+"""Tokens at the end of a prompt that may hold an opening mark written by the chat template."""
 OTHER_CALLS = ("<function=", "<arg_key>")
-"""In templates whose calls are no JSON, although their marks are those of Hermes."""
+"""Marks in templates whose calls are not JSON, although they also have Hermes' marks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is looked for in the outputs of one request."""
+    """Parts to look for in the outputs of one request."""
 
     calls: str | None = None
-    """A format, where there are tools that may be called."""
+    """Format of calls; None if no tools may be called."""
     names: frozenset[str] = frozenset()
-    """Those of the tools."""
+    """Names of the tools."""
     is_forced: bool = False
-    """The output is calls alone: whatever else stands there belongs to their marks."""
+    """Whether the output consists of calls alone; all other text belongs to their marks."""
     most_calls: int | None = None
-    """Calls after that number are left out."""
+    """Calls beyond this number are dropped."""
     reasoning: str | None = None
     has_begun: bool = False
-    """Whether the prompt ends with the mark that opens thoughts."""
+    """Whether the prompt ends with the mark that opens reasoning."""
 
     @property
     def is_plain(self) -> bool:
-        """All text is answer."""
+        """Whether all text is answer."""
         return self.calls is None and self.reasoning is None
 
 
 def calls_format(config: HttpConfig, tokenizer: Tokenizer) -> str | None:
-    """How the model writes calls, by the setting or its chat template; None for not at all, or in an unknown way."""
+    """The model's format of calls, from the setting or its chat template; None if it has none, or an unknown one."""
     if config.tool_call_parser != AUTO:
         return None if config.tool_call_parser == NONE else config.tool_call_parser
     template = tokenizer.template or ""
@@ -55,7 +55,7 @@ def calls_format(config: HttpConfig, tokenizer: Tokenizer) -> str | None:
 
 
 def reasoning_format(config: HttpConfig, tokenizer: Tokenizer) -> str | None:
-    """The same for how it marks its thoughts."""
+    """The model's format of reasoning, from the setting or its chat template; None if it has none."""
     if config.reasoning_parser != AUTO:
         return None if config.reasoning_parser == NONE else config.reasoning_parser
     template = tokenizer.template or ""
@@ -63,13 +63,13 @@ def reasoning_format(config: HttpConfig, tokenizer: Tokenizer) -> str | None:
 
 
 def has_begun(reasoning: str, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
-    """Whether the prompt's end opens thoughts, as some templates do."""
+    """Whether the prompt ends with the mark that opens reasoning, as some templates do."""
     end = tokenizer.decode(prompt[-PROMPT_END_TOKENS:], skip_special_tokens=False)
     return end.rstrip().endswith(MARKS[reasoning][0])
 
 
 class Splitter:
-    """Divides one growing text. What may belong to a mark is held back; nothing is given twice or lost."""
+    """Splits one growing text. Text that may belong to a mark is held back; nothing is lost or repeated."""
 
     def __init__(self, reading: Reading) -> None:
         form = reading.reasoning
@@ -80,19 +80,19 @@ class Splitter:
         self.num_calls = 0
 
     def feed(self, text: str) -> list[OutputPiece]:
-        """What is certain now that `text` has followed."""
+        """The pieces that are certain once `text` is added."""
         pieces = texts(text) if self._reasoning is None else self._reasoning.feed(text)
         return list(self._counted(self._divided(pieces)))
 
     def end(self, *, is_cut: bool = False) -> list[OutputPiece]:
-        """What was held back: nothing more will follow. Of an output that was `is_cut`, no part of a mark."""
+        """The pieces held back, at the end of the text. If the output was cut, parts of marks are dropped."""
         pieces = self._divided(self._reasoning.end(is_cut=is_cut)) if self._reasoning is not None else []
         if self._calls is not None and not self._is_forced:
             pieces += self._calls.end(is_cut=is_cut)
         return list(self._counted(pieces))
 
     def _divided(self, pieces: Sequence[OutputPiece]) -> list[OutputPiece]:
-        """With the calls taken out of the answer."""
+        """The pieces with calls separated from the answer."""
         if self._calls is None:
             return list(pieces)
         return [
@@ -100,7 +100,7 @@ class Splitter:
         ]
 
     def _counted(self, pieces: Sequence[OutputPiece]) -> Iterator[OutputPiece]:
-        """Without the calls that are too many."""
+        """The pieces without calls beyond the limit."""
         for piece in pieces:
             self.num_calls += piece.name is not None
             if piece.kind is not Kind.CALL or self._most_calls is None or self.num_calls <= self._most_calls:

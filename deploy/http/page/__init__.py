@@ -1,7 +1,7 @@
-"""The page for people at `/`: one HTML document, put together from the files beside this one.
+"""The web page at `/`: one HTML document, assembled from the files in this folder.
 
-It loads nothing from elsewhere, and its Content-Security-Policy names the very style and script that it has by their
-digests: whatever else finds its way into the document is not run.
+It loads nothing from elsewhere. Its Content-Security-Policy names its style and script by their digests, so that
+nothing else in the document runs.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from deploy.http.wire import Head, Headers, whole
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("dom.js", "stream.js", "output.js", "rounds.js", "figures.js", "main.js")
-"""In this order; a script may use what those before it define."""
+"""Scripts in this order; each may use definitions of those before it."""
 
 
 @cache
 def page_now() -> tuple[Head, bytes]:
-    """The page of this version, and the head that it goes with; its files are read once."""
+    """The page and its head; the files are read once."""
     style = _read("page.css")
-    # A function of its own: no name of it is global.
+    # The function keeps the script's names out of the global scope.
     script = "\n(() => {\n'use strict';\n" + "\n".join(map(_read, SCRIPTS)) + "})();\n"
     document = _read("page.html").replace("/* style */", style).replace("/* script */", script)
     return whole(document.encode(), headers=_headers(style, script))

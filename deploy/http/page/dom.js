@@ -1,4 +1,4 @@
-// Elements and their texts. Whatever comes from a model becomes a text node, never markup.
+// Helpers for elements and text. Text from a model becomes a text node, never markup.
 
 const SVG = 'http://www.w3.org/2000/svg';
 const byId = (id) => document.getElementById(id);
@@ -12,7 +12,7 @@ function fill(element, attributes, children) {
 const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-/** Sources of guesses by the class of their colour: the draft has its own, other guessers the next that is free. */
+/** CSS class of each source of guesses. The draft has its own colour; other guessers get the next free one. */
 const origins = new Map([['target', 'origin-target'], ['draft', 'origin-draft']]);
 
 function originClass(source) {

@@ -1,4 +1,4 @@
-// How the service is doing: figures of the orchestrator that answers, asked for while the page is seen.
+// Figures of the orchestrator that answers, refreshed while the page is visible.
 
 const PERIOD_MS = 2000;
 const STATUS = '/v1/outrider/status';
@@ -7,7 +7,7 @@ const figures = {
   models: [],
   tokensARound: null,
 
-  /** Asks again and again; what is wrong is said where the pair is named otherwise. */
+  /** Refreshes the figures periodically. An error is shown in place of the names of the models. */
   async watch(keyOf, modelOf) {
     for (;;) {
       if (!document.hidden) await this.ask(keyOf(), modelOf());
@@ -40,13 +40,13 @@ const figures = {
     };
     byId('figures').replaceChildren(...Object.entries(shown).map(
       ([name, value]) => el('div', {}, el('dt', {}, name), el('dd', {}, String(value)))));
-    const isEven = new Set(control.acceptance.map(percent)).size < 2; // then one figure says it
+    const isEven = new Set(control.acceptance.map(percent)).size < 2; // one figure is enough
     byId('acceptance').replaceChildren(...(isEven ? [] : control.acceptance.slice(0, 8).map(acceptanceBar)));
     byId('reason').textContent = control.reason && `Policy ${control.policy}. Last change: ${control.reason}`;
   },
 };
 
-/** Replicas of all drafts that a session may have, of a model that has one. */
+/** Number of replicas of all drafts; undefined for a model without a draft. */
 function draftsOf(replicas) {
   const numbers = Object.entries(replicas).filter(([role]) => role !== 'target').map(([, number]) => number);
   return numbers.length ? numbers.reduce((sum, number) => sum + number) : undefined;

@@ -1,11 +1,11 @@
-// The playground: a form makes a request, whose stream is shown as it comes.
+// The playground: a form sends a request, and its stream is shown as it arrives.
 
-let running = null; // what stops the request in progress
-let messages = []; // of the chat so far
+let running = null; // AbortController of the request in progress
+let messages = []; // the chat so far
 
 const modeNow = () => document.querySelector('input[name="mode"]:checked').value;
 
-/** The path and body that the form describes. Throws CallError for fields that are no JSON. */
+/** Path and body of the request in the form. Throws CallError if the extra fields are not JSON. */
 function requestNow(mode, text) {
   const extra = byId('more').value.trim();
   let more = {};
@@ -48,7 +48,7 @@ async function run() {
   }
 }
 
-/** The text of the answer, which has been shown. */
+/** Shows the answer as it arrives; returns its text. */
 async function show({path, body}, said) {
   const startMs = performance.now();
   const pieces = streamed(path, body, byId('key').value, running.signal);

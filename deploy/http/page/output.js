@@ -1,8 +1,8 @@
-// The output: turns of text, each token in the colour of who made it, and the legend of the colours.
+// The output: turns of text, each token in the colour of its source, and the legend of the colours.
 
 /**
- * The text of a piece in parts, each with its source. A token's text by itself may lack the space before it, and a piece
- * may hold back a character that is not complete: what cannot be told apart is the last token's.
+ * The text of a piece in parts, each with its source. A token's own text may lack the space before it, and a piece may
+ * hold back an incomplete character. Text that matches no token is attributed to the last one.
  */
 function partsOf(text, tokens) {
   const parts = [];
@@ -53,7 +53,7 @@ function showLegend() {
   legend.replaceChildren(...entries);
 }
 
-/** What an output cost, in a line. */
+/** Speed and target passes of an output, in one line. */
 function summaryOf(stats, numTokens, elapsedS) {
   const speed = `${numTokens} tokens in ${elapsedS.toFixed(2)} s`;
   if (!stats?.target_passes) return speed;

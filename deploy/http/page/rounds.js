@@ -21,7 +21,7 @@ const rounds = {
     Object.assign(this, {all: [], drafting: [], last: prompt.slice(-12), chosen: -1, isFollowing: true});
   },
 
-  /** The calls that led to a piece, and its tokens: a verification ends a round. */
+  /** Adds the calls and tokens of a piece. A verification ends a round. */
   add(trace, tokens) {
     for (const call of trace) {
       if (!call.verified) {
@@ -43,7 +43,7 @@ const rounds = {
     this.draw();
   },
 
-  /** At most once a frame. */
+  /** Draws at most once per frame. */
   drawSoon() {
     if (this.isDue) return;
     this.isDue = true;
@@ -96,7 +96,7 @@ function timeline(shown, first, chosen) {
 
 const laneName = (name, lane) => svg('text', {x: 0, y: lane * LANE_PX + 19, class: 'quiet'}, name);
 
-/** A call from its message to its answer; the part that was computing is filled. */
+/** Bars of a call, from its request to its reply; the time spent computing is filled. */
 function bar(call, x) {
   const y = LANES[call.call] * LANE_PX + 6;
   const left = x(call.sent_s);
@@ -130,7 +130,7 @@ const shownLabel = (text) => {
 };
 const widthOf = (label) => label.length * CHAR_PX + 14;
 
-/** The nodes of a round: the root, the guesses, and the target's own token behind the accepted path. */
+/** The nodes of a round: the root, the guesses, and the target's own token after the accepted path. */
 function nodesOf(round) {
   const {texts, parents, sources, path, next_text: nextText} = round.verify.verified;
   const accepted = new Set(path);
@@ -148,7 +148,7 @@ function nodesOf(round) {
   return nodes;
 }
 
-/** Deeper is further right; each leaf has a line of its own, and the accepted path goes straight on. */
+/** Positions the nodes: depth from left to right, one line for each leaf, the accepted path on a straight line. */
 function place(nodes) {
   const widths = [];
   for (const node of nodes) widths[node.depth] = Math.max(widths[node.depth] ?? 0, widthOf(node.label));

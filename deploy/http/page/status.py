@@ -1,4 +1,4 @@
-"""How the service is doing, for people: what GetModelInfo reports of control, the queue, and the replicas.
+"""The state of the service, for the page: control, queue and replicas, as in GetModelInfo.
 
 Pure; fields have the proto's names.
 """
@@ -13,7 +13,7 @@ from orchestrator.policy import ControlReport
 
 
 def status_fields(model: Hosted) -> dict[str, Any]:
-    """One model, as the orchestrator that answers sees it."""
+    """One model, as seen by the orchestrator that answers."""
     served, completions = model.served, model.completions
     report = completions.report()
     return {

@@ -1,6 +1,6 @@
-// Calls of the service: JSON, and the server-sent events of a stream.
+// HTTP calls to the service: JSON, and streams of server-sent events.
 
-/** What the service or the network says is wrong, in words. */
+/** An error of the service or the network, with a message for the user. */
 class CallError extends Error {}
 
 async function called(path, key, options = {}) {
@@ -27,7 +27,7 @@ async function reasonOf(response) {
 
 const getJson = async (path, key) => (await called(path, key)).json();
 
-/** The pieces of a stream, as they come. Throws CallError, also for an error that ends a stream that has begun. */
+/** The pieces of a stream, as they arrive. Throws CallError, also for an error in the middle of the stream. */
 async function* streamed(path, body, key, signal) {
   const headers = {'content-type': 'application/json'};
   const response = await called(path, key, {method: 'POST', headers, body: JSON.stringify(body), signal});

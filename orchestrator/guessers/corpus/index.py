@@ -1,13 +1,13 @@
-"""A corpus as a memory-mapped suffix array over its token ids: built by `outrider index`, looked up by `retrieval`.
+"""A corpus as a memory-mapped suffix array over its token ids: built by `outrider index`, searched by `retrieval`.
 
-Knows token ids and one file; must not know sessions. The file, all numbers of four bytes:
+Knows token ids and one file; must not know sessions. File format, all numbers of four bytes:
 
     magic (8 bytes), length of the header, header (JSON)
-    tokens   N, big-endian, so that their bytes are in the order of the ids
-    order    N, little-endian: where each suffix begins, in the order of their first `SORTED_TOKENS` tokens
-    starts   V + 2, little-endian: of the suffixes that begin with each id, the first in that order
+    tokens   N, big-endian, so that byte order is the order of the ids
+    order    N, little-endian: start of each suffix, sorted by their first `SORTED_TOKENS` tokens
+    starts   V + 2, little-endian: for each id, index in `order` of the first suffix that begins with it
 
-Documents end with an id that no token has, V. Source of retrieval for guesses: REST (He et al. 2023, arXiv 2311.08252).
+Documents end with V, an id that no token has. Source of retrieval for guesses: REST (He et al. 2023, arXiv 2311.08252).
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from core.speculation import NO_Q, SparseDistribution
 
 MAGIC = b"OUTRIDX1"
 SORTED_TOKENS = 32
-"""By which suffixes are told apart; no longer ending of a text can be found."""
+"""Number of tokens by which suffixes are sorted; also the longest ending that can be found."""
 MAX_TOKENS = 2**31
 MAX_COUNTED = 4096
-"""Places of which a law is made: of more, as many at equal distances, whose shares are those of all."""
+"""Maximum number of occurrences counted for a distribution. If there are more, evenly spaced ones are counted, which
+keeps the shares."""
 MAX_COUNTED_TOKENS, MAX_LAWS = 256, 1024
-"""Of a law, and kept: some 25 MB at most."""
+"""Maximum tokens per distribution, and maximum distributions cached: about 25 MB at most."""
 LENGTH = struct.Struct("<I")
 LITTLE, BIG = np.dtype("<u4"), np.dtype(">u4")
 MISFIT = "build it again with `outrider index`"
@@ -42,18 +43,18 @@ MISFIT = "build it again with `outrider index`"
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the numbers are."""
+    """Header of an index file."""
 
     num_tokens: int
     vocab_size: int
     vocabulary: str
-    """`Tokenizer.vocabulary_hash` of the tokenizer that made the ids."""
+    """`Tokenizer.vocabulary_hash` of the tokenizer that produced the ids."""
     checksum: int
-    """CRC-32 of all that follows."""
+    """CRC-32 of the rest of the file."""
 
 
 class CorpusIndex:
-    """An index that has been opened, and found whole and made for this vocabulary."""
+    """An open index, validated, and built for this vocabulary."""
 
     def __init__(self, header: Header, body: memoryview | bytes) -> None:
         body = memoryview(body)
@@ -63,13 +64,13 @@ class CorpusIndex:
         self._starts = body[2 * num :].cast("I")
         self._end_of_document = header.vocab_size
         self.law_after = lru_cache(MAX_LAWS)(self._law_after)
-        """`_law_after`, of which the last that were asked for are kept: one process asks for each about once."""
+        """`_law_after` with a cache of its latest results: one process asks for each context about once."""
 
     @classmethod
     def open(cls, path: Path, vocabulary: str) -> CorpusIndex:
-        """Reads all of the file once, so that it is in the page cache: looking something up must not wait for a disk.
+        """Open an index, reading the whole file once into the page cache: lookups must not wait for a disk.
 
-        Raises: ConfigError when it cannot be read, is damaged, or was made for another vocabulary.
+        Raises: ConfigError if the file cannot be read, is damaged, or was built for another vocabulary.
         """
         try:
             with path.open("rb") as file:
@@ -83,10 +84,12 @@ class CorpusIndex:
         return cls(header, body)
 
     def find(self, ending: Sequence[int], min_match: int) -> tuple[int, range]:
-        """The length of the longest end of `ending` that the corpus has, at least `min_match`, and where in the order
-        the suffixes are that begin with it; 0 where there is none."""
+        """Find the longest suffix of `ending` in the corpus, at least `min_match` tokens long.
+
+        Return its length and the range of corpus suffixes that begin with it; length 0 if there is none.
+        """
         match, found, least, most = 0, range(0), min_match, min(len(ending), SORTED_TOKENS)
-        while least <= most:  # what ends with something that is nowhere is nowhere
+        while least <= most:  # longer endings occur only where shorter ones do
             length = (least + most) // 2
             places = self._beginning_with(ending[len(ending) - length :])
             if places:
@@ -96,7 +99,10 @@ class CorpusIndex:
         return match, found
 
     def _law_after(self, context: Sequence[int], most_tokens: int) -> SparseDistribution:
-        """Of the token after `context`, or of any; of its `most_tokens` likeliest, and at most `MAX_COUNTED_TOKENS`."""
+        """Return the distribution of the token after `context`, or of any token if it is empty.
+
+        It has the `most_tokens` likeliest tokens, at most `MAX_COUNTED_TOKENS`.
+        """
         places = self._beginning_with(context) if context else range(self.num_tokens)
         num = min(len(places), MAX_COUNTED)
         chosen = places[0] + (2 * np.arange(num) + 1) * len(places) // (2 * num) if num else np.zeros(0, np.int64)
@@ -117,7 +123,7 @@ class CorpusIndex:
         return range(first, self._bound(first, high, key + b"\xff\xff\xff\xff"))
 
     def _bound(self, low: int, high: int, key: bytes) -> int:
-        """The first place in the order whose suffix does not come before `key`."""
+        """Return the first index in the order whose suffix is not less than `key`."""
         order, tokens, size = self._order, self._tokens, len(key)
         while low < high:
             middle = (low + high) // 2
@@ -133,7 +139,7 @@ class CorpusIndex:
         return self._tokens[start : start + num_bytes].tobytes()
 
     def tokens_after(self, place: int, match: int, num: int) -> list[int]:
-        """What follows the first `match` tokens of the suffix at `place`, to the end of its document at most."""
+        """Return the tokens after the first `match` tokens of a suffix, up to the end of its document."""
         found = list(struct.iter_unpack(">I", self._prefix_after(place, match, num)))
         tokens = [token for (token,) in found]
         end = self._end_of_document
@@ -145,7 +151,10 @@ class CorpusIndex:
 
 
 def _parted(data: memoryview) -> tuple[Header, memoryview]:
-    """Raises: ValueError, TypeError, struct.error for what is no whole index."""
+    """Split a file into header and body.
+
+    Raises: ValueError, TypeError, struct.error if the file is no complete index.
+    """
     if bytes(data[: len(MAGIC)]) != MAGIC:
         raise ValueError("it does not begin as one")
     begin = len(MAGIC) + LENGTH.size
@@ -166,9 +175,9 @@ def encode_index(
     vocabulary: str,
     observe_pass: Callable[[], None] = lambda: None,
 ) -> tuple[Header, bytes]:
-    """Sort the suffixes of all documents; `observe_pass` hears of each of `NUM_PASSES`.
+    """Build an index: sort the suffixes of all documents. `observe_pass` is called after each of `NUM_PASSES` passes.
 
-    Raises: ValueError when there is nothing to index, or too much.
+    Raises: ValueError if there is nothing to index, or too much.
     """
     parts = [np.asarray([*document, vocab_size], np.int64) for document in documents]
     tokens = np.concatenate(parts) if parts else np.zeros(0, np.int64)
@@ -181,7 +190,7 @@ def encode_index(
 
 
 def write_index(header: Header, body: bytes, path: Path) -> None:
-    """Raises: OSError."""
+    """Write an index file. Raises: OSError."""
     text = json.dumps(asdict(header)).encode()
     text += b" " * (-(len(MAGIC) + LENGTH.size + len(text)) % 8)
     path.write_bytes(MAGIC + LENGTH.pack(len(text)) + text + body)
@@ -191,9 +200,9 @@ NUM_PASSES = SORTED_TOKENS.bit_length()
 
 
 def suffix_order(tokens: NDArray[np.int64], observe_pass: Callable[[], None] = lambda: None) -> NDArray[np.int64]:
-    """Where each suffix begins, in the order of their first `SORTED_TOKENS` tokens; a shorter one comes first.
+    """Return the starts of all suffixes, sorted by their first `SORTED_TOKENS` tokens; a shorter one comes first.
 
-    By doubling: who is sorted by n tokens is sorted by 2n by its rank and the rank of what comes n tokens later.
+    Prefix doubling: suffixes sorted by n tokens are sorted by 2n with their rank and the rank n tokens later.
     Source: Manber, Myers 1990.
     """
     rank, width = tokens, 1

@@ -1,4 +1,4 @@
-"""Retrieval: what follows the longest ending of the text in a corpus that was indexed before.
+"""Retrieval: proposes what follows the text's longest ending that occurs in an indexed corpus.
 
 Knows the committed tokens and the index. Source: REST (He et al. 2023, arXiv 2311.08252).
 """
@@ -12,15 +12,15 @@ from orchestrator.guessers.continuations import tree_of
 from orchestrator.guessers.corpus.index import CorpusIndex
 
 MIN_MATCH, MAX_MATCH = 2, 16
-"""Tokens of the text's ending that are looked up. REST: 2 to 16."""
+"""Minimum and maximum length, in tokens, of the ending that is looked up. REST: 2 to 16."""
 MAX_TRIES = 2
-"""Where the longest ending is found at the end of documents alone, a shorter one is looked up."""
+"""Maximum number of look-ups: a shorter ending is tried if the longest occurs only at the end of documents."""
 MAX_PLACES = 8
-"""Of the corpus, that are asked how they go on."""
+"""Maximum number of occurrences whose continuations are used."""
 
 
 class Retrieval:
-    """A tree of the continuations in the corpus."""
+    """A tree of continuations from the corpus."""
 
     def __init__(self, index: CorpusIndex, max_depth: int) -> None:
         self._index = index
@@ -42,6 +42,6 @@ class Retrieval:
 
     def _continuations(self, match: int, places: range) -> Guesses:
         num = min(len(places), MAX_PLACES)
-        # Suffixes are sorted, so those at equal distances are as frequent as they are in all of the range.
+        # Suffixes are sorted, so evenly spaced ones have the frequencies of the whole range.
         chosen = [places[(2 * index + 1) * len(places) // (2 * num)] for index in range(num)]
         return tree_of(self._index.tokens_after(place, match, self._max_depth) for place in chosen)

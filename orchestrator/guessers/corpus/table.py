@@ -1,4 +1,4 @@
-"""Controls: the tokens of a corpus by how often they come, or come after the last token. Nothing else is looked at.
+"""Controls: unigram and bigram frequencies of a corpus.
 
 Knows the last token and the index. Source: Leviathan et al. 2023 (arXiv 2211.17192), section 4.2.
 """
@@ -12,7 +12,8 @@ from orchestrator.guessers.corpus.index import CorpusIndex
 
 
 class CorpusTable:
-    """A unigram (order 1) or bigram (order 2) table of a corpus: a chain of its most frequent tokens, or a law."""
+    """A unigram (order 1) or bigram (order 2) table of a corpus: a chain of its most frequent tokens, or a
+    distribution."""
 
     def __init__(self, index: CorpusIndex, order: int, max_depth: int, max_law_tokens: int) -> None:
         self._index = index

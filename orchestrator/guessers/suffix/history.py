@@ -1,7 +1,7 @@
-"""Recent outputs of one caller or tenant, indexed as the text of a session is, in bounded memory.
+"""Recent outputs of one caller or tenant, indexed like a session's text, in bounded memory.
 
-What one isolation domain has been answered shows in how fast its next outputs are, so no history is ever looked up for
-another (docs/guessers.md). Knows names of domains and tokens; must not know sessions.
+Past outputs of an isolation domain affect the speed of its later outputs, so a history is never used for another domain
+(docs/guessers.md). Knows names of domains and tokens; must not know sessions.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from itertools import chain
 from orchestrator.guessers.suffix.suffix_array import MAX_MATCH, MIN_MATCH, SuffixArray
 
 BETWEEN = -1
-"""Stands before each output: no text has this token, so no match and no continuation reaches over it."""
+"""Separator before each output. No text has this token, so no match and no continuation extends over it."""
 NUM_PARTS = 2
-"""Of a history: the newer one grows, the older one is forgotten as a whole."""
+"""Number of parts of a history. The newer part grows; the older one is dropped as a whole."""
 INDEXED_A_LOOK = 256
-"""Tokens of recent outputs that one look-up takes into the index, about 3 microseconds each: all streams wait."""
+"""Maximum number of recent output tokens indexed per look-up. Each blocks all streams for about 3 microseconds."""
 
 
 class _Part:
-    """Some outputs behind each other."""
+    """Several outputs in one array."""
 
     def __init__(self) -> None:
         self.text = array("i", [BETWEEN] * MIN_MATCH)
         self._array = SuffixArray()
         self._end = MIN_MATCH
-        """The places before are indexed."""
+        """End of the indexed positions."""
 
     def add(self, tokens: Sequence[int]) -> None:
         self.text.extend(tokens)
         self.text.append(BETWEEN)
 
     def index(self, most: int) -> int:
-        """Index at most `most` more places; returns how many these were."""
+        """Index at most `most` more positions. Return their number."""
         first, self._end = self._end, min(self._end + most, len(self.text))
         self._array.add(self.text, filter(self._is_inside, range(first, self._end)))
         return self._end - first
 
     def _is_inside(self, end: int) -> bool:
-        """Whether an ending of one output ends here, that goes on."""
+        """Whether the tokens around this position belong to one output."""
         return BETWEEN not in self.text[end - MIN_MATCH : end + 1]
 
     def continuations(self, ending: Sequence[int], most: int, max_depth: int) -> Iterator[tuple[int, list[int]]]:
@@ -51,7 +51,7 @@ class _Part:
 
 
 class History:
-    """The last outputs of one domain: between half of `max_tokens` tokens and all of them."""
+    """The latest outputs of one domain: between half of `max_tokens` tokens and all of them."""
 
     def __init__(self, max_tokens: int) -> None:
         self._most_of_part = max_tokens // NUM_PARTS
@@ -61,7 +61,7 @@ class History:
         return sum(len(part.text) for part in self._parts)
 
     def add(self, text: Sequence[int], prompt_len: int) -> None:
-        """An output, behind the end of its prompt, by which its beginning is found."""
+        """Add an output, with the end of its prompt, which is needed to find the output's beginning."""
         room = self._most_of_part - MIN_MATCH - 1
         first = max(prompt_len - MAX_MATCH, len(text) - room, 0)
         if len(text) <= prompt_len or room <= 0:
@@ -72,7 +72,7 @@ class History:
         self._parts[-1].add(tokens)
 
     def continuations(self, ending: Sequence[int], most: int, max_depth: int) -> Iterator[tuple[int, list[int]]]:
-        """What followed the places that end most like the text, and the tokens that these have in common with it."""
+        """Yield the length of each match and the tokens that followed it, the longest matches first in each part."""
         left = INDEXED_A_LOOK
         for part in reversed(self._parts):
             left -= part.index(left)
@@ -80,16 +80,16 @@ class History:
 
 
 class Histories:
-    """One of each domain; those that have been asked for least recently are forgotten."""
+    """The histories of all domains. The least recently used ones are dropped."""
 
     def __init__(self, max_tokens: int = 0, max_domains: int = 1) -> None:
-        """`max_tokens`: of each; with 0 nobody has one."""
+        """`max_tokens`: maximum per history; 0 disables histories."""
         self._max_tokens = max_tokens
         self._max_domains = max_domains
         self._by_domain: OrderedDict[str, History] = OrderedDict()
 
     def of(self, domain: str) -> History | None:
-        """That of a domain, or none where nobody is told apart."""
+        """Return the history of a domain; None if the domain has no name or histories are disabled."""
         if not domain or not self._max_tokens:
             return None
         history = self._by_domain.pop(domain, None)

@@ -1,7 +1,7 @@
-"""A suffix array of a text read backwards: the places of the text that end most like a given text.
+"""Suffix array of a reversed text: finds the positions whose preceding tokens match a text's ending best.
 
-Read backwards, a token that is added makes one more suffix and changes none: it is one insertion, and the places that
-share the longest ending with a text stand beside it. Knows tokens and places; must not know whose they are.
+In the reversed text, an added token adds one suffix and changes none: it is one insertion. The positions that share the
+longest ending with a text are adjacent to its place. Knows tokens and positions; must not know their owner.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
 MAX_MATCH = 16
-"""Tokens of an ending by which places are told apart."""
+"""Number of tokens by which endings are compared."""
 MIN_MATCH = 2
-"""A single token in common says little."""
+"""Minimum match in tokens: a single common token says little."""
 
 
 class SuffixArray:
-    """Places of one text, that only grows; a place is the number of tokens before it. Four bytes each, and some more
-    for each different pair of tokens."""
+    """Positions in one growing text. A position is the number of tokens before it.
+
+    Memory: four bytes for each, and some more for each different pair of tokens.
+    """
 
     def __init__(self) -> None:
         self._ends: dict[tuple[int, ...], array[int]] = {}
-        """By the last tokens of what ends there, in the order of the tokens before them, read backwards."""
+        """Positions by the `MIN_MATCH` tokens before them, sorted by the earlier tokens, read backwards."""
 
     def __len__(self) -> int:
         return sum(map(len, self._ends.values()))
 
     def add(self, text: Sequence[int], places: Iterable[int]) -> None:
-        """A few: each is looked for."""
+        """Add a few positions, each by binary search."""
         for end in places:
             last = tuple(text[end - MIN_MATCH : end])
             ends = self._ends.get(last)
@@ -38,7 +40,7 @@ class SuffixArray:
                 ends.insert(_rank(ends, text, _backwards(text, end)), end)
 
     def add_many(self, text: Sequence[int], places: Iterable[int]) -> None:
-        """The same, sorted at once."""
+        """Add many positions, sorted at once."""
         added: dict[tuple[int, ...], list[int]] = {}
         for end in places:
             added.setdefault(tuple(text[end - MIN_MATCH : end]), []).append(end)
@@ -49,7 +51,7 @@ class SuffixArray:
             self._ends[last] = array("i", merged)
 
     def forget(self, first: int) -> None:
-        """The places before `first`."""
+        """Drop the positions before `first`."""
         kept = ((last, array("i", [end for end in ends if end >= first])) for last, ends in self._ends.items())
         self._ends = {last: ends for last, ends in kept if ends}
 
@@ -57,8 +59,10 @@ class SuffixArray:
         self._ends.clear()
 
     def nearest(self, text: Sequence[int], ending: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-        """Places of `text` with the longest endings in common with `ending`, and how long these are; the longest
-        first, `MAX_MATCH` at most."""
+        """Yield the positions of `text` that share the longest endings with `ending`, and the lengths of these endings.
+
+        The longest come first. A length is at most `MAX_MATCH`.
+        """
         ends = self._ends.get(tuple(ending[-MIN_MATCH:]))
         if ends is None:
             return
@@ -80,17 +84,17 @@ class SuffixArray:
 
 
 def _backwards(text: Sequence[int], end: int) -> list[int]:
-    """What stands before the last tokens of the ending at `end`, the nearest first."""
+    """Return the tokens before the last `MIN_MATCH` at `end`, the nearest first."""
     return list(text[max(0, end - MAX_MATCH) : end - MIN_MATCH][::-1])
 
 
 def _rank(ends: Sequence[int], text: Sequence[int], sought: list[int]) -> int:
-    """How many of the places come before this ending."""
+    """Return the number of positions that sort before this ending."""
     return bisect_left(ends, sought, key=lambda other: _backwards(text, other))
 
 
 def _match_at(ends: Sequence[int], index: int, text: Sequence[int], sought: list[int]) -> int:
-    """Tokens that the ending at a place has in common with the one that is sought; 0 where there is no place."""
+    """Return the number of common tokens of a position's ending and the sought one; 0 if there is no such position."""
     if not 0 <= index < len(ends):
         return 0
     found = _backwards(text, ends[index])

@@ -1,7 +1,7 @@
-"""Suffix index: what followed the places of the text that end most like it, scored by how many of them agree.
+"""Suffix index: proposes what followed the text's best-matching earlier positions, scored by their agreement.
 
-Knows the committed tokens, and the recent outputs that it is given. Source: SuffixDecoding (Oliaro et al. 2024,
-arXiv 2411.04975), which keeps suffix trees; here they are suffix arrays of the texts read backwards.
+Knows the committed tokens, and recent outputs. Source: SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975), which
+keeps suffix trees; here they are suffix arrays of reversed texts.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from orchestrator.guessers.suffix.history import History
 from orchestrator.guessers.suffix.suffix_array import MIN_MATCH, SuffixArray
 
 MAX_INDEXED_TOKENS = 8192
-"""Places that are remembered, the latest."""
+"""Maximum number of indexed positions, the latest ones."""
 MAX_LOOK_BACK_TOKENS = 4096
-"""Of a long prompt only the end is looked through: all streams wait while it is, for about a microsecond a token."""
+"""Maximum number of tokens indexed of a long prompt, counted from its end. Indexing blocks all streams for about a
+microsecond per token."""
 MAX_PLACES = 8
-"""Those with the longest endings in common, that are asked how they went on; as many of the text as of the history."""
+"""Maximum number of positions whose continuations are used, for the text and for the history each."""
 
 
 class SuffixIndex:
-    """A tree of the continuations of the places that end as the text does."""
+    """A tree of the continuations after positions that match the text's ending."""
 
     def __init__(self, max_depth: int, history: History | None = None, prompt_len: int = 0) -> None:
-        """`history`: where outputs of the same caller are looked up, and this one is kept."""
+        """`history`: outputs of the same caller to search, and where to keep this output."""
         self._max_depth = max_depth
         self._history = history
         self._prompt_len = prompt_len
         self._array = SuffixArray()
         self._first = self._end = MIN_MATCH
-        """Of the text, the places that are indexed."""
+        """Start and end of the indexed positions."""
 
     def propose(self, text: Sequence[int]) -> Guesses:
         self._index(text)
@@ -42,19 +43,19 @@ class SuffixIndex:
         return tree_of(tokens for match, tokens in found if 2 * match > longest)
 
     def ended(self, text: Sequence[int]) -> None:
-        """Keep the output for others of the caller's."""
+        """Add the output to the caller's history."""
         if self._history is not None:
             self._history.add(text, self._prompt_len)
 
     def _found(self, text: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
-        """Tokens that a place has in common with the ending of the text, and those that followed it."""
+        """Yield the length of each match, and the tokens that followed it."""
         for end, match in self._array.nearest(text, text, MAX_PLACES):
             yield match, text[end : end + self._max_depth]
         if self._history is not None:
             yield from self._history.continuations(text, MAX_PLACES, self._max_depth)
 
     def _index(self, text: Sequence[int]) -> None:
-        """Take in what has been added; the ending of the whole text is followed by nothing yet."""
+        """Index the new tokens. The ending of the whole text has no continuation yet."""
         size = len(text)
         if size - self._end > MAX_LOOK_BACK_TOKENS:
             self._array.clear()

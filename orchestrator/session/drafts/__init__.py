@@ -1,3 +1,3 @@
-"""The drafts of a session, the draft trees that they grow, and the blocks that are chosen from them."""
+"""A session's drafts, their draft trees, and the choice of blocks from those trees."""
 
 from orchestrator.session.drafts.drafts import Drafts

@@ -1,4 +1,4 @@
-"""Pauses before a session tries for a draft again.
+"""Pauses before a session requests a draft again.
 
 Knows durations alone.
 """
@@ -11,19 +11,19 @@ MAX_PAUSE_S = 60.0
 
 
 class Backoff:
-    """Each pause is twice as long as the one before, and jittered, so that many sessions do not come back as one."""
+    """Exponential backoff with jitter, so that many sessions do not come back at once."""
 
     def __init__(self, first_s: float, seed: str) -> None:
         self._first_s = first_s
         self.pause_s = first_s
-        """The next one, without jitter."""
-        self._jitter = random.Random(seed)  # noqa: S311  spreads load, keeps no secret
+        """Next pause in seconds, before jitter."""
+        self._jitter = random.Random(seed)  # noqa: S311  spreads load, not a secret
 
     def next_s(self) -> float:
-        """The pause to make now."""
+        """Return the pause to make now, in seconds."""
         pause_s, self.pause_s = self.pause_s, min(2 * self.pause_s, MAX_PAUSE_S)
         return pause_s * self._jitter.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """The draft has been of use."""
+        """Start again from the first pause, since the draft was useful."""
         self.pause_s = self._first_s

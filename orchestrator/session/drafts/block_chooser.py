@@ -1,4 +1,4 @@
-"""Chooses blocks from a session's draft tree: the one to verify next, and those that the target may continue with.
+"""Chooses blocks from a session's draft tree: the next to verify, and those the target may continue with.
 
 Knows the draft tree and the policy. Must not know engines, leases or messages.
 """
@@ -14,10 +14,10 @@ from orchestrator.session.guess import NO_GUESS, Guess, Offer
 
 
 class BlockChooser:
-    """The draft tree of one session, and the block that was taken from it last."""
+    """The draft tree of one session, and the last block taken from it."""
 
     def __init__(self, policy: TreePolicy, explanation: Explanation | None, *, is_drawn: bool) -> None:
-        """`is_drawn`: whether the draft samples. Its draws are then of use for one block only."""
+        """`is_drawn`: whether the draft samples. Its draws can then be used for one block only."""
         self._policy = policy
         self._explanation = explanation
         self._is_drawn = is_drawn
@@ -27,15 +27,14 @@ class BlockChooser:
         return f"<BlockChooser {self.tree}, {len(self._taken)} taken>"
 
     def reset(self) -> None:
-        """Start with an empty tree."""
         self.tree = SpeculationTree(self._policy.max_grown_depth, is_drawn=self._is_drawn)
         self._taken = EMPTY_PART
         self._is_missed = False
-        """Whether the draft knew nothing below the root when it became the root."""
+        """Whether the draft had no nodes below the root at the time of the last verdict."""
         self.late_hit: bool | None = None
         """`RoundOutcome.late_hit` of the last verdict."""
         self._num_drawn = 0
-        """Guesses in a row that a guesser has drawn for the next block; nothing else is in the tree then."""
+        """Length of the chain that a guesser has drawn for the next block. The tree then has no other nodes."""
 
     # Verdicts
 
@@ -45,8 +44,8 @@ class BlockChooser:
         return None if first is None else (first[1], first[0] == tokens[-1])
 
     def reroot(self, tokens: Sequence[int]) -> Found:
-        """Make the last of these committed tokens the root; whether any node of the draft is left below it."""
-        if self._is_drawn:  # the target's own token is a draw of its own, and says nothing of what the draft drew
+        """Make the last of these committed tokens the root. Return whether a node of the draft is left below it."""
+        if self._is_drawn:  # the target's own token is an independent draw, unrelated to the draft's
             self.reset()
             return Found.NOT_ASKED
         had_nodes = self.tree.has_drafted
@@ -61,12 +60,12 @@ class BlockChooser:
     # Blocks
 
     def add_guesses(self, source: str, guesses: Guesses) -> None:
-        """Add the proposals of a guesser, until the next verdict."""
+        """Add a guesser's proposals; they last until the next verdict."""
         self.tree.guess(guesses, source)
         self._num_drawn = len(guesses.laws)
 
     def block(self, max_depth: int, max_nodes: int) -> Guess:
-        """The nodes of the tree that the policy chooses for verification."""
+        """Return the nodes of the tree that the policy chooses for verification."""
         self._taken = part = self._part(max_depth, max_nodes)
         return self._guess(part) if len(part) else NO_GUESS
 
@@ -75,12 +74,12 @@ class BlockChooser:
         return Guess(block, Shape(block.parents, part.ranks, part.confidences), part.sources)
 
     def _part(self, max_depth: int, max_nodes: int) -> Part:
-        if self._num_drawn:  # to cut it now would be to look at its draws
+        if self._num_drawn:  # cutting the chain here would depend on the drawn tokens
             return self.tree.best(self._num_drawn, self._num_drawn)
         is_drawn = self._is_drawn and self.tree.has_drafted
         choose = self._keep_draws if is_drawn else partial(self._policy.choose, self.tree)
         part = choose(max_nodes, max_depth)
-        if self._is_drawn and not (is_drawn and self._policy.draws_trees):  # what is looked up was not drawn
+        if self._is_drawn and not (is_drawn and self._policy.draws_trees):  # lookups are not draws
             part = part.straight()
         return part
 
@@ -94,10 +93,10 @@ class BlockChooser:
         return chain.head(num)
 
     def offer(self, block: TokenTree, max_depth: int, max_nodes: int) -> Offer | None:
-        """The next blocks for the likeliest outcomes of `block`, which is being verified.
+        """Return the next blocks for the likeliest outcomes of `block`, which is being verified.
 
-        Each with the block that the policy chooses there; those where it chooses none only if a plain step is worth it.
-        None where there is nothing to offer, or the tree has changed since `block` was taken.
+        The policy chooses the block of each outcome. An outcome without a block is offered only if a plain step is
+        worth it. None if there is nothing to offer, or if the tree has changed since `block` was taken.
         """
         policy, taken = self._policy, self._taken
         is_plain = policy.is_worth_a_plain_step(len(taken)) or policy.goes_on_plainly(self.tree)
@@ -113,13 +112,13 @@ class BlockChooser:
         return Offer(self._guess(whole), len(taken), is_open)
 
     def continue_with(self, guess: Guess) -> None:
-        """The target verifies this block without being asked: an offer that it has taken."""
+        """Follow the target, which has taken an offer and verifies this block without being asked."""
         self._taken = self.tree.part_of(guess.block) or EMPTY_PART
         if self._explanation is not None:
             self._explanation.goes_on(self._taken.depth, self._taken.sources)
 
     def explain(self, max_depth: int) -> None:
-        """Say why the block that was taken last was chosen; it could have had `max_depth` guesses in a row."""
+        """Explain why the last block was chosen. `max_depth`: the depth that it could have had."""
         if self._explanation is None:
             return
         taken = self._taken

@@ -1,7 +1,6 @@
-"""A session's dealings with its draft: what the draft is told, what it tells, and the draft tree.
+"""A session's side of one draft: its lease, its messages and its draft tree.
 
-Knows the draft's lease, its messages and the draft tree. Must not know the target: nothing here can change the
-output, only how soon it comes.
+Must not know the target: nothing here can change the output, only its speed.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 class DraftSide:
-    """The draft's side of one session. Methods that may ask something answer the commands for it.
+    """The draft's side of one session. Methods that may send something return the commands for it.
 
-    Several messages may be in flight: each overtakes the ones before, and the draft says so.
+    Several messages may be in flight: each overtakes the earlier ones, and the draft reports that.
     """
 
     def __init__(self, text: SessionText, pair: Pair, policy: TreePolicy, stats: Statistics, number: int = 0) -> None:
-        """`number` says which of the pair's drafts it is: 0 is the first."""
+        """`number`: which of the pair's drafts this is; 0 is the first."""
         self.stats = stats
         self._number = number
         self._model = pair.drafts[number]
@@ -46,17 +45,17 @@ class DraftSide:
         self._is_drawn = text.spec.needs_q
         self.blocks = BlockChooser(policy, stats.explanation, is_drawn=self._is_drawn)
         self._turn = 0
-        """Where drafting and verification alternate: guesses in a row that the next block may have, while the draft is
-        to grow for it."""
+        """If drafting and verification alternate: maximum depth of the next block, while the draft grows for it. Else
+        0."""
         self._is_over = True
-        """Whether the draft grows no more until its next message."""
+        """Whether the draft has stopped growing until its next message."""
         self._num_passes = 0
-        """That it has told of since its last message."""
+        """Number of passes reported since the last message."""
         self._open = OpenMessages()
         self._has_backlog = False
-        """Whether it has not been told of the last verdict, since too many messages are open."""
+        """Whether the last verdict was not sent to the draft, because too many messages are open."""
         self._waits_for: Stamp | None = None
-        """Of the message that was the last when the wait began, or was renewed: others may follow meanwhile."""
+        """Stamp of the newest message when the wait began or was renewed. Newer messages may have followed."""
         self._silence = Silence(pair.speculation.breaker_rounds)
         seed = f"{text.session_id}/{number}" if number else text.session_id
         self._backoff = Backoff(pair.speculation.draft_retry_s, seed)
@@ -67,7 +66,7 @@ class DraftSide:
     # The lease
 
     def begin(self) -> list[m.Command]:
-        """Ask for a place, where there is a draft at all."""
+        """Request a lease, if there is a draft."""
         return [m.LeaseDraft(draft=self._number)] if self._model is not None else []
 
     def leased(self, name: str, epoch: int) -> list[m.Command]:
@@ -78,19 +77,18 @@ class DraftSide:
         return self.update()
 
     def lease_later(self) -> m.Command:
-        """Try for a place after a pause, and do without until then."""
+        """Request a lease after a pause, and continue without a draft until then."""
         self._silence.left()
         return m.LeaseDraft(delay_s=self._backoff.next_s(), draft=self._number)
 
     def lose(self, reason: str = "it told nothing for several rounds") -> list[m.Command]:
-        """Do without this draft, and try for another."""
+        """Leave this draft after a failure, and request another."""
         self._explain(f"the draft was left, as {reason}; another is asked")
         self.stats.num_draft_failures += 1
         self._leave()
         return [self.release(), self.lease_later()]
 
     def release(self) -> m.ReleaseDraft:
-        """Give its place back."""
         return m.ReleaseDraft(self._number)
 
     def _leave(self) -> None:
@@ -102,24 +100,24 @@ class DraftSide:
         self._view.awaiting, self._waits_for, self._turn = None, None, 0
 
     def rest(self) -> list[m.Command]:
-        """Leave the draft for a while: what it grows is not worth verifying. After that growth begins anew."""
+        """Leave the draft for a while, since its guesses are not worth verifying. Growth then starts anew."""
         self._policy.rest()
         self._explain(f"the draft rests ({self._policy.last_reason})")
         self._leave()
         return [self.release(), self.lease_later()]
 
     def lost(self, epoch: int) -> list[m.Command]:
-        """The engine is gone, if it is the one that is leased."""
+        """Leave the draft if the lost engine is the leased one."""
         return self.lose("its engine is gone") if epoch == self._view.epoch and self._machine.can(Trigger.LOST) else []
 
     def close(self) -> None:
         self._machine.fire(Trigger.END)
         self._view.awaiting = None
 
-    # What it is told
+    # Messages to the draft
 
     def begin_round(self, max_depth: int, now_s: float) -> list[m.Command]:
-        """Go on with the draft after a verdict: leave it if it is silent or not worth its time, else tell it."""
+        """Continue after a verdict: leave a draft that is silent or not worth its time, else send it the verdict."""
         self._silence.begin_round(now_s, self._most_silence_s)
         if self._silence.is_final:
             return self.lose()
@@ -128,15 +126,17 @@ class DraftSide:
         return self._take_turn(max_depth)
 
     def _most_silence_s(self) -> float:
-        """After that it is late though nobody waits for it; one that has told nothing under its lease may have a long
-        text to take in, and is tried for as long as it would be done without.
+        """Seconds of silence after which the draft counts as late even if no block waits for it.
+
+        A draft that has not reported under its lease may have a long prefill, and gets as long as the session would
+        pause without it.
         """
         return self._policy.timeout_s if self._view.num_tokens else self._backoff.pause_s
 
     def _take_turn(self, max_depth: int) -> list[m.Command]:
-        """Have the draft grow for the next block, which may have `max_depth` guesses in a row."""
+        """Let the draft grow for the next block, whose depth is at most `max_depth`."""
         self._turn = 0
-        if self._machine.state is Growing.ABSENT:  # a policy must not count turns that it cannot give
+        if self._machine.state is Growing.ABSENT:  # the policy must not count turns that cannot be taken
             return []
         if self._policy.is_in_turn:
             if max_depth < 1:
@@ -149,11 +149,12 @@ class DraftSide:
         return self.update()
 
     def update(self) -> list[m.Command]:
-        """Tell the draft of what was committed since it was last told; it tells all anew where some of it was lost."""
+        """Send the draft the tokens committed since its last message. Request the whole tree again if nodes were
+        lost."""
         if self._machine.state is Growing.ABSENT or (self._policy.is_paused and self._has_ended):
             return []
         tree_spec = self._policy.tree_spec(self._room, self._turn)
-        if tree_spec is None:  # not for this request, or the text is as long as the draft's context
+        if tree_spec is None:  # the request wants no draft, or the text fills the draft's context
             self._leave()
             return [self.release()]
         self._has_backlog = len(self._open) >= (1 if self._policy.is_in_turn else MAX_OPEN)
@@ -172,19 +173,19 @@ class DraftSide:
 
     @property
     def _room(self) -> int:
-        """Tokens that the draft's context has left."""
+        """Number of tokens left in the draft's context."""
         assert self._model is not None, "a draft is asked only where there is one"
         return min(self._model.max_context_tokens, self._model.kv_cache_tokens) - len(self._log)
 
     @property
     def _has_ended(self) -> bool:
-        """Whether the draft grows no more, or is about to end by itself."""
+        """Whether growth has ended, or is about to end by itself."""
         return self._is_over or self._open.will_end
 
-    # What it tells
+    # Messages from the draft
 
     def grew(self, event: m.DraftGrew) -> list[m.Command]:
-        """Nodes that fit the text are part of the tree, whichever message they answer."""
+        """Add new nodes that fit the text to the tree, whichever message they answer."""
         draft_update = event.draft_update
         if self._machine.state is not Growing.GROWING or not self._is_leased(draft_update.stamp):
             self.stats.num_stale_replies += 1
@@ -200,7 +201,7 @@ class DraftSide:
         return self.update() if self.blocks.tree.needs_full_report else []
 
     def _apply(self, grown: DraftUpdate | DraftDone) -> bool:
-        """Whether it is sound."""
+        """Apply an update. Return whether it is valid."""
         self._silence.broken()
         try:
             check_growth(grown, self._pair.target.vocab_size, len(self._log), is_drawn=self._is_drawn)
@@ -214,23 +215,22 @@ class DraftSide:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it tells nothing at present, or is not there."""
+        """Whether the draft is silent or absent."""
         return self._silence.is_silent
 
     @property
     def is_growing(self) -> bool:
-        """Whether there is a draft that has been told of the text."""
+        """Whether a draft is leased and has received the text."""
         return self._machine.state is Growing.GROWING
 
     def has_lease(self, name: str) -> bool:
-        """Whether it calls the session so."""
         return self._machine.state is not Growing.ABSENT and self._view.name == name
 
     def _is_leased(self, stamp: Stamp) -> bool:
         return (stamp.session, stamp.epoch) == (self._view.name, self._view.epoch)
 
     def used(self, guess: Guess) -> None:
-        """This is verified next: the pass that was told of last has made it what it is."""
+        """Record that this block is verified next. Its last nodes come from the last reported pass."""
         self._turn = 0
         num_used = len(guess) - guess.shape.num_looked_up
         if num_used:
@@ -238,10 +238,10 @@ class DraftSide:
         self.stats.trace_pass(num_used)
 
     def ended(self, event: m.DraftReplied) -> list[m.Command]:
-        """The draft has ended a message: one that was overtaken, or grown for; or it cannot go on."""
+        """Handle the end of a message: the draft finished it, was overtaken by a newer one, or cannot continue."""
         reply = event.reply
         is_open = self._is_leased(reply.stamp) and reply.stamp.round in self._open
-        if self._machine.state is not Growing.GROWING or not is_open:  # or it comes for the second time
+        if self._machine.state is not Growing.GROWING or not is_open:  # or this is a duplicate reply
             self.stats.num_stale_replies += 1
             return []
         self._silence.answered()
@@ -251,12 +251,12 @@ class DraftSide:
         if not self._view.answers(reply.stamp):
             return self.update() if self._has_backlog else []
         if isinstance(reply, Missing) and self._view.must_resend(reply.held):
-            self._view.num_tokens = self._turn = 0  # what it had told of is gone, too; it has to catch up
+            self._view.num_tokens = self._turn = 0  # the nodes it reported are lost, too; it has to catch up
             return self.update()
         return self.lose("it cannot go on")
 
     def _grown(self, grown: DraftDone, event: m.DraftReplied) -> list[m.Command]:
-        """Growth that was asked for has ended; what the target waits for no more is part of the tree all the same."""
+        """Handle the end of requested growth. Late nodes join the tree even if the target no longer waits for them."""
         is_awaited = self._view.answers(grown.stamp)
         if is_awaited and not self._apply(grown):
             return self.lose("what it told cannot be")
@@ -274,7 +274,7 @@ class DraftSide:
         return []
 
     def late(self, stamp: Stamp) -> list[m.Command]:
-        """Nothing has come for as long as is waited; the round goes on without, and after several the lease is left."""
+        """Handle a timeout: the round goes on without the draft. After several timeouts the lease is given up."""
         if stamp != self._waits_for:
             return []
         self._waits_for = None
@@ -289,7 +289,7 @@ class DraftSide:
     # Waiting
 
     def growth_timeout(self) -> m.Await | None:
-        """The wait for the draft's next update, with its timeout; None where it is not worth it."""
+        """Return the wait for the draft's next update, with its timeout; None if the wait is not worth it."""
         self._waits_for = None
         stamp = self._view.awaiting
         can_wait = self._machine.state is Growing.GROWING and not (self.is_silent or self._has_backlog or self._is_over)
@@ -308,7 +308,7 @@ class DraftSide:
             return self._turn > 0
         return self._policy.is_worth_waiting(self._num_passes, has_drafted=self.blocks.tree.has_drafted)
 
-    # Explaining, where the client has asked
+    # Explanation, if the client asked for one
 
     def _explain(self, line: str) -> None:
         if self.stats.explanation is not None:

@@ -1,4 +1,4 @@
-"""All drafts of one session: the first, in whose tree all guesses meet, and the extra drafts beside it."""
+"""All drafts of one session: the first, whose tree collects all guesses, and the extra drafts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from orchestrator.session.verdicts import Judged
 
 
 class Drafts:
-    """The drafts of one session. Where drafts sample there is only the first: the draws of a block come from one q."""
+    """The drafts of one session. Sampling uses only the first, because the draws of a block come from one q."""
 
     def __init__(self, text: SessionText, pair: Pair, policies: Sequence[TreePolicy], stats: Statistics) -> None:
-        """`policies`: the first draft's, then one for each of the pair's extra drafts."""
+        """`policies`: one for the first draft, then one for each extra draft."""
         self._policies = policies
         self._first = DraftSide(text, pair, policies[0], stats)
         extra = [] if text.spec.needs_q else enumerate(policies[1:], 1)
@@ -32,11 +32,11 @@ class Drafts:
         return f"<Drafts {self._all}>"
 
     def begin(self) -> list[m.Command]:
-        """Ask for a lease on each draft that there is."""
+        """Request a lease on each draft."""
         return [command for draft in self._all for command in draft.begin()]
 
     def handle(self, event: m.DraftEvent) -> list[m.Command]:
-        """Pass the event to the draft that it comes from."""
+        """Pass the event to the draft that sent it."""
         commands = self._pass_on(event)
         self._note_silence()
         return commands
@@ -60,54 +60,54 @@ class Drafts:
         return next((draft for draft in self._extra if draft.has_lease(name)), self._first)
 
     def begin_round(self, judged: Judged, max_depth: int) -> list[m.Command]:
-        """Go on with each draft after a verdict, which the first one's tree and policy have seen."""
+        """Continue each draft after a verdict. The first draft's tree and policy have already seen the verdict."""
         to_extra = [command for draft in self._extra for command in draft.follow(judged, max_depth)]
         commands = [*self._first.begin_round(max_depth, judged.received_s), *to_extra]
         self._note_silence()
         return commands
 
     def _note_silence(self) -> None:
-        """The first policy decides for the session: it lacks a draft where none tells anything."""
+        """Tell the first policy, which decides for the session, whether all drafts are silent."""
         self._policies[0].lacks_draft = all(draft.is_silent for draft in self._all)
 
     def used(self, block: Guess) -> None:
-        """This block is verified next."""
+        """Record that this block is verified next."""
         self._first.used(block)
 
     def add_guesses(self, max_depth: int, max_nodes: int) -> None:
-        """Add what the extra drafts guess to the first one's tree."""
+        """Add the extra drafts' guesses to the first draft's tree."""
         for draft in self._extra:
             if max_depth > 0 and draft.blocks.tree.has_drafted:
                 self.blocks.add_guesses(draft.source, draft.guesses(max_depth, max_nodes))
 
     def growth_timeout(self) -> m.Await | None:
-        """The wait for growth: the first draft's, or an extra one's while the first does not grow."""
+        """Return the wait for growth of the first draft, or of an extra one if the first does not grow."""
         return next((draft for draft in self._all if draft.is_growing), self._first).growth_timeout()
 
     def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
-        """Tell every policy of one round, from verdict to verdict."""
+        """Report one round, from verdict to verdict, to every policy."""
         for policy in self._policies:
             policy.observe_interval(num_tokens, elapsed_s)
 
     @property
     def num_extra_failures(self) -> int:
-        """The number of failures of extra drafts; those of the first are in the session's statistics."""
+        """Number of failures of extra drafts. The session's statistics count those of the first."""
         return sum(draft.stats.num_draft_failures for draft in self._extra)
 
     def num_guessed(self, guess: Guess) -> int:
-        """The number of nodes of a block that only extra drafts have told of, and the first has not."""
+        """Return the number of nodes in a block that only extra drafts proposed."""
         extra = {draft.source for draft in self._extra}
         nodes = zip(guess.sources, guess.shape.ranks, strict=True) if extra else ()
         return sum(source in extra and rank == UNRANKED for source, rank in nodes)
 
     def close(self) -> list[m.Command]:
-        """Give all leases back at the end of the session."""
+        """Release all leases at the end of the session."""
         self.close_policies()
         for draft in self._all:
             draft.close()
         return [draft.release() for draft in self._all]
 
     def close_policies(self) -> None:
-        """Let go of what the policies share with other sessions; twice is harmless."""
+        """Release what the policies share with other sessions. Idempotent."""
         for policy in self._policies:
             policy.close()

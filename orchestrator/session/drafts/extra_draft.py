@@ -1,9 +1,8 @@
-"""A draft beside the first: it has a lease, a draft tree and a policy of its own, and guesses for the first one's tree.
+"""An extra draft: it has its own lease, draft tree and policy, and proposes guesses for the first draft's tree.
 
-To the session's tree an extra draft is a guesser whose guesses come of an engine. What it says has chances of its own,
-calibrated by what became of what it said at every place of the text, verified or not. A draft that is lost takes along
-what it had guessed for the next block, and nothing of the others'. Where drafts sample there are none: a block's draws
-are of one q.
+The session's tree treats an extra draft as a guesser that runs on an engine. Its guesses have their own probabilities,
+calibrated by every committed token, verified or not. A lost draft takes its own guesses for the next block with it, not
+those of other drafts. Sampling uses no extra drafts, because a block's draws come from one q.
 """
 
 from __future__ import annotations
@@ -22,18 +21,17 @@ from orchestrator.session.statistics import Statistics
 from orchestrator.session.verdicts import Judged
 
 MENTIONED = 1
-"""Rank of an extra draft's nodes as its own policy sees a block: there, but no first candidate to learn from."""
+"""Rank of an extra draft's nodes in a block seen by its own policy: present, but not a first candidate to calibrate
+with."""
 
 
 class ExtraDraft(DraftSide):
-    """An extra draft of one session."""
-
     def __init__(self, text: SessionText, pair: Pair, policy: TreePolicy, number: int) -> None:
         super().__init__(text, pair, policy, Statistics(is_traced=False), number)
         self.source = f"{EXTRA_DRAFT}{number + 1}"
 
     def follow(self, judged: Judged, max_depth: int) -> list[m.Command]:
-        """What a verdict changes for it."""
+        """Apply a verdict: calibrate on each committed token, then re-root the tree and start the next round."""
         for place, token in enumerate(judged.tokens):
             self._learn(judged.tokens[:place], token)
         found = self.blocks.reroot(judged.tokens)
@@ -42,7 +40,7 @@ class ExtraDraft(DraftSide):
         return self.begin_round(max_depth, judged.received_s)
 
     def _learn(self, before: Sequence[int], token: int) -> None:
-        """What it had said below these tokens, where it had told of anything."""
+        """Calibrate the policy on this draft's first candidate after the tokens `before`, if there was one."""
         first = self.blocks.tree.unverified(before, EMPTY_PART)
         if first is not None:
             self._policy.observe_guess(first[1], first[0] == token)
@@ -52,13 +50,13 @@ class ExtraDraft(DraftSide):
         return replace(guess.shape, ranks=ranks)
 
     def guesses(self, max_depth: int, max_nodes: int) -> Guesses:
-        """Its likeliest nodes, as a guesser names them."""
+        """Return the likeliest nodes in the form of a guesser's proposals."""
         best = self.blocks.tree.best(min(max_nodes, self._policy.max_nodes), min(max_depth, self._policy.max_depth))
         return Guesses(best.parents, self.blocks.tree.block(best).tokens, _chances(best))
 
 
 def _chances(part: Part) -> tuple[float, ...]:
-    """Of each node, if the text gets to its parent."""
+    """Probability of each node, given that its parent is accepted."""
     path_prob = part.path_prob.tolist()
     above = [1.0 if parent == ROOT else path_prob[parent] for parent in part.parents]
     return tuple(min(1.0, own / before) for own, before in zip(path_prob, above, strict=True))

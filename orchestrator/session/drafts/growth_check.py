@@ -1,6 +1,6 @@
-"""Whether what a draft tells can be: nothing of it is believed unchecked.
+"""Validation of a draft's updates. Nothing from a draft is used unchecked.
 
-Knows what has grown; must not know leases or messages.
+Knows the new nodes; must not know leases or messages.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 from core.records import DraftDone, DraftUpdate
 
 CORRUPT = (ValueError, TypeError, IndexError, OverflowError, AttributeError)
-"""What is raised of growth that is none: where it came pickled nothing of it has been checked."""
+"""Exceptions raised by malformed growth. Growth that arrived pickled has not been checked before."""
 
 
 def check_growth(grown: DraftUpdate | DraftDone, vocab_size: int, num_committed: int, *, is_drawn: bool) -> None:
-    """Raises: one of `CORRUPT`."""
+    """Validate an update.
+
+    Raises: one of `CORRUPT`.
+    """
     new_nodes = grown.new_nodes
     if not new_nodes.is_checked:
         new_nodes.check()

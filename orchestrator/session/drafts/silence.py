@@ -1,4 +1,4 @@
-"""Whether a draft tells anything: who is silent is not waited for, and left after several rounds.
+"""Detection of silent drafts: the session does not wait for them, and leaves them after several rounds.
 
 Knows rounds and times; must not know messages, trees or leases.
 """
@@ -8,33 +8,33 @@ from __future__ import annotations
 from collections.abc import Callable
 
 MAX_OPEN = 4
-"""Messages that a draft has not ended: beyond that it is silent, and is told nothing more until it has."""
+"""Maximum number of messages that a draft has not ended. At this limit it counts as silent and gets no more."""
 
 
 class Silence:
-    """Of one draft."""
+    """The silence of one draft."""
 
     def __init__(self, breaker_rounds: int) -> None:
-        """`breaker_rounds`: rounds in a row with a late draft after which it is left."""
+        """`breaker_rounds`: number of late rounds in a row after which the draft is left."""
         self._breaker_rounds = breaker_rounds
         self.is_silent = False
-        """Whether it was lost, was late or has answered nothing for `MAX_OPEN` rounds; until it tells something again,
-        perhaps under another lease."""
+        """Whether the draft was lost, was late, or has not answered for `MAX_OPEN` rounds. Cleared by its next update,
+        possibly under another lease."""
         self._num_unanswered = 0
-        """Rounds that it was, or should have been, told of since it last answered anything."""
+        """Number of rounds reported to the draft, or held back, since its last answer."""
         self._answered_s = 0.0
-        """Time of the last verdict before these."""
+        """Time of the last verdict before these rounds, in seconds."""
         self._num_late_rounds = 0
 
     @property
     def is_final(self) -> bool:
-        """Whether the draft is to be left."""
+        """Whether the draft should be left."""
         return self._num_late_rounds >= self._breaker_rounds
 
     def begin_round(self, now_s: float, most_s: Callable[[], float]) -> None:
-        """There is a verdict: a draft that was late, and is not heard of since, is late once more.
+        """Count a late round if the draft is still late from an earlier one.
 
-        So is one for which nobody waits, after `most_s` without an answer.
+        It also counts as late after `most_s` seconds without an answer, even if no block waits for it.
         """
         if not self._num_unanswered:
             self._answered_s = now_s
@@ -42,23 +42,23 @@ class Silence:
             self._num_late_rounds += 1
 
     def told(self) -> None:
-        """It is told of a round, or should be."""
+        """Count a round that was sent to the draft, or was held back."""
         self.is_silent |= self._num_unanswered >= MAX_OPEN
         self._num_unanswered += 1
 
     def answered(self) -> None:
-        """It has ended a message."""
+        """Record that the draft ended a message."""
         self._num_unanswered = 0
 
     def broken(self) -> None:
-        """It tells something."""
+        """Record an update from the draft."""
         self.is_silent, self._num_unanswered, self._num_late_rounds = False, 0, 0
 
     def late(self) -> None:
-        """Nothing has come for as long as is waited."""
+        """Record a timeout."""
         self.is_silent = True
         self._num_late_rounds += 1
 
     def left(self) -> None:
-        """There is no draft for now."""
+        """Record that the session has no draft for now."""
         self.is_silent, self._num_unanswered, self._num_late_rounds = True, 0, 0

@@ -6,13 +6,15 @@ Each runs in a process of its own, since Triton reads its settings once. `__main
 from __future__ import annotations
 
 import importlib.util
-import os
+import json
 import random
-import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
+
+from tests.workers.triton_process import run
 
 pytestmark = [
     pytest.mark.thorough,
@@ -39,31 +41,33 @@ NODE = 20
 ERROR = {"float32": 2e-5, "float16": 2e-3}
 
 
-def run(code: str, **variables: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")} | variables
-    done = subprocess.run(
-        [sys.executable, "-c", f"from tests.workers.attention import test_triton_attention as t; {code}"],
-        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+@pytest.fixture(scope="module")
+def errors() -> dict[str, float]:
+    """The largest error of each case."""
+    is_gpu = torch.cuda.is_available()
+    return json.loads(run(__name__, "t.write_errors()", **({} if is_gpu else {"TRITON_INTERPRET": "1"})))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_kernel_gives_what_plain_loops_give(case: str) -> None:
-    is_gpu = torch.cuda.is_available()
-    error = float(run(f"print(t.largest_error({case!r}))", **({} if is_gpu else {"TRITON_INTERPRET": "1"})))
-    assert error <= ERROR[CASES[case][-1]]
+def test_the_kernel_gives_what_plain_loops_give(case: str, errors: dict[str, float]) -> None:
+    assert errors[case] <= ERROR[CASES[case][-1]]
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_it_compiles_for_the_gpus_of_today(capability: int) -> None:
     """The compiler and ptxas need no GPU."""
-    assert run(f"t.compile_all({capability})").count(f".target sm_{capability}") == 3
+    assert run(__name__, f"t.compile_all({capability})").count(f".target sm_{capability}") == 3
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_deterministic_blocks_are_summed_up_alike_masked_or_not(capability: int) -> None:
+    """Only one of them would have its multiplications fused with additions, which rounds differently."""
+    assert "fma.rn.f32" in run(__name__, f"t.compile_block_loops({capability}, is_deterministic=False)")
+    assert "fma.rn.f32" not in run(__name__, f"t.compile_block_loops({capability}, is_deterministic=True)")
+
+
+def write_errors() -> None:
+    json.dump({case: largest_error(case) for case in CASES}, sys.stdout)
 
 
 def largest_error(case: str, *, is_deterministic: bool = False) -> float:
@@ -164,29 +168,57 @@ def ragged(kvs):
     ]
 
 
+SETTINGS = {
+    "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "TILE_HEADS": 4, "CHUNKS": 1, "PROGRAM_HEADS": 8, "PROGRAMS": 264,
+    "TILE_ROWS": 16, "BLOCK_M": 64, "BLOCK_N": 64, "KEY_DIM": 128, "VALUE_DIM": 128, "KEY_SIZE": 128,
+    "VALUE_SIZE": 128, "BLOCK_TOKENS": 64, "NUM_WORDS": 8, "WORD_BITS": 32, "SPLITS": 32,
+    "HAS_WINDOW": False, "HAS_SOFTCAP": False, "HAS_SINKS": False, "PRECISION": "tf32",
+}  # fmt: skip
+"""Of a target of 8B."""
+
+
 def compile_all(capability: int) -> None:
     """Print the PTX of both kernels, as a target of 8B has them, and of a layer with everything."""
+    from workers.attention import triton_attention as kernels
+
+    everything = dict.fromkeys(("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS"), True)
+    everything |= {"SPLITS": 1, "KEY_DIM": 192, "KEY_SIZE": 256, "BLOCK_TOKENS": 16}
+    for kernel, changed in ((kernels._attend, {}), (kernels._attend, everything), (kernels._join, {})):
+        sys.stdout.write(compiled(kernel, capability, changed, {}))
+
+
+def compile_block_loops(capability: int, *, is_deterministic: bool) -> None:
+    """Print the PTX of the kernel with the options that it is launched with."""
+    from types import SimpleNamespace
+    from unittest.mock import MagicMock, patch
+
+    from workers.attention import triton_attention as kernels
+    from workers.attention.paged import LayerKind
+
+    rows = torch.zeros(4, 1, dtype=torch.int32)
+    reads: Any = SimpleNamespace(num_tiles=rows, tiles=rows, seen=rows, positions=rows, masks=rows, table=rows)
+    reads.block_tokens, reads.tile_rows = 64, 16
+    launch = MagicMock()
+    with patch.object(kernels, "_attend", launch):
+        query, pool = torch.zeros(4, 32, 128), torch.zeros(64, 8, 128)
+        kernels.TritonKernel(is_deterministic=is_deterministic).attend(query, pool, pool, reads, LayerKind(1.0))
+    given = launch.__getitem__.return_value.call_args.kwargs
+    options = {name: given[name] for name in ("num_warps", "num_stages", "enable_fp_fusion")}
+    sys.stdout.write(compiled(kernels._attend, capability, {"SPLITS": 1, "NUM_WORDS": 0}, options))
+
+
+def compiled(kernel: Any, capability: int, changed: dict[str, Any], options: dict[str, Any]) -> str:
+    """The kernel's PTX."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from workers.attention import triton_attention as kernels
-
-    target = GPUTarget("cuda", capability, 32)
     pointers = dict.fromkeys(("query", "keys", "values", "output", "sinks"), "*bf16")
     pointers |= dict.fromkeys(("parts", "logarithms"), "*fp32")
     pointers |= dict.fromkeys(("tiles", "seen", "positions", "masks", "table", "num_tiles"), "*i32")
-    settings = {
-        "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "TILE_HEADS": 4, "CHUNKS": 1, "PROGRAM_HEADS": 8, "PROGRAMS": 264,
-        "TILE_ROWS": 16, "BLOCK_M": 64, "BLOCK_N": 64, "KEY_DIM": 128, "VALUE_DIM": 128, "KEY_SIZE": 128,
-        "VALUE_SIZE": 128, "BLOCK_TOKENS": 64, "NUM_WORDS": 8, "WORD_BITS": 32, "SPLITS": 32,
-        "HAS_WINDOW": False, "HAS_SOFTCAP": False, "HAS_SINKS": False, "PRECISION": "tf32",
-    }  # fmt: skip
-    everything = dict.fromkeys(("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS"), True)
-    everything |= {"SPLITS": 1, "KEY_DIM": 192, "KEY_SIZE": 256, "BLOCK_TOKENS": 16}
-    for kernel, changed in ((kernels._attend, {}), (kernels._attend, everything), (kernels._join, {})):
-        constants = {name: value for name, value in (settings | changed).items() if name in kernel.arg_names}
-        types = dict.fromkeys(constants, "constexpr")
-        for name in kernel.arg_names:
-            types.setdefault(name, pointers.get(name, "fp32" if name in ("scale", "softcap") else "i32"))
-        sys.stdout.write(triton.compile(ASTSource(kernel, types, constants), target=target).asm["ptx"])
+    constants = {name: value for name, value in (SETTINGS | changed).items() if name in kernel.arg_names}
+    types = dict.fromkeys(constants, "constexpr")
+    for name in kernel.arg_names:
+        types.setdefault(name, pointers.get(name, "fp32" if name in ("scale", "softcap") else "i32"))
+    target = GPUTarget("cuda", capability, 32)
+    return triton.compile(ASTSource(kernel, types, constants), target=target, options=options).asm["ptx"]

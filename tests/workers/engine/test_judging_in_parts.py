@@ -38,14 +38,19 @@ def judged(monkeypatch):
     """The numbers of rows that were judged at a time, in steps that are judged in parts."""
     monkeypatch.setattr(judging, "JUDGED_SCORES", MOST_ROWS * VOCAB_SIZE)
     numbers = []
-    adjusted = judging.adjusted
+    adjusting = judging.adjusting
 
-    def counted(logits, rows):
-        numbers.append(len(rows))
-        assert logits.shape[0] == len(rows)
-        return adjusted(logits, rows)
+    def counted(rows, *args):
+        adjust = adjusting(rows, *args)
 
-    monkeypatch.setattr(judging, "adjusted", counted)
+        def adjusted(logits):
+            numbers.append(len(rows))
+            assert logits.shape[0] == len(rows)
+            return adjust(logits)
+
+        return adjusted
+
+    monkeypatch.setattr(judging, "adjusting", counted)
     return numbers
 
 

@@ -11,9 +11,10 @@ from core.noise import row_of
 from core.records import Sampling
 from core.rules import Verification, all_rules
 from core.speculation.token_tree import ROOT, TokenTree
+from tests.workers.sampling.uploaded import verified
 from tests.workers.step.readbacks import at_once
 from workers.sampling.logits import Row
-from workers.sampling.verify import BATCHED_RULES, verify
+from workers.sampling.verify import BATCHED_RULES
 
 VOCAB_SIZE = 12
 NUM_CASES = 150
@@ -94,7 +95,7 @@ def test_a_twin_decides_as_its_reference(rule):
     is_greedy = rule not in [each.rule for each in Verification]
     cases = [case(generator, rule, is_greedy) for _ in range(NUM_CASES)]
     blocks, rows = [block for block, _, _ in cases], [row for _, _, of_block in cases for row in of_block]
-    outcomes = at_once(verify, rule.name, blocks, torch.from_numpy(np.concatenate([each[1] for each in cases])), rows)
+    outcomes = at_once(verified, rule.name, blocks, torch.from_numpy(np.concatenate([each[1] for each in cases])), rows)
     expected = [
         rule.decide(block, log_p.astype(np.float64), root.sampling.seed, root.position, root.lenience)
         for block, log_p, (root, *_) in cases
@@ -118,7 +119,7 @@ def test_a_twin_decides_as_its_reference_where_laws_are_nearly_the_same(rule):
         for seed, block in enumerate(blocks)
         for depth in (0, *block.depths)
     ]
-    outcomes = at_once(verify, rule.name, blocks, torch.from_numpy(np.concatenate(laws_of)), rows)
+    outcomes = at_once(verified, rule.name, blocks, torch.from_numpy(np.concatenate(laws_of)), rows)
     expected = [
         rule.decide(block, log_p.astype(np.float64), seed, 5, 1.0)
         for seed, (block, log_p) in enumerate(zip(blocks, laws_of, strict=True))

@@ -11,9 +11,9 @@ from core.records import Sampling, Verification
 from core.rules import chains as acceptance
 from core.rules.coupled import verify_coupled
 from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
+from tests.workers.sampling.uploaded import verified
 from tests.workers.step.readbacks import at_once
 from workers.sampling.logits import Row
-from workers.sampling.verify import verify
 
 pytestmark = pytest.mark.thorough
 
@@ -70,7 +70,7 @@ def batch_of(cases):
 def test_verdicts_equal_the_reference(verification, kind):
     generator = np.random.default_rng(KINDS.index(kind))
     cases = [random_case(generator, kind) for _ in range(200)]
-    outcomes = at_once(verify, verification, *batch_of(cases))
+    outcomes = at_once(verified, verification, *batch_of(cases))
     for (block, log_p, rows), outcome in zip(cases, outcomes, strict=True):
         p = torch.from_numpy(log_p).double().softmax(dim=-1).numpy()
         assert outcome == REFERENCE[verification](block, p, rows[0].sampling.seed, rows[0].position)
@@ -82,8 +82,8 @@ def test_verdicts_equal_the_reference(verification, kind):
 def test_a_verdict_does_not_depend_on_its_batch(verification, seed, kinds):
     generator = np.random.default_rng(seed)
     cases = [random_case(generator, kind) for kind in kinds]
-    together = at_once(verify, verification, *batch_of(cases))
-    assert together == [at_once(verify, verification, *batch_of([case]))[0] for case in cases]
+    together = at_once(verified, verification, *batch_of(cases))
+    assert together == [at_once(verified, verification, *batch_of([case]))[0] for case in cases]
 
 
 def test_coupled_trees_follow_the_targets_samples():
@@ -103,7 +103,7 @@ def test_coupled_trees_follow_the_targets_samples():
     for tree in trees:
         cases.append(verify_coupled(tree, samples[start : start + 1 + len(tree)]))
         start += 1 + len(tree)
-    assert at_once(verify, Verification.COUPLED, trees, log_p, rows) == cases
+    assert at_once(verified, Verification.COUPLED, trees, log_p, rows) == cases
 
 
 @pytest.mark.parametrize("verification", REFERENCE)
@@ -112,4 +112,4 @@ def test_trees_are_refused(verification):
     tree = TokenTree((1, 1), (ROOT, ROOT), (q, q))
     rows = [Row(Sampling(), 3, [], 1)] * 3
     with pytest.raises(ValueError, match="chains only"):
-        at_once(verify, verification, [tree], torch.zeros(3, VOCAB_SIZE).log_softmax(dim=-1), rows)
+        at_once(verified, verification, [tree], torch.zeros(3, VOCAB_SIZE).log_softmax(dim=-1), rows)

@@ -16,10 +16,10 @@ from core.noise import Purpose
 from core.records import Sampling
 from core.rules.chains import sound_prefix
 from core.speculation.token_tree import TokenTree
+from tests.workers.sampling.uploaded import drawn_guesses
 from tests.workers.step.readbacks import at_once
 from workers.noise import gumbel
 from workers.sampling import sampler as twin
-from workers.sampling.draft_candidates import draw_guesses
 from workers.sampling.logits import Row
 
 pytestmark = pytest.mark.thorough
@@ -273,7 +273,7 @@ def test_plain_rows_do_not_pay_for_sorting(monkeypatch):
 
 
 def draw(log_q, batch, places, top_tokens):
-    return at_once(draw_guesses, *twin.cut(log_q, top_tokens), keys_of(batch, places))
+    return at_once(drawn_guesses, *twin.cut(log_q, top_tokens), keys_of(batch, places))
 
 
 def keys_of(batch, rows):
@@ -301,7 +301,7 @@ def test_several_guesses_are_those_of_the_reference_in_their_order(top_tokens, w
     log_q = twin.process(random_logits(40), batch)
     keys = keys_of(batch, [noise.row_of(i % 4, 5 * i) for i in range(40)])
     probs, ids = twin.cut(log_q, top_tokens)
-    found = at_once(partial(draw_guesses, num_draws=4, with_replacement=with_replacement), probs, ids, keys)
+    found = at_once(partial(drawn_guesses, num_draws=4, with_replacement=with_replacement), probs, ids, keys)
     for (token, q), (_, position, row, _), of in zip(found, keys, batch, strict=True):
         want = sampling.draw_several(
             q, VOCAB_SIZE, of.sampling.seed, position, row, 4, with_replacement=with_replacement
@@ -314,7 +314,9 @@ def test_several_guesses_are_those_of_the_reference_in_their_order(top_tokens, w
 def test_noise_at_a_few_ids_is_that_of_whole_rows():
     keys = [noise.key(2**63 + i, 7, noise.row_of(3, i << 12), Purpose.DRAFT) for i in range(5)]
     ids = torch.randint(0, VOCAB_SIZE, (5, 9))
-    assert torch.equal(gumbel.gumbel_at(keys, ids), gumbel.gumbel_rows(keys, VOCAB_SIZE, CPU).gather(1, ids))
+    assert torch.equal(
+        gumbel.gumbel_at(torch.tensor(keys), ids), gumbel.gumbel_rows(keys, VOCAB_SIZE, CPU).gather(1, ids)
+    )
 
 
 def test_a_greedy_draft_is_sure():

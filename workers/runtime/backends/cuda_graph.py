@@ -90,7 +90,7 @@ class CudaGraphBackend(Backend):
     def __init__(self, context: BackendContext, below: Backend | None = None) -> None:
         super().__init__(context, below)
         cache, config = context.cache, context.config
-        self._max_rows = bucket_of(min(MAX_ROWS, config.max_step_tokens))
+        self._max_rows = bucket_of(min(MAX_ROWS, context.tiling.rows(config.max_step_tokens)))
         self._num_blocks = min(cache.num_blocks, cache.num_blocks_for(max(context.max_context_tokens, self._max_rows)))
         self._inputs = Inputs(max(shape.num_values for shape in self._shapes()), cache.device)
         self._logits = torch.empty(self._max_rows, context.model.config.vocab_size, device=cache.device)
@@ -170,7 +170,8 @@ class CudaGraphBackend(Backend):
             return None
         if needed.block_tokens != self.context.cache.block_tokens:  # branches of a tree, each with slots of its own
             return None
-        return self._shape(bucket_of(needed.num_rows), needed.tile_rows)
+        least = 1 if needed.tile_rows == 1 else 2  # of tiles, no shape of a single row is recorded
+        return self._shape(bucket_of(max(needed.num_rows, least)), needed.tile_rows)
 
 
 def _refuse() -> StepPlan:

@@ -37,6 +37,7 @@ from workers.runtime import backends
 from workers.runtime.backends.cuda_graph import CudaGraphBackend, CudaRecorder, Inputs, Recorder
 from workers.runtime.backends.packed_cpu import PackedBackend
 from workers.runtime.runtime import ModelRuntime
+from workers.runtime.tiling import GPU_DETERMINISTIC
 from workers.step.kv_cache import NUM_OWN_BLOCKS, SINK_BLOCK
 from workers.step.rows import StepRows
 
@@ -156,6 +157,20 @@ def test_of_what_a_larger_step_left_behind_nothing_is_read(runtime: ModelRuntime
         pool[SINK_BLOCK * 16 :] = 0.0  # for the tests that follow
 
 
+@pytest.mark.parametrize("num_sequences", [1, 2])
+def test_single_nodes_below_cached_ones_equal_their_paths(
+    runtime: ModelRuntime, eager: Any, num_sequences: int
+) -> None:
+    """Each sequence has one row, and still sees a tree."""
+    rng = random.Random(10)
+    prefixes = [tokens(rng, 10) for _ in range(num_sequences)]
+    tree = TokenTree((5, 6, 7), (ROOT, ROOT, 0))
+    kvs = [held(runtime, prefix[:-1]) for prefix in prefixes]
+    runtime.forward([StepRows(kv, prefix[-1:], tree.prefix(2)) for kv, prefix in zip(kvs, prefixes, strict=True)])
+    got = runtime.forward([StepRows(kv, [], tree, num_cached_nodes=2) for kv in kvs])
+    assert_same(got, torch.stack([eager_logits(eager, [*prefix, 5, 7])[-1] for prefix in prefixes]))
+
+
 def test_logits_stay_what_they_were(runtime: ModelRuntime) -> None:
     kv = held(runtime, [1, 2, 3])
     first = runtime.forward([StepRows(kv, [4])])
@@ -186,6 +201,13 @@ def test_the_largest_is_recorded_first_and_there_are_few(
     assert list(dict.fromkeys(shape.num_rows for shape in shapes)) == sizes
     assert len(set(shapes)) == len(shapes) == 2 * len(sizes) - 1
     assert shapes[0].num_values == max(shape.num_values for shape in shapes)
+
+
+def test_padding_to_two_rows_has_a_shape_where_steps_have_one(checkpoint: Path) -> None:
+    """As deterministic steps on a GPU are padded."""
+    runtime = cold(checkpoint, kv_cache_tokens=1024, max_step_tokens=1)
+    runtime.context.tiling = GPU_DETERMINISTIC
+    assert [shape.num_rows for shape in CudaGraphBackend(runtime.context)._shapes()] == [2]
 
 
 def test_what_no_form_has_room_for_runs_as_it_would_and_is_counted(recorded: ModelRuntime, eager: Any) -> None:
