@@ -1,7 +1,7 @@
 """Checks that draft and target use the same vocabulary: every token id must mean the same string.
 
 Reads the tokenizer and the model's number of rows: an id without a row never occurs in a text. Like the orchestrator,
-reads tokenizers without torch (docs/adr/0083).
+reads tokenizers without torch (docs/adr/edge).
 """
 
 from __future__ import annotations

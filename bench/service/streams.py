@@ -2,7 +2,7 @@
 
 One orchestrator in this process, one engine in another, real frames: a block of 8 is verified, and while that takes its
 time, growth is told at a draft's pace. Nothing decides or computes: passes are waited for. Ways take turns, on idle
-cores and beside busy ones. The second and third way are prototypes (docs/adr/0021), without keys and flow control.
+cores and beside busy ones. The second and third way are prototypes (docs/adr/links), without keys and flow control.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ NUM_RECENT = 15
 """Number of observations of each kind that are kept."""
 EXTRAPOLATION = 4.0
 """Multiple of the widest observed pass beyond which a pass is estimated in proportion to its rows. The optimistic
-estimate is worth 1.03, and its end 1.03 (`bench ablation`, docs/adr/0030)."""
+estimate is worth 1.03, and its end 1.03 (`bench ablation`, docs/adr/control)."""
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 """Most rows of one session in a pass of the draft; less likely ones are hardly ever needed. Against always 8: worth
-1.06 (`bench ablation`, docs/adr/0030)."""
+1.06 (`bench ablation`, docs/adr/control)."""
 BRANCH_PASSES = 200
 """Number of passes without branches after which the cost of branches is forgotten, so that they are tried again. The
 price of branches is worth 1.17 where a target computes them one by one (docs/LOG.md, 2026-11-22), elsewhere nothing."""

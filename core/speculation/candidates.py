@@ -45,7 +45,7 @@ class Candidates:
     def margin(self) -> float:
         """How clearly the first candidate wins: the mean of its log odds, against all others and against the second
         alone, as a chance. Where shares are known it foretells the target's token better than `confidence` does
-        (docs/adr/0010).
+        (docs/adr/rules).
         """
         if len(self.shares) < 2:
             return self.confidence

@@ -55,7 +55,7 @@ def _num_candidates(rule: TreeSpec) -> int:
 
 def _tails(said: Sequence[Candidates], usual: Floats, total: Floats) -> Floats:
     """As likely together as they are on the whole; each by its share there and the root of what is usual at its rank,
-    which foretells the demo target's token well, greedy and sampled (docs/adr/0010).
+    which foretells the demo target's token well, greedy and sampled (docs/adr/rules).
 
     `usual` [P, MAX_TOLD], `total` [P, 1].  # [P, MAX_TOLD]
     """

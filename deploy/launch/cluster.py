@@ -45,12 +45,12 @@ MAX_MESSAGE_BYTES = 8 * 2**20
 (`limits.max_message_bytes`) may be lower, and its error names the field."""
 NODE_ENVIRONMENT: Mapping[str, str] = {
     # Ray's 15 reaches a process once it is connected: until then, one that starts would have 28 times the weight of
-    # those that serve beside it (docs/adr/0080).
+    # those that serve beside it (docs/adr/deployment).
     "RAY_worker_niceness": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": PREPARE,
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),
     # Proxies call replicas by gRPC, and a replica has one event loop. Ray's streams, with a second thread for Serve,
-    # would take 1.5 times as much processor time for each chunk (docs/adr/0025).
+    # would take 1.5 times as much processor time for each chunk (docs/adr/edge).
     "RAY_SERVE_PROXY_USE_GRPC": "1",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2 * MAX_MESSAGE_BYTES),  # a call adds a header to its message
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",

@@ -49,7 +49,7 @@ class _Deployment(Generic[Port]):
     ) -> None:
         self._name = handle.deployment_name
         self._handle = handle
-        # By gRPC. Of a call of an actor, Ray does not tell the replica when the caller has died (docs/adr/0081).
+        # By gRPC. Of a call of an actor, Ray does not tell the replica when the caller has died (docs/adr/sessions).
         self._lease = handle.options(stream=True, _by_reference=False).lease
         self._describe = handle.describe
         self._new_port = port

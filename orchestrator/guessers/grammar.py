@@ -14,7 +14,7 @@ from core.speculation import Guesses
 
 TEMPLATE_CHANCE = 0.9
 """Prior probability that an output which has matched its template so far continues to, since a template is not enforced
-(docs/adr/0054). Calibration corrects it."""
+(docs/adr/grammars). Calibration corrects it."""
 
 
 class GrammarGuesser:

@@ -3,7 +3,7 @@
 A window of guessed text is verified below the root. Each round the target returns the token after each position of the
 window (one Jacobi step for all positions at once), in the pass that verifies the block anyway. Its last answers
 complete a row of n-grams. The n-grams that begin with the last committed token become guesses. Knows committed tokens
-and answers. Source: Fu et al. 2024 (arXiv 2402.02057), section 3; differences: docs/adr/0042.
+and answers. Source: Fu et al. 2024 (arXiv 2402.02057), section 3; differences: docs/adr/guessers.
 
 The window has W columns and N - 1 levels, one for each of the last rounds. Level 0 is a chain below the root, which is
 itself its column 0. The token of level k in column j is the child of level k - 1 in the same column. A column is

@@ -24,10 +24,10 @@ TRIAL_ROUNDS = 8
 """Number of trial rounds in turn after a rest."""
 OFFERED_OUTCOMES = 16
 """Number of outcomes of a block for which the target is offered a next block. Simulated, with the target 10 ms away
-each way: worth 1.03 to 1.07 compared with four outcomes, if its pass takes 25 or 60 ms (adr/0082)."""
+each way: worth 1.03 to 1.07 compared with four outcomes, if its pass takes 25 or 60 ms (adr/offers)."""
 OFFER_PASSES = 2.0
 """Half-width, in draft passes, of the window around the expected verdict in which offers are made. Paced 70B and 1B, 10
-ms away each way: worth 1.13 compared with an offer after each pass (adr/0082)."""
+ms away each way: worth 1.13 compared with an offer after each pass (adr/offers)."""
 MIN_OFFER_WAY_S = 0.0025
 """Minimum round trip to the target, in seconds, for which guesses are offered: an offer takes the orchestrator 1 ms.
 Recorded 8B and 0.5B at hand, without this limit: 0.6 to 0.99 of the tokens a second."""

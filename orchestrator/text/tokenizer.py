@@ -2,7 +2,7 @@
 
 Knows the tokenizer files of a checkpoint (tokenizer.json, tokenizer_config.json, chat_template.jinja and others); must
 not know weights, requests or streams (`orchestrator.text.detokenize` decodes growing outputs). transformers is imported
-when a tokenizer is read, and does not import torch for it (docs/adr/0083).
+when a tokenizer is read, and does not import torch for it (docs/adr/edge).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class TreeJob(Job[DraftRequest]):
     _pass: tuple[float, int] | None = None
     """Start time and number of rows of the last step it joined; None once reported."""
     ahead: list[int] = field(default_factory=list)
-    """Consecutive tokens below the first fed node, computed in the same pass (docs/adr/0044). The candidates after a
+    """Consecutive tokens below the first fed node, computed in the same pass (adr/guessers). The candidates after a
     token are used only if the tree continues with that token."""
     _proposals: list[Candidates] = field(default_factory=list)
     """Unused candidates after the fed nodes, then after the tokens ahead."""

@@ -106,7 +106,7 @@ class Room:
 
 
 class FirstComeRoom(Room):
-    """KV memory of a target: first come, first served (docs/adr/0066).
+    """KV memory of a target: first come, first served (docs/adr/kv).
 
     A session starts when its whole text fits; later sessions wait behind the first that does not fit. If memory runs
     short afterwards, the newest session is preempted and keeps its place in the queue. So the oldest session always

@@ -1,7 +1,7 @@
 """From the text of a grammar to what says which tokens may come; the one place that asks llguidance to compile.
 
 What it costs is bounded by the library's own limits, not by a clock: they stop it at the same place each time.
-(docs/adr/0037-llguidance-masks-every-row.md has what was measured.)
+(docs/adr/grammars.md has what was measured.)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What must come next in one output: a guesser's view of its grammar, for where there is no model.
 
-Where the grammar forces the next bytes, masks let their usual tokens through alone (docs/adr/0037), so these have a
+Where the grammar forces the next bytes, masks let their usual tokens through alone (docs/adr/grammars), so these have a
 chance of 1 under any law of the target. Where it forces the bytes and several tokens may begin them, they share it.
 """
 

@@ -2,7 +2,7 @@
 
 numpy makes an array of each intermediate result, some eighty of them; here they stay in registers. Operations and their
 order are those of `core.noise`, and Numba neither reorders them nor fuses a product with a sum, unless it is asked to.
-Where the noise only decides which score is the largest, most of it is not even computed (adr/0079).
+Where the noise only decides which score is the largest, most of it is not even computed (adr/noise).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 FEW_ROWS: Final = 16
-"""Rows up to which the tiles are faster than torch's library, measured on an H200 (docs/adr/0018)."""
+"""Rows up to which the tiles are faster than torch's library, measured on an H200 (docs/adr/gpu-runtime)."""
 
 _LIBRARY: Any = torch.library.Library("outrider", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("product(Tensor rows, Tensor weight, Tensor? bias, bool is_tiled) -> Tensor")

@@ -37,7 +37,7 @@ from workers.step import Readback, Uploads, upload
 GROUP_TOKENS = 16
 FEW_SCORES = 1 << 17
 """Number of scores up to which `topk` alone is faster than choosing groups for it first, which takes a dozen kinds of
-operators (adr/0063)."""
+operators (adr/cpu-runtime)."""
 FEW_KEPT = 1 << 10
 """Most often top-p keeps fewer tokens, so that no more are looked at."""
 

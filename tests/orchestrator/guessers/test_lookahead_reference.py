@@ -1,5 +1,5 @@
 """Our lookahead against its authors' algorithm: the same window, pool and passes where both do the same, the same
-tokens always, and what each named difference (docs/adr/0042) costs or gains in passes."""
+tokens always, and what each named difference (docs/adr/guessers) costs or gains in passes."""
 
 from __future__ import annotations
 

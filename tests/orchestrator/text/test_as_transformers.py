@@ -1,7 +1,7 @@
 """Checkpoints' tokenizers do what transformers' do: tokenizers of its classes, saved by it and read by us.
 
 `AutoTokenizer` reads them again with the same result, but for `CHANGED_BY_AUTO`: there its class puts other parts
-together than the tokenizer.json has, which holds for us (docs/adr/0083).
+together than the tokenizer.json has, which holds for us (docs/adr/edge).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 torch multiplies by a weight in row-major layout. oneDNN, part of every torch for x86, has kernels for weights in
 blocks: two to three times as fast for the few rows of a verification, and near the memory's bandwidth for one. They
-also sum up each row in the same order for any number of rows, which deterministic steps need (adr/0016). torch's own
-compiler emits the same operators for weights that do not change (`torch._inductor.config.freezing`).
+also sum up each row in the same order for any number of rows, which deterministic steps need (adr/cpu-runtime).
+torch's own compiler emits the same operators for weights that do not change (`torch._inductor.config.freezing`).
 
 Knows modules and kernels. Must not know what the rows are.
 """

@@ -2,7 +2,7 @@
 
 Almost half of a small model's pass is Python between operators: calls of modules, keyword arguments, shapes.
 `torch.jit.trace` follows the code once, and torch's interpreter runs what was recorded: the same operators in the same
-order, so logits have the same bits. It takes a tenth of a second at start, and no compiler (adr/0065).
+order, so logits have the same bits. It takes a tenth of a second at start, and no compiler (adr/cpu-runtime).
 
 Knows models and torch's tracer. Must not know what the rows are.
 """
