@@ -1,9 +1,9 @@
 """Compiles the forward pass ahead of time into native libraries, which call Python for attention and packed products.
 
 More than half of a small model's step is Python between operators, and a third of a 100M model's. torch.export traces
-the model's code once, AOTInductor compiles the trace (adr/cpu-runtime). There are two libraries, for one row and
-for any larger number, so that nothing is compiled once an engine serves. They are kept on disk without weights, under a name
-that depends on all that shaped them. The code in that folder is run: no other user may be able to write there.
+the model's code once, AOTInductor compiles the trace (adr/cpu-runtime). There are two libraries, for one row and for
+any larger number, so that nothing is compiled once an engine serves. They are kept on disk without weights, under a
+name that depends on all that shaped them. The code in that folder is run: no other user may be able to write there.
 
 Knows models and compilers. Must not know what the rows are.
 """
