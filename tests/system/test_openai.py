@@ -334,7 +334,7 @@ def test_what_there_is_no_place_for_is_refused_with_a_time_to_come_back(client, 
         next(iter(stream))
     with pytest.raises(openai.RateLimitError) as refused:
         complete(client)
-    assert refused.value.response.headers["retry-after-ms"] == "500"
+    assert int(refused.value.response.headers["retry-after-ms"]) >= 500, "a forecast, and half a second at least"
     for stream in streams:
         stream.close()
     wait_until_free(grpc_client)
