@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 LARGEST_ERROR = 0.05
 """Largest allowed error of a row relative to its norm; rounding to bfloat16 gives about 0.01."""
 HEADS_PER_KV_HEAD = 4
-NUM_BLOCKS = 16
+NUM_BLOCKS, NUM_TOKENS = 16, 96
+"""Room for the sequences of the test: blocks of any size, and blocks that hold these tokens."""
 
 
 def find_kernel(cache: KVCache, *, is_deterministic: bool = False) -> Kernel | None:
@@ -67,7 +68,7 @@ def _shapes(cache: KVCache) -> set[LayerShape]:
 def _errors(shape: LayerShape, like: KVCache, kernel: Kernel) -> Tensor:
     """Relative errors of the rows of two steps: one of plain rows, and one of chunks, chains and trees.  # [rows]"""
     size = like.block_tokens
-    cache = KVCache([shape], NUM_BLOCKS, size, like.keys[0].dtype, like.device)
+    cache = KVCache([shape], NUM_BLOCKS + NUM_TOKENS // size, size, like.keys[0].dtype, like.device)
     random = torch.Generator(like.device).manual_seed(0)
     for pool in (*cache.keys, *cache.values):
         pool[size:].normal_(generator=random)  # but for the blank block

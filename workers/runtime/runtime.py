@@ -146,17 +146,18 @@ class ModelRuntime:
         return Findings(machine, self.backends.is_compiled, tile_rows, tuple(times_s.items()))
 
     def _settle_tiling(self) -> int | None:
-        """Use the smallest tile in which a row's bits do not depend on other rows, on this CPU with this model."""
+        """Use the smallest tile in which a row's bits do not depend on other rows, on this device with this model."""
         tile_rows = find_tile_rows(self.context, self._self_test())
-        if tile_rows is None and self.backends.is_compiled:
+        while tile_rows is None and self.backends.is_compiled:
             self.backends.drop(self.info.name, "its bits depend on the number of rows")
             tile_rows = find_tile_rows(self.context, self._self_test())
         if tile_rows is None:
             logger.warning(
-                "deterministic is NOT met with %s on this CPU: a row's bits depend on the other rows, and outputs may "
+                "deterministic is NOT met with %s on this %s: a row's bits depend on the other rows, and outputs may "
                 "differ where two tokens are nearly equal (as with mixtures of experts, where the number of rows of "
                 "an expert depends on the other rows)",
                 self.info.architecture,
+                self.cache.device.type.upper(),
             )
         return tile_rows
 

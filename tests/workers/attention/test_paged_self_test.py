@@ -75,6 +75,11 @@ def test_what_a_kernel_gets_wrong_is_noticed(kernel: Any, reason: str | None, dt
     assert found is None if reason is None else reason in str(found)
 
 
+@pytest.mark.parametrize("block_tokens", [1, 2, 4, 16, 256])
+def test_blocks_of_any_size_have_room_for_the_test(block_tokens: int) -> None:
+    assert difference(make_cache(LayerShape(1, 8, 8), block_tokens, torch.float32), PlainKernel()) is None
+
+
 def test_a_gpu_that_gathers_says_why(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     cache = make_cache(LayerShape(2, 64, 64))
     cache.device = torch.device("cuda")

@@ -58,9 +58,9 @@ def stack_of(*kinds: type[Backend]) -> BackendStack:
     return BackendStack(kinds, context, int)
 
 
-def build(stack: BackendStack, step: Any = STEP) -> None:
-    """With a self-test of this step."""
-    self_test: Any = SimpleNamespace(logits=lambda: stack.run(step), brief=lambda: self_test, noise=lambda: 0.0)
+def build(stack: BackendStack, step: Any = STEP, noise: float = 0.0) -> None:
+    """With a self-test of this step; `noise` is that of the base."""
+    self_test: Any = SimpleNamespace(logits=lambda: stack.run(step), brief=lambda: self_test, noise=lambda: noise)
     stack.build_all(self_test, "model", lambda _: None)
 
 
@@ -91,6 +91,19 @@ def test_a_backend_that_fails_is_left_out_and_the_one_below_is_not(
         f"model does not run compiled, so that every step takes longer: {reason}"
     ]
     assert [type(backend) for backend in stack._built] == [Right]
+
+
+@pytest.mark.parametrize(
+    ("noise", "logit", "is_used"),
+    [(0.0, 1.01, False), (0.01, 1.01, True), (0.01, 1.1, False), (9.0, 1.5, False), (torch.nan, 1.01, False)],
+)
+def test_noise_of_the_base_excuses_as_much_again_but_not_everything(
+    *, noise: float, logit: float, is_used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fast, "run", lambda *_: torch.full((1, 2), logit))
+    stack = stack_of(Fast, Base)
+    build(stack, noise=noise)
+    assert bool(stack._built) == is_used
 
 
 @pytest.mark.parametrize(("logit", "is_used"), [(1.0, True), (1.0 + 2**-20, False)])

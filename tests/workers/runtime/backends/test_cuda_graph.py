@@ -37,6 +37,7 @@ from workers.runtime import backends
 from workers.runtime.backends.cuda_graph import CudaGraphBackend, CudaRecorder, Inputs, Recorder
 from workers.runtime.backends.packed_cpu import PackedBackend
 from workers.runtime.runtime import ModelRuntime
+from workers.runtime.self_test import SelfTest
 from workers.runtime.tiling import GPU_DETERMINISTIC
 from workers.step.kv_cache import NUM_OWN_BLOCKS, SINK_BLOCK
 from workers.step.rows import StepRows
@@ -280,6 +281,20 @@ def test_what_cannot_be_recorded_is_said_and_serves(
     got = runtime.forward([StepRows(kv, prompt)])
     assert_same(got, eager_logits(checkpoints.build(family), prompt)[-1:])
     assert runtime.num_eager_steps == 1
+
+
+def test_each_backend_that_costs_equal_bits_is_dropped(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(backends, "BACKENDS", (recording(again), recording(again), PackedBackend))
+    config = EngineConfig(str(checkpoint), kv_cache_tokens=1024, compile=True, deterministic=True, max_step_tokens=8)
+    runtime = ModelRuntime(load(config, lambda _: None), config, kernel=PlainKernel())
+    monkeypatch.setattr(SelfTest, "has_equal_bits", lambda _: not runtime.backends._built)
+    with caplog.at_level(logging.WARNING):
+        findings = runtime.warm_up(lambda _: None)
+    assert caplog.text.count("its bits depend on the number of rows") == 2
+    assert "NOT met" not in caplog.text
+    assert findings.tile_rows is not None
 
 
 def test_where_kv_is_gathered_nothing_is_recorded(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
