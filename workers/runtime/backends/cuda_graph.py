@@ -132,7 +132,7 @@ class CudaGraphBackend(Backend):
                 graphs[shape] = recorder(partial(self._replay, shape))
             except BackendUnavailable as error:  # other shapes may not need it
                 reason = str(error)
-            except RuntimeError as error:  # of CUDA, or of a model that asks what is in a tensor
+            except Exception as error:  # of CUDA, of Triton, or of a model that asks what is in a tensor
                 raise BackendUnavailable(first_line(error)) from error
         if not graphs:
             raise BackendUnavailable(reason)
