@@ -166,8 +166,8 @@ async def test_what_the_grammar_forces_is_guessed_with_and_without_a_draft_and_c
 
 @pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
 async def test_forced_tokens_are_accepted_by_rules_that_need_q_too(verification):
-    """Nobody has drawn them: they count as certain of themselves, which they are."""
-    speculation = SpeculationConfig(policy="adaptive", max_draft_tokens=8, guessers=("grammar",))
+    """Nobody drew them, so they count as certain. The policy is static: an adaptive one may rest on a busy machine."""
+    speculation = SpeculationConfig(policy="static_tree", max_draft_tokens=8, guessers=("grammar",))
     async with system(draft=None, speculation=speculation) as served:
         prompt = served.tokenizer.encode(LAW_PROMPT)
         job = request(
