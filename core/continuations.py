@@ -7,7 +7,6 @@ time or waiting callers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
 
 from core.protocol import ENDED, OVERTAKEN, HeldTokens
 from core.records import Continuation, Refused, Stamp, VerifyRequest
@@ -15,43 +14,42 @@ from core.rules import Outcome
 from core.speculation import EMPTY_BLOCK, ROOT, subtree
 from core.text import TokenLog
 
-UNUSED = "the verdict was none that this continuation answers"
+UNUSED = "this offer does not match the verdict"
 
-Caller = TypeVar("Caller")
 Verified = tuple[VerifyRequest, TokenLog, Outcome]
 """A message, the tokens held after its verdict, and the accepted path and next token that the verdict will report."""
 
 
-class Continuations(Generic[Caller]):
-    """The offers of each session, and the callers that wait for an answer.
+class Continuations:
+    """The offers of each session.
 
     There is one continuation per expected verdict: the next one, and those of the steps that the offers themselves
     start.
     """
 
     def __init__(self) -> None:
-        self._offers: dict[str, dict[int, tuple[Caller, Continuation]]] = {}
+        self._offers: dict[str, dict[int, Continuation]] = {}
         """Keyed by session, then by the round that is continued."""
 
-    def offer(self, caller: Caller, continuation: Continuation) -> list[tuple[Caller, Refused]]:
+    def offer(self, continuation: Continuation) -> list[Refused]:
         """Store this offer. Return refusals for an earlier offer for the same verdict and for all offers after it."""
         session, after = continuation.stamp.session, continuation.after
         refused = self._drop(session, lambda kept: kept >= after)
-        self._offers.setdefault(session, {})[after] = (caller, continuation)
+        self._offers.setdefault(session, {})[after] = continuation
         return refused
 
-    def drop(self, session: str, before: int | None = None) -> list[tuple[Caller, Refused]]:
+    def drop(self, session: str, before: int | None = None) -> list[Refused]:
         """Drop the session's offers for rounds before `before` (None: all). Return their refusals."""
         return self._drop(session, lambda after: before is None or after < before)
 
-    def _drop(self, session: str, is_over: Callable[[int], bool]) -> list[tuple[Caller, Refused]]:
+    def _drop(self, session: str, is_over: Callable[[int], bool]) -> list[Refused]:
         offers = self._offers.get(session, {})
         dropped = [offers.pop(after) for after in [*offers] if is_over(after)]
         if not offers:
             self._offers.pop(session, None)
-        return [(caller, Refused(continuation.stamp, UNUSED)) for caller, continuation in dropped]
+        return [Refused(continuation.stamp, UNUSED) for continuation in dropped]
 
-    def _take(self, stamp: Stamp) -> tuple[Caller, Continuation] | None:
+    def _take(self, stamp: Stamp) -> Continuation | None:
         """Remove and return the offer for the verdict on this message."""
         offers = self._offers.get(stamp.session, {})
         offer = offers.pop(stamp.round, None)
@@ -61,39 +59,32 @@ class Continuations(Generic[Caller]):
 
     def after_pass(
         self, verified: Sequence[Verified], can_take: Callable[[Sequence[int], VerifyRequest], bool]
-    ) -> tuple[list[int], list[tuple[Caller, VerifyRequest]], list[tuple[Caller, Refused]]]:
+    ) -> tuple[list[int], list[VerifyRequest], list[Refused]]:
         """Return each verdict's `continued`, the messages of sessions that continue, and the refusals of other offers.
 
         `can_take(committed, message)` says whether the engine can verify the message after a verdict that commits these
         tokens. Either all sessions of a pass continue or none does; otherwise the pass would split in two. If a session
         does not continue, its later offers are refused too, because no verdict can reach them.
         """
-        following: list[tuple[Caller, VerifyRequest]] = []
-        refused: list[tuple[Caller, Refused]] = []
+        following: list[VerifyRequest] = []
+        refused: list[Refused] = []
         for request, log, outcome in verified:
             refused += self.drop(request.stamp.session, before=request.stamp.round)
             offer = self._take(request.stamp)
             if offer is None:
                 continue
-            caller, continuation = offer
-            message = next_message(continuation, request, log, outcome)
+            message = next_message(offer, request, log, outcome)
             committed = [*(request.block.tokens[node] for node in outcome.path), outcome.next_token]
             if message is not None and can_take(committed, message):
-                following.append((caller, message))
+                following.append(message)
             else:
-                refused.append((caller, Refused(continuation.stamp, UNUSED)))
+                refused.append(Refused(offer.stamp, UNUSED))
         if len(following) < len(verified):
-            refused += [(caller, Refused(message.stamp, UNUSED)) for caller, message in following]
+            refused += [Refused(message.stamp, UNUSED) for message in following]
             for request, _, _ in verified:
                 refused += self.drop(request.stamp.session)
             return [0] * len(verified), [], refused
-        return [message.stamp.round for _, message in following], following, refused
-
-    def clear(self) -> list[Caller]:
-        """Drop all offers. Return the callers to answer."""
-        callers = [caller for offers in self._offers.values() for caller, _ in offers.values()]
-        self._offers.clear()
-        return callers
+        return [message.stamp.round for message in following], following, refused
 
     @property
     def sessions(self) -> Sequence[str]:

@@ -8,39 +8,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from core.records import DraftReply, DraftRequest, DraftUpdate, Grammar, TargetRequest, VerifyReply
+from core.records import DraftReply, DraftRequest, Grammar, TargetRequest, VerifyReply
 from core.speculation import Guesses
 
-
-class TargetPort(Protocol):
-    async def verify(
-        self, batch: Sequence[TargetRequest], take: Callable[[VerifyReply], None]
-    ) -> Sequence[VerifyReply]:
-        """Return one reply per request, in order, once all have arrived. If the transport can, it also passes each
-        reply to `take` on arrival.
-
-        Raises: WorkerLost when the engine is gone, and whatever `take` raises.
-        """
-
-    async def release(self, sessions: Sequence[str]) -> None:
-        """Free the state of these sessions; unknown sessions are ignored."""
-
-
-class DraftPort(Protocol):
-    async def draft(self, batch: Sequence[DraftRequest]) -> Sequence[DraftReply]:
-        """Return one reply per request, in order. Raises: WorkerLost when the engine is gone."""
-
-    async def grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> DraftReply:
-        """Grow the draft tree continuously and call `take` after each pass.
-
-        Returns when a later message replaces this one, or with `Missing`. Raises: WorkerLost when the engine is gone.
-        """
-
-    async def release(self, sessions: Sequence[str]) -> None:
-        """Free the state of these sessions; unknown sessions are ignored."""
-
-
+Request_contra = TypeVar("Request_contra", contravariant=True)
+Reply_co = TypeVar("Reply_co", covariant=True)
 Port_co = TypeVar("Port_co", covariant=True)
+
+
+class EnginePort(Protocol[Request_contra, Reply_co]):
+    """An engine as the sessions that have leased it see it. A reply belongs to the request with its stamp."""
+
+    async def exchange(self, batch: Sequence[Request_contra], take: Callable[[Reply_co], None]) -> None:
+        """Send the requests. `take` gets each reply on arrival. Return when every request has its last one (`is_last`).
+
+        Raises: WorkerLost when the engine is gone, and whatever `take` raises. No further reply arrives then.
+        """
+
+    async def release(self, sessions: Sequence[str]) -> None:
+        """Free the state of these sessions; unknown sessions are ignored."""
+
+
+TargetPort = EnginePort[TargetRequest, VerifyReply]
+DraftPort = EnginePort[DraftRequest, DraftReply]
 
 
 class Lease(Protocol[Port_co]):

@@ -5,38 +5,13 @@ Knows engines and the orchestrator's ports; must not know requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from core.errors import Unavailable
-from core.records import DraftUpdate, EngineStats
+from core.records import EngineStats
 from workers.engine import DraftEngine, EngineLoop, TargetEngine
-
-
-class ThreadPort:
-    """Implements both ports of `core.ports` by direct calls to an engine's thread."""
-
-    def __init__(self, loop: EngineLoop[Any, Any]) -> None:
-        self._loop = loop
-
-    async def verify(self, batch: Sequence[Any], take: Callable[[Any], None] | None = None) -> Sequence[Any]:
-        """Return one reply per request once all are complete; `take` receives each reply right after its step."""
-        replies: Sequence[Any] = await self._loop.submit(batch, take)
-        return replies
-
-    draft = verify
-
-    async def grow(self, request: Any, take: Callable[[DraftUpdate], None]) -> Any:
-        """Return the final reply; earlier updates go to `take`."""
-        async for each in self._loop.replies(request):
-            if not isinstance(each, DraftUpdate):
-                return each
-            take(each)
-        raise AssertionError("the last reply is no growth")
-
-    async def release(self, sessions: Sequence[str]) -> None:
-        await self._loop.release(sessions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +21,7 @@ class ThreadLease:
     name: str
     engine_id: str
     epoch: int
-    port: ThreadPort
+    port: EngineLoop[Any, Any]
 
     def release(self) -> None:
         """Does nothing: there is no competitor. The pool frees the session on the engine."""
@@ -77,7 +52,7 @@ class ThreadLeases:
 
     def _lease(self, role: str) -> ThreadLease:
         self._num_leases += 1
-        return ThreadLease(f"{self._num_leases}", role, self._engines[role].epoch, ThreadPort(self._loops[role]))
+        return ThreadLease(f"{self._num_leases}", role, self._engines[role].epoch, self._loops[role])
 
     async def stats(self) -> dict[str, EngineStats]:
         """Statistics of each engine, by role."""

@@ -7,16 +7,16 @@ Must not know sessions. The wire decides what fails, so that the same cluster se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from typing import Any, Generic, TypeVar
 
 from core.config import Limits
 from core.errors import Unavailable, WorkerLost
 from core.ports import DraftPort, Lease, TargetPort
-from core.records import Continuation, DraftReply, DraftRequest, DraftUpdate, VerifyReply, VerifyRequest
+from core.records import Continuation, DraftReply, DraftRequest, Stamp, VerifyReply, VerifyRequest, is_last
 from simulation.engines import SimDraft, SimEngine, SimTarget
-from simulation.wire import Wire, unread
+from simulation.wire import Wire
 
 GRANT_RETRY_S = 0.2
 """Seconds before another replica is asked for a lease."""
@@ -65,13 +65,6 @@ class SimPort(Generic[Request, Reply]):
         self.unanswered: set[str] = set()
         """The sessions that wait for a reply."""
 
-    async def draft(self, batch: Sequence[Request]) -> Sequence[Reply]:
-        return await self.verify(batch)
-
-    async def grow(self, request: Request, take: Callable[[DraftUpdate], None]) -> Reply:
-        """Raises: WorkerLost."""
-        return await self._wire.grow(self._engine, request, take)
-
     async def release(self, sessions: Sequence[str]) -> None:
         """Raises: WorkerLost."""
         await self._wire.travel()
@@ -79,8 +72,32 @@ class SimPort(Generic[Request, Reply]):
             raise WorkerLost(f"{self._engine.engine_id} is gone")
         self._engine.release(sessions)
 
-    async def verify(self, batch: Sequence[Request], take: Callable[[Reply], None] = unread) -> Sequence[Reply]:
-        """Raises: WorkerLost."""
+    async def exchange(self, batch: Sequence[Request], take: Callable[[Reply], None]) -> None:
+        """As `core.ports.EnginePort`. Raises: WorkerLost."""
+        ended: set[Stamp] = set()
+
+        def take_open(reply: Reply) -> None:
+            """As a link does, ignore what comes after the last reply to a request."""
+            if reply.stamp not in ended:
+                if is_last(reply):
+                    ended.add(reply.stamp)
+                take(reply)
+
+        growing = [request for request in batch if isinstance(request, DraftRequest) and not request.growth.ends]
+        others = [request for request in batch if request not in growing]
+        try:
+            async with asyncio.TaskGroup() as calls:
+                for request in growing:
+                    calls.create_task(self._grow(request, take_open))
+                if others:
+                    calls.create_task(self._call(others, take_open))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _grow(self, request: Request, take: Callable[[Reply], None]) -> None:
+        await self._watched([request], self._wire.grow(self._engine, request, take))
+
+    async def _call(self, batch: Sequence[Request], take: Callable[[Reply], None]) -> None:
         asked = [request for request in batch if not isinstance(request, Continuation)]
         sessions = {request.stamp.session for request in asked}
         if len(sessions) < len(asked) or sessions & self.unanswered:
@@ -94,16 +111,20 @@ class SimPort(Generic[Request, Reply]):
             take(reply)
 
         try:
+            await self._watched(batch, self._wire.call(self._engine, batch, take_answer))
+        finally:
+            self.unanswered -= sessions
+
+    async def _watched(self, batch: Sequence[Request], call: Coroutine[Any, Any, None]) -> None:
+        try:
             async with asyncio.timeout(None) as limit:
                 watch = _Watch(self._engine, batch, self._timeout_s, limit)
                 try:
-                    return await self._wire.call(self._engine, batch, take_answer)
+                    await call
                 finally:
                     watch.end()
         except TimeoutError as error:
             raise WorkerLost(f"{self._engine.engine_id} has not answered for {self._timeout_s:g} s") from error
-        finally:
-            self.unanswered -= sessions
 
 
 class _Watch:

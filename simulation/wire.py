@@ -12,18 +12,15 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TypeVar
 
-from core.records import DraftReply, DraftRequest, DraftUpdate, VerifyReply, VerifyRequest
+from core.records import DraftReply, DraftRequest, VerifyReply, VerifyRequest
 from simulation.engines import HopLaw, SimEngine
+from simulation.engines.base import until
 
 TICK_S = 1e-9
 """Seconds between two messages that would arrive at once: events of one time come in any order."""
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
-
-
-def unread(_reply: object) -> None:
-    """What takes the replies of a call whose caller waits for all of them."""
 
 
 class Wire:
@@ -39,9 +36,8 @@ class Wire:
 
     async def call(
         self, engine: SimEngine[Request, Reply], batch: Sequence[Request], take: Callable[[Reply], None]
-    ) -> Sequence[Reply]:
-        """Send the requests, and return the replies; `take` gets those of each pass as they arrive. Raises:
-        WorkerLost."""
+    ) -> None:
+        """Send the requests; `take` gets the replies of each pass as they arrive. Raises: WorkerLost."""
         await asyncio.sleep(self._frame_s(engine.engine_id, is_back=False))
         loop, last_s = asyncio.get_running_loop(), 0.0
         arrivals: list[asyncio.TimerHandle] = []
@@ -52,29 +48,25 @@ class Wire:
             arrivals.append(loop.call_at(last_s, take, reply))
 
         try:
-            replies = await engine.answer(batch, send)
-            await asyncio.sleep(last_s - loop.time())
-        finally:  # what has not arrived yet the caller has with the end of the call, or not at all
+            await engine.exchange(batch, send)
+            await until(last_s)
+        finally:  # a caller that has left takes nothing more
             for arrival in arrivals:
                 arrival.cancel()
-        return replies
 
-    async def grow(
-        self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[DraftUpdate], None]
-    ) -> Reply:
-        """Send the request, and return updates and then the reply. Raises: WorkerLost.
-
-        No message of a session overtakes another, as on a link.
-        """
+    async def grow(self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[Reply], None]) -> None:
+        """As `call` for one request. No message of a session overtakes another, as on a link. Raises: WorkerLost."""
         loop, session = asyncio.get_running_loop(), request.stamp.session
         await asyncio.sleep(self._arrival_s(session, is_back=False) - loop.time())
+        last_s = 0.0
 
-        def send(draft_update: DraftUpdate) -> None:
-            loop.call_at(self._arrival_s(session, is_back=True), take, draft_update)
+        def send(reply: Reply) -> None:
+            nonlocal last_s
+            last_s = self._arrival_s(session, is_back=True)
+            loop.call_at(last_s, take, reply)
 
-        reply = await engine.grow(request, send)
-        await asyncio.sleep(self._arrival_s(session, is_back=True) - loop.time())
-        return reply
+        await engine.exchange([request], send)
+        await until(last_s)
 
     def _arrival_s(self, session: str, *, is_back: bool) -> float:
         """Of a message that is sent now."""

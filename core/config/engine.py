@@ -97,17 +97,17 @@ class EngineConfig(Settings):
     """Limit in bytes, at least 0, up to which receipts hash all weights at start, which takes one to three seconds a
     gigabyte; of a larger checkpoint they hash three blocks of each tensor. Raise it where a receipt has to detect a
     change of any single weight."""
-    link_ports: tuple[int, int] | None = LINK_PORTS
+    link_ports: tuple[int, int] = LINK_PORTS
     """First and last TCP port of the range in which the engine listens for orchestrators, ascending, below 65536; it
-    uses the first free port on its node's address, and [0, 0] means any free port. With None, or if no port is free,
-    messages go by Ray actor calls, which take milliseconds each. Change it to what a firewall between nodes allows."""
+    uses the first free port on its node's address, and [0, 0] means any free port. If no port is free, the engine does
+    not start. Change it to what a firewall between nodes allows."""
     paced_as: str | None = None
     """Name in `core.costs` of a model on other hardware. Each forward pass then waits until it has taken as long as
     that model would take for the same number of rows. Set it to try out a deployment of large models on a small
     machine, never in production. None adds no wait."""
     link_tls: LinkTls | None = None
     """Certificates for mutual TLS on the engine's links. Set it where others can read the network between nodes, and
-    turn on Ray's own TLS as well, which covers leases and actor calls. With None, and without the environment
+    turn on Ray's own TLS as well, which covers leases. With None, and without the environment
     variable OUTRIDER_LINK_TLS_DIR, links are authenticated by the lease's key but not encrypted."""
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class EngineConfig(Settings):
         self._check(ABOVE_0, "session_timeout_s")
         self._check(SHARE_ABOVE_0, "kv_memory_share")
         self._check(Range(0, 32), "cascade_tokens")
-        first, last = self.link_ports or (0, 0)
+        first, last = self.link_ports
         check(0 <= first <= last < 2**16, "link_ports", "two ports in ascending order", self.link_ports)
         is_known = self.paced_as is None or self.paced_as in PASS_LAWS
         check(is_known, "paced_as", f"one of {', '.join(PASS_LAWS)}", self.paced_as)

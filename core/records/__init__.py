@@ -6,7 +6,6 @@ Grouped by audience: request and output (clients), engine (orchestrator and engi
 from core.records.engine import (
     Base,
     Continuation,
-    DraftDone,
     DraftReply,
     DraftRequest,
     DraftUpdate,
@@ -21,6 +20,7 @@ from core.records.engine import (
     VerifyReply,
     VerifyRequest,
     Want,
+    is_last,
 )
 from core.records.model import Findings, ModelInfo
 from core.records.output import Chunk, FinishReason, Usage

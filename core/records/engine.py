@@ -212,7 +212,10 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class DraftUpdate:
-    """Nodes that a continuously growing draft has added to a session's tree since the last update."""
+    """Nodes that a draft has added to a session's tree since the last update.
+
+    Growth that ends by itself (`TreeSpec.num_passes`) is reported once, at its end; any other growth after each pass.
+    """
 
     stamp: Stamp
     """Stamp of the last message that the draft has received."""
@@ -220,21 +223,9 @@ class DraftUpdate:
     held: int
     """Number of committed tokens whose KV the draft now holds; guesses are not counted."""
     timing: Timing | None = None
-    """Timing of the pass that produced it; None if there was no pass."""
+    """Timing of the passes that produced it; None if there was no pass."""
     is_over: bool = False
-    """Whether growth stops until the session's next message."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftDone:
-    """The reply to a request whose growth ends by itself (`TreeSpec.num_passes`): the draft tree."""
-
-    stamp: Stamp
-    new_nodes: NewNodes
-    held: int
-    """As in `DraftUpdate`."""
-    timing: Timing | None = None
-    """Timing of all passes; None if there was no pass."""
+    """Whether growth stops until the session's next message. No other reply to this message follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,4 +249,9 @@ class Refused:
 
 
 VerifyReply = Verdict | Missing | Refused
-DraftReply = DraftDone | Missing | Refused
+DraftReply = DraftUpdate | Missing | Refused
+
+
+def is_last(reply: VerifyReply | DraftReply) -> bool:
+    """Whether a reply ends its message. Only a `DraftUpdate` of growth that goes on does not."""
+    return not isinstance(reply, DraftUpdate) or reply.is_over

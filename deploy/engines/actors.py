@@ -1,4 +1,4 @@
-"""Engine actors: one process for each model, called directly by the orchestrators (the data plane).
+"""Engine actors: one process for each model. Orchestrators send their requests over its link (`deploy.link`).
 
 If several processes share a model, rank 0 runs the engine and each other rank a follower. Ranks communicate by
 collectives and end together: a rank that loses another ends its process, and the replica restarts them all.
@@ -14,24 +14,14 @@ import logging
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import ray
 
 from core.config import EngineConfig
 from core.errors import WorkerLost
-from core.records import (
-    Continuation,
-    DraftReply,
-    DraftRequest,
-    DraftUpdate,
-    Findings,
-    ModelInfo,
-    TargetRequest,
-    VerifyReply,
-    VerifyRequest,
-)
+from core.records import Continuation, DraftReply, DraftRequest, Findings, ModelInfo, VerifyReply, VerifyRequest
 from deploy.engines import fork_server
 from deploy.link.address import LinkAddress
 from deploy.link.server import LinkServer
@@ -47,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 EXIT_LOST = 1
 
-MAX_DATA_CALLS = 1000
-"""Data calls in progress at once. Each is a coroutine that waits for the engine's thread, so it costs no thread."""
 MAX_CONTROL_CALLS = 64
 CONTROL = "control"
 KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"}
@@ -68,7 +56,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _control(method: Method) -> Method:
-    """Run the method in the control group: its own event loop and thread, so that it never waits for data calls."""
+    """Run the method in the control group: its own event loop and thread, so that it never waits for links."""
     return cast(Method, ray.method(concurrency_group=CONTROL)(method))
 
 
@@ -91,13 +79,14 @@ class EngineActor(ABC, Generic[Request, Reply]):
     @abstractmethod
     def _load_engine(self, rank: Rank | None) -> Engine[Request, Reply]: ...
 
-    async def open_links(self) -> LinkAddress | None:
-        """Open a port for links. Returns its address, or None if no links are configured or no port is free."""
-        if self._config.link_ports is None:
-            return None
-        certificates = Certificates.of(self._config.link_tls)
-        self._links = LinkServer(self._epoch, self.requests, self._running.post, certificates)
-        return await self._links.start(ray.util.get_node_ip_address(), self._config.link_ports)
+    def _bind_links(self) -> None:
+        """Take a port for links: a lack of one is reported before minutes of loading. Raises: StartupError."""
+        self._links = LinkServer(self._epoch, self.requests, Certificates.of(self._config.link_tls))
+        self._links.bind(ray.util.get_node_ip_address(), self._config.link_ports)
+
+    async def open_links(self) -> LinkAddress:
+        """Accept links from now on. Returns their address."""
+        return self._links.start(self._running.post)
 
     async def meeting(self) -> Meeting:
         """The address at which the other ranks find this one."""
@@ -110,7 +99,7 @@ class EngineActor(ABC, Generic[Request, Reply]):
         Call it once, before anything else. `known` are the findings of an earlier engine on the same resources.
         `meeting` is set on rank 0 of several ranks; the followers load at the same time. Raises: StartupError.
         """
-        Certificates.of(self._config.link_tls)  # a problem with the certificates is reported before minutes of loading
+        self._bind_links()
         engine, findings = await asyncio.to_thread(self._load_warm, meeting, known)
         from workers.engine import EngineLoop
 
@@ -129,14 +118,6 @@ class EngineActor(ABC, Generic[Request, Reply]):
     async def release(self, sessions: Sequence[str]) -> None:
         """Free the state of these sessions. Unknown ones are recorded as ended."""
         await self._running.release(sessions)
-
-    async def works(self) -> None:
-        """Like `ready`, but through the queue of the data calls.
-
-        A caller that waits for a data call can thus check that neither that queue nor the engine hangs. Raises:
-        WorkerLost.
-        """
-        await self._running.ask(lambda _: None)
 
     @_control
     async def ready(self) -> None:
@@ -178,10 +159,6 @@ class TargetActor(EngineActor[VerifyRequest, VerifyReply]):
 
         return TargetEngine.load(self._config, self._epoch, self._report, rank, _end_process)
 
-    async def verify(self, batch: Sequence[TargetRequest]) -> Sequence[VerifyReply]:
-        """One reply for each request, in order. Raises: WorkerLost."""
-        return await self._running.submit(cast("Sequence[VerifyRequest]", batch))  # a target accepts both
-
 
 class DraftActor(EngineActor[DraftRequest, DraftReply]):
     requests = (DraftRequest,)
@@ -194,15 +171,6 @@ class DraftActor(EngineActor[DraftRequest, DraftReply]):
         from workers.engine import DraftEngine
 
         return DraftEngine.load(self._config, self._epoch, self._q_top_tokens, self._report, rank, _end_process)
-
-    async def draft(self, batch: Sequence[DraftRequest]) -> Sequence[DraftReply]:
-        """One reply for each request, in order. Raises: WorkerLost."""
-        return await self._running.submit(batch)
-
-    async def grow(self, request: DraftRequest) -> AsyncIterator[DraftUpdate | DraftReply]:
-        """The updates of one draft request, then its last reply; for calls without a link. Raises: WorkerLost."""
-        async for each in self._running.replies(request):
-            yield each
 
 
 class FollowerActor:
@@ -265,7 +233,6 @@ def start(actor: AnyActor, config: EngineConfig, *arguments: Any, **options: Any
         environment["py_executable"] = fork_server.command(IMPORTS)
     remote = ray.remote(
         max_restarts=0,
-        max_concurrency=MAX_DATA_CALLS,
         concurrency_groups={CONTROL: MAX_CONTROL_CALLS},
         enable_task_events=False,  # else Ray reports each call of each round to the head node
         runtime_env=environment,

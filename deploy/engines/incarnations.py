@@ -51,8 +51,8 @@ class Incarnation:
         self._followers = [
             actors.start(FollowerActor, config, rank, **place(rank)) for rank in range(1, config.tensor_parallel)
         ]
-        self.link: LinkAddress | None = None
-        """Address for links, set once the engine has loaded; None without links."""
+        self.link: LinkAddress
+        """Address for links, set once the engine has loaded."""
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def __repr__(self) -> str:

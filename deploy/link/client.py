@@ -7,73 +7,64 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from core.errors import WorkerLost
-from core.records import DraftUpdate
+from core.records import Refused, Stamp, is_last
 from deploy.link.address import LinkAddress
 from deploy.link.handshake import HANDSHAKE_TIMEOUT_S, MAX_HANDSHAKE_BYTES, answer, check_welcome
 from deploy.link.replies import Reply, decode_replies
 from deploy.link.requests import Request, encode_requests
-from deploy.link.stream import MAX_FRAME_BYTES, FrameReader, LinkError, framed, parse, tune
+from deploy.link.stream import MAX_FRAME_BYTES, FrameReader, FrameTooLong, LinkError, framed, parse, tune
 from deploy.link.tls import TLS_DIR, Certificates
 from protos.outrider.link.v1 import link_pb2 as pb
 
 
 @dataclass(eq=False, slots=True)
-class _Call:
-    """The replies to one batch, collected and passed on as they arrive; draft updates are only passed on."""
+class _Exchange:
+    """The requests of one batch that have no last reply yet."""
 
-    first_number: int
-    future: asyncio.Future[list[Any]]
-    replies: list[Reply | None]
-    take: Callable[[Any], None] | None
+    open: set[Stamp]
+    take: Callable[[Any], None]
+    ended: asyncio.Future[None]
     heard_s: float
-    """Loop time at which the engine last reported on this call, or at which it was sent."""
-    num_open: int = field(init=False)
+    """Loop time at which the engine last reported on one of them, or at which they were sent."""
 
-    def __post_init__(self) -> None:
-        self.num_open = len(self.replies)
+    def hear(self) -> None:
+        self.heard_s = self.ended.get_loop().time()
 
-    def fill(self, number: int, reply: Reply) -> None:
-        """Add a reply or pass on an update. The last reply completes the call, unless its caller was cancelled."""
-        self.heard_s = self.future.get_loop().time()
-        if self.take is not None:
-            self._pass_on(reply, self.take)
-        if isinstance(reply, DraftUpdate):
-            return
-        self.replies[number - self.first_number] = reply
-        self.num_open -= 1
-        if self.num_open == 0 and not self.future.done():
-            self.future.set_result(self.replies)
-
-    def _pass_on(self, reply: Reply, take: Callable[[Any], None]) -> None:
-        """Give a reply to the caller, unless its call has ended."""
-        if self.future.done():
+    def pass_on(self, reply: Reply) -> None:
+        """Give a reply to the caller, unless the exchange has failed. The last one ends it."""
+        if self.ended.done():
             return
         try:
-            take(reply)
+            self.take(reply)
         except Exception as error:  # noqa: BLE001  the caller handles it; others use the same link
-            self.future.set_exception(error)
+            self.ended.set_exception(error)
+            return
+        if is_last(reply):
+            self.open.discard(reply.stamp)
+            if not self.open:
+                self.ended.set_result(None)
 
 
 class _Watch:
-    """Ends a call with TimeoutError after `silence_s` without a report on it from the engine."""
+    """Ends an exchange with TimeoutError after `silence_s` without a report on it from the engine."""
 
-    def __init__(self, call: _Call, silence_s: float) -> None:
-        self._call = call
+    def __init__(self, exchange: _Exchange, silence_s: float) -> None:
+        self._exchange = exchange
         self._silence_s = silence_s
-        self._loop = call.future.get_loop()
-        self._timer = self._loop.call_at(call.heard_s + silence_s, self._look)
+        self._loop = exchange.ended.get_loop()
+        self._timer = self._loop.call_at(exchange.heard_s + silence_s, self._look)
 
     def _look(self) -> None:
-        """Checked when the timer fires, not with every reply: most calls have ended by then."""
-        due_s = self._call.heard_s + self._silence_s
+        """Checked when the timer fires, not with every reply: most exchanges have ended by then."""
+        due_s = self._exchange.heard_s + self._silence_s
         if due_s > self._loop.time():
             self._timer = self._loop.call_at(due_s, self._look)
-        elif not self._call.future.done():
-            self._call.future.set_exception(TimeoutError())
+        elif not self._exchange.ended.done():
+            self._exchange.ended.set_exception(TimeoutError())
 
     def end(self) -> None:
         self._timer.cancel()
@@ -88,8 +79,8 @@ class Link(asyncio.Protocol):
         self._challenge: pb.Challenge | None = None
         self._hello: pb.Hello | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._calls: dict[int, _Call] = {}
-        self._next_number = 0
+        self._open: dict[Stamp, _Exchange] = {}
+        """By each request without a last reply."""
         self._end: str | None = None
         self._may_write = asyncio.Event()
         self._may_write.set()
@@ -121,12 +112,12 @@ class Link(asyncio.Protocol):
         return self._end is not None
 
     async def exchange(
-        self, batch: Sequence[Request], take: Callable[[Any], None] | None = None, silence_s: float | None = None
-    ) -> list[Any]:
-        """Send a batch; returns one reply for each request, in order. `take` gets each reply as it arrives.
+        self, batch: Sequence[Request], take: Callable[[Any], None], silence_s: float | None = None
+    ) -> None:
+        """As `core.ports.EnginePort`. A request that no frame can carry is refused.
 
         Raises: WorkerLost if the link is closed or closes meanwhile; TimeoutError if the engine does not read or does
-        not report on the call for `silence_s`; FrameTooLong, in which case nothing was sent; any error of `take`.
+        not report on these requests for `silence_s`; any error of `take`.
         """
         if not self._may_write.is_set():
             async with asyncio.timeout(silence_s):
@@ -134,36 +125,34 @@ class Link(asyncio.Protocol):
         if self._end is not None:
             raise WorkerLost(self._end)
         if not batch:
-            return []
-        call = self._send(batch, take)
-        watch = _Watch(call, silence_s) if silence_s is not None else None
+            return
+        loop = asyncio.get_running_loop()
+        exchange = _Exchange({request.stamp for request in batch}, take, loop.create_future(), loop.time())
+        self._open.update(dict.fromkeys(exchange.open, exchange))
+        self._send(batch)
+        watch = _Watch(exchange, silence_s) if silence_s is not None else None
         try:
-            return await call.future
+            await exchange.ended
         finally:
             if watch is not None:
                 watch.end()
-            for number in range(call.first_number, call.first_number + len(batch)):
-                self._calls.pop(number, None)
+            for stamp in exchange.open:
+                self._open.pop(stamp, None)
 
-    async def grow(self, request: Request, take: Callable[[DraftUpdate], None]) -> Any:
-        """Send a request; `take` gets each update. Returns the last reply. Raises: as `exchange`."""
-
-        def take_update(reply: Reply) -> None:
-            if isinstance(reply, DraftUpdate):
-                take(reply)
-
-        (reply,) = await self.exchange([request], take_update)
-        return reply
-
-    def _send(self, batch: Sequence[Request], take: Callable[[Any], None] | None) -> _Call:
+    def _send(self, batch: Sequence[Request]) -> None:
+        """Send the requests in one frame, or in several if one would be too long."""
         assert self._transport is not None, "a link is used once it has been opened"
-        loop, first_number = asyncio.get_running_loop(), self._next_number
-        frame = framed(encode_requests(first_number, batch))
-        call = _Call(first_number, loop.create_future(), [None] * len(batch), take, loop.time())
-        self._next_number += len(batch)
-        self._calls.update(dict.fromkeys(range(first_number, self._next_number), call))
+        try:
+            frame = framed(encode_requests(batch))
+        except FrameTooLong as error:
+            if len(batch) == 1:
+                self._on_reply(Refused(batch[0].stamp, f"the prompt is too long for a link: {error}", field="prompt"))
+                return
+            middle = len(batch) // 2
+            self._send(batch[:middle])
+            self._send(batch[middle:])
+            return
         self._transport.write(frame)
-        return call
 
     def close(self, reason: str) -> None:
         """Close the link; open calls raise WorkerLost. Later calls have no effect."""
@@ -175,9 +164,9 @@ class Link(asyncio.Protocol):
         self._may_write.set()
         if not self._opened.done():
             self._opened.set_exception(LinkError(reason))
-        for call in set(self._calls.values()):
-            if not call.future.done():
-                call.future.set_exception(WorkerLost(reason))
+        for exchange in set(self._open.values()):
+            if not exchange.ended.done():
+                exchange.ended.set_exception(WorkerLost(reason))
 
     # asyncio.Protocol
 
@@ -215,16 +204,19 @@ class Link(asyncio.Protocol):
 
     def _on_replies(self, frame: bytes) -> None:
         replies, lost, working = decode_replies(frame)
-        for number in working:
-            if (call := self._calls.get(number)) is not None:
-                call.heard_s = call.future.get_loop().time()
-        for number, reply in replies:
-            if (call := self._calls.get(number)) is not None:  # else its caller was cancelled
-                if not isinstance(reply, DraftUpdate):
-                    del self._calls[number]
-                call.fill(number, reply)
+        for stamp in working:
+            if (exchange := self._open.get(stamp)) is not None:
+                exchange.hear()
+        for reply in replies:
+            self._on_reply(reply)
         if lost is not None:
             self.close(lost)
+
+    def _on_reply(self, reply: Reply) -> None:
+        exchange = self._open.pop(reply.stamp, None) if is_last(reply) else self._open.get(reply.stamp)
+        if exchange is not None:  # else its caller was cancelled
+            exchange.hear()
+            exchange.pass_on(reply)
 
 
 def _check_tls(address: LinkAddress, certificates: Certificates | None) -> None:

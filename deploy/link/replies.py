@@ -6,22 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.records import DraftDone, DraftUpdate, Missing, Refused, Stamp, Timing, TokenLogprobs, Verdict
+from core.records import DraftUpdate, Missing, Refused, Stamp, Timing, TokenLogprobs, Verdict
 from core.speculation import NewNodes
 from deploy.link.requests import decode_stamp, encode_stamp
 from deploy.link.stream import LinkError, parse
 from deploy.link.trees import decode_distributions, encode_distributions
 from protos.outrider.link.v1 import link_pb2 as pb
 
-Reply = Verdict | DraftDone | DraftUpdate | Missing | Refused
+Reply = Verdict | DraftUpdate | Missing | Refused
 INT, FLOAT = np.dtype("<i4"), np.dtype("<f4")
 """Types of the columns of new nodes."""
-Numbered = tuple[int, Reply]
-"""The number of a request, and the reply to it."""
 
 
-def encode_replies(replies: Sequence[Numbered]) -> bytes:
-    return pb.Replies(replies=[_encode(number, reply) for number, reply in replies]).SerializeToString()
+def encode_replies(replies: Sequence[Reply]) -> bytes:
+    return pb.Replies(replies=map(_encode, replies)).SerializeToString()
 
 
 def encode_loss(reason: str) -> bytes:
@@ -29,35 +27,33 @@ def encode_loss(reason: str) -> bytes:
     return pb.Replies(lost=reason).SerializeToString()
 
 
-def encode_working(numbers: Sequence[int]) -> bytes:
+def encode_working(stamps: Sequence[Stamp]) -> bytes:
     """The heartbeat of a busy engine: it is making steps and still has these requests."""
-    return pb.Replies(working=numbers).SerializeToString()
+    return pb.Replies(working=map(encode_stamp, stamps)).SerializeToString()
 
 
-def decode_replies(frame: bytes) -> tuple[list[Numbered], str | None, Sequence[int]]:
+def decode_replies(frame: bytes) -> tuple[list[Reply], str | None, list[Stamp]]:
     """The replies; the reason of a failure, or None; the requests still in progress. Raises: LinkError."""
     message = parse(pb.Replies, frame)
     try:
-        replies = [(each.number, _decode(each)) for each in message.replies]
+        replies = [*map(_decode, message.replies)]
     except ValueError as error:
         raise LinkError(f"an invalid reply: {error}") from error
-    return replies, message.lost if message.HasField("lost") else None, message.working
+    return replies, message.lost if message.HasField("lost") else None, [*map(decode_stamp, message.working)]
 
 
-def _encode(number: int, reply: Reply) -> pb.Reply:
+def _encode(reply: Reply) -> pb.Reply:
     stamp = encode_stamp(reply.stamp)
     match reply:
         case Verdict():
-            return pb.Reply(number=number, stamp=stamp, verdict=_encode_verdict(reply))
+            return pb.Reply(stamp=stamp, verdict=_encode_verdict(reply))
         case DraftUpdate():
-            return pb.Reply(number=number, stamp=stamp, draft_update=_encode_growth(reply, is_over=reply.is_over))
-        case DraftDone():
-            return pb.Reply(number=number, stamp=stamp, grown=_encode_growth(reply, is_over=True))
+            return pb.Reply(stamp=stamp, draft_update=_encode_draft_update(reply))
         case Missing():
-            return pb.Reply(number=number, stamp=stamp, missing=pb.Missing(held=reply.held))
+            return pb.Reply(stamp=stamp, missing=pb.Missing(held=reply.held))
         case Refused():
             refused = pb.Refused(reason=reply.reason, is_final=reply.is_final, field=reply.field)
-            return pb.Reply(number=number, stamp=stamp, refused=refused)
+            return pb.Reply(stamp=stamp, refused=refused)
 
 
 def _decode(message: pb.Reply) -> Reply:
@@ -66,9 +62,7 @@ def _decode(message: pb.Reply) -> Reply:
         case "verdict":
             return _decode_verdict(stamp, message.verdict)
         case "draft_update":
-            return DraftUpdate(stamp, *_decode_growth(message.draft_update), message.draft_update.is_over)
-        case "grown":
-            return DraftDone(stamp, *_decode_growth(message.grown))
+            return _decode_draft_update(stamp, message.draft_update)
         case "missing":
             return Missing(stamp, message.missing.held)
         case "refused":
@@ -109,7 +103,7 @@ def _decode_verdict(stamp: Stamp, message: pb.Verdict) -> Verdict:
     )
 
 
-def _encode_growth(draft_update: DraftUpdate | DraftDone, *, is_over: bool) -> pb.DraftUpdate:
+def _encode_draft_update(draft_update: DraftUpdate) -> pb.DraftUpdate:
     new_nodes = draft_update.new_nodes
     return pb.DraftUpdate(
         held=draft_update.held,
@@ -121,12 +115,12 @@ def _encode_growth(draft_update: DraftUpdate | DraftDone, *, is_over: bool) -> p
         confidences=new_nodes.confidences.astype(FLOAT).tobytes(),
         root=new_nodes.root,
         timing=_encode_timing(draft_update.timing),
-        is_over=is_over,
+        is_over=draft_update.is_over,
         q=encode_distributions(new_nodes.q),
     )
 
 
-def _decode_growth(message: pb.DraftUpdate) -> tuple[NewNodes, int, Timing | None]:
+def _decode_draft_update(stamp: Stamp, message: pb.DraftUpdate) -> DraftUpdate:
     new_nodes = NewNodes(
         message.first,
         np.frombuffer(message.parents, INT),
@@ -137,7 +131,8 @@ def _decode_growth(message: pb.DraftUpdate) -> tuple[NewNodes, int, Timing | Non
         message.root,
         decode_distributions(message.q),
     )
-    return new_nodes, message.held, _decode_timing(message.timing) if message.HasField("timing") else None
+    timing = _decode_timing(message.timing) if message.HasField("timing") else None
+    return DraftUpdate(stamp, new_nodes, message.held, timing, message.is_over)
 
 
 def _encode_logprobs(logprobs: TokenLogprobs) -> pb.TokenLogprobs:

@@ -31,26 +31,25 @@ _WANTS_BY_NUMBER = {pb.Want.Value(f"WANT_{want.name}"): want for want in Want}
 _KINDS_BY_NUMBER = {pb.GrammarKind.Value(f"GRAMMAR_KIND_{kind.name}"): kind for kind in GrammarKind}
 
 
-def encode_requests(first_number: int, batch: Sequence[Request]) -> bytes:
-    """Encode a batch as one message, with its requests numbered from `first_number`."""
+def encode_requests(batch: Sequence[Request]) -> bytes:
+    """Encode a batch as one message."""
     offers = [_encode_offer(request) for request in batch if isinstance(request, Continuation)]
     verify = [_encode_verify(request) for request in batch if isinstance(request, VerifyRequest)]
     draft = [_encode_draft(request) for request in batch if isinstance(request, DraftRequest)]
-    return pb.Requests(first_number=first_number, verify=verify, draft=draft, offers=offers).SerializeToString()
+    return pb.Requests(verify=verify, draft=draft, offers=offers).SerializeToString()
 
 
-def decode_requests(frame: bytes) -> list[tuple[int, Request]]:
-    """Each request with its number. Raises: LinkError."""
+def decode_requests(frame: bytes) -> list[Request]:
+    """Raises: LinkError."""
     message = parse(pb.Requests, frame)
     try:
-        batch: list[Request] = [
+        return [
             *map(_decode_verify, message.verify),
             *map(_decode_draft, message.draft),
             *map(_decode_offer, message.offers),
         ]
     except (ValueError, KeyError, InvalidRequest) as error:
         raise LinkError(f"an invalid request: {error}") from error
-    return list(enumerate(batch, message.first_number))
 
 
 def encode_stamp(stamp: Stamp) -> pb.Stamp:

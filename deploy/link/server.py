@@ -14,8 +14,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
-from core.errors import WorkerLost
-from core.records import DraftUpdate
+from core.errors import StartupError, WorkerLost
+from core.records import Stamp, is_last
 from deploy.link.address import LinkAddress
 from deploy.link.handshake import (
     HANDSHAKE_TIMEOUT_S,
@@ -24,7 +24,7 @@ from deploy.link.handshake import (
     admit,
     challenge,
 )
-from deploy.link.replies import Numbered, encode_loss, encode_replies, encode_working
+from deploy.link.replies import Reply, encode_loss, encode_replies, encode_working
 from deploy.link.requests import Request, decode_requests
 from deploy.link.stream import (
     MAX_FRAME_BYTES,
@@ -50,21 +50,20 @@ MAX_OPEN_REQUESTS = 4096
 ACCEPT_RETRY_S = 1.0
 LEFT = "the peer closed the connection, perhaps because it does not trust this engine's certificate"
 
-Post = Callable[[Sequence[tuple[int, Any]], Any], None]
+Post = Callable[[Sequence[Any], Any], None]
 """`workers.engine.thread.EngineLoop.post`."""
 
 
 class LinkServer:
     """Listens for orchestrators on behalf of one engine."""
 
-    def __init__(
-        self, epoch: int, kinds: tuple[type[Request], ...], post: Post, certificates: Certificates | None = None
-    ) -> None:
+    post: Post
+
+    def __init__(self, epoch: int, kinds: tuple[type[Request], ...], certificates: Certificates | None = None) -> None:
         """`certificates` for links with TLS."""
         self.epoch = epoch
         self.kinds = kinds
         """Types of requests that the engine accepts."""
-        self.post = post
         self.key = secrets.token_bytes(KEY_BYTES)
         self.links: set[EngineLink] = set()
         """Open connections, including those with an unfinished handshake."""
@@ -72,30 +71,36 @@ class LinkServer:
         """Connections with an unfinished handshake."""
         self._certificates = certificates
         self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[NoReturn] | None = None
         self._joining: set[asyncio.Task[None]] = set()
         """Connections being set up, for example during the TLS handshake."""
 
-    async def start(self, host: str, ports: tuple[int, int]) -> LinkAddress | None:
-        """Listen on the first free port of the inclusive range. If none is free, log a warning and return None."""
-        for port in range(ports[0], ports[1] + 1):
+    def bind(self, host: str, ports: tuple[int, int]) -> None:
+        """Take the first free port of the inclusive range. Raises: StartupError if there is none."""
+        first, last = ports
+        for port in range(first, last + 1):
             try:
                 self._listener = _listener(host, port)
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     continue
-                logger.warning("no links: cannot listen at %s port %d: %s", host, port, error)
-                return None
-            self._accepting = asyncio.create_task(self._accept(self._listener))
-            return LinkAddress(
-                host, self._listener.getsockname()[1], self.epoch, self.key, has_tls=self._certificates is not None
-            )
-        logger.warning("no links: ports %d to %d of %s are all in use; see link_ports", *ports, host)
-        return None
+                raise StartupError(f"cannot listen for links at {host} port {port}: {error}") from error
+            return
+        raise StartupError(f"ports {first} to {last} of {host} are all in use; engine.link_ports sets others")
+
+    def start(self, post: Post) -> LinkAddress:
+        """Accept links at the port that `bind` took. Requests go to `post`."""
+        assert self._listener is not None, "`bind` comes first"
+        self.post = post
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(self._listener))
+        host, port, *_ = self._listener.getsockname()
+        return LinkAddress(host, port, self.epoch, self.key, has_tls=self._certificates is not None)
 
     def close(self) -> None:
         """Stop accepting links, and close the open ones."""
-        if self._listener is not None:
+        if self._accepting is not None:
             self._accepting.cancel()
+        if self._listener is not None:
             self._listener.close()
         for task in self._joining:
             task.cancel()
@@ -195,7 +200,7 @@ class EngineLink(asyncio.Protocol):
 
     def _take_requests(self, frame: bytes) -> None:
         batch = decode_requests(frame)
-        if not all(isinstance(request, self._server.kinds) for _, request in batch):
+        if not all(isinstance(request, self._server.kinds) for request in batch):
             raise LinkError(f"this engine takes only a {self._server.kinds[0].__name__}")
         self._num_open += len(batch)
         if self._num_open > MAX_OPEN_REQUESTS:
@@ -220,19 +225,18 @@ class EngineLink(asyncio.Protocol):
 
     # On the engine's thread
 
-    def take(self, replies: Sequence[Numbered]) -> None:
+    def take(self, replies: Sequence[Reply]) -> None:
         """Send the replies that a step has completed."""
         try:
             self._outbox.send(_in_frames(replies))
         except Exception as error:  # a defect here must not end the engine
             logger.exception("%d replies could not be sent", len(replies))
             self._loop.call_soon_threadsafe(self._close_for, f"a reply could not be sent: {error}")
-        num_answered = sum(not isinstance(reply, DraftUpdate) for _, reply in replies)
-        self._loop.call_soon_threadsafe(self._answered, num_answered)
+        self._loop.call_soon_threadsafe(self._answered, sum(map(is_last, replies)))
 
-    def working(self, numbers: Sequence[int]) -> None:
+    def working(self, stamps: Sequence[Stamp]) -> None:
         """Report that the engine is making steps and still has these requests."""
-        self._outbox.send(framed(encode_working(numbers)))
+        self._outbox.send(framed(encode_working(stamps)))
 
     def lose(self, end: WorkerLost) -> None:
         """Report that the engine has failed, with the reason."""
@@ -250,7 +254,7 @@ def _tell_closed(peer: str, reason: str) -> None:
     logger.warning("the link from %s is closed: %s", peer, reason)
 
 
-def _in_frames(replies: Sequence[Numbered]) -> bytes:
+def _in_frames(replies: Sequence[Reply]) -> bytes:
     """The replies as one frame, or as several if one would be too long. Raises: FrameTooLong for a single reply."""
     try:
         return framed(encode_replies(replies))

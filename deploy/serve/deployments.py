@@ -59,15 +59,16 @@ class LeaseGrant:
     """Handle of the engine actor."""
     replica_id: str
     """Serve's name of the replica that owns the engine."""
-    link: LinkAddress | None = None
-    """Address of the engine's link; None without one."""
+    link: LinkAddress
+    """Address of the engine's link."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The only message of a refused lease: the replica's engine has died, and its replacement is still loading."""
+    """The only message of a refused lease."""
 
     replica_id: str
+    reason: str = "an engine is loading"
 
 
 def bundles(config: WorkerConfig) -> list[dict[str, float]]:

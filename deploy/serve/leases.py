@@ -26,6 +26,7 @@ from deploy.engines import cause_of_death
 from deploy.link.address import LinkTroubles
 from deploy.link.client import Link
 from deploy.link.pool import Links
+from deploy.link.stream import LinkError
 from deploy.link.tls import Certificates
 from deploy.serve.affinity import beginnings
 from deploy.serve.deployments import LeaseGrant, Refusal
@@ -76,7 +77,7 @@ class _Deployment(Generic[Port]):
                     if isinstance(answer, ServeLease):
                         return answer
                     refused_by.add(answer.replica_id)
-                    problem = ": an engine is loading"
+                    problem = f": {answer.reason}"
         except (TimeoutError, RayServeException) as error:
             waited = f"no {self._name} granted a lease within {self._limits.lease_timeout_s:g} s"
             raise Unavailable(waited + problem) from error
@@ -113,12 +114,15 @@ class _Deployment(Generic[Port]):
             if isinstance(answer, Refusal):
                 return answer
             link = await self.links.to(answer.engine_id, answer.link)
+        except LinkError as error:
+            stream.cancel()
+            return Refusal(answer.replica_id, f"no link to an engine: {error}")
         except BaseException:  # also on cancellation: a lease that is being granted must end
             stream.cancel()
             raise
         return ServeLease(name, answer, self._port(answer, link), stream)
 
-    def _port(self, grant: LeaseGrant, link: Link | None) -> Port:
+    def _port(self, grant: LeaseGrant, link: Link) -> Port:
         self.engines.add(grant.replica_id, grant.engine)
         port = self._ports.get(grant.engine_id)
         if port is None or port.has_broken_link:
@@ -126,9 +130,7 @@ class _Deployment(Generic[Port]):
             if port is not None:
                 self._num_replaced += 1
                 engine_id += f"/{self._num_replaced}"
-            port = self._ports[grant.engine_id] = self._new_port(grant, self._limits.reply_timeout_s, engine_id)
-        if link is not None:
-            port.use(link)
+            port = self._ports[grant.engine_id] = self._new_port(grant, link, self._limits.reply_timeout_s, engine_id)
         return port
 
 

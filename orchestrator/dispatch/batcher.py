@@ -17,7 +17,16 @@ from typing import Any, Generic, TypeVar
 
 from core.config import DECODE_TOKENS
 from core.errors import WorkerLost
-from core.records import Continuation, DraftReply, DraftRequest, TargetRequest, VerifyReply, VerifyRequest
+from core.records import (
+    Continuation,
+    DraftReply,
+    DraftRequest,
+    Stamp,
+    TargetRequest,
+    VerifyReply,
+    VerifyRequest,
+    is_last,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -27,63 +36,25 @@ Request = TypeVar("Request", bound=TargetRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 
-class _Call(Generic[Request, Reply]):
-    """The unanswered requests of one call."""
-
-    def __init__(
-        self,
-        batch: Sequence[Request],
-        deliver: Callable[[Request, Reply | WorkerLost], None],
-        observe_pass: Callable[[], None],
-    ) -> None:
-        """`observe_pass` is called before the first reply is delivered."""
-        self._open = {request.stamp: request for request in batch}
-        self._stamps = [request.stamp for request in batch]
-        self._deliver = deliver
-        self._saw_pass: Callable[[], None] | None = observe_pass
-
-    def take(self, reply: Reply) -> None:
-        """Deliver a reply. Raises: WorkerLost if it matches no open request of the call."""
-        self._note_pass()
-        request = self._open.pop(reply.stamp, None)
-        if request is None:
-            raise WorkerLost(FOREIGN)
-        self._deliver(request, reply)
-
-    def end(self, replies: Sequence[Reply]) -> None:
-        """Deliver the replies still open at the end of a call. Raises: WorkerLost unless each request has its reply."""
-        if [reply.stamp for reply in replies] != self._stamps:
-            raise WorkerLost(FOREIGN)
-        for reply in replies:
-            if reply.stamp in self._open:
-                self.take(reply)
-
-    def lose(self, lost: WorkerLost) -> None:
-        """Deliver the loss of the engine to all open requests."""
-        self._note_pass()
-        lost_requests, self._open = self._open, {}
-        for request in lost_requests.values():
-            self._deliver(request, lost)
-
-    def _note_pass(self) -> None:
-        observe_pass, self._saw_pass = self._saw_pass, None
-        if observe_pass is not None:
-            observe_pass()
+def _nothing() -> None:
+    """Do nothing: the pass of a request that was sent alone."""
 
 
 class Batcher(Generic[Request, Reply]):
-    """The calls to one engine. `deliver` gets each request with its reply, or with the loss of the engine."""
+    """The calls to one engine. `deliver` gets each request with each of its replies, or with the loss of the engine."""
 
     def __init__(
         self,
-        call: Callable[[Sequence[Request], Callable[[Reply], None]], Awaitable[Sequence[Reply]]],
+        exchange: Callable[[Sequence[Request], Callable[[Reply], None]], Awaitable[None]],
         deliver: Callable[[Request, Reply | WorkerLost], None],
-        max_calls: int = 1,
+        max_calls: int | None = 1,
     ) -> None:
-        """`max_calls`: maximum number of gathered calls without a reply."""
-        self._call = call
+        """`max_calls`: maximum number of gathered calls without a reply; None sets no limit."""
+        self._exchange = exchange
         self._deliver = deliver
         self._max_calls = max_calls
+        self._open: dict[Stamp, Request] = {}
+        """Requests without a last reply."""
         self._waiting: list[Request] = []
         self._offers: list[Request] = []
         """Offers that have not been sent yet."""
@@ -103,10 +74,11 @@ class Batcher(Generic[Request, Reply]):
                 self._spawn(self._gather_offers())
             return
         if _goes_alone(request):
-            self._spawn(self._send([request], _nothing))
+            self._spawn(self._send([request]))
             return
         self._waiting.append(request)
-        if not self._is_gathering and self._num_decoding < self._max_calls:
+        is_free = self._max_calls is None or self._num_decoding < self._max_calls
+        if not self._is_gathering and is_free:
             self._is_gathering = True
             self._spawn(self._gather())
 
@@ -153,24 +125,46 @@ class Batcher(Generic[Request, Reply]):
         offers = [offer for offer in self._offers if offer.stamp.session not in waiting]
         self._offers = [offer for offer in self._offers if offer.stamp.session in waiting]
         if offers:
-            await self._send(offers, _nothing)
+            await self._send(offers)
 
-    async def _send(self, batch: Sequence[Request], observe_pass: Callable[[], None]) -> None:
-        """Send a call. Each request gets an answer even if the call fails, since sessions wait for it."""
-        call: _Call[Request, Reply] = _Call(batch, self._deliver, observe_pass)
+    async def _send(self, batch: Sequence[Request], saw_pass: Callable[[], None] = _nothing) -> None:
+        """Send a call. Each request gets an answer even if the call fails, since sessions wait for it. `saw_pass` is
+        called before the first reply is delivered.
+        """
+        self._open.update({request.stamp: request for request in batch})
+        has_answered = False
+
+        def take(reply: Reply) -> None:
+            nonlocal has_answered
+            if not has_answered:
+                has_answered = True
+                saw_pass()
+            self._take(reply)
+
         try:
-            call.end(await self._call(batch, call.take))
+            await self._exchange(batch, take)
+            end = WorkerLost("it has not answered each of its requests")
         except WorkerLost as lost:
-            call.lose(lost)
+            end = lost
         except (Exception, asyncio.CancelledError) as error:  # these tasks are never cancelled: it comes from the call
             logger.exception("a call with %d requests failed", len(batch))
-            call.lose(WorkerLost(f"the call failed: {error!r}"))
+            end = WorkerLost(f"the call failed: {error!r}")
+        if not has_answered:
+            saw_pass()
+        for request in batch:
+            if self._open.pop(request.stamp, None) is not None:
+                self._deliver(request, end)
+
+    def _take(self, reply: Reply) -> None:
+        """Deliver a reply. Raises: WorkerLost if it matches no open request."""
+        request = self._open.get(reply.stamp)
+        if request is None:
+            raise WorkerLost(FOREIGN)
+        if is_last(reply):
+            del self._open[reply.stamp]
+        self._deliver(request, reply)
 
 
 def _goes_alone(request: VerifyRequest | DraftRequest) -> bool:
     """Whether a request needs its own passes: a long suffix, or a first message."""
     return request.base.num_tokens == 0 or len(request.suffix) > DECODE_TOKENS
-
-
-def _nothing() -> None:
-    """Do nothing: the pass of a request that was sent alone."""

@@ -13,18 +13,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from core.errors import OutriderError, Unavailable, WorkerLost
-from core.ports import DraftPort, Lease, TargetPort
-from core.records import DraftReply, DraftRequest, DraftUpdate, TargetRequest, VerifyReply
+from core.ports import EnginePort, Lease
+from core.records import DraftReply, DraftRequest, TargetRequest, VerifyReply
 from orchestrator.dispatch.batcher import Batcher
 
 logger = logging.getLogger(__name__)
 
-Port = TypeVar("Port", bound=TargetPort | DraftPort)
 Request = TypeVar("Request", bound=TargetRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 
-class EnginePool(Generic[Port, Request, Reply]):
+class EnginePool(Generic[Request, Reply]):
     """The engines of one kind, shared by the sessions of one orchestrator.
 
     Invariant: an engine has a batcher only while a session holds a lease on it.
@@ -32,14 +31,12 @@ class EnginePool(Generic[Port, Request, Reply]):
 
     def __init__(
         self,
-        take: Callable[[str, Sequence[int]], Awaitable[Lease[Port]]],
-        call: Callable[[Port], Callable[[Sequence[Request], Callable[[Reply], None]], Awaitable[Sequence[Reply]]]],
+        take: Callable[[str, Sequence[int]], Awaitable[Lease[EnginePort[Request, Reply]]]],
         deliver: Callable[[Request, Reply | WorkerLost], None],
-        max_calls: int,
+        max_calls: int | None = None,
     ) -> None:
-        """`max_calls`: maximum number of decoding calls to one engine without a reply."""
+        """`max_calls`: maximum number of decoding calls to one engine without a reply; None sets no limit."""
         self._take = take
-        self._call = call
         self._deliver = deliver
         self._max_calls = max_calls
         self._batchers: dict[str, Batcher[Request, Reply]] = {}
@@ -51,7 +48,7 @@ class EnginePool(Generic[Port, Request, Reply]):
     def num_engines(self) -> int:
         return len(self._batchers)
 
-    async def take(self, session_id: str, tokens: Sequence[int]) -> Lease[Port]:
+    async def take(self, session_id: str, tokens: Sequence[int]) -> Lease[EnginePort[Request, Reply]]:
         """Take a lease for this session, whose text is `tokens`. `give_back` ends it. Raises: Unavailable."""
         try:
             lease = await self._take(session_id, tokens)
@@ -63,27 +60,15 @@ class EnginePool(Generic[Port, Request, Reply]):
         self._num_leases[lease.engine_id] += 1
         return lease
 
-    def calls_to(self, lease: Lease[Port]) -> Batcher[Request, Reply]:
+    def calls_to(self, lease: Lease[EnginePort[Request, Reply]]) -> Batcher[Request, Reply]:
         """Return the batcher of the leased engine. Replies go to the pool's `deliver`."""
         key = lease.engine_id
         batcher = self._batchers.get(key)
         if batcher is None:
-            batcher = self._batchers[key] = Batcher(self._call(lease.port), self._deliver, self._max_calls)
+            batcher = self._batchers[key] = Batcher(lease.port.exchange, self._deliver, self._max_calls)
         return batcher
 
-    async def grow(self, lease: Lease[DraftPort], request: DraftRequest, take: Callable[[DraftUpdate], None]) -> None:
-        """Let the leased draft grow continuously. `take` gets each pass; `deliver` gets the end."""
-        answer: DraftReply | WorkerLost
-        try:
-            answer = await lease.port.grow(request, take)
-        except WorkerLost as lost:
-            answer = lost
-        except Exception as error:
-            logger.exception("continuous drafting failed")
-            answer = WorkerLost(f"the call failed: {error!r}")
-        self._deliver(request, answer)  # type: ignore[arg-type]
-
-    def give_back(self, lease: Lease[Port]) -> None:
+    def give_back(self, lease: Lease[EnginePort[Request, Reply]]) -> None:
         """End the lease, and free the session's memory on the engine at once, because the lease's end arrives later.
 
         This runs in a task that no caller can cancel: Ray cancels the calls of a cancelled coroutine.
@@ -103,7 +88,7 @@ class EnginePool(Generic[Port, Request, Reply]):
             await asyncio.wait(self._releasing)
 
     @staticmethod
-    async def _free(lease: Lease[Port]) -> None:
+    async def _free(lease: Lease[EnginePort[Request, Reply]]) -> None:
         try:
             await lease.port.release([lease.name])
         except WorkerLost:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,11 +19,11 @@ from core.records import (
     Continuation,
     DraftReply,
     DraftRequest,
-    DraftUpdate,
     Stamp,
     TargetRequest,
     VerifyReply,
     VerifyRequest,
+    is_last,
 )
 from orchestrator.dispatch.engine_pool import EnginePool
 from orchestrator.session import DraftWait, Session
@@ -34,9 +34,6 @@ logger = logging.getLogger(__name__)
 MAX_TARGET_CALLS = 1
 """Maximum number of decoding calls to one target without a reply. Sessions that become ready meanwhile share the next
 pass."""
-MAX_DRAFT_CALLS = 8
-"""Maximum number of calls to one draft without a reply. Its passes are short, and growth that ends by itself delays no
-message."""
 
 Sink = Callable[[Chunk | OutriderError], None]
 """Receives the chunks of one stream. The last is a chunk with a finish reason, or an error."""
@@ -52,11 +49,10 @@ class _Running:
     drafts: dict[int, Lease[DraftPort]] = field(default_factory=dict)
     """Leases by draft number."""
     verify_sent_s: float = 0.0
-    draft_sent_s: float = 0.0
+    draft_sent_s: dict[Stamp, float] = field(default_factory=dict)
+    """By each message that its draft has not ended."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     late: asyncio.Task[None] | None = None
-    growing: dict[str, set[asyncio.Task[None]]] = field(default_factory=dict)
-    """Calls by lease, in which its draft grows continuously: the current one, and those it overtakes."""
 
     def draft_of(self, lease: str) -> int | None:
         """Return the number of the draft that granted this lease; None once it was released."""
@@ -72,12 +68,11 @@ class Runner:
         self._running: dict[str, _Running] = {}
         self._leased: dict[str, _Running] = {}
         self._ended_wait = DraftWait()
-        self._targets: EnginePool[TargetPort, TargetRequest, VerifyReply] = EnginePool(
-            leases.take_target, lambda port: port.verify, self._on_target_answer, MAX_TARGET_CALLS
+        self._targets: EnginePool[TargetRequest, VerifyReply] = EnginePool(
+            leases.take_target, self._on_target_answer, MAX_TARGET_CALLS
         )
-        self._drafts: list[EnginePool[DraftPort, DraftRequest, DraftReply]] = [
-            EnginePool(partial(leases.take_draft, draft=number), _drafting, self._on_draft_answer, MAX_DRAFT_CALLS)
-            for number in range(num_drafts)
+        self._drafts: list[EnginePool[DraftRequest, DraftReply]] = [
+            EnginePool(partial(leases.take_draft, draft=number), self._on_draft_answer) for number in range(num_drafts)
         ]
         self._carry_out: dict[type[m.Command], Callable[[_Running, Any], None]] = {
             m.LeaseTarget: self._lease_target,
@@ -223,26 +218,15 @@ class Runner:
             logger.info("session %s goes on without a draft: %s", running.session.id, error)
             self._handle(running.session.id, m.DraftNotLeased(number))
             return
-        running.drafts[number], running.growing[lease.name] = lease, set()
+        running.drafts[number] = lease
         self._leased[lease.name] = running
         self._handle(running.session.id, m.DraftLeased(lease.name, lease.epoch, number))
 
     def _draft(self, running: _Running, request: DraftRequest) -> None:
         number = running.draft_of(request.stamp.session)
         assert number is not None, "a session drafts only while it holds a lease"
-        lease, pool = running.drafts[number], self._drafts[number]
-        running.draft_sent_s = self._clock.now()
-        if request.growth.ends:
-            pool.calls_to(lease).put(request)
-            return
-        growing = self._spawn(running, pool.grow(lease, request, self._on_growth))
-        of_lease = running.growing[lease.name]
-        of_lease.add(growing)
-        growing.add_done_callback(of_lease.discard)
-
-    def _on_growth(self, draft_update: DraftUpdate) -> None:
-        if (running := self._leased.get(draft_update.stamp.session)) is not None:
-            self._handle(running.session.id, m.DraftGrew(draft_update, self._clock.now()))
+        running.draft_sent_s[request.stamp] = self._clock.now()
+        self._drafts[number].calls_to(running.drafts[number]).put(request)
 
     def _await(self, running: _Running, command: m.Await) -> None:
         if running.late is not None:
@@ -255,16 +239,18 @@ class Runner:
             return
         if isinstance(answer, WorkerLost):
             self._handle(running.session.id, m.DraftLost(stamp.epoch, running.draft_of(stamp.session) or 0))
-        else:
-            self._handle(running.session.id, m.DraftReplied(answer, running.draft_sent_s, self._clock.now()))
+            return
+        sent_s = running.draft_sent_s.pop(stamp, 0.0) if is_last(answer) else running.draft_sent_s.get(stamp, 0.0)
+        self._handle(running.session.id, m.DraftReplied(answer, sent_s, self._clock.now()))
 
     def _release_draft(self, running: _Running, command: m.ReleaseDraft) -> None:
         lease = running.drafts.pop(command.draft, None)
         if lease is None:
             return
-        for growing in running.growing.pop(lease.name):
-            growing.cancel()
         del self._leased[lease.name]
+        running.draft_sent_s = {
+            stamp: sent_s for stamp, sent_s in running.draft_sent_s.items() if stamp.session != lease.name
+        }
         self._drafts[command.draft].give_back(lease)
 
     # Time
@@ -277,8 +263,3 @@ class Runner:
     async def _end_at(self, session_id: str, deadline: float) -> None:
         await self._clock.sleep(deadline - self._clock.now())
         self._handle(session_id, m.Abandoned(DeadlinePassed("the request's time ran out")))
-
-
-def _drafting(port: DraftPort) -> Callable[[Sequence[DraftRequest], object], Awaitable[Sequence[DraftReply]]]:
-    """Return calls whose replies come together: chains that end one after another still share a pass of the target."""
-    return lambda batch, _take: port.draft(batch)

@@ -15,7 +15,6 @@ from core.records import (
     Continuation,
     DraftReply,
     DraftRequest,
-    DraftUpdate,
     Stamp,
     VerifyReply,
     VerifyRequest,
@@ -71,18 +70,10 @@ class DraftNotLeased:
 
 @dataclass(frozen=True, slots=True)
 class DraftReplied:
-    """The draft answered a DraftRequest. During continuous growth, a DraftGrew came after each pass."""
+    """The draft sent new nodes, or ended a DraftRequest without them."""
 
     reply: DraftReply
     sent_s: float = 0.0
-    received_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class DraftGrew:
-    """The draft sent new nodes."""
-
-    draft_update: DraftUpdate
     received_s: float = 0.0
 
 
@@ -108,7 +99,7 @@ class Abandoned:
     error: OutriderError
 
 
-DraftEvent = DraftLeased | DraftNotLeased | DraftReplied | DraftGrew | DraftLate | DraftLost
+DraftEvent = DraftLeased | DraftNotLeased | DraftReplied | DraftLate | DraftLost
 Event = TargetLeased | TargetReplied | TargetLost | DraftEvent | Abandoned
 
 # Commands

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from core.errors import InvalidRequest, OutriderError, ServiceError, Unavailable, UnsoundScores
-from core.records import Chunk, GenerationRequest, Missing, Refused, SequenceSpec, Verdict
+from core.records import Chunk, GenerationRequest, Missing, Refused, SequenceSpec, Verdict, is_last
 from core.speculation import DRAFT, MAX_GUESSES
 from core.text import TokenLog
 from orchestrator.guessers import OutputForm, Panel
@@ -125,11 +125,9 @@ class Session:
                 return self._fail(event.error)
             case m.DraftNotLeased():
                 return self._drafts.handle(event)
-            case m.DraftGrew():
-                is_more_to_come = not event.draft_update.is_over
-                return [*self._drafts.handle(event), *self._go_on(event.received_s, is_more_to_come=is_more_to_come)]
             case m.DraftReplied():
-                return [*self._drafts.handle(event), *self._go_on(event.received_s)]
+                is_more_to_come = not is_last(event.reply)
+                return [*self._drafts.handle(event), *self._go_on(event.received_s, is_more_to_come=is_more_to_come)]
             case _:
                 return [*self._drafts.handle(event), *self._go_on()]
 

@@ -15,12 +15,12 @@ from random import Random
 from typing import Any, TypeVar, cast
 
 from core.errors import Unavailable, WorkerLost
-from core.records import DraftDone, DraftReply, DraftRequest, DraftUpdate, Verdict, VerifyReply, VerifyRequest
+from core.records import DraftReply, DraftRequest, DraftUpdate, Verdict, VerifyReply, VerifyRequest
 from core.speculation import Guesser, Guesses
 from simulation.chaos.lies import GROWTH_LIES, GUESSER_LIES, TARGET_LIES
 from simulation.cluster import Cluster, Fleet
 from simulation.engines import HopLaw, SimEngine, SimTarget
-from simulation.wire import Wire, unread
+from simulation.wire import Wire
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
@@ -97,29 +97,34 @@ class FaultyWire(Wire):
 
     async def call(
         self, engine: SimEngine[Request, Reply], batch: Sequence[Request], take: Callable[[Reply], None]
-    ) -> Sequence[Reply]:
+    ) -> None:
         """Raises: WorkerLost, and errors that no port should raise."""
         kind = "target" if isinstance(engine, SimTarget) else "draft"
         if not self.strikes(self.rates.target if kind == "target" else self.rates.draft):
-            return await super().call(engine, batch, take)
+            await super().call(engine, batch, take)
+            return
         fault = self._random.choice([*CallFault, *[CallFault.LIE] * 3])
         self._happened.note(f"{kind} call {fault}", ", ".join(request.stamp.session for request in batch))
         await self._before(fault, engine, batch)
-        return await self._after(fault, await super().call(engine, batch, unread))  # all of them come with its end
+        replies: list[Reply] = []
+        await super().call(engine, batch, replies.append)
+        for reply in await self._after(fault, replies):  # all of them come with its end
+            take(reply)
 
-    async def grow(
-        self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[DraftUpdate], None]
-    ) -> Reply:
+    async def grow(self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[Reply], None]) -> None:
         """Raises: WorkerLost, and errors that no port should raise."""
-        broken: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def take_perhaps(draft_update: DraftUpdate) -> None:
+        def take_perhaps(reply: Reply) -> None:
+            if broken.done():
+                return
             try:
-                for each in self._garbled(draft_update):
+                for each in self._garbled(reply):
                     take(each)
             except ValueError as error:
-                if not broken.done():
-                    broken.set_exception(WorkerLost(f"the link is closed: {error}"))
+                broken.set_exception(WorkerLost(f"the link is closed: {error}"))
+            except WorkerLost as lost:
+                broken.set_exception(lost)
 
         if self.strikes(self.rates.draft):
             fault = self._random.choice(GROWTH_FAULTS)
@@ -128,23 +133,23 @@ class FaultyWire(Wire):
         growing = asyncio.ensure_future(super().grow(engine, request, take_perhaps))
         try:
             await asyncio.wait([growing, broken], return_when=asyncio.FIRST_COMPLETED)
-            return await (broken if broken.done() else growing)
+            await (broken if broken.done() else growing)
         finally:
             growing.cancel()
             broken.cancel()
 
-    def _garbled(self, draft_update: DraftUpdate) -> Iterator[DraftUpdate]:
+    def _garbled(self, reply: Reply) -> Iterator[Reply]:
         """Raises: ValueError where the link would notice."""
-        if not self.strikes(self.rates.draft):
-            yield draft_update
+        if not isinstance(reply, DraftUpdate) or not self.strikes(self.rates.draft):
+            yield reply
             return
         name = self._random.choice(("lost", "told twice", *GROWTH_LIES))
-        self._happened.note(f"draft's growth: {name}", draft_update.stamp.session)
+        self._happened.note(f"draft's growth: {name}", reply.stamp.session)
         if name == "told twice":
-            yield draft_update
-            yield draft_update
+            yield reply
+            yield reply
         elif name != "lost" and self.rates.draft_lies:
-            yield GROWTH_LIES[name](draft_update, self._random)
+            yield GROWTH_LIES[name](reply, self._random)
 
     async def grant(self, kind: str, session: str) -> None:
         """Raises: Unavailable, and what no cluster should."""
@@ -208,7 +213,7 @@ class FaultyWire(Wire):
         await self.travel()
         await asyncio.sleep(self.delay_s() + 1.0)
         with suppress(WorkerLost):
-            await engine.answer(batch)
+            await engine.exchange(batch, lambda _: None)
 
     def _stray(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="a call that arrives twice")
@@ -220,7 +225,7 @@ class FaultyWire(Wire):
         match reply:
             case Verdict():
                 kind, lies = "target", TARGET_LIES
-            case DraftDone() if self.rates.draft_lies:
+            case DraftUpdate() if self.rates.draft_lies:
                 kind, lies = "draft", GROWTH_LIES
             case _:
                 return reply

@@ -13,12 +13,11 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from core.records import DraftDone, DraftUpdate, Missing, Stamp, Verdict
+from core.records import DraftUpdate, Missing, Stamp, Verdict
 from core.speculation import NO_Q, ROOT, Guesses, NewNodes
 
 TargetLie = Callable[[Verdict, Random], Verdict | Missing]
-GrowthLie = Callable[[Any, Random], Any]
-"""About `DraftUpdate` or `DraftDone`."""
+GrowthLie = Callable[[DraftUpdate, Random], DraftUpdate | Missing]
 
 
 def _somewhere(values: tuple[float, ...], value: float, random: Random) -> tuple[float, ...]:
@@ -90,10 +89,10 @@ GROWTH_LIES: dict[str, GrowthLie] = {
     "growth that was told": lambda s, _: replace(s, new_nodes=NewNodes(0, (ROOT,), (1,), (0,), (0.5,), (0.5,))),
     "too much held": lambda s, r: replace(s, held=s.held + r.randrange(1, 1000)),
     "too little held": lambda s, r: replace(s, held=s.held - r.randrange(1, 1000)),
-    "growth that is over": lambda s, _: replace(s, is_over=True) if isinstance(s, DraftUpdate) else s,
+    "growth that is over": lambda s, _: replace(s, is_over=True),
     "draws from nothing": lambda s, _: _told(s, q=()),
     "draws from what is no law": lambda s, _: _told(s, q=(NO_Q,) * len(s.new_nodes)),
     "a law too many": lambda s, _: _told(s, q=(*s.new_nodes.q, NO_Q)),
     "another epoch": lambda s, _: replace(s, stamp=_other_epoch(s.stamp)),
-    "missing": lambda s, r: Missing(s.stamp, r.choice((0, s.held, -1, 10**6))) if isinstance(s, DraftDone) else s,
+    "missing": lambda s, r: Missing(s.stamp, r.choice((0, s.held, -1, 10**6))) if s.is_over else s,
 }

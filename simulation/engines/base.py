@@ -10,8 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from core.config import DECODE_TOKENS, MIN_CHUNK_TOKENS
 from core.errors import WorkerLost
@@ -19,12 +18,12 @@ from core.protocol import OVERTAKEN, EndedSessions, HeldTokens, missing_of, refu
 from core.records import (
     DraftReply,
     DraftRequest,
-    DraftUpdate,
     Refused,
     Stamp,
     Timing,
     VerifyReply,
     VerifyRequest,
+    is_last,
 )
 from simulation.engines.hardware import EngineLaw
 from simulation.engines.texts import Text
@@ -34,7 +33,7 @@ Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 
 @dataclass(eq=False)
-class Job(Generic[Request, Reply]):
+class Job(Generic[Request]):
     """A request in progress."""
 
     request: Request
@@ -42,7 +41,6 @@ class Job(Generic[Request, Reply]):
     pending: list[int]
     """Number of committed tokens that no pass has taken yet."""
     arrived_s: float
-    answer: asyncio.Future[Reply | WorkerLost]
     started_s: float | None = None
     num_passes: int = 0
     num_rows: int = 0
@@ -79,8 +77,9 @@ class SimEngine(ABC, Generic[Request, Reply]):
         self._law = law
         self._sessions: dict[str, HeldTokens] = {}
         self._ended = EndedSessions()
-        self._jobs: list[Job[Request, Reply]] = []
-        self._listeners: dict[Stamp, Callable[[DraftUpdate], None]] = {}
+        self._jobs: list[Job[Request]] = []
+        self._open: dict[Stamp, Callable[[Reply | WorkerLost], None]] = {}
+        """The callers of the requests without a last reply."""
         self._worker: asyncio.Task[None] | None = None
         self._thaw = asyncio.Event()
         self._thaw.set()
@@ -99,24 +98,32 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
     # Messages
 
-    async def answer(self, batch: Sequence[Request], take: Callable[[Reply], None] | None = None) -> list[Reply]:
-        """One reply for each request, in order, when all are ready; `take` gets each when it is. Raises: WorkerLost."""
+    async def exchange(self, batch: Sequence[Request], take: Callable[[Reply], None]) -> None:
+        """As `core.ports.EnginePort`. Raises: WorkerLost."""
         await self._thaw.wait()
-        replies: list[Reply] = []
-        answers = [self._take(request) for request in batch]
-        if take is not None:
-            for answer in answers:
-                answer.add_done_callback(partial(_pass_on, take))
-        try:
-            for answer in answers:
-                reply = await answer
-                if isinstance(reply, WorkerLost):
-                    raise reply
-                replies.append(reply)
-        finally:
-            for answer in answers:  # a caller that has left must not be told of later replies
-                answer.cancel()
-        return replies
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # A message that arrives twice is answered once.
+        stamps = {request.stamp for request in batch} - self._open.keys()
+        num_open = len(stamps)
+
+        def pass_on(reply: Reply | WorkerLost) -> None:
+            nonlocal num_open
+            if ended.done():  # the caller has left
+                return
+            if isinstance(reply, WorkerLost):
+                ended.set_exception(reply)
+                return
+            num_open -= is_last(reply)
+            take(reply)
+            if not num_open:
+                ended.set_result(None)
+
+        for request in batch:
+            if request.stamp in stamps:
+                stamps.discard(request.stamp)
+                self._open[request.stamp] = pass_on
+                self._put(request)
+        await ended
 
     def has(self, stamp: Stamp) -> bool:
         """Whether it has this request, and has not answered it."""
@@ -134,32 +141,21 @@ class SimEngine(ABC, Generic[Request, Reply]):
         if not any(job.request.stamp.session == session for job in self._jobs):
             self._sessions.pop(session, None)
 
-    async def grow(self, request: Request, take: Callable[[DraftUpdate], None]) -> Reply:
-        """As `answer` for one request, which a draft continues until a later one replaces it. Raises: WorkerLost."""
-        self._listeners[request.stamp] = take
-        try:
-            [reply] = await self.answer([request])
-        finally:
-            del self._listeners[request.stamp]
-        return reply
-
-    def _take(self, request: Request) -> asyncio.Future[Reply | WorkerLost]:
-        answer: asyncio.Future[Reply | WorkerLost] = asyncio.get_running_loop().create_future()
-        self._put(request, answer)
-        return answer
-
-    def _put(self, request: Request, answer: asyncio.Future[Reply | WorkerLost]) -> None:
+    def _put(self, request: Request) -> None:
         if self.is_dead:
-            answer.set_result(WorkerLost(f"{self.engine_id} is gone"))
-        elif isinstance(work := self._admit(request, answer), Job):
+            self._open.pop(request.stamp)(WorkerLost(f"{self.engine_id} is gone"))
+        elif isinstance(work := self._admit(request), Job):
             self._jobs.append(work)
             if self._worker is None:
                 self._worker = asyncio.create_task(self._work(), name=f"work of {self.engine_id}")
-        else:
-            answer.set_result(work)
+        elif work is not None:
+            self._reply(work)
 
-    def _admit(self, request: Request, answer: asyncio.Future[Reply | WorkerLost]) -> Job[Request, Reply] | Reply:
-        """A job for this request, or the reply to it where there is nothing to compute."""
+    def _reply(self, reply: Reply) -> None:
+        (self._open.pop if is_last(reply) else self._open.__getitem__)(reply.stamp)(reply)
+
+    def _admit(self, request: Request) -> Job[Request] | Reply | None:
+        """A job for this request, or the reply to it where there is nothing to compute; None if it has been sent."""
         stamp = request.stamp
         held, has_ended = self._sessions.get(stamp.session), stamp.session in self._ended
         vocab_size = self._text.vocab_size
@@ -172,16 +168,15 @@ class SimEngine(ABC, Generic[Request, Reply]):
         assert held is not None, "else its base is missing"
         self._supersede(held)
         held.last_round = stamp.round
-        return self._begin(request, held, asyncio.get_running_loop().time(), answer)
+        return self._begin(request, held, asyncio.get_running_loop().time())
 
     def _supersede(self, held: HeldTokens) -> None:
         for job in [job for job in self._jobs if job.held is held]:
             self._conclude(job, cast("Reply", Refused(job.request.stamp, OVERTAKEN)))
 
-    def _conclude(self, job: Job[Request, Reply], reply: Reply | WorkerLost) -> None:
+    def _conclude(self, job: Job[Request], reply: Reply) -> None:
         self._jobs.remove(job)
-        if not job.answer.done():  # the caller may have stopped waiting
-            job.answer.set_result(reply)
+        self._reply(reply)
 
     # Passes
 
@@ -217,20 +212,20 @@ class SimEngine(ABC, Generic[Request, Reply]):
             job.held.log.extend(job.pending[:num_tokens])
             job.pending = job.pending[num_tokens:]
         self.num_passes, self.num_rows = self.num_passes + 1, self.num_rows + num_rows
-        await _until(began_s + duration_s)
+        await until(began_s + duration_s)
         self._free_since_s = self.stepped_s = ended_s = loop.time()
         self.busy_s += duration_s
         # a job may have been overtaken during the pass, or its session ended
         self._end_pass([job for job, _, _ in shares if job in self._jobs and not job.pending], ended_s)
         return began_s, ended_s
 
-    def _ready(self) -> list[Job[Request, Reply]]:
+    def _ready(self) -> list[Job[Request]]:
         """The jobs that want rows of the next pass."""
         return self._jobs
 
-    def _plan(self, jobs: Sequence[Job[Request, Reply]]) -> list[tuple[Job[Request, Reply], int, int]]:
+    def _plan(self, jobs: Sequence[Job[Request]]) -> list[tuple[Job[Request], int, int]]:
         """Those of the next pass, with their numbers of tokens and guesses: decoding first, prefill in chunks."""
-        shares: list[tuple[Job[Request, Reply], int, int]] = []
+        shares: list[tuple[Job[Request], int, int]] = []
         rows_left = self._law.max_step_tokens
         for job in sorted(jobs, key=lambda job: not job.is_decoding):
             num_guesses, is_decoding = self._num_guesses(job), job.is_decoding
@@ -254,9 +249,11 @@ class SimEngine(ABC, Generic[Request, Reply]):
         self._thaw.set()
         if self._worker is not None:
             self._worker.cancel()
-        for job in list(self._jobs):
-            self._conclude(job, WorkerLost(f"{self.engine_id} died"))
+        self._jobs.clear()
         self._sessions.clear()
+        lost, self._open = self._open, {}
+        for pass_on in lost.values():
+            pass_on(WorkerLost(f"{self.engine_id} died"))
 
     def freeze(self) -> None:
         """Stand still after the pass in progress, without dying: as a stopped process does, it reads no message."""
@@ -268,28 +265,24 @@ class SimEngine(ABC, Generic[Request, Reply]):
     # Where target and draft differ
 
     @abstractmethod
-    def _begin(
-        self, request: Request, held: HeldTokens, now_s: float, answer: asyncio.Future[Reply | WorkerLost]
-    ) -> Job[Request, Reply] | Reply:
-        """Bring the held tokens to the request's prefix; returns a job for the rest, or the reply."""
+    def _begin(self, request: Request, held: HeldTokens, now_s: float) -> Job[Request] | Reply | None:
+        """As `_admit`, once the message is accepted: bring the held tokens to the request's prefix."""
 
     @abstractmethod
-    def _num_guesses(self, job: Job[Request, Reply]) -> int:
+    def _num_guesses(self, job: Job[Request]) -> int:
         """Number of rows that go with the last of the job's committed tokens."""
 
     @abstractmethod
-    def _end_pass(self, jobs: Sequence[Job[Request, Reply]], now_s: float) -> None:
+    def _end_pass(self, jobs: Sequence[Job[Request]], now_s: float) -> None:
         """A pass has taken the last committed token of each of these, and its guesses: conclude it, or prepare more."""
 
 
-def _pass_on(take: Callable[[Any], None], answer: asyncio.Future[Any]) -> None:
-    if not answer.cancelled() and not isinstance(answer.result(), WorkerLost):
-        take(answer.result())
+async def until(time_s: float) -> None:
+    """Wait until this time of the loop.
 
-
-async def _until(time_s: float) -> None:
-    """On a real clock the simulation's own work after a pass is a part of the next pass, as a law has all of an
-    engine's; on a virtual one it takes no time."""
+    On a real clock the simulation's own work after a pass is a part of the next pass, as a law has all of an engine's;
+    on a virtual one it takes no time.
+    """
     loop = asyncio.get_running_loop()
     reached: asyncio.Future[None] = loop.create_future()
     timer = loop.call_at(time_s, reached.set_result, None)

@@ -6,19 +6,17 @@ would accept it: the acceptance test runs here, so that the target's text stays 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from core.errors import WorkerLost
 from core.protocol import HeldTokens
-from core.records import DraftDone, DraftReply, DraftRequest, DraftUpdate, Timing, Verification
+from core.records import DraftReply, DraftRequest, DraftUpdate, Timing, Verification
 from core.speculation import MAX_TOLD, Candidates, TreeBuilder, feed_likeliest
 from simulation.engines.base import Job, SimEngine
 from simulation.engines.hardware import EngineLaw
 from simulation.engines.texts import Place, Text
 
-GrowthJob: TypeAlias = Job[DraftRequest, DraftReply]
+GrowthJob: TypeAlias = Job[DraftRequest]
 """The growth of a session, until its next message."""
 
 
@@ -34,14 +32,11 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         self._feeding: list[HeldTokens] = []
         """Sequences with nodes in it."""
 
-    def _begin(
-        self, request: DraftRequest, held: HeldTokens, now_s: float, answer: asyncio.Future[DraftReply | WorkerLost]
-    ) -> GrowthJob | DraftDone:
-        job: GrowthJob = Job(request, held, held.rebase_to_grow(request, request.growth).pending, now_s, answer)
+    def _begin(self, request: DraftRequest, held: HeldTokens, now_s: float) -> GrowthJob | DraftUpdate | None:
+        job: GrowthJob = Job(request, held, held.rebase_to_grow(request, request.growth).pending, now_s)
         if request.growth.ends:
             return _done(job, now_s) if not job.pending and held.builder.has_ended else job
-        self._tell(job)
-        return job
+        return None if self._tell(job) else job
 
     def _has_work(self) -> bool:
         return any(job.pending or job.held.builder.best_path_prob > 0.0 for job in self._jobs)
@@ -72,7 +67,8 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         for job in [job for job in self._growing if job in self._jobs and not job.pending]:
             job.held.builder.made_pass()
             if not job.request.growth.ends:
-                self._tell(job, timing)
+                if self._tell(job, timing):
+                    self._jobs.remove(job)
             elif job.held.builder.has_ended:
                 self._conclude(job, _done(job, ended_s))
         return began_s, ended_s
@@ -99,17 +95,18 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
             known[node] = self._text.after(self._place_of(builder, builder.parents[node], known), builder.tokens[node])
         return known[node]
 
-    def _tell(self, job: GrowthJob, timing: Timing | None = None) -> None:
-        new_nodes = job.held.builder.report()
-        if (listener := self._listeners.get(job.request.stamp)) is not None:
-            num_held = job.request.num_committed - len(job.pending)
-            is_over = not job.pending and job.held.builder.has_fed_all
-            listener(DraftUpdate(job.request.stamp, new_nodes, num_held, timing, is_over))
+    def _tell(self, job: GrowthJob, timing: Timing | None = None) -> bool:
+        """Report continuous growth. Return whether it is over."""
+        num_held = job.request.num_committed - len(job.pending)
+        is_over = not job.pending and job.held.builder.has_fed_all
+        self._reply(DraftUpdate(job.request.stamp, job.held.builder.report(), num_held, timing, is_over))
+        return is_over
 
 
-def _done(job: GrowthJob, now_s: float) -> DraftDone:
+def _done(job: GrowthJob, now_s: float) -> DraftUpdate:
     """All grown nodes, after the end of the growth."""
-    return DraftDone(job.request.stamp, job.held.builder.report(), job.request.num_committed, job.timing(now_s))
+    stamp, num_held = job.request.stamp, job.request.num_committed
+    return DraftUpdate(stamp, job.held.builder.report(), num_held, job.timing(now_s), is_over=True)
 
 
 def _feed(jobs: Sequence[GrowthJob]) -> None:

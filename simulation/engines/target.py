@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from core.continuations import Continuations, refusal_of_offer
-from core.errors import WorkerLost
 from core.protocol import HeldTokens
 from core.records import (
     Continuation,
@@ -26,8 +24,7 @@ from simulation.engines.base import Job, SimEngine
 from simulation.engines.hardware import EngineLaw
 from simulation.engines.texts import Place, Text
 
-VerifyJob = Job[VerifyRequest, VerifyReply]
-Answer = asyncio.Future[VerifyReply | WorkerLost]
+VerifyJob = Job[VerifyRequest]
 
 
 class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
@@ -39,10 +36,10 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
 
     def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw) -> None:
         super().__init__(engine_id, epoch, text, law)
-        self._continuations: Continuations[Answer] = Continuations()
+        self._continuations = Continuations()
 
-    def _begin(self, request: VerifyRequest, held: HeldTokens, now_s: float, answer: Answer) -> VerifyJob:
-        return Job(request, held, held.rebase_to_verify(request).pending, now_s, answer)
+    def _begin(self, request: VerifyRequest, held: HeldTokens, now_s: float) -> VerifyJob:
+        return Job(request, held, held.rebase_to_verify(request).pending, now_s)
 
     def _num_guesses(self, job: VerifyJob) -> int:
         return len(job.request.block)
@@ -54,8 +51,8 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
         for (job, outcome, logprobs), number in zip(judged, continued, strict=True):
             self._conclude(job, _verdict(job, outcome, logprobs, number, now_s))
         self._refuse(refused)
-        for answer, request in following:
-            self._put(request, answer)
+        for request in following:
+            self._put(request)
 
     def _judge(self, job: VerifyJob) -> tuple[Outcome, tuple[TokenLogprobs, ...]]:
         block, log, spec = job.request.block, job.held.log, job.held.spec
@@ -84,10 +81,10 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
 
     # Continuations
 
-    def _put(self, request: Any, answer: Answer) -> None:
+    def _put(self, request: Any) -> None:
         if not isinstance(request, Continuation) or self.is_dead:
             self._refuse(self._continuations.drop(request.stamp.session, before=request.stamp.round))
-            super()._put(request, answer)
+            super()._put(request)
             return
         session = request.stamp.session
         held = self._sessions.get(session)
@@ -99,13 +96,11 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
             is_verifying=any(job.held is held for job in self._jobs),
             vocab_size=self._text.vocab_size,
         )
-        self._refuse(self._continuations.offer(answer, request) if refusal is None else [(answer, refusal)])
+        self._refuse(self._continuations.offer(request) if refusal is None else [refusal])
 
-    @staticmethod
-    def _refuse(refused: Sequence[tuple[Answer, Refused]]) -> None:
-        for answer, refusal in refused:
-            if not answer.done():  # the caller may have stopped waiting
-                answer.set_result(refusal)
+    def _refuse(self, refused: Sequence[Refused]) -> None:
+        for refusal in refused:
+            self._reply(refusal)
 
     def has(self, stamp: Stamp) -> bool:
         return super().has(stamp) or stamp.session in self._continuations.sessions
@@ -114,12 +109,6 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
         super().release(sessions)
         for session in sessions:
             self._refuse(self._continuations.drop(session))
-
-    def kill(self) -> None:
-        super().kill()
-        for answer in self._continuations.clear():
-            if not answer.done():
-                answer.set_result(WorkerLost(f"{self.engine_id} died"))
 
 
 def _verdict(

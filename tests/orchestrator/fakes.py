@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from core.protocol import HeldTokens, missing_of
 from core.records import (
-    DraftDone,
     DraftReply,
     DraftRequest,
+    DraftUpdate,
     GenerationRequest,
     Missing,
     ModelInfo,
@@ -153,7 +153,7 @@ class FakeDraftEngine:
             builder.take([self.says_after(tokens, is_drawn=held.spec.needs_q) for tokens in texts])
             builder.made_pass()
             builder.feed_pass(request.growth.rows_per_pass)
-        return DraftDone(request.stamp, builder.report(), request.num_committed)
+        return DraftUpdate(request.stamp, builder.report(), request.num_committed, is_over=True)
 
     def forget(self, session: str) -> None:
         self.held.pop(session, None)

@@ -8,7 +8,7 @@ from random import Random
 
 from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
-from core.records import Chunk, DraftDone, DraftRequest, GenerationRequest, VerifyRequest
+from core.records import Chunk, DraftRequest, DraftUpdate, GenerationRequest, VerifyRequest
 from core.speculation.growth import NewNodes
 from core.speculation.token_tree import ROOT
 from orchestrator.guessers import Guessers
@@ -180,10 +180,10 @@ class FaultyWorld(World):
     faults = (repeat, be_late, corrupt_the_draft, forget_kv, kill_target, kill_draft)
 
 
-def nonsense(random: Random, asked: DraftRequest) -> DraftDone:
+def nonsense(random: Random, asked: DraftRequest) -> DraftUpdate:
     """An answer to `asked` that no sound draft gives."""
     sound = NewNodes(0, (ROOT,), (5,), (0,), (0.5,), (0.5,))
-    answer = DraftDone(asked.stamp, sound, asked.num_committed)
+    answer = DraftUpdate(asked.stamp, sound, asked.num_committed, is_over=True)
     return random.choice(
         [
             replace(answer, new_nodes=replace(sound, tokens=(10_000,))),

@@ -18,7 +18,7 @@ import torch
 from core.config import EngineConfig
 from core.errors import first_line
 from core.protocol import OVERTAKEN, missing_of, refusal_of
-from core.records import DraftReply, DraftUpdate, EngineStats, Findings, Missing, Refused, VerifyReply
+from core.records import DraftReply, EngineStats, Findings, Missing, Refused, VerifyReply
 from core.speculation import TokenTree
 from workers.engine import scheduler
 from workers.engine.jobs import Job, Request, Share
@@ -38,8 +38,6 @@ COMPILATION_WAIT_S = 0.005
 """Polling interval for messages, in seconds, while the engine waits only for a grammar to compile."""
 
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
-Answer = tuple[int, Reply | DraftUpdate | Missing | Refused]
-"""A request's ticket, and its reply or an update that precedes the reply."""
 
 
 class Engine(ABC, Generic[Request, Reply]):
@@ -65,7 +63,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._pacer = Pacer.named(config.paced_as) if config.paced_as is not None else None
         self._grammars = Grammars.of_engine(config, runtime.info)
         self._jobs: list[Job[Request]] = []
-        self._answers: list[Answer[Reply]] = []
+        self._replies: list[Reply | Missing | Refused] = []
         self._num_steps = 0
         self._num_rows = 0
         self._began_late: Job[Request] | None = None
@@ -75,7 +73,7 @@ class Engine(ABC, Generic[Request, Reply]):
 
     @property
     def has_work(self) -> bool:
-        return bool(self._answers or (self._jobs and not self._is_waiting))
+        return bool(self._replies or (self._jobs and not self._is_waiting))
 
     def warm_up(self, progress: Callable[[str], None], machine: str = "", known: Findings | None = None) -> Findings:
         """Warm up, so that no request pays for first use. The returned findings make a later engine start faster.
@@ -127,13 +125,16 @@ class Engine(ABC, Generic[Request, Reply]):
 
     # Requests
 
-    def add(self, ticket: int, request: Request) -> None:
-        """Queue a request; a later `step` returns its reply with the same ticket."""
+    def add(self, request: Request, arrived_s: float | None = None) -> None:
+        """Queue a request; a later `step` returns its reply.
+
+        `arrived_s`: monotonic time from which its wait is counted; now if None.
+        """
         self._is_waiting = False
         held = self._store.find(request.stamp.session)
-        answer = self._refusal_of(request, held) or missing_of(request, held)
-        if answer is not None:
-            self._answers.append((ticket, answer))
+        reply = self._refusal_of(request, held) or missing_of(request, held)
+        if reply is not None:
+            self._replies.append(reply)
             return
         if request.base.num_tokens == 0 and request.spec is not None:
             held = self._store.open(request.stamp.session, request.spec)
@@ -141,7 +142,7 @@ class Engine(ABC, Generic[Request, Reply]):
         assert held is not None, "else its base is missing"
         self._supersede(held)
         held.last_round, held.last_used_s = request.stamp.round, monotonic()
-        self._begin(ticket, request, held)
+        self._begin(request, held, held.last_used_s if arrived_s is None else arrived_s)
 
     def _refusal_of(self, request: Request, held: HeldSequence | None) -> Refused | None:
         """Why the message is stale, malformed or too long for this engine; None if it is acceptable."""
@@ -170,7 +171,7 @@ class Engine(ABC, Generic[Request, Reply]):
     def _answer(self, job: Job[Request], reply: Reply | Missing | Refused) -> None:
         self._jobs.remove(job)
         job.held.last_used_s = monotonic()
-        self._answers.append((job.ticket, reply))
+        self._replies.append(reply)
 
     def release(self, sessions: Sequence[str]) -> None:
         """Free the KV and tokens of these sessions; later messages of an ended session have no effect."""
@@ -192,15 +193,15 @@ class Engine(ABC, Generic[Request, Reply]):
 
     # Steps
 
-    def step(self) -> list[Answer[Reply]]:
+    def step(self) -> list[Reply | Missing | Refused]:
         """Run one forward pass over the jobs that are ready; return the replies it completes."""
         if self._jobs:
             started_s = monotonic()
             self._limit.recover(started_s)
             self._make_step(started_s)
             self._step_time_s += monotonic() - started_s
-        answers, self._answers = self._answers, []
-        return answers
+        replies, self._replies = self._replies, []
+        return replies
 
     def _ready_jobs(self) -> list[Job[Request]]:
         """Jobs that may join the next step. A job that waits for its grammar does not block others."""
@@ -323,7 +324,7 @@ class Engine(ABC, Generic[Request, Reply]):
         """Guesses in the request that need KV beyond its committed tokens."""
 
     @abstractmethod
-    def _begin(self, ticket: int, request: Request, held: HeldSequence) -> None:
+    def _begin(self, request: Request, held: HeldSequence, arrived_s: float) -> None:
         """Update `held` to match the request, and add a job for the remaining computation."""
 
     @abstractmethod

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from core.config import EngineConfig
 from core.protocol import ENDED, OVERTAKEN
-from core.records import DraftReply, DraftRequest, EngineStats, Missing, Refused
+from core.records import DraftReply, DraftRequest, DraftUpdate, EngineStats, Missing, Refused
 from core.speculation import EMPTY_BLOCK, Candidates, TokenTree, TreeSpec, feed_likeliest, take_all
-from workers.engine.base import Answer, Engine
+from workers.engine.base import Engine
 from workers.engine.draft_growth import TreeJob
 from workers.engine.jobs import Job
 from workers.engine.sequences import HeldSequence
@@ -36,7 +36,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         super().__init__(runtime, config, epoch)
         self._q_top_tokens = q_top_tokens
         self._growing_jobs: dict[str, TreeJob] = {}
-        """Jobs by session that grow until the session's next message."""
+        """Jobs by session that grow until the session's next message, or until no node is worth a row."""
         self._since_s: float | None = None
         """End time of the previous step, if the next one follows immediately."""
 
@@ -60,21 +60,21 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return super().has_work or is_pending or self._num_growth_rows(self._growing()) > 0
 
     def stats(self) -> EngineStats:
-        """As `Engine.stats`; a session with continuous growth counts as a job even if no node is worth a row."""
+        """As `Engine.stats`; continuous growth counts as a job."""
         return replace(super().stats(), num_jobs=len(self._jobs) + len(self._growing_jobs))
 
-    def step(self) -> list[Answer[DraftReply]]:
+    def step(self) -> list[DraftReply]:
         """As `Engine.step`; continuous growth fills the rest of the pass, the most probable nodes of all sessions
         first."""
         self._plan_turns()
         self._plan_growth()
         self._plan_ahead()
-        answers = super().step()
+        replies = super().step()
         for job in self._trees:
             job.builder.put_back()
         self._jobs = [job for job in self._trees if job.ends]
         self._since_s = monotonic() if self.has_work else None
-        return answers
+        return replies
 
     def release(self, sessions: Sequence[str]) -> None:
         for session in sessions:
@@ -93,11 +93,11 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def _end_tree(self, session: str, reason: str) -> None:
         if (job := self._growing_jobs.pop(session, None)) is not None:
-            self._answers.append((job.ticket, Refused(job.request.stamp, reason)))
+            self._replies.append(Refused(job.request.stamp, reason))
 
     def _lose(self, session: str) -> None:
         if (job := self._growing_jobs.pop(session, None)) is not None:
-            self._answers.append((job.ticket, Missing(job.request.stamp, 0)))
+            self._replies.append(Missing(job.request.stamp, 0))
 
     @property
     def _trees(self) -> list[TreeJob]:
@@ -138,7 +138,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             num_rows = self.info.kv_cache_tokens - job.request.num_committed - len(job.held.tree)
             job.choose(min(num_rows, self._limit.rows))
             if not job.builder.feeding:
-                self._answer(job, job.reply())
+                self._answer(job, job.last_update())
 
     def _plan_ahead(self) -> None:
         """Add rows for tokens guessed ahead of the draft by lookup, in space that no other job needs."""
@@ -154,16 +154,22 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             job.look_ahead(min(room, self._config.cascade_tokens))
             room -= len(job.ahead)
 
-    def _begin(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
+    def _begin(self, request: DraftRequest, held: HeldSequence, arrived_s: float) -> None:
         rebased = held.rebase_to_grow(request, self._within_context(request))
         self._store.follow(held, rebased.num_tokens, rebased.guesses)
-        job = TreeJob(ticket, request, held, rebased.pending)
+        job = TreeJob(request, held, rebased.pending, arrived_s)
         if job.ends:
             self._jobs.append(job)
             self._answer_if_done(job)
             return
         self._growing_jobs[held.session] = job
-        self._answers.append((ticket, job.draft_update()))
+        self._tell(job, job.pass_update())
+
+    def _tell(self, job: TreeJob, update: DraftUpdate) -> None:
+        """Report continuous growth. The job ends when it is over."""
+        self._replies.append(update)
+        if update.is_over:
+            del self._growing_jobs[job.held.session]
 
     def _within_context(self, request: DraftRequest) -> TreeSpec:
         """The request's tree spec, with its depth limited by the model's context. The deepest nodes are reported but
@@ -181,7 +187,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             if job.ends:
                 self._answer_if_done(job)
             elif job.held.session in self._growing_jobs:
-                self._answers.append((job.ticket, job.draft_update(self._since_s)))
+                self._tell(job, job.pass_update(self._since_s))
         return bool(jobs)
 
     def _propose(self, logits: Tensor, rows: Sequence[Sequence[DraftRow]]) -> list[list[Candidates | None]]:
@@ -200,7 +206,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         """
         reason = "NaN or infinite scores of the draft for this sequence"
         is_kept = job.held.spec.needs_q and job.builder.has_root
-        self._answer(job, job.reply() if is_kept else Refused(job.request.stamp, reason))
+        self._answer(job, job.last_update() if is_kept else Refused(job.request.stamp, reason))
         self._store.forget_guesses(job.held)
         self._growing_jobs.pop(job.held.session, None)
 
@@ -210,7 +216,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def _answer_if_done(self, job: TreeJob) -> None:
         if job.is_done and job in self._jobs:
-            self._answer(job, job.reply())
+            self._answer(job, job.last_update())
 
     def _grow(self, jobs: Sequence[TreeJob], logits: Tensor) -> None:
         """Give each job the candidates of its rows; refuse jobs whose logits are NaN or infinite."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from core.noise import row_of
-from core.records import DraftDone, DraftRequest, DraftUpdate, Timing
+from core.records import DraftRequest, DraftUpdate, Timing
 from core.speculation import MAX_TOLD, ROOT, Candidates, TokenTree, TreeBuilder, TreeSpec
 from workers.engine.jobs import Job
 from workers.grammar import Mask
@@ -20,7 +20,7 @@ class TreeJob(Job[DraftRequest]):
     """Grows one session's draft tree until the session's next message.
 
     Continuous growth is in the engine's job list only while it joins a pass. Bounded growth is in the list until its
-    reply.
+    last update.
     """
 
     _pass: tuple[float, int] | None = None
@@ -193,8 +193,8 @@ class TreeJob(Job[DraftRequest]):
         if not self.pending:
             self.builder.feed_pass(room)
 
-    def draft_update(self, since_s: float | None = None) -> DraftUpdate:
-        """Nodes grown since the last update.
+    def pass_update(self, since_s: float | None = None) -> DraftUpdate:
+        """The nodes of the last pass, or those kept from an earlier message if there was no pass.
 
         `since_s` is the end of the previous pass, or None if the engine was idle. A pass is timed from there, because
         work between passes, such as sending updates, is part of its cost.
@@ -207,10 +207,10 @@ class TreeJob(Job[DraftRequest]):
         is_over = not self.pending and self.builder.has_fed_all
         return DraftUpdate(self.request.stamp, self.builder.report(), self._num_held, timing, is_over)
 
-    def reply(self) -> DraftDone:
-        """All grown nodes, after growth has ended."""
+    def last_update(self) -> DraftUpdate:
+        """All nodes of bounded growth, after its end."""
         timing = self.timing() if self.num_passes else None
-        return DraftDone(self.request.stamp, self.builder.report(), self._num_held, timing)
+        return DraftUpdate(self.request.stamp, self.builder.report(), self._num_held, timing, is_over=True)
 
     @property
     def _num_held(self) -> int:

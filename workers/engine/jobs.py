@@ -25,11 +25,11 @@ Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 class Job(ABC, Generic[Request]):
     """A request in progress: its pending tokens are computed first; the guesses are computed with the last of them."""
 
-    ticket: int
     request: Request
     held: HeldSequence
     pending: list[int]
-    arrived_s: float = field(default_factory=monotonic)
+    arrived_s: float
+    """Monotonic time from which its wait is counted."""
     started_s: float | None = None
     num_passes: int = 0
     num_rows: int = 0

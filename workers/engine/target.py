@@ -53,30 +53,30 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
     def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int) -> None:
         super().__init__(runtime, config, epoch)
-        self._continuations: Continuations[int] = Continuations()
+        self._continuations = Continuations()
         self.take_offers: Callable[[], None] = _nothing
         """Called before verdicts are made, to take continuations offered since the step began."""
 
-    def add(self, ticket: int, request: TargetRequest) -> None:
+    def add(self, request: TargetRequest, arrived_s: float | None = None) -> None:
         """As `Engine.add`; also accepts an offered continuation."""
         session = request.stamp.session
         if isinstance(request, Continuation):
             refused = self._refusal_of_offer(request)
-            self._answers += self._continuations.offer(ticket, request) if refused is None else [(ticket, refused)]
+            self._replies += self._continuations.offer(request) if refused is None else [refused]
             return
-        self._answers += self._continuations.drop(session, before=request.stamp.round)
-        super().add(ticket, request)
+        self._replies += self._continuations.drop(session, before=request.stamp.round)
+        super().add(request, arrived_s)
 
     def release(self, sessions: Sequence[str]) -> None:
         super().release(sessions)
         for session in sessions:
-            self._answers += self._continuations.drop(session)
+            self._replies += self._continuations.drop(session)
 
     def expire(self) -> list[str]:
         silent = super().expire()
         for session in self._continuations.sessions:
             if self._store.find(session) is None:
-                self._answers += self._continuations.drop(session)
+                self._replies += self._continuations.drop(session)
         return silent
 
     def _lose(self, session: str) -> None:
@@ -97,14 +97,14 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     def _needed_guesses(self, request: VerifyRequest) -> TokenTree:
         return request.block
 
-    def _begin(self, ticket: int, request: VerifyRequest, held: HeldSequence) -> None:
+    def _begin(self, request: VerifyRequest, held: HeldSequence, arrived_s: float) -> None:
         scores = scores_of(request)
         if scores is not None:
             self._store.truncate(held, 0)
         rebased = held.rebase_to_verify(request)
         self._store.follow(held, rebased.num_tokens, rebased.guesses)
         held.num_guesses = len(request.block)
-        self._jobs.append(VerifyJob(ticket, request, held, rebased.pending, scores=scores))
+        self._jobs.append(VerifyJob(request, held, rebased.pending, arrived_s, scores=scores))
 
     def _undo(self, job: Job[VerifyRequest], num_tokens: int, pending: list[int]) -> None:
         super()._undo(job, num_tokens, pending)
@@ -150,9 +150,9 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         continued, following, refused = self._continuations.after_pass(verified, self._can_go_on)
         for (item, outcome), logprobs, number in zip(judged, asked, continued, strict=True):
             self._answer(item.job, self._verdict(item.job, outcome, tuple(logprobs()), number))
-        self._answers += refused
-        for ticket, request in following:
-            super().add(ticket, request)
+        self._replies += refused
+        for request in following:
+            super().add(request)
 
     @staticmethod
     def _verdict(job: VerifyJob, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...], continued: int) -> Verdict:

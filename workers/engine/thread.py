@@ -1,7 +1,7 @@
 """Runs an engine on its own thread, so that its callers' event loops stay free.
 
-Only this thread touches the engine, so the engine needs no locks. Orders arrive through a queue. Replies go to the
-receiver of each batch as soon as the step that completes them has ended.
+Only this thread touches the engine, so the engine needs no locks. Orders arrive through a queue. Each reply goes to the
+receiver of the request with its stamp, as soon as the step that completes it has ended.
 """
 
 from __future__ import annotations
@@ -10,22 +10,15 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from core.errors import WorkerLost
-from core.records import (
-    Continuation,
-    DraftReply,
-    DraftRequest,
-    DraftUpdate,
-    VerifyReply,
-    VerifyRequest,
-)
+from core.records import Continuation, DraftReply, DraftRequest, Stamp, VerifyReply, VerifyRequest, is_last
 from workers.engine.base import Engine
 from workers.engine.target import TargetEngine
 
@@ -44,13 +37,13 @@ WORKING_PERIOD_S = 1.0
 class Receiver(Protocol):
     """Receives the replies to posted requests. Called on the engine's thread: no method may block or raise."""
 
-    def take(self, replies: Sequence[tuple[int, Any]]) -> None:
-        """Handle the replies completed by one step, each with its request's number."""
+    def take(self, replies: Sequence[Any]) -> None:
+        """Handle the replies completed by one step."""
         ...
 
-    def working(self, numbers: Sequence[int]) -> None:
-        """The engine is running steps and these requests have no reply yet. Called about once a second, at most once a
-        step."""
+    def working(self, stamps: Sequence[Stamp]) -> None:
+        """The engine is running steps, and the requests with these stamps have no last reply yet. Called about once a
+        second, at most once a step."""
         ...
 
     def lose(self, end: WorkerLost) -> None:
@@ -63,22 +56,22 @@ class _Inbox:
     """A Receiver that passes replies to one caller's event loop, waking it once per step."""
 
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    said: asyncio.Queue[Sequence[tuple[int, Any]] | WorkerLost] = field(default_factory=asyncio.Queue)
+    said: asyncio.Queue[Sequence[Any] | WorkerLost] = field(default_factory=asyncio.Queue)
 
-    def take(self, replies: Sequence[tuple[int, Any]]) -> None:
+    def take(self, replies: Sequence[Any]) -> None:
         self._put(replies)
 
-    def working(self, numbers: Sequence[int]) -> None:
+    def working(self, stamps: Sequence[Stamp]) -> None:
         """Does nothing: callers in this process have no reply timeout."""
 
     def lose(self, end: WorkerLost) -> None:
         self._put(end)
 
-    def _put(self, said: Sequence[tuple[int, Any]] | WorkerLost) -> None:
+    def _put(self, said: Sequence[Any] | WorkerLost) -> None:
         with suppress(RuntimeError):  # the loop is closed: its caller is gone, others still get replies
             self.loop.call_soon_threadsafe(self.said.put_nowait, said)
 
-    async def next_replies(self) -> Sequence[tuple[int, Any]]:
+    async def next_replies(self) -> Sequence[Any]:
         """Replies of the next step that has any. Raises: WorkerLost."""
         said = await self.said.get()
         if isinstance(said, WorkerLost):
@@ -100,8 +93,8 @@ class EngineLoop(Generic[Request, Reply]):
         """Offered continuations; useful only until the current step ends."""
         if isinstance(engine, TargetEngine):
             engine.take_offers = self._take_offers
-        self._calls: dict[int, tuple[Receiver, int, float]] = {}
-        self._num_requests = 0
+        self._open: dict[Stamp, Receiver] = {}
+        """Receivers of the requests without a last reply."""
         self._told_s = 0.0
         """Time of the last progress report to waiting callers."""
         self._next_expiry_s = monotonic() + EXPIRY_PERIOD_S
@@ -114,47 +107,28 @@ class EngineLoop(Generic[Request, Reply]):
     def start(self) -> None:
         self._thread.start()
 
-    async def submit(self, batch: Sequence[Request], take: Callable[[Reply], None] | None = None) -> list[Reply]:
-        """Return one reply per request, in order, once all are ready; `take` receives each reply after its step.
-
-        Raises: WorkerLost.
-        """
-        replies: list[Any] = [None] * len(batch)
-        num_open, inbox = len(batch), _Inbox()
-        self.post(list(enumerate(batch)), inbox)
+    async def exchange(self, batch: Sequence[Request], take: Callable[[Any], None]) -> None:
+        """As `core.ports.EnginePort`. Raises: WorkerLost."""
+        inbox, num_open = _Inbox(), len(batch)
+        self.post(batch, inbox)
         while num_open:
-            for number, reply in await inbox.next_replies():
-                replies[number], num_open = reply, num_open - 1
-                if take is not None:
-                    take(reply)
-        return replies
+            for reply in await inbox.next_replies():
+                num_open -= is_last(reply)
+                take(reply)
 
-    def post(self, batch: Sequence[tuple[int, Request]], receiver: Receiver) -> None:
-        """Send the reply to each request to `receiver`, with the request's number, as soon as it is ready.
+    def post(self, batch: Sequence[Request], receiver: Receiver) -> None:
+        """Send each reply to these requests to `receiver` as soon as it is ready.
 
         Thread-safe. Raises: WorkerLost.
         """
-        ordered_s = monotonic()
-        offers = [each for each in batch if isinstance(each[1], Continuation)]
-        others = [each for each in batch if not isinstance(each[1], Continuation)]
+        arrived_s = monotonic()
+        offers = [request for request in batch if isinstance(request, Continuation)]
+        others = [request for request in batch if not isinstance(request, Continuation)]
         if others:
-            self._order(lambda: self._add(others, receiver, ordered_s), receiver.lose)
+            self._order(lambda: self._add(others, receiver, arrived_s), receiver.lose)
         if offers:
             self._offers.put((lambda: self._add(offers, receiver), receiver.lose))
             self._order(self._take_offers, receiver.lose)  # in case no step is running
-
-    async def replies(self, request: Request) -> AsyncIterator[Any]:
-        """Yield all replies to a request; each but the last is a `DraftUpdate`.
-
-        Raises: WorkerLost.
-        """
-        inbox = _Inbox()
-        self.post([(0, request)], inbox)
-        while True:
-            for _, reply in await inbox.next_replies():
-                yield reply
-                if not isinstance(reply, DraftUpdate):
-                    return
 
     async def release(self, sessions: Sequence[str]) -> None:
         """Free these sessions before the next step. Raises: WorkerLost."""
@@ -204,7 +178,7 @@ class EngineLoop(Generic[Request, Reply]):
     def _take_orders(self) -> None:
         """Run the queued orders; wait for one if there is no other work."""
         is_idle = not self._engine.has_work
-        longest_s = WORKING_PERIOD_S if self._calls else EXPIRY_PERIOD_S
+        longest_s = WORKING_PERIOD_S if self._open else EXPIRY_PERIOD_S
         try:
             order = self._orders.get(block=is_idle, timeout=longest_s if is_idle else None)
             while order is not None:
@@ -229,13 +203,14 @@ class EngineLoop(Generic[Request, Reply]):
         except queue.Empty:
             pass
 
-    def _add(self, batch: Sequence[tuple[int, Request]], receiver: Receiver, ordered_s: float | None = None) -> None:
-        """`ordered_s`: time of the order; None if the reply excludes the time in the queue."""
-        queued_s = monotonic() - ordered_s if ordered_s is not None else 0.0
-        for number, request in batch:
-            self._num_requests += 1
-            self._calls[self._num_requests] = (receiver, number, queued_s)
-            self._engine.add(self._num_requests, request)
+    def _add(self, batch: Sequence[Request], receiver: Receiver, arrived_s: float | None = None) -> None:
+        """`arrived_s`: time of the order; None if the reply excludes the time in the queue."""
+        for request in batch:
+            if request.stamp in self._open:
+                logger.warning("a message arrived twice and is answered once: %s", request.stamp)
+                continue
+            self._open[request.stamp] = receiver
+            self._engine.add(request, arrived_s)
 
     def _answer(self, question: Callable[[Engine[Request, Reply]], Result], future: Future[Result]) -> None:
         if not future.set_running_or_notify_cancel():
@@ -246,13 +221,10 @@ class EngineLoop(Generic[Request, Reply]):
             future.set_exception(error)
 
     def _step(self) -> None:
-        ready: dict[Receiver, list[tuple[int, Any]]] = {}
-        for ticket, reply in self._engine.step():
-            receiver, number, queued_s = self._calls[ticket]
-            if not isinstance(reply, DraftUpdate):  # more replies follow; its timing covers one pass
-                del self._calls[ticket]
-                reply = _with_queueing(reply, queued_s)
-            ready.setdefault(receiver, []).append((number, reply))
+        ready: dict[Receiver, list[Any]] = {}
+        for reply in self._engine.step():
+            receiver = self._open.pop(reply.stamp) if is_last(reply) else self._open[reply.stamp]
+            ready.setdefault(receiver, []).append(reply)
         for receiver, replies in ready.items():
             receiver.take(replies)
 
@@ -262,15 +234,15 @@ class EngineLoop(Generic[Request, Reply]):
         if now_s < self._told_s + WORKING_PERIOD_S:
             return
         self._told_s = now_s
-        waiting: dict[Receiver, list[int]] = {}
-        for receiver, number, _ in self._calls.values():
-            waiting.setdefault(receiver, []).append(number)
-        for receiver, numbers in waiting.items():
-            receiver.working(numbers)
+        waiting: dict[Receiver, list[Stamp]] = {}
+        for stamp, receiver in self._open.items():
+            waiting.setdefault(receiver, []).append(stamp)
+        for receiver, stamps in waiting.items():
+            receiver.working(stamps)
 
     def _turn_away_the_rest(self) -> None:
         assert self._end is not None, "the thread runs until the end is known"
-        waiting: set[Callable[[WorkerLost], None]] = {receiver.lose for receiver, _, _ in self._calls.values()}
+        waiting: set[Callable[[WorkerLost], None]] = {receiver.lose for receiver in self._open.values()}
         while not self._orders.empty():
             order = self._orders.get_nowait()
             if order is not None:
@@ -278,15 +250,9 @@ class EngineLoop(Generic[Request, Reply]):
                 waiting.add(lose)
         for lose in waiting:
             lose(self._end)
-        self._calls.clear()
+        self._open.clear()
 
 
 def _fail(future: Future[Any], error: WorkerLost) -> None:
     if future.set_running_or_notify_cancel():
         future.set_exception(error)
-
-
-def _with_queueing(reply: Any, queued_s: float) -> Any:
-    """The reply, with the time in the queue added to its waiting time."""
-    timing = getattr(reply, "timing", None)
-    return reply if timing is None else replace(reply, timing=replace(timing, waited_s=timing.waited_s + queued_s))

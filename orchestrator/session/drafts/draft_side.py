@@ -9,7 +9,7 @@ import logging
 from dataclasses import replace
 
 from core.config import DECODE_TOKENS
-from core.records import Call, CallTrace, DraftDone, DraftRequest, DraftUpdate, Missing, Stamp
+from core.records import Call, CallTrace, DraftRequest, DraftUpdate, Missing, Refused, Stamp
 from orchestrator.policy import TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.backoff import Backoff
@@ -184,30 +184,71 @@ class DraftSide:
 
     # Messages from the draft
 
-    def grew(self, event: m.DraftGrew) -> list[m.Command]:
-        """Add new nodes that fit the text to the tree, whichever message they answer."""
-        draft_update = event.draft_update
-        if self._machine.state is not Growing.GROWING or not self._is_leased(draft_update.stamp):
+    def replied(self, event: m.DraftReplied) -> list[m.Command]:
+        """Handle new nodes, or the end of a message that the draft cannot continue or that a newer one overtook."""
+        reply = event.reply
+        is_open = self._is_leased(reply.stamp) and reply.stamp.round in self._open
+        if self._machine.state is not Growing.GROWING or not is_open:  # or this is a duplicate reply
             self.stats.num_stale_replies += 1
             return []
-        if not self._apply(draft_update):
-            return self.lose("what it told cannot be")
-        if self._view.answers(draft_update.stamp):
-            self._is_over = draft_update.is_over
-            self._num_passes += draft_update.timing is not None
-        if draft_update.timing is not None:
-            self._policy.observe_pass(draft_update.timing)
-            self.stats.record_pass(len(draft_update.new_nodes), draft_update.timing, event.received_s)
-        return self.update() if self.blocks.tree.needs_full_report else []
+        if isinstance(reply, DraftUpdate):
+            is_bounded = self._open.is_bounded(reply.stamp.round)
+            return self._on_block(reply, event) if is_bounded else self._on_update(reply, event)
+        return self._on_end(reply)
 
-    def _apply(self, grown: DraftUpdate | DraftDone) -> bool:
+    def _on_update(self, update: DraftUpdate, event: m.DraftReplied) -> list[m.Command]:
+        """Add new nodes that fit the text to the tree, whichever message they answer."""
+        is_applied = self._apply(update)
+        if update.is_over:
+            self._open.end(update.stamp.round)
+        if not is_applied:
+            return self.lose("what it told cannot be")
+        if self._view.answers(update.stamp):
+            self._is_over = update.is_over
+            self._num_passes += update.timing is not None
+        if update.timing is not None:
+            self._policy.observe_pass(update.timing)
+            self.stats.record_pass(len(update.new_nodes), update.timing, event.received_s)
+        must_send = self.blocks.tree.needs_full_report or (update.is_over and self._has_backlog)
+        return self.update() if must_send else []
+
+    def _on_block(self, update: DraftUpdate, event: m.DraftReplied) -> list[m.Command]:
+        """Handle the end of bounded growth. Late nodes join the tree even if the target no longer waits for them."""
+        self._silence.answered()
+        is_awaited = self._view.answers(update.stamp)
+        if is_awaited and not self._apply(update):
+            return self.lose("what it told cannot be")
+        self._open.end(update.stamp.round)
+        if not is_awaited:
+            return []
+        self._is_over, self._has_backlog = True, False
+        is_turn, timing = self._turn > 0, update.timing
+        call = Call.BLOCK if is_turn else Call.PREFILL
+        trace = CallTrace(call, event.sent_s, event.received_s, len(update.new_nodes), timing=timing)
+        self.stats.trace_call(trace)
+        if is_turn:
+            self.stats.record_draft(event.sent_s, event.received_s)
+            self._policy.observe_draft(event.received_s - event.sent_s, timing)
+        return []
+
+    def _on_end(self, reply: Missing | Refused) -> list[m.Command]:
+        self._silence.answered()
+        self._open.end(reply.stamp.round)
+        if not self._view.answers(reply.stamp):
+            return self.update() if self._has_backlog else []
+        if isinstance(reply, Missing) and self._view.must_resend(reply.held):
+            self._view.num_tokens = self._turn = 0  # the nodes it reported are lost, too; it has to catch up
+            return self.update()
+        return self.lose("it cannot go on")
+
+    def _apply(self, update: DraftUpdate) -> bool:
         """Apply an update. Return whether it is valid."""
         self._silence.broken()
         try:
-            check_growth(grown, self._pair.target.vocab_size, len(self._log), is_drawn=self._is_drawn)
-            self._view.keeps(grown.held)
-            if self._open.has_numbers(grown.stamp.round):
-                self.blocks.tree.add(grown.new_nodes, len(self._log) - self._open.num_told(grown.stamp.round))
+            check_growth(update, self._pair.target.vocab_size, len(self._log), is_drawn=self._is_drawn)
+            self._view.keeps(update.held)
+            if self._open.has_numbers(update.stamp.round):
+                self.blocks.tree.add(update.new_nodes, len(self._log) - self._open.num_told(update.stamp.round))
         except CORRUPT as error:
             logger.warning("a draft's growth is corrupt: %r", error)
             return False
@@ -236,42 +277,6 @@ class DraftSide:
         if num_used:
             self._backoff.reset()
         self.stats.trace_pass(num_used)
-
-    def ended(self, event: m.DraftReplied) -> list[m.Command]:
-        """Handle the end of a message: the draft finished it, was overtaken by a newer one, or cannot continue."""
-        reply = event.reply
-        is_open = self._is_leased(reply.stamp) and reply.stamp.round in self._open
-        if self._machine.state is not Growing.GROWING or not is_open:  # or this is a duplicate reply
-            self.stats.num_stale_replies += 1
-            return []
-        self._silence.answered()
-        if isinstance(reply, DraftDone):
-            return self._grown(reply, event)
-        self._open.end(reply.stamp.round)
-        if not self._view.answers(reply.stamp):
-            return self.update() if self._has_backlog else []
-        if isinstance(reply, Missing) and self._view.must_resend(reply.held):
-            self._view.num_tokens = self._turn = 0  # the nodes it reported are lost, too; it has to catch up
-            return self.update()
-        return self.lose("it cannot go on")
-
-    def _grown(self, grown: DraftDone, event: m.DraftReplied) -> list[m.Command]:
-        """Handle the end of requested growth. Late nodes join the tree even if the target no longer waits for them."""
-        is_awaited = self._view.answers(grown.stamp)
-        if is_awaited and not self._apply(grown):
-            return self.lose("what it told cannot be")
-        self._open.end(grown.stamp.round)
-        if not is_awaited:
-            return []
-        self._is_over, self._has_backlog = True, False
-        is_turn, timing = self._turn > 0, grown.timing
-        call = Call.BLOCK if is_turn else Call.PREFILL
-        trace = CallTrace(call, event.sent_s, event.received_s, len(grown.new_nodes), timing=timing)
-        self.stats.trace_call(trace)
-        if is_turn:
-            self.stats.record_draft(event.sent_s, event.received_s)
-            self._policy.observe_draft(event.received_s - event.sent_s, timing)
-        return []
 
     def late(self, stamp: Stamp) -> list[m.Command]:
         """Handle a timeout: the round goes on without the draft. After several timeouts the lease is given up."""

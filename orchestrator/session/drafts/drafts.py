@@ -49,10 +49,8 @@ class Drafts:
                 return [self._all[event.draft].lease_later()]
             case m.DraftLost():
                 return self._all[event.draft].lost(event.epoch)
-            case m.DraftGrew():
-                return self._by_lease(event.draft_update.stamp.session).grew(event)
             case m.DraftReplied():
-                return self._by_lease(event.reply.stamp.session).ended(event)
+                return self._by_lease(event.reply.stamp.session).replied(event)
             case m.DraftLate():
                 return self._by_lease(event.stamp.session).late(event.stamp)
 

@@ -5,23 +5,23 @@ Knows the new nodes; must not know leases or messages.
 
 from __future__ import annotations
 
-from core.records import DraftDone, DraftUpdate
+from core.records import DraftUpdate
 
 CORRUPT = (ValueError, TypeError, IndexError, OverflowError, AttributeError)
 """Exceptions raised by malformed growth. Growth that arrived pickled has not been checked before."""
 
 
-def check_growth(grown: DraftUpdate | DraftDone, vocab_size: int, num_committed: int, *, is_drawn: bool) -> None:
+def check_growth(update: DraftUpdate, vocab_size: int, num_committed: int, *, is_drawn: bool) -> None:
     """Validate an update.
 
     Raises: one of `CORRUPT`.
     """
-    new_nodes = grown.new_nodes
+    new_nodes = update.new_nodes
     if not new_nodes.is_checked:
         new_nodes.check()
     if not new_nodes.are_within(vocab_size):
         raise ValueError("a draft guessed a token outside the vocabulary")
     if is_drawn and len(new_nodes.q) < len(new_nodes):
         raise ValueError("a draft does not say what it drew from")
-    if not 0 <= grown.held <= num_committed:
+    if not 0 <= update.held <= num_committed:
         raise ValueError("a draft holds more than it was sent")

@@ -55,7 +55,9 @@ class Engine:
         self._num_running += 1
         self.most_at_once = max(self.most_at_once, self._num_running)
         try:
-            return await self._answers[-1] or [reply(request) for request in batch]
+            for each in await self._answers[-1] or [reply(request) for request in batch]:
+                if each not in self.delivered.values():
+                    take(each)
         finally:
             self._num_running -= 1
 
@@ -230,24 +232,24 @@ async def test_a_reply_that_answers_none_of_a_calls_open_requests_loses_the_engi
 
 
 WRONG = {
-    "it died": WorkerLost("it died"),
-    "something else": RuntimeError("boom"),
-    "too few": [reply(message(name)) for name in "ab"],
-    "too many": [reply(message(name)) for name in "abca"],
-    "in another order": [reply(message(name)) for name in "bac"],
-    "others'": [reply(message(name)) for name in "xyz"],
+    "it died": (WorkerLost("it died"), "abc"),
+    "something else": (RuntimeError("boom"), "abc"),
+    "too few": ([reply(message(name)) for name in "ab"], "c"),
+    "others'": ([reply(message(name)) for name in "xyz"], "abc"),
 }
+"""What a call ends with, and which requests have lost the engine with it."""
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-async def test_a_call_that_fails_or_does_not_answer_each_request_loses_the_engine_for_all_of_them(engine, wrong):
+async def test_a_call_that_fails_or_ends_too_soon_loses_the_engine_for_its_open_requests(engine, wrong):
+    replies, lost = WRONG[wrong]
     batcher = Batcher(engine.call, engine.deliver)
     put(batcher, "abc")
     await settle()
     put(batcher, "d")
-    await engine.answer(0, WRONG[wrong])
+    await engine.answer(0, replies)
     assert sorted(engine.delivered) == list("abc")
-    assert all(isinstance(answer, WorkerLost) for answer in engine.delivered.values())
+    assert [name for name in "abc" if isinstance(engine.delivered[name], WorkerLost)] == list(lost)
     assert engine.calls[1:] == [["d"]], "the next call is made"
     await engine.answer(1)
     assert engine.delivered["d"] == reply(message("d"))
@@ -264,7 +266,7 @@ class Lease:
 
 class Port:
     def __init__(self, engine):
-        self.verify = engine.call
+        self.exchange = engine.call
         self.released = []
         self.failure = None
 
@@ -286,7 +288,7 @@ def side(engine, port):
     async def take(session, tokens):
         return Lease(f"{session}-{next(numbers)}-{len(tokens)}", port, "other" if session == "other" else "engine")
 
-    return EnginePool(take, lambda port: port.verify, engine.deliver, max_calls=1)
+    return EnginePool(take, engine.deliver, max_calls=1)
 
 
 async def test_an_engine_is_spoken_to_by_one_gatherer_until_the_last_lease_on_it_is_given_back(engine, side, port):
@@ -351,7 +353,7 @@ async def test_whatever_goes_wrong_with_a_lease_is_unavailable_and_takes_no_plac
     async def take(session, tokens):
         raise problems.pop(0)
 
-    side = EnginePool(take, lambda port: port.verify, engine.deliver, max_calls=1)
+    side = EnginePool(take, engine.deliver, max_calls=1)
     with pytest.raises(Unavailable, match="the replica died"):
         await side.take("a", ())
     with pytest.raises(Unavailable, match=r"^no engine could be reached; try again$"):

@@ -24,18 +24,19 @@ def take_all(take: Callable[[Verdict], None], batch: Sequence[VerifyRequest]) ->
         take(verdict(asked))
 
 
-@pytest.mark.parametrize("is_one_by_one", [False, True])
-async def test_what_verdicts_lead_to_is_sent_in_one_call_before_anybody_else_is_woken(is_one_by_one):
+@pytest.mark.parametrize("is_by_callback", [False, True])
+async def test_what_verdicts_lead_to_is_sent_in_one_call_before_anybody_else_is_woken(is_by_callback):
     """A client's task, woken by a verdict, takes a millisecond that the target would wait."""
     happened = []
 
     async def call(batch, take):
         happened.append([asked.stamp.session for asked in batch])
-        if is_one_by_one:
+        if is_by_callback:
             asyncio.get_running_loop().call_soon(take_all, take, batch)
-        for _ in range(1 + 2 * is_one_by_one):
+        for _ in range(1 + 2 * is_by_callback):
             await asyncio.sleep(0)
-        return [verdict(asked) for asked in batch]
+        if not is_by_callback:
+            take_all(take, batch)
 
     def deliver(asked, _reply):
         if asked.stamp.round == 1:

@@ -41,25 +41,21 @@ class FakePort:
 
     def __init__(self, engine):
         self.engine = engine
+        self.answer = engine.verify if isinstance(engine, FakeTargetEngine) else engine.draft
         self.gate = asyncio.Event()
         self.gate.set()
         self.batches = []
         self.failure = None
         self.ended = set()
 
-    async def _answer(self, batch, answer):
+    async def exchange(self, batch, take):
         self.batches.append([item.stamp.session for item in batch])
         await asyncio.sleep(0)  # as every real call does, so that clients are woken between rounds
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
-        return [Refused(item.stamp, "over") if item.stamp.session in self.ended else answer(item) for item in batch]
-
-    async def verify(self, batch, take):
-        return await self._answer(batch, self.engine.verify)
-
-    async def draft(self, batch):
-        return await self._answer(batch, self.engine.draft)
+        for item in batch:
+            take(Refused(item.stamp, "over") if item.stamp.session in self.ended else self.answer(item))
 
     async def release(self, sessions):
         for session in sessions:
@@ -367,7 +363,7 @@ async def test_sessions_that_hold_a_draft_are_counted(world):
 async def test_calls_are_timed_by_the_clock_from_the_beginning_of_the_stream(world):
     """A target that takes a second for a call, and a draft that takes a quarter of one."""
     for port, takes_s in ((world.leases.target, 1.0), (world.leases.draft, 0.25)):
-        port._answer = slowed(world.clock, port._answer, takes_s)
+        port.exchange = slowed(world.clock, port.exchange, takes_s)
     chunks = await _rest(world.service.generate(request((1,), 12, wants_trace=True)))
     calls = [call for chunk in chunks for call in chunk.trace]
     assert min(call.sent_s for call in calls) == 0.0
@@ -383,11 +379,13 @@ async def test_calls_are_timed_by_the_clock_from_the_beginning_of_the_stream(wor
     assert [seen.elapsed_s for seen in rounds] == [c.received_s - c.sent_s for c in calls if c.call is Call.VERIFY]
 
 
-def slowed(clock, answer, takes_s):
-    async def slow(batch, reply):
-        replies = await answer(batch, reply)
+def slowed(clock, exchange, takes_s):
+    async def slow(batch, take):
+        replies = []
+        await exchange(batch, replies.append)
         clock._now += takes_s
-        return replies
+        for reply in replies:
+            take(reply)
 
     return slow
 
@@ -468,15 +466,17 @@ FAULTS = {
 async def test_a_call_that_fails_in_any_way_leaves_nobody_waiting(world, side, fault):
     """Once, in the middle of three streams: they go on, elsewhere or without guesses, and say what is right."""
     port = getattr(world.leases, side)
-    answer, num_calls = port._answer, 0
+    exchange, num_calls = port.exchange, 0
 
-    async def faulty(batch, reply):
+    async def faulty(batch, take):
         nonlocal num_calls
         num_calls += 1
-        replies = await answer(batch, reply)
-        return FAULTS[fault](replies) if num_calls == 4 else replies
+        is_faulty, replies = num_calls == 4, []
+        await exchange(batch, replies.append)
+        for reply in FAULTS[fault](replies) if is_faulty else replies:
+            take(reply)
 
-    port._answer = faulty
+    port.exchange = faulty
     streams = [asyncio.ensure_future(world.tokens(request((n,), 40))) for n in (1, 2, 3)]
     for _ in range(8):
         await settle()

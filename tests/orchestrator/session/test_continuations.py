@@ -37,7 +37,7 @@ class OfferingStage(Stage):
     """Its target takes offers by the protocol's own rules."""
 
     def __init__(self, *args, outcomes=OFFERED_OUTCOMES, is_open=False, **changes):
-        self.offers: Continuations[None] = Continuations()
+        self.offers = Continuations()
         self.made: VerifyRequest | None = None
         """The message that the target has made for itself."""
         self.refused: list[Refused] = []
@@ -48,7 +48,7 @@ class OfferingStage(Stage):
     def do(self, commands):
         for command in commands:
             if isinstance(command, Continuation):
-                self.refused += [refusal for _, refusal in self.offers.offer(None, command)]
+                self.refused += self.offers.offer(command)
             if isinstance(command, VerifyRequest):
                 self.made = None
             if isinstance(command, m.LeaseTarget):
@@ -69,8 +69,8 @@ class OfferingStage(Stage):
         verdict = replace(self.target.verify(asked), timing=Timing(0.0, 0.05, 1, 1 + len(asked.block)))
         verified = [(asked, self.target.logs[asked.stamp.session], Outcome(verdict.path, verdict.next_token))]
         (continued,), following, refused = self.offers.after_pass(verified, lambda *_: True)
-        self.refused += [refusal for _, refusal in refused]
-        self.made = following[0][1] if following else None
+        self.refused += refused
+        self.made = following[0] if following else None
         return m.TargetReplied(replace(verdict, **{"continued": continued} | changes), self.now_s - 0.1, self.now_s)
 
     def verdict(self):
@@ -151,7 +151,7 @@ def test_the_policy_hears_when_what_is_offered_and_whether_more_will_be(stage):
     stage.now_s += 0.03
     stage.grows()
     last = stage.growth()
-    stage.event(replace(last, draft_update=replace(last.draft_update, is_over=True)))
+    stage.event(replace(last, reply=replace(last.reply, is_over=True)))
     refused = Refused(stage.last(DraftRequest).stamp, "overtaken")
     stage.event(m.DraftReplied(refused, began_s, began_s + 0.04))
     num_now = len(stage.made.block)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from core.config import SpeculationConfig
-from core.records import Continuation, DraftDone, DraftRequest, Sampling, Timing, Verification, VerifyRequest
+from core.records import Continuation, DraftRequest, DraftUpdate, Sampling, Timing, Verification, VerifyRequest
 from core.speculation.growth import Measure, NewNodes
 from core.speculation.token_tree import EMPTY_BLOCK, NO_Q, ROOT, SparseDistribution, TokenTree
 from orchestrator.guessers.drawing import draw_from
@@ -378,7 +378,7 @@ def stage_draws(stage):
 def test_a_reply_without_draws_is_no_lie(waiting):
     """Where growth ended at once: the round is plain."""
     reply = waiting.reply()
-    waiting.grown(DraftDone(reply.stamp, NewNodes(0), reply.held))
+    waiting.grown(DraftUpdate(reply.stamp, NewNodes(0), reply.held, is_over=True))
     assert waiting.block == EMPTY_BLOCK
     assert waiting.session.stats.num_draft_failures == 0
     assert waiting.reply().new_nodes.parents[0] == ROOT

@@ -85,7 +85,7 @@ async def world():
     """A service whose target takes a second for each call, and whose draft takes two."""
     world = ServedWorld()
     for port, takes_s in ((world.leases.target, 1.0), (world.leases.draft, 2.0)):
-        port._answer = slowed(world.clock, port._answer, takes_s)
+        port.exchange = slowed(world.clock, port.exchange, takes_s)
     return world
 
 

@@ -13,7 +13,6 @@ from core.costs.engine_cost import WIDTHS
 from core.records import (
     Call,
     Chunk,
-    DraftDone,
     DraftRequest,
     DraftUpdate,
     Missing,
@@ -151,7 +150,7 @@ class Stage:
         chances = tuple(0.9 - 0.01 * index for index in range(len(nodes)))
         new_nodes = NewNodes(first, parents, tokens, (0,) * len(nodes), chances, chances, root)
         held = asked.num_committed if held is None else held
-        return m.DraftGrew(DraftUpdate(stamp or asked.stamp, new_nodes, held, Timing(0.0, 0.003, 1, 4)), self.now_s)
+        return m.DraftReplied(DraftUpdate(stamp or asked.stamp, new_nodes, held, Timing(0.0, 0.003, 1, 4)), 0.0, self.now_s)
 
     def grows(self, *nodes, **changes):
         return self.event(self.growth(*nodes, **changes))
@@ -258,7 +257,7 @@ def test_a_draft_whose_answers_come_a_verdict_late_each_time_is_used_nonetheless
     for _ in range(4):
         stage.verdict()
         asked.append(stage.last(DraftRequest))
-        stage.event(m.DraftGrew(DraftUpdate(asked[-2].stamp, NOTHING, asked[-2].num_committed, None), stage.now_s)
+        stage.event(m.DraftReplied(DraftUpdate(asked[-2].stamp, NOTHING, asked[-2].num_committed), 0.0, stage.now_s)
                     if len(asked) > 1 else m.DraftLate(asked[-1].stamp))  # fmt: skip
     assert [bool(request.growth.reports_all) for request in asked] == [True, True, False, False]
     assert asked[-1].base.num_tokens > 0
@@ -437,7 +436,7 @@ def test_in_a_pause_the_draft_ends_what_it_grows_and_is_told_nothing_more_until_
     assert asked.growth == CATCH_UP
     stage.verdict()
     assert stage.last(DraftRequest) is asked, "growth that ends by itself is asked for once, answered or not"
-    stage.event(m.DraftReplied(DraftDone(asked.stamp, NewNodes(stage.num_reported), asked.num_committed), 0.0, 0.0))
+    stage.event(m.DraftReplied(DraftUpdate(asked.stamp, NewNodes(stage.num_reported), asked.num_committed, is_over=True)))
     num_reported, num_committed = stage.count(DraftRequest), asked.num_committed
     for _ in range(4):
         stage.verdict()
@@ -482,7 +481,7 @@ def test_what_was_lost_of_a_tree_is_told_once_more(stage):
 )
 def test_corrupt_growth_costs_the_draft_its_lease_and_the_stream_nothing(stage, spoil):
     event = stage.growth((ROOT, 1))
-    sent = stage.event(replace(event, draft_update=spoil(event.draft_update)))
+    sent = stage.event(replace(event, reply=spoil(event.reply)))
     assert [type(command) for command in sent] == [m.ReleaseDraft, m.LeaseDraft]
     assert stage.session.stats.num_draft_failures == 1
     for _ in range(5):

@@ -12,13 +12,13 @@ from core.records import (
     Call,
     Chunk,
     Continuation,
-    DraftDone,
     DraftRequest,
     Missing,
     Refused,
     Sampling,
     SequenceSpec,
     VerifyRequest,
+    is_last,
 )
 from core.speculation.token_tree import EMPTY_BLOCK
 from core.text.token_log import TokenLog
@@ -338,7 +338,7 @@ def test_a_trace_tells_prefill_and_blocks_apart(stage):
 
 
 def test_the_reply_to_growth_that_ends_is_one(stage):
-    assert isinstance(stage.reply(), DraftDone)
+    assert is_last(stage.reply())
 
 
 @pytest.mark.parametrize("num_rounds", [5, 2 * REST_ROUNDS])

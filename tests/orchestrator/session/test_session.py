@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from core.errors import InvalidRequest, RequestCancelled, ServiceError, Unavailable, UnsoundScores
 from core.records import (
-    DraftDone,
     DraftRequest,
+    DraftUpdate,
     FinishReason,
     Missing,
     Refused,
@@ -183,7 +183,7 @@ def test_a_corrupt_block_never_reaches_the_target(tokenizer, changes):
     while not (asked := turns(world)):
         world.deliver()
     world.waiting.pop()
-    answer = DraftDone(asked[0].stamp, ONES, asked[0].num_committed)
+    answer = DraftUpdate(asked[0].stamp, ONES, asked[0].num_committed, is_over=True)
     columns = {name: value for name, value in changes.items() if name != "held"}
     held = changes.get("held", answer.held)
     world.handle(m.DraftReplied(replace(answer, new_nodes=replace(ONES, **columns), held=held)))
@@ -543,7 +543,7 @@ def awaiting_block(tokenizer, **changes):
 def test_a_stale_reply_of_the_draft_changes_nothing(tokenizer):
     world = awaiting_block(tokenizer, max_tokens=20)
     stamp = world.last_to_an_engine.stamp
-    stale = DraftDone(replace(stamp, round=stamp.round - 1), ONES, 4)
+    stale = DraftUpdate(replace(stamp, round=stamp.round - 1), ONES, 4, is_over=True)
     num_sent = len(world.sent)
     world.handle(m.DraftReplied(stale))
     assert [type(command) for command in world.sent[num_sent:]] == [m.Await], "it waits on"

@@ -84,16 +84,14 @@ class Welcome(_message.Message):
     def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
 
 class Requests(_message.Message):
-    __slots__ = ("first_number", "verify", "draft", "offers")
-    FIRST_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("verify", "draft", "offers")
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
-    first_number: int
     verify: _containers.RepeatedCompositeFieldContainer[VerifyRequest]
     draft: _containers.RepeatedCompositeFieldContainer[DraftRequest]
     offers: _containers.RepeatedCompositeFieldContainer[Continuation]
-    def __init__(self, first_number: _Optional[int] = ..., verify: _Optional[_Iterable[_Union[VerifyRequest, _Mapping]]] = ..., draft: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ..., offers: _Optional[_Iterable[_Union[Continuation, _Mapping]]] = ...) -> None: ...
+    def __init__(self, verify: _Optional[_Iterable[_Union[VerifyRequest, _Mapping]]] = ..., draft: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ..., offers: _Optional[_Iterable[_Union[Continuation, _Mapping]]] = ...) -> None: ...
 
 class Replies(_message.Message):
     __slots__ = ("replies", "lost", "working")
@@ -102,26 +100,22 @@ class Replies(_message.Message):
     WORKING_FIELD_NUMBER: _ClassVar[int]
     replies: _containers.RepeatedCompositeFieldContainer[Reply]
     lost: str
-    working: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., lost: _Optional[str] = ..., working: _Optional[_Iterable[int]] = ...) -> None: ...
+    working: _containers.RepeatedCompositeFieldContainer[Stamp]
+    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., lost: _Optional[str] = ..., working: _Optional[_Iterable[_Union[Stamp, _Mapping]]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("number", "stamp", "verdict", "missing", "refused", "draft_update", "grown")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("stamp", "verdict", "missing", "refused", "draft_update")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_UPDATE_FIELD_NUMBER: _ClassVar[int]
-    GROWN_FIELD_NUMBER: _ClassVar[int]
-    number: int
     stamp: Stamp
     verdict: Verdict
     missing: Missing
     refused: Refused
     draft_update: DraftUpdate
-    grown: DraftUpdate
-    def __init__(self, number: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., draft_update: _Optional[_Union[DraftUpdate, _Mapping]] = ..., grown: _Optional[_Union[DraftUpdate, _Mapping]] = ...) -> None: ...
+    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., draft_update: _Optional[_Union[DraftUpdate, _Mapping]] = ...) -> None: ...
 
 class Stamp(_message.Message):
     __slots__ = ("session", "epoch", "round")
