@@ -61,9 +61,11 @@ def load_engine(config: EngineConfig) -> TargetEngine:
 def play(engine: TargetEngine, streams: Sequence[DrivenStream], blocks: Sequence[TokenTree] | None = None) -> None:
     """A verdict for each stream on its block: on the empty one if none are given, which is plain decoding."""
     blocks = blocks or [EMPTY_BLOCK] * len(streams)
-    for ticket, (stream, block) in enumerate(zip(streams, blocks, strict=True)):
-        engine.add(ticket, stream.request(block))
+    asked = {stream.name: (stream, block) for stream, block in zip(streams, blocks, strict=True)}
+    for stream, block in asked.values():
+        engine.add(stream.request(block))
     while engine.has_work:
-        for ticket, verdict in engine.step():
+        for verdict in engine.step():
             assert isinstance(verdict, Verdict), verdict
-            streams[ticket].take(blocks[ticket], verdict)
+            stream, block = asked[verdict.stamp.session]
+            stream.take(block, verdict)

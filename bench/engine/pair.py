@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from bench.engine.driver import EPOCH, DrivenStream, load_engine, new_stream, play
 from core.config import EngineConfig
-from core.records import DraftDone, DraftRequest, Sampling, SequenceSpec, Stamp
+from core.records import DraftRequest, DraftUpdate, Sampling, SequenceSpec, Stamp
 from core.speculation import EMPTY_BLOCK, TokenTree, TreeSpec
 from workers.engine import DraftEngine, TargetEngine
 
@@ -46,16 +46,16 @@ class _Drafting:
         spec = None if base else SequenceSpec(stream.num_prompt, stream.sampling)
         stamp = Stamp(stream.name, EPOCH, next(self.num_rounds))
         growth = TreeSpec.chain(num_guesses)
-        self.engine.add(0, DraftRequest(stamp, stream.log.base(base), stream.log.since(base), growth, spec=spec))
+        self.engine.add(DraftRequest(stamp, stream.log.base(base), stream.log.since(base), growth, spec=spec))
         grown = self._reply()
         assert len(grown.new_nodes) == num_guesses, "there is room for every guess"
         self.held = grown.held
         return TokenTree.chain(grown.new_nodes.tokens.tolist())
 
-    def _reply(self) -> DraftDone:
+    def _reply(self) -> DraftUpdate:
         while True:
-            for _, reply in self.engine.step():
-                assert isinstance(reply, DraftDone), reply
+            for reply in self.engine.step():
+                assert isinstance(reply, DraftUpdate), reply
                 return reply
 
 

@@ -154,18 +154,18 @@ def _stall(engine: TargetEngine, names: Any) -> float:
     stream, guest = (new_stream(f"stall {next(names)}", _tokens(count)) for count in (NUM_PROMPT_TOKENS, LONG_TOKENS))
     _round(engine, [stream])
     usual_s = [timed(CPU, lambda: _round(engine, [stream])) for _ in range(NUM_TOKENS)]
-    engine.add(-1, guest.request())
+    engine.add(guest.request())
     times_s: list[float] = []
     is_served = False
     while not is_served:
         began_s = time.perf_counter()
-        engine.add(0, stream.request())
+        engine.add(stream.request())
         is_answered = False
         while not is_answered:
-            for ticket, verdict in engine.step():
+            for verdict in engine.step():
                 assert isinstance(verdict, Verdict), verdict
-                is_served |= ticket == -1
-                if ticket == 0:
+                is_served |= verdict.stamp.session == guest.name
+                if verdict.stamp.session == stream.name:
                     is_answered = True
                     stream.take(EMPTY_BLOCK, verdict)
         times_s.append(time.perf_counter() - began_s)

@@ -194,13 +194,15 @@ class StepSide:
         blocks = [self._block(known, stream) for known, stream in zip(self._known, streams, strict=True)]
         requests = [stream.request(block) for stream, block in zip(streams, blocks, strict=True)]
         self._meter.total, began = NOTHING, Cost.now()
-        for ticket, request in enumerate(requests):
-            self._engine.add(ticket, request)
-        answers = self._engine.step()
+        for request in requests:
+            self._engine.add(request)
+        replies = self._engine.step()
         whole = Cost.now() - began
-        for ticket, verdict in answers:
+        verdicts = {reply.stamp.session: reply for reply in replies}
+        for stream, block in zip(streams, blocks, strict=True):
+            verdict = verdicts[stream.name]
             assert isinstance(verdict, Verdict), verdict
-            streams[ticket].take(blocks[ticket], verdict)
+            stream.take(block, verdict)
         return whole, whole - self._meter.total
 
     def _prefilled(self) -> list[DrivenStream]:

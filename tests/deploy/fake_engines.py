@@ -16,12 +16,13 @@ from ray.serve.handle import DeploymentHandle
 
 from core.config import EngineConfig, Limits
 from core.errors import CheckpointError
-from core.records import Base, DraftDone, Findings, ModelInfo, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
+from core.records import Base, DraftUpdate, Findings, ModelInfo, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
 from core.records.statistics import EngineStats
 from core.speculation.growth import NewNodes
 from core.speculation.token_tree import ROOT
 from deploy.engines.actors import CONTROL, DraftActor, TargetActor
 from deploy.serve.leases import ServeLeases
+from tests.exchange import replies_of
 
 INFO = ModelInfo("counter", "Counter", "float32", "cpu", 0, 100, 1000, 16_000, (0,))
 FAIL = 99
@@ -42,26 +43,26 @@ class FakeEngine:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self._held: set[str] = set()
-        self._waiting: list[tuple[int, Any]] = []
+        self._waiting: list[Any] = []
 
     @property
     def has_work(self) -> bool:
         return bool(self._waiting)
 
-    def add(self, ticket: int, request: Any) -> None:
+    def add(self, request: Any, _arrived_s: float | None = None) -> None:
         if request.suffix[-1] == FAIL:
             raise RuntimeError("told to fail")
         self._held.add(request.stamp.session)
-        self._waiting.append((ticket, request))
+        self._waiting.append(request)
 
-    def step(self) -> list[tuple[int, Any]]:
-        if any(request.suffix[-1] == SLOW for _, request in self._waiting):
+    def step(self) -> list[Any]:
+        if any(request.suffix[-1] == SLOW for request in self._waiting):
             time.sleep(1.5)
-        if any(request.suffix[-1] == STUCK for _, request in self._waiting):
+        if any(request.suffix[-1] == STUCK for request in self._waiting):
             threading.Event().wait()
-        answers = [(ticket, self._reply(request)) for ticket, request in self._waiting]
+        replies = [self._reply(request) for request in self._waiting]
         self._waiting.clear()
-        return answers
+        return replies
 
     def release(self, sessions: Sequence[str]) -> None:
         self._held.difference_update(sessions)
@@ -94,12 +95,12 @@ class FakeTargetEngine(FakeEngine):
 
 
 class FakeDraftEngine(FakeEngine):
-    def _reply(self, request: Any) -> DraftDone:
+    def _reply(self, request: Any) -> DraftUpdate:
         last, num_guesses = request.suffix[-1], request.growth.num_passes
         chances = (0.5,) * num_guesses
         guesses = range(last + 1, last + 1 + num_guesses)
         new_nodes = NewNodes(0, range(ROOT, num_guesses - 1), guesses, (0,) * num_guesses, chances, chances)
-        return DraftDone(request.stamp, new_nodes, request.num_committed)
+        return DraftUpdate(request.stamp, new_nodes, request.num_committed, is_over=True)
 
 
 class FakeTargetActor(TargetActor):
@@ -154,7 +155,7 @@ class Front:
         request = VerifyRequest(
             Stamp(lease.name, lease.epoch, 1), Base(0, 0), (SLOW,), spec=SequenceSpec(1, Sampling(temperature=0))
         )
-        self._call = asyncio.create_task(lease.port.verify([request]))
+        self._call = asyncio.create_task(replies_of(lease.port, [request]))
         await asyncio.Event().wait()
 
     async def has_sent(self) -> bool:

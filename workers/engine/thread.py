@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from core.errors import WorkerLost
-from core.records import Continuation, DraftReply, DraftRequest, Stamp, VerifyReply, VerifyRequest, is_last
+from core.records import Continuation, DraftReply, DraftRequest, Refused, Stamp, VerifyReply, VerifyRequest, is_last
 from workers.engine.base import Engine
 from workers.engine.target import TargetEngine
 
@@ -206,8 +206,9 @@ class EngineLoop(Generic[Request, Reply]):
     def _add(self, batch: Sequence[Request], receiver: Receiver, arrived_s: float | None = None) -> None:
         """`arrived_s`: time of the order; None if the reply excludes the time in the queue."""
         for request in batch:
-            if request.stamp in self._open:
-                logger.warning("a message arrived twice and is answered once: %s", request.stamp)
+            if (first := self._open.get(request.stamp)) is not None:  # it arrived twice, and is answered once
+                if first is not receiver:
+                    receiver.take([Refused(request.stamp, "another caller has sent this message")])
                 continue
             self._open[request.stamp] = receiver
             self._engine.add(request, arrived_s)

@@ -121,11 +121,11 @@ def decoded(engine: TargetEngine, session: str, prompt: list[int]) -> list[int]:
     spec, held = SequenceSpec(len(log), Sampling(temperature=0.0)), 0
     output: list[int] = []
     for number in range(NUM_TOKENS):
-        engine.add(number, VerifyRequest(Stamp(session, 1, number + 1), log.base(held), log.since(held), spec=spec))
+        engine.add(VerifyRequest(Stamp(session, 1, number + 1), log.base(held), log.since(held), spec=spec))
         replies = engine.step()
         while not replies:
             replies = engine.step()
-        verdict = replies[0][1]
+        verdict = replies[0]
         log.extend([verdict.next_token])
         output.append(verdict.next_token)
         held = verdict.held

@@ -11,7 +11,6 @@ from core.ranges import MAX_SEED
 from core.records import (
     Base,
     Continuation,
-    DraftDone,
     DraftRequest,
     DraftUpdate,
     Grammar,
@@ -158,7 +157,6 @@ replies = st.one_of(
         num_cached=st.integers(0, 2**31),
     ),
     st.builds(DraftUpdate, stamps, all_new_nodes(), counts, st.none() | timings, st.booleans()),
-    st.builds(DraftDone, stamps, all_new_nodes(), counts, st.none() | timings),
     st.builds(Missing, stamps, counts),
     st.builds(Refused, stamps, st.text(), st.booleans(), st.none() | st.text()),
 )

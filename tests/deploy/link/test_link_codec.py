@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.records import Base, DraftDone, DraftRequest, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
+from core.records import Base, DraftRequest, DraftUpdate, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
 from core.speculation.growth import NewNodes, TreeSpec
 from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
 from deploy.link.replies import decode_replies, encode_loss, encode_replies, encode_working
@@ -20,33 +20,32 @@ from deploy.link.stream import LinkError
 from protos.outrider.link.v1 import link_pb2 as pb
 from tests.deploy.link import records
 
-NUMBERS = st.integers(0, 2**63)
 STAMP = Stamp("a", 2**62 - 1, 3)
 
 
-@given(first=NUMBERS, batch=st.lists(records.verify_requests, min_size=1, max_size=3))
-def test_verifications_arrive_as_they_were_sent(first, batch):
-    assert decode_requests(encode_requests(first, batch)) == list(enumerate(batch, first))
+@given(st.lists(records.verify_requests, min_size=1, max_size=3))
+def test_verifications_arrive_as_they_were_sent(batch):
+    assert decode_requests(encode_requests(batch)) == batch
 
 
-@given(first=NUMBERS, batch=st.lists(records.offers, min_size=1, max_size=3))
-def test_offers_arrive_as_they_were_sent(first, batch):
-    assert decode_requests(encode_requests(first, batch)) == list(enumerate(batch, first))
+@given(st.lists(records.offers, min_size=1, max_size=3))
+def test_offers_arrive_as_they_were_sent(batch):
+    assert decode_requests(encode_requests(batch)) == batch
 
 
-@given(first=NUMBERS, batch=st.lists(records.draft_requests, min_size=1, max_size=3))
-def test_draft_requests_arrive_as_they_were_sent(first, batch):
-    assert decode_requests(encode_requests(first, batch)) == list(enumerate(batch, first))
+@given(st.lists(records.draft_requests, min_size=1, max_size=3))
+def test_draft_requests_arrive_as_they_were_sent(batch):
+    assert decode_requests(encode_requests(batch)) == batch
 
 
-@given(st.lists(st.tuples(NUMBERS, records.replies), max_size=4))
+@given(st.lists(records.replies, max_size=4))
 def test_replies_arrive_as_they_were_sent(replies):
     assert decode_replies(encode_replies(replies)) == (replies, None, [])
 
 
 def test_what_is_left_to_its_default_arrives_as_the_default():
     for request in (VerifyRequest(STAMP, Base(0, 0), (1,)), DraftRequest(STAMP, Base(0, 0), (1,), TreeSpec(1, 1))):
-        ((_, arrived),) = decode_requests(encode_requests(0, [request]))
+        (arrived,) = decode_requests(encode_requests([request]))
         assert arrived == request
         assert arrived.spec is None
 
@@ -54,7 +53,7 @@ def test_what_is_left_to_its_default_arrives_as_the_default():
 def test_none_and_nothing_are_told_apart():
     for num_logprobs in (None, 0):
         request = VerifyRequest(STAMP, Base(0, 0), (1,), spec=SequenceSpec(1, Sampling(), num_logprobs=num_logprobs))
-        ((_, arrived),) = decode_requests(encode_requests(0, [request]))
+        (arrived,) = decode_requests(encode_requests([request]))
         assert arrived.spec.num_logprobs is num_logprobs
 
 
@@ -62,10 +61,10 @@ def test_a_probability_keeps_all_of_its_bits():
     third, rest = map(float, np.float32([1 / 3, 2 / 3]))  # q is in float32
     block = TokenTree.chain([7], [SparseDistribution((7, 128000), (third, rest))])
     request = VerifyRequest(STAMP, Base(0, 0), (1,), block)
-    ((_, arrived),) = decode_requests(encode_requests(0, [request]))
+    (arrived,) = decode_requests(encode_requests([request]))
     assert [prob.hex() for prob in arrived.block.q[0].probs] == [third.hex(), rest.hex()]
     new_nodes = NewNodes(0, (ROOT,), (7,), (0,), (0.5,), (0.5,), q=block.q)
-    ((_, grown),), *_ = decode_replies(encode_replies([(0, DraftDone(STAMP, new_nodes, 1))]))
+    (grown,), *_ = decode_replies(encode_replies([DraftUpdate(STAMP, new_nodes, 1)]))
     assert [prob.hex() for prob in grown.new_nodes.q[0].probs] == [third.hex(), rest.hex()]
 
 
@@ -100,8 +99,9 @@ def test_a_loss_says_why():
     assert decode_replies(encode_loss("the engine failed: out of luck")) == ([], "the engine failed: out of luck", [])
 
 
-def test_what_the_engine_works_on_is_told_by_number():
-    assert decode_replies(encode_working([3, 2**40])) == ([], None, [3, 2**40])
+def test_what_the_engine_works_on_is_reported_by_stamp():
+    stamps = [STAMP, Stamp("b", 1, 2**40)]
+    assert decode_replies(encode_working(stamps)) == ([], None, stamps)
 
 
 def column(kind, *values):
@@ -125,7 +125,7 @@ NEW_NODES = {
 
 
 def test_what_is_told_arrives_unless_it_is_corrupt():
-    ((_, reply),), *_ = decode_replies(
+    (reply,), *_ = decode_replies(
         pb.Replies(replies=[pb.Reply(draft_update=pb.DraftUpdate(**NEW_NODES))]).SerializeToString()
     )
     assert (reply.new_nodes.first, reply.new_nodes.tokens.tolist(), reply.new_nodes.root) == (5, [1, 2], 4)
@@ -173,7 +173,7 @@ def test_a_request_that_cannot_be_one_is_refused(message, problem):
     "frame",
     [
         b"\xff\xff\xff\xff",
-        pb.Replies(replies=[pb.Reply(number=3)]).SerializeToString(),
+        pb.Replies(replies=[pb.Reply()]).SerializeToString(),
         *(
             pb.Replies(replies=[pb.Reply(draft_update=pb.DraftUpdate(**{**NEW_NODES, **fields}))]).SerializeToString()
             for fields in (
@@ -201,5 +201,5 @@ def test_a_reply_that_cannot_be_one_is_refused(frame):
 def test_a_plain_step_takes_a_hundred_bytes():
     request = VerifyRequest(Stamp("generate-1#1@0badcafe", 2**62 - 1, 30), Base(1000, 2**61 - 2), (5,))
     verdict = Verdict(request.stamp, (), 7, 1000)
-    assert len(encode_requests(9, [request])) < 100
-    assert len(encode_replies([(9, verdict)])) < 100
+    assert len(encode_requests([request])) < 100
+    assert len(encode_replies([verdict])) < 100

@@ -11,7 +11,7 @@ from core.records import Base, DraftRequest, DraftUpdate, Missing, Refused, Samp
 from core.speculation.growth import NewNodes, TreeSpec
 from deploy.link import server
 from deploy.link.client import Link
-from deploy.link.server import LinkServer
+from tests.deploy.link.listening import listen
 
 EPOCH = 5
 SPEC = SequenceSpec(prompt_len=2, sampling=Sampling())
@@ -30,15 +30,14 @@ class FakeLoop:
 
     def post(self, batch, link):
         self.link = link
-        self.posted |= {each.stamp.session: (number, each) for number, each in batch}
+        self.posted |= {each.stamp.session: each for each in batch}
 
     def tell(self, session, *firsts):
-        number, asked = self.posted[session]
-        self.link.take([(number, DraftUpdate(asked.stamp, NewNodes(first), 2)) for first in firsts])
+        self.link.take([DraftUpdate(self.posted[session].stamp, NewNodes(first), 2) for first in firsts])
 
     def end(self, session, reply=Missing):
-        number, asked = self.posted[session]
-        self.link.take([(number, reply(asked.stamp, 0) if reply is Missing else Refused(asked.stamp, "over"))])
+        stamp = self.posted[session].stamp
+        self.link.take([reply(stamp, 0) if reply is Missing else Refused(stamp, "over")])
 
 
 @pytest.fixture
@@ -48,8 +47,8 @@ def loop():
 
 @pytest.fixture
 async def link(loop):
-    listener = LinkServer(EPOCH, (DraftRequest,), loop.post)
-    link = await Link.open(await listener.start("127.0.0.1", (0, 0)))
+    listener, address = listen(loop.post, DraftRequest, EPOCH)
+    link = await Link.open(address)
     yield link
     link.close("the test is over")
     listener.close()
@@ -63,12 +62,14 @@ async def until(condition):
 
 
 async def begin(link, loop, session="a", take=None):
-    firsts = []
-    growing = asyncio.create_task(
-        link.grow(request(session), take or (lambda each: firsts.append(each.new_nodes.first)))
-    )
+    replies = []
+    growing = asyncio.create_task(link.exchange([request(session)], take or replies.append))
     await until(lambda: session in loop.posted)
-    return growing, firsts
+    return growing, replies
+
+
+def firsts_of(replies):
+    return [each.new_nodes.first for each in replies if isinstance(each, DraftUpdate)]
 
 
 async def test_growth_is_told_pass_by_pass_and_ends_with_a_reply(link, loop):
@@ -76,20 +77,22 @@ async def test_growth_is_told_pass_by_pass_and_ends_with_a_reply(link, loop):
     loop.tell("a", 0, 1)
     loop.tell("b", 5)
     loop.end("a")
-    assert await first == Missing(Stamp("a", EPOCH, 1), 0)
+    await first
+    assert of_first[-1] == Missing(Stamp("a", EPOCH, 1), 0)
     loop.tell("b", 6)
     loop.end("b", Refused)
-    assert (await second).reason == "over"
-    assert (of_first, of_second) == ([0, 1], [5, 6])
-    assert not link._calls
+    await second
+    assert of_second[-1].reason == "over"
+    assert (firsts_of(of_first), firsts_of(of_second)) == ([0, 1], [5, 6])
+    assert not link._open
 
 
 async def test_only_an_end_makes_room_for_another_request(link, loop, monkeypatch):
     monkeypatch.setattr(server, "MAX_OPEN_REQUESTS", 1)
-    growing, firsts = await begin(link, loop)
+    growing, replies = await begin(link, loop)
     assert loop.link._num_open == 1
     loop.tell("a", 0, 1, 2)
-    await until(lambda: len(firsts) == 3)
+    await until(lambda: len(replies) == 3)
     assert loop.link._num_open == 1
     loop.end("a")
     await growing
@@ -102,20 +105,21 @@ async def test_a_link_that_closes_ends_growth(link, loop):
     with pytest.raises(WorkerLost):
         await growing
     with pytest.raises(WorkerLost):
-        await link.grow(request("b"), print)
+        await link.exchange([request("b")], print)
 
 
 async def test_who_gives_up_is_told_nothing_more_and_leaves_nothing(link, loop):
-    growing, firsts = await begin(link, loop)
+    growing, replies = await begin(link, loop)
     growing.cancel()
     loop.tell("a", 0)
     loop.end("a")
     await asyncio.gather(growing, return_exceptions=True)
-    other, _ = await begin(link, loop, "b")
+    other, of_other = await begin(link, loop, "b")
     loop.end("b")
-    assert isinstance(await other, Missing)
-    assert not firsts
-    assert not link._calls
+    await other
+    assert isinstance(of_other[-1], Missing)
+    assert not replies
+    assert not link._open
 
 
 async def test_a_listener_that_fails_harms_nobody_else(link, loop):
@@ -123,12 +127,26 @@ async def test_a_listener_that_fails_harms_nobody_else(link, loop):
         raise KeyError("mine")
 
     bad, _ = await begin(link, loop, "bad", fail)
-    good, firsts = await begin(link, loop, "good")
+    good, replies = await begin(link, loop, "good")
     loop.tell("bad", 0, 1)
     with pytest.raises(KeyError, match="mine"):
         await bad
     loop.tell("good", 0)
     loop.end("good")
-    assert isinstance(await good, Missing)
-    assert firsts == [0]
+    await good
+    assert isinstance(replies[-1], Missing)
+    assert firsts_of(replies) == [0]
     assert not link.is_closed
+
+
+async def test_growth_that_is_over_ends_its_message_and_what_comes_after_it_is_dropped(link, loop):
+    growing, replies = await begin(link, loop)
+    stamp = loop.posted["a"].stamp
+    loop.link.take([DraftUpdate(stamp, NewNodes(0), 2), DraftUpdate(stamp, NewNodes(0), 2, is_over=True)])
+    await growing
+    loop.tell("a", 7)
+    other, _ = await begin(link, loop, "b")
+    loop.end("b")
+    await other
+    assert len(replies) == 2
+    assert loop.link._num_open == 0

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from core.records import VerifyRequest
-from deploy.link import pool
 from deploy.link.address import LinkTroubles
 from deploy.link.pool import Links
-from deploy.link.server import LinkServer
+from deploy.link.stream import LinkError
 from tests.deploy.fake_engines import FakeTargetEngine
+from tests.deploy.link.listening import listen
+from tests.exchange import replies_of
 from workers.engine.thread import EngineLoop
 
 
@@ -21,8 +21,8 @@ from workers.engine.thread import EngineLoop
 async def address():
     engine = EngineLoop(FakeTargetEngine(5))
     engine.start()
-    listener = LinkServer(5, (VerifyRequest,), engine.post)
-    yield await listener.start("127.0.0.1", (0, 0))
+    listener, address = listen(engine.post, VerifyRequest, 5)
+    yield address
     listener.close()
     await asyncio.sleep(0.02)
     await engine.close()
@@ -44,36 +44,22 @@ async def test_all_who_ask_share_one_link(links, address):
     assert links.troubles == LinkTroubles()
 
 
-async def test_an_engine_without_an_address_has_no_link_and_that_is_no_failure(links):
-    assert await links.to("target-5", None) is None
-    assert links.troubles == LinkTroubles()
-
-
-async def test_a_link_that_cannot_be_opened_is_counted_told_once_and_tried_again(links, address, caplog, monkeypatch):
+async def test_a_link_that_cannot_be_opened_is_counted_and_logged_once(links, address, caplog):
     nowhere = replace(address, port=1)
-    assert await links.to("target-5", nowhere) is None
-    assert await links.to("target-5", nowhere) is None, "it is not tried again at once"
-    assert links.troubles.num_unopened == 1
-    monkeypatch.setattr(pool, "RETRY_S", 0.0)
-    assert await links.to("target-5", nowhere) is None, "nobody waits for a later attempt"
-    await until(lambda: links.troubles.num_unopened == 2)
+    for num_attempts in (1, 2):
+        with pytest.raises(LinkError, match=r"refused|Connect"):
+            await links.to("target-5", nowhere)
+        assert links.troubles.num_unopened == num_attempts
     assert len(caplog.messages) == 1
-    assert "no link to target-5; calls go through Ray instead" in caplog.text
-    assert await links.to("target-5", address) is None
-    await until(lambda: bool(links._links))
-    assert await links.to("target-5", address) is not None
+    assert "no link to target-5: " in caplog.text
+    assert not (await links.to("target-5", address)).is_closed
 
 
-async def test_between_any_two_attempts_is_a_pause(links, address, monkeypatch):
-    now_s = 100.0
-    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: now_s))
-    nowhere, num_attempts = replace(address, port=1), []
-    for later_s in (0.0, 29.0, 2.0, 29.0, 2.0):
-        now_s += later_s
-        await links.to("target-5", nowhere)
-        await asyncio.gather(*links._opening.values())
-        num_attempts.append(links.troubles.num_unopened)
-    assert num_attempts == [1, 1, 2, 2, 3]
+async def test_all_who_wait_for_an_attempt_that_fails_are_told_why(links, address):
+    nowhere = replace(address, port=1)
+    problems = await asyncio.gather(*(links.to("target-5", nowhere) for _ in range(3)), return_exceptions=True)
+    assert [type(problem) for problem in problems] == [LinkError] * 3
+    assert links.troubles.num_unopened == 1
 
 
 async def until(condition):
@@ -87,7 +73,7 @@ async def test_a_link_that_has_closed_is_counted_and_another_is_opened(links, ad
     await until(lambda: first.is_closed)
     second = await links.to("target-5", address)
     assert second is not first
-    assert await second.exchange([]) == []
+    assert await replies_of(second, []) == []
     assert links.troubles == LinkTroubles(0, 1)
 
 

@@ -21,12 +21,13 @@ from deploy.engines import actors
 from deploy.launch import application
 from deploy.link import server
 from deploy.link.client import Link
-from deploy.link.server import LinkServer
 from deploy.link.stream import LinkError
 from deploy.link.tls import TLS_DIR, Certificates
 from deploy.settings import DEMO_SETTINGS, parse_config
 from tests.deploy.fake_engines import FakeTargetEngine
 from tests.deploy.link.certificates import HOUR, Authority
+from tests.deploy.link.listening import listen
+from tests.exchange import replies_of
 from workers.engine.thread import EngineLoop
 
 pytestmark = pytest.mark.thorough
@@ -71,11 +72,12 @@ class _Listening:
 
     def __init__(self, files: LinkTls | None) -> None:
         self._engine = EngineLoop(FakeTargetEngine(EPOCH))
-        self._server = LinkServer(EPOCH, (VerifyRequest,), self._engine.post, Certificates(files) if files else None)
+        self._certificates = Certificates(files) if files else None
 
     async def __aenter__(self):
         self._engine.start()
-        return await self._server.start("127.0.0.1", (0, 0))
+        self._server, address = listen(self._engine.post, VerifyRequest, EPOCH, self._certificates)
+        return address
 
     async def __aexit__(self, *exc):
         self._server.close()
@@ -89,7 +91,7 @@ class _Listening:
 async def link(address, certificates):
     link = await Link.open(address, certificates)
     yield link
-    assert (await link.exchange([request(5)]))[0].next_token == 6, "whatever happened harms no other link"
+    assert (await replies_of(link, [request(5)]))[0].next_token == 6, "whatever happened harms no other link"
     link.close("the test is over")
 
 
@@ -126,7 +128,7 @@ async def test_what_goes_over_the_link_cannot_be_read(files, certificates):
         link = await Link.open(replace(address, port=middle.sockets[0].getsockname()[1]), certificates)
         long_name = "a-session-that-would-be-seen"
         asked = replace(request(5), stamp=Stamp(long_name, EPOCH, 1))
-        assert (await link.exchange([asked]))[0].stamp.session == long_name
+        assert (await replies_of(link, [asked]))[0].stamp.session == long_name
         assert len(seen) > 1000
         assert long_name.encode() not in seen
         link.close("the test is over")
@@ -329,7 +331,7 @@ async def test_certificates_are_replaced_under_way(files, link, address, certifi
 
 async def still_opens(address, certificates):
     link = await Link.open(address, certificates)
-    assert (await link.exchange([request(7)]))[0].next_token == 8
+    assert (await replies_of(link, [request(7)]))[0].next_token == 8
     link.close("it is not needed")
 
 
@@ -434,16 +436,16 @@ def test_links_with_tls_work_on_uvloop(authority, tmp_path, caplog):
         async with listening(authority.issue(tmp_path / "engine")) as address:
             mine = Certificates(authority.issue(tmp_path / "orchestrator"))
             await still_opens(address, mine)
-            long = replace(request(5), stamp=Stamp("s" * 300_000, EPOCH, 1))
+            long = [replace(request(5), stamp=Stamp("s" * 300_000, EPOCH, number)) for number in range(20)]
             link = await Link.open(address, mine)
-            assert [reply.next_token for reply in await link.exchange([long] * 20)] == [6] * 20
+            assert [reply.next_token for reply in await replies_of(link, long)] == [6] * 20
             for call, _ in OTHERS.values():
                 with pytest.raises(LinkError):
                     await call(address, tmp_path)
             async with asyncio.timeout(10):
                 while len(logged(caplog)) < len(OTHERS):  # noqa: ASYNC110  the log has no event
                     await asyncio.sleep(0.01)
-            assert (await link.exchange([request(5)]))[0].next_token == 6
+            assert (await replies_of(link, [request(5)]))[0].next_token == 6
             link.close("the test is over")
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

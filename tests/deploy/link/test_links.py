@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import uvloop
 
-from core.errors import WorkerLost
-from core.records import Base, DraftDone, DraftRequest, Sampling, SequenceSpec, Stamp, VerifyRequest
+from core.errors import StartupError, WorkerLost
+from core.records import Base, DraftRequest, DraftUpdate, Refused, Sampling, SequenceSpec, Stamp, VerifyRequest
 from core.speculation.growth import NewNodes, TreeSpec
 from core.speculation.token_tree import TokenTree
 from deploy.link import client, handshake, server
@@ -22,11 +22,13 @@ from deploy.link.handshake import answer, challenge
 from deploy.link.replies import encode_replies
 from deploy.link.requests import encode_requests
 from deploy.link.server import LinkServer
-from deploy.link.stream import MAX_FRAME_BYTES, FrameTooLong, LinkError, framed
+from deploy.link.stream import MAX_FRAME_BYTES, LinkError, framed
 from deploy.link.tls import Certificates
 from protos.outrider.link.v1 import link_pb2 as pb
 from tests.deploy.fake_engines import FAIL, SLOW, FakeTargetEngine
 from tests.deploy.link.certificates import Authority
+from tests.deploy.link.listening import ANY_PORT, listen
+from tests.exchange import replies_of
 from workers.engine.thread import EngineLoop
 
 pytestmark = pytest.mark.thorough
@@ -34,7 +36,6 @@ pytestmark = pytest.mark.thorough
 EPOCH = 2**61 + 5
 KEY = b"k" * 32
 SPEC = SequenceSpec(prompt_len=2, sampling=Sampling())
-ANY_PORT = (0, 0)
 
 
 def request(session: str = "a", last: int = 2, block: TokenTree | None = None) -> VerifyRequest:
@@ -57,8 +58,8 @@ def certificates(request, tmp_path_factory):
 
 @pytest.fixture
 async def address(engine, certificates):
-    listener = LinkServer(EPOCH, (VerifyRequest,), engine.post, certificates)
-    yield await listener.start("127.0.0.1", ANY_PORT)
+    listener, address = listen(engine.post, VerifyRequest, EPOCH, certificates)
+    yield address
     listener.close()
     await asyncio.sleep(0.02)  # until both ends have seen it
 
@@ -71,61 +72,74 @@ async def link(address, certificates):
 
 
 async def next_tokens(link, *requests):
-    return [reply.next_token for reply in await link.exchange(requests)]
+    return [reply.next_token for reply in await replies_of(link, requests)]
 
 
 async def test_replies_come_in_the_order_of_the_requests(link):
-    replies = await link.exchange([request("a", 7), request("b", 3, TokenTree.chain([4, 5, 9]))])
+    replies = await replies_of(link, [request("a", 7), request("b", 3, TokenTree.chain([4, 5, 9]))])
     assert [(reply.stamp.session, reply.next_token) for reply in replies] == [("a", 8), ("b", 6)]
     assert replies[1].path == (0, 1)
-    assert await link.exchange([]) == []
+    assert await replies_of(link, []) == []
 
 
 async def test_calls_that_are_under_way_together_get_their_own_replies(link, address, certificates):
     other = await Link.open(address, certificates)
-    calls = [next_tokens(each, request(f"{number}", number)) for number in range(20) for each in (link, other)]
+    calls = [
+        next_tokens(each, request(f"{number} {way}", number))
+        for number in range(20)
+        for way, each in enumerate((link, other))
+    ]
     assert await asyncio.gather(*calls) == [[number + 1] for number in range(20) for _ in range(2)]
     other.close("it is not needed")
 
 
 async def test_who_gives_up_does_not_disturb_the_others(link):
-    gone = asyncio.create_task(link.exchange([request("a", SLOW)]))
+    gone = asyncio.create_task(link.exchange([request("a", SLOW)], print))
     await asyncio.sleep(0.05)
     gone.cancel()
     assert await next_tokens(link, request("b", 5)) == [6]
-    assert not link._calls, "what nobody waits for is not kept"
+    assert not link._open, "what nobody waits for is not kept"
 
 
 async def test_an_engine_that_fails_says_why_to_all_who_wait(link, address, certificates):
     other = await Link.open(address, certificates)
-    waiting = asyncio.create_task(other.exchange([request("b", SLOW)]))
+    waiting = asyncio.create_task(replies_of(other, [request("b", SLOW)]))
     await asyncio.sleep(0.05)
     with pytest.raises(WorkerLost, match="told to fail"):
-        await link.exchange([request("a", FAIL)])
+        await link.exchange([request("a", FAIL)], print)
     outcome = (await asyncio.gather(waiting, return_exceptions=True))[0]
     assert "told to fail" in str(outcome) or outcome[0].next_token == SLOW + 1, "it may have been answered before"
     with pytest.raises(WorkerLost, match="told to fail"):
-        await other.exchange([request("b", 5)])
+        await other.exchange([request("b", 5)], print)
     assert link.is_closed
     with pytest.raises(WorkerLost, match="told to fail"):
-        await link.exchange([request("a", 5)])
+        await link.exchange([request("a", 5)], print)
 
 
 async def test_a_connection_that_breaks_is_a_lost_engine_to_who_waits(link):
-    waiting = asyncio.create_task(link.exchange([request("a", SLOW)]))
+    waiting = asyncio.create_task(link.exchange([request("a", SLOW)], print))
     await asyncio.sleep(0.05)
     link._transport.abort()
     with pytest.raises(WorkerLost, match=r"closed the link|broke"):
         await waiting
     with pytest.raises(WorkerLost):
-        await link.exchange([request()])
+        await link.exchange([request()], print)
 
 
-async def test_a_batch_that_is_too_long_is_not_sent_and_harms_nothing(link, monkeypatch):
+async def test_a_request_that_no_frame_can_carry_is_refused_and_the_rest_of_its_batch_is_sent(link, monkeypatch):
     monkeypatch.setattr(client, "framed", lambda content: framed(content, 200))
-    with pytest.raises(FrameTooLong):
-        await link.exchange([replace(request(), suffix=tuple(range(1000)))])
-    assert await next_tokens(link, request("a", 5)) == [6]
+    long = replace(request("long"), suffix=tuple(range(1000)))
+    first, refused, last = await replies_of(link, [request("a", 5), long, request("b", 6)])
+    assert (first.next_token, last.next_token) == (6, 7)
+    assert isinstance(refused, Refused)
+    assert refused.field == "prompt"
+    assert "too long for a link: a frame of " in refused.reason
+    assert await next_tokens(link, request("c", 5)) == [6]
+
+
+async def test_requests_that_are_too_long_together_go_in_several_frames(link, monkeypatch):
+    monkeypatch.setattr(client, "framed", lambda content: framed(content, 120))
+    assert await next_tokens(link, *(request(f"{n}", n) for n in range(9))) == list(range(1, 10))
 
 
 async def test_replies_that_are_too_long_together_come_one_after_the_other(link, monkeypatch):
@@ -153,8 +167,8 @@ async def test_who_does_not_read_is_cut_off_and_others_are_served(
     monkeypatch.setattr("deploy.link.stream.MAX_UNSENT_BYTES", 10_000)
     _, writer = await admitted(address, certificates)
     writer.transport.pause_reading()
-    for number in range(40):
-        writer.write(framed(encode_requests(number, [request("s" * 200_000, 5)])))
+    for _ in range(40):
+        writer.write(framed(encode_requests([request("s" * 200_000, 5)])))
     await until_logged(caplog, "does not read", "timed out")  # by the kernel, where that is the first to notice
     assert await next_tokens(link, request("a", 5)) == [6]
     writer.transport.abort()
@@ -215,7 +229,7 @@ STRANGERS = {
     "a short nonce": (lambda c, a: hello(c, a, nonce=b"x"), "a nonce without 32 bytes"),
     "another engine's epoch": (lambda c, a: hello(c, replace(a, epoch=7)), "wants engine 0000000000000007"),
     "a proof for another connection": (lambda c, a: hello(challenge(), a), "the orchestrator.s key is not"),
-    "requests before its hello": (lambda c, a: framed(encode_requests(0, [request()])), "not a Hello|version"),
+    "requests before its hello": (lambda c, a: framed(encode_requests([request()])), "not a Hello|version"),
     "a long frame": (lambda c, a: framed(b"x" * 257), "257 bytes; at most 256"),
 }
 
@@ -237,7 +251,7 @@ FRIENDS = {
     "a frame above the limit": (lambda: (MAX_FRAME_BYTES + 1).to_bytes(4, "big"), "at most 67108864"),
     "a frame that is no message": (lambda: framed(b"\xff" * 9), "not a Requests"),
     "what only a draft does": (
-        lambda: framed(encode_requests(0, [DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1,), TreeSpec(1, 1))])),
+        lambda: framed(encode_requests([DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1,), TreeSpec(1, 1))])),
         "only a VerifyRequest",
     ),
     "a tree that is none": (
@@ -261,7 +275,7 @@ async def test_who_has_been_let_in_and_sends_nonsense_is_shut_out_alike(what, ad
 
 async def test_a_frame_that_ends_half_way_is_told(address, certificates, link, caplog):
     _, writer = await admitted(address, certificates)
-    writer.write(framed(encode_requests(0, [request()]))[:-1])
+    writer.write(framed(encode_requests([request()]))[:-1])
     writer.close()
     await until_logged(caplog, "the peer closed it within a frame")
     assert await next_tokens(link, request("a", 5)) == [6]
@@ -317,24 +331,24 @@ async def listening(talk):
 
 
 def lying_engine(lie):
-    """An engine's end that welcomes, and then answers the first request with `lie(number)`."""
+    """An engine's end that welcomes, and then answers the first request with `lie`."""
 
     async def talk(reader, writer):
         challenged = challenge()
         writer.write(framed(challenged.SerializeToString()))
         said = pb.Hello.FromString(await read_frame(reader))
         writer.write(framed(handshake.admit(said, challenged, EPOCH, KEY).SerializeToString()))
-        number = pb.Requests.FromString(await read_frame(reader)).first_number
-        writer.write(lie(number))
+        await read_frame(reader)
+        writer.write(lie)
 
     return listening(talk)
 
 
-GROWN = DraftDone(Stamp("a", EPOCH, 1), NewNodes(0), 2)
+GROWN = DraftUpdate(Stamp("a", EPOCH, 1), NewNodes(0), 2, is_over=True)
 LIES = {
-    "garbage": lambda number: b"\xff" * 30,
-    "a frame that is no message": lambda number: framed(b"\xff" * 9),
-    "a reply without content": lambda number: framed(pb.Replies(replies=[{"number": number}]).SerializeToString()),
+    "garbage": b"\xff" * 30,
+    "a frame that is no message": framed(b"\xff" * 9),
+    "a reply without content": framed(pb.Replies(replies=[{}]).SerializeToString()),
 }
 
 
@@ -343,17 +357,15 @@ async def test_an_engine_that_talks_nonsense_is_lost(lie):
     async with lying_engine(LIES[lie]) as address:
         link = await Link.open(address)
         with pytest.raises(WorkerLost, match="the link is closed: "):
-            await link.exchange([request()])
+            await link.exchange([request()], print)
         assert link.is_closed
 
 
 async def test_replies_to_nobodys_request_are_dropped():
-    def lie(number):
-        return framed(encode_replies([(number + 7, GROWN), (number, GROWN), (number, GROWN)]))
-
+    lie = framed(encode_replies([replace(GROWN, stamp=Stamp("b", EPOCH, 1)), GROWN, GROWN]))
     async with lying_engine(lie) as address:
         link = await Link.open(address)
-        assert await link.exchange([request()]) == [GROWN]
+        assert await replies_of(link, [request()]) == [GROWN]
         link.close("done")
 
 
@@ -392,17 +404,19 @@ async def test_who_accepts_and_says_nothing_is_given_up(monkeypatch):
 # Ports
 
 
-async def test_the_first_free_port_of_the_range_is_taken(engine, address, caplog):
-    first = LinkServer(EPOCH, (VerifyRequest,), engine.post)
-    assert await first.start("127.0.0.1", (address.port, address.port)) is None
-    assert f"ports {address.port} to {address.port} of 127.0.0.1 are all in use; see link_ports" in caplog.text
-    assert (await first.start("127.0.0.1", (address.port, address.port + 50))).port > address.port
+async def test_the_first_free_port_of_the_range_is_taken(engine, address):
+    first = LinkServer(EPOCH, (VerifyRequest,))
+    used = rf"ports {address.port} to {address.port} of 127\.0\.0\.1 are all in use; engine\.link_ports sets others"
+    with pytest.raises(StartupError, match=used):
+        first.bind("127.0.0.1", (address.port, address.port))
+    first.bind("127.0.0.1", (address.port, address.port + 50))
+    assert first.start(engine.post).port > address.port
     first.close()
 
 
-async def test_an_address_that_is_not_this_machines_leaves_the_engine_without_links(engine, caplog):
-    assert await LinkServer(EPOCH, (VerifyRequest,), engine.post).start("192.0.2.1", ANY_PORT) is None
-    assert "no links" in caplog.text
+def test_an_address_that_is_not_this_machines_ends_the_start():
+    with pytest.raises(StartupError, match=r"cannot listen for links at 192\.0\.2\.1 port 0: "):
+        LinkServer(EPOCH, (VerifyRequest,)).bind("192.0.2.1", ANY_PORT)
 
 
 async def test_a_key_is_not_printed(address):
@@ -429,8 +443,7 @@ async def all_of_it(caplog):
     """Requests, large replies, a stranger, and the end."""
     engine = EngineLoop(FakeTargetEngine(EPOCH))
     engine.start()
-    listener = LinkServer(EPOCH, (VerifyRequest,), engine.post)
-    address = await listener.start("127.0.0.1", ANY_PORT)
+    listener, address = listen(engine.post, VerifyRequest, EPOCH)
     link = await Link.open(address)
     try:
         await test_replies_come_in_the_order_of_the_requests(link)
@@ -447,7 +460,7 @@ async def test_who_waits_to_write_is_told_when_the_link_closes():
     """A full link is not read by its engine any more, which may well be because that has died."""
     link = Link(LinkAddress("127.0.0.1", 1, 5, b"key"))
     link.pause_writing()
-    waiting = asyncio.ensure_future(link.exchange([request()]))
+    waiting = asyncio.ensure_future(link.exchange([request()], print))
     await asyncio.sleep(0)
     link.close("the engine is gone")
     with pytest.raises(WorkerLost, match="the engine is gone"):

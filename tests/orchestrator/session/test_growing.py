@@ -150,7 +150,8 @@ class Stage:
         chances = tuple(0.9 - 0.01 * index for index in range(len(nodes)))
         new_nodes = NewNodes(first, parents, tokens, (0,) * len(nodes), chances, chances, root)
         held = asked.num_committed if held is None else held
-        return m.DraftReplied(DraftUpdate(stamp or asked.stamp, new_nodes, held, Timing(0.0, 0.003, 1, 4)), 0.0, self.now_s)
+        update = DraftUpdate(stamp or asked.stamp, new_nodes, held, Timing(0.0, 0.003, 1, 4))
+        return m.DraftReplied(update, 0.0, self.now_s)
 
     def grows(self, *nodes, **changes):
         return self.event(self.growth(*nodes, **changes))
@@ -436,7 +437,8 @@ def test_in_a_pause_the_draft_ends_what_it_grows_and_is_told_nothing_more_until_
     assert asked.growth == CATCH_UP
     stage.verdict()
     assert stage.last(DraftRequest) is asked, "growth that ends by itself is asked for once, answered or not"
-    stage.event(m.DraftReplied(DraftUpdate(asked.stamp, NewNodes(stage.num_reported), asked.num_committed, is_over=True)))
+    update = DraftUpdate(asked.stamp, NewNodes(stage.num_reported), asked.num_committed, is_over=True)
+    stage.event(m.DraftReplied(update))
     num_reported, num_committed = stage.count(DraftRequest), asked.num_committed
     for _ in range(4):
         stage.verdict()

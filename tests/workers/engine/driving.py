@@ -9,8 +9,8 @@ from unittest.mock import patch
 import torch
 
 from core.records import (
-    DraftDone,
     DraftRequest,
+    DraftUpdate,
     Missing,
     Sampling,
     SequenceSpec,
@@ -25,30 +25,40 @@ from core.text.token_log import TokenLog
 EPOCH = 7
 
 
-def answer(engine, request, ticket=1):
-    """The reply to one request on an engine that has nothing else to do."""
-    engine.add(ticket, request)
+def answer(engine, request):
+    """The first reply to one request."""
+    engine.add(request)
     while True:
-        for found, reply in engine.step():
-            if found == ticket:
+        for reply in engine.step():
+            if reply.stamp == request.stamp:
                 return reply
 
 
+def step(engine):
+    """The last reply of one step to each session, by its name."""
+    return {reply.stamp.session: reply for reply in engine.step()}
+
+
 def run(engine):
-    """The last reply to each ticket, in the order in which they come."""
+    """The last reply to each session, by its name, in the order in which they come."""
     replies = {}
     while engine.has_work:
-        replies.update(engine.step())
+        replies.update(step(engine))
         engine.check_integrity()
     return replies
 
 
 def answer_all(engine, requests):
-    """The replies to requests that share their first step."""
-    for ticket, request in enumerate(requests):
-        engine.add(ticket, request)
+    """The replies to requests of different sessions that share their first step."""
+    for request in requests:
+        engine.add(request)
     replies = run(engine)
-    return [replies[ticket] for ticket in range(len(requests))]
+    return [replies[request.stamp.session] for request in requests]
+
+
+def has_grown(reply):
+    """Whether growth has come to its end, and was not refused or missing something."""
+    return isinstance(reply, DraftUpdate) and reply.is_over
 
 
 @contextmanager
@@ -108,7 +118,7 @@ class Driver:
             self.held = reply.held
             reply = answer(self.engine, self.draft_request(growth))
         self.engine.check_integrity()
-        if isinstance(reply, DraftDone):
+        if has_grown(reply):
             self.held = reply.held
         return reply
 

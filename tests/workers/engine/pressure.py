@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from core.config import DECODE_TOKENS
-from core.records import Missing, Verdict
+from core.records import Missing, Stamp, Verdict
 from tests.workers.engine.driving import Driver
 
 GIVE_UP_STEPS = 20_000
@@ -33,8 +33,8 @@ class Call:
     """Messages that are answered together."""
 
     clients: list[Client]
-    open: set[int]
-    replies: dict[int, Any] = field(default_factory=dict)
+    open: set[Stamp]
+    replies: dict[Stamp, Any] = field(default_factory=dict)
     is_decoding: bool = True
 
 
@@ -75,14 +75,14 @@ class Orchestrator:
             self._send(waiting, is_decoding=True)
 
     def _send(self, clients: list[Client], *, is_decoding: bool) -> None:
-        tickets = [self._world.post(self, client.driver.verify_request()) for client in clients]
-        self._calls.append(Call(clients, set(tickets), dict.fromkeys(tickets), is_decoding))
+        stamps = [self._world.post(self, client.driver.verify_request()) for client in clients]
+        self._calls.append(Call(clients, set(stamps), dict.fromkeys(stamps), is_decoding))
 
-    def take(self, ticket: int, reply: Any) -> None:
+    def take(self, reply: Any) -> None:
         """A reply, which counts when its call is complete."""
-        call = next(call for call in self._calls if ticket in call.open)
-        call.open.discard(ticket)
-        call.replies[ticket] = reply
+        call = next(call for call in self._calls if reply.stamp in call.open)
+        call.open.discard(reply.stamp)
+        call.replies[reply.stamp] = reply
         if not call.open:
             self._calls.remove(call)
             for client, each in zip(call.clients, call.replies.values(), strict=True):
@@ -117,16 +117,14 @@ class World:
         self.num_output = num_output
         self.rows: list[int] = []
         """Number of rows of each pass; 0 where the engine only waited for a message."""
-        self._on_the_way: list[tuple[int, Any]] = []
-        self._owners: dict[int, Orchestrator] = {}
-        self._num = 0
+        self._on_the_way: list[Any] = []
+        self._owners: dict[Stamp, Orchestrator] = {}
 
-    def post(self, owner: Orchestrator, request: Any) -> int:
+    def post(self, owner: Orchestrator, request: Any) -> Stamp:
         """Send a message, which arrives one step later."""
-        self._num += 1
-        self._owners[self._num] = owner
-        self._on_the_way.append((self._num, request))
-        return self._num
+        self._owners[request.stamp] = owner
+        self._on_the_way.append(request)
+        return request.stamp
 
     def run(self, orchestrators: list[Orchestrator]) -> None:
         """Serve until all sessions have ended."""
@@ -137,12 +135,12 @@ class World:
                 return
             coming, self._on_the_way = self._on_the_way, []
             before = self.engine.stats().num_rows
-            for ticket, reply in self.engine.step():
-                self._owners[ticket].take(ticket, reply)
+            for reply in self.engine.step():
+                self._owners[reply.stamp].take(reply)
             self.engine.check_integrity()
             self.rows.append(self.engine.stats().num_rows - before)
-            for ticket, request in coming:
-                self.engine.add(ticket, request)
+            for request in coming:
+                self.engine.add(request)
         raise AssertionError("somebody waits for ever")
 
 

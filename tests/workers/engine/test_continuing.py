@@ -15,6 +15,7 @@ from core.protocol import ENDED, OVERTAKEN
 from core.records import Continuation, Refused, Sampling, Stamp, Verdict, Verification
 from core.speculation.token_tree import EMPTY_BLOCK, TokenTree
 from tests.checkpoints import VOCAB_SIZE
+from tests.exchange import replies_of
 from tests.workers.engine.driving import EPOCH, Driver, chain, wrong
 from workers.engine.target import TargetEngine
 from workers.engine.thread import EngineLoop
@@ -43,18 +44,18 @@ def plain(checkpoint):
 
 
 class Offering(Driver):
-    """A session that offers continuations; tickets are its rounds."""
+    """A session that offers continuations; replies are named by its rounds."""
 
     def ask(self, block=EMPTY_BLOCK):
         """Have a block verified; nothing is computed yet."""
         request = self.verify_request(block)
-        self.engine.add(request.stamp.round, request)
+        self.engine.add(request)
         return request.stamp.round
 
     def offer(self, after, tree, *, is_open=False, **changes):
         self.round += 1
         stamp = Stamp(self.session, changes.pop("epoch", EPOCH), self.round)
-        self.engine.add(self.round, Continuation(stamp, after, tree, is_open))
+        self.engine.add(Continuation(stamp, after, tree, is_open))
         return self.round
 
     def commit(self, verdict, block):
@@ -67,12 +68,12 @@ class Offering(Driver):
 
 
 def steps(engine, num=1):
-    """What is answered in so many steps, by ticket."""
+    """What is answered in so many steps, by round."""
     found = {}
     for _ in range(num):
-        for ticket, reply in engine.step():
-            assert ticket not in found, "one answer each"
-            found[ticket] = reply
+        for reply in engine.step():
+            assert reply.stamp.round not in found, "one answer each"
+            found[reply.stamp.round] = reply
         engine.check_integrity()
     return found
 
@@ -357,14 +358,14 @@ def test_all_of_a_pass_go_on_together_or_nobody_does(engine, plain):
     asked = one.ask(), other.ask()
     offered = one.offer(asked[0], EMPTY_BLOCK, is_open=True)
     replies = steps(engine)
-    assert [replies[ticket].continued for ticket in asked] == [0, 0], "the other one has offered nothing"
+    assert [replies[round_].continued for round_ in asked] == [0, 0], "the other one has offered nothing"
     assert replies[offered].reason == UNUSED
-    for session, ticket in zip((one, other), asked, strict=True):
-        session.commit(replies[ticket], EMPTY_BLOCK)
+    for session, round_ in zip((one, other), asked, strict=True):
+        session.commit(replies[round_], EMPTY_BLOCK)
     asked = one.ask(), other.ask(chain(text[1]))
     offered = one.offer(asked[0], EMPTY_BLOCK, is_open=True), other.offer(asked[1], chain(text[1], text[2], text[3]))
     replies = steps(engine)
-    assert tuple(replies[ticket].continued for ticket in asked) == offered
+    assert tuple(replies[round_].continued for round_ in asked) == offered
     one.commit(replies[asked[0]], EMPTY_BLOCK)
     other.commit(replies[asked[1]], chain(text[1]))
     replies = steps(engine)
@@ -374,8 +375,8 @@ def test_all_of_a_pass_go_on_together_or_nobody_does(engine, plain):
     assert all(isinstance(reply, Verdict) for reply in replies.values())
 
 
-async def test_what_is_offered_while_a_pass_is_computed_is_gone_on_with_at_its_verdict(engine, plain):
-    """Through the loop that serves: each offer is made when the pass that it is for has begun."""
+def held_up(engine):
+    """Has each pass of the engine tell that it is computed, and wait until it may go on."""
     computed, may_go_on = threading.Event(), threading.Semaphore(0)
     forward = engine._runtime.forward
 
@@ -386,16 +387,22 @@ async def test_what_is_offered_while_a_pass_is_computed_is_gone_on_with_at_its_v
         return logits
 
     engine._runtime.forward = waits
+    return computed, may_go_on
+
+
+async def test_what_is_offered_while_a_pass_is_computed_is_gone_on_with_at_its_verdict(engine, plain):
+    """Through the loop that serves: each offer is made when the pass that it is for has begun."""
+    computed, may_go_on = held_up(engine)
     loop = EngineLoop(engine)
     loop.start()
     session = Offering(engine, PROMPT, SAMPLINGS[0])
-    replies = [asyncio.create_task(loop.submit([session.verify_request()]))]
+    replies = [asyncio.create_task(replies_of(loop, [session.verify_request()]))]
     for after in range(1, 6):
         assert await asyncio.to_thread(computed.wait, 30)
         computed.clear()
         session.round += 1
         offer = Continuation(Stamp(session.session, EPOCH, session.round), after, EMPTY_BLOCK, True)
-        replies.append(asyncio.create_task(loop.submit([offer])))
+        replies.append(asyncio.create_task(replies_of(loop, [offer])))
         await asyncio.sleep(0)  # it is posted
         may_go_on.release()
     may_go_on.release()
@@ -403,3 +410,21 @@ async def test_what_is_offered_while_a_pass_is_computed_is_gone_on_with_at_its_v
     await loop.close()
     assert [verdict.continued for verdict in verdicts] == [2, 3, 4, 5, 6, 0]
     assert [verdict.next_token for verdict in verdicts] == list(plain[SAMPLINGS[0]][:6])
+
+
+async def test_the_time_in_the_queue_counts_as_waiting_and_not_for_what_was_offered(engine):
+    """Both come while a pass is computed: the message waits for its end, the offer has nothing to wait for yet."""
+    computed, may_go_on = held_up(engine)
+    loop = EngineLoop(engine)
+    loop.start()
+    session, other = Offering(engine, PROMPT), Driver(engine, PROMPT, session="other")
+    replies = [asyncio.create_task(replies_of(loop, [session.verify_request()]))]
+    assert await asyncio.to_thread(computed.wait, 30)
+    offer = Continuation(Stamp(session.session, EPOCH, 2), 1, EMPTY_BLOCK, True)
+    replies.append(asyncio.create_task(replies_of(loop, [other.verify_request(), offer])))
+    await asyncio.sleep(0.3)
+    may_go_on.release(3)
+    (first,), (waited, offered) = await asyncio.gather(*replies)
+    await loop.close()
+    assert first.continued == offered.stamp.round
+    assert waited.timing.waited_s >= 0.3 > offered.timing.waited_s

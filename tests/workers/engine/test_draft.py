@@ -8,7 +8,7 @@ from core.config import EngineConfig
 from core.exact.sampling import draw_guess
 from core.records import Refused, Sampling, Verification
 from tests.checkpoints import VOCAB_SIZE
-from tests.workers.engine.driving import EPOCH, Driver, answer, answer_all, poisoned, tree_of, wrong
+from tests.workers.engine.driving import EPOCH, Driver, answer, answer_all, poisoned, step, tree_of, wrong
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
 
@@ -104,20 +104,20 @@ def test_blocks_of_many_sessions_grow_together(engine):
 
 def test_a_model_that_gives_nan_refuses_that_sequence_alone(engine):
     expected = Driver(engine, PROMPT, session="before").draft(1).tokens
-    engine.add(1, Driver(engine, PROMPT, session="a").draft_request(1))
-    engine.add(2, Driver(engine, PROMPT, session="b").draft_request(1))
+    engine.add(Driver(engine, PROMPT, session="a").draft_request(1))
+    engine.add(Driver(engine, PROMPT, session="b").draft_request(1))
     with poisoned(engine, 0):
-        replies = dict(engine.step())
-    assert isinstance(replies[1], Refused)
-    assert tree_of(replies[2]).tokens == expected
+        replies = step(engine)
+    assert isinstance(replies["a"], Refused)
+    assert tree_of(replies["b"]).tokens == expected
     engine.check_integrity()
 
 
 def test_release_frees_a_block_in_the_making(engine):
-    engine.add(1, Driver(engine, PROMPT).draft_request(8))
+    engine.add(Driver(engine, PROMPT).draft_request(8))
     engine.step()
     engine.release(["s"])
-    assert isinstance(dict(engine.step())[1], Refused)
+    assert isinstance(step(engine)["s"], Refused)
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
     assert answer(engine, Driver(engine, PROMPT, session="next").draft_request(1)).new_nodes
 

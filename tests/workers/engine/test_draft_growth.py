@@ -11,7 +11,6 @@ import pytest
 
 from core.config import EngineConfig
 from core.records import (
-    DraftDone,
     DraftRequest,
     DraftUpdate,
     Missing,
@@ -20,13 +19,14 @@ from core.records import (
     SequenceSpec,
     Stamp,
     Verification,
+    is_last,
 )
 from core.speculation.growth import TreeSpec
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT
 from core.text.token_log import TokenLog
 from tests.checkpoints import write
-from tests.workers.engine.driving import EPOCH, Driver, answer_all, wrong
+from tests.workers.engine.driving import EPOCH, Driver, answer_all, has_grown, wrong
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
 
@@ -40,6 +40,8 @@ SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, pytest.param(COUPLED, m
 CANDIDATES = TreeSpec(1, 1, calibration=(0.0, 0.0), tail=(0.12,) * 7, num_passes=1)
 """Those of the root."""
 TREE_SPEC = TreeSpec(8, 12, 0.02, (1.0, 1.0), (0.4, 0.2, 0.1))
+SHALLOW = replace(TREE_SPEC, max_depth=2, min_path_prob=0.0)
+"""Growth that is over after a few passes."""
 
 
 def load(checkpoint, kv_cache_tokens=4096, **settings):
@@ -108,10 +110,10 @@ class Session:
         self.bench.add(self, request)
 
     def take(self, reply):
-        if not isinstance(reply, DraftUpdate):
+        if is_last(reply):
             self.ends.append(reply)
             self.held = reply.held if isinstance(reply, Missing) else self.held
-        if not isinstance(reply, DraftUpdate | DraftDone) or not self.roots:  # or somebody else asked in its name
+        if not isinstance(reply, DraftUpdate) or not self.roots:  # or somebody else asked in its name
             return
         new_nodes = reply.new_nodes
         if reply.stamp.round in self.anew:
@@ -150,14 +152,12 @@ class Bench:
         engine._runtime.forward = counted
 
     def add(self, session, request):
-        ticket = len(self.sessions)
-        self.sessions[ticket] = session
-        self.engine.add(ticket, request)
+        self.sessions[request.stamp] = session
+        self.engine.add(request)
 
     def step(self):
-        for ticket, reply in self.engine.step():
-            self.sessions[ticket].take(reply)
-            assert reply.stamp.session == self.sessions[ticket].name
+        for reply in self.engine.step():
+            self.sessions[reply.stamp].take(reply)
         self.engine.check_integrity()
 
     def run(self, max_steps=200, *, is_to_end=True):
@@ -324,16 +324,16 @@ def test_a_session_feeds_nothing_below_its_own_least_chance(bench):
     assert len(lax.said) > len(strict.said)
 
 
-@pytest.mark.parametrize(
-    "tree_spec", [replace(TREE_SPEC, min_path_prob=0.3), replace(TREE_SPEC, max_depth=2, min_path_prob=0.0)]
-)
-def test_an_engine_rests_when_nothing_is_worth_a_row(bench, tree_spec):
+@pytest.mark.parametrize(("tree_spec", "num_jobs"), [(replace(TREE_SPEC, min_path_prob=0.3), 1), (SHALLOW, 0)])
+def test_an_engine_rests_when_nothing_is_worth_a_row(bench, tree_spec, num_jobs):
+    """The session is still grown for, unless nothing is left to feed at all."""
     session = Session(bench, "s", tree_spec=tree_spec)
     session.tell()
     bench.run()
     assert not bench.engine.has_work
     assert max(map(len, session.texts)) <= len(PROMPT) + tree_spec.max_depth
-    assert bench.engine.stats().num_jobs == 1, "the session is still grown for"
+    assert bench.engine.stats().num_jobs == num_jobs
+    assert [has_grown(end) for end in session.ends] == [True] * (1 - num_jobs)
     session.tell(session.said[session.text][0])
     assert bench.engine.has_work
 
@@ -371,7 +371,7 @@ def test_an_idle_draft_makes_room_for_a_prompt_and_a_prompt_goes_before_guesses(
     other = Driver(bench.engine, list(range(60)), session="other")
     bench.add(session_of := Session(bench, "other"), other.draft_request(1))
     bench.step()
-    assert isinstance(session_of.ends[0], DraftDone)
+    assert has_grown(session_of.ends[0])
     bench.run()
     session.tell(session.said[session.text][0])
     bench.run()
@@ -406,7 +406,7 @@ def test_a_session_that_is_preempted_while_nothing_grows_is_told_so(checkpoint):
     session = Session(bench, "s", tree_spec=replace(TREE_SPEC, min_path_prob=1.0))
     session.tell()
     bench.run()
-    assert isinstance(answer_of(bench, Driver(bench.engine, list(range(46)), session="o").draft_request(1)), DraftDone)
+    assert has_grown(answer_of(bench, Driver(bench.engine, list(range(46)), session="o").draft_request(1)))
     bench.run()
     assert [type(end) for end in session.ends] == [Missing]
     session.tell()
@@ -523,6 +523,63 @@ def test_a_message_that_overtakes_ends_the_one_before_under_its_own_stamp(bench)
     assert list(bench.engine._growing_jobs) == ["s"], "a message that comes too late changes nothing"
 
 
+def test_growth_that_is_over_ends_its_message_and_leaves_no_job(bench, says):
+    session = Session(bench, "s", sampling=COUPLED, tree_spec=SHALLOW)
+    session.tell()
+    bench.run()
+    assert [update.is_over for update in session.updates] == [False] * (len(session.updates) - 1) + [True]
+    assert session.ends == session.updates[-1:]
+    assert (bench.engine.stats().num_jobs, bench.engine.has_work) == (0, False)
+    session.tell(*walk(session, Random(0), 1))
+    bench.run()
+    session.tell(*walk(session, Random(1), 2), 9)
+    bench.run()
+    assert [(has_grown(end), end.stamp.round) for end in session.ends] == [(True, 1), (True, 2), (True, 3)]
+    session.check(says)
+    bench.engine.release(["s"])
+    assert not bench.engine.has_work, "nobody is to be told"
+
+
+def test_growth_that_is_over_from_the_beginning_is_told_so_at_once(bench):
+    """What is held is all that is to be fed."""
+    session = Session(bench, "s", tree_spec=SHALLOW)
+    session.tell()
+    bench.run()
+    num_rows, num_told = bench.engine.stats().num_rows, len(session.texts)
+    session.tell()
+    assert bench.engine.stats().num_jobs == 0
+    bench.run()
+    assert session.ends[1] is session.updates[-1]
+    assert (session.ends[1].stamp.round, session.ends[1].held, session.ends[1].timing) == (2, len(PROMPT), None)
+    assert (bench.engine.stats().num_rows, len(session.texts)) == (num_rows, num_told)
+
+
+@pytest.mark.parametrize(("num_tokens", "is_lost"), [(38, False), (46, True)])
+def test_growth_that_is_over_goes_on_after_others_have_taken_its_room(checkpoint, says, num_tokens, is_lost):
+    """Its guesses alone, or all that it held: that comes to light with its next message, and no sooner."""
+    bench = Bench(load(checkpoint, 48, share_prefixes=False))
+    session = Session(bench, "s", sampling=COUPLED, tree_spec=SHALLOW)
+    session.tell()
+    bench.run()
+    other = Driver(bench.engine, list(range(num_tokens)), session="other")
+    assert has_grown(answer_of(bench, other.draft_request(1)))
+    bench.run()
+    assert len(session.ends) == 1
+    assert bench.engine.stats().num_preemptions == is_lost
+    first = session.said[session.text][0]
+    session.said.clear()
+    session.tell(first)
+    bench.run()
+    bench.engine.release(["other"])
+    if is_lost:
+        assert session.ends[1:] == [Missing(Stamp("s", EPOCH, 2), 0)]
+        session.tell()
+    bench.run()
+    assert [has_grown(end) for end in session.ends] == [True, *[False] * is_lost, True]
+    assert session.text in session.said, "all is told anew"
+    session.check(says)
+
+
 @pytest.mark.parametrize("steps_before", [0, 1, 3])
 def test_scores_that_are_none_end_growth_of_that_session_alone(bench, says, steps_before):
     bad, good = Session(bench, "bad"), Session(bench, "good", [9, 8, 7])
@@ -577,12 +634,12 @@ def test_growth_that_goes_on_and_growth_that_ends_may_alternate(bench, says, sam
         session.tell(*tokens, base=0 if random.random() < 0.3 else None)
         if session.tree_spec.num_passes:
             bench.run()
-            assert isinstance(session.ends[-1], DraftDone)
+            assert has_grown(session.ends[-1])
     session.tree_spec = TREE_SPEC
     session.tell()
     bench.run()
     session.check(says)
-    assert {type(end) for end in session.ends} == {Refused, DraftDone}
+    assert {type(end) for end in session.ends} == {Refused, DraftUpdate}
     assert len(session.ends) == session.round - 1, "each message has one end, but for the last"
 
 

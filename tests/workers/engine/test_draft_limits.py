@@ -7,8 +7,8 @@ from time import monotonic
 import pytest
 
 from core.config import EngineConfig
-from core.records import DraftDone, Refused, Sampling, Verification
-from tests.workers.engine.driving import EPOCH, Driver, answer, poisoned, run, tree_of
+from core.records import Refused, Sampling, Verification
+from tests.workers.engine.driving import EPOCH, Driver, answer, answer_all, has_grown, poisoned, run, step, tree_of
 from tests.workers.engine.growths import places_of, wide
 from workers.engine.draft import DraftEngine
 
@@ -60,7 +60,7 @@ def test_where_the_kv_cache_ends_a_chain_ends_and_the_request_is_served(load, wa
     want = Driver(load(), PROMPT, *way).draft(5)
     assert tree_of(Driver(small, PROMPT, *way).ask(5)) == want.prefix(3), "two are fed, and the last one needs no row"
     assert isinstance(Driver(small, [7] * 9, *way, session="beyond").ask(1), Refused)
-    assert isinstance(Driver(small, [7] * 8, *way, session="all of it").ask(1), DraftDone)
+    assert has_grown(Driver(small, [7] * 8, *way, session="all of it").ask(1))
 
 
 def test_where_the_kv_cache_ends_a_tree_ends(load):
@@ -99,15 +99,15 @@ def test_a_tree_below_a_long_prompt_is_what_it_is_where_the_prompt_is_one_step(l
 def test_a_tree_that_leads_to_nan_is_refused_alone_and_leaves_nothing_behind(engine, bad_row):
     expected = Driver(engine, PROMPT, session="before").draft(WIDE)
     drivers = [Driver(engine, PROMPT, session=f"{n}") for n in range(2)]
-    for ticket, driver in enumerate(drivers):
-        engine.add(ticket, driver.draft_request(WIDE))
+    for driver in drivers:
+        engine.add(driver.draft_request(WIDE))
     engine.step()
     with poisoned(engine, bad_row):
-        replies = dict(engine.step())
+        replies = step(engine)
     engine.check_integrity()
     replies |= run(engine)
-    assert isinstance(replies[0], Refused)
-    assert tree_of(replies[1]) == expected
+    assert isinstance(replies["0"], Refused)
+    assert tree_of(replies["1"]) == expected
     drivers[0].held = len(PROMPT)
     assert drivers[0].draft(WIDE) == expected
 
@@ -121,17 +121,17 @@ def test_a_reply_says_what_it_cost(engine):
     driver = Driver(engine, PROMPT)
     request = driver.draft_request(WIDE)
     began_s = monotonic()
-    engine.add(1, request)
-    engine.add(2, Driver(engine, PROMPT * 2, session="company").draft_request(3))
+    engine.add(request)
+    engine.add(Driver(engine, PROMPT * 2, session="company").draft_request(3))
     between_s = monotonic()
     replies = run(engine)
     ended_s = monotonic()
-    timing = replies[1].timing
+    timing = replies[driver.session].timing
     assert (timing.num_passes, timing.num_rows) == (3, (6 + 12) + (8 + 1) + (8 + 1))
     assert timing.num_sessions == 2
     assert 0 <= timing.waited_s <= ended_s - began_s - timing.computed_s
     assert 0 < timing.computed_s <= ended_s - between_s
-    assert replies[2].timing.num_rows == timing.num_rows
+    assert replies["company"].timing.num_rows == timing.num_rows
 
 
 def test_growth_is_alike_alone_and_in_company(engine):
@@ -148,7 +148,5 @@ def test_growth_is_alike_alone_and_in_company(engine):
                 alone.append(answer(engine, first))
                 engine.release(names[:1])
                 requests.append(second)
-    for ticket, request in enumerate(requests):
-        engine.add(ticket, request)
-    replies = run(engine)
-    assert [replies[ticket].new_nodes for ticket in range(len(alone))] == [reply.new_nodes for reply in alone]
+    together = answer_all(engine, requests)
+    assert [reply.new_nodes for reply in together] == [reply.new_nodes for reply in alone]

@@ -10,11 +10,11 @@ import pytest
 
 from core.config import EngineConfig
 from core.exact.sampling import draw_guess
-from core.records import DraftDone, Refused, Sampling, Verification
+from core.records import Refused, Sampling, Verification
 from core.speculation.growth import Measure, TreeSpec
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT
 from tests.checkpoints import VOCAB_SIZE
-from tests.workers.engine.driving import EPOCH, Driver, answer, answer_all, tree_of, wrong
+from tests.workers.engine.driving import EPOCH, Driver, answer, answer_all, has_grown, tree_of, wrong
 from workers.engine import draft as draft_module
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
@@ -95,13 +95,10 @@ def test_what_is_told_is_what_was_drawn_from_to_the_bit(engine, said, way):
 def test_in_company_the_same_is_drawn(engine, fresh, way):
     drivers = [Driver(engine, [place, *PROMPT], *way, session=f"{place}") for place in range(4)]
     replies = answer_all(engine, [driver.draft_request(5) for driver in drivers])
-    for ticket, driver in enumerate(drivers):
-        assert tree_of(replies[ticket]).is_chain
+    for driver, reply in zip(drivers, replies, strict=True):
+        assert tree_of(reply).is_chain
         want = fresh(driver, 5)
-        assert (replies[ticket].new_nodes.q, replies[ticket].new_nodes.tokens.tolist()) == (
-            want.q,
-            want.tokens.tolist(),
-        )
+        assert (reply.new_nodes.q, reply.new_nodes.tokens.tolist()) == (want.q, want.tokens.tolist())
 
 
 @pytest.mark.parametrize(
@@ -185,7 +182,7 @@ def test_what_was_drawn_before_nan_is_told_all_the_same(engine, verification):
     driver = Driver(engine, PROMPT, SAMPLED, verification, session="poisoned")
     reply = driver.ask(4)
     engine._runtime.forward = forward
-    assert isinstance(reply, DraftDone)
+    assert has_grown(reply)
     assert (reply.new_nodes.q, reply.new_nodes.tokens.tolist()) == (whole.q[:2], whole.tokens[:2].tolist())
     engine.check_integrity()
     driver.log.extend(whole.tokens[:1].tolist())
@@ -209,7 +206,7 @@ def test_growth_without_an_end_is_refused_where_a_draft_samples(engine, way, has
     reply = answer(engine, driver.draft_request(replace(TreeSpec.chain(5), num_passes=0)))
     assert isinstance(reply, Refused)
     assert "fixed beforehand" in reply.reason
-    assert isinstance(answer(engine, driver.draft_request(5)), DraftDone), "it harms nobody"
+    assert has_grown(answer(engine, driver.draft_request(5))), "it harms nobody"
 
 
 @pytest.mark.parametrize("verification", DRAWN)

@@ -10,12 +10,12 @@ import pytest
 from core.config import EngineConfig
 from core.exact.sampling import draw_several
 from core.noise import row_of
-from core.records import DraftDone, Refused, Sampling, Verification
+from core.records import Refused, Sampling, Verification
 from core.speculation.growth import TreeSpec
 from core.speculation.token_tree import ROOT, TokenTree
 from deploy.link.trees import decode_distributions, encode_distributions
 from tests.checkpoints import VOCAB_SIZE
-from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of
+from tests.workers.engine.driving import EPOCH, Driver, answer, has_grown, tree_of
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
 from workers.sampling import sampler
@@ -119,7 +119,7 @@ def test_growth_that_looks_at_the_draft_is_refused(engine, verification):
         reply = answer(engine, driver.draft_request(growth))
         assert isinstance(reply, Refused)
         assert "fixed beforehand" in reply.reason
-    assert isinstance(answer(engine, driver.draft_request(TREE)), DraftDone)
+    assert has_grown(answer(engine, driver.draft_request(TREE)))
 
 
 def test_rejection_draws_no_trees(engine):

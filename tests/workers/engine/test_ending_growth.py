@@ -8,10 +8,10 @@ import pytest
 
 from core.config import EngineConfig
 from core.protocol import OVERTAKEN
-from core.records import DraftDone, Refused, Sampling
+from core.records import Refused, Sampling
 from core.speculation.growth import Measure, TreeSpec
 from core.speculation.token_tree import ROOT
-from tests.workers.engine.driving import EPOCH, Driver, answer, run
+from tests.workers.engine.driving import EPOCH, Driver, answer, has_grown, run, step
 from workers.engine.draft import DraftEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
@@ -32,7 +32,7 @@ def engine(checkpoint):
 
 def grown(engine, driver, tree_spec):
     reply = answer(engine, driver.draft_request(tree_spec))
-    assert isinstance(reply, DraftDone)
+    assert has_grown(reply)
     assert not engine.has_work, "it rests until the next message"
     assert engine.stats().num_jobs == 0
     engine.check_integrity()
@@ -54,10 +54,10 @@ def test_a_chain_is_told_once_and_goes_on_below_what_was_told(engine, sampling):
 
 
 def test_the_reply_comes_with_the_last_pass_and_not_behind_the_next_of_others(engine):
-    engine.add(1, Driver(engine, PROMPT, session="s").draft_request(CHAIN))
-    replies = [dict(engine.step()) for _ in range(4)]
+    engine.add(Driver(engine, PROMPT, session="s").draft_request(CHAIN))
+    replies = [step(engine) for _ in range(4)]
     assert replies[:3] == [{}] * 3
-    assert isinstance(replies[3][1], DraftDone)
+    assert has_grown(replies[3]["s"])
 
 
 @pytest.mark.parametrize("num_passes", [1, 2, 3])
@@ -86,14 +86,14 @@ def test_it_ends_where_the_draft_is_unsure(engine):
 
 def test_it_is_overtaken_by_the_next_message(engine):
     driver = Driver(engine, PROMPT, session="s")
-    engine.add(1, driver.draft_request(TREE))
+    first = driver.draft_request(TREE)
+    engine.add(first)
     engine.step()
     driver.log.extend([9])
-    engine.add(2, driver.draft_request(TREE))
-    replies = run(engine)
-    assert isinstance(replies[1], Refused)
-    assert replies[1].reason == OVERTAKEN
-    assert isinstance(replies[2], DraftDone)
+    engine.add(driver.draft_request(TREE))
+    replies = engine.step()
+    assert replies[0] == Refused(first.stamp, OVERTAKEN)
+    assert has_grown(run(engine)["s"])
 
 
 def test_it_grows_as_far_as_there_is_room(checkpoint):
@@ -105,7 +105,7 @@ def test_it_grows_as_far_as_there_is_room(checkpoint):
 
 def test_beside_growth_that_goes_on_both_get_their_rows(engine):
     endless, ending = Driver(engine, PROMPT, session="endless"), Driver(engine, [9, 8, 7], session="ending")
-    engine.add(1, endless.draft_request(replace(TREE, num_passes=0, min_path_prob=0.05)))
-    reply = answer(engine, ending.draft_request(CHAIN), ticket=2)
-    assert isinstance(reply, DraftDone)
+    engine.add(endless.draft_request(replace(TREE, num_passes=0, min_path_prob=0.05)))
+    reply = answer(engine, ending.draft_request(CHAIN))
+    assert has_grown(reply)
     assert len(reply.new_nodes) == 4

@@ -5,36 +5,49 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 
 from core.errors import WorkerLost
-from core.records import DraftUpdate, Refused, Stamp, Timing, Verdict
+from core.records import Base, Continuation, DraftUpdate, Missing, Refused, Stamp, Timing, Verdict, VerifyRequest
 from core.speculation.growth import NewNodes
+from core.speculation.token_tree import EMPTY_BLOCK
+from tests.exchange import replies_of
 from workers.engine import thread
 from workers.engine.thread import EngineLoop
 
 
+def asked(*rounds):
+    """Messages of one session, of these rounds."""
+    return [VerifyRequest(Stamp("s", 1, number), Base(0, 0), ()) for number in rounds]
+
+
+async def doubles(loop, *rounds):
+    """What a `FakeEngine` says to messages of these rounds."""
+    return [verdict.next_token for verdict in await replies_of(loop, asked(*rounds))]
+
+
 class FakeEngine:
-    """Answers each request with its double, one a step; fails on 13."""
+    """Answers each message with the double of its round, one a step; fails on multiples of 13."""
 
     def __init__(self):
         self.waiting = []
+        self.arrivals_s = {}
         self.released = []
 
     @property
     def has_work(self):
         return bool(self.waiting)
 
-    def add(self, ticket, request):
-        self.waiting.append((ticket, request))
+    def add(self, request, arrived_s=None):
+        self.waiting.append(request.stamp)
+        self.arrivals_s[request.stamp.round] = arrived_s
 
     def step(self):
-        ticket, request = self.waiting.pop(0)
-        if request == 13:
+        stamp = self.waiting.pop(0)
+        if stamp.round % 13 == 0:
             raise RuntimeError("thirteen")
-        return [(ticket, 2 * request)]
+        return [Verdict(stamp, (), 2 * stamp.round, 0)]
 
     def release(self, sessions):
         self.released += sessions
@@ -69,15 +82,18 @@ async def loop():
     await loop.close()
 
 
-async def test_replies_come_in_the_order_of_the_batch(loop):
+async def test_each_batch_gets_its_own_replies(loop):
     batches = [[1, 2, 3], [4], [], [5, 6]]
-    assert await asyncio.gather(*map(loop.submit, batches)) == [[2, 4, 6], [8], [], [10, 12]]
+    taken = [[] for _ in batches]
+    await asyncio.gather(
+        *(loop.exchange(asked(*batch), replies.append) for batch, replies in zip(batches, taken, strict=True))
+    )
+    assert [[verdict.next_token for verdict in replies] for replies in taken] == [[2, 4, 6], [8], [], [10, 12]]
 
 
 async def test_each_reply_is_taken_after_its_step_on_the_callers_loop(loop):
     taken, thread = [], threading.get_ident()
-    two_steps = loop.submit([1, 2], lambda reply: taken.append((reply, threading.get_ident())))
-    assert await two_steps == [2, 4]
+    await loop.exchange(asked(1, 2), lambda reply: taken.append((reply.next_token, threading.get_ident())))
     assert taken == [(2, thread), (4, thread)]
 
 
@@ -93,7 +109,7 @@ async def test_a_reply_is_taken_before_those_of_later_steps_are_ready():
     engine.step = step_when_the_first_is_taken
     loop = EngineLoop(engine)
     loop.start()
-    assert await loop.submit([1, 2], lambda reply: (taken.append(reply), has_first.set())) == [2, 4]
+    await loop.exchange(asked(1, 2), lambda reply: (taken.append(reply.next_token), has_first.set()))
     assert taken == [2, 4]
     await loop.close()
 
@@ -111,14 +127,14 @@ async def test_orders_are_carried_out_between_steps(loop):
     assert await loop.ask(lambda engine: list(engine.released)) == ["a", "b"]
     with pytest.raises(ZeroDivisionError):
         await loop.ask(lambda _: 1 // 0)
-    assert await loop.submit([1]) == [2], "a question that fails harms nobody else"
+    assert await doubles(loop, 1) == [2], "a question that fails harms nobody else"
 
 
 async def test_a_caller_that_is_cancelled_does_not_disturb_the_others(loop):
-    cancelled = asyncio.ensure_future(loop.submit([1, 2]))
+    cancelled = asyncio.ensure_future(doubles(loop, 1, 2))
     await asyncio.sleep(0)
     cancelled.cancel()
-    assert await loop.submit([3]) == [6]
+    assert await doubles(loop, 3) == [6]
 
 
 async def test_a_question_that_nobody_waits_for_any_more_ends_nothing(loop):
@@ -132,18 +148,18 @@ async def test_a_question_that_nobody_waits_for_any_more_ends_nothing(loop):
     may_go_on.set()
     assert await busy
     async with asyncio.timeout(10):
-        assert await loop.submit([1]) == [2]
+        assert await doubles(loop, 1) == [2]
     assert not asked
 
 
 async def test_an_engine_that_fails_is_lost_to_all_who_wait_and_to_all_who_come(loop):
-    waiting = [asyncio.ensure_future(loop.submit(batch)) for batch in ([13], [1, 13], [7])]
+    waiting = [asyncio.ensure_future(doubles(loop, *batch)) for batch in ([13], [1, 26], [7])]
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert any(isinstance(result, WorkerLost) for result in results)
     for result in results:
         assert isinstance(result, WorkerLost | list)
     with pytest.raises(WorkerLost, match="thirteen"):
-        await loop.submit([1])
+        await doubles(loop, 1)
 
 
 class FakeStuckEngine(FakeEngine):
@@ -163,7 +179,7 @@ async def test_orders_that_were_given_during_the_step_that_fails_are_lost_too():
     engine = FakeStuckEngine()
     loop = EngineLoop(engine)
     loop.start()
-    computing = asyncio.ensure_future(loop.submit([1]))
+    computing = asyncio.ensure_future(doubles(loop, 1))
     await asyncio.to_thread(engine.is_in_step.wait)
     asking, releasing = (asyncio.ensure_future(each) for each in (loop.ask(lambda _: 1), loop.release(["a"])))
     await asyncio.sleep(0)
@@ -177,8 +193,8 @@ async def test_orders_that_were_given_during_the_step_that_fails_are_lost_too():
 async def test_a_caller_whose_event_loop_has_closed_ends_nothing_for_others(loop):
     closed = asyncio.new_event_loop()
     closed.close()
-    loop.post([(0, 1)], thread._Inbox(closed))
-    assert await asyncio.wait_for(loop.submit([2]), 5) == [4]
+    loop.post(asked(1), thread._Inbox(closed))
+    assert await asyncio.wait_for(doubles(loop, 2), 5) == [4]
 
 
 async def test_a_closed_loop_turns_everybody_away():
@@ -186,46 +202,9 @@ async def test_a_closed_loop_turns_everybody_away():
     loop.start()
     await loop.close()
     with pytest.raises(WorkerLost, match="closed"):
-        await loop.submit([1])
+        await doubles(loop, 1)
     with pytest.raises(WorkerLost, match="closed"):
         await loop.release(["a"])
-
-
-async def test_the_time_in_the_queue_counts_as_waiting():
-    """The second call comes while the first one's step takes its time."""
-
-    class Slow(FakeEngine):
-        def step(self):
-            time.sleep(0.05)
-            ticket, request = self.waiting.pop(0)
-            return [(ticket, Verdict(request, (), 0, 0, timing=Timing(1.0, 2.0, 3, 4)))]
-
-    loop = EngineLoop(Slow())
-    loop.start()
-    first = asyncio.ensure_future(loop.submit([None]))
-    await asyncio.sleep(0.02)
-    second = (await loop.submit([None]))[0].timing
-    assert 1.01 < second.waited_s < 1.5
-    assert second == replace((await first)[0].timing, waited_s=second.waited_s)
-    assert (second.computed_s, second.num_passes, second.num_rows) == (2.0, 3, 4)
-    await loop.close()
-
-
-class FakeGrowingEngine(FakeEngine):
-    """Tells three times what has grown before each request's end."""
-
-    def step(self):
-        answers = [
-            (ticket, DraftUpdate(STAMP, NewNodes(n), 0, Timing(0.0, 0.5, 1, 2)))
-            for n in range(3)
-            for ticket, _ in self.waiting
-        ]
-        answers += [(ticket, Refused(STAMP, f"{request} has ended")) for ticket, request in self.waiting]
-        self.waiting.clear()
-        return answers
-
-
-STAMP = Stamp("a", 1, 1)
 
 
 class FakeReceiver:
@@ -235,11 +214,16 @@ class FakeReceiver:
     def take(self, replies):
         self.said += replies
 
-    def working(self, numbers):
-        self.waiting.append(list(numbers))
+    def working(self, stamps):
+        self.waiting.append([stamp.round for stamp in stamps])
 
     def lose(self, end):
         self.ends.append(end)
+
+    @property
+    def rounds(self):
+        """Of the messages that it was told a reply to."""
+        return [reply.stamp.round for reply in self.said]
 
     async def has_heard(self, num_replies):
         async with asyncio.timeout(10):
@@ -247,30 +231,115 @@ class FakeReceiver:
                 await asyncio.sleep(0.001)
 
 
-async def test_what_grows_leaves_a_call_open_until_its_end():
-    loop, receiver = EngineLoop(FakeGrowingEngine()), FakeReceiver()
+async def test_a_wait_counts_from_the_order_but_that_of_an_offer_from_the_engine():
+    loop, receiver = EngineLoop(engine := FakeEngine()), FakeReceiver()
+    before_s = time.monotonic()
+    loop.post([*asked(1), Continuation(Stamp("s", 1, 2), 1, EMPTY_BLOCK)], receiver)
+    after_s = time.monotonic()
     loop.start()
-    loop.post([(7, "one"), (9, "two")], receiver)
+    await receiver.has_heard(2)
+    assert before_s <= engine.arrivals_s[1] <= after_s
+    assert engine.arrivals_s[2] is None
+    await loop.close()
+
+
+async def test_each_reply_goes_to_the_receiver_of_the_message_with_its_stamp():
+    class AtOnce(FakeEngine):
+        """Answers all messages in one step, the last one first."""
+
+        def step(self):
+            replies = [Verdict(stamp, (), 0, 0) for stamp in reversed(self.waiting)]
+            self.waiting.clear()
+            return replies
+
+    loop, receiver, other = EngineLoop(AtOnce()), FakeReceiver(), FakeReceiver()
+    loop.post(asked(1, 4), receiver)
+    loop.post(asked(2, 3), other)
+    loop.start()
+    await receiver.has_heard(2)
+    await other.has_heard(2)
+    assert (receiver.rounds, other.rounds) == ([4, 1], [3, 2])
+    await loop.close()
+
+
+async def test_a_message_that_comes_twice_while_it_is_open_is_answered_once():
+    """To whom it came from; another caller that sends the same is refused. After its end it is the engine's affair."""
+    loop, receiver, other = EngineLoop(FakeEngine()), FakeReceiver(), FakeReceiver()
+    loop.post(asked(1, 2, 2), receiver)
+    loop.post(asked(1), receiver)
+    loop.post(asked(1, 3), other)
+    loop.start()
+    await receiver.has_heard(2)
+    await other.has_heard(2)
+    assert not await loop.ask(lambda engine: engine.waiting), "nothing else is to come"
+    assert (receiver.rounds, other.rounds) == ([1, 2], [1, 3])
+    assert other.said[0] == Refused(Stamp("s", 1, 1), "another caller has sent this message")
+    assert not any(isinstance(reply, Refused) for reply in [*receiver.said, other.said[1]])
+    loop.post(asked(1), other)
+    await other.has_heard(3)
+    assert (receiver.rounds, other.said[2].next_token) == ([1, 2], 2)
+    await loop.close()
+
+
+ENDS = [
+    lambda stamp: Refused(stamp, "it has ended"),
+    lambda stamp: Missing(stamp, 0),
+    lambda stamp: DraftUpdate(stamp, NewNodes(3), 0, is_over=True),
+]
+
+
+class FakeGrowingEngine(FakeEngine):
+    """Tells three times what has grown before each message's end."""
+
+    def __init__(self, end):
+        super().__init__()
+        self.end = end
+
+    def step(self):
+        replies = [
+            DraftUpdate(stamp, NewNodes(n), 0, Timing(0.0, 0.5, 1, 2)) for n in range(3) for stamp in self.waiting
+        ]
+        replies += map(self.end, self.waiting)
+        self.waiting.clear()
+        return replies
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["refused", "missing", "over"])
+async def test_what_grows_leaves_a_message_open_until_its_end(end):
+    loop, receiver = EngineLoop(FakeGrowingEngine(end)), FakeReceiver()
+    loop.start()
+    loop.post(asked(1, 2), receiver)
     await receiver.has_heard(8)
-    assert not loop._calls, "its end has ended it"
-    for number, request in ((7, "one"), (9, "two")):
-        *updates, end = [reply for each, reply in receiver.said if each == number]
+    assert not loop._open, "its end has ended it"
+    for request in asked(1, 2):
+        *updates, last = [reply for reply in receiver.said if reply.stamp == request.stamp]
         assert [reply.new_nodes.first for reply in updates] == [0, 1, 2]
-        assert {reply.timing for reply in updates} == {Timing(0.0, 0.5, 1, 2)}, "a pass has not been in the queue"
-        assert end == Refused(STAMP, f"{request} has ended")
+        assert {reply.timing for reply in updates} == {Timing(0.0, 0.5, 1, 2)}
+        assert last == end(request.stamp)
     await loop.close()
     assert not receiver.ends
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["refused", "missing", "over"])
+async def test_an_exchange_takes_all_that_grows_and_returns_at_its_end(end):
+    loop, taken = EngineLoop(FakeGrowingEngine(end)), []
+    loop.start()
+    async with asyncio.timeout(10):
+        await loop.exchange(asked(1, 2), taken.append)
+    assert [reply.stamp.round for reply in taken] == [1, 2] * 4
+    assert taken[6:] == [end(request.stamp) for request in asked(1, 2)]
+    await loop.close()
 
 
 async def test_growth_that_is_open_when_the_engine_ends_is_lost():
     class Growing(FakeEngine):
         def step(self):
             time.sleep(0.001)
-            return [(ticket, DraftUpdate(STAMP, NewNodes(0), 0)) for ticket, _ in self.waiting]
+            return [DraftUpdate(stamp, NewNodes(0), 0) for stamp in self.waiting]
 
     loop, receiver = EngineLoop(Growing()), FakeReceiver()
     loop.start()
-    loop.post([(7, "one")], receiver)
+    loop.post(asked(1), receiver)
     await receiver.has_heard(3)
     await loop.close()
     assert [str(end) for end in receiver.ends] == ["the engine was closed"]
@@ -280,14 +349,14 @@ async def test_those_who_wait_for_many_steps_are_told_that_steps_are_made(monkey
     monkeypatch.setattr(thread, "WORKING_PERIOD_S", 0.0)
     loop, receiver, other = EngineLoop(FakeEngine()), FakeReceiver(), FakeReceiver()
     busy = asyncio.ensure_future(loop.ask(lambda _: None))
-    loop.post([(7, 1), (8, 2), (9, 3)], receiver)
-    loop.post([(7, 4)], other)
+    loop.post(asked(1, 2, 3), receiver)
+    loop.post(asked(4), other)
     loop.start()
     await busy
     await receiver.has_heard(3)
     await other.has_heard(1)
-    assert receiver.waiting == [[8, 9], [9]], "after each step those that are still open"
-    assert other.waiting == [[7], [7], [7]]
+    assert receiver.waiting == [[2, 3], [3]], "after each step those that are still open"
+    assert other.waiting == [[4], [4], [4]]
     await loop.close()
 
 
@@ -299,12 +368,12 @@ async def test_those_who_wait_while_nothing_can_be_done_are_told_too(monkeypatch
 
     monkeypatch.setattr(thread, "WORKING_PERIOD_S", 0.001)
     loop, receiver = EngineLoop(Holding()), FakeReceiver()
-    loop.post([(7, 1)], receiver)
+    loop.post(asked(1), receiver)
     loop.start()
     async with asyncio.timeout(10):
         while len(receiver.waiting) < 3:  # noqa: ASYNC110  it is told on another thread
             await asyncio.sleep(0.001)
-    assert receiver.waiting[:3] == [[7], [7], [7]]
+    assert receiver.waiting[:3] == [[1], [1], [1]]
     await loop.close()
 
 
@@ -312,7 +381,7 @@ async def test_they_are_told_once_in_a_while_alone(monkeypatch):
     monkeypatch.setattr(thread, "WORKING_PERIOD_S", 3600.0)
     loop, receiver = EngineLoop(FakeEngine()), FakeReceiver()
     loop._told_s = time.monotonic()
-    loop.post([(7, 1), (8, 2)], receiver)
+    loop.post(asked(1, 2), receiver)
     loop.start()
     await receiver.has_heard(2)
     assert receiver.waiting == []
@@ -324,7 +393,7 @@ async def test_an_engine_that_stands_still_tells_nobody_that_it_works(monkeypatc
     engine, receiver = FakeStuckEngine(), FakeReceiver()
     loop = EngineLoop(engine)
     loop.start()
-    loop.post([(7, 1)], receiver)
+    loop.post(asked(1), receiver)
     assert await asyncio.to_thread(engine.is_in_step.wait, 10)
     await asyncio.sleep(0.05)
     assert receiver.waiting == []

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from core.config import EngineConfig
-from core.records import Missing, Refused, Sampling, Verdict
-from tests.workers.engine.driving import EPOCH, Driver, answer, chain, run, wrong
-from tests.workers.engine.test_continuing import Offering
+from core.protocol import OVERTAKEN
+from core.records import Missing, Refused, Sampling, Stamp, Verdict
+from tests.workers.engine.driving import EPOCH, Driver, answer, chain, run, step, wrong
+from tests.workers.engine.test_continuing import Offering, steps
 from workers.engine.room import SILENT_S
 from workers.engine.target import TargetEngine
 
@@ -67,14 +68,14 @@ def long_block(driver, plain_tokens):
 def test_a_newcomer_waits_until_another_session_ends(load, plain):
     engine = load(28)
     older = between_rounds(engine, "abc")
-    engine.add(9, driver_of(engine, "d").verify_request())
+    engine.add(driver_of(engine, "d").verify_request())
     assert run(engine) == {}
     assert not engine.has_work, "nothing can be computed before a message comes"
     assert engine.stats().num_waiting == 1
     assert [driver.verify().next_token for driver in older] == [plain()[1]] * 3, "sessions between rounds keep their KV"
     assert engine.stats().num_preemptions == 0
     engine.release(["b"])
-    assert run(engine)[9].next_token == plain()[0]
+    assert run(engine)["d"].next_token == plain()[0]
     assert engine.stats().num_waiting == 0
 
 
@@ -82,11 +83,11 @@ def test_nobody_begins_before_one_that_has_waited_for_longer(load):
     """Though there would be room for it: else a long prompt would wait for as long as short ones come."""
     engine = load(28)
     between_rounds(engine, "ab")
-    engine.add(1, driver_of(engine, "long", PROMPT * 3).verify_request())
-    engine.add(2, driver_of(engine, "short").verify_request())
+    engine.add(driver_of(engine, "long", PROMPT * 3).verify_request())
+    engine.add(driver_of(engine, "short").verify_request())
     assert run(engine) == {}
     engine.release(["a"])
-    assert list(run(engine)) == [1]
+    assert list(run(engine)) == ["long"]
 
 
 @pytest.mark.parametrize("is_idle", [True, False])
@@ -95,15 +96,15 @@ def test_where_an_older_session_grows_the_newest_is_sent_back_idle_or_not(load, 
     first, second, newest = between_rounds(engine, "abc")
     tokens = plain()
     if not is_idle:
-        engine.add(3, newest.verify_request())
-    engine.add(1, first.verify_request(long_block(first, tokens)))
-    engine.add(2, second.verify_request())
+        engine.add(newest.verify_request())
+    engine.add(first.verify_request(long_block(first, tokens)))
+    engine.add(second.verify_request())
     replies = run(engine)
     if is_idle:
-        engine.add(3, newest.verify_request())
+        engine.add(newest.verify_request())
         replies |= run(engine)
-    assert [replies[ticket].next_token for ticket in (1, 2)] == [tokens[1]] * 2
-    assert replies[3] == Missing(replies[3].stamp, 0), "its own reply, and no verdict beside it"
+    assert [replies[name].next_token for name in "ab"] == [tokens[1]] * 2
+    assert replies["c"] == Missing(replies["c"].stamp, 0), "its own reply, and no verdict beside it"
     assert engine.stats().num_preemptions == 1
 
 
@@ -132,15 +133,15 @@ def test_the_newest_gives_way_to_all_others_and_costs_none_of_them_its_kv(load, 
 def test_one_that_was_preempted_begins_before_newcomers_while_its_message_is_on_its_way(load, plain):
     engine, tokens = load(24), plain()
     first, newest = between_rounds(engine, "ab")
-    engine.add(8, driver_of(engine, "c", PROMPT * 2).verify_request())
-    engine.add(9, driver_of(engine, "d").verify_request())
+    engine.add(driver_of(engine, "c", PROMPT * 2).verify_request())
+    engine.add(driver_of(engine, "d").verify_request())
     first.verify(long_block(first, tokens))
     first.verify()
     assert held(engine) == ["a"], "there is room, and it is not for the newcomers"
     assert isinstance(answer(engine, newest.verify_request()), Missing)
     newest.held = 0
-    engine.add(7, newest.verify_request())
-    assert list(run(engine)) == [7]
+    engine.add(newest.verify_request())
+    assert list(run(engine)) == ["b"]
 
 
 def test_one_that_was_preempted_and_does_not_come_back_keeps_nobody_waiting_for_long(load, plain, clock):
@@ -148,12 +149,12 @@ def test_one_that_was_preempted_and_does_not_come_back_keeps_nobody_waiting_for_
     first, _ = between_rounds(engine, "ab")
     first.verify(long_block(first, tokens))
     first.verify()
-    engine.add(9, driver_of(engine, "c").verify_request())
+    engine.add(driver_of(engine, "c").verify_request())
     assert run(engine) == {}
     clock[0] += SILENT_S + 1
     engine._store.find("a").last_used_s = clock[0]
     engine.expire()
-    assert list(run(engine)) == [9]
+    assert list(run(engine)) == ["c"]
     assert held(engine) == ["a", "c"]
 
 
@@ -162,10 +163,10 @@ def test_a_newcomer_leaves_the_others_room_for_as_many_guesses_as_they_had_last(
     engine = load(28)
     (first,) = between_rounds(engine, "a")
     first.verify(long_block(first, plain()))
-    engine.add(2, driver_of(engine, "b", PROMPT * 2).verify_request())
+    engine.add(driver_of(engine, "b", PROMPT * 2).verify_request())
     assert run(engine) == {}
-    engine.add(1, first.verify_request())
-    assert sorted(run(engine)) == [1, 2], "there are no guesses any more"
+    engine.add(first.verify_request())
+    assert sorted(run(engine)) == ["a", "b"], "there are no guesses any more"
 
 
 def test_a_prefill_in_progress_that_gives_way_begins_again_by_itself(load, plain):
@@ -173,28 +174,27 @@ def test_a_prefill_in_progress_that_gives_way_begins_again_by_itself(load, plain
     engine, tokens = load(52, max_step_tokens=16), plain()
     (first,) = between_rounds(engine, "a")
     prompt = PROMPT * 7
-    engine.add(2, driver_of(engine, "b", prompt).verify_request())
+    engine.add(driver_of(engine, "b", prompt).verify_request())
     assert not engine.step(), "it takes several steps"
     assert held(engine) == ["a", "b"]
-    engine.add(1, first.verify_request(long_block(first, tokens)))
-    replies = dict(engine.step())
-    assert list(replies) == [1]
+    engine.add(first.verify_request(long_block(first, tokens)))
+    assert list(step(engine)) == ["a"]
     assert held(engine) == ["a"]
     assert engine.stats().num_preemptions == 1
     engine.release(["a"])
-    assert run(engine)[2].next_token == plain(prompt, 1)[0]
+    assert run(engine)["b"].next_token == plain(prompt, 1)[0]
 
 
 def test_a_session_that_ends_while_it_waits_is_answered_and_leaves_nothing(load):
     engine = load(28)
     between_rounds(engine, "abc")
-    for ticket, name in enumerate("de"):
-        engine.add(ticket, driver_of(engine, name).verify_request())
+    for name in "de":
+        engine.add(driver_of(engine, name).verify_request())
     assert run(engine) == {}
     engine.release(["d"])
-    assert isinstance(run(engine)[0], Refused)
+    assert isinstance(run(engine)["d"], Refused)
     engine.release(["a"])
-    assert isinstance(run(engine)[1], Verdict)
+    assert isinstance(run(engine)["e"], Verdict)
     engine.release("bce")
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
 
@@ -203,14 +203,15 @@ def test_a_later_message_takes_the_place_of_one_that_waits(load, plain):
     engine = load(28)
     between_rounds(engine, "abc")
     waiting = driver_of(engine, "d")
-    engine.add(1, waiting.verify_request())
+    first, second = waiting.verify_request(), waiting.verify_request()
+    engine.add(first)
     assert run(engine) == {}
-    engine.add(2, waiting.verify_request())
-    assert isinstance(run(engine)[1], Refused)
+    engine.add(second)
+    assert run(engine) == {"d": Refused(first.stamp, OVERTAKEN)}
     engine.release(["c"])
     replies = run(engine)
-    assert list(replies) == [2]
-    assert replies[2].next_token == plain()[0]
+    assert list(replies) == ["d"]
+    assert (replies["d"].stamp, replies["d"].next_token) == (second.stamp, plain()[0])
 
 
 def test_one_that_has_been_silent_for_long_makes_room_whenever_it_came(load, clock):
@@ -227,7 +228,7 @@ def test_one_that_has_been_silent_for_long_makes_room_whenever_it_came(load, clo
 def test_a_session_that_waits_does_not_expire(load, clock):
     engine = load(28, session_timeout_s=100.0)
     older = between_rounds(engine, "abc")
-    engine.add(1, driver_of(engine, "d").verify_request())
+    engine.add(driver_of(engine, "d").verify_request())
     for _ in range(30):
         clock[0] += SILENT_S - 1
         for driver in older:
@@ -237,7 +238,7 @@ def test_a_session_that_waits_does_not_expire(load, clock):
         assert engine.expire() == []
         assert engine.stats().num_waiting == 1
     engine.release("c")
-    assert isinstance(run(engine)[1], Verdict)
+    assert isinstance(run(engine)["d"], Verdict)
     assert engine.expire() == [], "it has been served just now"
 
 
@@ -246,7 +247,7 @@ def test_blocks_that_others_use_cost_a_newcomer_nothing(load, plain):
     engine = load(44, share_prefixes=True)
     prompt = [*range(32)]
     driver_of(engine, "a", [*prompt, 7]).verify()
-    engine.add(2, driver_of(engine, "other", [9, *prompt]).verify_request())
+    engine.add(driver_of(engine, "other", [9, *prompt]).verify_request())
     assert run(engine) == {}
     engine.release(["other"])
     run(engine)
@@ -262,7 +263,7 @@ def test_what_a_session_that_waits_could_adopt_stays_free_for_others(load):
     driver_of(engine, "ended", prompt).verify()
     engine.release(["ended"])
     (first,) = between_rounds(engine, "a")
-    engine.add(2, driver_of(engine, "long", [*prompt, *range(9)]).verify_request())
+    engine.add(driver_of(engine, "long", [*prompt, *range(9)]).verify_request())
     assert run(engine) == {}
     assert engine.stats().num_free_blocks == 10
     assert isinstance(answer(engine, first.verify_request(chain(*[1] * 12))), Verdict)
@@ -275,21 +276,14 @@ def test_a_target_that_has_gone_on_by_itself_tells_that_the_message_it_made_has_
     newest = Offering(engine, PROMPT, SAMPLED, session="c")
     asked = newest.ask()
     offered = newest.offer(asked, chain(), is_open=True)
-    verdict = run_one(engine)[asked]
+    verdict = steps(engine)[asked]
     assert verdict.continued == offered
     newest.commit(verdict, chain())
-    engine.add(101, first.verify_request(long_block(first, tokens)))
+    engine.add(first.verify_request(long_block(first, tokens)))
     replies = run(engine)
-    assert isinstance(replies[101], Verdict)
-    assert replies[offered] == Missing(replies[offered].stamp, 0)
-    assert replies[offered].stamp.round == offered
+    assert isinstance(replies["a"], Verdict)
+    assert replies["c"] == Missing(Stamp("c", EPOCH, offered), 0)
     newest.held = 0
     engine.release(["b"])
     assert newest.run(3) == tokens[1:4]
     assert second.session not in held(engine)
-
-
-def run_one(engine):
-    replies = dict(engine.step())
-    engine.check_integrity()
-    return replies

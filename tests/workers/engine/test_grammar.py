@@ -12,7 +12,7 @@ from core.config import EngineConfig
 from core.records import DraftUpdate, Grammar, GrammarKind, Refused, Sampling, Verdict, Verification
 from core.speculation.growth import TreeSpec
 from core.speculation.token_tree import EMPTY_BLOCK, SparseDistribution, TokenTree
-from tests.workers.engine.driving import EPOCH, Driver, answer
+from tests.workers.engine.driving import EPOCH, Driver, answer, step
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
 from workers.grammar.compiler import GrammarCompiler
@@ -79,14 +79,14 @@ def test_who_waits_for_a_grammar_holds_up_nobody_else(engine, monkeypatch):
 
     monkeypatch.setattr(GrammarCompiler, "compile", slowly)
     waiting = driver(engine, "waiting", grammar=Grammar(GrammarKind.REGEX, "[ab]{3}"))
-    engine.add(77, waiting.verify_request())
+    engine.add(waiting.verify_request())
     free = Driver(engine, PROMPT, session="free")
     free.run(4)
     may_go_on.set()
-    replies = []
-    while not replies:
-        replies = [reply for ticket, reply in engine.step() if ticket == 77]
-    assert isinstance(replies[0], Verdict)
+    reply = None
+    while reply is None:
+        reply = step(engine).get("waiting")
+    assert isinstance(reply, Verdict)
     engine.release(["waiting", "free"])
 
 
@@ -121,10 +121,10 @@ def test_a_draft_guesses_what_the_grammar_allows_and_draws_from_no_other():
     draft = DraftEngine.load(config, EPOCH, 64, lambda _: None)
     grammar = Grammar(GrammarKind.REGEX, "[ab]{8}")
     ours = driver(draft, "drafted", SAMPLINGS[1], grammar)
-    draft.add(99, ours.draft_request(TreeSpec(rows_per_pass=8, max_depth=5, tail=(0.3, 0.2))))
+    draft.add(ours.draft_request(TreeSpec(rows_per_pass=8, max_depth=5, tail=(0.3, 0.2))))
     updates = []
     for _ in range(200):
-        updates += [reply for _, reply in draft.step() if isinstance(reply, DraftUpdate)]
+        updates += [reply for reply in draft.step() if isinstance(reply, DraftUpdate)]
         if sum(len(update.new_nodes.tokens) for update in updates) >= 12:
             break
     compiled = GrammarCompiler.of_model(DEMO / "draft", 4096, (0,)).compile(grammar)

@@ -17,7 +17,7 @@ class FakeJob(Job):
 
 
 def test_a_job_begins_with_its_first_step_and_counts_the_rows_of_all_and_the_sessions_of_the_last(monkeypatch):
-    job = FakeJob(1, None, None, [], arrived_s=10.0)
+    job = FakeJob(None, None, [], arrived_s=10.0)
     monkeypatch.setattr(jobs, "monotonic", lambda: 15.0)
     assert job.timing() == Timing(5.0, 0.0, 0, 0)
     job.took_part(11.0, 8, 2)

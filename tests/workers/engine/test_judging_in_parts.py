@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from core.config import EngineConfig
-from core.records import Continuation, Sampling, Stamp
+from core.records import Continuation, Sampling, Stamp, Verdict
 from core.speculation.token_tree import EMPTY_BLOCK
 from tests.checkpoints import VOCAB_SIZE
-from tests.workers.engine.driving import EPOCH, Driver, chain, poisoned, wrong
+from tests.workers.engine.driving import EPOCH, Driver, chain, poisoned, step, wrong
 from workers.engine import judging
 from workers.engine.target import TargetEngine
 
@@ -70,11 +70,11 @@ def begun(engine):
 
 def verdicts(engine, drivers, blocks):
     """Of one step."""
-    for ticket, (driver, block) in enumerate(zip(drivers, blocks, strict=True)):
-        engine.add(ticket, driver.verify_request(block))
-    replies = dict(engine.step())
+    for driver, block in zip(drivers, blocks, strict=True):
+        engine.add(driver.verify_request(block))
+    replies = step(engine)
     engine.check_integrity()
-    return [replies[ticket] for ticket in range(len(drivers))]
+    return [replies[driver.session] for driver in drivers]
 
 
 def without_time(replies):
@@ -122,17 +122,16 @@ def test_sessions_of_several_parts_go_on_together_or_none_does(engine, judged):
     blocks = [EMPTY_BLOCK] * len(drivers)
     judged.clear()
     for offering in (drivers[:-1], drivers):
-        for ticket, driver in enumerate(drivers):
-            engine.add(ticket, driver.verify_request())
-        for ticket, driver in enumerate(offering, len(drivers)):
+        for driver in drivers:
+            engine.add(driver.verify_request())
+        for driver in offering:
             after, driver.round = driver.round, driver.round + 1
-            engine.add(
-                ticket, Continuation(Stamp(driver.session, EPOCH, driver.round), after, EMPTY_BLOCK, is_open=True)
-            )
-        replies = dict(engine.step())
-        continued = [replies[ticket].continued > 0 for ticket in range(len(drivers))]
+            engine.add(Continuation(Stamp(driver.session, EPOCH, driver.round), after, EMPTY_BLOCK, is_open=True))
+        found = {reply.stamp.session: reply for reply in engine.step() if isinstance(reply, Verdict)}
+        replies = [found[driver.session] for driver in drivers]
+        continued = [reply.continued > 0 for reply in replies]
         assert continued == [offering is drivers] * len(blocks)
-        for ticket, driver in enumerate(drivers):
-            driver.log.extend([replies[ticket].next_token])
-            driver.held = replies[ticket].held
+        for driver, reply in zip(drivers, replies, strict=True):
+            driver.log.extend([reply.next_token])
+            driver.held = reply.held
     assert len(judged) == 4, "two parts in each of two steps"

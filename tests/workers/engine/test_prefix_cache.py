@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from core.config import EngineConfig
 from core.records import Missing, Refused, Sampling, Verdict
 from tests.checkpoints import write
-from tests.workers.engine.driving import EPOCH, Driver, answer, answer_all, chain, wrong
+from tests.workers.engine.driving import EPOCH, Driver, answer, answer_all, chain, step, wrong
 from tests.workers.engine.growths import wide
 from tests.workers.engine.test_target import random_tree
 from workers.engine.draft import DraftEngine
@@ -138,9 +138,9 @@ def test_of_many_that_arrive_together_one_computes_what_they_share(load, alone):
 def test_nobody_waits_for_what_is_little_of_what_it_lacks(load):
     engine = load(max_step_tokens=512)
     prompts = [long_prompts(64, 1)[0], [*long_prompts(64, 1)[0][:64], *PROMPT, *PROMPT, *PROMPT]]
-    for ticket, prompt in enumerate(prompts):
-        engine.add(ticket, Driver(engine, prompt, session=f"{ticket}").verify_request())
-    assert {ticket for ticket, _ in engine.step()} == {0, 1}
+    for name, prompt in zip("ab", prompts, strict=True):
+        engine.add(Driver(engine, prompt, session=name).verify_request())
+    assert step(engine).keys() == {*"ab"}
 
 
 @pytest.mark.parametrize("end", ["released", "overtaken", "preempted"])
@@ -152,20 +152,20 @@ def test_who_waited_for_one_that_ends_early_goes_on_alone(load, alone, end):
         older = Driver(engine, [9, 9, 9, 9, 9], session="older")
         older.run(2)
     leader, follower = (Driver(engine, prompt, session=f"{n}") for n, prompt in enumerate(prompts))
-    engine.add(1, leader.verify_request())
-    engine.add(2, follower.verify_request())
-    replies = dict(engine.step())
+    engine.add(leader.verify_request())
+    engine.add(follower.verify_request())
+    replies = step(engine)
     if end == "released":
         engine.release(["0"])
     elif end == "overtaken":
-        engine.add(3, leader.verify_request())
+        engine.add(leader.verify_request())
     else:
         assert older.verify(chain(*[1] * 30)).path == (), "it needs what the leader has computed"
         engine.release(["older"])  # else the follower waits for its room
     for _ in range(40):
-        replies.update(engine.step())
+        replies.update(step(engine))
         engine.check_integrity()
-    assert replies[2].next_token == alone(prompts[1], 1)[0]
+    assert replies["1"].next_token == alone(prompts[1], 1)[0]
 
 
 def test_sharing_leaves_room_for_more(load, alone):
@@ -238,8 +238,7 @@ def test_sessions_that_come_share_go_back_and_are_thrown_out_say_what_they_would
             block = random_tree(random, right) if done else chain()
             requests.append((driver, block, driver.verify_request(block)))
         replies = answer_all(engine, [request for _, _, request in requests])
-        for ticket, (driver, block, _) in enumerate(requests):
-            reply = replies[ticket]
+        for (driver, block, _), reply in zip(requests, replies, strict=True):
             if isinstance(reply, Verdict):
                 driver.log.extend([*(block.tokens[node] for node in reply.path), reply.next_token])
             assert isinstance(reply, Verdict | Missing), reply

@@ -12,7 +12,7 @@ from core.config import EngineConfig
 from core.records import Refused, Sampling
 from core.speculation import EMPTY_BLOCK
 from tests.checkpoints import VOCAB_SIZE
-from tests.workers.engine.driving import EPOCH, Driver, answer, poisoned
+from tests.workers.engine.driving import EPOCH, Driver, answer, answer_all, poisoned
 from workers.engine import jobs, scheduler
 from workers.engine.target import TargetEngine
 
@@ -81,11 +81,11 @@ def cut(monkeypatch):
 
 
 def steps(engine):
-    """All answers to what the engine has been asked."""
-    answers = []
+    """All replies to what the engine has been asked."""
+    replies = []
     while engine.has_work:
-        answers += engine.step()
-    return answers
+        replies += engine.step()
+    return replies
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 20, 21])
@@ -102,12 +102,8 @@ def test_company_changes_neither_scores_nor_verdicts(checkpoint, expected, cut):
     plain = {name: Driver(engine, PROMPT[k:], SAMPLED, session=name).run(4) for k, name in enumerate("abc")}
     drivers = {name: Driver(engine, PROMPT[k:], SAMPLED, session=f"again {name}") for k, name in enumerate("abc")}
     drivers["scored"] = scoring(engine)
-    for ticket, driver in enumerate(drivers.values()):
-        engine.add(ticket, driver.verify_request())
-    found = {}
-    while len(found) < len(drivers):
-        found |= dict(engine.step())
-    verdicts = dict(zip(drivers, (found[ticket] for ticket in range(len(drivers))), strict=True))
+    replies = answer_all(engine, [driver.verify_request() for driver in drivers.values()])
+    verdicts = dict(zip(drivers, replies, strict=True))
     check(verdicts.pop("scored"), expected)
     assert {name: verdict.next_token for name, verdict in verdicts.items()} == {n: ids[0] for n, ids in plain.items()}
     assert not any(verdict.prompt_logprobs for verdict in verdicts.values())
@@ -121,12 +117,12 @@ def test_output_that_is_resumed_is_not_scored(checkpoint, expected):
 def test_a_prefill_that_is_preempted_is_scored_from_its_first_token(checkpoint, expected, cut):
     cut(4)
     engine = load(checkpoint)
-    engine.add(1, scoring(engine).verify_request())
+    engine.add(scoring(engine).verify_request())
     for _ in range(2):
         assert engine.step() == []
     (job,) = engine._jobs
     engine._room.preempt(job.held, {"scored": job})
-    ((_, verdict),) = steps(engine)
+    (verdict,) = steps(engine)
     check(verdict, expected)
     engine.check_integrity()
 
@@ -136,10 +132,10 @@ def test_a_message_that_overtakes_another_has_the_whole_prompt_scored_again(chec
     cut(4)
     engine = load(checkpoint)
     driver = scoring(engine)
-    engine.add(1, driver.verify_request())
+    engine.add(driver.verify_request())
     engine.step()
     assert len(engine._store.find("scored").log) == 4
-    check(answer(engine, driver.verify_request(), ticket=2), expected)
+    check(answer(engine, driver.verify_request()), expected)
     engine.check_integrity()
 
 

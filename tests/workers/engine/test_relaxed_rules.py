@@ -11,7 +11,7 @@ from core.config import EngineConfig
 from core.records import Sampling, Verification
 from core.speculation.token_tree import SparseDistribution
 from tests.checkpoints import VOCAB_SIZE, write
-from tests.workers.engine.driving import EPOCH, Driver, chain
+from tests.workers.engine.driving import EPOCH, Driver, answer_all, chain
 from workers.engine.target import TargetEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
@@ -92,12 +92,8 @@ def test_sessions_of_all_rules_share_a_step(engine, drive):
 
     alone = [said(driver.verify(block)) for driver, block in blocks()]
     together = list(blocks())
-    for ticket, (driver, block) in enumerate(together):
-        engine.add(ticket, driver.verify_request(block))
-    found = {}
-    while len(found) < len(together):
-        found.update(engine.step())
-    assert [said(found[ticket]) for ticket in range(len(together))] == alone
+    verdicts = answer_all(engine, [driver.verify_request(block) for driver, block in together])
+    assert [said(verdict) for verdict in verdicts] == alone
 
 
 def said(verdict):

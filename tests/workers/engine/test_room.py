@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from core.config import EngineConfig
-from core.records import DraftDone, Missing, Refused, Sampling, Verdict
-from tests.workers.engine.driving import EPOCH, Driver, answer, chain, run
+from core.records import Missing, Refused, Sampling, Verdict
+from tests.workers.engine.driving import EPOCH, Driver, answer, chain, has_grown, run, step
 from tests.workers.engine.growths import wide
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
@@ -56,7 +56,7 @@ def held(engine):
 def test_the_newest_idle_session_makes_room_and_no_other(draft):
     engine = draft(28)
     *older, newest = drafted_sessions(engine, "abc")
-    assert isinstance(answer(engine, Driver(engine, PROMPT, session="d").draft_request(1)), DraftDone)
+    assert has_grown(answer(engine, Driver(engine, PROMPT, session="d").draft_request(1)))
     assert held(engine) == ["a", "b", "d"]
     assert engine.stats().num_preemptions == 1
     engine.release("d")
@@ -70,11 +70,11 @@ def test_an_idle_session_makes_room_before_a_newer_one_that_is_in_progress(draft
     first.log.extend([7] * 7)
     last.log.extend([7])
     rows_before = engine.stats().num_rows
-    engine.add(1, first.draft_request(1))
-    engine.add(2, last.draft_request(1))
-    replies = dict(engine.step())
-    assert isinstance(replies[1], DraftDone)
-    assert isinstance(replies[2], DraftDone)
+    engine.add(first.draft_request(1))
+    engine.add(last.draft_request(1))
+    replies = step(engine)
+    assert has_grown(replies["a"])
+    assert has_grown(replies["c"])
     assert held(engine) == ["a", "c"]
     assert engine.stats().num_rows - rows_before == 7 + 1, "nobody began again"
 
@@ -82,11 +82,11 @@ def test_an_idle_session_makes_room_before_a_newer_one_that_is_in_progress(draft
 def test_of_those_in_progress_the_newest_begins_again(draft):
     engine = draft(24)
     drivers = drafted_sessions(engine, "abc")
-    for ticket, (driver, num_tokens) in enumerate(zip(drivers, (7, 1, 1), strict=True)):
+    for driver, num_tokens in zip(drivers, (7, 1, 1), strict=True):
         driver.log.extend([7] * num_tokens)
-        engine.add(ticket, driver.draft_request(1))
-    assert sorted(dict(engine.step())) == [0, 1]
-    assert isinstance(run(engine)[2], DraftDone)
+        engine.add(driver.draft_request(1))
+    assert sorted(step(engine)) == ["a", "b"]
+    assert has_grown(run(engine)["c"])
 
 
 def test_the_newest_idle_session_gives_up_its_guesses_first(draft):
@@ -94,7 +94,7 @@ def test_the_newest_idle_session_gives_up_its_guesses_first(draft):
     for name in "ab":
         Driver(engine, PROMPT, session=name).ask(wide(num_passes=2))
     assert [len(engine._store.find(name).tree) for name in "ab"] == [8, 8]
-    assert isinstance(Driver(engine, [7] * 12, session="c").ask(1), DraftDone)
+    assert has_grown(Driver(engine, [7] * 12, session="c").ask(1))
     assert [len(engine._store.find(name).tree) for name in "ab"] == [8, 0]
     assert engine.stats().num_preemptions == 0
 
@@ -103,7 +103,7 @@ def begun_tree(engine):
     """A session in the middle of a tree, below guesses that it holds from the block before."""
     driver = Driver(engine, PROMPT, Sampling(temperature=0.9, seed=3), session="tree")
     driver.draft(3)
-    engine.add(1, driver.draft_request(TREE))
+    engine.add(driver.draft_request(TREE))
     assert not engine.step(), "it takes several passes"
 
 
@@ -118,11 +118,11 @@ def right_tree(draft, *, has_begun):
 def test_a_tree_below_guesses_that_are_held_begins_again_when_it_loses_its_room(draft):
     """The guesses that it stands on go with the rest, and are computed once more. Who came first keeps its room."""
     engine = draft(40)
-    engine.add(2, Driver(engine, PROMPT, session="first").draft_request(25))
+    engine.add(Driver(engine, PROMPT, session="first").draft_request(25))
     begun_tree(engine)
     replies = run(engine)
-    assert isinstance(replies[2], DraftDone)
-    got, want = replies[1].new_nodes, right_tree(draft, has_begun=False)
+    assert has_grown(replies["first"])
+    got, want = replies["tree"].new_nodes, right_tree(draft, has_begun=False)
     assert (got.tokens.tolist(), got.ranks.tolist()) == (want.tokens.tolist(), want.ranks.tolist())
     assert engine.stats().num_preemptions > 0
 
@@ -134,12 +134,12 @@ def test_a_tree_in_progress_keeps_its_guesses_while_somebody_rests(draft):
         driver.ask(1)
     begun_tree(engine)
     urgent.log.extend([7] * 5)
-    engine.add(2, urgent.draft_request(1))
+    engine.add(urgent.draft_request(1))
     replies = run(engine)
-    assert isinstance(replies[2], DraftDone)
+    assert has_grown(replies["urgent"])
     assert held(engine) == ["urgent", "tree"]
-    assert replies[1].new_nodes == right_tree(draft, has_begun=True)
-    assert replies[1].timing.num_passes == 5, "it did not begin again"
+    assert replies["tree"].new_nodes == right_tree(draft, has_begun=True)
+    assert replies["tree"].timing.num_passes == 5, "it did not begin again"
 
 
 def test_a_message_that_comes_twice_is_answered_once_and_computed_once(target):
@@ -147,11 +147,11 @@ def test_a_message_that_comes_twice_is_answered_once_and_computed_once(target):
     driver = Driver(engine, PROMPT)
     driver.verify()
     request = driver.verify_request()
-    for ticket in (1, 2):
-        engine.add(ticket, request)
-    replies = run(engine)
-    assert isinstance(replies[1], Verdict)
-    assert isinstance(replies[2], Refused)
+    for _ in range(2):
+        engine.add(request)
+    refused, verdict = engine.step()
+    assert isinstance(verdict, Verdict)
+    assert isinstance(refused, Refused)
     num_rows = engine.stats().num_rows
     assert isinstance(answer(engine, request), Refused), "nor after it has been answered"
     assert engine.stats().num_rows == num_rows
@@ -162,10 +162,10 @@ def test_who_has_been_silent_for_too_long_expires_unless_it_is_being_served(targ
     monkeypatch.setattr("workers.engine.base.monotonic", lambda: now_s[0])
     engine = target(64, session_timeout_s=100.0)
     silent, busy = idle_sessions(engine, ("silent", "busy"))
-    engine.add(1, busy.verify_request())
+    engine.add(busy.verify_request())
     now_s[0] += 60.0
     talking = Driver(engine, PROMPT, session="talking")
-    engine.add(2, talking.verify_request())
+    engine.add(talking.verify_request())
     assert engine.expire() == []
     now_s[0] += 60.0
     assert engine.expire() == ["silent"]
@@ -185,8 +185,8 @@ def test_room_for_all_sessions_of_a_step_is_made_at_once(target, monkeypatch):
     erased = []
     erase = engine._runtime.cache.erase
     monkeypatch.setattr(engine._runtime.cache, "erase", lambda blocks: (erased.append(len(blocks)), erase(blocks)))
-    for ticket, driver in enumerate(idle_sessions(engine, "abc")):
-        engine.add(ticket, driver.verify_request(chain(*[7] * 9)))
+    for driver in idle_sessions(engine, "abc"):
+        engine.add(driver.verify_request(chain(*[7] * 9)))
     assert erased == [2, 2, 2]
     assert len(run(engine)) == 3
     assert erased[3:] == [6]

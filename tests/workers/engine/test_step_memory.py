@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from core.config import EngineConfig
-from core.records import DraftDone, Refused, Verdict
+from core.records import Refused, Verdict
 from core.speculation.growth import TreeSpec
-from tests.workers.engine.driving import EPOCH, Driver, chain, run
+from tests.workers.engine.driving import EPOCH, Driver, answer, answer_all, chain, has_grown, run, step
 from tests.workers.engine.growths import wide
 from workers.engine.draft import DraftEngine
 from workers.engine.scheduler import RECOVERY_S, RowLimit
@@ -107,15 +107,12 @@ def said(engine, with_blocks):
     drivers = [Driver(engine, prompt, session=f"{next(NAMES)}", num_logprobs=1) for prompt in PROMPTS]
     guesses = [[] for _ in drivers]
     for _ in range(3):
-        for ticket, driver in enumerate(drivers):
-            engine.add(ticket, driver.verify_request(chain(*guesses[ticket])))
-        replies = run(engine)
-        for ticket, driver in enumerate(drivers):
-            verdict = replies[ticket]
-            driver.log.extend([*(guesses[ticket][node] for node in verdict.path), verdict.next_token])
+        requests = [driver.verify_request(chain(*each)) for driver, each in zip(drivers, guesses, strict=True)]
+        for place, (driver, verdict) in enumerate(zip(drivers, answer_all(engine, requests), strict=True)):
+            driver.log.extend([*(guesses[place][node] for node in verdict.path), verdict.next_token])
             driver.held = verdict.held
             found.append((verdict.path, verdict.next_token, verdict.held, verdict.logprobs))
-            guesses[ticket] = [verdict.next_token, 3, 4] if with_blocks else []
+            guesses[place] = [verdict.next_token, 3, 4] if with_blocks else []
     for driver in drivers:
         engine.release([driver.session])
     return found
@@ -135,7 +132,7 @@ def test_a_step_without_memory_changes_no_output(target, place, with_blocks):
 def test_the_blocks_of_a_step_that_was_undone_are_erased_before_they_are_used_again(target):
     """Nobody has looked at what was computed there, which may be NaN."""
     driver = Driver(target, PROMPTS[0], session=f"{next(NAMES)}")
-    target.add(0, driver.verify_request(chain()))
+    target.add(driver.verify_request(chain()))
     with failing(target, "in sampling", once_in({0})):
         target.step()
         assert target._store.find(driver.session).kv.is_suspect
@@ -160,13 +157,13 @@ def test_a_session_without_memory_to_begin_gives_back_what_it_had_adopted_and_be
     other, late = (Driver(target, PROMPTS[index], session=name) for index, name in ((0, "other"), (2, "late")))
     expected = Driver(target, PROMPTS[2], session="alone").verify().next_token
     other.log.extend([other.verify().next_token])
-    target.add(0, other.verify_request())
-    target.add(1, late.verify_request())
+    target.add(other.verify_request())
+    target.add(late.verify_request())
     with failing(target, "while room is made", once_in({0})):
-        assert [ticket for ticket, _ in target.step()] == [0]
+        assert list(step(target)) == ["other"]
         assert target.stats().num_adopted_tokens > 0
         assert target._store.find("late").kv.blocks == []
-    assert run(target)[1].next_token == expected
+    assert run(target)["late"].next_token == expected
     target.check_integrity()
 
 
@@ -178,21 +175,21 @@ def test_a_prefill_that_was_preempted_for_nothing_begins_with_its_first_token(co
     target.release(["alone"])
     older, newer = Driver(target, PROMPTS[0], session="older"), Driver(target, prompt, session="newer")
     older.log.extend([older.verify().next_token])
-    target.add(1, newer.verify_request())
+    target.add(newer.verify_request())
     assert target.step() == []
-    target.add(0, older.verify_request(chain(*range(18))))
+    target.add(older.verify_request(chain(*range(18))))
     with failing(target, "while room is made", lambda _num_blocks: target.stats().num_preemptions == 1) as seen:
         assert target.step() == []
     assert len(seen) == 1
-    assert isinstance(run(target)[0], Verdict)
+    assert isinstance(run(target)["older"], Verdict)
     target.release(["older"])
-    assert run(target)[1].next_token == expected
+    assert run(target)["newer"].next_token == expected
 
 
 @pytest.mark.parametrize("place", ["before the pass", "while room is made"])
 def test_an_engine_without_memory_for_anything_ends(target, place):
-    for ticket, prompt in enumerate(PROMPTS):
-        target.add(ticket, Driver(target, prompt, session=f"{ticket}").verify_request())
+    for number, prompt in enumerate(PROMPTS):
+        target.add(Driver(target, prompt, session=f"{number}").verify_request())
     with failing(target, place, lambda _number: True), pytest.raises(MemoryError, match="CUDA out of"):
         run(target)
 
@@ -213,8 +210,7 @@ def test_scores_of_a_prompt_are_taken_once(target):
     def scored():
         driver = Driver(target, PROMPTS[2], session=f"{next(NAMES)}")
         driver.spec = replace(driver.spec, num_prompt_logprobs=2)
-        target.add(0, driver.verify_request())
-        verdict = run(target)[0]
+        verdict = answer(target, driver.verify_request())
         target.release([driver.session])
         return verdict.prompt_logprobs
 
@@ -228,20 +224,18 @@ def test_who_needs_more_than_there_is_is_refused_and_others_go_on(target):
     others = [Driver(target, prompt, session=f"{number}") for number, prompt in enumerate(PROMPTS)]
     wide_one = Driver(target, PROMPTS[0], session="wide")
     with failing(target, "before the pass", lambda num_rows: num_rows > 20):
-        for ticket, driver in enumerate(others):
-            target.add(ticket, driver.verify_request())
-        target.add(9, wide_one.verify_request(chain(*range(30))))
-        replies = run(target)
-        assert isinstance(replies[9], Refused)
-        assert "rows of this sequence in a step need more memory than this engine has" in replies[9].reason
-        assert not replies[9].is_final
-        assert all(isinstance(replies[ticket], Verdict) for ticket in range(3))
+        requests = [*(driver.verify_request() for driver in others), wide_one.verify_request(chain(*range(30)))]
+        *verdicts, refused = answer_all(target, requests)
+        assert isinstance(refused, Refused)
+        assert "rows of this sequence in a step need more memory than this engine has" in refused.reason
+        assert not refused.is_final
+        assert all(isinstance(verdict, Verdict) for verdict in verdicts)
         assert isinstance(wide_one.verify(), Verdict), "it may go on with less"
 
 
 def test_where_other_ranks_are_within_the_step_the_engine_ends(target):
     target._config = replace(target._config, tensor_parallel=2)
-    target.add(0, Driver(target, PROMPTS[0]).verify_request())
+    target.add(Driver(target, PROMPTS[0]).verify_request())
     with failing(target, "before the pass", once_in({0})), pytest.raises(torch.OutOfMemoryError):
         run(target)
 
@@ -263,12 +257,12 @@ def test_a_draft_grows_the_same_tree(draft, place):
 
 def test_growth_for_which_there_is_no_memory_ends(draft):
     growing = Driver(draft, PROMPTS[1])
-    draft.add(0, growing.draft_request(TreeSpec(rows_per_pass=4, max_depth=4)))
+    draft.add(growing.draft_request(TreeSpec(rows_per_pass=4, max_depth=4)))
     with failing(draft, "before the pass", lambda _num_rows: True):
         replies = run(draft)
-    assert isinstance(replies[0], Refused)
+    assert isinstance(replies[growing.session], Refused)
     assert draft.stats().num_jobs == 0
-    assert isinstance(growing.ask(2), DraftDone), "it may ask again"
+    assert has_grown(growing.ask(2)), "it may ask again"
 
 
 def test_a_step_is_halved_until_it_is_one_job_that_cannot_be_split():

@@ -17,7 +17,7 @@ from core.config import EngineConfig
 from core.records import Base, Missing, Refused, Sampling, Verdict, Verification
 from core.speculation.token_tree import EMPTY_BLOCK, SparseDistribution, TokenTree
 from tests.checkpoints import VOCAB_SIZE, write
-from tests.workers.engine.driving import EPOCH, Driver, answer, chain, poisoned, wrong
+from tests.workers.engine.driving import EPOCH, Driver, answer, chain, poisoned, step, wrong
 from workers.engine.target import TargetEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
@@ -103,14 +103,15 @@ def test_the_check_above_would_see_stale_kv(engine, plain):
 
 def test_sequences_of_one_batch_do_not_see_each_other(engine, plain):
     drivers = [Driver(engine, PROMPT, s, session=str(n)) for n, s in enumerate(SAMPLINGS * 3)]
-    for step in range(12):
-        for ticket, driver in enumerate(drivers):
-            engine.add(ticket, driver.verify_request())
-        replies = dict(engine.step())
-        for ticket, driver in enumerate(drivers):
-            driver.log.extend([replies[ticket].next_token])
-            driver.held = replies[ticket].held
-            assert replies[ticket].next_token == plain[driver.spec.sampling][step]
+    for place in range(12):
+        for driver in drivers:
+            engine.add(driver.verify_request())
+        replies = step(engine)
+        for driver in drivers:
+            reply = replies[driver.session]
+            driver.log.extend([reply.next_token])
+            driver.held = reply.held
+            assert reply.next_token == plain[driver.spec.sampling][place]
     assert engine.stats().num_steps >= 12
 
 
@@ -155,13 +156,21 @@ def test_a_wide_tree_needs_room_in_the_context_for_its_depth_alone(checkpoint, p
 def test_a_verdict_says_what_it_cost(engine):
     began_s = monotonic()
     for n in range(2):
-        engine.add(n, Driver(engine, PROMPT, session=f"{n}").verify_request(chain(1, 2, 3)))
-    replies = dict(engine.step())
+        engine.add(Driver(engine, PROMPT, session=f"{n}").verify_request(chain(1, 2, 3)))
+    replies = step(engine)
     ended_s = monotonic()
     for n in range(2):
-        timing = replies[n].timing
+        timing = replies[f"{n}"].timing
         assert (timing.num_passes, timing.num_rows) == (1, 2 * (len(PROMPT) + 3))
         assert 0 < timing.waited_s + timing.computed_s < ended_s - began_s
+
+
+def test_a_wait_is_counted_from_the_arrival_that_is_given(engine):
+    driver = Driver(engine, PROMPT)
+    began_s = monotonic()
+    engine.add(driver.verify_request(), arrived_s=began_s - 5.0)
+    (verdict,) = engine.step()
+    assert 5.0 <= verdict.timing.waited_s <= monotonic() - began_s + 5.0 - verdict.timing.computed_s
 
 
 def test_a_prefix_that_is_sent_again_is_not_computed_again(engine, plain):
@@ -195,11 +204,11 @@ def test_a_stale_message_is_refused_and_changes_nothing(engine, plain, stale):
 def test_a_later_message_replaces_the_one_in_progress(engine, plain):
     driver = Driver(engine, PROMPT)
     first, second = driver.verify_request(), driver.verify_request()
-    engine.add(1, first)
-    engine.add(2, second)
-    replies = dict(engine.step())
-    assert isinstance(replies[1], Refused)
-    assert replies[2].next_token == plain[SAMPLINGS[0]][0]
+    engine.add(first)
+    engine.add(second)
+    replies = {reply.stamp: reply for reply in engine.step()}
+    assert isinstance(replies[first.stamp], Refused)
+    assert replies[second.stamp].next_token == plain[SAMPLINGS[0]][0]
 
 
 @pytest.mark.parametrize(("num_tokens", "problem"), [(513, "context"), (300, "KV cache")], ids=["context", "kv"])
@@ -214,28 +223,28 @@ def test_more_than_fits_at_once_is_served_all_the_same(checkpoint, plain):
     """The newest wait for the older to end; each request is answered once, and rightly, and nobody hangs."""
     small = load(checkpoint, kv_cache_tokens=32, share_prefixes=False)
     drivers = [Driver(small, PROMPT, session=str(n)) for n in range(8)]
-    for ticket, driver in enumerate(drivers):
-        small.add(ticket, driver.verify_request())
-    answers = []
+    for driver in drivers:
+        small.add(driver.verify_request())
+    replies = []
     while small.has_work:
         found = small.step()
         small.check_integrity()
-        small.release([str(ticket) for ticket, _ in found])
-        answers += found
+        small.release([reply.stamp.session for reply in found])
+        replies += found
     assert not small.has_work
-    assert sorted(ticket for ticket, _ in answers) == list(range(8))
-    assert {reply.next_token for _, reply in answers} == {plain[SAMPLINGS[0]][0]}
+    assert sorted(reply.stamp.session for reply in replies) == [*"01234567"]
+    assert {reply.next_token for reply in replies} == {plain[SAMPLINGS[0]][0]}
     small.release([str(n) for n in range(8)])
     assert small.stats().num_free_blocks == small.stats().num_blocks
 
 
 def test_a_model_that_gives_nan_refuses_that_sequence_and_serves_the_others(engine, plain):
-    engine.add(1, Driver(engine, PROMPT, session="a").verify_request())
-    engine.add(2, Driver(engine, PROMPT, session="b").verify_request())
+    engine.add(Driver(engine, PROMPT, session="a").verify_request())
+    engine.add(Driver(engine, PROMPT, session="b").verify_request())
     with poisoned(engine, 0):
-        replies = dict(engine.step())
-    assert isinstance(replies[1], Refused)
-    assert replies[2].next_token == plain[SAMPLINGS[0]][0]
+        replies = step(engine)
+    assert isinstance(replies["a"], Refused)
+    assert replies["b"].next_token == plain[SAMPLINGS[0]][0]
     engine.check_integrity()
 
 
@@ -258,12 +267,12 @@ def test_a_guess_that_leads_to_nan_spoils_nobody_elses_verdict(checkpoint, broke
         for driver in drivers.values():
             driver.verify()
         q = SparseDistribution((7, 8, 9), (0.5, 0.25, 0.25))
-        for place, (kind, driver) in enumerate(drivers.items()):
+        for kind, driver in drivers.items():
             block = EMPTY_BLOCK if kind is dropped else TokenTree.chain((7, 9), (q, q))
-            engine.add(place, driver.verify_request(block))
+            engine.add(driver.verify_request(block))
         row = 3 * list(Verification).index(broken) + 2  # of each block the root comes first
         with poisoned(engine, row) if poison else nullcontext():
-            found = {list(Verification)[ticket]: reply for ticket, reply in engine.step()}
+            found = {Verification(name): reply for name, reply in step(engine).items()}
         engine.check_integrity()
         return {kind: (verdict.path, verdict.next_token, verdict.held) for kind, verdict in found.items()}
 
@@ -282,11 +291,11 @@ def test_a_sequence_that_is_nan_throughout_spoils_no_other(tmp_path, settings, i
     expected = Driver(load(str(path), **settings), PROMPT).run(4)
     shared = load(str(path), **settings)
     bad, good = Driver(shared, [poison] * 3, session="bad"), Driver(shared, PROMPT, session="good")
-    for ticket, driver in enumerate([bad, good] if is_first else [good, bad]):
-        shared.add(ticket, driver.verify_request())
-    replies = dict(shared.step())
-    assert isinstance(replies[0 if is_first else 1], Refused)
-    verdict = replies[1 if is_first else 0]
+    for driver in [bad, good] if is_first else [good, bad]:
+        shared.add(driver.verify_request())
+    replies = step(shared)
+    assert isinstance(replies["bad"], Refused)
+    verdict = replies["good"]
     good.log.extend([verdict.next_token])
     good.held = verdict.held
     assert [verdict.next_token, *good.run(3)] == expected

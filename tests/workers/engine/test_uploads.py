@@ -11,7 +11,7 @@ import torch
 from core.config import EngineConfig
 from core.records import Sampling, Verification
 from core.speculation.growth import TreeSpec
-from tests.workers.engine.driving import EPOCH, Driver, tree_of
+from tests.workers.engine.driving import EPOCH, Driver, step, tree_of
 from tests.workers.engine.growths import allowed, wide
 from tests.workers.step.readbacks import counted
 from workers.engine import judging
@@ -55,15 +55,15 @@ def as_on_a_gpu(monkeypatch):
 
 def steps_of(engine, requests, way):
     """The replies; in each step at most one copy and one wait."""
-    for ticket, request in enumerate(requests):
-        engine.add(ticket, request)
+    for request in requests:
+        engine.add(request)
     replies = {}
     while engine.has_work:
         with way() as seen:
-            replies.update(engine.step())
+            replies.update(step(engine))
         if seen is not None:
             assert seen == ([GPU], ["readback"])
-    return [replies[ticket] for ticket in range(len(requests))]
+    return [replies[request.stamp.session] for request in requests]
 
 
 def rounds(checkpoint, rule, way):

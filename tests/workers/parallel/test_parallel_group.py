@@ -156,7 +156,7 @@ def test_the_death_of_a_follower_is_noticed_while_the_engine_is_idle(checkpoint)
         os.kill(followers.pid(0), signal.SIGKILL)
         assert noticed.wait(NOTICE_S)
         assert reasons == ["rank 1 is gone"]
-        engine.add(1, driver.verify_request())
+        engine.add(driver.verify_request())
         with pytest.raises(WorkerLost, match="rank 1 is gone"):
             engine.step()
 
@@ -175,7 +175,7 @@ def test_the_death_of_a_follower_ends_a_step_that_waits_for_it(checkpoint):
 
         timer = threading.Timer(0.7, kill)
         timer.start()
-        engine.add(1, driver.verify_request())
+        engine.add(driver.verify_request())
         with pytest.raises(WorkerLost):
             engine.step()
         assert killed_s, "it was waited for"
@@ -188,7 +188,7 @@ def test_a_follower_that_hangs_is_given_up_after_the_limit(checkpoint):
         driver = Driver(engine, PROMPT)
         driver.verify()
         os.kill(followers.pid(0), signal.SIGSTOP)
-        engine.add(1, driver.verify_request())
+        engine.add(driver.verify_request())
         began_s = monotonic()
         with pytest.raises(
             WorkerLost, match=r"not done its part within 3 s|not complete a step within 3 s|lost each other"
@@ -234,7 +234,7 @@ def test_a_failure_on_rank_0_ends_the_followers(checkpoint, monkeypatch):
 
         monkeypatch.setattr(layer, "forward", fail)
         driver = Driver(engine, PROMPT)
-        engine.add(1, driver.verify_request())
+        engine.add(driver.verify_request())
         with pytest.raises(MemoryError):
             engine.step()
         assert followers.outcomes(NOTICE_S)[0].startswith("WorkerLost: ")

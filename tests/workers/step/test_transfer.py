@@ -171,26 +171,26 @@ def test_a_target_waits_once_a_round(
         blocks.append(guesser.draft(3))
     blocks[1] = TokenTree((9, 10, 11), (ROOT, ROOT, 0))  # coupled: a tree
     blocks[4] = EMPTY_BLOCK
-    for ticket, (driver, block) in enumerate(zip(drivers, blocks, strict=True)):
-        engine.add(ticket, driver.verify_request(block))
+    for driver, block in zip(drivers, blocks, strict=True):
+        engine.add(driver.verify_request(block))
     with counted(monkeypatch) as waits:
-        answers = engine.step()
-    assert len(answers) == len(SAMPLINGS)
+        replies = engine.step()
+    assert len(replies) == len(SAMPLINGS)
     assert waits.seen == ["readback"] * num_waits
 
 
 def test_a_draft_waits_once_a_pass(runtime: ModelRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = DraftEngine(runtime, CONFIG, EPOCH, 8)
     drivers = sessions(engine)
-    for ticket, driver in enumerate(drivers):
+    for driver in drivers:
         is_coupled = driver.spec.verification is Verification.COUPLED
         growth = TreeSpec(2, 3, tail=(0.4, 0.2), num_passes=3) if is_coupled else TreeSpec.chain(3)
-        engine.add(ticket, driver.draft_request(growth))
-    num_steps, answers = 0, []
+        engine.add(driver.draft_request(growth))
+    num_steps, replies = 0, []
     with counted(monkeypatch) as waits:
         while engine.has_work:
-            answers += engine.step()
+            replies += engine.step()
             num_steps += 1
-    assert len(answers) == len(SAMPLINGS)
+    assert len(replies) == len(SAMPLINGS)
     assert waits.seen == ["readback"] * num_steps
     assert num_steps >= 3
