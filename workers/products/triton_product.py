@@ -19,7 +19,7 @@ OUTPUTS, INPUTS = 64, 128
 ROWS = (16, 32, 64, 128)
 """Rows of a tile; the smallest that has room, else the largest. All give the same bits (`bench gpu`)."""
 FEW_PROGRAMS = 264
-"""With fewer programs, each keeps more loads in flight. Chosen on an H200 among twelve shapes: 3.0 to 4.5 TB/s."""
+"""With fewer programs, each keeps more loads in flight. Chosen on an H200 (docs/adr/gpu-runtime)."""
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
