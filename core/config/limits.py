@@ -77,8 +77,8 @@ class Limits(Settings):
     262144]; 0 refuses structured output. Raise it where schemas are large; compiling one may then take a CPU for a
     fraction of a second."""
     max_message_bytes: int = 4 * 1024 * 1024
-    """Largest request message in bytes, at least 1; larger ones are refused before they are decoded. Raise it where
-    prompts are longer."""
+    """Largest request message in bytes, at least 1; larger ones are refused before they are decoded. A JSON body may be
+    six times as large, since an escape takes up to six bytes for one of text. Raise it where prompts are longer."""
     max_target_retries: int = 4
     """Number of times, at least 0, that a completion that has lost its target is moved to another one without any token
     in between; then it fails. Raise it where replacing a target takes long."""

@@ -60,7 +60,7 @@ FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 
 TOKEN_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 # Requests
-REQUESTS_RUNNING = gauge("num_requests_running", "Requests in progress, including those in the queue.")
+REQUESTS_RUNNING = gauge("num_requests_running", "Requests that were admitted and have not ended.")
 REQUESTS_WAITING = gauge("num_requests_waiting", "Requests that wait in the queue for admission.")
 QUEUE_TIME = histogram(
     "request_queue_time_seconds", "Time from a request's arrival to its admission; 0 if it did not have to wait.",
