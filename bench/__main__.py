@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from bench.results import Result, report
+from core.errors import StartupError
 
 
 class Benchmark(Protocol):
@@ -57,7 +58,7 @@ BENCHMARKS: Mapping[str, str] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 when a goal was missed."""
+    """Returns the exit status: 1 when a goal was missed, 2 when nothing could be measured here."""
     argv = sys.argv[1:] if argv is None else argv
     chosen = [name for name in BENCHMARKS if name in argv[:1]] or list(BENCHMARKS)
     benchmarks = {name: cast(Benchmark, importlib.import_module(BENCHMARKS[name])) for name in chosen}
@@ -69,7 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
         benchmark.add_arguments(command)
     args = parser.parse_args(argv)
-    results = benchmarks[args.name].measure(args)
+    try:
+        results = benchmarks[args.name].measure(args)
+    except StartupError as error:
+        sys.stderr.write(f"bench {args.name}: {error}\n")
+        return 2
     report(results, args.json)
     return 1 if any(result.met is False for result in results) else 0
 

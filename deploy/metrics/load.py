@@ -52,7 +52,9 @@ class _Collector:
         self._loads = loads
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        yield self._gauge("num_requests_running", "Requests that were admitted and have not ended.", lambda load: load.num_running)
+        yield self._gauge(
+            "num_requests_running", "Requests that were admitted and have not ended.", lambda load: load.num_running
+        )
         yield self._gauge("num_requests_waiting", "Requests that wait in the queue.", lambda load: load.num_waiting)
         yield self._gauge(
             "kv_cache_usage_perc", "Share of the targets' KV in use; 1 is all.", lambda load: load.kv_share
