@@ -42,7 +42,6 @@ BENCHMARKS: Mapping[str, str] = {
     "gpu": "bench.gpu.report",
     "guessers": "bench.control.guessers",
     "kills": "bench.disruption.kills",
-    "links": "bench.service.links",
     "lookahead": "bench.control.lookahead",
     "overhead": "bench.service.overhead",
     "rounds": "bench.rounds.rounds",
@@ -50,7 +49,6 @@ BENCHMARKS: Mapping[str, str] = {
     "session": "bench.service.session_events",
     "step": "bench.engine.step",
     "storm": "bench.disruption.storm",
-    "streams": "bench.service.streams",
     "tree": "bench.rounds.tree",
     "workloads": "bench.control.workloads",
 }
