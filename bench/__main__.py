@@ -47,8 +47,6 @@ BENCHMARKS: Mapping[str, str] = {
     "runtime": "bench.engine.runtime",
     "step": "bench.engine.step",
     "storm": "bench.disruption.storm",
-    "tree": "bench.rounds.tree",
-    "workloads": "bench.control.workloads",
 }
 """Modules by name. Only the one that runs is imported, so that `gpu` needs no Ray."""
 

@@ -1,6 +1,6 @@
 """Every guesser: what it costs the event loop, finds on real texts, and is worth on each kind of text beside a draft.
 
-The third part is `bench workloads`, which has the table of docs/guessers.md. In the others no model runs. The text is
+The third part (`--only table`) has the table of docs/guessers.md. In the others no model runs. The text is
 what the target says, so a guess is right if the text goes on with it; a round commits the accepted path of the
 `--nodes` likeliest nodes, and one token more. The controls show what is found by chance. Times are of the thread's own
 processor time, medians over rounds.

@@ -1,7 +1,7 @@
 """Lookahead decoding alone, without a draft: tokens and rows of a pass, by the size of its window.
 
 A real orchestrator and the demo target, in this process; each text is compared with plain decoding. Other kinds of
-text, and other sources beside it: `bench workloads`.
+text, and other sources beside it: `bench guessers --only table`.
 """
 
 from __future__ import annotations

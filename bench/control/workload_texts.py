@@ -1,4 +1,4 @@
-"""The texts of `bench workloads`: prompts of five kinds, and how they go on where the demo target could not write it.
+"""The texts of `bench guessers`: prompts of five kinds, and how they go on where the demo target could not write it.
 
 Code, prose, JSON and high-entropy samples are what the demo target writes after these prompts: of its held-out files,
 and for JSON under a schema that masks its rows. It is too small to copy: edits are given texts, as a target that can
