@@ -32,7 +32,6 @@ from bench.harness.probe import engine_of
 from bench.harness.processor import PROCESSOR_GOAL_MS, busiest_s, cpu_s, processor_time, round_ms, threads_s
 from bench.harness.traffic import Run, Way, connected, request, run
 from bench.results import Result, at_most, say, spread
-from bench.service.hops import timed_ms
 from core.records import EngineStats
 from deploy.launch import served
 from deploy.settings import demo_config
@@ -42,7 +41,6 @@ NUM_RUNS = {1: 5, 16: 3}
 MAX_TOKENS = 128
 GAMMA = 4
 PROMPT = "import os\nimport sys\n\n\ndef read_lines(path):\n"
-NUM_ROUND_TRIPS = 200
 STEP_GOAL_MS = 1.5
 VERDICT_GOAL_MS = 0.5
 ENGINES = {"TargetActor": "target", "DraftActor": "draft"}
@@ -119,11 +117,9 @@ async def _measure(address: str) -> list[Result]:
                         samples.setdefault((gamma, num_streams), []).append(sample)
                 if num_streams == 1:
                     traced.append(await _stream(stub, GAMMA, number, trace=True))
-    round_trips = await timed_ms(engines["TargetActor"].ready.remote, NUM_ROUND_TRIPS)
     return [
         verdict_to_next("drafted x1", [round_ for each in traced for round_ in rounds_of(each.calls)]),
         *(result for case, of_case in samples.items() for result in _results(*case, of_case)),
-        spread("bare actor round trip", round_trips, "ms"),
         *_ratios(samples),
     ]
 
