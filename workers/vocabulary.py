@@ -1,4 +1,4 @@
-"""Check that draft and target share a vocabulary: each token id means the same string.
+"""Checks that draft and target share a vocabulary: each token id means the same string.
 
 Compares only the ids that both models have embedding rows for; other ids never occur in a text. Reads tokenizers
 without torch, as the orchestrator does (docs/adr/edge).

@@ -74,7 +74,7 @@ class PagedPlan:
         return self.gather()
 
     def can_see(self, window: int | None) -> bool:
-        """Whether the kernel supports a layer with this window. It shows each node all of its ancestors."""
+        """Whether the kernel supports this window. A node sees all its ancestors, so they must fit into the window."""
         return window is None or window > self.depth
 
 

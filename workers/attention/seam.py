@@ -1,6 +1,6 @@
 """The attention function that Hugging Face models call, over block KV, for a flattened batch.
 
-Knows how to compute a plan; must not know tokens or sampling. Heads of grouped-query attention are packed into query
+Computes what a plan describes; must not know tokens or sampling. Heads of grouped-query attention are packed into query
 rows, so that each KV head is read once.
 """
 
@@ -34,7 +34,10 @@ class LayerProbe:
     def record(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
     ) -> torch.Tensor:
-        """Returns zeros in the shape of the layer's output. Raises: UnsupportedModel for a layer that attends twice."""
+        """Record a layer. Returns zeros in the shape of its output.
+
+        Raises: UnsupportedModel for a layer that attends twice.
+        """
         if layer in self.shapes:
             raise UnsupportedModel(f"layer {layer} attends more than once")
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])

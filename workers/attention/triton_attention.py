@@ -100,7 +100,7 @@ class TritonKernel:
 
 
 def _num_splits(reads: PagedReads, num_heads: int, limit: int) -> int:
-    """Number of splits that fills the GPU with the fewest tiles possible; at most one per KV block; a power of two."""
+    """Number of splits that fill the GPU if tiles are as few as possible: a power of two, at most one per KV block."""
     wanted: int = PROGRAMS // (triton.cdiv(len(reads.seen), reads.tile_rows) * num_heads)
     most: int = triton.cdiv(reads.table.shape[1] * reads.block_tokens, BLOCK_N)
     return 1 << (max(1, min(wanted, most, limit)).bit_length() - 1)
@@ -144,7 +144,7 @@ def _attend(
     PROGRAMS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Each program loops over tiles, heads and splits, so that one recorded grid serves few tiles and many."""
+    """Each program loops over tiles, heads and splits, so one recorded grid serves steps with few and many tiles."""
     num_now = tl.load(num_tiles)
     splits = _splits_now(num_now, KV_HEADS * CHUNKS, SPLITS, PROGRAMS)
     member = tl.arange(0, BLOCK_M)

@@ -15,7 +15,7 @@ STACK_BYTES = 256 * 2**20
 """Address space; only touched pages take memory. Each level takes 3 to 6 kilobytes of stack and at least 7 bytes of a
 grammar, which has at most `MAX_GRAMMAR_BYTES`."""
 _starting = threading.Lock()
-"""`threading.stack_size` holds for the whole process: for every thread that starts until it is reset."""
+"""`threading.stack_size` is global: it applies to every thread that starts before it is reset."""
 
 Result = TypeVar("Result")
 

@@ -12,7 +12,8 @@ import re
 from decimal import Decimal
 
 MAX_DIVISOR = 20_000
-"""Limit on the least common multiple of a text's divisors, in units of the last decimal of any of them; takes 0.1 s."""
+"""Limit on the least common multiple of a text's divisors, in units of the smallest decimal place of any of them.
+Compiling takes 0.1 s at most."""
 MAX_EXPONENT = 30
 """Limit on a number's power of ten. The library accepts at most 15 digits."""
 _DIVISOR = re.compile(

@@ -1,7 +1,8 @@
 """Guesses the tokens that a grammar forces next in one output; needs no model.
 
 If the grammar forces the next bytes, masks allow only their usual tokenization (docs/adr/grammars), so these tokens
-have a chance of 1, whatever the target's distribution. If several tokens may begin the forced bytes, they share it.
+have a chance of 1, whatever the target's distribution. If several tokens may begin the forced bytes, they share that
+chance.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ class ForcedTokens:
     def after(self, output: Sequence[int], max_depth: int) -> Guesses:
         """Guess what follows `output`, at most `max_depth` tokens deep.
 
-        No guesses until the grammar has been compiled, after the time budget is spent, or once the output has left the
-        grammar. Raises: GrammarProblem if it does not compile, cannot be followed, or forbids an output that it binds.
+        No guesses before the grammar has been compiled, after the time budget is spent, or once the output has left the
+        grammar. Raises: GrammarProblem if it does not compile or cannot be followed, or if it is binding and forbids
+        the output.
         """
         if self._has_left or not self._compiled.done():
             return NO_GUESSES

@@ -34,8 +34,8 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | Non
 def kept_open(root: Mapping[str, Any]) -> frozenset[int]:
     """Ids of all schemas below `root` that must not be closed.
 
-    A schema can be closed if it lists properties, says nothing of unlisted ones, requires none of them, and is the only
-    schema that may list properties of its object.
+    A schema can be closed if it lists properties, says nothing about unlisted ones, requires none of them, and is the
+    only schema that may list properties of its object.
     """
     shared: set[int] = set()
     nodes = list(nodes_of(root))

@@ -1,7 +1,7 @@
 """One sequence's position in its grammar, and the tokens that the grammar allows after each of its rows.
 
 The state is a function of the output's tokens alone. Each call passes all of them, and reuses the state of the previous
-call as far as the tokens agree. So a rejected guess, a rollback, another replica and a first message are one case.
+call as far as the tokens agree. A rejected guess, a rollback, another replica and a first message are handled alike.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class GrammarState:
         self._matcher, self._consumed = None, []
 
     def _go_to(self, start: int, tokens: Sequence[int]) -> bool:
-        """Consume `tokens` after the first `start` tokens, as far as allowed. Returns whether all are allowed.
+        """Consume `tokens` after the first `start` consumed ones, as far as allowed. Returns whether all are allowed.
 
         A token that ends the output is never consumed, because the library cannot roll it back. Raises: GrammarProblem.
         """

@@ -51,7 +51,7 @@ _2_32 = 2.0**32
 _BOUND = _LN_2 * (32 + 1023)
 _BOUND_SLOPE = _LN_2 * 2.0**-52
 _SLACK, _RELATIVE_SLACK = 1e-4, 1e-6
-"""More than the rounding to float32 changes the noise, and its sum with a score."""
+"""More than the error of rounding the noise, and its sum with a score, to float32."""
 
 
 def _compiled(signature: str) -> Callable[[Callable[..., Any]], Any]:

@@ -119,7 +119,7 @@ def _gumbel_in_parts(keys: Tensor, vocab_size: int) -> Tensor:
 
 
 def _gumbel_on_device(keys: Tensor, vocab_size: int) -> Tensor:
-    """Must not be compiled: a fused multiply-add would change the last bit."""
+    """Compute noise by torch's operators. Must not be compiled: a fused multiply-add would change the last bit."""
     blocks = torch.arange(-(-vocab_size // 4), device=keys.device)
     bits = torch.stack(noise.words(blocks, *keys[:, :, None].unbind(dim=1)), dim=-1)
     gumbel: Tensor = noise.gumbel_of(bits.flatten(1).double(), _frexp)

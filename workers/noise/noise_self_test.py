@@ -31,7 +31,7 @@ KEYS = (
     noise.key(0x0123456789ABCDEF, 4_095, 1, Purpose.GUESS),
 )
 VOCAB_SIZE = 50_001
-"""A row takes many programs of the kernel, and the last one is not full."""
+"""A row of this length takes many programs of the kernel, and the last one is not full."""
 
 
 @cache

@@ -51,7 +51,7 @@ class TiledLinear(nn.Linear):
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None, *, is_tiled: bool) -> Tensor:
-    """`F.linear` by the operator."""
+    """`F.linear` through the operator."""
     found: Tensor = torch.ops.outrider.product(rows, weight, bias, is_tiled)
     return found
 

@@ -21,7 +21,7 @@ Plan: TypeAlias = StepPlan | PagedPlan
 
 
 class BackendUnavailable(Exception):
-    """Why a backend cannot run this model on this machine."""
+    """A backend cannot run this model on this machine; the message says why."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Backend(ABC):
 
     @abstractmethod
     def run(self, step: Step) -> Tensor | None:
-        """Write the step's KV. Returns logits of its wanted rows, maybe followed by others.  # [rows or more, vocab]
+        """Write the step's KV. Returns logits of its wanted rows, then maybe of others.  # [rows or more, vocab]
 
         Returns None, and writes nothing, for a step that this backend does not run.
         """

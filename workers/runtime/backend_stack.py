@@ -25,8 +25,8 @@ FAILURES = (BackendUnavailable, RuntimeError, OSError)
 LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Allowed error of a compiled backend, relative to the norm of a row's logits."""
 NOISE_FACTOR = 2.0
-"""The error may also be this multiple of the base's noise: the error of its logits between batches of other sizes.
-Rounding grows with the number of layers, to 0.04 in an 8B model of random weights."""
+"""The allowed error is at least this multiple of the base's own noise: how much its logits differ between batches of
+different sizes. Rounding grows with the number of layers, to 0.04 in an 8B model of random weights."""
 MOST_ERROR = 0.25
 """Upper limit of the allowed error, however noisy the base is. Unrelated logits have an error of 1.4."""
 

@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 WAKE_UP_S = 100e-6
 """Usual delay at the end of a sleep (Linux: 50 us of timer slack plus the thread switch); sleeps are shortened by it.
 
-On two busy cores, waits of 1 to 25 ms end 0.03 ms late at the median and 0.12 ms at p90 (without it 0.12 and 0.21 ms),
-for 0.05 ms of processor time."""
+On two busy cores, waits of 1 to 25 ms end 0.03 ms late at the median and 0.12 ms at p90 (without it 0.12 and 0.21 ms).
+A wait costs 0.05 ms of processor time."""
 
 
 class Pacer:

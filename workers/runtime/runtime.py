@@ -111,8 +111,8 @@ class ModelRuntime:
     ) -> Findings:
         """Build backends and use each kernel once, so that no request pays for it. Returns what was measured.
 
-        Compiled backends are built first. In deterministic mode, the smallest tiles that keep a row's bits are then
-        searched. Last, a step of each power of two rows is run and timed. `known` findings from an engine on this
+        First, compiled backends are built. Second, in deterministic mode, a search finds the smallest tiles that keep a
+        row's bits. Third, a step of each power of two rows is run and timed. `known` findings from an engine on this
         `machine` with the same kind of backend replace the search and the timing.
         Raises: CheckpointError for a model that gives NaN.
         """

@@ -106,7 +106,7 @@ class BlockPool:
             self._blank[block] = user
 
     def give_back(self, blocks: Iterable[int]) -> None:
-        """Return blocks that were allocated but never used."""
+        """Return allocated blocks that got no user."""
         self._blank.update(dict.fromkeys(blocks))
 
     def _unpublish(self, block: int) -> None:

@@ -26,7 +26,7 @@ class Span:
     """The rows that one sequence adds in a step: `num_chain` tokens, then nodes of a tree below the last one.
 
     The first `num_cached_nodes` nodes add no rows: their KV is already the end of the sequence's KV. All numbers are
-    those before this step, and stay so after `KVCache.extend` has counted its rows.
+    fixed when the span is made; they stay the same after `KVCache.extend` has counted its rows.
     """
 
     kv: SequenceKV

@@ -29,7 +29,7 @@ def upload(
 
 
 def _tensor(values: list[Any] | tuple[Any, ...] | NDArray[Any] | Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Like `torch.as_tensor`, in a third of the time for a short list. Floats for float64 are not rounded first."""
+    """Like `torch.as_tensor`, in a third of the time for a short list. A list of floats gives float32 by default."""
     if isinstance(values, Tensor):
         return values if dtype is None else values.type(dtype)
     tensor = torch.from_numpy(np.asarray(values))
@@ -107,7 +107,7 @@ class Readback:
 
 
 def _argmax_on_cpu(scores: Tensor) -> Argmax:
-    """Argmax by numpy, in a tenth of torch's time. Reading a row's score costs less than one more operator."""
+    """Argmax by numpy, in a tenth of torch's time. Scores are read one by one: an operator would cost more."""
     rows = scores.numpy()
     ids = rows.argmax(axis=-1).tolist()
     values = [rows.item(row, token_id) for row, token_id in enumerate(ids)]

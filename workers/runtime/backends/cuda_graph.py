@@ -44,7 +44,7 @@ Recorder: TypeAlias = Callable[[Work], Work]
 class CudaRecorder:
     """Records a CUDA graph. All graphs share one memory pool, so the largest is recorded first.
 
-    Not run by any test of this project.
+    The tests of this project run it without a GPU only, with fakes of torch's functions.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -72,7 +72,7 @@ class Inputs:
         self._turn = 0
 
     def set(self, values: NDArray[Any]) -> None:
-        """Copy `values` to the beginning, in stream order, without waiting for earlier steps."""
+        """Copy `values` to the beginning of the array, in stream order, without waiting for earlier steps."""
         self._turn = (self._turn + 1) % NUM_STAGED
         if (copied := self._copied[self._turn]) is not None:
             copied.synchronize()  # the copy of some steps ago reads this staging buffer
@@ -147,7 +147,7 @@ class CudaGraphBackend(Backend):
         self._logits[: shape.num_wanted].copy_(logits)
 
     def _shapes(self) -> Iterator[StepShape]:
-        """Shapes to record, largest first: for each number of rows, one for any rows, one for one row a sequence."""
+        """Shapes to record, largest first. For each number of rows: one for any rows, one for one row per sequence."""
         for num_rows in reversed(buckets(self._max_rows)):
             if num_rows > 1:
                 yield self._shape(num_rows, TILE_ROWS)

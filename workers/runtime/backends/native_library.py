@@ -69,7 +69,7 @@ def weights_of(model: Any) -> dict[str, Tensor]:
 def build(
     model: Any, weights: Mapping[str, Tensor], folder: Path, least_rows: int, progress: Callable[[str], None]
 ) -> dict[str, Run]:
-    """Load the libraries for steps of `least_rows` rows and more. Compiles those that no earlier start has left.
+    """Load the libraries for steps of `least_rows` rows and more: those of an earlier start, or newly compiled ones.
 
     Raises: BackendUnavailable.
     """
@@ -124,7 +124,7 @@ def _tidy(folder: Path, used: Collection[Path]) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make the folder; only this user or root may write to it, since its files are executed.
+    """Make the folder. Its files are executed, so it must not be another user's, nor writable by everybody.
 
     Raises: BackendUnavailable.
     """
