@@ -90,7 +90,7 @@ def paged_inputs(
 def inputs_in_shape(
     shape: StepShape, values: Tensor, cache: KVCache, kernel: Kernel, gather: Callable[[], StepPlan]
 ) -> tuple[Tensor, Tensor, Tensor, PagedPlan]:
-    """As `paged_inputs`, for a step that `values` hold in this shape."""
+    """The result of `paged_inputs` for a step that `values` hold in this shape."""
     pieces = shape.cut(values)
     arrays = {name: pieces[name] for name in ("num_tiles", "tiles", "seen", "positions", "masks", "table")}
     reads = PagedReads(**arrays, block_tokens=shape.block_tokens, tile_rows=shape.tile_rows)

@@ -162,7 +162,7 @@ class RankGroup:
         return [json.loads(bytes(heard.tolist())) for heard in self._gather_untimed(padded)]
 
     def _gather_untimed(self, tensor: Tensor) -> list[Tensor]:
-        """As `_gather`, without a time limit: loading a rank may take any time."""
+        """`_gather` without a time limit: loading a rank may take any time."""
         parts = [torch.empty_like(tensor) for _ in range(self.rank.size)]
         self._wait(lambda: dist.all_gather(parts, tensor, group=self._command_group, async_op=True), UNBOUNDED)
         return parts

@@ -26,7 +26,7 @@ class BackendUnavailable(Exception):
 
 @dataclass(slots=True)
 class BackendContext:
-    """What a backend is built from: one model on one device, and its KV."""
+    """Everything that a backend is built from: one model on one device, and its KV."""
 
     model: Any
     """A transformers PreTrainedModel that calls `workers.attention`."""

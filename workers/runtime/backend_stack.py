@@ -116,7 +116,7 @@ class BackendStack:
         """Stop the other ranks; a single process has none."""
 
     def _failure(self, self_test: SelfTest, want: Tensor, noise: float) -> str | None:
-        """What is wrong with the backend built last; None if its logits are right (up to rounding, if it may round)."""
+        """Why the backend built last cannot be used; None if its logits are right (up to rounding, if it may round)."""
         try:
             got = self_test.logits()
         except FAILURES as error:

@@ -21,7 +21,7 @@ Decide: TypeAlias = Callable[[Tensor, Readback], Outcomes]
 BatchedRule: TypeAlias = Callable[[Sequence[TokenTree], Sequence[Row], int, Uploads], Decide]
 """(blocks, rows, V, uploads) -> `Decide`. `rows` and log p hold each block's root, then its nodes, block by block.
 
-As for `Rule.decide`, greedy rows have log p at temperature 1, which need not be normalised. A block with a NaN in its
+Greedy rows have log p at temperature 1, which need not be normalised, as for `Rule.decide`. A block with a NaN in its
 rows has a meaningless outcome, but does not affect other blocks."""
 
 

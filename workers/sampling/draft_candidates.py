@@ -31,11 +31,11 @@ class Kind(Enum):
     """How the candidates of a row are ordered."""
 
     GREEDY = auto()
-    """By logits. Confidence is taken at temperature 1, because q itself is one-hot."""
+    """Ordered by logits. Confidence is taken at temperature 1, because q itself is one-hot."""
     COUPLED = auto()
-    """By log q plus the noise that the target uses, so that the first candidate is the sample of q."""
+    """Ordered by log q plus the noise that the target uses, so that the first candidate is the sample of q."""
     DRAWN = auto()
-    """By q cut to its likeliest tokens, from which samples are drawn."""
+    """Ordered by q, cut to its likeliest tokens. Samples are drawn from the cut q."""
 
     @classmethod
     def of(cls, spec: Sampling, verification: Verification) -> Kind:

@@ -40,7 +40,7 @@ class OutOfBlocks(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer stores for one token."""
+    """Heads and dimensions of the keys and values that one layer stores for one token."""
 
     num_kv_heads: int
     key_dim: int
@@ -138,7 +138,7 @@ class KVCache:
     def reserve_all(self, wanted: Iterable[tuple[SequenceKV, int]]) -> None:
         """Reserve blocks for each sequence's total number of rows, and make its next rows writable; all or none.
 
-        Raises: OutOfBlocks; torch.OutOfMemoryError where the device has no memory to erase or copy blocks.
+        Raises: OutOfBlocks; torch.OutOfMemoryError if the device has no memory to erase or copy blocks.
         """
         unready = [(seq, num_tokens) for seq, num_tokens in wanted if not self._is_ready(seq, num_tokens)]
         if not unready:
@@ -190,7 +190,7 @@ class KVCache:
         del seq.blocks[num_kept:]
 
     def compact(self, seq: SequenceKV, base_tokens: int, path: Sequence[int]) -> None:
-        """Keep the first `base_tokens` rows, then the rows at offsets `path` behind them, moved up; drop the rest."""
+        """Keep the first `base_tokens` rows, and move the rows at offsets `path` right after them; drop the rest."""
         if not path:
             self.truncate(seq, base_tokens)
             return

@@ -1,4 +1,4 @@
-"""What one forward pass writes and reads: planned once for each step, shared by all layers.
+"""Plan of what one forward pass writes and reads: made once for each step, shared by all layers.
 
 Knows rows, slots, positions and masks; must not know tokens, models or arithmetic. Readers (`workers.step.readers`)
 with few rows and KV of similar length share a padded group. A prefill chunk has a group of its own.
