@@ -132,7 +132,7 @@ class SpeculationConfig(Settings):
         self._check(at_least(1), "breaker_rounds")
 
     def _check_guessers(self) -> None:
-        """Of those that have settings of their own."""
+        """Check the settings of single guessers."""
         self._check(Range(1, MAX_LOOKUP_MATCH), "lookup_min_match")
         least, most, choice = self.lookup_min_match, self.lookup_max_match, self.lookup_continuation
         allowed = f"in [lookup_min_match, {MAX_LOOKUP_MATCH}]"
