@@ -13,16 +13,16 @@ from bench.results import Result, report
 
 
 class Benchmark(Protocol):
-    """What a module offers that is run from here."""
+    """The interface of a benchmark's module."""
 
     __doc__: str | None
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Its settings."""
+        """Add the benchmark's settings."""
         ...
 
     def measure(self, args: argparse.Namespace) -> list[Result]:
-        """Measure with the settings that were given."""
+        """Run the benchmark with these settings."""
         ...
 
 
@@ -53,11 +53,11 @@ BENCHMARKS: Mapping[str, str] = {
     "tree": "bench.rounds.tree",
     "workloads": "bench.control.workloads",
 }
-"""Modules by name. Only the one that runs is imported, so that `gpu` needs no Ray."""
+"""Modules by name. Only the chosen one is imported, so that `gpu` needs no Ray."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 when a goal was missed."""
+    """Return the exit status: 1 if a goal was missed."""
     argv = sys.argv[1:] if argv is None else argv
     chosen = [name for name in BENCHMARKS if name in argv[:1]] or list(BENCHMARKS)
     benchmarks = {name: cast(Benchmark, importlib.import_module(BENCHMARKS[name])) for name in chosen}
