@@ -60,8 +60,7 @@ class Round:
         """Seconds of the round without work of the engines that it waited for: the wire and the orchestrator.
 
         A draft call that ended before the verdict cost the round no time. Time in which a later draft call overlaps
-        with
-        the verification counts once.
+        with the verification counts once.
         """
         awaited = [call for call in self.drafts if self.verify.received_s < call.received_s <= self.end_s]
         busy = [_busy(call) for call in (self.verify, *awaited)]

@@ -37,8 +37,7 @@ class TreeSpec:
     """How a draft grows its tree, pass after pass, until the next message. The draft sends the new nodes of each pass.
 
     If the rule needs q, the draft grows draws, as a chain or a tree, and growth ends by itself, because draws are
-    usable
-    for one block only. `fanout` tokens are then drawn at each place.
+    usable for one block only. `fanout` tokens are then drawn at each place.
     """
 
     rows_per_pass: int

@@ -39,8 +39,7 @@ class Guesses:
 
     parents: tuple[int, ...] = ()
     """`ROOT`, or the index of an earlier node. A node that the tree already has is listed too, with chance 0, if a
-    guess
-    hangs below it."""
+    guess hangs below it."""
     tokens: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
     """Chance that the text continues with the node, given its parent. Siblings sum to at most 1."""
@@ -89,8 +88,7 @@ class Asker(Guesser, Protocol):
 
     def questions(self, text: Sequence[int]) -> TokenTree:
         """Nodes below the end of `text`, the text of the last `propose`. A question that equals the text's next token
-        is
-        accepted like any guess."""
+        is accepted like any guess."""
 
     def answered(self, samples: Sequence[int]) -> None:
         """Receive the target's tokens after the root and after each node of the last questions."""
@@ -107,8 +105,7 @@ class Keeper(Guesser, Protocol):
 @runtime_checkable
 class Drawer(Guesser, Protocol):
     """A guesser that returns distributions. If the rule needs q, it is asked for these in place of proposals. The
-    session
-    draws from them (`orchestrator.guessers.drawing`), so no guesser sees the noise."""
+    session draws from them (`orchestrator.guessers.drawing`), so no guesser sees the noise."""
 
     def law(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
         """Distribution of the token after `text` and then `drawn`, which is not committed; `NO_Q` if unknown."""

@@ -70,8 +70,7 @@ class SpeculationTree:
         """Add nodes from the draft. It did not know the last `num_unknown` committed tokens when it sent them.
 
         A local node that the draft sends too becomes the draft's. A message received before is dropped. Raises:
-        ValueError
-        if nodes are missing between this message and the last.
+        ValueError if nodes are missing between this message and the last.
         """
         if new_nodes.first + len(new_nodes) <= self.num_reported and len(new_nodes):
             return
@@ -255,8 +254,7 @@ class SpeculationTree:
         """Commit `tokens`; the last one becomes the root.
 
         Nodes below it that the draft sent stay. Draws and guessers' proposals are dropped. Every committed token
-        becomes a
-        node, whether or not the draft has sent it, so that later messages can attach to it.
+        becomes a node, whether or not the draft has sent it, so that later messages can attach to it.
         """
         for token in tokens:
             self._pass(token)

@@ -202,8 +202,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
         """Run one forward pass over the jobs that are ready, and answer them. Return when the pass began and ended.
 
         A real engine reads messages between passes. So tokens of the pass already count as held for a message that
-        arrives
-        during it.
+        arrives during it.
         """
         shares = self._plan(self._ready())
         num_rows = sum(num_tokens + num_guesses for _, num_tokens, num_guesses in shares)

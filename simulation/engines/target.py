@@ -34,8 +34,7 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
     """A target that follows a block as long as it equals its own text. Under relaxed rules it may leave that text.
 
     In rejection and block mode the draft has already run the acceptance test: its sample equals the text's token
-    exactly
-    if a real target would accept it (`simulation.engines.draft`).
+    exactly if a real target would accept it (`simulation.engines.draft`).
     """
 
     def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw) -> None:
