@@ -1,7 +1,8 @@
-"""A node that is to stop, as a pod's preStop hook says it: how soon its health tells, and what its streams notice.
+"""A node that has to stop, as in a pod's preStop hook: how soon its health says so, and what its streams notice.
 
-Two hosts (bench/harness/hosts.py), each with a gRPC proxy of its own as on Kubernetes: near has the models and an
-orchestrator, far the other orchestrator. A stream comes in through far while `ray drain-node` is called there.
+Two hosts (bench/harness/hosts.py), each with its own gRPC proxy as on Kubernetes. The near host has the models and an
+orchestrator, the far host the other orchestrator. A stream runs through the far host while it is drained by
+`ray drain-node`.
 """
 
 from __future__ import annotations
@@ -37,16 +38,15 @@ POLL_S = 0.01
 SAID_GOAL_S = 1.0
 UNTIL_SAID_S = 30.0
 DEADLINE_S = 600
-"""More than Serve's graceful shutdown takes: with less it would not wait for replacements."""
+"""Longer than Serve's graceful shutdown; otherwise Serve would not wait for replacements."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How often."""
     parser.add_argument("--repeats", type=int, default=3, help="with the file that the hook leaves, and without it")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Put a node on the far host, and drain it while it has a stream; again and again. Raises: StartupError."""
+    """Repeatedly add a node on the far host and drain it while it has a stream. Raises: StartupError."""
     if (lack := missing()) is not None:
         raise StartupError(f"two hosts cannot be had here: {lack}")
     with (
@@ -59,7 +59,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """What is started meanwhile has it."""
+    """Set an environment variable for processes that are started inside the block."""
     os.environ[name] = value
     try:
         yield
@@ -68,7 +68,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 def settings() -> dict[str, Any]:
-    """The demo pair near, one orchestrator on each host: there is room for no more."""
+    """Settings with the demo pair on the near host and one orchestrator on each; there is no room for more."""
     changed = override(
         manifest()["applications"][0]["args"], ["orchestrator.num_replicas=2", "orchestrator.num_cpus=2"]
     )
@@ -123,7 +123,7 @@ async def _stream(stub: Any, way: Way = AS_SERVED) -> Run:
 
 
 def _drain(up: Nodes, node_id: str, stop_file: Path | None) -> None:
-    """As the hook of the manifests does; in its own process, as there."""
+    """Run the drain as the manifests' hook does, in a process of its own."""
     if stop_file is not None:
         stop_file.touch()
     command = [str(Path(sys.executable).parent / "ray"), "drain-node", "--address", up.cluster.address]
@@ -133,7 +133,7 @@ def _drain(up: Nodes, node_id: str, stop_file: Path | None) -> None:
 
 
 async def _until_health(far: Host, up: Nodes, status: int) -> None:
-    """Raises: TimeoutError."""
+    """Wait for this health status. Raises: TimeoutError."""
     end_s = time.monotonic() + UNTIL_SAID_S
     async with grpc.aio.insecure_channel(f"{far.address}:{up.grpc_port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -141,7 +141,7 @@ async def _until_health(far: Host, up: Nodes, status: int) -> None:
             try:
                 answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5.0)
             except grpc.aio.AioRpcError:
-                pass  # the proxy is not there yet
+                pass  # the proxy has not started yet
             else:
                 if answer.status == status:
                     return

@@ -1,7 +1,7 @@
 """Draws the draft tree of one real stream at three consecutive verdicts: demo pair, real orchestrator, one process.
 
 The engines' passes last as long as a 70B's on four big GPUs and a 1B's on a small one, so that the draft makes as many
-passes during a verification as it would there; what the models say is the demo pair's.
+passes during a verification as it would there. The tokens are the demo pair's.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from workers.engine import DraftEngine, TargetEngine
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 PROMPT = 'def find(name, path):\n    """Return the'
 TEMPERATURE = 0.7
-"""With shared noise: greedily the demo target soon repeats itself."""
+"""Sampling with shared noise; with greedy decoding the demo target soon repeats itself."""
 TOKENS = 120
 ROUNDS = 3
 BLOCK_TOKENS = 6
-"""Few, so that a picture of a block can be read."""
+"""Small, so that the picture of a block is legible."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is drawn, and where to."""
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the picture there")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write what was seen there, as JSON")
     parser.add_argument("--from-trace", type=Path, metavar="FILE", help="draw this instead of running the models")
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Run one stream, draw three of its rounds, and say how large their trees were."""
+    """Run one stream, draw three of its rounds, and report the sizes of their trees."""
     is_recorded = args.from_trace is not None
     rounds = read(args.from_trace.read_text()) if is_recorded else telling(asyncio.run(watched(args.prompt, args.seed)))
     if args.trace is not None:
@@ -60,13 +59,13 @@ def _result(number: int, seen: SeenRound) -> Result:
 
 
 def telling(rounds: list[SeenRound]) -> list[SeenRound]:
-    """Those in a row that show most."""
+    """The consecutive rounds that show most."""
     starts = range(max(len(rounds) - ROUNDS + 1, 1))
     return max((rounds[start : start + ROUNDS] for start in starts), key=_worth)
 
 
 def _worth(rounds: Sequence[SeenRound]) -> int:
-    """Whole blocks, guesses that are accepted and some that are not, and both hits and a miss."""
+    """Prefer whole blocks, accepted and rejected guesses, and both hits and a miss."""
     outcomes = {seen.num_kept > 0 for seen in rounds}
     num_whole = sum(seen.num_in_block >= BLOCK_TOKENS for seen in rounds)
     num_mixed = sum(0 < len(seen.path) < seen.num_in_block for seen in rounds)
@@ -74,7 +73,7 @@ def _worth(rounds: Sequence[SeenRound]) -> int:
 
 
 async def watched(prompt: str, seed: int) -> list[SeenRound]:
-    """The rounds of one stream but its first."""
+    """The rounds of one stream, except for the first."""
     torch.set_num_threads(1)
     speculation = SpeculationConfig(max_block_tokens=BLOCK_TOKENS)
     target_config, draft_config = (EngineConfig(str(DEMO / role), paced_as=size) for role, size in _PACES)
@@ -97,4 +96,4 @@ _PACES = (("target", "70b"), ("draft", "1b"))
 
 
 def _ignore(_reason: object) -> None:
-    """Engines that are lost end their sessions by themselves."""
+    """Lost engines end their sessions without help."""

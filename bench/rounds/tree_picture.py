@@ -1,6 +1,6 @@
-"""Draws draft trees, one a round: the block filled, the accepted path thick, what the verdict prunes grey.
+"""Draws draft trees, one per round: blocks are filled, accepted paths are thick, pruned nodes are grey.
 
-Knows recorded rounds; nothing of how they came to be.
+Knows recorded rounds; must not know how they were recorded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bench.rounds.tree_trace import SeenRound
 from simulation.report import Axes, drawing
 
 MOST_NODES = 22
-"""Of a row; the likeliest, and whatever the verdict met."""
+"""Largest number of nodes drawn per round: the verdict's path, the block, and the likeliest others."""
 ROOT = -1
 GAP_CHARS, MIN_CHARS, LEGEND_LINES = 8.0, 110.0, 3
 CHAR_INCHES, LINE_INCHES = 0.072, 0.26
@@ -25,7 +25,7 @@ SHOWN = {ord(" "): "\N{OPEN BOX}", ord("\n"): "\N{DOWNWARDS ARROW WITH CORNER LE
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """What a node and the edge to it look like."""
+    """How a node and the edge to it are drawn."""
 
     color: str
     width: float
@@ -42,7 +42,7 @@ LEGEND = "blue: in the block; dashed: looked up; numbers: path probability in %"
 
 
 def draw(rounds: Sequence[SeenRound], file: Path) -> None:
-    """A picture of all of them, one below the other."""
+    """Draw all rounds, one below the other."""
     rows = [DrawnRound(number, seen) for number, seen in enumerate(rounds, start=1)]
     width = max([MIN_CHARS, *(row.width for row in rows)])
     heights = [row.num_lines + 2 for row in rows]
@@ -58,7 +58,7 @@ def draw(rounds: Sequence[SeenRound], file: Path) -> None:
 
 
 class DrawnRound:
-    """One round. Its root is at the left; deeper is further right; places are in characters and lines."""
+    """One round. The root is at the left, deeper nodes are further right; positions are in characters and lines."""
 
     def __init__(self, number: int, seen: SeenRound) -> None:
         self._number = number
@@ -75,7 +75,7 @@ class DrawnRound:
 
     @property
     def width(self) -> float:
-        """Room for the last column, and for a token that the tree does not have."""
+        """Width in characters, with room for a next token that is not in the tree."""
         return self._columns[-1] + 2 * GAP_CHARS
 
     @property
@@ -90,7 +90,7 @@ class DrawnRound:
         return f"Round {self._number}: {what}, {then}. {found} of {seen.num_nodes} nodes kept{more}"
 
     def style_of(self, node: int) -> str:
-        """A name in STYLES."""
+        """Name of the node's style in STYLES."""
         if node in self._seen.path:
             return "path"
         if node == self._seen.next_node:
@@ -98,7 +98,7 @@ class DrawnRound:
         return "kept" if self._seen.next_node in [*self._line(node)] else "pruned"
 
     def _choose(self) -> list[int]:
-        """What the verdict met and the block, then the likeliest with all that is above them."""
+        """Choose the verdict's path and the block, then the likeliest nodes with their ancestors."""
         nodes, met = self._seen.nodes, {*self._seen.path, self._seen.next_node}
         wanted = [index for index, node in enumerate(nodes) if node.is_in_block or index in met]
         wanted += sorted(range(len(nodes)), key=lambda index: -nodes[index].probability)
@@ -110,13 +110,13 @@ class DrawnRound:
         return sorted(shown)
 
     def _line(self, index: int) -> Iterator[int]:
-        """The node, and those above it."""
+        """The node and its ancestors."""
         while index > ROOT:
             yield index
             index = self._seen.nodes[index].parent
 
     def _starts(self) -> list[float]:
-        """Where the labels of each depth begin, and of the depth after the last."""
+        """Columns at which the labels of each depth begin, and one more after the last depth."""
         widths = [len(_label(self._seen.root))]
         for node in self.shown:
             depth = len([*self._line(node)])
@@ -125,7 +125,7 @@ class DrawnRound:
         return [sum(widths[:depth]) + GAP_CHARS * depth + 1 for depth in range(len(widths) + 1)]
 
     def _place(self, node: int, depth: int) -> float:
-        """Give the node, and all below it, a place; returns its line. The likeliest child goes straight on."""
+        """Place the node and all nodes below it. Return its line, which is that of its likeliest child."""
         lines = [self._place(child, depth + 1) for child in self._below[node]]
         if not lines:
             lines = [float(self.num_lines)]
@@ -134,7 +134,8 @@ class DrawnRound:
         return lines[0]
 
     def _place_own(self) -> tuple[float, float]:
-        """Of a token that the tree does not have: behind the path, on a line of its own unless the path ends a line."""
+        """Position of a next token that is not in the tree: after the path, on a new line unless the path ends its
+        line."""
         line = self.places[self._end][1]
         if self._below[self._end]:
             line, self.num_lines = float(self.num_lines), self.num_lines + 1
@@ -142,11 +143,11 @@ class DrawnRound:
 
     @property
     def _end(self) -> int:
-        """Where the accepted path ends."""
+        """Last node of the accepted path, or the root."""
         return self._seen.path[-1] if self._seen.path else ROOT
 
     def draw(self, axes: Axes) -> None:
-        """Edges with nodes at their ends, the path over the rest."""
+        """Draw edges and nodes, the path last."""
         seen = self._seen
         axes.set_title(self.title, loc="left", fontweight="bold", fontsize=8)
         _draw_node(axes, self.places[ROOT], seen.root, "kept")
@@ -182,6 +183,6 @@ def _draw_node(
 
 
 def _label(text: str) -> str:
-    """Blanks can be seen."""
+    """Make blanks visible."""
     shown = LONG_BLANK.sub(lambda found: f" \N{MULTIPLICATION SIGN}{len(found[0])}", text)
     return shown.translate(SHOWN) or "\N{EMPTY SET}"

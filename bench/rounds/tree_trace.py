@@ -1,6 +1,6 @@
-"""What a session's draft tree was like at each verdict, noted by a policy that looks on.
+"""Records a session's draft tree at each verdict, by a policy that observes it.
 
-Knows the tree as policies see it, and the tokens that came out; decides nothing of its own.
+Knows the tree as policies see it, and the output's tokens; decides nothing itself.
 """
 
 from __future__ import annotations
@@ -18,53 +18,51 @@ from orchestrator.policy import Controller, RoundOutcome, TreePolicy
 from orchestrator.policy.adaptive import AdaptivePolicy
 
 EVERYTHING = 1 << 20
-"""More nodes than a tree has."""
+"""More nodes than any tree has."""
 LEAST_PROBABILITY = 0.01
-"""Nodes that are less likely are counted, and not written down."""
+"""Less likely nodes are counted but not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenNode:
-    """One node of the tree."""
-
     text: str
     parent: int
-    """Which of the nodes, or -1 for the root."""
+    """Index of the parent, or -1 for the root."""
     probability: float
-    """That the text gets there, given the root, as was believed at the verdict."""
+    """Path probability of the node, as estimated at the verdict."""
     is_drafted: bool
-    """By the draft; otherwise looked up in the text."""
+    """Whether the draft proposed the node; otherwise it was looked up in the text."""
     is_in_block: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SeenRound:
-    """The tree at a verdict, before it was given another root."""
+    """The tree at a verdict, before re-rooting."""
 
     root: str
-    """The token that was committed last."""
+    """The last committed token."""
     nodes: tuple[SeenNode, ...]
-    """Parents first."""
+    """Nodes, parents first."""
     path: tuple[int, ...]
-    """The nodes that the target accepted, from the root down."""
+    """Accepted nodes, from the root down."""
     next_text: str
-    """The target's own token behind them."""
+    """The target's own token after the path."""
     next_node: int | None
-    """The node that it is, if the tree had it: the next root, with all that is below it."""
+    """The node of the next token, if the tree has it. It becomes the root, and the tree below it is kept."""
     num_nodes: int
-    """Of the whole tree."""
+    """Number of nodes of the whole tree."""
     num_kept: int
-    """Of these, how many are below the next root."""
+    """Number of nodes below the next root."""
 
     @property
     def num_in_block(self) -> int:
-        """Guesses that were verified."""
+        """Number of verified guesses."""
         return sum(node.is_in_block for node in self.nodes)
 
 
 @dataclass(slots=True)
 class TreeWatch:
-    """Notes of one stream, in ids; `rounds` makes texts of them."""
+    """Records one stream in token ids; `rounds` converts the records to text."""
 
     _tree: SpeculationTree | None = None
     _block: TokenTree = EMPTY_BLOCK
@@ -72,16 +70,16 @@ class TreeWatch:
     _notes: list[_Note] = field(default_factory=list)
 
     def chose(self, tree: Any, block: Part) -> None:
-        """What is verified next, unless a later choice takes its place."""
+        """Record the next block. A later choice replaces it."""
         assert isinstance(tree, SpeculationTree), "policies are shown the tree itself"
         self._tree, self._block = tree, tree.block(block)
 
     def verdict_came(self) -> None:
-        """The tree is as the verdict found it."""
+        """Record the tree as the verdict found it."""
         self._before = self._look()
 
     def rerooted(self, path: Sequence[int]) -> None:
-        """The verdict accepted these nodes of the block."""
+        """Record the nodes of the block that the verdict accepted."""
         nodes, part = self._before
         self._notes.append(_Note(nodes, part, self._block, tuple(path), len(self._look()[0])))
         self._before, self._block = (EMPTY_BLOCK, EMPTY_PART), EMPTY_BLOCK
@@ -93,7 +91,7 @@ class TreeWatch:
         return self._tree.block(part), part
 
     def rounds(self, output: Sequence[int], text_of: Callable[[int], str]) -> list[SeenRound]:
-        """All but the first, which is prefill, and the last, after which no tree is needed. `output`: all ids."""
+        """All rounds but the first (prefill) and the last (which needs no tree). `output` has all token ids."""
         ends = list(accumulate(len(note.path) + 1 for note in self._notes))
         tokens = [(output[start - 1], output[end - 1]) for start, end in pairwise(ends[:-1])]
         return [
@@ -104,17 +102,17 @@ class TreeWatch:
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """One verdict, in ids."""
+    """One verdict, in token ids."""
 
     nodes: TokenTree
     part: Part
     block: TokenTree
     path: tuple[int, ...]
-    """Of the block."""
+    """Accepted nodes, as indices into the block."""
     num_kept: int
 
     def seen(self, root: int, next_token: int, text_of: Callable[[int], str]) -> SeenRound:
-        """In texts, without the least likely nodes."""
+        """Convert to text, without the least likely nodes."""
         block = self._block_places()
         path = [block[node] for node in self.path]
         next_place = self.nodes.child(path[-1] if path else ROOT, next_token)
@@ -143,7 +141,7 @@ class _Note:
         )
 
     def _block_places(self) -> list[int]:
-        """Where the block's nodes are in the tree, which may have grown since, but has lost nothing."""
+        """The tree's nodes that equal the block's nodes. The tree may have grown since, but has lost no node."""
         places: list[int] = []
         for token, parent in zip(self.block.tokens, self.block.parents, strict=True):
             place = self.nodes.child(ROOT if parent == ROOT else places[parent], token)
@@ -153,7 +151,7 @@ class _Note:
 
 
 class WatchedPolicy(AdaptivePolicy):
-    """The adaptive policy, observed. It offers no continuation, so that each choice is of the next block."""
+    """The adaptive policy, observed. It offers no continuations, so that each choice is for the next block."""
 
     num_outcomes = 0
 
@@ -162,45 +160,43 @@ class WatchedPolicy(AdaptivePolicy):
         self._watch = watch
 
     def choose(self, tree: Any, max_nodes: int, max_depth: int) -> Part:
-        """As it does, noted."""
+        """Choose as the adaptive policy does, and record the choice."""
         block = super().choose(tree, max_nodes, max_depth)
         self._watch.chose(tree, block)
         return block
 
     def is_worth_a_plain_step(self, num_now: int) -> bool:  # noqa: ARG002
-        """Never."""
         return False
 
     def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
-        """The first to hear of a verdict."""
+        """Called first after a verdict, before the tree changes."""
         self._watch.verdict_came()
         super().observe_interval(num_tokens, elapsed_s)
 
     def observe_round(self, seen: RoundOutcome) -> None:
-        """Told when the tree has another root."""
+        """Called when the tree has been re-rooted."""
         self._watch.rerooted(seen.path)
         super().observe_round(seen)
 
 
 class WatchedController(Controller):
-    """Gives its sessions a watched policy."""
+    """Gives sessions an observed policy."""
 
     def __init__(self, config: SpeculationConfig, watch: TreeWatch) -> None:
         super().__init__(config)
         self._watch = watch
 
     def policy(self, request: GenerationRequest) -> TreePolicy:
-        """One that notes what it sees."""
         return WatchedPolicy(self._watch, request, self._config, self._known)
 
 
 def written(rounds: Sequence[SeenRound]) -> str:
-    """For a file: one round a line."""
+    """The rounds as JSON, one per line."""
     return "[\n" + ",\n".join(json.dumps(asdict(each)) for each in rounds) + "\n]\n"
 
 
 def read(text: str) -> list[SeenRound]:
-    """From a file."""
+    """Parse the output of `written`."""
     return [
         SeenRound(**{**each, "nodes": tuple(SeenNode(**node) for node in each["nodes"]), "path": tuple(each["path"])})
         for each in json.loads(text)

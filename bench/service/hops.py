@@ -1,4 +1,4 @@
-"""The duration of a bare actor call: the unit for everything that a round does beside computing."""
+"""The duration of a bare actor call, the unit for everything in a round except computing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import ray
 
 
 class Echo:
-    """The shortest possible actor call: like the engines' actors, asynchronous and without event reports."""
+    """The shortest possible actor call; asynchronous and without event reports, like the engines' actors."""
 
     async def echo(self, message: object) -> object:
         return message
 
 
 async def round_trips_ms(num_calls: int) -> list[float]:
-    """Milliseconds of bare actor calls on the cluster that this process is connected to, one after the other."""
+    """Milliseconds of bare actor calls in the connected cluster, one after the other."""
     actor: Any = ray.remote(num_cpus=0, enable_task_events=False)(Echo).remote()
-    await actor.echo.remote(None)  # it has started
+    await actor.echo.remote(None)  # wait until it has started
     times = await timed_ms(partial(actor.echo.remote, None), num_calls)
     ray.kill(actor)
     return times

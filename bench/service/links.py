@@ -1,8 +1,8 @@
 """What a link saves over actor calls: the demo pair served both ways at once, in one cluster, run by run in turn.
 
-Each way is a model of one fleet with engines of its own, so that orchestrator, proxy and client are the same for both
-and whatever else the machine does disturbs them alike. Runs alternate; ratios are of neighbours. Processor time is that
-of all processes of the cluster, by what they are.
+Each way is a model of one fleet with its own engines. Orchestrator, proxy and client are shared, and other load affects
+both ways alike. Runs alternate, and ratios are of neighbouring runs. Processor time is that of all processes of the
+cluster, by name.
 """
 
 from __future__ import annotations
@@ -37,22 +37,19 @@ WAYS = {"plain": PLAINLY, "drafted": AS_SERVED}
 
 @dataclass(frozen=True, slots=True)
 class LinkSample:
-    """One stream."""
-
     round_ms: float
     outside_ms: float
-    """Milliseconds of a round in which the target neither computes nor lets the request wait."""
+    """Milliseconds of a round in which the target neither computes nor queues the request."""
     cpu_ms: Mapping[str, float]
-    """Milliseconds of a round, by process."""
+    """Processor time of a round in milliseconds, by process."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The number of repeats."""
     parser.add_argument("--repeats", type=int, default=7)
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Serve the demo pair in each way, and compare."""
+    """Serve the demo pair in both ways, and compare them."""
     fleet = _fleet()
     with local_cluster(ceil(resources(fleet)["CPU"])) as endpoints:
         serve.run(build(fleet), name=APPLICATION, route_prefix="/")
@@ -96,7 +93,8 @@ async def _sample(stub: Any, model: str, way: Way, seed: int) -> LinkSample:
 
 
 def _outside_ms(stream: Run) -> float:
-    """The median time from one verdict to the next, beyond what the engine says the verification took."""
+    """Median milliseconds from one verdict to the next, without the time that the engine reports for the
+    verification."""
     verified = [call for call in stream.calls if call.HasField("timing") and call.call == pb.CALL_VERIFY]
     return 1e3 * statistics.median(
         after.received_s - before.received_s - after.timing.waited_s - after.timing.computed_s

@@ -1,7 +1,7 @@
 """What each event costs a session of the orchestrator: processor time of its handler, on a virtual clock.
 
-The real sessions run against simulated engines, so nothing but the handlers is measured: no sockets, no serving. A
-round takes the sum over its events; a verdict alone is what stands between it and the next verification.
+Real sessions run against simulated engines, so only handlers are measured: no sockets, no serving. The cost of a round
+is the sum over its events. The cost of a verdict delays the next verification.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ VERDICT_GOAL_MS = 0.5
 SPECULATION = SpeculationConfig(guessers=("draft",), max_draft_tokens=8, max_block_tokens=32)
 
 Times = Mapping[str, Sequence[float]]
-"""Milliseconds of processor time of each event, by what it is."""
+"""Milliseconds of processor time of each event, by kind."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How much is simulated."""
     parser.add_argument("--streams", type=int, default=12, help="one after the other, on each hardware")
     parser.add_argument("--tokens", type=int, default=160, help="of each stream")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Of each hardware and temperature."""
+    """Measure at each hardware and temperature."""
     results = []
     for hardware in HARDWARE:
         for temperature in TEMPERATURES:
@@ -60,7 +59,8 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 @contextmanager
 def _timed() -> Iterator[Times]:
-    """Every event of every session, while this lasts; garbage is collected as seldom as in a served orchestrator."""
+    """Time every event of every session inside the block. Garbage is collected as rarely as in a served
+    orchestrator."""
     times: defaultdict[str, list[float]] = defaultdict(list)
     thresholds = gc.get_threshold()
     gc.collect()

@@ -1,6 +1,6 @@
-"""The engine's end of `bench.service.streams`: a process that waits for its passes, and speaks one of several ways.
+"""The engine's end of `bench.service.streams`: a process that waits instead of computing, and talks in one of the ways.
 
-Its thread does what an engine's does: it takes requests between passes, and tells after each pass what has grown.
+Its thread works like an engine's: it takes requests between passes, and sends new nodes after each pass.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ LINK, GRPC, ONE_THREAD = "link", "grpc.aio", "link, one thread"
 METHOD = "/outrider.bench.Engine/Talk"
 PASS_S = 0.001
 PASSES = 5
-"""That one verification takes, with growth after each."""
+"""Number of passes per verification, with growth after each."""
 NUM_GROWN = 95
-"""Nodes of a pass, as the 0.5B draft of recorded rounds tells on average."""
+"""Number of nodes per pass, the average of the 0.5B draft in recorded rounds."""
 KEY = b"k" * 32
 Numbered = Sequence[tuple[int, Any]]
 
 
 class Answer(Protocol):
-    """Where replies go."""
+    """Receiver of replies."""
 
     def take(self, replies: Numbered) -> None: ...
 
 
 class Engine:
-    """Waits for its passes instead of making them."""
+    """Waits for the duration of its passes instead of computing them."""
 
     def __init__(self) -> None:
         self._growing: tuple[int, DraftRequest] | None = None
@@ -59,7 +59,6 @@ class Engine:
         return self._verifying is not None
 
     def add(self, batch: Numbered) -> None:
-        """Take a request."""
         for number, request in batch:
             if isinstance(request, DraftRequest):
                 self._growing = number, request
@@ -67,7 +66,7 @@ class Engine:
                 self._verifying, self._num_left = (number, request), PASSES
 
     def step(self) -> list[tuple[int, Any]]:
-        """One pass, and what it has completed."""
+        """Run one pass, and return the replies that it completes."""
         time.sleep(PASS_S)
         self._num_left -= 1
         replies: list[tuple[int, Any]] = []
@@ -90,7 +89,7 @@ class Engine:
 
 
 def serve(way: str, parent: Connection) -> None:
-    """Serve until this process is killed; each message of `parent` is answered with the processor time so far."""
+    """Serve until this process is killed. Each message from `parent` is answered with the processor time so far."""
     if way == ONE_THREAD:
         threading.Thread(target=_talk_alone, args=(parent,), daemon=True).start()
         _tell_cpu(parent)
@@ -120,7 +119,7 @@ async def _serve(way: str, parent: Connection) -> None:
 
 
 def _compute(orders: queue.SimpleQueue[tuple[Numbered, Answer]]) -> None:
-    """As `workers.engine.thread.EngineLoop` does."""
+    """The engine's thread, like `workers.engine.thread.EngineLoop`."""
     engine = Engine()
     while True:
         try:
@@ -151,11 +150,11 @@ async def _serve_grpc(post: Callable[[Numbered, Answer], None]) -> int:
 
 
 _kept: list[Any] = []
-"""A server ends with the last reference to it."""
+"""Keeps the server alive, which ends with the last reference to it."""
 
 
 class _Written:
-    """Replies leave by the event loop: a stream of gRPC can be written to by no other thread."""
+    """Sends replies from the event loop: no other thread can write to a gRPC stream."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, frames: asyncio.Queue[bytes]) -> None:
         self._loop = loop
@@ -166,7 +165,7 @@ class _Written:
         self._loop.call_soon_threadsafe(self._frames.put_nowait, frame)
 
     async def write_to(self, context: Any) -> None:
-        """Until it is cancelled."""
+        """Write frames until cancelled."""
         while True:
             await context.write(await self._frames.get())
 
@@ -175,7 +174,7 @@ class _Written:
 
 
 def _talk_alone(parent: Connection) -> None:
-    """The thread that computes reads and writes its one connection between passes, and waits at it for work."""
+    """Compute, read and write in one thread: the connection is served between passes, and waited for without work."""
     listener = socket.create_server(("127.0.0.1", 0))
     parent.send(LinkAddress("127.0.0.1", listener.getsockname()[1], 1, KEY))
     connection, _ = listener.accept()

@@ -1,8 +1,8 @@
 """Ways for the frames of a round: today's link, grpc.aio's streams, and a link that the engine's own thread reads.
 
-One orchestrator in this process, one engine in another, real frames: a block of 8 is verified, and while that takes its
-time, growth is told at a draft's pace. Nothing decides or computes: passes are waited for. Ways take turns, on idle
-cores and beside busy ones. The second and third way are prototypes (docs/adr/links), without keys and flow control.
+One orchestrator in this process and one engine in another exchange real frames: a block of 8 is verified, and meanwhile
+growth is sent at a draft's pace. Nothing is decided or computed; passes are waits. Ways take turns, on idle cores and
+beside busy ones. The second and third way are prototypes (docs/adr/links), without authentication and flow control.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from deploy.link.requests import encode_requests
 
 WAYS = (LINK, GRPC, ONE_THREAD)
 NUM_BUSY = 2
-"""Number of processes that compute beside the two, on a machine of two cores."""
+"""Number of busy processes beside the two, on a machine of two cores."""
 BLOCK = TokenTree(tuple(range(1, 9)), tuple(range(ROOT, 7)))
 SPIN = "while True: pass"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A number of rounds by one way."""
+    """Several rounds by one way."""
 
     outside_ms: tuple[float, ...]
-    """Of each round, from sending one verification to the next, beyond the engine's passes."""
+    """Milliseconds of each round, from sending one verification to the next, without the engine's passes."""
     cpu_ms: tuple[float, float]
-    """A round, of this process and of the engine's."""
+    """Processor time of a round in milliseconds, of this process and of the engine's."""
 
 
 class GrpcStream:
-    """As `deploy.link.client.Link`, over one bidirectional stream."""
+    """Like `deploy.link.client.Link`, over one bidirectional gRPC stream."""
 
     def __init__(self, port: int) -> None:
         self._channel = cast("Any", grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
@@ -62,11 +62,10 @@ class GrpcStream:
         self._reading = asyncio.create_task(self._read())
 
     async def exchange(self, batch: Sequence[VerifyRequest]) -> list[Any]:
-        """One at a time is enough here."""
+        """Send a batch of one request, which suffices here."""
         return [await self._ask(batch[0])]
 
     async def grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> Any:
-        """As a link does."""
         return await self._ask(request, take)
 
     async def _ask(
@@ -74,7 +73,7 @@ class GrpcStream:
     ) -> Any:
         number, future = next(self._numbers), asyncio.get_running_loop().create_future()
         self._open[number] = future, take
-        async with self._may_write:  # a stream of gRPC takes one message at a time
+        async with self._may_write:  # a gRPC stream takes one message at a time
             await self._stream.write(encode_requests(number, [request]))
         return await future
 
@@ -88,19 +87,18 @@ class GrpcStream:
                     future.set_result(reply)
 
     async def close(self) -> None:
-        """Close; open calls get no answer."""
+        """Close the channel. Open calls get no answer."""
         self._reading.cancel()
         await self._channel.close()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The number of repeats."""
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=200, help="of each turn")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """All ways in turn, first on idle cores."""
+    """Measure all ways in turn, first on idle cores, then beside busy processes."""
     context = multiprocessing.get_context("spawn")
     engines, started = {}, []
     for way in WAYS:
@@ -124,7 +122,7 @@ async def _measure(engines: Mapping[str, Connection], num_repeats: int, num_roun
             for repeat in range(num_repeats):
                 say(f"{num_busy} busy processes, repeat {repeat + 1} of {num_repeats}")
                 for place in range(len(WAYS)):
-                    way = WAYS[(repeat + place) % len(WAYS)]  # each is first, second and last as often as the others
+                    way = WAYS[(repeat + place) % len(WAYS)]  # each way comes first, second and last equally often
                     turns[way].append(await lines[way].turn(num_rounds))
         for way in WAYS:
             results += _results(f"{way}, {num_busy} busy", turns[way])
@@ -145,7 +143,7 @@ def _busy(num: int) -> Iterator[None]:
 
 
 class Line:
-    """One way, open to its engine."""
+    """An open connection to an engine by one way."""
 
     def __init__(self, stream: Any, engine: Connection) -> None:
         self._stream = stream
@@ -181,7 +179,7 @@ class Line:
         return spent_s
 
     async def close(self) -> None:
-        """Of good order there is no need."""
+        """Close the connection without waiting for open calls."""
         self._growing.cancel()
         closing = self._stream.close() if isinstance(self._stream, GrpcStream) else self._stream.close("measured")
         if closing is not None:
