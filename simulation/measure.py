@@ -107,7 +107,7 @@ class Report:
     verify_s: float
     """Mean seconds of a call to the target after prefill, including the wire."""
     pass_s: float
-    """Mean seconds of a call to a draft that grows, including the wire."""
+    """Mean seconds from the start of a growing draft's pass to its arrival, including the wire."""
     block_s: float
     """Mean seconds that a round without a prepared block waits for one; 0 if it continues without."""
     control: ControlReport

@@ -1,4 +1,4 @@
-"""A node that has to stop, as in a pod's preStop hook: how soon its health says so, and what its streams notice.
+"""A node that has to stop, as in a pod's preStop hook: the delay until its health says so, and the effect on streams.
 
 Two hosts (bench/harness/hosts.py), each with its own gRPC proxy as on Kubernetes. The near host has the models and an
 orchestrator, the far host the other orchestrator. A stream runs through the far host while it is drained by

@@ -1,4 +1,4 @@
-"""What a draft that stands still for half a minute does to the pace of a stream, and how soon it drafts again.
+"""The pace of a stream while its draft stands still for half a minute, and how soon the draft is used again.
 
 Prompts are completed one after the other without a pause, and each token's arrival is recorded. The pace of plain
 decoding is measured in the same way just before.

@@ -1,4 +1,4 @@
-"""Whether what shares a step changes a token: every completion plainly and with guesses, alone and among others.
+"""Whether other rows in a step change a token: every completion plainly and with guesses, alone and among others.
 
 With `--deterministic` no token may change. Without it, each change is shown with an explanation: the distance between
 the scores of the two tokens, and how much the logits at that position depend on the order of summation.
@@ -130,7 +130,7 @@ def _guesses(stream: DrivenStream, truth: Sequence[int], rng: random.Random, num
 
 
 def explain(engine: TargetEngine, number: int, job: Job, one: Sequence[int], other: Sequence[int]) -> Divergence:
-    """Where two completions of one job first differ, and how close their tokens' scores are there."""
+    """The first difference between two completions of one job, and how close the tokens' scores are there."""
     position = next(place for place, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
     prompt, sampling = job
     alone, with_others = _scores(engine._runtime, prompt, one[:position], sampling)

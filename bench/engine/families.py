@@ -1,4 +1,4 @@
-"""Which architectures of transformers the runtime serves: each with tiny random weights, against its own eager code.
+"""Architectures of transformers that the runtime serves, each with tiny random weights, against its own eager code.
 
 A sequence is computed as two chunks and a tree of guesses, with all weights packed if the CPU has kernels for it. The
 logits are compared with one eager forward pass over each path. No code depends on an architecture's name, except for

@@ -1,4 +1,4 @@
-"""What the engine makes of one machine's memory and arithmetic, against transformers and against what is possible.
+"""Speed of the engine on one machine, against transformers and against the limits of memory and arithmetic.
 
 No Ray and no gRPC: engines are driven directly in this process. Each ratio comes from one run in which both sides take
 turns; each side uses the faster of its dtypes. Plain decoding is the target engine with empty blocks, including

@@ -1,4 +1,5 @@
-"""What an engine adds to its model: a step outside of the forward pass, and a draft's pass against transformers' step.
+"""The cost that an engine adds to its model: a step outside the forward pass, and a draft's pass over transformers'
+step.
 
 No Ray and no gRPC: engines are driven directly in this process, on one thread, with the demo pair. All sides take
 turns. Goals are for wall time. Processor time, in the settings, shows how much of it other processes took.

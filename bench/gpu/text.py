@@ -1,4 +1,4 @@
-"""What a GPU makes of the engines: a decoding step against its memory's roofline, and text against transformers.
+"""Speed of the engines on a GPU: a decoding step against its memory's roofline, and text against transformers.
 
 No Ray and no gRPC: engines are driven directly in this process. Each ratio comes from one run in which all sides take
 turns on the same prompts, and covers the tokens after the first. The draft is the demo's, the target a grown copy of

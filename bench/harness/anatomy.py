@@ -87,7 +87,8 @@ def medians_ms(rounds: Sequence[Parts]) -> dict[str, float]:
 
 
 def _round_of(call: pb.CallTrace, verified: Sequence[pb.CallTrace]) -> int:
-    """Growth belongs to the verification during which it was reported, other calls to the one before them."""
+    """Index of the call's verification: for growth the last one sent before it was received, else before it was
+    sent."""
     known_s = call.received_s if call.call == pb.CALL_GROWTH else call.sent_s
     return max(sum(verify.sent_s <= known_s for verify in verified) - 1, 0)
 

@@ -179,7 +179,7 @@ def _plain_share(name: str, law: PassLaw, repeats: Sequence[Runs]) -> Result:
     return spread(name, shares, "share")
 
 
-# Where the time of a round goes
+# Parts of the time of a round
 
 
 def _anatomy(title: str, law: PassLaw, rounds: Mapping[str, Sequence[Round]], best: str) -> Iterator[Result]:

@@ -1,4 +1,4 @@
-"""Engines without a model, behind the real service: passes take what a law says, and agreement is as recorded.
+"""Engines without a model, behind the real service: passes take the time of a law, and agreement is as recorded.
 
 Serve, links, orchestrator and gRPC are real; in the engines' processes, simulated engines run on a real clock. A
 benchmark then sees what the service adds on hardware that this machine does not have, and no model competes for the

@@ -123,7 +123,7 @@ def _of_formula(name: str, pipelined: Run) -> Result:
 
 
 def _anatomy(name: str, each: Run) -> Iterator[Result]:
-    """Where the time of a round goes."""
+    """Parts of the time of a round."""
     report = each.report
     times_ms = {
         "verify_ms": _round(1e3 * report.verify_s),

@@ -1,4 +1,4 @@
-"""Many paced streams at once: what the service makes of a target that could continue without it.
+"""Many paced streams at once: the service's rate, relative to the rate that the target's passes allow.
 
 The target takes all streams in one pass. The difference to the rate that its passes allow is time in which it waits for
 the orchestrator, partly because everything on this machine shares the processors. Knows requests and their runs; must

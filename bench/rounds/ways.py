@@ -110,7 +110,7 @@ def hidden_on_hits(title: str, rounds: Sequence[Round]) -> Result:
 
 
 def waits(title: str, rounds: Sequence[Round]) -> list[Result]:
-    """What is not hidden, over all rounds, including those that waited for a pass after their verdict."""
+    """Draft time that is not hidden, over all rounds, including those that waited for a pass after their verdict."""
     waited = [round_ for round_ in rounds if round_.picked is not None and not round_.is_hit]
     share_waited = len(waited) / len(rounds) if rounds else 0.0
     return [

@@ -1,4 +1,4 @@
-"""What a call costs by gRPC and by HTTP: the time to its first token, and the memory of a thousand that wait.
+"""The cost of a call by gRPC and by HTTP: the time to its first token, and the memory of a thousand that wait.
 
 Times are of an otherwise idle service. The two protocols take turns, call by call, so that slow moments affect both.
 Waiting calls are open streams that are admitted and queued. Their memory is the growth of the proxy's and the

@@ -1,4 +1,4 @@
-"""An engine on another host, some milliseconds away: what the distance costs drafting in turn, and what is hidden.
+"""An engine on another host, some milliseconds away: the cost for drafting in turn, and how much pipelining hides.
 
 Head and orchestrator are on one host together with one engine's node; the other engine's node is on another host
 (bench/harness/hosts.py). Each prompt is completed pipelined and in turn, with and without delay, in direct succession,

@@ -1,4 +1,4 @@
-"""What callers can do to each other: how fast a full service refuses, how floods stall streams, how late deadlines are.
+"""Effects of callers on each other: how fast a full service refuses, how floods stall streams, how late deadlines are.
 
 Streams run in a process of their own, so that reading them does not slow down the timed caller. The flooding caller
 runs in another process, which gets only idle processor time, like callers on another machine. On two cores, three

@@ -1,4 +1,4 @@
-"""What a link saves over actor calls: the demo pair served both ways at once, in one cluster, run by run in turn.
+"""Savings of a link over actor calls: the demo pair served both ways at once, in one cluster, run by run in turn.
 
 Each way is a model of one fleet with its own engines. Orchestrator, proxy and client are shared, and other load affects
 both ways alike. Runs alternate, and ratios are of neighbouring runs. Processor time is that of all processes of the

@@ -1,4 +1,4 @@
-"""What a round costs beyond the two models' forward passes: time of a step, time after a verdict, processor time.
+"""The cost of a round beyond the two models' forward passes: time of a step, time after a verdict, processor time.
 
 The demo pair is served as by `outrider serve`. Plain and drafted runs alternate, first with one stream, then with
 sixteen, in which the policy learns to pause drafting. Goals are for one stream:

@@ -1,4 +1,4 @@
-"""What each event costs a session of the orchestrator: processor time of its handler, on a virtual clock.
+"""The cost of each event for a session of the orchestrator: processor time of its handler, on a virtual clock.
 
 Real sessions run against simulated engines, so only handlers are measured: no sockets, no serving. The cost of a round
 is the sum over its events. The cost of a verdict delays the next verification.

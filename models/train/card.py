@@ -17,7 +17,7 @@ Figures = dict[str, Any]
 
 
 def write_card(figures: Figures, comparisons: dict[str, Figures]) -> None:
-    """Replace models/README.md; `comparisons` maps what a draft was distilled on to its evaluation."""
+    """Replace models/README.md. `comparisons` has the evaluations of other drafts, by name."""
     template = Template(TEMPLATE.read_text(encoding="utf-8"))
     CARD.write_text(template.substitute(substitutions(figures, comparisons)), encoding="utf-8")
 
@@ -98,7 +98,7 @@ def acceptance_table(figures: Figures) -> str:
 
 
 def comparisons_table(comparisons: dict[str, Figures]) -> str:
-    """Acceptance by objective of distillation."""
+    """Acceptance in each of the compared evaluations."""
     return rows_text([[label, *alphas(figures)] for label, figures in comparisons.items()])
 
 

@@ -1,4 +1,5 @@
-"""The steps of making the pair, one function each. A step reads and writes only the work folder; `export` excepted."""
+"""The steps of making the pair, one function each. They work in the work folder; `adopt` and `export` use the shipped
+pair, too."""
 
 import json
 import logging
@@ -33,12 +34,12 @@ SAMPLED_TOKENS: Final = 224
 SAMPLED_TEMPERATURES: Final = (1.0, 0.7, 0.0)
 """Temperatures of the sampled batches, in turn: requests use all of them."""
 COMPARED: Final = ("acceptance", "runs")
-"""Parts of another draft's evaluation that the card shows."""
+"""Parts of other drafts' evaluations that the card shows and that are kept with the shipped pair's."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all steps share."""
+    """Settings that all steps share."""
 
     work: Path
     seed: int
