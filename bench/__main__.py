@@ -14,16 +14,16 @@ from core.errors import StartupError
 
 
 class Benchmark(Protocol):
-    """What a module offers that is run from here."""
+    """The interface of a benchmark's module."""
 
     __doc__: str | None
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Its settings."""
+        """Add the benchmark's settings."""
         ...
 
     def measure(self, args: argparse.Namespace) -> list[Result]:
-        """Measure with the settings that were given."""
+        """Run the benchmark with these settings."""
         ...
 
 
@@ -48,7 +48,7 @@ BENCHMARKS: Mapping[str, str] = {
     "step": "bench.engine.step",
     "storm": "bench.disruption.storm",
 }
-"""Modules by name. Only the one that runs is imported, so that `gpu` needs no Ray."""
+"""Modules by name. Only the chosen one is imported, so that `gpu` needs no Ray."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

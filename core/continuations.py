@@ -1,7 +1,7 @@
 """Continuations: blocks that a target may verify directly after a verdict, without waiting for the next message.
 
-Real and simulated engines apply the same rules. Depends on records, tokens and trees; must not depend on models, KV,
-time or waiting callers.
+Real and simulated engines apply the same rules. Knows records, tokens and trees; must not know models, KV, time or
+waiting callers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ UNUSED = "the verdict was none that this continuation answers"
 
 Caller = TypeVar("Caller")
 Verified = tuple[VerifyRequest, TokenLog, Outcome]
-"""A message, the tokens held after its verdict, and the accepted path and next token that the verdict will report."""
+"""A message, the engine's tokens after its verdict, and the outcome that the verdict will report."""
 
 
 class Continuations(Generic[Caller]):
     """The offers of each session, and the callers that wait for an answer.
 
-    There is one continuation per expected verdict: the next one, and those of the steps that the offers themselves
-    start.
+    A session may have one offer for each verdict to come: the next one, and those of the steps that offers start.
     """
 
     def __init__(self) -> None:
@@ -34,14 +33,14 @@ class Continuations(Generic[Caller]):
         """Keyed by session, then by the round that is continued."""
 
     def offer(self, caller: Caller, continuation: Continuation) -> list[tuple[Caller, Refused]]:
-        """Store this offer. Return refusals for an earlier offer for the same verdict and for all offers after it."""
+        """Store this offer. Refuse the earlier offers for the same verdict and for all later ones."""
         session, after = continuation.stamp.session, continuation.after
         refused = self._drop(session, lambda kept: kept >= after)
         self._offers.setdefault(session, {})[after] = (caller, continuation)
         return refused
 
     def drop(self, session: str, before: int | None = None) -> list[tuple[Caller, Refused]]:
-        """Drop the session's offers for rounds before `before` (None: all). Return their refusals."""
+        """Drop the session's offers for rounds before `before`, or all. Return their refusals."""
         return self._drop(session, lambda after: before is None or after < before)
 
     def _drop(self, session: str, is_over: Callable[[int], bool]) -> list[tuple[Caller, Refused]]:
@@ -110,8 +109,9 @@ def refusal_of_offer(
     is_verifying: bool,
     vocab_size: int,
 ) -> Refused | None:
-    """Return a refusal if the continuation cannot be used, else None. `is_verifying` says whether the session waits for
-    a verdict.
+    """Return a refusal if the continuation cannot be used, else None.
+
+    `is_verifying` says whether the session waits for a verdict.
     """
     if offer.stamp.epoch != epoch:
         return Refused(offer.stamp, "the message is for another incarnation of this engine")

@@ -21,14 +21,14 @@ class ThreadPort:
         self._loop = loop
 
     async def verify(self, batch: Sequence[Any], take: Callable[[Any], None] | None = None) -> Sequence[Any]:
-        """Return one reply per request once all are complete; `take` receives each reply right after its step."""
+        """Return all replies, in order. `take` receives each reply right after its step."""
         replies: Sequence[Any] = await self._loop.submit(batch, take)
         return replies
 
     draft = verify
 
     async def grow(self, request: Any, take: Callable[[DraftUpdate], None]) -> Any:
-        """Return the final reply; earlier updates go to `take`."""
+        """Return the final reply. Updates before it go to `take`."""
         async for each in self._loop.replies(request):
             if not isinstance(each, DraftUpdate):
                 return each
@@ -41,7 +41,7 @@ class ThreadPort:
 
 @dataclass(frozen=True, slots=True)
 class ThreadLease:
-    """A lease without competitors."""
+    """A lease on an engine that no one else uses."""
 
     name: str
     engine_id: str
@@ -49,7 +49,7 @@ class ThreadLease:
     port: ThreadPort
 
     def release(self) -> None:
-        """Does nothing: there is no competitor. The pool frees the session on the engine."""
+        """Does nothing: no one waits for the lease. The pool frees the session on the engine."""
 
 
 class ThreadLeases:

@@ -1,10 +1,10 @@
 """Pipelined rounds against sequential ones by real processes on this machine, one thread for each model.
 
 A grown target and a grown draft are served by Ray and gRPC. Each prompt is completed in several ways, one after the
-other, as its request says: pipelined, sequentially, sequentially with a static draft length, and plainly; so that
-whatever else the machine does disturbs them alike. What pipelining is compared with is the faster of the two sequential
-ones: the adaptive, or the static at its best length, found by a sweep before. What adaptive sessions learn of costs and
-acceptance is one service's, and so all ways': a pass beside drafting is dearer here, and each way plans with the mean.
+other, so that other load of the machine affects all ways alike: pipelined, sequentially, sequentially with a static
+draft length, and plainly. Pipelining is compared with the faster of the two sequential ways: the adaptive one, or the
+static one at its best length, found by a sweep beforehand. All ways share one service's estimates of costs and
+acceptance. A pass during drafting is slower on this machine, and each way plans with the mean.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ HIDDEN_GOAL = 0.95
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is served, and how much is measured."""
     parser.add_argument("--target-size", type=parse_size, default="123M", metavar="SIZE")
     parser.add_argument("--cost-ratio", type=float, default=COST_RATIO, help="of a draft step to a target step")
     parser.add_argument("--dtype", choices=get_args(Dtype), default="bfloat16", help="of target and draft")
@@ -66,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Grow the pair, serve it, and compare."""
+    """Grow the pair, serve it, and compare the ways."""
     plan = Plan(held_out_prompts(args.prompts), args.tokens, args.repeats)
     target, draft, settings = grown_pair(args.target_size, args.cost_ratio, args.dtype, args.cache)
     with served(_config(target, draft, args.dtype), say) as endpoints:
@@ -74,7 +73,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 
 def grown_pair(size: Size, cost_ratio: float, dtype: Dtype, cache: Path) -> tuple[Path, Path, dict[str, Any]]:
-    """Target and draft, and what they are."""
+    """Directories of target and draft, and their settings for the results."""
     say("growing the target, and a draft to the cost ratio")
     source = DEMO_DIRECTORY / "target"
     shape = shape_of_size(read_shape(source), size)
@@ -91,7 +90,7 @@ def _outline(model: Path) -> str:
 
 
 def _config(target: Path, draft: Path, dtype: Dtype) -> ServiceConfig:
-    """Deterministic, so that bfloat16 gives one output whatever is verified together."""
+    """Settings of the pair. The target is deterministic, so that bfloat16 gives one output in every way."""
     engine = EngineConfig(str(target), dtype=dtype, num_threads=1, deterministic=True, compile=True)
     return ServiceConfig(
         target=TargetConfig(engine),
@@ -146,7 +145,7 @@ def _median(name: str, times_ms: Sequence[float]) -> Result:
 
 
 def _cost_ratio(rounds: Mapping[str, Sequence[Round]]) -> float:
-    """A pass of the draft over one row, over a plain step of the target, by what the engines say of themselves."""
+    """Time of a draft's pass over one row, over a plain step of the target, as reported by the engines."""
     draft_s = [
         call.timing.computed_s / call.timing.passes
         for round_ in rounds[STATIC]

@@ -42,8 +42,8 @@ class Limits(Settings):
     then with its actual output. The key of a caller may set its own limit (`tokens_file`). Set it where one caller must
     not crowd out others."""
     retry_after_s: float = 1.0
-    """Seconds, above 0, that a refused caller is told to wait; longer if the queue is expected to take longer. Raise it
-    where callers retry too often."""
+    """Seconds, above 0, after which a refused caller should retry; longer if the queue is expected to take longer.
+    Raise it where callers retry too often."""
     default_max_tokens: int | None = None
     """Limit of the output, in tokens, for requests without `max_tokens`, at least 1. If unset, a chat may fill the
     context, since models end their turn by themselves, and any other prompt gets 256. Set it where outputs of such
@@ -89,9 +89,9 @@ class Limits(Settings):
     """Seconds, above 0, that a session waits for a replica to accept it, after which it fails. Raise it where
     autoscaling starts from 0 replicas."""
     reply_timeout_s: float = 60.0
-    """Seconds, above 0, of silence after which an engine that has a request counts as lost. While it works it says so
-    every second, between steps, however long the request waits for others. Keep it above 2, and above the duration of
-    the longest step."""
+    """Seconds, above 0, without a message after which an engine that has a request counts as lost. A working engine
+    sends a heartbeat every second, between steps, even while the request waits in its queue. Keep it above 2, and above
+    the duration of the longest step."""
 
     def __post_init__(self) -> None:
         self._check(at_least(1), "max_sessions", "max_stop_chars", "max_message_bytes", "default_max_tokens")

@@ -1,7 +1,7 @@
-"""The common part of both simulated engines: the real protocol, and continuous batching on a law of time.
+"""The common part of both simulated engines: the real protocol, and continuous batching with a law for pass times.
 
-Knows messages, rows and time; subclasses compute (`target`, `draft`). `core.protocol` judges messages, as with the real
-engines, so that an orchestrator behaves here as it does there.
+Knows messages, rows and time; subclasses compute (`target`, `draft`). Messages are checked by `core.protocol`, as in
+the real engines, so the orchestrator sees the same behaviour.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Job(Generic[Request, Reply]):
     request: Request
     held: HeldTokens
     pending: list[int]
-    """Number of committed tokens that no pass has taken yet."""
+    """Committed tokens that no pass has taken yet."""
     arrived_s: float
     answer: asyncio.Future[Reply | WorkerLost]
     started_s: float | None = None
@@ -50,7 +50,7 @@ class Job(Generic[Request, Reply]):
 
     @property
     def is_decoding(self) -> bool:
-        """The end of a chunked prompt is paced like its chunks."""
+        """Whether the job decodes. The last chunk of a prompt is scheduled like its other chunks."""
         return len(self.pending) <= (MIN_CHUNK_TOKENS if self.num_passes else DECODE_TOKENS)
 
     def timing(self, now_s: float) -> Timing:
@@ -62,15 +62,14 @@ class Job(Generic[Request, Reply]):
 class SimEngine(ABC, Generic[Request, Reply]):
     """One incarnation of an engine.
 
-    A step takes all jobs that are ready; later ones wait for the next.
-    After a kill every call raises WorkerLost.
+    A step takes all jobs that are ready; later ones wait for the next step. After `kill` every call raises WorkerLost.
     """
 
     def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw) -> None:
         self.engine_id = engine_id
         self.epoch = epoch
         self.slowness = 1.0
-        """Factor on the law's duration of passes."""
+        """Factor on the duration of every pass."""
         self.busy_s = 0.0
         self.num_passes = 0
         self.num_rows = 0
@@ -85,22 +84,23 @@ class SimEngine(ABC, Generic[Request, Reply]):
         self._thaw = asyncio.Event()
         self._thaw.set()
         self.stepped_s = 0.0
-        """End of the last pass."""
+        """When the last pass ended, in seconds."""
         self._free_since_s: float | None = None
-        """End of the last pass, if another follows at once."""
+        """When the last pass ended, if another follows at once; else None."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.engine_id} epoch {self.epoch}, {len(self._jobs)} jobs>"
 
     @property
     def sessions(self) -> Sequence[str]:
-        """Names of the sessions that have state here."""
+        """Sessions that have state here."""
         return tuple(self._sessions)
 
     # Messages
 
     async def answer(self, batch: Sequence[Request], take: Callable[[Reply], None] | None = None) -> list[Reply]:
-        """One reply for each request, in order, when all are ready; `take` gets each when it is. Raises: WorkerLost."""
+        """Wait for all replies and return them in order. `take` gets each as soon as it is ready. Raises:
+        WorkerLost."""
         await self._thaw.wait()
         replies: list[Reply] = []
         answers = [self._take(request) for request in batch]
@@ -114,28 +114,28 @@ class SimEngine(ABC, Generic[Request, Reply]):
                     raise reply
                 replies.append(reply)
         finally:
-            for answer in answers:  # a caller that has left must not be told of later replies
+            for answer in answers:  # no later reply may reach a caller that has left
                 answer.cancel()
         return replies
 
     def has(self, stamp: Stamp) -> bool:
-        """Whether it has this request, and has not answered it."""
+        """Whether the engine has this request and has not answered it."""
         return any(job.request.stamp == stamp for job in self._jobs)
 
     def release(self, sessions: Sequence[str]) -> None:
-        """Free the state of these sessions; later messages have no effect."""
+        """Free the state of these sessions. Later messages for them have no effect."""
         for session in sessions:
             self._ended.add(session)
             if (held := self._sessions.pop(session, None)) is not None:
                 self._supersede(held)
 
     def forget(self, session: str) -> None:
-        """Drop the state of an idle session, as an engine without room does."""
+        """Drop the state of an idle session, as a full engine does."""
         if not any(job.request.stamp.session == session for job in self._jobs):
             self._sessions.pop(session, None)
 
     async def grow(self, request: Request, take: Callable[[DraftUpdate], None]) -> Reply:
-        """As `answer` for one request, which a draft continues until a later one replaces it. Raises: WorkerLost."""
+        """Answer one request for growth, which continues until a later request replaces it. Raises: WorkerLost."""
         self._listeners[request.stamp] = take
         try:
             [reply] = await self.answer([request])
@@ -159,7 +159,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
             answer.set_result(work)
 
     def _admit(self, request: Request, answer: asyncio.Future[Reply | WorkerLost]) -> Job[Request, Reply] | Reply:
-        """A job for this request, or the reply to it where there is nothing to compute."""
+        """Return a job for this request, or the reply if there is nothing to compute."""
         stamp = request.stamp
         held, has_ended = self._sessions.get(stamp.session), stamp.session in self._ended
         vocab_size = self._text.vocab_size
@@ -199,9 +199,10 @@ class SimEngine(ABC, Generic[Request, Reply]):
         return bool(self._jobs)
 
     async def _step(self) -> tuple[float, float]:
-        """One forward pass over the jobs that are ready, and their replies; returns when the pass began and ended.
+        """Run one forward pass over the jobs that are ready, and answer them. Return when the pass began and ended.
 
-        A real engine reads messages between passes, so a message during this one finds its tokens held.
+        A real engine reads messages between passes. So tokens of the pass already count as held for a message that
+        arrives during it.
         """
         shares = self._plan(self._ready())
         num_rows = sum(num_tokens + num_guesses for _, num_tokens, num_guesses in shares)
@@ -225,11 +226,11 @@ class SimEngine(ABC, Generic[Request, Reply]):
         return began_s, ended_s
 
     def _ready(self) -> list[Job[Request, Reply]]:
-        """The jobs that want rows of the next pass."""
+        """Jobs that want rows of the next pass."""
         return self._jobs
 
     def _plan(self, jobs: Sequence[Job[Request, Reply]]) -> list[tuple[Job[Request, Reply], int, int]]:
-        """Those of the next pass, with their numbers of tokens and guesses: decoding first, prefill in chunks."""
+        """(job, number of tokens, number of guesses) of the next pass: decoding first, prefill in chunks."""
         shares: list[tuple[Job[Request, Reply], int, int]] = []
         rows_left = self._law.max_step_tokens
         for job in sorted(jobs, key=lambda job: not job.is_decoding):
@@ -259,27 +260,27 @@ class SimEngine(ABC, Generic[Request, Reply]):
         self._sessions.clear()
 
     def freeze(self) -> None:
-        """Stand still after the pass in progress, without dying: as a stopped process does, it reads no message."""
+        """Stop after the current pass without dying. Like a stopped process, the engine then reads no messages."""
         self._thaw.clear()
 
     def thaw(self) -> None:
         self._thaw.set()
 
-    # Where target and draft differ
+    # Interface for subclasses
 
     @abstractmethod
     def _begin(
         self, request: Request, held: HeldTokens, now_s: float, answer: asyncio.Future[Reply | WorkerLost]
     ) -> Job[Request, Reply] | Reply:
-        """Bring the held tokens to the request's prefix; returns a job for the rest, or the reply."""
+        """Bring the held tokens to the request's prefix. Return a job for the rest, or the reply."""
 
     @abstractmethod
     def _num_guesses(self, job: Job[Request, Reply]) -> int:
-        """Number of rows that go with the last of the job's committed tokens."""
+        """Number of rows that the job needs beside its committed tokens."""
 
     @abstractmethod
     def _end_pass(self, jobs: Sequence[Job[Request, Reply]], now_s: float) -> None:
-        """A pass has taken the last committed token of each of these, and its guesses: conclude it, or prepare more."""
+        """Conclude or continue these jobs, whose committed tokens and guesses have all passed."""
 
 
 def _pass_on(take: Callable[[Any], None], answer: asyncio.Future[Any]) -> None:
@@ -288,8 +289,11 @@ def _pass_on(take: Callable[[Any], None], answer: asyncio.Future[Any]) -> None:
 
 
 async def _until(time_s: float) -> None:
-    """On a real clock the simulation's own work after a pass is a part of the next pass, as a law has all of an
-    engine's; on a virtual one it takes no time."""
+    """Sleep until `time_s`.
+
+    On a real clock the simulation's own work after a pass counts toward the next pass, because a law includes all work
+    of an engine. On a virtual clock that work takes no time.
+    """
     loop = asyncio.get_running_loop()
     reached: asyncio.Future[None] = loop.create_future()
     timer = loop.call_at(time_s, reached.set_result, None)
