@@ -142,7 +142,7 @@ def _check_host(host: str) -> None:
 
 
 def _configured(options: ServeOptions) -> tuple[ServiceConfig | FleetConfig, str]:
-    """What is to be served, and its settings as `--print-config` shows them. Raises: ConfigError."""
+    """The configuration to serve, and its text for `--print-config`. Raises: ConfigError."""
     fleet = read_fleet(options.config) if options.config is not None else None
     if fleet is None:
         config, sources = explained(options)
@@ -162,13 +162,13 @@ def explained(options: ServeOptions) -> tuple[ServiceConfig, Sources]:
     roles = ("target", "draft") if found[0].draft else ("target",)
     given += [Setting(f"{role}.engine.dtype", options.dtype, "--dtype") for role in roles]
     config, sources = explained_config(options.config, given)
-    dtype = config.target.engine.dtype  # the same, checked
+    dtype = config.target.engine.dtype  # the same value, validated
     extra = [replace(each, engine=replace(each.engine, dtype=dtype)) for each in config.extra_drafts]
     return replace(config, extra_drafts=tuple(extra)), sources
 
 
 def _given(options: ServeOptions) -> list[Setting]:
-    """Settings from environment and flags, in the order of their priority. Raises: ConfigError."""
+    """Settings from environment and flags; a later one overrides an earlier one. Raises: ConfigError."""
     return [
         *environment_settings(os.environ),
         *_flags(options),
@@ -187,7 +187,7 @@ def _implied(options: ServeOptions) -> Iterator[Setting]:
             check_directory(f"--{role}", path)
     if options.target is not None:
         yield Setting("model_name", options.target.resolve().name, "--target")
-        if options.config is None:  # the demo pair's own settings are not for another target
+        if options.config is None:  # the demo pair's settings do not apply to another target
             yield Setting("target.engine.deterministic", False, "--target")
             yield Setting("draft", None, "--target")
             settings, _ = decide(look(options.target, draft))

@@ -29,7 +29,7 @@ class SettingInfo:
     """One setting."""
 
     name: str
-    """Its dotted path, which is also its flag, with -- before it."""
+    """Dotted path. The flag is -- and this path."""
     kind: str
     default: str
     help: str
@@ -78,7 +78,7 @@ def catalogue() -> tuple[SettingInfo, ...]:
 
 
 def _walk(kind: type, prefix: str) -> Iterator[SettingInfo]:
-    """A group that may be None is also a setting itself: null or a mapping sets it as a whole."""
+    """The settings of a dataclass. A group that may be None is itself a setting: null or a mapping sets it."""
     hints, texts = get_type_hints(kind), _docstrings(kind)
     for field in fields(kind):
         hint, name = hints[field.name], prefix + field.name

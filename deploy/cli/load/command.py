@@ -128,7 +128,7 @@ def _bar(num_requests: int) -> Iterator[Callable[[RequestRecord], None]]:
 
 
 class _Live:
-    """Counts of a run in progress."""
+    """Counts of a run in progress, for the progress bar."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()

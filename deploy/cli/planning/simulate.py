@@ -1,6 +1,6 @@
 """`outrider simulate`: how fast a pair would be on hardware that you describe, decoded in three ways.
 
-Knows options and what they stand for in a scenario; the orchestrator that is simulated is the one that serves.
+Knows options and the scenarios that they describe. The simulated orchestrator is the code that serves.
 Imports neither Ray nor torch.
 """
 
@@ -59,9 +59,9 @@ def _hardware_ms(help_text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions(DayOptions):
-    """Say how fast a pair would be on hardware that you describe, decoded in three ways.
+    """Predict the speed of a pair on hardware that you describe, for three ways of decoding.
 
-    Plainly, drafting and verifying in turn, and drafting behind verification.
+    The ways are plain decoding, drafting and verification in turn, and drafting during verification.
     """
 
     preset: Annotated[Preset, Option(help=PRESETS_HELP, rich_help_panel=HARDWARE)] = "70b+1b"
@@ -169,7 +169,7 @@ def _simulate_rounds(options: SimulateOptions) -> int:
 
 
 def scenario_of(options: SimulateOptions) -> Scenario:
-    """What was described. Raises: ConfigError, which names the option."""
+    """The scenario that the options describe. Raises: ConfigError, which names the option."""
     is_recorded = options.acceptance is not None or options.temperature in RECORDED_TEMPERATURES
     recorded = ", ".join(f"{temperature:g}" for temperature in RECORDED_TEMPERATURES)
     given = f"--temperature {options.temperature:g}"
@@ -198,7 +198,7 @@ def _require(condition: bool, problem: str) -> None:
 
 
 def _hardware(options: SimulateOptions) -> Hardware:
-    """The preset, but for what is said otherwise."""
+    """The preset, with the values that other options replace."""
     hardware = PRESETS[options.preset]
     if options.verify_ms is not None:
         hardware = replace(hardware, target=large_target(options.verify_ms / 1e3))
@@ -212,7 +212,7 @@ def _hardware(options: SimulateOptions) -> Hardware:
 
 
 def _load(options: SimulateOptions) -> Closed | Arrivals:
-    """As many streams as a steady figure takes."""
+    """The load, with enough streams for a steady figure."""
     if options.arrivals is not None:
         return Arrivals(((NUM_ARRIVALS / options.arrivals, options.arrivals),))
     num_at_once = options.streams or 1
@@ -220,7 +220,7 @@ def _load(options: SimulateOptions) -> Closed | Arrivals:
 
 
 def _settings(options: SimulateOptions) -> dict[str, Any]:
-    """What was asked for, for the file."""
+    """The options that have a value, for the JSON file."""
     left_out = ("json", "plot")
     return {name: value for name, value in vars(options).items() if name not in left_out and value is not None}
 
@@ -249,7 +249,7 @@ def _heading(options: SimulateOptions, scenario: Scenario) -> str:
 
 
 def by_streams(scenario: Scenario, comparison: Comparison) -> dict[str, list[tuple[int, float]]]:
-    """Tokens a second of all streams together, each way, by how many there are at a time."""
+    """Tokens a second of all streams together, by way of decoding and number of concurrent streams."""
     best = comparison.best_sequential
     in_turn = replace(sequential(scenario, best.gamma or 0), verification=best.verification)
     ways = {"plain": plain(scenario), "sequential": in_turn, "pipelined": scenario}

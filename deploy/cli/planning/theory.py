@@ -1,6 +1,6 @@
-"""`outrider theory`: what speculation can gain by the closed forms, for an acceptance rate and a cost that you name.
+"""`outrider theory`: the gain of speculation by closed forms, for acceptance rates and a cost that you give.
 
-Knows options and tables; the formulas are those of `core.theory`. Imports neither Ray nor torch.
+Knows options and tables; `core.theory` has the formulas. Imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from deploy.cli.options import Numbers, check_folders, number, numbers
 from simulation.report import check_pictures, draw_lines, drawing
 
 MOST_ALPHA = 0.999
-"""Where every guess is accepted, most of what is printed has no end."""
+"""Largest acceptance rate. At 1 most of the figures are infinite."""
 DRAWN_GAMMAS = range(17)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TheoryOptions:
-    """Say what speculation can gain by the closed forms, for acceptance rates and costs that you name.
+    """Compute the gain of speculation by closed forms, for acceptance rates and costs that you give.
 
-    Guesses are taken to be accepted independently of each other, and verifying them to take no longer than one token.
+    Assumes that guesses are accepted independently of each other, and that verifying them takes as long as one token.
     """
 
     alpha: Annotated[Numbers, numbers(Range(0, MOST_ALPHA), "Acceptance rate of a guess", metavar="A[,A...]")]
@@ -68,7 +68,7 @@ class Figure:
     name: str
     unit: str
     of: Callable[[float], float]
-    """Of an acceptance rate."""
+    """Value of the figure for an acceptance rate."""
     digits: int = 2
 
 
@@ -85,7 +85,7 @@ def theory(options: TheoryOptions) -> int:
 
 
 def figures(options: TheoryOptions) -> Sequence[Figure]:
-    """What is printed, from top to bottom."""
+    """The figures of the table, from top to bottom."""
     c, hit_rate = options.c, options.hit_rate
 
     def in_turn(alpha: float) -> Callable[[int], float]:
@@ -135,7 +135,7 @@ def lines(options: TheoryOptions) -> Iterator[str]:
 
 
 def results(options: TheoryOptions) -> list[Result]:
-    """The same as results, each with its alpha."""
+    """The same figures, for --json; each has its alpha."""
     settings = {"c": options.c, "c_operations": options.c_operations, "hit_rate": options.hit_rate}
     return [
         Result(figure.name, round(figure.of(alpha), 6), figure.unit, settings={"alpha": alpha, **settings})
