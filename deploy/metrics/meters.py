@@ -37,7 +37,7 @@ class Meters:
 
     @contextmanager
     def request(self) -> Iterator[RequestMeter]:
-        """Measures one request: enter on its arrival, leave at its end, whatever ends it."""
+        """Measure one request: enter at its arrival, exit at its end, whatever the cause."""
         self._count_running(+1)
         meter = RequestMeter(self._record, self._now)
         try:
@@ -90,7 +90,7 @@ class Meters:
 
 
 class RequestMeter:
-    """The measurements of one request; make it when the request arrives."""
+    """The measurements of one request; created when the request arrives."""
 
     def __init__(self, record: m.ServeRecorder, now: Callable[[], float]) -> None:
         self._record = record
@@ -159,7 +159,7 @@ class RequestMeter:
 
 
 def code_of(error: BaseException) -> str:
-    """The gRPC code that a client sees when `error` ends its call; when it ended the call itself, CANCELLED."""
+    """The gRPC code that a client sees when `error` ends its call; CANCELLED if the client ended it."""
     if isinstance(error, OutriderError):
         return error.status
     return INTERNAL if isinstance(error, Exception) else CANCELLED
