@@ -44,7 +44,7 @@ def _say_version(is_asked: bool) -> None:
 @app.callback()
 def _any_command(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version, and exit.")
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Speculative decoding across machines, served."""
@@ -61,7 +61,7 @@ add_command(app, "theory", TheoryOptions, theory)
 add_command(app, "check", CheckOptions, check)
 add_command(app, "layers", LayersOptions, layers)
 add_command(app, "index", IndexOptions, index)
-keys = typer.Typer(help="Keys of callers.", no_args_is_help=True)
+keys = typer.Typer(help="Manage the keys of callers.", no_args_is_help=True)
 add_command(keys, "new", NewKeyOptions, new)
 app.add_typer(keys, name="keys")
 

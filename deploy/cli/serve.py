@@ -56,14 +56,14 @@ class ServeOptions:
     """
 
     config: Annotated[
-        Path | None, Option(metavar="FILE", help="YAML file of settings; with `models`, of several models.")
+        Path | None, Option(metavar="FILE", help="YAML file of settings: of one model, or of several under `models`.")
     ] = None
     target: Annotated[Path | None, Option(metavar="DIR", help="Checkpoint of the target.")] = None
     draft: Annotated[
         str | None, Option(metavar="DIR", help="Checkpoint of the draft, or none to serve without a draft.")
     ] = None
     host: Annotated[
-        str, Option(metavar="IP", help="Address that gRPC and HTTP listen on: this machine alone, or 0.0.0.0 for all.")
+        str, Option(metavar="IP", help="Address on which gRPC and HTTP listen; 0.0.0.0 listens on all interfaces.")
     ] = "127.0.0.1"
     grpc_port: Annotated[int, number(PORT, "TCP port of gRPC")] = DEFAULT_GRPC_PORT
     http_port: Annotated[int, number(PORT, "TCP port of HTTP")] = DEFAULT_HTTP_PORT
@@ -77,7 +77,9 @@ class ServeOptions:
     overrides: Annotated[
         list[str] | None,
         Option(
-            "--set", metavar="NAME=VALUE", help="Set any setting, as in target.engine.num_threads=2; may be repeated."
+            "--set",
+            metavar="NAME=VALUE",
+            help="Set any setting, for example target.engine.num_threads=2. May be repeated.",
         ),
     ] = None
     drain_timeout: Annotated[

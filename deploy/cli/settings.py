@@ -47,7 +47,7 @@ class SettingsOptions:
     """
 
     prefix: Annotated[
-        str, Argument(metavar="[PREFIX]", help="Beginning of the names, as in target.engine or limits.")
+        str, Argument(metavar="[PREFIX]", help="Prefix of the names to list, for example target.engine or limits.")
     ] = ""
 
 

@@ -60,7 +60,9 @@ class CheckOptions(MeasuringOptions):
     q_top_tokens: Annotated[
         int,
         number(
-            Range(1, 4096, is_whole=True), "Tokens to which the draft's q is cut in rejection verification", panel=PANEL
+            Range(1, 4096, is_whole=True),
+            "Tokens kept of the draft's q in rejection verification, the likeliest ones",
+            panel=PANEL,
         ),
     ] = Q_TOP_TOKENS
     draft_temperature: Annotated[

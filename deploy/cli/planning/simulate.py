@@ -71,13 +71,13 @@ class SimulateOptions(DayOptions):
         int | None,
         number(
             Range(1, 4096, is_whole=True),
-            f"Rows up to which a draft pass takes the same time, in proportion beyond ({DRAFT_ROWS} with --draft-ms)",
+            f"Rows up to which a draft pass takes constant time; beyond, in proportion ({DRAFT_ROWS} with --draft-ms)",
             panel=HARDWARE,
         ),
     ] = None
     hop_ms: Annotated[
         float | None,
-        number(Range(0, 1e4), "To either engine and back, in milliseconds", metavar="MS", panel=HARDWARE),
+        number(Range(0, 1e4), "Network round trip to either engine, in milliseconds", metavar="MS", panel=HARDWARE),
     ] = None
     targets: Annotated[int, number(REPLICAS, "Replicas of the target", panel=HARDWARE)] = 1
     drafts: Annotated[int, number(REPLICAS, "Replicas of the draft", panel=HARDWARE)] = 1
@@ -86,7 +86,7 @@ class SimulateOptions(DayOptions):
         float | None,
         number(
             Range(0, 1),
-            "Share of the draft's likeliest tokens that the target accepts (as recorded of the demo pair without it)",
+            "Share of the draft's likeliest tokens that the target accepts; by default as recorded from the demo pair",
             metavar="A",
             panel=TEXTS,
         ),
@@ -94,27 +94,31 @@ class SimulateOptions(DayOptions):
     temperature: Annotated[
         float, number(Range(0, 2), "Sampling temperature, 0 is greedy", metavar="T", panel=TEXTS)
     ] = 0.0
-    verification: Annotated[Verification, Option(rich_help_panel=TEXTS, help="How pipelined guesses are checked.")] = (
-        Verification.COUPLED
-    )
+    verification: Annotated[
+        Verification, Option(rich_help_panel=TEXTS, help="Verification rule of pipelined decoding.")
+    ] = Verification.COUPLED
     prompt_tokens: Annotated[int, number(TOKENS, "Length of each prompt, in tokens", panel=TEXTS)] = 128
     tokens: Annotated[int, number(Range(2, 4096, is_whole=True), "Length of each output, in tokens", panel=TEXTS)] = 128
 
     streams: Annotated[
         int | None,
-        number(Range(1, 256, is_whole=True), "Streams at any time (1): one ends, the next begins", panel=LOAD),
+        number(
+            Range(1, 256, is_whole=True), "Concurrent streams, 1 by default; when one ends, the next begins", panel=LOAD
+        ),
     ] = None
     arrivals: Annotated[
         float | None,
         number(
             Range(0, 1000, excludes_low=True),
-            "Instead: streams a second, that come when they come",
+            "Streams that arrive in a second, at random times; instead of --streams",
             metavar="RATE",
             panel=LOAD,
         ),
     ] = None
 
-    policy: Annotated[Policy, Option(rich_help_panel=DRAFTING, help="How to decide how far to draft.")] = DEFAULT.policy
+    policy: Annotated[Policy, Option(rich_help_panel=DRAFTING, help="How the draft length is decided.")] = (
+        DEFAULT.policy
+    )
     gamma: Annotated[int, number(Range(1, 64, is_whole=True), "Draft length at most, in tokens", panel=DRAFTING)] = (
         DEFAULT.max_draft_tokens
     )
@@ -124,7 +128,7 @@ class SimulateOptions(DayOptions):
         Path | None,
         Option(
             metavar="FILE",
-            help="Draw speed by draft length and by streams, or the day: .svg, .png or .pdf, by matplotlib.",
+            help="Draw speed by draft length and by number of streams, or the day, to FILE: .svg, .png or .pdf.",
         ),
     ] = None
 
@@ -175,7 +179,7 @@ def scenario_of(options: SimulateOptions) -> Scenario:
     given = f"--temperature {options.temperature:g}"
     _require(is_recorded, f"{given} was not recorded ({recorded} were): give --acceptance")
     is_lossless = options.verification.rule.is_lossless
-    _require(is_lossless, f"--verification {options.verification}: nothing was recorded of it")
+    _require(is_lossless, f"--verification {options.verification}: there is no recording with it")
     _require(options.streams is None or options.arrivals is None, "--streams and --arrivals exclude each other")
     return Scenario(
         hardware=_hardware(options),

@@ -44,15 +44,19 @@ class TheoryOptions:
     """
 
     alpha: Annotated[Numbers, numbers(Range(0, MOST_ALPHA), "Acceptance rate of a guess", metavar="A[,A...]")]
-    c: Annotated[float, number(Range(0, 100), "Time of a draft pass over that of a target pass", metavar="C")]
+    c: Annotated[float, number(Range(0, 100), "Duration of a draft pass divided by that of a target pass", metavar="C")]
     gamma: Annotated[
-        int | None, number(Range(0, MAX_GAMMA, is_whole=True), "Draft length (the best in turn for each alpha)")
+        int | None,
+        number(
+            Range(0, MAX_GAMMA, is_whole=True),
+            "Draft length; by default, for each alpha, the best one without pipelining",
+        ),
     ] = None
     c_operations: Annotated[
-        float, number(Range(0, 100), "Operations a token of the draft over the target's", metavar="C")
+        float, number(Range(0, 100), "Operations per token of the draft divided by those of the target", metavar="C")
     ] = 0.0
     hit_rate: Annotated[
-        float, number(Range(0, 1), "Share of rounds whose draft was ready, when pipelined", metavar="SHARE")
+        float, number(Range(0, 1), "Share of pipelined rounds whose draft was ready", metavar="SHARE")
     ] = 1.0
     drafts: Annotated[int, number(Range(1, 1024, is_whole=True), "Independent drafts side by side")] = 1
     json: Annotated[Path | None, Option(metavar="FILE", help="Write all figures to FILE.")] = None
