@@ -80,7 +80,7 @@ def bundles(config: WorkerConfig) -> list[dict[str, float]]:
 class EngineWorker(ABC):
     """A replica that owns one engine, of one rank or more, and starts another in its place when it dies.
 
-    Invariant: whatever ends a lease, the engine is told to free its session.
+    Invariant: whatever ends a lease, the engine then frees its session.
     """
 
     role: ClassVar[str]
