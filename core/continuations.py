@@ -15,7 +15,7 @@ from core.rules import Outcome
 from core.speculation import EMPTY_BLOCK, ROOT, subtree
 from core.text import TokenLog
 
-UNUSED = "the verdict was none that this continuation answers"
+UNUSED = "this offer does not match the verdict"
 
 Caller = TypeVar("Caller")
 Verified = tuple[VerifyRequest, TokenLog, Outcome]

@@ -82,7 +82,7 @@ class Meters:
 
 
 class RequestMeter:
-    """The measurements of one request; make it when the request arrives."""
+    """The measurements of one request; created when the request arrives."""
 
     def __init__(self, record: m.ServeRecorder, now: Callable[[], float]) -> None:
         self._record = record
@@ -151,7 +151,7 @@ class RequestMeter:
 
 
 def code_of(error: BaseException) -> str:
-    """The gRPC code that a client sees when `error` ends its call; when it ended the call itself, CANCELLED."""
+    """The gRPC code that a client sees when `error` ends its call; CANCELLED if the client ended it."""
     if isinstance(error, OutriderError):
         return error.status
     return INTERNAL if isinstance(error, Exception) else CANCELLED
