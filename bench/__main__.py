@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from bench.results import Result, report
+from core.errors import StartupError
 
 
 class Benchmark(Protocol):
-    """What a module offers that is run from here."""
+    """The interface of a benchmark's module."""
 
     __doc__: str | None
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Its settings."""
+        """Add the benchmark's settings."""
         ...
 
     def measure(self, args: argparse.Namespace) -> list[Result]:
-        """Measure with the settings that were given."""
+        """Run the benchmark with these settings."""
         ...
 
 
@@ -34,30 +35,24 @@ BENCHMARKS: Mapping[str, str] = {
     "control": "bench.control.control",
     "distant": "bench.service.distant",
     "divergence": "bench.engine.divergence",
-    "drain": "bench.disruption.drain",
     "draws": "bench.rounds.draws",
     "edge": "bench.service.edge",
     "families": "bench.engine.families",
     "gpu": "bench.gpu.report",
     "guessers": "bench.control.guessers",
     "kills": "bench.disruption.kills",
-    "links": "bench.service.links",
     "lookahead": "bench.control.lookahead",
     "overhead": "bench.service.overhead",
     "rounds": "bench.rounds.rounds",
     "runtime": "bench.engine.runtime",
-    "session": "bench.service.session_events",
     "step": "bench.engine.step",
     "storm": "bench.disruption.storm",
-    "streams": "bench.service.streams",
-    "tree": "bench.rounds.tree",
-    "workloads": "bench.control.workloads",
 }
-"""Modules by name. Only the one that runs is imported, so that `gpu` needs no Ray."""
+"""Modules by name. Only the chosen one is imported, so that `gpu` needs no Ray."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 when a goal was missed."""
+    """Returns the exit status: 1 when a goal was missed, 2 when nothing could be measured here."""
     argv = sys.argv[1:] if argv is None else argv
     chosen = [name for name in BENCHMARKS if name in argv[:1]] or list(BENCHMARKS)
     benchmarks = {name: cast(Benchmark, importlib.import_module(BENCHMARKS[name])) for name in chosen}
@@ -69,7 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
         benchmark.add_arguments(command)
     args = parser.parse_args(argv)
-    results = benchmarks[args.name].measure(args)
+    try:
+        results = benchmarks[args.name].measure(args)
+    except StartupError as error:
+        sys.stderr.write(f"bench {args.name}: {error}\n")
+        return 2
     report(results, args.json)
     return 1 if any(result.met is False for result in results) else 0
 

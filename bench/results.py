@@ -1,4 +1,4 @@
-"""What every benchmark shows: its progress, and one list of results, printed and written."""
+"""Output of every benchmark: progress lines, and one list of results, printed and written to a file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 def say(line: str) -> None:
-    """Print a line of progress at once, also into a file or a pipe."""
+    """Print a line of progress immediately, also to a file or pipe."""
     print(f"... {line}", flush=True)
 
 
 def named(text: str, each: Iterable[T], name_of: Callable[[T], str] = str) -> list[T]:
-    """Those whose name contains `text`. Raises: SystemExit, which says so, where there are none."""
+    """The elements whose name contains `text`. Raises: SystemExit, listing all names, if there are none."""
     names = {name_of(one): one for one in each}
     if found := [one for name, one in names.items() if text in name]:
         return found
@@ -28,7 +28,7 @@ def named(text: str, each: Iterable[T], name_of: Callable[[T], str] = str) -> li
 
 
 def spread(name: str, values: Sequence[float], unit: str, **settings: Any) -> Result:
-    """The median of repeated measurements; minimum, maximum and count go into the settings."""
+    """The median of repeated measurements, with minimum, maximum and count in the settings."""
     extent = {"min": round(min(values), 3), "max": round(max(values), 3), "num_runs": len(values)}
     return Result(name, round(statistics.median(values), 3), unit, settings={**extent, **settings})
 

@@ -1,7 +1,7 @@
 """Continuations: blocks that a target may verify directly after a verdict, without waiting for the next message.
 
-Real and simulated engines apply the same rules. Depends on records, tokens and trees; must not depend on models, KV,
-time or waiting callers.
+Real and simulated engines apply the same rules. Knows records, tokens and trees; must not know models, KV, time or
+waiting callers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from core.text import TokenLog
 UNUSED = "this offer does not match the verdict"
 
 Verified = tuple[VerifyRequest, TokenLog, Outcome]
-"""A message, the tokens held after its verdict, and the accepted path and next token that the verdict will report."""
+"""A message, the engine's tokens after its verdict, and the outcome that the verdict will report."""
 
 
 class Continuations:
     """The offers of each session.
 
-    There is one continuation per expected verdict: the next one, and those of the steps that the offers themselves
-    start.
+    A session may have one offer for each verdict to come: the next one, and those of the steps that offers start.
     """
 
     def __init__(self) -> None:
@@ -101,8 +100,9 @@ def refusal_of_offer(
     is_verifying: bool,
     vocab_size: int,
 ) -> Refused | None:
-    """Return a refusal if the continuation cannot be used, else None. `is_verifying` says whether the session waits for
-    a verdict.
+    """Return a refusal if the continuation cannot be used, else None.
+
+    `is_verifying` says whether the session waits for a verdict.
     """
     if offer.stamp.epoch != epoch:
         return Refused(offer.stamp, "the message is for another incarnation of this engine")

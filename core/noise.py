@@ -1,8 +1,8 @@
-"""Noise as a pure function of (seed, position, row, purpose, token id), equal bit for bit wherever it is computed.
+"""Noise as a pure function of (seed, position, row, purpose, token id), equal bit for bit on every machine.
 
-Knows Philox4x32-10 (Salmon et al. 2011) and the Gumbel law; knows nothing of models, p or q. What takes a `Word` or a
-`Real` is written in operators that Python numbers, numpy arrays and torch tensors share, so that
-`workers.noise.gumbel` runs this very code on a GPU.
+Knows Philox4x32-10 (Salmon et al. 2011) and the Gumbel distribution; must not know models, p or q. Functions of `Word`
+and `Real` use only operators that Python numbers, numpy arrays and torch tensors share, so `workers.noise.gumbel` runs
+the same code on a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Word: TypeAlias = Any
 Real: TypeAlias = Any
 """numpy float64 array or torch float64 tensor."""
 Frexp: TypeAlias = Callable[[Real], tuple[Real, Real]]
-"""x -> (mantissa in [1/2, 1), exponent), both float64 and of its own memory."""
+"""x -> (mantissa in [1/2, 1), exponent), both float64 and newly allocated."""
 Key: TypeAlias = tuple[int, int, int, int]
 """(seed as int64, position, row, purpose)."""
 
@@ -33,41 +33,41 @@ SQRT_HALF = math.sqrt(0.5)
 LN_2 = math.log(2.0)
 ATANH_SERIES = tuple(1.0 / (2 * k + 1) for k in range(7))
 _MAX_CHUNK = 1 << 13
-"""Numbers computed at once: a few arrays of this size fit the cache, and the heap has memory for them. Eight times as
-many take twice the time, because each array is made of pages that the kernel has to hand out."""
+"""Numbers computed at once: several arrays of this size fit into the cache and into memory that the heap already has.
+Chunks eight times as large take twice the time, because the kernel has to provide new pages for each array."""
 
 
 ROWS_APART = 1 << 16
-"""Between the rows of two draws at one depth: more than a block is deep."""
+"""Distance between the rows of two draws at one depth. Larger than the depth of any block."""
 
 
 def row_of(depth: int, number: int = 0) -> int:
-    """Row of the noise of draw `number` at this depth below the root of a block; a chain has one at each depth.
+    """Row of the noise of draw `number` at this depth below the root of a block. A chain has one draw at each depth.
 
-    Of two blocks with different roots no row at the same position is the same, whatever the numbers.
+    Two blocks with different roots never use the same row at the same position.
     """
     return depth + ROWS_APART * number
 
 
 class Purpose(IntEnum):
-    """What a number is drawn for; numbers of different purposes are independent (docs/exactness.md, section 3)."""
+    """Use of a random number. Numbers for different purposes are independent (docs/exactness.md, section 3)."""
 
     SHARED = 0
-    """Coupled mode, both sides."""
+    """Coupled mode, draft and target."""
     DRAFT = 1
-    """The draft's own guess, in rejection and block mode."""
+    """The draft's guesses, in rejection and block mode."""
     ACCEPT = 2
     RESIDUAL = 3
     BONUS = 4
     GUESS = 5
-    """A guesser's own guess, where the draft has told of nothing."""
+    """A guesser's own guesses, where the draft has sent none."""
 
 
 def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
     """The four words of Philox4x32-10. Source: Salmon et al. 2011, section 3.3.
 
-    A product of two words may wrap to a negative int64; masking after the shift recovers its high half. What is
-    changed in place was made here: each new array costs more than what is computed in it.
+    A product of two words may wrap to a negative int64; masking after the shift recovers its high half. Arrays
+    allocated here are changed in place, because a new array costs more than the arithmetic on it.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -84,12 +84,13 @@ def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -
 
 
 def words(blocks: Word, seeds: Word, positions: Word, rows: Word, purposes: Word) -> tuple[Word, Word, Word, Word]:
-    """The noise words of four token ids each: block b holds ids 4b to 4b + 3. Arguments broadcast."""
+    """The noise words of blocks of four token ids: block b holds ids 4b to 4b + 3. Arguments broadcast."""
     return philox4x32((blocks, positions, rows, purposes), (seeds & _MASK, (seeds >> 32) & _MASK))
 
 
 def log(x: Real, frexp: Frexp) -> Real:
-    """Natural logarithm to 1e-12, by correctly rounded operations only: two libraries' own differ in the last bit.
+    """Natural logarithm to 1e-12, by correctly rounded operations only: log functions of libraries differ in the last
+    bit.
 
     log(m 2^e) = e log 2 + 2 atanh(s), s = (m - 1) / (m + 1), with m in [sqrt(1/2), sqrt(2)).
     """
@@ -131,7 +132,7 @@ def _frexp(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.floa
 
 
 def key(seed: int, position: int, row: int, purpose: Purpose) -> Key:
-    """What names a row of noise, the seed as the int64 that has its bits."""
+    """The key of a row of noise, with the seed as the int64 of the same bits."""
     return seed - (1 << 64) if seed >> 63 else seed, position, row, int(purpose)
 
 
@@ -157,7 +158,7 @@ def gumbel(seed: int, position: int, row: int, purpose: Purpose, vocab_size: int
 
 
 def uniform_of(high: Word, low: Word) -> Real:
-    """(n + 1/2) / 2^52 for the 52 upper bits n of two words: float64 holds it exactly, so it is never 0 or 1."""
+    """(n + 1/2) / 2^52 for the 52 upper bits n of two words. Exact in float64, so never 0 or 1."""
     return (((high << 20) | (low >> 12)) + 0.5) * 2.0**-52
 
 

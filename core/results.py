@@ -1,6 +1,6 @@
-"""One record for every measured or simulated figure, readable by people and scripts.
+"""One record type for every measured or simulated figure, readable by people and scripts.
 
-Depends on names, values, units and goals; must not depend on what was measured.
+Knows names, values, units and goals; must not know what was measured.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Result:
 
 
 def at_least(goal: float, result: Result) -> Result:
-    """Return the figure with a goal that it must reach or exceed."""
+    """Return `result` with a goal to reach or exceed."""
     return replace(result, goal=goal, met=result.value >= goal)
 
 
 def at_most(goal: float, result: Result) -> Result:
-    """Return the figure with a goal that it must not exceed."""
+    """Return `result` with a goal not to exceed."""
     return replace(result, goal=goal, met=result.value <= goal)
 
 

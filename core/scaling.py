@@ -1,8 +1,7 @@
 """The number of replicas for a load: pure functions, with one signal for each kind of deployment.
 
-Serve's policies (`deploy.serve.autoscaling`) and the simulated day (`outrider simulate`) call the same. They apply
-bounds and delays afterwards. The rules here do not flap by themselves: a constant load gives a constant count (a test
-walks loads and counts).
+Serve's policies (`deploy.serve.autoscaling`) and the simulated day (`outrider simulate`) call these functions and apply
+bounds and delays afterwards. A constant load gives a constant count (a test walks loads and counts).
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Final
 from core.config import DraftScaling, OrchestratorScaling, TargetScaling
 
 SPARE: Final = 0.2
-"""Share of capacity that the remaining replicas keep free when one is removed: smaller fluctuations of load change
-nothing."""
+"""Share of capacity that the remaining replicas must have free before one is removed. Smaller fluctuations of load
+change nothing."""
 HELPS: Final = 0.7
-"""Share of the wanted utilisation above which sessions wait for each other at a draft, so that one more replica helps;
-below it they wait for the draft model itself. A draft is removed only if the remaining ones would stay below it, or it
-would be wanted again at once."""
+"""Share of the wanted utilisation above which sessions wait for each other at a draft, so that another replica helps.
+Below it they wait for the draft model itself. A draft is removed only if the remaining ones stay below it; otherwise it
+would be started again at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +27,11 @@ class TargetLoad:
     """The load of a target's replicas."""
 
     num_replicas: int
-    """Running now."""
+    """Replicas running now."""
     num_sessions: float
-    """Leases, granted and waited for."""
+    """Leases, granted and waiting."""
     kv_use: float
-    """Share of the KV of all replicas that is in use."""
+    """Share of the KV of all replicas that is in use, in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +39,26 @@ class DraftLoad:
     """The load of a draft's replicas."""
 
     num_replicas: int
-    """Running now."""
+    """Replicas running now."""
     num_sessions: float
-    """Leases, granted and waited for."""
+    """Leases, granted and waiting."""
     busy: float
-    """Share of the time that a replica computes, averaged over replicas."""
+    """Share of the time that a replica computes, averaged over replicas, in [0, 1]."""
     wait: float
-    """Share of their rounds that sessions wait for a draft."""
+    """Share of a round that sessions wait for a draft, in [0, 1]."""
 
 
 Recommendation = tuple[float, int]
-"""A time in seconds, and the number of replicas that were wanted then."""
+"""A time in seconds, and the number of replicas wanted at that time."""
 
 
 def steadied(
     recommendations: Sequence[Recommendation], now_s: float, wanted: int, num_replicas: int, window_s: float
 ) -> tuple[list[Recommendation], int]:
-    """The number of replicas to have: `wanted`, or more of the existing ones if they were wanted within `window_s`.
+    """Recommendations to remember, and the number of replicas: `wanted`, or more if more were wanted within `window_s`.
 
-    A past recommendation keeps replicas and starts none. Without a memory, the existing `num_replicas` count as
-    wanted now. Returned after the recommendations to remember for the next call.
+    A past recommendation keeps existing replicas and starts none. Without past recommendations, the existing
+    `num_replicas` count as wanted now.
     """
     kept = [
         each for each in recommendations or [(now_s, num_replicas)] if now_s - each[0] < window_s and each[1] > wanted
@@ -74,23 +73,23 @@ def _whole(amount: float) -> int:
 
 
 def _enough(num_replicas: int, work: float, most: float) -> int:
-    """Enough replicas for `work`, counted in replicas; fewer than now only if each would then have less than `most`."""
+    """Enough replicas for `work`, counted in replicas. Fewer than now only if each then has less work than `most`."""
     return max(_whole(work), min(num_replicas, floor(work / most) + 1)) if work > 0 else 0
 
 
 def orchestrators_wanted(num_replicas: int, num_requests: float, scaling: OrchestratorScaling) -> int:
-    """Enough for the requests in progress."""
+    """Replicas for the requests in progress."""
     return _enough(num_replicas, num_requests / scaling.sessions, 1.0 - SPARE)
 
 
 def targets_wanted(load: TargetLoad, scaling: TargetScaling) -> int:
-    """Enough for the sessions and for their KV: long contexts need more than their number tells."""
+    """Replicas for the sessions and for their KV, whichever needs more. A few long contexts can fill the KV."""
     work = max(load.num_sessions / scaling.sessions, load.num_replicas * load.kv_use / scaling.kv_use)
     return _enough(load.num_replicas, work, 1.0 - SPARE)
 
 
 def drafts_wanted(load: DraftLoad, scaling: DraftScaling) -> int:
-    """Enough for the wanted utilisation, one more where sessions wait at busy drafts, none without sessions."""
+    """Replicas for the wanted utilisation, one more if sessions wait at busy drafts, 0 without sessions."""
     if load.num_sessions <= 0:
         return 0
     return max(_by_work(load, scaling), _whole(load.num_sessions / scaling.sessions))
@@ -101,7 +100,7 @@ def _by_work(load: DraftLoad, scaling: DraftScaling) -> int:
     if not load.num_replicas:
         return now
     work = load.busy * load.num_replicas / scaling.busy
-    """In replicas of the wanted utilisation."""
+    """Number of replicas at the wanted utilisation."""
     if work > HELPS * now and load.wait > scaling.wait:
         return max(_whole(work), now + 1)
     return _enough(now, work, HELPS) or 1

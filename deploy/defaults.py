@@ -47,8 +47,7 @@ def decide(facts: Facts) -> tuple[Sequence[Setting], Sequence[str]]:
     roles = tuple(facts.dtypes)
     if facts.num_gpus == 0:
         threads = f"; {facts.num_cpus} CPUs: raise target.engine.num_threads" if facts.num_cpus > len(roles) + 1 else ""
-        reason = "no GPU: on the CPU in float32, whose output does not depend on the batch"
-        return (), (f"{reason}, one thread an engine{threads}",)
+        return (), (f"no GPU: on the CPU in float32, one thread an engine{threads}",)
     is_shared = len(roles) > facts.num_gpus
     settings = [setting for role in roles for setting in _on_gpu(role, facts.dtypes[role], is_shared=is_shared)]
     gpus = f"{facts.num_gpus} GPU{'s' if facts.num_gpus > 1 else ''}"

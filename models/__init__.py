@@ -1,1 +1,1 @@
-"""The embedded demo pair: how it is trained (`models.train`) and what came of it (`models/demo`)."""
+"""The embedded demo pair: its training program (`models.train`) and the resulting models (`models/demo`)."""

@@ -1,4 +1,4 @@
-"""The command `outrider`; `python -m outrider` does the same."""
+"""The command `outrider`, also available as `python -m outrider`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main() -> int:
     except ImportError as error:
         print(f"outrider: {error}", file=sys.stderr)
         return EXIT_NO_START
-    from deploy.cli.main import main  # not before the check
+    from deploy.cli.main import main  # only after the check
 
     return main()
 

@@ -16,7 +16,7 @@ from workers.engine import DraftEngine, EngineLoop, TargetEngine
 
 @dataclass(frozen=True, slots=True)
 class ThreadLease:
-    """A lease without competitors."""
+    """A lease on an engine that no one else uses."""
 
     name: str
     engine_id: str
@@ -24,7 +24,7 @@ class ThreadLease:
     port: EngineLoop[Any, Any]
 
     def release(self) -> None:
-        """Does nothing: there is no competitor. The pool frees the session on the engine."""
+        """Does nothing: no one waits for the lease. The pool frees the session on the engine."""
 
 
 class ThreadLeases:

@@ -1,4 +1,4 @@
-"""Checks that Outrider's packages are its own: other distributions may install a package named `core`, for example.
+"""Checks that Outrider's packages are its own: another distribution may install a package with the same name (`core`).
 
 Does not import these packages.
 """
@@ -40,7 +40,7 @@ def _folder(file: str | None, folders: object) -> Path | None:
 
 
 def _overwritten() -> list[str]:
-    """Packages whose `__init__.py` differs from pip's record: pip lets two distributions write the same file."""
+    """Packages whose `__init__.py` differs from pip's record, because another distribution has overwritten it."""
     try:
         record = distribution("outrider").read_text("RECORD") or ""
     except PackageNotFoundError:

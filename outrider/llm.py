@@ -57,7 +57,7 @@ class LLM:
         from outrider.running import Running  # imports torch
 
         self._running: Running = Running(self._config, logger.info)
-        self._finalizer = weakref.finalize(self, self._running.close)  # also runs at interpreter exit
+        self._finalizer = weakref.finalize(self, self._running.close)  # also runs when the interpreter exits
 
     def __enter__(self) -> LLM:
         return self

@@ -1,7 +1,7 @@
-"""One service in this process: engines on their own threads, sessions on an event loop in another thread.
+"""One service in this process: engines on their own threads, and sessions on an event loop in another thread.
 
-Knows how to start and stop them; must not know prompts. The caller may be a script or a notebook; its own event loop is
-not used.
+Knows how to start and stop them; must not know prompts. The event loop of the caller, which may be a notebook, is not
+used.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Running:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
-        except BaseException:  # mainly KeyboardInterrupt: the work must not continue in the background
+        except BaseException:  # mainly KeyboardInterrupt: do not continue in the background
             future.cancel()
             raise
 

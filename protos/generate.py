@@ -2,8 +2,8 @@
 
 Run from anywhere as `python -m protos.generate`. With `--language go` or `typescript` it writes a client's code in that
 language to `--out`, by plugins of protoc that are installed beside (docs/howto/call-from-go-or-typescript.md). Knows
-grpcio-tools; nothing of the product imports it. The Python client is a distribution of its own, so it gets a copy that
-imports nothing from here.
+grpcio-tools; nothing of the product imports it. The code of the public API lies in the Python client, a distribution of
+its own that imports nothing from here; the project imports it from there.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ LINK_SOURCES = ("protos/outrider/link/v1/link.proto",)
 """What orchestrators and engines say to each other; no services."""
 MESSAGE_SUFFIXES = ("_pb2.py", "_pb2.pyi")
 CLIENT = "clients/python/outrider_client/_proto"
+"""Where the code of SOURCES lies."""
 CLIENT_SOURCES = (f"{CLIENT}/details.proto",)
 """What the client alone needs; no services."""
 LANGUAGES = {
@@ -41,10 +42,12 @@ LANGUAGES = {
 def generate(out: Path) -> None:
     """Write the code of all .proto files below `out`. Raises: SystemExit when protoc refuses one."""
     (out / CLIENT).mkdir(parents=True, exist_ok=True)
-    _compile(SOURCES, f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}")
     _compile((*LINK_SOURCES, *CLIENT_SOURCES), f"--python_out={out}", f"--pyi_out={out}")
-    for source, copy in _client_copies():
-        (out / copy).write_text(_standalone((out / source).read_text(encoding="utf-8")), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as directory:
+        _compile(SOURCES, *(f"--{kind}_out={directory}" for kind in ("python", "pyi", "grpc_python")))
+        for path in _outputs(SOURCES, SUFFIXES):
+            code = _standalone(Path(directory, path).read_text(encoding="utf-8"))
+            (out / _in_client(path)).write_text(code, encoding="utf-8")
 
 
 def publish(language: str, out: Path, plugins: Path | None = None) -> None:
@@ -71,8 +74,7 @@ def drifted() -> list[str]:
 
 def generated_paths() -> Iterator[str]:
     """All generated files, relative to the root."""
-    yield from _outputs(SOURCES, SUFFIXES)
-    yield from (copy for _, copy in _client_copies())
+    yield from map(_in_client, _outputs(SOURCES, SUFFIXES))
     yield from _outputs((*LINK_SOURCES, *CLIENT_SOURCES), MESSAGE_SUFFIXES)
 
 
@@ -83,17 +85,12 @@ def _compile(sources: Sequence[str], *outputs: str) -> None:
         raise SystemExit(f"protoc ended with status {status}")
 
 
-def _client_copies() -> Iterator[tuple[str, str]]:
-    """Each generated file that the client has, too, and its path there."""
-    for path in _outputs(SOURCES, SUFFIXES):
-        yield path, f"{CLIENT}/{Path(path).name}"
+def _in_client(path: str) -> str:
+    return f"{CLIENT}/{Path(path).name}"
 
 
 def _standalone(code: str) -> str:
-    """The same code, with its sibling imported from the package that it lies in.
-
-    The name under which the descriptor is registered stays: both copies may be loaded into one process, as one.
-    """
+    """The same code, with its sibling imported from the package that it lies in."""
     return code.replace("from protos.outrider.v1 import", "from . import")
 
 

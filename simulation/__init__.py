@@ -1,4 +1,4 @@
-"""The orchestrator on a virtual clock, between simulated engines: to break it, and to ask it questions of scale.
+"""The real orchestrator on a virtual clock between simulated engines, for chaos tests and questions of scale.
 
-Everything here implements `core.ports`: the outside world is simulated, never the orchestrator.
+Everything here implements `core.ports`. Only the outside world is simulated.
 """

@@ -1,6 +1,6 @@
 """`python -m simulation --seed N` replays one chaotic run; `--seeds A:B` runs many."""
 
-# ruff: noqa: T201  what it prints is its work
+# ruff: noqa: T201  this program prints its result
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulation.chaos import Story, run_seed
 
 
 def main() -> int:
-    """Returns the exit status: 1 when an invariant was broken."""
+    """Return the exit status: 1 if an invariant was broken."""
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, metavar="N", help="tell the story of one seed")

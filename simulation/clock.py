@@ -1,7 +1,7 @@
-"""An event loop whose clock jumps: no time passes while a callback is ready, and none is spent on waiting.
+"""An event loop with a virtual clock: callbacks take no time, and waiting jumps to the next timer.
 
-Knows handles and timers; must not know what runs on them. One thread, no I/O: the methods for sockets, processes,
-signals and threads are missing, so code that waits for the real world fails here at once.
+Knows handles and timers; must not know what runs on them. There is one thread and no I/O: the methods for sockets,
+processes, signals and threads are missing, so code that waits for the real world fails at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any, TypeVar, TypeVarTuple, cast
 
 MAX_EVENTS_AT_ONE_TIME = 20_000
-"""More events than this at one time mean that two parts keep each other awake."""
+"""More events than this at one time mean a livelock."""
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -28,17 +28,17 @@ class Deadlock(AssertionError):
 
 
 class Livelock(AssertionError):
-    """Events follow each other for ever while no time passes."""
+    """Events keep following each other while no time passes."""
 
 
 class UnhandledError(AssertionError):
-    """A callback or a task failed, and nobody took the exception."""
+    """A callback or a task raised an exception that nobody handled."""
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """Runs callbacks in order, then jumps to the earliest timer. The same program gives the same run.
+    """Runs callbacks in order, then jumps to the earliest timer. The same program always gives the same run.
 
-    `after_event` is called after each handle, which is when invariants must hold.
+    `after_event` is called after each handle; it checks invariants.
     """
 
     def __init__(self, after_event: Callable[[], None] | None = None) -> None:
@@ -72,7 +72,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return task.result()
 
     def abandon(self) -> None:
-        """Cancel the tasks of a failed run, and let them end."""
+        """Cancel the tasks of a failed run, and let them finish."""
         self._after_event, self._num_events_now = None, 0
         with self._current():
             for turn in range(MAX_EVENTS_AT_ONE_TIME):
@@ -86,7 +86,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     self._turn()
 
     def _turn(self) -> None:
-        """One event, and the invariants after it."""
+        """Run one event and the check after it."""
         if not self._ready:
             self._go_to_next_timer()
         self._num_events_now += 1
@@ -101,7 +101,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 self._after_event()
 
     def _go_to_next_timer(self) -> None:
-        """Make ready every timer that is due at the time of the earliest one."""
+        """Move the clock to the earliest timer, and make every timer ready that is due then."""
         while self._timers and (not self._ready or self._timers[0][0] <= self._now_s):
             due_s, _, timer = heapq.heappop(self._timers)
             if not timer.cancelled():
@@ -119,7 +119,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """Inside, this is the running loop, and asynchronous generators are closed on it."""
+        """Make this the running loop, which also closes asynchronous generators."""
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(finalizer=self._close_generator)
         asyncio._set_running_loop(self)
@@ -134,7 +134,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         self.create_task(generator.aclose())
 
-    # What asyncio asks of a loop
+    # The loop's interface for asyncio
 
     def time(self) -> float:
         return self._now_s
@@ -168,7 +168,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """TimerHandle.cancel calls this; a timer that is ready has been subtracted already."""
+        """Called by `TimerHandle.cancel`. A timer that is ready is no longer in the set."""
         self._set.discard(id(handle))
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -178,7 +178,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return asyncio.Task(coro, loop=self, **options)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Keep the error; the run ends with it after the present event."""
+        """Keep the error. The run raises it after the current event."""
         self._problems.append(context)
 
     def get_debug(self) -> bool:
@@ -210,12 +210,12 @@ class VirtualClock:
 
 
 def new_loop(after_event: Callable[[], None] | None = None) -> VirtualLoop:
-    """A loop at time 0."""
+    """Return a loop at time 0."""
     return VirtualLoop(after_event)  # type: ignore[abstract]  # the methods for I/O are left out on purpose
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` on a loop of its own, and close that."""
+    """Run `work` on a new loop, and close the loop."""
     loop = new_loop()
     try:
         return loop.run_until_complete(work)

@@ -1,6 +1,6 @@
 """Replicas of simulated engines behind `core.ports`: leases, calls over a wire, deaths and restarts.
 
-Must not know sessions. The wire decides what fails, so that the same cluster serves measurements (`scenario`) and chaos
+Must not know sessions. Faults are left to the wire, so the same cluster serves measurements (`scenario`) and chaos
 (`faults`).
 """
 
@@ -30,7 +30,7 @@ class Replica(Generic[Engine]):
     """One replica of an engine, through all its incarnations."""
 
     def __init__(self, name: str, start: Callable[[], Engine]) -> None:
-        """`start` makes the next incarnation."""
+        """`start` returns the next incarnation."""
         self._name = name
         self._start = start
         self._past_busy_s = 0.0
@@ -42,18 +42,18 @@ class Replica(Generic[Engine]):
 
     @property
     def busy_s(self) -> float:
-        """Seconds in passes, over all incarnations."""
+        """Seconds spent in passes, over all incarnations."""
         return self._past_busy_s + self.engine.busy_s
 
     def restart(self) -> None:
-        """Start another incarnation, which is empty."""
+        """Kill the engine and start an empty incarnation."""
         self.engine.kill()
         self._past_busy_s += self.engine.busy_s
         self.engine = self._start()
 
 
 class SimPort(Generic[Request, Reply]):
-    """One incarnation, as its leases see it."""
+    """A connection to one incarnation, shared by its leases."""
 
     def __init__(
         self, engine: SimEngine[Request, Reply], wire: Wire, timeout_s: float, breaches: list[AssertionError]
@@ -63,7 +63,7 @@ class SimPort(Generic[Request, Reply]):
         self._timeout_s = timeout_s
         self._breaches = breaches
         self.unanswered: set[str] = set()
-        """The sessions that wait for a reply."""
+        """Sessions that wait for a reply."""
 
     async def release(self, sessions: Sequence[str]) -> None:
         """Raises: WorkerLost."""
@@ -105,7 +105,7 @@ class SimPort(Generic[Request, Reply]):
         self.unanswered |= sessions
 
         def take_answer(reply: Reply) -> None:
-            if reply.stamp.session in sessions:  # else it answers an offer
+            if reply.stamp.session in sessions:  # otherwise the reply is to an offer
                 sessions.remove(reply.stamp.session)
                 self.unanswered.remove(reply.stamp.session)
             take(reply)
@@ -128,7 +128,7 @@ class SimPort(Generic[Request, Reply]):
 
 
 class _Watch:
-    """Ends a call when the engine has made no step with any of its requests for a while, as a link finds out."""
+    """Ends a call when the engine makes no step for a while or no longer has any of its requests, as a link does."""
 
     def __init__(
         self, engine: SimEngine[Any, Any], batch: Sequence[Request], silence_s: float, limit: asyncio.Timeout
@@ -190,7 +190,7 @@ class Fleet(Generic[Engine]):
         self._limits = limits
         self._numbers = count(1)
         self.ports: dict[int, SimPort[Any, Any]] = {}
-        """By epoch, so that all leases on one incarnation share a port."""
+        """Connections by epoch, so that all leases on one incarnation share one."""
         self.breaches: list[AssertionError] = []
         """Violations of the protocol by the orchestrator."""
 
@@ -199,7 +199,7 @@ class Fleet(Generic[Engine]):
         return sum(replica.busy_s for replica in self.replicas)
 
     async def take(self, session: str) -> SimLease[Engine]:
-        """A lease on the replica with the fewest. Raises: Unavailable."""
+        """Take a lease on the replica with the fewest leases. Raises: Unavailable."""
         try:
             async with asyncio.timeout(self._limits.lease_timeout_s):
                 await self._wire.grant(self.kind, session)
@@ -209,7 +209,7 @@ class Fleet(Generic[Engine]):
         return SimLease(f"{session}@{self.kind} lease {next(self._numbers)}", replica, self._port(replica), self.held)
 
     async def _alive(self) -> Replica[Engine]:
-        """The replica with the fewest leases, as soon as one lives."""
+        """The living replica with the fewest leases; waits until there is one."""
         while True:
             alive = [replica for replica in self.replicas if not replica.engine.is_dead]
             if alive:
@@ -224,12 +224,12 @@ class Fleet(Generic[Engine]):
 
 
 class Cluster:
-    """Both fleets, as `core.ports.Leases`."""
+    """All fleets, as `core.ports.Leases`."""
 
     def __init__(
         self, targets: Fleet[SimTarget], drafts: Fleet[SimDraft], other_drafts: Sequence[Fleet[SimDraft]] = ()
     ) -> None:
-        """`other_drafts`: engines of the drafts with the next numbers; any other shares the first one's."""
+        """`other_drafts` serve drafts 1, 2, ...; `drafts` serves draft 0 and all numbers beyond."""
         self.targets = targets
         self.drafts = drafts
         self._fleets = dict(enumerate((drafts, *other_drafts)))
@@ -238,7 +238,7 @@ class Cluster:
         return await self.targets.take(session)
 
     async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> Lease[DraftPort]:  # noqa: ARG002
-        """Raises: Unavailable, at once where there is no draft to serve."""
+        """Take a lease on a draft. Raises: Unavailable, at once if the pair has no draft."""
         fleet = self._fleets.get(draft, self.drafts)
         if not fleet.replicas:
             raise Unavailable("this pair has no draft")

@@ -17,11 +17,11 @@ from simulation.cluster import Cluster
 
 @dataclass(eq=False, slots=True)
 class StreamSeen:
-    """One stream, as its client saw it."""
+    """One stream, as its client sees it."""
 
     started_s: float
     arrivals: list[tuple[float, int]] = field(default_factory=list)
-    """The time of a chunk, and its tokens."""
+    """(arrival time in seconds, number of tokens) of each chunk."""
     calls: list[CallTrace] = field(default_factory=list)
     stats: SpeculationStats | None = None
     error: OutriderError | None = None
@@ -50,7 +50,7 @@ class StreamSeen:
         return self.arrivals[-1][0] if self.arrivals else self.started_s
 
     def gaps_s(self) -> Iterable[float]:
-        """Seconds between each token and the one before it; tokens of one chunk come together."""
+        """Seconds between consecutive tokens. Tokens of one chunk arrive together."""
         for (before_s, _), (now_s, number) in zip(self.arrivals, self.arrivals[1:], strict=False):
             yield now_s - before_s
             yield from [0.0] * (number - 1)
@@ -83,36 +83,38 @@ class Report:
     num_tokens: int
     elapsed_s: float
     tokens_per_s: float
-    """Tokens a second of all streams together."""
+    """Tokens per second of all streams together."""
     tokens_per_s_a_stream: float
-    """Tokens a second of one stream while it decodes: tokens after the first chunks over their time."""
+    """Tokens per second of one stream while it decodes: tokens after the first chunk over the time since."""
     ttft_s: Percentiles
-    """Seconds from a stream's begin to its first token."""
+    """Seconds from the start of a stream to its first token."""
     inter_token_s: Percentiles
     end_to_end_s: Percentiles
     target_utilisation: float
-    """Share of the time in which a replica is in a pass, on average."""
+    """Share of the time that a replica is in a pass, on average."""
     draft_utilisation: float
     num_rounds: int
-    """After the first of each stream, which is prefill; so are the next two."""
+    """Number of rounds after prefill, which is the first round of each stream."""
     tokens_per_round: float
+    """Average over rounds after prefill."""
     share_of_hits: float
-    """Share of all rounds whose next block had been prepared."""
+    """Share of all rounds after prefill whose next block was prepared in time."""
     acceptance_rate: float
     hit_rate: float
-    """The same share of the verdicts for which nodes had grown."""
+    """Share of verdicts with a prepared next block, among verdicts for which nodes had grown."""
     time_hidden: float
-    """Share of drafting time during which the target was verifying for the same stream."""
+    """Share of drafting time during which the target verified for the same stream."""
     verify_s: float
-    """Mean time of a call to the target after the first, the wire included; so are the next two."""
+    """Mean seconds of a call to the target after prefill, including the wire."""
     pass_s: float
+    """Mean seconds from the start of a growing draft's pass to its arrival, including the wire."""
     block_s: float
-    """Mean seconds that an unprepared round waits for a block; 0 where it continues without."""
+    """Mean seconds that a round without a prepared block waits for one; 0 if it continues without."""
     control: ControlReport
 
     @property
     def formula_tokens_per_s(self) -> float:
-        """Tokens a second of one stream if each round costs its calls alone.
+        """Tokens per second of one stream if a round takes no time except its calls.
 
         G of docs/control.md, from the measured acceptance, hits and times.
         """
@@ -122,7 +124,7 @@ class Report:
 
 
 def sum_up(seen: Sequence[StreamSeen], cluster: Cluster, control: ControlReport) -> Report:
-    """All streams of one run."""
+    """Summarise all streams of one run."""
     stats = [stream.stats for stream in seen if stream.stats is not None]
     decoding = [stream for stream in seen if len(stream.arrivals) > 1]
     num_tokens = sum(stream.num_tokens for stream in seen)

@@ -1,4 +1,4 @@
-"""A real orchestrator between simulated fleets, on a virtual clock: put together here, for measurements and chaos."""
+"""Builds a real orchestrator between simulated fleets on a virtual clock, for measurements and chaos."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTEXT_TOKENS = 8192
 
 
 class SimTokenizer:
-    """One letter a token; the end-of-text token has none."""
+    """One letter per token, and nothing for the end-of-text token."""
 
     is_byte_level = True
     vocabulary_hash = "simulated"
@@ -38,20 +38,20 @@ class SimTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """A pair, its hardware, and its settings."""
+    """A pair of models, its hardware and its settings."""
 
     hardware: Hardware
     text: Text
     num_targets: int = 1
     num_drafts: int = 1
     num_orchestrators: int = 1
-    """All of them use the same engines."""
+    """Number of orchestrators; all use the same engines."""
     num_extra_drafts: int = 0
-    """Drafts beside the first that sessions have a lease on, all on the engines of the one fleet."""
+    """Number of further drafts on which sessions take a lease, all served by the first draft's engines."""
     other_drafts: tuple[Text, ...] = ()
-    """What further ones say, each with an engine of its own like the first one's."""
+    """Texts of further drafts, each with an engine of its own on the first draft's hardware."""
     has_noise: bool = True
-    """Whether the draft ranks candidates with the noise it shares with the target."""
+    """Whether the draft ranks candidates with the noise that it shares with the target."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     limits: Limits = field(default_factory=Limits)
 
@@ -67,7 +67,7 @@ class Rig:
         new_wire: Callable[[HopLaw, Random], Wire] = Wire,
         grammars: Grammars | None = None,
     ) -> None:
-        """`new_wire` makes the way to either fleet."""
+        """`new_wire` builds the wire to a fleet."""
         self.blueprint = blueprint
         self.clock = VirtualClock(loop)
         self.target_wire, self.draft_wire = (
@@ -101,7 +101,6 @@ class Rig:
 
 
 def model_info(text: Text) -> ModelInfo:
-    """The description of the pair."""
     return ModelInfo(
         "simulated", "Simulated", "float32", "none", 0, text.vocab_size, CONTEXT_TOKENS, 2**20, eos_token_ids=(EOS,)
     )

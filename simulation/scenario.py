@@ -1,6 +1,6 @@
-"""A scenario: hardware, texts, load and settings; `simulate` gives the speed.
+"""A scenario (hardware, texts, load and settings), and `simulate`, which measures its speed.
 
-Knows how streams arrive and how they are measured (`report`); the orchestrator is the real one.
+Knows how streams arrive and how they are measured (`measure`). The orchestrator is the real one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEED_STRIDE = 100_003
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A constant number of streams: where one ends the next begins."""
+    """A constant number of streams: when one ends, the next begins."""
 
     num_at_once: int = 1
     num_streams: int = 10
@@ -33,15 +33,15 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Streams that arrive at random (Poisson), at rates that may change."""
+    """Streams that arrive at random (Poisson), at rates that may change over time."""
 
     phases: tuple[tuple[float, float], ...]
-    """(seconds, streams per second), one phase after the other."""
+    """(seconds, streams per second) of each phase, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From `at_s` on, passes of this kind of engine take `slowness` times their first duration."""
+    """From `at_s` on, passes of this kind of engine take `slowness` times their original duration."""
 
     at_s: float
     kind: str
@@ -58,14 +58,14 @@ class Scenario:
     law: Law | None = None
     """The law of agreement; None replays the demo pair at this temperature."""
     has_noise: bool = True
-    """Whether the draft ranks its candidates with the noise that it shares with the target."""
+    """Whether the draft ranks candidates with the noise that it shares with the target."""
     load: Closed | Arrivals = field(default_factory=Closed)
     prompt_tokens: int = 128
     max_tokens: int = 160
     num_targets: int = 1
     num_drafts: int = 1
     num_orchestrators: int = 1
-    """Streams go to each in turn."""
+    """Number of orchestrators; streams go to them in turn."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     changes: tuple[Change, ...] = ()
     seed: int = 0
@@ -94,8 +94,8 @@ class _Simulation:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._loop: VirtualLoop = new_loop()
-        self._random = Random(scenario.seed)  # noqa: S311  chance that can be repeated is the point
-        self._arrival_random = Random(scenario.seed + 1)  # noqa: S311  streams come alike whatever calls follow
+        self._random = Random(scenario.seed)  # noqa: S311  randomness must be reproducible
+        self._arrival_random = Random(scenario.seed + 1)  # noqa: S311  arrivals must not depend on the calls between
         self._rig = Rig(scenario.blueprint(), self._loop, self._random)
         self._seen: list[StreamSeen] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -155,7 +155,7 @@ class _Simulation:
             seen.error = error
 
     def _request(self, number: int) -> GenerationRequest:
-        """Another seed of the scenario begins with other texts."""
+        """Request `number`. Different seeds of the scenario use different texts."""
         scenario = self._scenario
         number += SEED_STRIDE * scenario.seed
         prompt = tuple(1 + mix(number, place) % 999 for place in range(scenario.prompt_tokens))

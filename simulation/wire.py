@@ -1,6 +1,6 @@
 """The network between the orchestrator and simulated engines.
 
-Knows engines and their distance; must not know replicas, leases or sessions. A subclass decides what fails
+Knows engines and their distance; must not know replicas, leases or sessions. A subclass injects faults
 (`simulation.chaos.faults`).
 """
 
@@ -17,22 +17,22 @@ from simulation.engines import HopLaw, SimEngine
 from simulation.engines.base import until
 
 TICK_S = 1e-9
-"""Seconds between two messages that would arrive at once: events of one time come in any order."""
+"""Seconds between two ordered messages that would arrive at the same time. Events at one time have no defined order."""
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 
 class Wire:
-    """A delay and nothing else."""
+    """A wire that only delays messages."""
 
     def __init__(self, hop: HopLaw, random: Random) -> None:
         self._hop = hop
         self._random = random
         self._due_s: dict[tuple[str, bool], float] = {}
-        """For each session and direction, the arrival of the last ordered message."""
+        """Arrival time of the last ordered message, by session and direction."""
         self._frames: dict[tuple[str, bool], tuple[float, float]] = {}
-        """For each engine and direction, when the last frame was sent, and for how long it travels."""
+        """When the last frame was sent and how long it travels, by engine and direction."""
 
     async def call(
         self, engine: SimEngine[Request, Reply], batch: Sequence[Request], take: Callable[[Reply], None]
@@ -69,18 +69,20 @@ class Wire:
         await until(last_s)
 
     def _arrival_s(self, session: str, *, is_back: bool) -> float:
-        """Of a message that is sent now."""
+        """Arrival time of an ordered message that is sent now."""
         at_s = asyncio.get_running_loop().time() + self._hop.one_way_s(self._random)
         due_s = self._due_s[session, is_back] = max(at_s, self._due_s.get((session, is_back), 0.0) + TICK_S)
         return due_s
 
     def _frame_s(self, engine_id: str, *, is_back: bool) -> float:
-        """How long what is sent now travels, with whatever else is sent at this moment: the replies of a step are one
-        frame on a link, whichever calls they answer.
+        """Seconds that a frame sent now travels.
+
+        Messages sent at the same time share a frame: on a link, the replies of a step are one frame, whichever calls
+        they answer.
         """
         now_s = asyncio.get_running_loop().time()
         sent_s, takes_s = self._frames.get((engine_id, is_back), (-math.inf, 0.0))
-        if now_s > sent_s:  # a frame overtakes none
+        if now_s > sent_s:  # a frame does not overtake another
             takes_s = max(self._hop.one_way_s(self._random), sent_s + takes_s - now_s)
             self._frames[engine_id, is_back] = now_s, takes_s
         return takes_s
@@ -89,9 +91,9 @@ class Wire:
         await asyncio.sleep(self._hop.one_way_s(self._random))
 
     async def drain(self) -> None:
-        """Wait for messages that travel by themselves: this wire has none."""
+        """Wait for messages that are still travelling. This wire has none."""
 
     async def grant(self, kind: str, session: str) -> None:  # noqa: ARG002
-        """The way to a lease. Raises: Unavailable."""
+        """Ask for a lease: a round trip. Raises: Unavailable."""
         await self.travel()
         await self.travel()

@@ -1,4 +1,4 @@
-"""How many loads a Triton kernel keeps in flight, limited by the GPU's shared memory.
+"""Number of loads that a Triton kernel keeps in flight, limited by the GPU's shared memory.
 
 Knows devices; must not know kernels. An H100 has 227 KiB per program, an L4 has 99 KiB.
 """
@@ -14,7 +14,7 @@ SHARE = 0.85
 
 
 def num_stages(device: torch.device, stage_bytes: int, wanted: int) -> int:
-    """The number of stages of `stage_bytes` that fit, from 1 to `wanted`."""
+    """Return the number of stages of `stage_bytes` that fit, from 1 to `wanted`."""
     if device.type != "cuda":
         return wanted
     return max(1, min(wanted, int(SHARE * _limit(device)) // stage_bytes))

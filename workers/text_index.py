@@ -1,6 +1,6 @@
-"""Index of the last occurrence of each n-gram in a session's text; the draft looks up its own next tokens in it.
+"""Index of the last occurrence of each n-gram in a session's text. The draft looks up its own next tokens in it.
 
-This is a vertical cascade: the lookup guesses for the draft, as the draft guesses for the target. The text may become
+This is a vertical cascade: the lookup guesses for the draft, as the draft guesses for the target. The text may get
 shorter between two calls, so each hit is compared with the current text.
 Source: Chen et al. 2023 (Cascade Speculative Drafting, arXiv 2312.11462), with prompt lookup as the last drafter.
 """
@@ -32,13 +32,15 @@ class TextIndex:
         self._num_indexed = len(text)
 
     def after(self, text: Sequence[int], path: Sequence[int], num_tokens: int) -> list[int]:
-        """Up to `num_tokens` tokens that followed the last occurrence of the final n-gram of text and path; empty
-        without a match."""
+        """Return up to `num_tokens` tokens that followed the last occurrence of the final n-gram of text and path.
+
+        Empty without a match.
+        """
         ending = (*text[-MATCH:], *path)[-MATCH:]
         end = self._ends.get(ending)
         if end is None or end >= len(text) or tuple(text[end - MATCH : end]) != ending:
             return []
         whole = [*text[end:], *path]
-        for place in range(num_tokens):  # a continuation that reaches the end of the text repeats
+        for place in range(num_tokens):  # a continuation that reaches the end of the text repeats itself
             whole.append(whole[place])
         return whole[:num_tokens]

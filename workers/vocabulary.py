@@ -1,7 +1,7 @@
-"""Checks that draft and target use the same vocabulary: every token id must mean the same string.
+"""Checks that draft and target share a vocabulary: each token id means the same string.
 
-Reads the tokenizer and the model's number of rows: an id without a row never occurs in a text. Like the orchestrator,
-reads tokenizers without torch (docs/adr/edge).
+Compares only the ids that both models have embedding rows for; other ids never occur in a text. Reads tokenizers
+without torch, as the orchestrator does (docs/adr/edge).
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def read_tokenizer(directory: Path) -> Any:
 
 
 def _num_rows(directory: Path) -> int:
-    """The model's number of rows from config.json; no limit if absent. The loader rejects a model with another
-    number."""
+    """`vocab_size` of config.json; no limit if absent. The loader checks this number against the weights."""
     try:
         return int(json.loads((directory / "config.json").read_text())["vocab_size"])
     except (OSError, ValueError, TypeError, KeyError):

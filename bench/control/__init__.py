@@ -1,1 +1,1 @@
-"""What adaptive control reaches, what each part of it is worth, and what guessers cost and find."""
+"""Benchmarks of adaptive control and its parts, and of the cost and worth of guessers."""

@@ -1,7 +1,7 @@
-"""What each part of adaptive control is worth, simulated: the same loads with it and without.
+"""The worth of each part of adaptive control, simulated: the same loads with and without it.
 
-A part is taken out by putting the simplest thing in its place. The loads are like those of `python -m bench control`,
-and smaller; with and without run the same streams from the same seeds.
+A part is removed by replacing it with the simplest alternative. The loads resemble those of `python -m bench control`
+but are smaller. Both runs use the same streams and seeds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from simulation.scenario import Arrivals, Change, Closed, Scenario
 
 HARDWARE: Final = ("70b+1b", "8b+0.5b", "this-machine")
 Patch = tuple[Any, str, Any]
-"""Of what, its name, and what stands in its place."""
+"""(object, attribute, replacement)."""
 
 
 def _constant(value: Any) -> Any:
@@ -70,18 +70,17 @@ PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
     "offers beyond the fourth": ((adaptive, "OFFERED_OUTCOMES", 4),),
     "a least chance": ((tree_builder, "MIN_PATH_PROB", 1e-9),),
 }
-"""Each part, and what stands in its place without it."""
+"""Each part, and the patches that replace it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings of this benchmark."""
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to share the work (default: 1)")
     parser.add_argument("--only", default="", metavar="TEXT", help="parts whose name contains this")
     parser.add_argument("--loads", default="", metavar="TEXT", help="loads whose name contains this")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Of each part its worth: the mean over all loads, the most and the least of one load."""
+    """The worth of each part: the mean over all loads, with the largest and the smallest."""
     loads, parts = named(args.loads, cases(), lambda case: case.name), named(args.only, PARTS)
     with ProcessPoolExecutor(args.jobs) as pool:
         rates = pool.map(partial(_rates, loads), ["", *parts])
@@ -113,7 +112,7 @@ def _worth(part: str, loads: list[ControlCase], whole: list[float], without: lis
 
 
 def cases() -> Iterator[ControlCase]:
-    """Steady loads, changing ones, and hard text where rows cost."""
+    """Steady loads, changing ones, and hard text where rows cost time."""
     for hardware, mode, num, is_pipelined in product(HARDWARE, ("greedy", "coupled"), (1, 4, 16), (True, False)):
         if (mode == "greedy") == (num == 4) and not is_pipelined:
             continue

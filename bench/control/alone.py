@@ -1,4 +1,5 @@
-"""Guessers without a service: each is asked at every place of each text, as a session would that came by there."""
+"""Guessers without a service: each is asked at every position of each text, as in a session without accepted
+guesses."""
 
 from __future__ import annotations
 
@@ -11,23 +12,23 @@ from core.speculation import ROOT, Asker, Guesser, Guesses
 from deploy.measure import Recording
 
 NewGuesser = Callable[[Recording], Guesser]
-"""Makes one session's, for a text."""
+"""Makes the guesser of one session, for a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """What it finds, and costs."""
+    """Acceptance and costs of one guesser."""
 
     alpha: float
-    """Share of places whose first guess is the token; a place without a guess counts as a wrong one."""
+    """Share of positions whose likeliest guess is right; no guess counts as wrong."""
     guess_us: float
-    """Processor time of one answer, in microseconds: the mean over all places."""
+    """Mean processor time of one answer, in microseconds."""
     memory_kb: float
-    """Of one session, at the end of the first text."""
+    """Memory of one session at the end of the first text, in kB."""
 
 
 def alone(new: NewGuesser, texts: Sequence[Recording]) -> Alone:
-    """Over all places of all texts."""
+    """Measure over all positions of all texts."""
     num_places, num_right, elapsed_s = 0, 0, 0.0
     for text in texts:
         guesser, tokens = new(text), list(text.prompt)
@@ -42,7 +43,7 @@ def alone(new: NewGuesser, texts: Sequence[Recording]) -> Alone:
 
 
 def _asked(guesser: Guesser, tokens: Sequence[int]) -> Guesses:
-    """One that asks the target hears what stands elsewhere in the text: it costs what the right answers would."""
+    """Ask for guesses. An `Asker` gets tokens from elsewhere in the text, which cost the same as right answers."""
     guesses = guesser.propose(tokens)
     if isinstance(guesser, Asker):
         questions = guesser.questions(tokens)
@@ -51,7 +52,7 @@ def _asked(guesser: Guesser, tokens: Sequence[int]) -> Guesses:
 
 
 def _first(guesses: Guesses) -> int | None:
-    """The likeliest token below the root."""
+    """The likeliest child of the root, or None."""
     below = [node for node, parent in enumerate(guesses.parents) if parent == ROOT]
     return guesses.tokens[max(below, key=lambda node: guesses.chances[node])] if below else None
 

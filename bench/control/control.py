@@ -1,7 +1,7 @@
 """Adaptive control against fixed chains and trees, simulated: on steady loads, changing ones, and where plain wins.
 
-What is compared runs the same streams with the same seeds. A rate is tokens over the time that streams were open, so
-it is what a client sees, and the load's last streams, which have the engines to themselves, count no more than others.
+All policies run the same streams with the same seeds. A rate is tokens over the time that streams are open. It is what
+a client sees, and the last streams of a load, which have the engines to themselves, do not count more than others.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from simulation.scenario import Arrivals, Change, Closed, Scenario, simulate
 GAMMAS: Final = (0, 1, 2, 3, 4, 6, 8)
 TREE_NODES: Final = (4, 8, 16, 32)
 TREE_DEPTHS: Final = (4, 8)
-"""No tree is larger, nor deeper, than adaptive control may make it."""
+"""No tree is larger or deeper than adaptive control may make it."""
 PATH_FLOORS: Final = (0.3, 0.1, 0.03, 0.01)
 NO_USE: Final = 0.85
-"""A sweep ends where a larger draft yields less than this share of the best: what is larger still yields less."""
+"""A sweep ends when a larger draft yields less than this share of the best; larger ones yield still less."""
 STATIONARY_GOAL: Final = 0.97
 CHANGING_GOAL: Final = 1.08
 LOADED_GOAL: Final = 0.98
@@ -41,7 +41,7 @@ HARD: Final = SteadyLaw((0.30, 0.15, 0.10, 0.06, 0.04, 0.03), (0.25, 0.12, 0.08,
 
 Size = int | str
 Rates = dict[Size, float]
-"""Tokens per second of a stream, by the size that a policy was given."""
+"""Tokens per second of a stream, by the policy's size."""
 NAMES: Final = {
     "static": "static chain",
     "path_probability": "chain by the draft's chances",
@@ -51,7 +51,7 @@ NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Alternating:
-    """A text that is easy to guess and hard to guess in turns."""
+    """A text that is alternately easy and hard to guess."""
 
     easy: Law
     hard: Law
@@ -69,7 +69,7 @@ class Alternating:
 
 @dataclass(frozen=True)
 class ControlCase:
-    """A scenario, whose policy is still open."""
+    """A scenario without a policy."""
 
     kind: str
     name: str
@@ -82,7 +82,6 @@ class ControlCase:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings of this benchmark."""
     parser.add_argument(
         "--full", action="store_true", help="every combination of the steady loads, which takes an hour"
     )
@@ -91,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """All cases, each against every fixed draft length."""
+    """Run all cases, each against every fixed policy."""
     every = (*stationary(full=args.full), *fleets(), *changing(), *loaded())
     cases = named(args.only, every, lambda case: case.name)
     if args.jobs > 1:
@@ -104,9 +103,9 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 
 def stationary(*, full: bool) -> Iterator[ControlCase]:
-    """Loads that stay as they are: texts of the demo pair, on each hardware, with each number of streams.
+    """Steady loads: texts of the demo pair, on each hardware, with each number of streams.
 
-    Not in `full`, the ways to verify and to pipeline take turns instead of being crossed with all that.
+    Without `full`, verifications and pipelining alternate over these loads; with it, they are crossed with them.
     """
     turns = enumerate(product(PRESETS, NUM_AT_ONCE))
     for number, (hardware, num_at_once) in turns:
@@ -127,7 +126,7 @@ def stationary(*, full: bool) -> Iterator[ControlCase]:
 
 
 def fleets() -> Iterator[ControlCase]:
-    """The same, where orchestrators have several engines of each kind, or share one."""
+    """Steady loads where orchestrators have several engines of each kind, or share one."""
     for hardware, mode, num_at_once, num_engines, num_orchestrators in (
         ("this-machine", "greedy", 16, 8, 1),
         ("70b+1b", "coupled", 8, 8, 1),
@@ -152,7 +151,7 @@ def fleets() -> Iterator[ControlCase]:
 
 
 def changing() -> Iterator[ControlCase]:
-    """Loads that ask for one draft length now and for another later."""
+    """Loads whose best draft length changes over time."""
     texts = Scenario(law=Alternating(EASY, HARD, 160), load=Closed(1, 4), max_tokens=960)
     waves = ((50.0, 0.4), (8.0, 2.5), (50.0, 0.4), (8.0, 2.5), (30.0, 0.4))
     load = Scenario(
@@ -166,7 +165,7 @@ def changing() -> Iterator[ControlCase]:
 
 
 def loaded() -> Iterator[ControlCase]:
-    """Many streams of hard text where rows cost: plain decoding is hard to beat."""
+    """Many streams of hard text where rows cost time, so that plain decoding is hard to beat."""
     for num_at_once, is_pipelined in product((16, 32), (True, False)):
         scenario = Scenario(
             hardware=PRESETS["this-machine"],
@@ -178,11 +177,11 @@ def loaded() -> Iterator[ControlCase]:
         yield ControlCase("loaded", name, scenario, is_pipelined)
 
 
-# Judgement
+# Results
 
 
 def judged(case: ControlCase) -> list[Result]:
-    """What adaptive control yields there, against the goal of its kind; and against each of the fixed policies."""
+    """Results of a case: adaptive control against its goal, and against each fixed policy."""
     if case.kind == "loaded":
         return _against_plain(case)
     swept = sweep(case)
@@ -227,7 +226,7 @@ def _against_plain(case: ControlCase) -> list[Result]:
 
 
 def sweep(case: ControlCase) -> dict[str, Rates]:
-    """Tokens per second of a stream under each fixed policy, by its sizes. Rejection verifies no trees."""
+    """Tokens per second of a stream under each fixed policy, by size. Rejection has no trees."""
     swept = {"static": chains(case), "path_probability": paths(case)}
     if case.scenario.verification is Verification.COUPLED:
         swept["static_tree"] = trees(case)
@@ -235,7 +234,7 @@ def sweep(case: ControlCase) -> dict[str, Rates]:
 
 
 def chains(case: ControlCase) -> Rates:
-    """By draft length, as far as longer ones can be of use."""
+    """Rates by draft length, until longer drafts stop paying."""
     rates: Rates = {}
     for gamma in GAMMAS:
         rates[gamma] = static(case, gamma)
@@ -245,12 +244,12 @@ def chains(case: ControlCase) -> Rates:
 
 
 def paths(case: ControlCase) -> Rates:
-    """By the least product of the draft's chances."""
+    """Rates by smallest path probability."""
     return {f"{floor:g}": path(case, floor) for floor in PATH_FLOORS}
 
 
 def trees(case: ControlCase) -> Rates:
-    """By nodes and depth, as far as more nodes can be of use."""
+    """Rates by number of nodes and depth, until more nodes stop paying."""
     rates: Rates = {}
     for nodes in TREE_NODES:
         depths = [depth for depth in TREE_DEPTHS if depth <= nodes]
@@ -262,22 +261,22 @@ def trees(case: ControlCase) -> Rates:
 
 
 def static(case: ControlCase, gamma: int) -> float:
-    """Tokens per second of a stream with blocks of always `gamma` guesses."""
+    """Tokens per second of a stream with blocks of exactly `gamma` guesses."""
     return _fixed(case, policy="static", max_draft_tokens=gamma)
 
 
 def path(case: ControlCase, floor: float) -> float:
-    """The same with chains that end where the product of the draft's own chances falls below `floor`."""
+    """Tokens per second with chains that end where the draft's path probability falls below `floor`."""
     return _fixed(case, policy="path_probability", min_path_probability=floor, max_draft_tokens=GAMMAS[-1])
 
 
 def tree(case: ControlCase, nodes: int, depth: int) -> float:
-    """The same with the `nodes` nodes that are likeliest by the draft's own chances."""
+    """Tokens per second with trees of the `nodes` nodes that are likeliest by the draft's probabilities."""
     return _fixed(case, policy="static_tree", max_block_tokens=nodes, max_draft_tokens=depth)
 
 
 def adaptive(case: ControlCase) -> tuple[float, str]:
-    """Tokens per second of a stream under adaptive control, and why it last changed its mind."""
+    """Tokens per second of a stream under adaptive control, and the reason of its last change."""
     return _run(case, SpeculationConfig(max_draft_tokens=GAMMAS[-1], pipelining=case.is_pipelined))
 
 
@@ -286,7 +285,7 @@ def _fixed(case: ControlCase, **settings: Any) -> float:
 
 
 def _run(case: ControlCase, speculation: SpeculationConfig) -> tuple[float, str]:
-    """Only the draft model guesses: lookups would help all alike."""
+    """Run a case with the draft model as the only source: other guessers would help all policies alike."""
     report = simulate(replace(case.scenario, speculation=replace(speculation, guessers=("draft",))))
     if report.num_failed:
         raise RuntimeError(f"{report.num_failed} streams failed in {case.name}")

@@ -23,24 +23,24 @@ class Row:
     workload: str
     way: str
     acceptance: float
-    """Share of the guesses that were verified."""
+    """Share of verified guesses that were accepted."""
     tokens_a_pass: float
     over_plain: float
-    """Tokens a second, over those of plain decoding."""
+    """Tokens per second over those of plain decoding."""
     accepted: Mapping[str, int] = field(default_factory=dict)
-    """Guesses, by source."""
+    """Number of accepted guesses, by source."""
     guess_us: float | None = None
-    """None of a draft, whose guesses are passes on a device of its own."""
+    """Microseconds per guess; None for a draft, which guesses on a device of its own."""
     memory_kb: float | None = None
     alpha: float | None = None
     promised: float | None = None
-    """Tokens a pass, by Theorem 3.8, of chains that are drafted and verified in turn."""
+    """Tokens per pass by Theorem 3.8, for chains drafted and verified in turn."""
     in_turn: float | None = None
-    """The same, measured."""
+    """The same quantity as measured."""
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """All other figures that there are."""
+        """All known figures, for the settings of a `Result`."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
         named = {name: round(value, 3) for name, value in known.items() if isinstance(value, float)}
         return {**named, "accepted_by_source": dict(self.accepted)}
@@ -57,13 +57,13 @@ MEASURES: Mapping[str, Callable[[Row], str]] = {
         "" if row.guess_us is None else f"{row.guess_us:.0f}, {row.memory_kb:.0f}"
     ),
 }
-"""Each has a table of its own."""
+"""Cells by measure; each measure has its own table."""
 Cells = Mapping[tuple[str, str], str]
-"""By line and column."""
+"""Text of each cell, by line and column."""
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A table for each measure, and one of the sources that the automatic choice lived on."""
+    """One table per measure, and one of the sources of accepted guesses under the automatic choice."""
     parts: dict[str, Cells] = {
         caption: {(row.way, row.workload): text for row in rows if (text := cell(row))}
         for caption, cell in MEASURES.items()
@@ -94,7 +94,7 @@ def _lines(caption: str, cells: Cells) -> Iterator[str]:
 
 
 def draw(rows: Sequence[Row], file: Path) -> None:
-    """A picture: axes for each workload, a bar for each way of guessing."""
+    """Draw a picture: axes for each workload, a bar for each way of guessing."""
     titles = list(dict.fromkeys(row.workload for row in rows))
     num_lines = ceil(len(titles) / AXES_A_LINE)
     with drawing(file, num_lines, AXES_A_LINE, (12, 2.8 * num_lines)) as lines:
@@ -106,7 +106,7 @@ def draw(rows: Sequence[Row], file: Path) -> None:
 
 
 def _draw_bars(axes: Axes, title: str, rows: Sequence[Row]) -> None:
-    """Tokens a second over plain decoding, which is the line; the best in green."""
+    """Draw tokens per second over plain decoding, which is the line at 1; the best bar is green."""
     factors = [row.over_plain for row in rows]
     colors = [BEST if factor == max(factors) else BAR for factor in factors]
     bars = axes.barh([row.way for row in rows], factors, color=colors)

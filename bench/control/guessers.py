@@ -1,6 +1,6 @@
 """Every guesser: what it costs the event loop, finds on real texts, and is worth on each kind of text beside a draft.
 
-The third part is `bench workloads`, which has the table of docs/guessers.md. In the others no model runs. The text is
+The third part (`--only table`) has the table of docs/guessers.md. In the others no model runs. The text is
 what the target says, so a guess is right if the text goes on with it; a round commits the accepted path of the
 `--nodes` likeliest nodes, and one token more. The controls show what is found by chance. Times are of the thread's own
 processor time, medians over rounds.
@@ -48,24 +48,24 @@ DEPTH: Final = 8
 MAX_COST_US: Final = 50.0
 PROMPT_SHARE: Final = 0.5
 TEXTS: Final = Path(__file__).parent / "texts"
-"""Of this project, as it was at one time: figures must not change because somebody edits a file."""
+"""Fixed copies of files of this project, so that figures do not change when the files do."""
 CODE: Final = ("draft_side.py.txt", "speculation_tree.py.txt", "request.py.txt")
 PROSE: Final = ("control.md.txt", "exactness.md.txt")
 HISTORY_TOKENS: Final = SpeculationConfig().suffix_history_tokens
 OUTPUT_TOKENS: Final = 250
-"""Of each output that is remembered."""
+"""Length of each remembered output, in tokens."""
 EDITED: Final = "tree_policy.py.txt"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is measured."""
+    """Add the settings."""
     parser.add_argument("--only", choices=("cost", "worth", "table"), help="one part; all without it")
     parser.add_argument("--nodes", type=int, default=16, metavar="N", help="of a block (default: 16)")
     workloads.add_arguments(parser)
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Costs first."""
+    """Run the chosen parts, costs first."""
     tokenizer = Tokenizer.from_directory(ROOT_DIR / "models" / "demo" / "target")
     parts: Mapping[str, Callable[[], Iterable[Result]]] = {
         "cost": lambda: costs(tokenizer),
@@ -76,7 +76,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 
 def guessers(tokenizer: Tokenizer) -> Mapping[str, tuple[str, Means]]:
-    """All that guess of any text, and one with branches; what is retrieved from is the corpus."""
+    """All guessers that work on any text, and one with branches. Retrieval uses the corpus."""
     index = CorpusIndex(*encode_index([_texts(tokenizer)["corpus"]], vocab_size=tokenizer.vocab_size, vocabulary=""))
     means = Means(SpeculationConfig(), DEPTH, index, vocab_size=tokenizer.vocab_size)
     branching = replace(means, config=SpeculationConfig(lookup_branches=4))
@@ -87,7 +87,7 @@ def guessers(tokenizer: Tokenizer) -> Mapping[str, tuple[str, Means]]:
 
 
 def costs(tokenizer: Tokenizer) -> Iterator[Result]:
-    """Of a round at 8k tokens: what the guesser takes, and all that is done with its answer; and of the first round."""
+    """Costs of a round at 8k tokens: the guesser alone, everything done with its answer, and the first round."""
     text = _texts(tokenizer)["code"]
     text = (text * (1 + (CONTEXT_TOKENS + NUM_ROUNDS * ROUND_TOKENS) // len(text)))[: CONTEXT_TOKENS * 2]
     asked = dict(guessers(tokenizer))
@@ -108,7 +108,7 @@ def costs(tokenizer: Tokenizer) -> Iterator[Result]:
 
 
 def _filled(corpus: Sequence[int]) -> History:
-    """A history that has been filled twice, and is indexed."""
+    """An indexed history that has been filled twice over."""
     history = History(HISTORY_TOKENS)
     for first in range(0, 2 * HISTORY_TOKENS, OUTPUT_TOKENS):
         history.add(corpus[first : first + OUTPUT_TOKENS], 0)
@@ -117,7 +117,7 @@ def _filled(corpus: Sequence[int]) -> History:
 
 
 def _rounds(text: Sequence[int], log: list[int], work: Callable[[], object]) -> Iterator[float]:
-    """Microseconds of each round, in each of which the log has grown by a few tokens."""
+    """Microseconds of each round. The log grows by a few tokens per round."""
     for _ in range(NUM_ROUNDS):
         log += text[len(log) : len(log) + ROUND_TOKENS]
         yield _elapsed_us(work)
@@ -131,7 +131,7 @@ def _ask(panel: Panel, log: Sequence[int]) -> None:
 
 
 def _talk(guesser: Asker, log: Sequence[int], text: Sequence[int]) -> None:
-    """A guess and a question, and the answers to it: from elsewhere in the text, so that n-grams come and go."""
+    """One round of an `Asker`. The answers come from elsewhere in the text, so that n-grams come and go."""
     guesser.propose(log)
     guesser.answered(text[len(log) // 2 :][: 1 + len(guesser.questions(log))])
 
@@ -146,7 +146,7 @@ def _elapsed_us(work: Callable[[], object]) -> float:
 
 
 def worths(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
-    """Tokens a round of each guesser alone, and of all of them together, on each text."""
+    """Tokens per round of each guesser alone, and of all of them together, on each text."""
     texts = _texts(tokenizer)
     asked_for = {name: made for name, made in guessers(tokenizer).items() if name not in ASKING}
     num_ids = tokenizer.vocab_size
@@ -167,7 +167,7 @@ def _tokens_a_round(text: Sequence[int], guessers: Mapping[str, Guesser], num_no
 
 
 def _num_rounds(panel: Panel, text: Sequence[int], begin: int, num_nodes: int) -> int:
-    """Until the whole text is committed, of which the prompt is what stands before `begin`."""
+    """Number of rounds until the whole text is committed; the text before `begin` is the prompt."""
     log, num_rounds = list(text[:begin]), 0
     while len(log) < len(text):
         tree = SpeculationTree()
@@ -188,7 +188,7 @@ def _num_rounds(panel: Panel, text: Sequence[int], begin: int, num_nodes: int) -
 
 
 def worths_of_history(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
-    """Tokens a round of a caller's later requests, without its earlier outputs and with them."""
+    """Tokens per round of a caller's later requests, with and without its earlier outputs."""
     prose = (TEXTS / PROSE[0]).read_text(encoding="utf-8")
     edited = (TEXTS / EDITED).read_text(encoding="utf-8")
     for kind, exchanges in loops(tokenizer, edited, prose).items():
@@ -198,7 +198,7 @@ def worths_of_history(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
 
 
 def _tokens_a_round_later(exchanges: Sequence[Exchange], max_tokens: int, num_nodes: int, vocab_size: int) -> float:
-    """Of all requests but the first."""
+    """Average over all requests except the first."""
     config = SpeculationConfig()
     asked, worth, num_tokens, num_rounds = Guessers(histories=Histories(max_tokens)), SourceWorth(), 0, 0
     for number, (prompt, output) in enumerate(exchanges):
@@ -216,7 +216,8 @@ def _tokens_a_round_later(exchanges: Sequence[Exchange], max_tokens: int, num_no
 
 
 def _texts(tokenizer: Tokenizer) -> Mapping[str, list[int]]:
-    """Of this project. An edit is a file and the same file with its names changed; a log is rows of one form."""
+    """Texts of this project. "edits" is a file, followed by the same file with names changed; "log" has rows of one
+    form."""
     code = "".join((TEXTS / name).read_text(encoding="utf-8") for name in CODE)
     prose = "".join((TEXTS / name).read_text(encoding="utf-8") for name in PROSE)
     old = (TEXTS / EDITED).read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Lookahead decoding alone, without a draft: tokens and rows of a pass, by the size of its window.
 
 A real orchestrator and the demo target, in this process; each text is compared with plain decoding. Other kinds of
-text, and other sources beside it: `bench workloads`.
+text, and other sources beside it: `bench guessers --only table`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ WINDOWS = ("5x4", "10x3", "10x5", "15x5")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How much is decoded, with which windows."""
     parser.add_argument("--texts", type=int, default=8, help="of each kind")
     parser.add_argument("--tokens", type=int, default=128, help="of each text")
     parser.add_argument("--windows", nargs="+", default=WINDOWS, metavar="WxN", help="columns, length of n-grams")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Each kind of text with each window. Raises: RuntimeError if a text comes out changed."""
+    """Measure each kind of text with each window. Raises: RuntimeError if a text differs from plain decoding."""
     return asyncio.run(_measure(args))
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """What all texts of one kind have taken."""
+    """Outputs and costs of all texts of one kind."""
 
     tokens: Sequence[tuple[int, ...]]
     num_passes: int
@@ -84,7 +83,7 @@ def _jobs(prompts: Sequence[str], temperature: float, num_tokens: int) -> Iterat
 async def _decode(
     engine: TargetEngine, leases: ThreadLeases, speculation: SpeculationConfig, jobs: Sequence[GenerationRequest]
 ) -> Passes:
-    """One after the other; rows of prompts, of which prefixes are shared, count as well."""
+    """Decode the texts one after the other. Rows of prompts count, too; shared prefixes save some of them."""
     config = ServiceConfig(TargetConfig(EngineConfig(str(DEMO_DIRECTORY / "target"))), speculation=speculation)
     tokenizer = Tokenizer.from_directory(DEMO_DIRECTORY / "target")
     service = Service(config, engine.info, None, tokenizer, leases, MonotonicClock())

@@ -1,6 +1,7 @@
 """Requests of one caller whose outputs resemble each other, as in an agent's loop; and some that do not.
 
-Texts of this repository and of dice: no model has written them, so they show what is found, not how a target answers.
+The texts come from this repository or are random. No model has written them, so they show what a guesser finds, not how
+a target answers.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ Exchange = tuple[list[int], list[int]]
 
 NUM_REQUESTS: Final = 8
 NAMES: Final = ("policy", "known", "costs", "depth", "nodes", "config", "request", "gamma")
-"""Of a file, one of which each edit changes."""
+"""Names in a file; each edit changes one of them."""
 VERBS: Final = ("list", "count", "sum up", "check", "find", "show", "sort", "join")
 
 
 def loops(tokenizer: Tokenizer, edited: str, prose: str) -> Mapping[str, list[Exchange]]:
-    """By kind: the requests in their order."""
+    """Requests in order, by kind."""
     kinds: Mapping[str, Iterable[tuple[str, str]]] = {
         "the file, edited again": ((f"{edited}\n# {name}s:\n", _renamed(edited, name)) for name in NAMES),
         "the file unseen, written again": ((f"# with {name}s:\n", _renamed(edited, name)) for name in NAMES),
@@ -42,7 +43,7 @@ def _renamed(text: str, name: str) -> str:
 
 
 def _records() -> Iterator[tuple[str, str]]:
-    """Calls of a tool; the prompts do not show the form."""
+    """Tool calls of one form. The prompts do not show the form."""
     dice = Random(3)
     for verb in VERBS:
         calls = [
@@ -57,7 +58,7 @@ def _records() -> Iterator[tuple[str, str]]:
 
 
 def _parts(text: str) -> Iterator[tuple[str, str]]:
-    """Each part's first fifth is the prompt, the rest the output."""
+    """Parts of a text. The first fifth of each is the prompt, the rest the output."""
     edges = [len(text) * number // NUM_REQUESTS for number in range(NUM_REQUESTS + 1)]
     for first, end in pairwise(edges):
         middle = first + (end - first) // 5

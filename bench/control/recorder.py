@@ -1,4 +1,5 @@
-"""How the demo pair agrees about each token of a text, for the simulator to replay; and a target that can be asked."""
+"""Records how the demo pair agrees about each token of a text, for the simulator; and a target that answers
+questions."""
 
 from __future__ import annotations
 
@@ -26,33 +27,33 @@ from workers.step import SequenceKV, StepRows
 
 NUM_SHARES = 64
 PART = (0, 1, 2, 5)
-"""Layers of the target, the best four of its six (`outrider layers`): they agree with it about as well as the draft."""
+"""The best four of the target's six layers (`outrider layers`). They agree with it about as well as the draft does."""
 Float64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A workload as the models see it."""
+    """A workload with the texts and agreements recorded for it."""
 
     workload: Workload
     texts: Sequence[Recording]
     agreements: Sequence[tuple[Sequence[Agreement], ...]]
-    """Of each text: of the draft, and of a second one, which is a part of the target."""
+    """For each text: agreement of the draft, and of a second draft made of the target's layers."""
 
     @property
     def alpha(self) -> float:
-        """Share of places at which the draft's first candidate is the token."""
+        """Share of positions at which the draft's first candidate is right."""
         ranks = [place.rank for of_draft, _ in self.agreements for place in of_draft]
         return ranks.count(0) / len(ranks)
 
     def without_laws(self) -> Recorded:
-        """Their tokens and agreements alone: distributions over the vocabulary are large."""
+        """A copy without the texts' distributions over the vocabulary, which are large."""
         nothing = np.zeros((0, 0), np.float32)
         return replace(self, texts=[replace(text, log_p=nothing) for text in self.texts])
 
 
 class AskedTarget(MeasuredModel):
-    """Says its own token after any tree of guesses; the KV of the text that it was last asked about is kept."""
+    """Returns the target's token after any tree of guesses. Keeps the KV of the last text."""
 
     _kv: SequenceKV | None = None
     _held: tuple[int, ...] = ()
@@ -61,7 +62,7 @@ class AskedTarget(MeasuredModel):
     def samples(
         self, tokens: Sequence[int], prompt_len: int, block: TokenTree, sampling: Sampling, state: GrammarState | None
     ) -> tuple[int, ...]:
-        """After all of `tokens`, and after each node of `block` below them."""
+        """The target's token after all of `tokens`, and after each node of `block` below them."""
         kv = self._kv_of(tuple(tokens[:-1]))
         logits = self._runtime.forward([StepRows(kv, tokens[-1:], block)])
         self._runtime.cache.truncate(kv, len(self._held))
@@ -74,7 +75,7 @@ class AskedTarget(MeasuredModel):
         return tuple(perturbed(process(logits, rows), rows).argmax(dim=-1).tolist())
 
     def _kv_of(self, tokens: tuple[int, ...]) -> SequenceKV:
-        """Of these tokens and no more."""
+        """The KV of exactly these tokens."""
         cache = self._runtime.cache
         if self._kv is None or tokens[: len(self._held)] != self._held:
             if self._kv is not None:
@@ -87,13 +88,13 @@ class AskedTarget(MeasuredModel):
 
 
 def _path(block: TokenTree, node: int) -> tuple[int, ...]:
-    """The tokens from the root down to a node."""
+    """Tokens from the root down to a node."""
     parent = block.parents[node]
     return (*(() if parent == ROOT else _path(block, parent)), block.tokens[node])
 
 
 class Recorder:
-    """The demo pair and parts of its target, asked about texts."""
+    """The demo pair and a draft made of the target's layers, run on texts."""
 
     def __init__(self, directory: Path, num_tokens: int) -> None:
         config = EngineConfig(str(directory / "target"), kv_cache_tokens=4096)
@@ -107,7 +108,7 @@ class Recorder:
         self.grammars = Grammars(new_compiler, self.vocab_size, max_kept=8)
 
     def record(self, workload: Workload) -> Recorded:
-        """Each text has its number as its seed."""
+        """Record a workload. The seed of each text is its index."""
         texts = [self._text(workload, number) for number in range(len(workload.prompts))]
         agreements = [
             tuple(self._agreements(draft, workload, text, number) for draft in (self._draft, self._part))
@@ -116,7 +117,7 @@ class Recorder:
         return Recorded(workload, texts, agreements)
 
     def state(self, grammar: Grammar | None) -> GrammarState | None:
-        """At the beginning of an output."""
+        """The grammar's state at the beginning of an output."""
         if grammar is not None:
             self.grammars.compile(grammar)
         return self.grammars.state(grammar, None)
@@ -132,7 +133,8 @@ class Recorder:
         return replace(text, output=text.output[:-1]) if is_ended else text
 
     def _agreements(self, draft: MeasuredModel, workload: Workload, text: Recording, seed: int) -> list[Agreement]:
-        """At temperature 0 candidates are ranked by q at 1, as a draft ranks them."""
+        """Agreement of `draft` at each token. At temperature 0 candidates are ranked by q at temperature 1, as a draft
+        does."""
         temperature = workload.temperature
         sampling = Sampling(temperature=temperature or 1.0, seed=seed)
         said = draft.follow(text, sampling, self.state(workload.grammar))
@@ -153,7 +155,7 @@ def _gumbel(first: int, seed: int, shape: tuple[int, ...]) -> Float64:
 
 
 def _agreement(scores: Float64, log_q: Float64, token: int, p: Float64 | None) -> Agreement:
-    """Without p the target is sure of the token."""
+    """Agreement about one token; without `p` the target's distribution is one-hot."""
     rank, plain_rank = (int((each > each[token]).sum()) for each in (scores, log_q))
     q, weights = np.exp(log_q), np.exp(scores - scores.max())
     shares = np.sort(weights / weights.sum())[::-1][:NUM_SHARES]

@@ -1,7 +1,7 @@
 """Recorded texts, decoded by the real orchestrator on a virtual clock, in any way of guessing.
 
-Passes take what a 70B and a 1B take (preset "70b+1b"); a second draft is as fast as the first.
-Where a guesser asks the target about guesses, the demo target itself answers.
+Passes take as long as those of a 70B and a 1B (preset "70b+1b"). A second draft is as fast as the first. If a guesser
+asks the target questions, the demo target answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HARDWARE = PRESETS["70b+1b"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ReplayLaw:
-    """Text `seed` is recording `seed`; beyond its end it begins anew, which only places off the text see."""
+    """Text `seed` replays recording `seed`. Past its end it starts again, which only places off the text can see."""
 
     texts: Sequence[Sequence[Agreement]]
 
@@ -47,17 +47,17 @@ class Job:
     text: Recording
     temperature: float
     agreements: tuple[Sequence[Agreement], ...]
-    """Of each draft."""
+    """Agreements of each draft."""
     grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayText(Text):
-    """The recorded tokens themselves, so that guessers have something to find."""
+    """A text of the recorded tokens, so that guessers find real repetitions."""
 
     jobs: Sequence[Job] = ()
     recorder: Recorder | None = None
-    """Has the target that answers questions."""
+    """Provides the target that answers questions."""
     states: dict[int, GrammarState | None] = field(default_factory=dict)
 
     def _place(self, prefix_hash: int, index: int, seed: int, is_true: bool) -> Place:
@@ -77,11 +77,11 @@ class ReplayText(Text):
 
 @dataclass(frozen=True, slots=True)
 class GuessingWay:
-    """Who guesses, and how."""
+    """A choice of sources, and their settings."""
 
     speculation: SpeculationConfig
     drafts: tuple[int, ...] = (0,)
-    """Their numbers, where drafts guess."""
+    """Indices of the recorded drafts that guess."""
 
 
 PLAIN_WAY = GuessingWay(SpeculationConfig(max_draft_tokens=0))
@@ -89,15 +89,15 @@ PLAIN_WAY = GuessingWay(SpeculationConfig(max_draft_tokens=0))
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What was counted, decoded in one way."""
+    """Results of decoding in one way."""
 
     report: Report
     drafted: Mapping[str, int]
-    """Guesses that were verified, by their source."""
+    """Number of verified guesses, by source."""
     accepted: Mapping[str, int]
-    """Of these."""
+    """Number of accepted guesses, by source."""
     first_accepted: float
-    """Share of all rounds whose first guess stood."""
+    """Share of rounds whose first guess was accepted."""
 
     @property
     def rate(self) -> float:
@@ -107,9 +107,9 @@ class Decoded:
 def decode(
     jobs: Sequence[Job], way: GuessingWay, vocab_size: int, recorder: Recorder | None = None, num_before: int = 0
 ) -> Decoded:
-    """One after the other, by one service that learns as it goes; the first `num_before` are not counted.
+    """Decode the texts one after the other, with one service that learns. The first `num_before` are not counted.
 
-    Raises: RuntimeError if a text comes out changed.
+    Raises: RuntimeError if an output differs from the recording.
     """
     loop = new_loop()
     grammars = recorder.grammars if recorder is not None else None
@@ -142,7 +142,7 @@ def _blueprint(jobs: Sequence[Job], way: GuessingWay, vocab_size: int, recorder:
 
 
 async def _stream(rig: Rig, job: Job, number: int, now: Callable[[], float]) -> StreamSeen:
-    """Its number is its seed, by which the simulated pair knows the text."""
+    """Decode one text. Its number is its seed, by which the simulated pair identifies the text."""
     seen, tokens = StreamSeen(started_s=now()), list[int]()
     request = GenerationRequest(
         f"text-{number}",

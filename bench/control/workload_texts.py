@@ -1,8 +1,8 @@
-"""The texts of `bench workloads`: prompts of five kinds, and how they go on where the demo target could not write it.
+"""The texts of `bench guessers`: prompts of five kinds, and how they go on where the demo target could not write it.
 
-Code, prose, JSON and high-entropy samples are what the demo target writes after these prompts: of its held-out files,
-and for JSON under a schema that masks its rows. It is too small to copy: edits are given texts, as a target that can
-would have written them. Such a target is sure of them at any temperature.
+For code, prose, JSON and high-entropy samples, the demo target writes the outputs: after prompts from held-out files,
+and for JSON under a schema. It is too small to copy text. So the outputs of edits are given, as a capable target would
+write them, and such a target is certain of them at any temperature.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ SHOWN_ROWS = 3
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prompts of one kind, and how they go on."""
+    """Prompts of one kind, and their outputs."""
 
     name: str
     temperature: float
     prompts: Sequence[str]
     outputs: Sequence[str] = ()
-    """Where they are given; else the target writes them."""
+    """Outputs, if they are given; else the target writes them."""
     grammar: Grammar | None = None
-    """Of the outputs."""
+    """Grammar of the outputs."""
 
     @property
     def title(self) -> str:
@@ -54,9 +54,9 @@ class Workload:
 
 
 def workloads(num_texts: int) -> Iterator[Workload]:
-    """Each kind at temperatures 0 and 1; high entropy is a temperature.
+    """Each kind at temperatures 0 and 1, and high entropy at a temperature of its own.
 
-    Of JSON there are twice as many texts, since they are short: of eight, one pass more or less is 1%.
+    There are twice as many JSON texts, since they are short: with eight of them, one pass more or less is 1%.
     """
     code, prose = list(_pieces(num_texts)), list(_docstrings(num_texts))
     json_prompts = list(_json_prompts(2 * num_texts))
@@ -71,12 +71,12 @@ def workloads(num_texts: int) -> Iterator[Workload]:
 
 @cache
 def _held_out() -> Sequence[str]:
-    """Files that neither model of the demo pair has seen."""
+    """Held-out files, which neither model of the demo pair has seen."""
     return [document.text for document in load_split().held_out if len(document.text) > 2 * EDIT_CHARS]
 
 
 def _pieces(num_texts: int, num_chars: int = PROMPT_CHARS) -> Iterator[str]:
-    """Of files, each beginning with a line."""
+    """Pieces of held-out files, each beginning at a line."""
     dice = Random(1)
     for _ in range(num_texts):
         text = dice.choice(_held_out())
@@ -85,7 +85,7 @@ def _pieces(num_texts: int, num_chars: int = PROMPT_CHARS) -> Iterator[str]:
 
 
 def _docstrings(num_texts: int) -> Iterator[str]:
-    """The first halves of long ones."""
+    """Beginnings of long docstrings of held-out files."""
     found = [
         doc
         for text in _held_out()
@@ -97,7 +97,7 @@ def _docstrings(num_texts: int) -> Iterator[str]:
 
 
 def _edits(num_texts: int) -> Iterator[tuple[str, str]]:
-    """A piece of code, and the same with its most frequent name changed: what an editor is asked for."""
+    """(prompt, output): a piece of code with an edit request, and the piece with its most frequent name changed."""
     for piece in _pieces(num_texts, EDIT_CHARS):
         names = re.findall(r"\b[a-z_]{4,}\b", piece)
         name = max(sorted(set(names)), key=names.count)
@@ -105,7 +105,7 @@ def _edits(num_texts: int) -> Iterator[tuple[str, str]]:
 
 
 def _json_prompts(num_texts: int) -> Iterator[str]:
-    """An example of what is asked for; the schema is not shown."""
+    """Examples of the wanted records. The schema is not in the prompt."""
     for seed in range(num_texts):
         yield json.dumps(list(_rows(Random(seed), SHOWN_ROWS))) + "\n"
 

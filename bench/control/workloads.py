@@ -1,9 +1,9 @@
 """Every guesser on every kind of text: what it finds and costs, what it is worth over plain, what theory promised.
 
-The orchestrator is the real one, on a virtual clock with passes of a 70B and a 1B (preset "70b+1b"), one stream at a
-time; the first half of the texts is not counted, so what is measured is a service that has learned. The texts, and how
-drafts agree along them, are recorded from the demo pair (`bench.control.workload_texts`, `recorder`, `replay`). What a
-guess takes of the processor is measured apart, and is no part of the virtual time: a target pass is 500 times as long.
+The real orchestrator runs on a virtual clock with passes of a 70B and a 1B (preset "70b+1b"), one stream at a time. The
+first half of the texts is not counted, so a service that has learned is measured. Texts and the drafts' agreement with
+them are recorded from the demo pair (`bench.control.workload_texts`, `recorder`, `replay`). The processor time of
+guesses is measured separately and not part of the virtual time: a pass of the target takes 500 times as long.
 """
 
 from __future__ import annotations
@@ -39,18 +39,17 @@ DEPTH = SpeculationConfig().max_draft_tokens
 AUTOMATIC, SECOND_DRAFT, TWO_DRAFTS = "automatic", "second draft", "two drafts"
 MIX = "all of them mixed"
 WAYS = (DRAFT, SECOND_DRAFT, TWO_DRAFTS, *[name for name in GUESSERS if name not in CONTROLS], AUTOMATIC)
-"""In the order of the table."""
+"""Ways of guessing, in the order of the table."""
 BY_TEXT = ("prompt_lookup", "ngram", "suffix", "retrieval")
 COPYING = ("prompt_lookup", "suffix")
 AUTOMATIC_GOAL, MIX_GOAL, COPY_GOAL = 0.98, 1.1, 1.5
 CORPUS_CHARS = 1_000_000
-"""Of the files that the pair was trained on, which is what `retrieval` looks into."""
+"""Length of the corpus for `retrieval`, which consists of files that the pair was trained on."""
 VOCABULARY = "simulated"
-"""What the simulated tokenizer calls its own."""
+"""Name of the simulated tokenizer's vocabulary."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How much is decoded, and what is written."""
     parser.add_argument("--texts", type=int, default=8, help="of each workload")
     parser.add_argument("--tokens", type=int, default=128, help="of each text at most")
     parser.add_argument("--workload", metavar="NAME", help="those whose names contain this, without the mix of all")
@@ -59,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Record, decode each workload in every way, then all of them mixed."""
+    """Record texts, decode each workload in every way, and then all workloads mixed."""
     asked = named(args.workload or "", workloads(args.texts), lambda each: each.title)
     with TemporaryDirectory() as folder, ProcessPoolExecutor(2, get_context("spawn")) as pool:
         index = _index_corpus(Path(folder))
@@ -76,7 +75,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 
 def ways(recorded: Recorded, index: str | None) -> Mapping[str, GuessingWay]:
-    """Who guesses. Of a given text no target can be asked, and nothing is forced where no grammar is."""
+    """Ways of guessing for a workload. Given texts have no target to ask, and only a grammar forces tokens."""
     names = _sources(recorded)
     found = _ways({name: (name,) for name in names} | {AUTOMATIC: names}, index)
     for way, drafts in ((SECOND_DRAFT, (1,)), (TWO_DRAFTS, (0, 1))):
@@ -96,7 +95,6 @@ def _sources(recorded: Recorded) -> tuple[str, ...]:
 
 
 def jobs_of(recorded: Recorded) -> list[Job]:
-    """One for each text."""
     workload = recorded.workload
     return [
         Job(text, workload.temperature, agreements, workload.grammar)
@@ -112,7 +110,7 @@ def _index_corpus(folder: Path) -> Path:
 
 
 def _measured(num_tokens: int, index: Path, workload: Workload) -> tuple[Recorded, list[Row]]:
-    """In a process of its own."""
+    """Record and decode one workload; runs in a process of its own."""
     say(workload.title)
     torch.set_num_threads(1)
     bench = _Bench(num_tokens, index)
@@ -121,7 +119,7 @@ def _measured(num_tokens: int, index: Path, workload: Workload) -> tuple[Recorde
 
 
 class _Bench:
-    """The recorder, and the corpus that is retrieved from."""
+    """The recorder, and the corpus for retrieval."""
 
     def __init__(self, num_tokens: int, index: Path) -> None:
         self.recorder = Recorder(DEMO_DIRECTORY, num_tokens)
@@ -129,7 +127,7 @@ class _Bench:
         self._corpus = CorpusIndex.open(index, VOCABULARY)
 
     def rows(self, recorded: Recorded) -> Iterator[Row]:
-        """Each way of guessing, and beside each single source what Theorem 3.8 promises of its chains in turn."""
+        """The row of each way of guessing; rows of single sources include what Theorem 3.8 predicts."""
         title, jobs = recorded.workload.title, jobs_of(recorded)
         plain = self._decode(jobs, PLAIN_WAY)
         decoded = {name: self._decode(jobs, way) for name, way in ways(recorded, self._index).items()}
@@ -138,7 +136,7 @@ class _Bench:
             yield self._with_theory(row, recorded, jobs) if name in (DRAFT, *GUESSERS) else row
 
     def mixed(self, recorded: Sequence[Recorded]) -> list[Row]:
-        """One service for texts of all kinds in turn, as they come to a server."""
+        """Rows of one service that gets texts of all kinds in turn, as a server does."""
         say("decoding all of them mixed")
         in_turn = zip_longest(*map(jobs_of, recorded))
         jobs = [job for job in chain.from_iterable(in_turn) if job is not None]
@@ -156,7 +154,7 @@ class _Bench:
         if row.way != DRAFT:
             found = alone(partial(self._guesser, row.way, recorded), recorded.texts)
             row = replace(row, guess_us=found.guess_us, memory_kb=found.memory_kb)
-            alpha = in_turn.first_accepted if row.way in ASKING else found.alpha  # it depends on what has been asked
+            alpha = in_turn.first_accepted if row.way in ASKING else found.alpha  # depends on what was asked before
         promised, measured = expected_tokens(alpha, DEPTH), in_turn.report.tokens_per_round
         return replace(row, alpha=alpha, promised=promised, in_turn=measured)
 
@@ -167,7 +165,7 @@ class _Bench:
 
 
 def _in_turn(name: str, index: str) -> GuessingWay:
-    """Chains, drafted and verified in turn: what the theorem is about."""
+    """The way that the theorem describes: chains, drafted and verified in turn."""
     chains = SpeculationConfig(policy="static", pipelining=False, guessers=(name,), retrieval_index=index)
     return GuessingWay(chains)
 
@@ -189,7 +187,7 @@ def _result(row: Row) -> Result:
 
 
 def judged(rows: Sequence[Row]) -> Iterator[Result]:
-    """Of each workload, what is judged against what."""
+    """Comparisons of each workload, with their goals."""
     for title in dict.fromkeys(row.workload for row in rows):
         factors = {row.way: row.over_plain for row in rows if row.workload == title}
         goal = MIX_GOAL if title == MIX else AUTOMATIC_GOAL

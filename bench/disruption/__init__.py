@@ -1,1 +1,1 @@
-"""Streams while processes die, stop or are replaced."""
+"""Benchmarks of streams while processes die, stop or are replaced."""

@@ -1,6 +1,6 @@
-"""Several nodes under load: replicas that follow it up and down, updates that roll, nodes that die and are replaced.
+"""Several nodes under load: replicas that follow it up and down, rolling updates, nodes that die and are replaced.
 
-Head, orchestrator, draft and target nodes are Ray nodes of this machine, told apart by their labels; the application is
+Head, orchestrator, draft and target nodes are Ray nodes of this machine with different labels. The application is
 deployed over REST, as KubeRay does it. Every stream is compared with plain decoding of the same request.
 """
 
@@ -27,15 +27,15 @@ from simulation.report import NUM_SCALING_AXES, Moment, draw_scaling, drawing
 
 MAX_TOKENS = 128
 NUM_STREAMS = 4
-"""Under which nodes are killed and updates roll."""
+"""Number of streams while nodes are killed and updates roll."""
 LEVELS = (1, 12, 1)
-"""Streams at a time, one level after the other, as load rises and falls."""
+"""Numbers of streams, one level after the other, for load that rises and falls."""
 SAMPLE_PERIOD_S = 1.0
 REPLICAS = {"orchestrator": 2, "draft": 1, "target": 2}
-"""While nodes die and updates roll."""
+"""Number of replicas while nodes die and updates roll."""
 UPDATE_TIMEOUT_S = 180.0
 NOTICE_TIMEOUT_S = 60.0
-"""Until Serve has noticed that a node has died."""
+"""Longest time until Serve notices that a node has died, in seconds."""
 SCALING: Mapping[str, Any] = {
     "orchestrator": OrchestratorScaling(
         max_replicas=2, sessions=8, upscale_delay_s=2, downscale_delay_s=20, window_s=11
@@ -48,7 +48,6 @@ SCALING: Mapping[str, Any] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How often each thing happens."""
     parser.add_argument("--kills", type=int, default=10, metavar="N", help="of a node of each role")
     parser.add_argument("--updates", type=int, default=10, metavar="N", help="of draft and target")
     parser.add_argument(
@@ -58,14 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Start the nodes, and do it all."""
+    """Start the nodes and run all parts."""
     with nodes() as up:
         up.deploy(settings())
         return asyncio.run(_measure(up, args))
 
 
 def settings(**deployments: Any) -> dict[str, Any]:
-    """Those of the manifest of the demo, each deployment on nodes of its role; `deployments` by name have more."""
+    """The demo manifest's settings, with each deployment on nodes of its role and with the given changes by name."""
     changed = override(manifest()["applications"][0]["args"], ["limits.drain_grace_s=2"])
     for role, more in deployments.items():
         changed[role] = {**changed[role], **more}
@@ -74,7 +73,7 @@ def settings(**deployments: Any) -> dict[str, Any]:
 
 async def _measure(up: Nodes, args: argparse.Namespace) -> list[Result]:
     results: list[Result] = []
-    for role in ("orchestrator", "draft", "target", "target"):  # room to grow into, and for one more in an update
+    for role in ("orchestrator", "draft", "target", "target"):  # room to scale up, and for one more in an update
         up.add(role)
     async with connected(up.address) as stub:
         jobs = [await _expected(stub, prompt, index) for index, prompt in enumerate(held_out_prompts(NUM_STREAMS))]
@@ -148,7 +147,7 @@ def _counts(samples: Sequence[Moment]) -> list[Result]:
 
 
 async def _update(up: Nodes, jobs: Sequence[Expected], num_updates: int) -> list[Result]:
-    """Draft and target change, in turn with what they were; nothing that changes a token."""
+    """Change draft and target back and forth, in settings that change no token."""
     times_s = []
     async with _load(up, jobs) as load:
         for number in range(num_updates):
@@ -169,13 +168,13 @@ def _version(number: int) -> dict[str, Any]:
 async def _kill(up: Nodes, jobs: Sequence[Expected], role: str, num_kills: int) -> list[Result]:
     times_s = []
     async with _load(up, jobs) as load:
-        up.add(role)  # the replacement finds a node; the one that dies is replaced after each death
+        up.add(role)  # a spare node for the replacement; each node that dies is replaced by another
         for number in range(num_kills):
             say(f"{role} node: death {number + 1} of {num_kills}")
             began_s = time.monotonic()
             await asyncio.to_thread(up.kill, role)
             await until(lambda: not only_running(REPLICAS), NOTICE_TIMEOUT_S)
-            up.add(role)  # in the main thread, where alone Ray lets a node be started
+            up.add(role)  # in the main thread, the only one in which Ray can start a node
             await until(lambda: only_running(REPLICAS), UPDATE_TIMEOUT_S)
             times_s.append(time.monotonic() - began_s)
     took = spread(f"{role} node killed {num_kills} times: until all replicas run again", times_s, "s")

@@ -1,7 +1,7 @@
-"""What a draft that stands still for half a minute does to the pace of a stream, and how soon it drafts again.
+"""The pace of a stream while its draft stands still for half a minute, and how soon the draft is used again.
 
-One prompt after the other is completed without a pause, and each token's arrival noted. The pace of plain decoding is
-taken in the same way, a moment before.
+Prompts are completed one after the other without a pause, and each token's arrival is recorded. The pace of plain
+decoding is measured in the same way just before.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ MAX_TOKENS = 512
 PLAIN_S = 10.0
 LEAD_S = 5.0
 WINDOW_S = 1.0
-"""The pace is counted over windows of this length."""
+"""Length of the windows in which the pace is counted, in seconds."""
 SAME_PACE = 0.9
-"""Windows of one second vary by this much by themselves."""
+"""Share of the plain pace that counts as equal: windows of one second vary by this much."""
 SETTLE_GOAL_S = 0.5
 RETURN_GOAL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Arrivals of one stream after the other, as if they were one."""
+    """Arrivals of consecutive streams, as if they were one stream."""
 
     arrivals: Sequence[Arrival]
 
     def rate(self, start_s: float, end_s: float) -> float:
-        """Tokens a second in between."""
+        """Tokens per second between the two times."""
         num_tokens = sum(len(each.token_ids) for each in self.arrivals if start_s < each.at_s <= end_s)
         return num_tokens / (end_s - start_s)
 
     def settled_s(self, start_s: float, end_s: float, rate: float) -> float:
-        """Seconds from `start_s` until a window begins with at least `rate`; all of them if none does."""
+        """Seconds from `start_s` until a window with at least `rate` begins; `end_s - start_s` if none does."""
         begins = [start_s, *(each.at_s for each in self.arrivals if start_s < each.at_s <= end_s - WINDOW_S)]
         return next((at_s - start_s for at_s in begins if self.rate(at_s, at_s + WINDOW_S) >= rate), end_s - start_s)
 
     def drafted_s(self, start_s: float) -> float | None:
-        """Seconds from `start_s` until a chunk with accepted guesses comes."""
+        """Seconds from `start_s` until a chunk with accepted guesses arrives, or None."""
         return next((each.at_s - start_s for each in self.arrivals if each.at_s > start_s and each.num_guessed), None)
 
 
 async def measure_freeze(stub: Any, prompts: Sequence[str], stop_s: float) -> list[Result]:
-    """Stop the draft's process for `stop_s` while streams run."""
+    """Stop the draft's process for `stop_s` seconds while streams run."""
     plain_arrivals: list[Arrival] = []
     began_s = time.monotonic()
     async with asyncio.TaskGroup() as group:
@@ -74,7 +74,7 @@ async def measure_freeze(stub: Any, prompts: Sequence[str], stop_s: float) -> li
 
 
 async def _stream_on(stub: Any, prompts: Sequence[str], way: Way, arrivals: list[Arrival]) -> None:
-    """Complete one prompt after the other until cancelled. A stream that fails ends the benchmark."""
+    """Complete prompts one after the other until cancelled. A failed stream ends the benchmark."""
     for seed, prompt in enumerate(cycle(prompts)):
         message = request(prompt, MAX_TOKENS, temperature=0.8, way=way, seed=seed)
         await run(stub, message, show=arrivals.append)

@@ -1,7 +1,7 @@
 """Kills engines and orchestrators of a served demo pair under running streams: no stream may fail or change a token.
 
-Also stops the draft's process for a while. Each stream is compared with plain decoding of the same request; guesses
-from the text alone are turned off, so that the pace without a draft is that of plain decoding.
+Also stops the draft's process for a while. Each stream is compared with plain decoding of the same request. Guessers
+are turned off, so that the pace without a draft is that of plain decoding.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ SETTINGS = (
     "target.num_replicas=2",
     "orchestrator.num_replicas=2",
     "speculation.guessers=[draft]",
-    "speculation.policy=static",  # the adaptive one might rest, and a draft that rests is not missed
+    "speculation.policy=static",  # the adaptive policy might rest, and a resting draft is not missed
     "speculation.max_draft_tokens=4",
 )
 NUM_STREAMS = 4
 MAX_TOKENS = 128
 MAX_DELAY_S = 0.5
-"""Longest random delay of a kill in seconds, after every stream has begun."""
+"""Longest random delay of a kill after every stream has begun, in seconds."""
 STALL_GOAL_S = 0.3
-"""Of streams whose draft dies: they go on plainly, on processors on which the next draft starts."""
+"""Goal for streams whose draft dies. They continue plainly on processors on which the next draft starts."""
 
 Show = Callable[[Arrival], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One kind of death, again and again."""
+    """Repeated kills of one role."""
 
     role: str
     num_kills: int
     kill: Callable[[], Awaitable[None]]
     complete: Callable[[int, Show], Awaitable[bool]]
-    """Streams the prompt of that number, shows each chunk, and returns whether the stream was affected by a death."""
+    """Streams the prompt of this number, shows each chunk, and returns whether a death affected the stream."""
 
 
 @dataclass(slots=True)
 class WatchedStream:
-    """One stream under which something is killed."""
+    """One stream during which a process is killed."""
 
     expected: tuple[int, ...]
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
-    """Or has failed."""
+    """Set when the first chunk arrives, or when the stream fails."""
     arrivals: list[Arrival] = field(default_factory=list)
     failure: str = ""
     has_felt: bool = False
@@ -72,19 +72,18 @@ class WatchedStream:
         return tuple(token for arrival in self.arrivals for token in arrival.token_ids)
 
     def take(self, arrival: Arrival) -> None:
-        """The next chunk."""
         self.arrivals.append(arrival)
         self.has_begun.set()
 
     def stall_s(self, since_s: float) -> float:
-        """The longest time between two chunks, the later of which came after `since_s`."""
+        """Longest time between two chunks, the later of which arrived after `since_s`, in seconds."""
         times = [arrival.at_s for arrival in self.arrivals]
         return max((later - earlier for earlier, later in pairwise(times) if later > since_s), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """One kill, and the streams that were under way when it came."""
+    """One kill, and the streams that were running at that time."""
 
     at_s: float
     streams: tuple[WatchedStream, ...]
@@ -92,7 +91,6 @@ class Death:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How often each is killed."""
     parser.add_argument("--draft-kills", type=int, default=50, metavar="N")
     parser.add_argument("--target-kills", type=int, default=50, metavar="N")
     parser.add_argument("--orchestrator-kills", type=int, default=20, metavar="N")
@@ -101,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Serve the demo pair with two targets and two orchestrators, and kill."""
+    """Serve the demo pair with two targets and two orchestrators, and kill them in turn."""
     with served(demo_config(SETTINGS), say) as endpoints:
         return asyncio.run(_measure(f"localhost:{endpoints.grpc_port}", args))
 
@@ -136,7 +134,7 @@ async def _measure(address: str, args: argparse.Namespace) -> list[Result]:
 
 
 async def _stream_by_client(client: AsyncClient, prompt: str, index: int, show: Show) -> bool:
-    """Whether it took more than one call."""
+    """Stream one prompt. Return whether it took more than one call."""
     async with client.stream(
         prompt, max_tokens=MAX_TOKENS, temperature=temperature_of(index), seed=index, ignore_eos=True
     ) as stream:
@@ -154,7 +152,7 @@ async def _try(trial: Trial, expected: Sequence[tuple[int, ...]], chooser: rando
 
 
 async def _die(trial: Trial, streams: Sequence[WatchedStream], chooser: random.Random) -> Death:
-    """Kill while all of `streams` run, let them end, and wait until the dead has been replaced."""
+    """Kill while all `streams` run, let them end, and wait until the killed process is replaced."""
     tasks = [asyncio.create_task(_follow(trial, index, stream)) for index, stream in enumerate(streams)]
     await asyncio.gather(*(stream.has_begun.wait() for stream in streams))
     await asyncio.sleep(chooser.uniform(0, MAX_DELAY_S))

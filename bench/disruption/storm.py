@@ -1,7 +1,7 @@
 """Kills engines again and again, also while they load: no stream may fail or change a token, or be silent for long.
 
-One target and one draft, four streams after another. Every few seconds SIGKILL goes to an engine's process, whichever
-there are at the moment; what takes longer to come back than the time between two kills might never come back.
+One target and one draft, and four concurrent streams. Every few seconds the process of a random existing engine gets
+SIGKILL. An engine that needs longer to start than the time between two kills might never return.
 """
 
 from __future__ import annotations
@@ -32,37 +32,36 @@ MAX_TOKENS = 1500
 GAP_GOAL_S = 20.0
 ROLES = {"any": ("target", "draft"), "target": ("target",), "draft": ("draft",)}
 SETTLE_S = 0.2
-"""Before a stream that has failed is called again."""
+"""Seconds before a failed stream is called again."""
 
 
 @dataclass(slots=True)
 class Listener:
-    """A client that streams the same completion again and again, and its results."""
+    """Results of a client that streams the same completion again and again."""
 
     expected: tuple[int, ...]
     began_s: float
     times_s: list[float] = field(default_factory=list)
-    """When tokens came."""
+    """Arrival times of tokens, in seconds."""
     num_streams: int = 0
     num_failed: int = 0
     num_tokens: int = 0
     num_changed: int = 0
-    """Chunks with other tokens than plain decoding has there."""
+    """Number of chunks whose tokens differ from plain decoding."""
 
     def hear(self, tokens: Sequence[int], position: int, at_s: float) -> None:
-        """More of a stream, which had come to `position`."""
+        """Record a chunk that begins at `position` of the output."""
         self.times_s.append(at_s)
         self.num_tokens += len(tokens)
         self.num_changed += tuple(tokens) != self.expected[position : position + len(tokens)]
 
     def longest_gap_s(self, until_s: float) -> float:
-        """The longest time without a token, for any reason."""
+        """Longest time without a token for any reason, in seconds."""
         times_s = [self.began_s, *self.times_s, until_s]
         return max(later - earlier for earlier, later in pairwise(times_s))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How many kills, and for how long."""
     parser.add_argument("--kills", type=int, default=66, metavar="N")
     parser.add_argument("--duration-s", type=float, default=240.0)
     parser.add_argument("--role", choices=tuple(ROLES), default="any", help="whose engines are killed")
@@ -70,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Serve the demo pair, and kill."""
+    """Serve the demo pair and kill its engines."""
     with served(demo_config(), say) as endpoints:
         return asyncio.run(_measure(f"localhost:{endpoints.grpc_port}", args))
 
@@ -95,7 +94,7 @@ async def _measure(address: str, args: argparse.Namespace) -> list[Result]:
 
 
 async def _listen(stub: Any, message: pb.GenerateRequest, listener: Listener) -> None:
-    """Until cancelled."""
+    """Stream the completion again and again until cancelled."""
     while True:
         listener.num_streams += 1
         position = 0
@@ -111,7 +110,7 @@ async def _listen(stub: Any, message: pb.GenerateRequest, listener: Listener) ->
 
 
 async def _kill_on(args: argparse.Namespace, began_s: float) -> None:
-    """Kill one engine after another, at equal distances."""
+    """Kill one engine after another, at equal intervals."""
     chooser = random.Random(args.seed)
     period_s = args.duration_s / args.kills
     for number in range(args.kills):

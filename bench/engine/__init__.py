@@ -1,1 +1,1 @@
-"""Engines in this process, without Ray and gRPC: speed, exactness, architectures."""
+"""Benchmarks of engines in this process, without Ray and gRPC: speed, exactness, architectures."""

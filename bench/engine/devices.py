@@ -1,4 +1,4 @@
-"""A device as a benchmark sees it: its name, a clock that waits for it, and how fast it reads its memory.
+"""A device as benchmarks need it: its name, timing that waits for it, and the speed of reading its memory.
 
 Knows torch and CUDA; must not know models or engines.
 """
@@ -15,13 +15,13 @@ import torch
 from core.errors import StartupError
 
 MEMORY_BYTES = 1 << 30
-"""Of what is read: many times what any cache holds."""
+"""Amount of memory to read, many times the size of any cache."""
 NUM_LOOPS = 8
-"""In a row, so that the launch of one hides behind the one before it."""
+"""Number of reads in a row, so that each launch is hidden behind the read before it."""
 
 
 def open_device(name: str) -> torch.device:
-    """The device as torch names it. Raises: StartupError where there is none."""
+    """Return the device with torch's name `name`. Raises: StartupError if there is none."""
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise StartupError(f"torch {torch.__version__} finds no device {name}; try --device cpu with a small --size")
@@ -29,12 +29,12 @@ def open_device(name: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """The device's product name; of a CPU the kind alone."""
+    """Product name of the device; for a CPU only its architecture."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
 
 
 def timed(device: torch.device, act: Callable[[], object]) -> float:
-    """Seconds from a device that has nothing to do to one that has nothing to do any more."""
+    """Seconds that `act` takes, including the work it leaves on the device."""
     _wait_for(device)
     began_s = time.perf_counter()
     act()
@@ -43,13 +43,13 @@ def timed(device: torch.device, act: Callable[[], object]) -> float:
 
 
 def token_s(device: torch.device, complete: Callable[[int], object], num_tokens: int) -> float:
-    """Seconds for each token after the first of `complete`, which takes a number of tokens."""
+    """Seconds per token after the first. `complete` takes a number of tokens."""
     one_s = timed(device, lambda: complete(1))
     return (timed(device, lambda: complete(1 + num_tokens)) - one_s) / num_tokens
 
 
 def waits_per_token(device: torch.device, complete: Callable[[int], object], num_tokens: int) -> float:
-    """How often Python waits for a GPU, for each token after the first: torch warns of it if it is asked to."""
+    """How often Python waits for the GPU per token after the first, counted by torch's synchronization warnings."""
     return (_num_waits(device, lambda: complete(1 + num_tokens)) - _num_waits(device, lambda: complete(1))) / num_tokens
 
 
@@ -71,7 +71,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 def memory_loop(device: torch.device) -> Callable[[], float]:
-    """Reading memory, or copying it, and doing nothing else: seconds per byte, by the quicker of the two."""
+    """A function that measures seconds per byte of memory, by reading and by copying; the faster one counts."""
     memory, copy = (torch.ones(MEMORY_BYTES // 4, device=device) for _ in range(2))
 
     def measured() -> float:

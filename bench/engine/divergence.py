@@ -1,7 +1,7 @@
-"""Whether what shares a step changes a token: every completion plainly and with guesses, alone and among others.
+"""Whether other rows in a step change a token: every completion plainly and with guesses, alone and among others.
 
-With `--deterministic` none may change. Without, each that does is shown with what explains it: how near the two tokens
-were to each other, against how much the logits of that very position differ between one order of sums and another.
+With `--deterministic` no token may change. Without it, each change is shown with an explanation: the distance between
+the scores of the two tokens, and how much the logits at that position depend on the order of summation.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from workers.step import StepRows
 
 MAX_GUESSES = 8
 RIGHT = 0.8
-"""Of guesses: the others are another token."""
+"""Share of guesses that are right; the others are wrong tokens."""
 NUMBERS = itertools.count()
-"""No two sessions of an engine have the same name."""
+"""Numbers for unique names of sessions."""
 PLAIN, ALONE, AMONG = "plain", "with guesses, alone", "with guesses, among others"
 
 
@@ -46,15 +46,14 @@ class Divergence:
     prompt: int
     temperature: float
     position: int
-    """In the output."""
+    """Index of the token in the output."""
     gap: float
-    """Between the scores of the two tokens, in float32: logits over temperature, plus noise."""
+    """Difference of the two tokens' scores in float32: logits over temperature, plus noise."""
     drift: float
-    """The largest difference of a score between the position computed alone and with eight rows."""
+    """Largest difference of any score between computing the position alone and with eight other rows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, and the number of completions."""
     parser.add_argument("--model", type=Path, default=DEMO_DIRECTORY / "target")
     parser.add_argument("--dtype", choices=get_args(Dtype), default="bfloat16")
     parser.add_argument("--deterministic", action="store_true")
@@ -65,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Complete every prompt in all ways, and explain what differs."""
+    """Complete every prompt in all ways, and explain the differences."""
     config = EngineConfig(str(args.model), dtype=args.dtype, deterministic=args.deterministic, share_prefixes=False)
     engine = load_engine(config)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
@@ -96,7 +95,7 @@ Job = tuple[Sequence[int], Sampling]
 def _all_ways(
     engine: TargetEngine, jobs: Sequence[Job], args: argparse.Namespace
 ) -> tuple[Mapping[str, Sequence[tuple[int, ...]]], Mapping[str, float]]:
-    """Outputs and seconds by way."""
+    """Outputs and seconds, by way."""
     began_s = time.monotonic()
     plain = [_complete(engine, [job], [()], args.tokens)[0] for job in jobs]
     plain_s, began_s = time.monotonic() - began_s, time.monotonic()
@@ -113,7 +112,7 @@ def _all_ways(
 def _complete(
     engine: TargetEngine, jobs: Sequence[Job], truths: Sequence[Sequence[int]], num_tokens: int
 ) -> list[tuple[int, ...]]:
-    """Side by side; guesses are the truth with mistakes in it, and there are none where it is empty."""
+    """Complete the jobs in one batch. Guesses are the tokens of `truths` with errors; without truth there are none."""
     rng = random.Random(len(jobs))
     streams = [new_stream(f"stream {next(NUMBERS)}", *job) for job in jobs]
     while running := [number for number, stream in enumerate(streams) if len(stream.output) < num_tokens]:
@@ -131,7 +130,7 @@ def _guesses(stream: DrivenStream, truth: Sequence[int], rng: random.Random, num
 
 
 def explain(engine: TargetEngine, number: int, job: Job, one: Sequence[int], other: Sequence[int]) -> Divergence:
-    """Where two completions of one job differ first, and how near their tokens were to each other there."""
+    """The first difference between two completions of one job, and how close the tokens' scores are there."""
     position = next(place for place, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
     prompt, sampling = job
     alone, with_others = _scores(engine._runtime, prompt, one[:position], sampling)
@@ -142,7 +141,7 @@ def explain(engine: TargetEngine, number: int, job: Job, one: Sequence[int], oth
 def _scores(
     runtime: ModelRuntime, prompt: Sequence[int], output: Sequence[int], sampling: Sampling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scores of the next token, by a step of one row and by one of nine.  # [vocab] twice"""
+    """Scores of the next token, computed in a step of one row and in a step of nine.  # [V] twice"""
     context = [*prompt, *output]
     rows = [Row(sampling, len(context), (), len(prompt))]
     kv = runtime.cache.new_sequence()

@@ -1,6 +1,6 @@
-"""Target engines driven by hand, in this process, without Ray: an orchestrator's messages to one, and no more.
+"""Drives target engines in this process, without Ray, by sending an orchestrator's messages.
 
-Knows engines and their messages; must not know the measurements.
+Knows engines and their messages; must not know what is measured.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ class DrivenStream:
         return VerifyRequest(stamp, self.log.base(base), self.log.since(base), block, spec)
 
     def take(self, block: TokenTree, verdict: Verdict) -> None:
-        """Commit what was accepted of the block, and the token after it."""
+        """Commit the accepted tokens of the block and the next token."""
         self.log.extend([*(block.tokens[node] for node in verdict.path), verdict.next_token])
         self.held = verdict.held
 
 
 def new_stream(name: str, prompt: Sequence[int], sampling: Sampling = GREEDY) -> DrivenStream:
-    """A session without output."""
+    """Return a session without output."""
     return DrivenStream(name, TokenLog(prompt), len(prompt), sampling)
 
 
 def load_engine(config: EngineConfig) -> TargetEngine:
-    """An engine that is warm. Raises: StartupError."""
+    """Load and warm up an engine. Raises: StartupError."""
     engine = TargetEngine.load(config, EPOCH, lambda _: None)
     engine.warm_up(lambda _: None)
     return engine
 
 
 def play(engine: TargetEngine, streams: Sequence[DrivenStream], blocks: Sequence[TokenTree] | None = None) -> None:
-    """A verdict for each stream on its block: on the empty one if none are given, which is plain decoding."""
+    """Get a verdict for each stream on its block. Without `blocks` all are empty, which is plain decoding."""
     blocks = blocks or [EMPTY_BLOCK] * len(streams)
     asked = {stream.name: (stream, block) for stream, block in zip(streams, blocks, strict=True)}
     for stream, block in asked.values():

@@ -1,8 +1,8 @@
-"""Which architectures of transformers the runtime serves: each with tiny random weights, against its own eager code.
+"""Architectures of transformers that the runtime serves, each with tiny random weights, against its own eager code.
 
-A sequence is computed in two chunks and a tree of guesses, all weights packed where the CPU has kernels for it, and the
-logits are compared with those of one eager forward pass over each path. Nothing here knows an architecture by name,
-but for sizes that some demand.
+A sequence is computed as two chunks and a tree of guesses, with all weights packed if the CPU has kernels for it. The
+logits are compared with one eager forward pass over each path. No code depends on an architecture's name, except for
+sizes that some need.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from workers.step import StepRows
 
 VOCAB_SIZE = 96
 MAX_PARAMETERS = 30_000_000
-"""What is larger with SIZES does not go by them."""
+"""A larger model does not follow `SIZES`."""
 TOLERANCE = 1e-4
-"""Of a logit, over the largest: float32 with another order of sums."""
+"""Largest difference of a logit relative to the largest logit: float32 with another order of summation."""
 SIZES: Mapping[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -68,9 +68,9 @@ SIZES: Mapping[str, Any] = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 16,
 }
-"""Names that an architecture does not know are of no effect."""
+"""Sizes of the tiny models. Names that an architecture does not know have no effect."""
 BASIC = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-"""Sizes that every architecture has; the ids of special tokens go with them."""
+"""Sizes that every architecture has, used together with the ids of special tokens."""
 LATENT = (
     "axk1",
     "axk2",
@@ -82,7 +82,7 @@ LATENT = (
     "minicpm3",
     "youtu",
 )
-"""Latent attention, which has a key for each query head."""
+"""Architectures with latent attention, which has one key per query head."""
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "mistral": {"sliding_window": 12},
     "gemma2": {"sliding_window": 12, "query_pre_attn_scalar": 16},
@@ -96,7 +96,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 12},
     **{family: {"num_key_value_heads": 4} for family in LATENT},
 }
-"""Windows shorter than the sequence, and what else has to fit."""
+"""Windows shorter than the sequence, and sizes that depend on others."""
 SERVED, REFUSED, DIFFERENT, NOT_BUILT = "served", "refused", "DIFFERENT", "not tried"
 HEADER = """# Families
 
@@ -120,7 +120,7 @@ TESTED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt_ne
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one architecture."""
+    """Result of one architecture."""
 
     family: str
     outcome: str
@@ -128,13 +128,12 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which, and where to write it down."""
     parser.add_argument("--only", nargs="+", metavar="MODEL_TYPE", default=sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
     parser.add_argument("--write", type=Path, metavar="FILE", help="a table of all findings")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Try them one after the other."""
+    """Try all chosen architectures."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     findings = []
@@ -153,7 +152,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 
 def try_family(family: str) -> Finding:
-    """Build, load and compare."""
+    """Build a tiny model, load it with our runtime, and compare the logits."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         path = Path(folder)
@@ -170,7 +169,7 @@ def try_family(family: str) -> Finding:
 
 
 def _build(family: str, path: Path) -> Any:
-    """The model with eager attention, which is also a checkpoint at `path`; or why none of the sizes will do."""
+    """The model with eager attention, also saved as a checkpoint at `path`; or the error if no set of sizes works."""
     sizes = {**SIZES, **SPECIAL.get(family, {})}
     without_heads = {name: value for name, value in sizes.items() if name != "head_dim"}
     basic = {name: value for name, value in sizes.items() if name in BASIC or name.endswith("_token_id")}
@@ -178,13 +177,13 @@ def _build(family: str, path: Path) -> Any:
     for attempt in (sizes, without_heads, basic):
         try:
             return _built(family, path, attempt)
-        except Exception as error:  # noqa: BLE001  whatever an architecture thinks of sizes that it was not made for
+        except Exception as error:  # noqa: BLE001  an architecture may raise anything for unusual sizes
             problem = problem or error
     return problem
 
 
 def _built(family: str, path: Path, sizes: Mapping[str, Any]) -> Any:
-    """Raises: whatever the architecture's code does."""
+    """Build and save the model. Raises: anything that the architecture's code raises."""
     config = AutoConfig.for_model(family, **sizes)
     with torch.device("meta"):
         size = sum(part.numel() for part in AutoModelForCausalLM.from_config(copy.deepcopy(config)).parameters())
@@ -201,13 +200,13 @@ def _built(family: str, path: Path, sizes: Mapping[str, Any]) -> Any:
 
 @torch.inference_mode()
 def _eager_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
-    """Of every position.  # [len(ids), vocab]"""
+    """Logits of every position.  # [len(ids), V]"""
     logits: torch.Tensor = model(torch.tensor([list(ids)]), use_cache=False).logits[0, :, :VOCAB_SIZE]
     return logits.float()
 
 
 def _difference(runtime: ModelRuntime, eager: Any) -> float:
-    """The largest, over the largest logit; infinite where one side is no number."""
+    """The largest difference of a logit over the largest logit; infinite if any is NaN."""
     rng = random.Random(1)
     prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(30)]
     tree = TokenTree(tuple(rng.randrange(3, VOCAB_SIZE) for _ in range(6)), (ROOT, 0, 0, 1, 2, ROOT))

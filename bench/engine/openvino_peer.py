@@ -1,8 +1,8 @@
-"""OpenVINO GenAI as a peer: plain decoding, in an environment of its own, a completion whenever it is asked for one.
+"""OpenVINO GenAI as a peer: plain decoding in an environment of its own, one completion per request.
 
 `bench runtime --openvino PYTHON DIR` runs it as `PYTHON bench/engine/openvino_peer.py DIR PRECISION THREADS PROMPT
-TOKENS`, where DIR was made of the same checkpoint by `optimum-cli export openvino --task text-generation-with-past`.
-Each line on stdin is answered by a line: seconds per token after the first. Imports nothing of the project.
+TOKENS`, where DIR was made from the same checkpoint by `optimum-cli export openvino --task text-generation-with-past`.
+It answers each line on stdin with a line: seconds per token after the first. Imports nothing of the project.
 """
 
 import random
@@ -10,12 +10,12 @@ import sys
 import time
 
 import numpy as np
-import openvino  # type: ignore[import-not-found]  # it is in another environment
+import openvino  # type: ignore[import-not-found]  # installed in another environment
 import openvino_genai  # type: ignore[import-not-found]
 
 
 def main(model: str, precision: str, num_threads: int, num_prompt: int, num_tokens: int) -> None:
-    """Load, say so, and answer until stdin ends."""
+    """Load the model, print "ready", and answer until stdin ends."""
     pipeline = openvino_genai.LLMPipeline(
         model, "CPU", INFERENCE_NUM_THREADS=num_threads, INFERENCE_PRECISION_HINT=precision
     )

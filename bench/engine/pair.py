@@ -1,6 +1,6 @@
-"""A target and a draft engine in this process, without Ray, which verify and draft in turn.
+"""A target and a draft engine in this process, without Ray, that draft and verify in turn.
 
-Knows an orchestrator's messages without pipelining; must not know the measurements.
+Knows an orchestrator's messages without pipelining; must not know what is measured.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from core.speculation import EMPTY_BLOCK, TokenTree, TreeSpec
 from workers.engine import DraftEngine, TargetEngine
 
 Q_TOP_TOKENS = 64
-"""As served; greedy guesses carry no q."""
+"""The served value. Greedy guesses carry no q."""
 NAMES = (f"stream {number}" for number in itertools.count())
-"""No two sessions of an engine have the same."""
+"""Unique names of sessions."""
 SEEDS = itertools.count()
-"""No two sampled texts have the same, or a cache would have the noise of the second."""
+"""Unique seeds of sampled texts, so that no cache has their noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A completion, and its number of verifications after the prompt's."""
+    """A completion, and its number of verifications after prefill."""
 
     tokens: tuple[int, ...]
     num_rounds: int
@@ -34,14 +34,14 @@ class Completion:
 
 @dataclass(eq=False, slots=True)
 class _Drafting:
-    """One session at the draft."""
+    """One session on the draft."""
 
     engine: DraftEngine
     held: int = 0
     num_rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def block(self, stream: DrivenStream, num_guesses: int) -> TokenTree:
-        """The draft's own next tokens after what the stream has committed."""
+        """The draft's own continuation of the committed tokens."""
         base = min(self.held, len(stream.log) - 1)
         spec = None if base else SequenceSpec(stream.num_prompt, stream.sampling)
         stamp = Stamp(stream.name, EPOCH, next(self.num_rounds))
@@ -60,7 +60,7 @@ class _Drafting:
 
 
 class EnginePair:
-    """Completes prompts, mostly greedily; the ways to do so differ in the blocks that are verified."""
+    """Completes prompts, mostly greedily. The methods differ in the blocks that are verified."""
 
     def __init__(self, target: TargetEngine, draft: DraftEngine) -> None:
         self.target = target
@@ -68,22 +68,22 @@ class EnginePair:
 
     @classmethod
     def load(cls, target: EngineConfig, draft: EngineConfig) -> EnginePair:
-        """Both engines, warm. Raises: StartupError."""
+        """Load and warm up both engines. Raises: StartupError."""
         drafting = DraftEngine.load(draft, EPOCH, Q_TOP_TOKENS, lambda _: None)
         drafting.warm_up(lambda _: None)
         return cls(load_engine(target), drafting)
 
     def plain(self, prompt: Sequence[int], num_tokens: int) -> Completion:
-        """Without guesses."""
+        """Complete without guesses."""
         return self._complete(new_stream(next(NAMES), prompt), num_tokens, lambda _: EMPTY_BLOCK)
 
     def sampled(self, prompt: Sequence[int], num_tokens: int) -> Completion:
-        """Without guesses, at T = 1."""
+        """Complete without guesses at T = 1, with a new seed each time."""
         stream = new_stream(next(NAMES), prompt, Sampling(temperature=1.0, seed=next(SEEDS)))
         return self._complete(stream, num_tokens, lambda _: EMPTY_BLOCK)
 
     def rejected(self, prompt: Sequence[int], num_tokens: int, num_guesses: int) -> Completion:
-        """With random guesses, which are hardly ever right: the cost of verification."""
+        """Complete with random guesses, which are almost never right. Measures the cost of verification."""
 
         def guesses(_: DrivenStream) -> TokenTree:
             return TokenTree.chain([random.randrange(self.target.info.vocab_size) for _ in range(num_guesses)])
@@ -91,7 +91,7 @@ class EnginePair:
         return self._complete(new_stream(next(NAMES), prompt), num_tokens, guesses)
 
     def speculative(self, prompt: Sequence[int], num_tokens: int, gamma: int) -> Completion:
-        """With the draft's guesses: `gamma` of them, or the remaining number of tokens."""
+        """Complete with `gamma` guesses of the draft in each round, fewer at the end."""
         stream, drafting = new_stream(next(NAMES), prompt), _Drafting(self.draft)
 
         def guesses(stream: DrivenStream) -> TokenTree:
@@ -103,7 +103,7 @@ class EnginePair:
         return completion
 
     def drafted(self, prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
-        """What the draft writes by itself: one long chain of guesses."""
+        """The draft's own completion, as one long chain of guesses."""
         stream = new_stream(next(NAMES), prompt)
         tokens = _Drafting(self.draft).block(stream, num_tokens).tokens
         self.draft.release([stream.name])

@@ -1,4 +1,4 @@
-"""transformers' own loop over a checkpoint: the baseline of the engines.
+"""transformers' own generation from a checkpoint, the baseline for our engines.
 
 Knows `generate`; must not know our engines.
 """
@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 from core.config import Dtype
 
 ATTENTION = "sdpa"
-"""transformers' default, and the fastest that it has without further packages."""
+"""transformers' default, and its fastest without further packages."""
 
 
 class Peer:
-    """Completes prompts greedily, each to a length and past any end of text."""
+    """Completes prompts greedily to a fixed length, ignoring ends of text."""
 
     def __init__(self, model: Path, dtype: Dtype, device: torch.device) -> None:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -29,7 +29,7 @@ class Peer:
         self._device = device
 
     def complete(self, prompt: Sequence[int], num_tokens: int, assistant: Peer | None = None) -> tuple[int, ...]:
-        """The next tokens; an assistant guesses at transformers' own settings for one."""
+        """The next tokens. An assistant guesses with transformers' default settings for it."""
         ids = torch.tensor([prompt], device=self._device)
         output = self._model.generate(
             ids,

@@ -1,8 +1,8 @@
-"""What the engine makes of one machine's memory and arithmetic, against transformers and against what is possible.
+"""Speed of the engine on one machine, against transformers and against the limits of memory and arithmetic.
 
-No Ray, no gRPC: engines are driven by hand in this process. Every ratio is of one run in which both sides take turns;
-each side has the faster of its dtypes. Plain decoding is what the target engine does with empty blocks, with sampling.
-Our side runs compiled code, which is made at the first run and takes a minute for each model.
+No Ray and no gRPC: engines are driven directly in this process. Each ratio comes from one run in which both sides take
+turns; each side uses the faster of its dtypes. Plain decoding is the target engine with empty blocks, including
+sampling. Our side runs compiled code, which is built in the first run and takes a minute per model.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from workers.step import StepRows
 
 NUM_PROMPT_TOKENS = 64
 NUM_TOKENS = 24
-"""Of each completion that is timed."""
+"""Length of each timed completion."""
 NUM_GUESSES = 7
-"""Verified with the last token: eight rows."""
+"""Guesses verified with the last token: eight rows."""
 NUM_STREAMS = 16
 SHARED_TOKENS, OWN_TOKENS = 1024, 16
 LONG_TOKENS = 1500
@@ -52,7 +52,6 @@ Seconds = Callable[[], float]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is measured, and how often."""
     parser.add_argument("--size", type=parse_size, default="123M", metavar="SIZE", help="of the target")
     parser.add_argument("--dtypes", nargs="+", choices=get_args(Dtype), default=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=2)
@@ -64,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Load every side, then let them take turns."""
+    """Load every side, then measure them in turn."""
     torch.set_num_threads(args.threads)
     source = DEMO_DIRECTORY / "target"
     shape = shape_of_size(read_shape(source), args.size)
@@ -116,12 +115,12 @@ def _tokens(count: int) -> list[int]:
 
 
 def _round(engine: TargetEngine, streams: Sequence[DrivenStream], num_guesses: int = 0) -> None:
-    """One verdict for each stream, on guesses that are hardly ever right."""
+    """Get one verdict for each stream, on guesses that are almost never right."""
     play(engine, streams, [TokenTree.chain(_tokens(num_guesses)) if num_guesses else EMPTY_BLOCK for _ in streams])
 
 
 def _decode(engine: TargetEngine, name: str, num_streams: int, num_guesses: int = 0) -> float:
-    """Of one round, after prefill."""
+    """Seconds of a round after prefill."""
     streams = [new_stream(f"{name}/{n}", _tokens(NUM_PROMPT_TOKENS)) for n in range(num_streams)]
     _round(engine, streams)
     began_s = time.perf_counter()
@@ -133,7 +132,7 @@ def _decode(engine: TargetEngine, name: str, num_streams: int, num_guesses: int 
 
 
 def _first_token(engine: TargetEngine, names: Any, *, is_shared: bool) -> Seconds:
-    """Prefill of a prompt whose tokens but the last have, or have not, been computed before."""
+    """A function that measures the prefill of a prompt; its first `SHARED_TOKENS` tokens are cached if `is_shared`."""
     shared = _tokens(SHARED_TOKENS)
     _round(engine, [new_stream(f"first {next(names)}", shared)])
 
@@ -150,7 +149,7 @@ def _first_token(engine: TargetEngine, names: Any, *, is_shared: bool) -> Second
 
 
 def _stall(engine: TargetEngine, names: Any) -> float:
-    """How many times its usual time the slowest round of a stream takes while a long prompt comes in."""
+    """Duration of a stream's slowest rounds during a long prefill (p95), over its usual duration."""
     stream, guest = (new_stream(f"stall {next(names)}", _tokens(count)) for count in (NUM_PROMPT_TOKENS, LONG_TOKENS))
     _round(engine, [stream])
     usual_s = [timed(CPU, lambda: _round(engine, [stream])) for _ in range(NUM_TOKENS)]
@@ -174,13 +173,13 @@ def _stall(engine: TargetEngine, names: Any) -> float:
 
 
 def _generate(model: Path, dtype: Dtype) -> Seconds:
-    """transformers' own loop, per token after the first."""
+    """A function that measures transformers' own generation, per token after the first."""
     peer = Peer(model, dtype, CPU)
     return lambda: token_s(CPU, partial(peer.complete, _tokens(NUM_PROMPT_TOKENS)), NUM_TOKENS)
 
 
 def _openvino(python: str, model: str, dtype: Dtype, num_threads: int) -> Seconds:
-    """The peer in its own process, which ends with this one: it reads our end of a pipe."""
+    """Start the peer in its own process, which ends with this one because its stdin closes."""
     precision = {"float32": "f32", "bfloat16": "bf16"}[dtype]
     numbers = map(str, (num_threads, NUM_PROMPT_TOKENS, NUM_TOKENS))
     peer = subprocess.Popen(
@@ -200,7 +199,7 @@ def _openvino(python: str, model: str, dtype: Dtype, num_threads: int) -> Second
 
 
 def _draft_sides(num_threads: int) -> Mapping[str, Seconds]:
-    """A step of the demo's draft, here and as transformers does it."""
+    """A step of the demo's draft, by our runtime and by transformers."""
     from transformers import AutoModelForCausalLM
 
     path = DEMO_DIRECTORY / "draft"
@@ -230,7 +229,7 @@ def _draft_sides(num_threads: int) -> Mapping[str, Seconds]:
 
 
 def _read_loop() -> Seconds:
-    """Reading memory and doing nothing else, per byte; the quickest of three."""
+    """A function that measures seconds per byte of reading memory, the fastest of three reads."""
     memory = torch.ones(READ_BYTES // 4)
     return lambda: min(timed(CPU, memory.sum) for _ in range(3)) / READ_BYTES
 
@@ -240,7 +239,7 @@ def _read_loop() -> Seconds:
 
 def _results(times: Mapping[str, Sequence[float]], num_parameters: int, settings: Mapping[str, Any]) -> list[Result]:
     def best(name: str) -> str:
-        """The side's faster dtype."""
+        """The side with its faster dtype."""
         named = [side for side in times if side.startswith(f"{name} ")]
         return min(named, key=lambda side: statistics.median(times[side]))
 

@@ -1,7 +1,8 @@
-"""What an engine adds to its model: a step outside of the forward pass, and a draft's pass against transformers' step.
+"""The cost that an engine adds to its model: a step outside the forward pass, and a draft's pass over transformers'
+step.
 
-No Ray, no gRPC: engines are driven by hand in this process, on one thread, on the demo pair. All sides take turns. Wall
-time is what goals are about; processor time, in the settings, tells how much of it others on the machine took.
+No Ray and no gRPC: engines are driven directly in this process, on one thread, with the demo pair. All sides take
+turns. Goals are for wall time. Processor time, in the settings, shows how much of it other processes took.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from workers.step import Readback, StepRows
 
 NUM_PROMPT_TOKENS = 64
 NUM_STEPS = 12
-"""Of each turn."""
+"""Number of steps in each turn."""
 CHAIN_NODES, TREE_NODES = 8, 32
 NUM_STREAMS = 16
 DRAFT_ROWS = (1, 8, 64)
 MAX_STEP_MS = {1: 0.3, NUM_STREAMS: 1.0}
-"""Outside of the model, by the number of streams."""
+"""Largest time of a step outside the model in milliseconds, by the number of streams."""
 MAX_PASS = {"uncompiled": 1.2, "compiled": 0.5}
-"""Of a draft with its candidates, over transformers' eager step."""
+"""Largest time of a draft's pass including its candidates, relative to transformers' eager step."""
 SAMPLED = Sampling(temperature=1.0)
 LARGE_VOCAB = 151_936
-"""Of Qwen2.5: the demo pair's, of 4,096, hides what a token of the vocabulary costs."""
+"""Vocabulary of Qwen2.5. The demo pair's, of 4,096, is too small to show the cost per token of the vocabulary."""
 DRAWS = {
     "T = 1": SAMPLED,
     "T = 1, top-p 0.95": Sampling(temperature=1.0, top_p=0.95),
@@ -53,7 +54,7 @@ DRAWS = {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What something took, in milliseconds."""
+    """Duration in milliseconds."""
 
     wall_ms: float
     cpu_ms: float
@@ -78,7 +79,7 @@ NOTHING = Cost(0.0, 0.0)
 
 @dataclass(slots=True)
 class Meter:
-    """Adds up what the calls of a function cost."""
+    """Sums the cost of all calls of a function."""
 
     function: Callable[..., Any]
     total: Cost = NOTHING
@@ -92,35 +93,34 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a target engine is asked for in each step of a turn."""
+    """Work of a target engine in each step of a turn."""
 
     name: str
     num_streams: int
     sampling: Sampling = GREEDY
     parents: tuple[int, ...] = ()
-    """Of the block."""
+    """Parents of the block's nodes."""
     right: tuple[int, ...] = ()
-    """The nodes that are what the target says: a path from the root on."""
+    """Nodes with the target's own tokens: a path from the root."""
 
 
 @dataclass(slots=True)
 class Times:
-    """The median step of each turn of one side."""
+    """Median step of each turn of one side."""
 
     whole: list[Cost] = field(default_factory=list)
     outside: list[Cost] = field(default_factory=list)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How often, and what."""
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out what takes a minute")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Load every side, then let them take turns."""
+    """Load every side, then measure them in turn."""
     torch.set_num_threads(1)
-    gumbel._NOISE = gumbel.NoiseCache(max_bytes=0)  # or a turn would find the noise of the one before
+    gumbel._NOISE = gumbel.NoiseCache(max_bytes=0)  # otherwise a turn would reuse the noise of the turn before
     steps = [side for is_deterministic in (False, True) for side in _step_sides(is_deterministic)]
     passes = _pass_sides(args.compile)
     times: dict[str, Times] = {name: Times() for name in (*(side.name for side in steps), *passes)}
@@ -160,7 +160,7 @@ def _step_sides(is_deterministic: bool) -> list[StepSide]:
 
 
 def _metered(runtime: ModelRuntime) -> Meter:
-    """Measures the forward passes of this runtime: of its model's code, or of what was recorded of it."""
+    """Measure this runtime's forward passes: of the model's code, or of its recorded trace."""
     recorders = [backend for backend in runtime.backends._built if isinstance(backend, TracedBackend)]
     owner, name = (recorders[0], "recorded") if recorders else (runtime.context.model, "forward")
     meter = Meter(getattr(owner, name))
@@ -184,7 +184,7 @@ class StepSide:
         engine.release([stream.name for stream in streams])
 
     def turn(self) -> list[tuple[Cost, Cost]]:
-        """What each step cost, whole and outside of the model's forward pass."""
+        """Cost of each step, whole and without the model's forward pass."""
         streams = self._prefilled()
         costs = [self._step(streams) for _ in range(NUM_STEPS)]
         self._engine.release([stream.name for stream in streams])
@@ -237,7 +237,7 @@ def _step_result(side: StepSide, times: Times) -> Result:
 
 
 def _pass_sides(is_compiled: bool) -> dict[str, Callable[[], list[Cost]]]:
-    """By name, what each of some passes cost: ours with the candidates after each row, transformers' step alone."""
+    """Functions that measure passes, by name: ours with the candidates after each row, transformers' step alone."""
     path = str(DEMO_DIRECTORY / "draft")
     runtimes = {"uncompiled": load_engine(EngineConfig(path))._runtime}
     if is_compiled:
@@ -267,7 +267,7 @@ def _our_pass(runtime: ModelRuntime, num_rows: int) -> Callable[[], list[Cost]]:
             logits = runtime.forward([StepRows(kv, [1], block)])
             readback = Readback()
             row = Row(GREEDY, kv.num_tokens, (), NUM_PROMPT_TOKENS)
-            place = DraftRow(row, Kind.GREEDY, num_ranks=MAX_TOLD + 1)  # as an engine asks
+            place = DraftRow(row, Kind.GREEDY, num_ranks=MAX_TOLD + 1)  # as in an engine
             places = [place] * num_rows
             found = propose(logits, places, 0, readback)
             readback.wait()
@@ -317,7 +317,7 @@ def _ratio(name: str, ours: Sequence[Cost], theirs: Sequence[Cost]) -> Result:
 
 
 def _draw_result(name: str, sampling: Sampling) -> Result:
-    """What it costs to draw a token of each row of a block, beside the model: the law, noise and the largest."""
+    """Cost of drawing a token for each row of a block, without the model: distribution, noise and argmax."""
     generator = torch.Generator().manual_seed(0)
     logits = 2.5 * torch.randn(1 + CHAIN_NODES, LARGE_VOCAB, generator=generator)
     logits[:, :2000] += 4.0 * torch.randn(len(logits), 2000, generator=generator)

@@ -1,1 +1,1 @@
-"""What a GPU makes of kernels, steps and text."""
+"""Benchmarks on a GPU: kernels, steps and text."""

@@ -16,14 +16,14 @@ from workers.products.triton_product import product
 from workers.step import KVCache, LayerShape
 
 SHAPES: Final = (LayerShape(8, 128, 128), LayerShape(2, 64, 64), LayerShape(4, 256, 256), LayerShape(2, 192, 128))
-"""Of Llama, Qwen's small models, Gemma and DeepSeek."""
+"""Shapes of Llama, Qwen's small models, Gemma and DeepSeek."""
 BLOCK_TOKENS: Final = (16, 64, 256)
 PRODUCTS: Final = ((1, 4096, 4096), (8, 6144, 4096), (16, 1000, 896), (40, 4096, 14336))
-"""Rows, outputs, inputs."""
+"""(rows, outputs, inputs)."""
 
 
 def kernel_results() -> list[Result]:
-    """The largest errors, relative to a row's norm; and whether noise has the bits of `core.noise`."""
+    """Largest errors relative to a row's norm; and whether noise is equal to `core.noise` bit for bit."""
     from workers.attention.triton_attention import TritonKernel
 
     device = torch.device("cuda")
@@ -42,7 +42,7 @@ def kernel_results() -> list[Result]:
 
 
 def _unlike_rows(device: torch.device) -> Result:
-    """Rows of products whose bits depend on the number of rows."""
+    """Number of rows of a product whose bits depend on the number of rows."""
     rows, weight = (torch.randn(count, 4096, device=device, dtype=torch.bfloat16) for count in (300, 1000))
     want = torch.cat([product(row[None], weight, None) for row in rows])
     counts = (2, 17, 40, 100, 300)

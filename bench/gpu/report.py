@@ -1,7 +1,7 @@
-"""What a GPU makes of it: kernels against references, steps against the roofline, exactness, text against transformers.
+"""Benchmarks on a GPU: kernels against references, steps against the roofline, exactness, text against transformers.
 
-Each part goes on after the failure of another, which the report names. `--device cpu --only pair` with a small `--size`
-tries the last part anywhere.
+A part that fails is reported, and the other parts still run. `--device cpu --only pair` with a small `--size` runs the
+last part on any machine.
 """
 
 from __future__ import annotations
@@ -26,24 +26,23 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], list[Result]]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which parts, and the settings of the last one."""
     parser.add_argument("--only", choices=PARTS, help="this part alone")
     text.add_arguments(parser)
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Run the parts one after the other. Raises: StartupError where there is no such device."""
-    logging.basicConfig(level=logging.WARNING)  # self-tests say why something is not used
+    """Run the parts in order. Raises: StartupError if there is no such device."""
+    logging.basicConfig(level=logging.WARNING)  # self-tests log why a kernel is not used
     card = device_name(open_device(args.device))
     results: list[Result] = []
     for name in [args.only] if args.only else PARTS:
         say(f"part: {name}")
         try:
             found = with_card(PARTS[name](args), card)
-            for each in found:  # what follows may take long, or end this process
+            for each in found:  # printed now: the next part may take long, or end this process
                 say(f"{each.name}: {each.value:g} {each.unit}")
             results += found
-        except Exception as error:  # noqa: BLE001  each part has errors of its own, and the others say more
+        except Exception as error:  # noqa: BLE001  whatever a part raises, the others still run
             say(f"{name} failed: {type(error).__name__}: {first_line(error)}")
             results.append(at_most(0.0, Result(f"{name}: failures", 1.0, "failures")))
     return results

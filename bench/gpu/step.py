@@ -1,7 +1,7 @@
 """Steps of a model of 8B's shape on a GPU: against the memory's roofline, by rows and context; and deterministic ones.
 
-Weights are random and made on the card: a step's time does not depend on them, and nothing has to be downloaded. The
-runtime is the engines' own, warmed up as they warm it up. Knows the runtime; must not know engines or text.
+Weights are random and made on the GPU: a step's time does not depend on them, and nothing has to be downloaded. The
+runtime is that of the engines, warmed up the same way. Knows the runtime; must not know engines or text.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ SHAPE_1B: Final = SHAPE_8B | {
 """Llama 3.2 1B."""
 CONTEXT: Final = 65_536
 PREFILL: Final = 2_000
-"""Tokens of a step while a context is filled."""
+"""Number of tokens per step while a context is filled."""
 MAX_ROWS: Final = 64
-"""Rows of the largest recorded step: recording those of a service takes half a minute."""
+"""Rows of the largest CUDA graph. Recording as many graphs as a service does takes half a minute."""
 STEPS: Final = 20
 CASES: Final = ((1_000, 1, 1), (1_000, 1, 8), (1_000, 1, 32), (8_000, 1, 1), (8_000, 1, 8), (1_000, 32, 1))
-"""Tokens of context, sequences, rows of each."""
+"""(tokens of context, sequences, rows of each sequence)."""
 
 
 def random_runtime(shape: dict[str, Any], **settings: Any) -> ModelRuntime:
-    """The runtime of a Llama of this shape with random weights, on the GPU, cold."""
+    """A cold runtime on the GPU, with a Llama of this shape and random weights."""
     model_config = LlamaConfig(**shape, max_position_embeddings=CONTEXT, rope_theta=500_000.0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
@@ -82,7 +82,7 @@ def random_runtime(shape: dict[str, Any], **settings: Any) -> ModelRuntime:
 
 
 def step_results() -> list[Result]:
-    """Times of recorded steps over the roofline, over a plain step, and over those that are not recorded."""
+    """Times of recorded steps, over the roofline, over a plain step, and over steps that are not recorded."""
     device = torch.device("cuda")
     memory = memory_loop(device)
     runtime = random_runtime(SHAPE_8B, kv_cache_tokens=300_000)
@@ -112,7 +112,7 @@ def step_results() -> list[Result]:
 
 
 def deterministic_results() -> list[Result]:
-    """Whether a row's bits are independent of the batch, and what that costs."""
+    """Whether a row's bits are independent of the batch, and the cost of that."""
     device = torch.device("cuda")
     plain, exact = (random_runtime(SHAPE_1B, kv_cache_tokens=40_000, deterministic=each) for each in (False, True))
     plain.warm_up(say)
@@ -126,7 +126,7 @@ def deterministic_results() -> list[Result]:
 
 
 def _step_s(runtime: ModelRuntime, device: torch.device, context: int, num_sequences: int, num_rows: int) -> float:
-    """Median seconds of a step of as many rows of each sequence."""
+    """Median seconds of a step with `num_rows` rows of each sequence."""
     kvs = [runtime.cache.new_sequence() for _ in range(num_sequences)]
     for kv in kvs:
         for first in range(0, context, PREFILL):
@@ -149,7 +149,7 @@ def _step(runtime: ModelRuntime, kvs: Sequence[SequenceKV], num_rows: int) -> Ca
 
 
 def _over_roofline(runtime: ModelRuntime, byte_s: float, case: tuple[int, int, int], step_s: float) -> Result:
-    """Time over that of reading all weights but the embedding, and the KV, at the memory's pace."""
+    """Time of a step over the time to read all weights except the embedding, and the KV, from memory."""
     embedding = runtime.context.model.get_input_embeddings().weight
     num_weights = runtime.info.num_parameters - embedding.numel()
     of_token = sum(pool[0].nbytes for pool in (*runtime.cache.keys, *runtime.cache.values))
@@ -166,7 +166,7 @@ def _ratio(name: str, time_s: float, other_s: float) -> Result:
 
 
 def _kernels_of_a_layer(runtime: ModelRuntime) -> Result:
-    """Kernels of a whole step over its layers, rounded down, by torch's profiler."""
+    """Number of kernels of a step per layer, rounded down, counted by torch's profiler."""
     from torch.profiler import ProfilerActivity, profile
 
     kv = runtime.cache.new_sequence()
@@ -183,5 +183,5 @@ def _kernels_of_a_layer(runtime: ModelRuntime) -> Result:
 
 
 def with_card(results: Sequence[Result], card: str) -> list[Result]:
-    """The same, each with the card's name."""
+    """Add the name of the GPU to the results' settings."""
     return [replace(result, settings={**result.settings, "card": card}) for result in results]

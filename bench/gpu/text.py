@@ -1,9 +1,9 @@
-"""What a GPU makes of the engines: a decoding step against its memory's roofline, and text against transformers.
+"""Speed of the engines on a GPU: a decoding step against its memory's roofline, and text against transformers.
 
-No Ray, no gRPC: engines are driven by hand in this process. Every ratio is of one run in which all sides take turns on
-the same prompts, and of what comes after the first token. The draft is the demo's, the target the demo's grown: 7B in
-bfloat16 takes 14 GB on disk, four minutes to grow, and on the card twice that and a few GB more, since transformers has
-a copy of its own.
+No Ray and no gRPC: engines are driven directly in this process. Each ratio comes from one run in which all sides take
+turns on the same prompts, and covers the tokens after the first. The draft is the demo's, the target a grown copy of
+the demo's: 7B in bfloat16 takes 14 GB on disk and four minutes to grow, and on the GPU twice that and a few GB more,
+since transformers has a copy of its own.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from workers.noise import find_noise_kernel, gumbel
 from workers.step import upload
 
 NUM_GUESSES = 7
-"""Verified with the last token: eight rows."""
+"""Guesses verified with the last token: eight rows."""
 KV_TOKENS = 8192
 BLOCK_TOKENS = 64
-"""As served on a GPU."""
+"""The usual setting on a GPU."""
 
 NOISE_ROWS, NOISE_VOCAB = 16, 151_936
-"""A step of 16 streams that sample, with the vocabulary of Qwen's models."""
+"""A step of 16 sampling streams with the vocabulary of Qwen's models."""
 
 PLAIN, SAMPLED, VERIFYING, SPECULATIVE, DRAFT = "plain", "plain at T=1", "verifying", "speculative", "draft"
 GENERATE, ASSISTED, GENERATE_DRAFT = "generate", "assisted generate", "generate by the draft"
@@ -53,11 +53,10 @@ Prompt = Sequence[int]
 Complete = Callable[[Prompt, int], object]
 """Writes a number of tokens after a prompt."""
 Times = Mapping[str, Sequence[float]]
-"""By side, a value for each repeat: seconds per token, and of the memory per byte."""
+"""One value per repeat, by side: seconds per token, for the memory seconds per byte."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The device, the models, and the number of repeats."""
     parser.add_argument("--device", default="cuda", help="as torch names it")
     parser.add_argument("--size", type=parse_size, default="500M", metavar="SIZE", help="of the target")
     parser.add_argument("--dtype", choices=get_args(Dtype), default="bfloat16")
@@ -69,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Load every side, let them take turns, then compare what they write. Raises: StartupError."""
+    """Load every side, measure them in turn, and compare their texts. Raises: StartupError."""
     device = open_device(args.device)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -96,7 +95,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 
 def _config(model: Path, args: argparse.Namespace) -> EngineConfig:
-    """Prefixes are not shared: each side computes the whole prompt."""
+    """Settings of an engine. Prefixes are not shared, so each side computes the whole prompt."""
     return EngineConfig(
         str(model),
         dtype=args.dtype,
@@ -127,7 +126,7 @@ def _sides(pair: EnginePair, peer: Peer, assistant: Peer, gamma: int) -> Mapping
 def take_turns(
     sides: Mapping[str, Complete], device: torch.device, prompts: Sequence[Prompt], num_tokens: int, num_repeats: int
 ) -> Times:
-    """A prompt in each repeat; the first turns of all load kernels and choose among them, and are not counted."""
+    """Measure all sides, one prompt per repeat. The first turns load and tune kernels and are not counted."""
     memory = memory_loop(device)
     times: dict[str, list[float]] = {name: [] for name in (MEMORY, *sides)}
     for number in range(1 + num_repeats):
@@ -143,13 +142,13 @@ def take_turns(
 
 
 def bytes_read(shape: Shape, dtype: Dtype) -> int:
-    """Bytes of weights that a step reads: all but the embedding, where it looks up one row."""
+    """Bytes of weights read in a step: all except the embedding, of which only some rows are read."""
     num_weights = shape.num_parameters - shape.vocab_size * shape.hidden_size
     return num_weights * torch.finfo(getattr(torch, dtype)).bits // 8
 
 
 def ratios(times: Times, num_bytes: int) -> list[Result]:
-    """The cost of a step, the speed of text, and the cost of the draft."""
+    """Cost of a step, speed of text, and cost of the draft."""
 
     def cost(name: str, side: str, other: str) -> Result:
         values = [a / b for a, b in zip(times[side], times[other], strict=True)]
@@ -177,7 +176,7 @@ def ratios(times: Times, num_bytes: int) -> list[Result]:
 
 
 def noise_times(device: torch.device, num_repeats: int) -> list[Result]:
-    """Noise that is in no cache: by operators, and by one kernel where there is one. The first time is not counted."""
+    """Time of noise without a cache, by operators and by one kernel if there is one. The first run is not counted."""
     keys = upload([noise.key(seed, 0, 0, noise.Purpose.SHARED) for seed in range(NOISE_ROWS)], device)
     ways = {"operators": gumbel._gumbel_in_parts, "one kernel": find_noise_kernel(keys.device)}
     times = {
@@ -189,7 +188,7 @@ def noise_times(device: torch.device, num_repeats: int) -> list[Result]:
 
 
 def _waits(name: str, complete: Complete, device: torch.device, prompt: Prompt, num_tokens: int) -> Result:
-    """Nothing but what a round or a pass has found out is to be waited for."""
+    """How often Python waits for the device per round or pass. It needs to wait only for the result."""
     found = waits_per_token(device, partial(complete, prompt), num_tokens)
     return at_most(1.0, Result(f"{name}: waits for the device in a step", round(found, 2), "waits"))
 
@@ -202,7 +201,7 @@ def _median_ms(times_s: Sequence[float]) -> float:
 
 
 def _texts(pair: EnginePair, peer: Peer, prompts: Sequence[Prompt], num_tokens: int, gamma: int) -> list[Result]:
-    """Complete every prompt plainly, by transformers and with guesses."""
+    """Complete every prompt plainly, by transformers and with guesses, and compare the outputs."""
     plain = [pair.plain(prompt, num_tokens).tokens for prompt in prompts]
     generated = [peer.complete(prompt, num_tokens) for prompt in prompts]
     speculative = [pair.speculative(prompt, num_tokens, gamma) for prompt in prompts]
@@ -222,7 +221,7 @@ def equality(
     plain: Sequence[Sequence[int]],
     others: Sequence[Sequence[int]],
 ) -> Result:
-    """The share of completions that are plain decoding's own, and how near the two tokens were where one leaves it."""
+    """Share of completions equal to plain decoding; the settings have the gap between the tokens of each difference."""
     found = [
         explain(engine, number, (prompt, GREEDY), one, other)
         for number, (prompt, one, other) in enumerate(zip(prompts, plain, others, strict=True))

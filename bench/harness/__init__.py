@@ -1,1 +1,1 @@
-"""The common parts of benchmarks of a served pair: traffic, load, processes to kill, hosts and nodes."""
+"""Common parts of benchmarks of a served pair: traffic, load, processes to kill, hosts and nodes."""

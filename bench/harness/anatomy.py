@@ -1,7 +1,7 @@
-"""Where the time of a stream went, from the traced calls to its engines.
+"""Splits the time of a stream into parts, from the traced calls to its engines.
 
 Knows the messages of a trace, and intervals; must not know how streams are made. A round begins when its block is sent
-to the target and ends when the next one is; the first verification, which is prefill, is no round.
+to the target and ends when the next block is sent. The first verification is prefill, not a round.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from protos.outrider.v1 import generation_pb2 as pb
 
 Interval = tuple[float, float]
 Parts = Mapping[str, float]
-"""Seconds of a round, by the part that takes them."""
+"""Seconds of a round, by part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One verification, and the calls to the draft that began during it or until the next one."""
+    """One verification, and the calls to the draft that belong to it."""
 
     verify: pb.CallTrace
     end_s: float
     drafts: tuple[pb.CallTrace, ...]
     before: pb.CallTrace | None = None
-    """The verification before: a pass that is heard of behind this one may have begun behind that one."""
+    """The verification before. A pass reported during this verification may have begun during that one."""
 
     @property
     def is_hit(self) -> bool:
-        """The block that follows had grown while this one was verified: nobody waited for it."""
+        """Whether the next block was complete before the verdict came, so that nothing waited for it."""
         return self.picked is not None and self.picked.received_s <= self.verify.received_s
 
     @property
@@ -47,20 +47,20 @@ class Round:
 
     @property
     def waited_s(self) -> float:
-        """Time after the verdict in which the target had nothing to do for this stream."""
+        """Seconds after the verdict in which the target had no work from this stream."""
         return self.end_s - self.verify.received_s
 
     @property
     def link_s(self) -> float:
-        """The verification's way to the engine and back: of its round trip, what the engine does not account for."""
+        """Seconds of the verification's round trip that the engine does not account for."""
         return _wire_s(self.verify)
 
     @property
     def not_model_s(self) -> float:
-        """What is left without the work of the engines that the round waited for: the wire and the orchestrator.
+        """Seconds of the round without work of the engines that it waited for: the wire and the orchestrator.
 
-        A draft call that was over when the verdict came took no time of the round; and where it was not, the time that
-        it shares with the verification counts once.
+        A draft call that ended before the verdict cost the round no time. Time in which a later draft call overlaps
+        with the verification counts once.
         """
         awaited = [call for call in self.drafts if self.verify.received_s < call.received_s <= self.end_s]
         busy = [_busy(call) for call in (self.verify, *awaited)]
@@ -68,7 +68,7 @@ class Round:
 
 
 def rounds_of(calls: Iterable[pb.CallTrace]) -> list[Round]:
-    """The rounds of one stream but its last, which no block follows."""
+    """The rounds of one stream, except for the last, which has no next block."""
     ordered = sorted(calls, key=lambda call: call.sent_s)
     verified = [call for call in ordered if call.call == pb.CALL_VERIFY]
     drafts: list[list[pb.CallTrace]] = [[] for _ in verified]
@@ -82,18 +82,19 @@ def rounds_of(calls: Iterable[pb.CallTrace]) -> list[Round]:
 
 
 def medians_ms(rounds: Sequence[Parts]) -> dict[str, float]:
-    """Of each part, its median."""
+    """The median of each part, in milliseconds."""
     return {f"{part}, ms": round(1e3 * statistics.median(each[part] for each in rounds), 3) for part in rounds[0]}
 
 
 def _round_of(call: pb.CallTrace, verified: Sequence[pb.CallTrace]) -> int:
-    """Growth belongs to the verification behind which it was heard of, anything else to the one that it follows."""
+    """Index of the call's verification: for growth the last one sent before it was received, else before it was
+    sent."""
     known_s = call.received_s if call.call == pb.CALL_GROWTH else call.sent_s
     return max(sum(verify.sent_s <= known_s for verify in verified) - 1, 0)
 
 
 def hidden_share(rounds: Iterable[Round]) -> float:
-    """Of the time that picked passes took, from begin to having them, the share while the target was verifying."""
+    """Share of the duration of picked passes during which the target was verifying."""
     picked = [(round_.picked, round_) for round_ in rounds if round_.picked is not None]
     total_s = sum(grown.received_s - grown.sent_s for grown, _ in picked)
     hidden_s = sum(_covered(_verified(round_), (grown.sent_s, grown.received_s)) for grown, round_ in picked)
@@ -101,7 +102,7 @@ def hidden_share(rounds: Iterable[Round]) -> float:
 
 
 def waiting_share(rounds: Iterable[Round]) -> float:
-    """Of the time of all rounds, the share in which the target waits: for the draft, the wire or the orchestrator."""
+    """Share of the rounds' time in which the target waits for the draft, the wire or the orchestrator."""
     measured = list(rounds)
     total_s = sum(round_.end_s - round_.verify.sent_s for round_ in measured)
     return sum(round_.waited_s for round_ in measured) / total_s if total_s else 0.0
@@ -113,7 +114,7 @@ def _verified(round_: Round) -> list[Interval]:
 
 
 def _busy(call: pb.CallTrace) -> Interval:
-    """When the engine was at work on it, if both ways took equally long."""
+    """When the engine worked on the call, assuming that both directions took equally long."""
     start_s = call.sent_s + _wire_s(call) / 2 + call.timing.waited_s
     return start_s, start_s + call.timing.computed_s
 
@@ -123,7 +124,7 @@ def _wire_s(call: pb.CallTrace) -> float:
 
 
 def _covered(parts: Iterable[Interval], whole: Interval) -> float:
-    """How much of `whole` lies in at least one of `parts`."""
+    """Length of the part of `whole` that the union of `parts` covers."""
     covered_s, reached_s = 0.0, whole[0]
     for start_s, end_s in sorted(parts):
         start_s, end_s = max(start_s, reached_s), min(end_s, whole[1])

@@ -1,7 +1,7 @@
-"""Two hosts on this machine with a delay between them: network namespaces, and a wire that takes its time.
+"""Two hosts on this machine with a delay between them: network namespaces, connected by a slow wire.
 
-A kernel with netem could delay packets by itself; this works without it: the two ends are TUN devices, and a process of
-its own carries packets from one to the other, each after a delay. Needs root, or user namespaces, and `ip`.
+Works without netem in the kernel: each end is a TUN device, and a separate process carries packets from one to the
+other, each after a delay. Needs root or user namespaces, and the `ip` command.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 DEVICE = "outrider"
 PREFIX = "outrider-"
-"""Of namespaces; the process that made them follows."""
+"""Prefix of the namespaces' names; the id of the process that made them follows."""
 NETWORK = "10.201.77"
 MTU = 9000
 MAX_WAIT_S = 0.5
@@ -33,13 +33,13 @@ TUNSETIFF, IFF_TUN, IFF_NO_PI, CLONE_NEWNET = 0x400454CA, 0x0001, 0x1000, 0x4000
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A network namespace; processes that are started inside it have this address and no other but loopback."""
+    """A network namespace. Processes started in it have this address and loopback, and no other."""
 
     name: str
     address: str
 
     def enter(self) -> None:
-        """From now on this thread, and what it starts, is on this host. Raises: OSError."""
+        """Move this thread, and processes it starts from now on, to this host. Raises: OSError."""
         with Path("/var/run/netns", self.name).open() as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {self.name}")
@@ -52,13 +52,13 @@ class Wire:
         self._carrier = carrier
 
     def delay(self, seconds: float) -> None:
-        """Set the delay of packets, in each direction."""
+        """Set the delay of packets in each direction, in seconds."""
         assert self._carrier.stdin is not None
         print(seconds, file=self._carrier.stdin, flush=True)
 
 
 def missing() -> str | None:
-    """The missing requirement for two hosts on this machine, or None."""
+    """The requirement for two hosts that this machine lacks, or None."""
     if shutil.which("ip") is None:
         return "there is no `ip` command"
     if not os.access("/dev/net/tun", os.W_OK):
@@ -72,7 +72,7 @@ def missing() -> str | None:
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host, Wire]]:
-    """Near and far, and the wire between them; this thread is on the near one while the block runs."""
+    """The near host, the far host and the wire between them. This thread is on the near host inside the block."""
     _sweep()
     near, far = (Host(f"{PREFIX}{os.getpid()}-{n}", f"{NETWORK}.{n}") for n in (1, 2))
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
@@ -97,7 +97,7 @@ def two_hosts() -> Iterator[tuple[Host, Host, Wire]]:
 
 
 def _sweep() -> None:
-    """Delete the namespaces of killed processes."""
+    """Delete the namespaces of processes that were killed."""
     names = [path.name for path in Path("/var/run/netns").glob(f"{PREFIX}*")]
     for name in names:
         if not Path("/proc", name.removeprefix(PREFIX).partition("-")[0]).exists():
@@ -109,7 +109,7 @@ def _ip(*arguments: str) -> None:
 
 
 def _tunnel() -> int:
-    """The end of a TUN device in the namespace of this thread: whole packets are read from it and written to it."""
+    """Open a TUN device in this thread's namespace; whole packets are read from and written to it."""
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(end, TUNSETIFF, struct.pack("16sH", DEVICE.encode(), IFF_TUN | IFF_NO_PI))
     return end
@@ -126,7 +126,7 @@ def _carrier(ends: list[int]) -> Iterator[Wire]:
 
 
 def carry(ends: list[int], commands: Any) -> None:
-    """Carry packets between the two ends until `commands` closes; each line of it is a delay in seconds."""
+    """Carry packets between the two ends until `commands` closes. Each line of `commands` sets the delay in seconds."""
     other = dict(zip(ends, reversed(ends), strict=True))
     under_way: deque[tuple[float, int, bytes]] = deque()
     delay_s = 0.0

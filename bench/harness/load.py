@@ -1,4 +1,4 @@
-"""A settable number of concurrent streams, one after the other, each compared with plain decoding.
+"""A variable number of concurrent streams, each compared with plain decoding.
 
 Knows the client and the expected tokens; must not know what happens to the server meanwhile.
 """
@@ -15,7 +15,7 @@ from outrider_client import AsyncClient, OutriderError
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One request, and the tokens of plain decoding."""
+    """One request, and its tokens under plain decoding."""
 
     prompt: str
     seed: int
@@ -25,7 +25,7 @@ class Expected:
 
 @dataclass(slots=True)
 class Tally:
-    """The results of the streams."""
+    """Results of the streams so far."""
 
     num_done: int = 0
     num_wrong: int = 0
@@ -35,7 +35,7 @@ class Tally:
 
 
 class SteadyLoad:
-    """Keeps a number of streams running until it is changed; a context manager."""
+    """Keeps a given number of streams running. A context manager."""
 
     def __init__(self, client: AsyncClient, jobs: Sequence[Expected]) -> None:
         self.tally = Tally()
@@ -57,7 +57,7 @@ class SteadyLoad:
         return len(self._running)
 
     def keep(self, num_streams: int) -> None:
-        """Keep `num_streams` running from now on; surplus streams end by themselves."""
+        """Keep `num_streams` running from now on. Surplus streams run to their end."""
         self._num_wanted = num_streams
         while len(self._running) < self._num_wanted:
             task = asyncio.create_task(self._go_on())

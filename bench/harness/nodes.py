@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, deployed to as Kubernetes does it: a Serve config over REST."""
+"""A Ray cluster of several nodes on this machine, deployed to as on Kubernetes: a Serve config over REST."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ POLL_S = 0.2
 
 
 def manifest() -> dict[str, Any]:
-    """The content of serveConfigV2 of k8s/overlays/cpu-demo, with this machine's paths of the models."""
+    """serveConfigV2 of k8s/overlays/cpu-demo, with this machine's paths of the models."""
     config: dict[str, Any] = yaml.safe_load(MANIFEST.read_text().replace(IMAGE_ROOT, str(REPOSITORY)))
     return config
 
 
 @dataclass
 class Nodes:
-    """Head, and nodes that are told apart by their label."""
+    """The head node, and worker nodes by role."""
 
     cluster: Cluster
     dashboard: str
     grpc_port: int
     http_port: int
     placed: Mapping[str, str]
-    """Ray's options of a node that say where it is."""
+    """Ray's options for the address of a node."""
     of_role: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
@@ -54,14 +54,14 @@ class Nodes:
         return f"localhost:{self.grpc_port}"
 
     def add(self, role: str, **resources: Any) -> Any:
-        """A node like those of the worker group `role`."""
+        """Add a node like those of the worker group `role`."""
         options: dict[str, Any] = {"num_cpus": 2, **self.placed, **resources}
         node = self.cluster.add_node(labels={ROLE: role}, include_dashboard=False, **options)
         self.of_role.setdefault(role, []).append(node)
         return node
 
     def kill(self, role: str) -> None:
-        """SIGKILL to everything on one node of `role` on which a replica runs."""
+        """Kill (SIGKILL) all processes of one node of `role` that runs a replica."""
         details = ServeSubmissionClient(self.dashboard).get_serve_details()
         replicas = details["applications"][APPLICATION]["deployments"][role]["replicas"]
         busy = {replica["node_id"] for replica in replicas if replica["state"] == "RUNNING"}
@@ -70,12 +70,13 @@ class Nodes:
         self.cluster.remove_node(victim, allow_graceful=False)
 
     def deploy(self, settings: Mapping[str, Any], proxies: str = HEAD_ONLY) -> None:
-        """Deploy, or update to, an application with these settings, and return when it runs."""
+        """Deploy or update the application with these settings. Return when it runs."""
         ServeSubmissionClient(self.dashboard).deploy_applications(self.config(settings, proxies))
         wait_until(self.is_running, START_TIMEOUT_S)
 
     def config(self, settings: Mapping[str, Any], proxies: str) -> dict[str, Any]:
-        """That of the manifests, but for ports; and where nodes share an address, and so its ports, with one proxy."""
+        """The manifest's config with other ports. Nodes that share an address share its ports, so they need one
+        proxy."""
         carried = manifest()
         application = carried["applications"][0]
         return {
@@ -97,7 +98,7 @@ class Nodes:
 
 @contextmanager
 def nodes(roles: Sequence[str] = ROLES, ip: str | None = None, **head: Any) -> Iterator[Nodes]:
-    """A head, and one node of each role, with the address `ip` or the machine's own.
+    """Start a head, and one node of each role, with the address `ip` or the machine's own.
 
     The head runs no models unless `head` gives it CPUs.
     """
@@ -122,7 +123,7 @@ def nodes(roles: Sequence[str] = ROLES, ip: str | None = None, **head: Any) -> I
         for role in roles:
             up.add(role)
         ray.init(address=cluster.address, log_to_driver=False, namespace="outrider", _node_ip_address=ip)
-        _set_global_client(None)  # Serve would ask the controller of an earlier cluster of this process
+        _set_global_client(None)  # otherwise Serve would ask the controller of an earlier cluster of this process
         yield up
     finally:
         ray.shutdown()
@@ -130,7 +131,7 @@ def nodes(roles: Sequence[str] = ROLES, ip: str | None = None, **head: Any) -> I
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Return as soon as it holds. Raises: TimeoutError."""
+    """Return as soon as `condition` holds. Raises: TimeoutError."""
     end_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= end_s:
@@ -139,7 +140,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """The same, while other tasks go on."""
+    """Like `wait_until`, without blocking other tasks."""
     await asyncio.to_thread(wait_until, condition, timeout_s)
 
 
@@ -150,14 +151,14 @@ def num_running(role: str) -> int:
 
 
 def only_running(counts: Mapping[str, int]) -> bool:
-    """Whether this number of replicas of each role serves, and no other is starting or stopping."""
+    """Whether each role has exactly this number of serving replicas, and none that starts or stops."""
     deployments = serve.status().applications[APPLICATION].deployments
     states = {role: {name: n for name, n in deployments[role].replica_states.items() if n} for role in counts}
     return states == {role: {"RUNNING": count} if count else {} for role, count in counts.items()}
 
 
 def free_port() -> int:
-    """A port that is free at the moment."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

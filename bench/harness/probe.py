@@ -10,11 +10,11 @@ from deploy.app import APPLICATION
 from deploy.serve import LeaseGrant, Refusal
 
 LEASES_EACH = 8
-"""Largest number of leases to take for each replica before the search is given up."""
+"""Largest number of leases taken per replica before the search gives up."""
 
 
 async def engine_of(role: str) -> Any:
-    """The engine actor of one replica of `role` (target or draft). Takes a lease, and ends it at once."""
+    """The engine actor of one replica of `role` (target or draft). Takes a lease and ends it at once."""
     stream = _lease_stream(role)
     try:
         return (await _granted(stream)).engine
@@ -25,7 +25,7 @@ async def engine_of(role: str) -> Any:
 async def engines_of(role: str, num_replicas: int) -> list[Any]:
     """The engine actors of all `num_replicas` replicas of `role`.
 
-    Holds each lease until the end, so that Serve sends the next one to another replica. Raises: RuntimeError.
+    Holds all leases until the end, so that Serve sends each to another replica. Raises: RuntimeError.
     """
     found: dict[str, Any] = {}
     held: list[Any] = []

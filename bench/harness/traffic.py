@@ -1,6 +1,6 @@
-"""Streams from a server as a client sees them: tokens, when they came, and what the server traced of itself.
+"""Streams from a server as a client sees them: tokens, arrival times, and the server's own trace.
 
-Knows the wire format and the clock; must not know the measurements.
+Knows the wire format and the clock; must not know what is measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Arrival:
     """One chunk."""
 
     at_s: float
-    """On this process's monotonic clock."""
+    """Time on this process's monotonic clock, in seconds."""
     token_ids: tuple[int, ...]
     num_guessed: int
 
@@ -43,12 +43,12 @@ class Run:
 
     @property
     def decode_s(self) -> float:
-        """From the first chunk to the last: prefill is left out."""
+        """Seconds from the first chunk to the last, so without prefill."""
         return self.arrivals[-1].at_s - self.arrivals[0].at_s
 
     @property
     def longest_gap_s(self) -> float:
-        """Between two chunks, or before the first."""
+        """Longest time without a chunk, in seconds, including the time before the first."""
         times = [self.began_s, *(arrival.at_s for arrival in self.arrivals)]
         return max(later - earlier for earlier, later in pairwise(times))
 
@@ -61,7 +61,7 @@ async def connected(address: str) -> AsyncIterator[generation_pb2_grpc.Generatio
 
 
 async def run(stub: Any, request: pb.GenerateRequest, show: Callable[[Arrival], None] = lambda _: None) -> Run:
-    """Stream to the end. Raises: grpc.aio.AioRpcError."""
+    """Read a stream to its end. Raises: grpc.aio.AioRpcError."""
     began_s = time.monotonic()
     arrivals: list[Arrival] = []
     calls: list[pb.CallTrace] = []
@@ -76,33 +76,32 @@ async def run(stub: Any, request: pb.GenerateRequest, show: Callable[[Arrival], 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of decoding: the request's fields for it."""
+    """A way of decoding, as fields of the request."""
 
     gamma: int | None = None
-    """Bounds the draft length; 0 decodes plainly."""
+    """Largest draft length; 0 decodes plainly, None leaves it to the server."""
     policy: str = ""
     pipelining: bool | None = None
 
 
 AS_SERVED, PLAINLY, IN_TURN = Way(), Way(gamma=0), Way(pipelining=False)
 TEMPERATURES = (0.0, 0.8)
-"""Of streams that are compared with plain decoding, in turn."""
+"""Temperatures of streams that are compared with plain decoding, in turn."""
 
 
 def temperature_of(index: int) -> float:
-    """That of stream number `index`."""
     return TEMPERATURES[index % len(TEMPERATURES)]
 
 
 def numbered(prompt: str, max_tokens: int, index: int, way: Way = AS_SERVED) -> pb.GenerateRequest:
-    """The request of stream number `index`, which is its seed, too."""
+    """The request of stream number `index`, which is also its seed."""
     return request(prompt, max_tokens, temperature=temperature_of(index), way=way, seed=index)
 
 
 def request(
     prompt: str, max_tokens: int, *, temperature: float, way: Way = AS_SERVED, seed: int = 0, trace: bool = False
 ) -> pb.GenerateRequest:
-    """A completion of exactly `max_tokens` tokens."""
+    """A request for exactly `max_tokens` tokens."""
     return pb.GenerateRequest(
         text=prompt,
         sampling=pb.SamplingParams(temperature=temperature, seed=seed),

@@ -1,4 +1,4 @@
-"""Kills and stops processes of this process's cluster, and waits for Serve's replacements.
+"""Kills and stops processes of the running cluster, and waits for Serve's replacements.
 
 Knows Serve's replicas and the engines' processes; must not know streams.
 """
@@ -30,25 +30,25 @@ POLL_S = 0.1
 
 
 def replicas(role: str) -> set[str]:
-    """The names of the replicas' actors of target, draft or orchestrator that are alive."""
+    """Names of the live replicas' actors of a deployment: target, draft or orchestrator."""
     found = list_named_actors(all_namespaces=True)
     return {each["name"] for each in found if f"{APPLICATION}#{role}#" in each["name"]}
 
 
 async def engine_pid(role: str) -> int:
-    """The process of one engine of `role`."""
+    """Process id of one engine of `role`."""
     return await _pid_of(await engine_of(role))
 
 
 def engine_pids(role: str) -> list[int]:
-    """The processes of all engines of `role`, also of those that load."""
+    """Process ids of all engines of `role`, including engines that are loading."""
     kind = {"target": TargetActor, "draft": DraftActor}[role].__name__
     found = actors().values()
     return [each["Pid"] for each in found if each["ActorClassName"] == kind and each["State"] == "ALIVE"]
 
 
 async def kill_engine(role: str) -> None:
-    """SIGKILL to the engine of `role` with the most sessions: a probe would find the one with the fewest."""
+    """Kill (SIGKILL) the engine of `role` with the most sessions. A probe would find the one with the fewest."""
     engines = await engines_of(role, len(replicas(role)))
     stats = await asyncio.gather(*(engine.stats.remote() for engine in engines))
     busiest = max(range(len(engines)), key=lambda index: stats[index].num_sessions)
@@ -61,13 +61,13 @@ async def _pid_of(engine: Any) -> int:
 
 
 async def kill_replica(role: str, chooser: random.Random) -> None:
-    """End one replica of `role` at once, with whatever it was serving."""
+    """Kill one random replica of `role` at once, with the requests it serves."""
     name = chooser.choice(sorted(replicas(role)))
     ray.kill(ray.get_actor(name, namespace=SERVE_NAMESPACE))
 
 
 async def serving(role: str) -> set[str]:
-    """Names of all orchestrators, or engines of `role`. Raises: RuntimeError unless all of them serve."""
+    """Names of all orchestrators, or ids of all engines of `role`. Raises: RuntimeError unless all of them serve."""
     names = replicas(role)
     states = serve.status().applications[APPLICATION].deployments[role].replica_states
     if not len(names) == states.get("RUNNING", 0) == sum(states.values()):
@@ -78,7 +78,7 @@ async def serving(role: str) -> set[str]:
 
 
 async def until_replaced(role: str, before: set[str], since_s: float) -> float:
-    """Seconds from `since_s` until as many serve as `before`, one of them new. Raises: TimeoutError."""
+    """Seconds from `since_s` until as many serve as in `before`, including a new one. Raises: TimeoutError."""
     while not await _is_replaced(role, before):
         if time.monotonic() > since_s + REPLACEMENT_TIMEOUT_S:
             raise TimeoutError(f"no {role} came in the place of one of {sorted(before)}")
@@ -89,14 +89,14 @@ async def until_replaced(role: str, before: set[str], since_s: float) -> float:
 async def _is_replaced(role: str, before: set[str]) -> bool:
     try:
         now = await serving(role)
-    except (RuntimeError, RayError):  # of one that has just died, too
+    except (RuntimeError, RayError):  # also if a replica has just died
         return False
     return now != before and len(now) == len(before)
 
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Stop the process (SIGSTOP) while the block runs."""
+    """Stop the process (SIGSTOP) inside the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

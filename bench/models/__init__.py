@@ -1,1 +1,1 @@
-"""The models that benchmarks run: grown checkpoints, their sizes, prompts and recorded agreement."""
+"""Models for benchmarks: grown checkpoints, their sizes, prompts and recorded agreement."""

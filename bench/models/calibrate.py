@@ -1,6 +1,6 @@
-"""A draft whose step costs a given share of the target's step, on this machine, now.
+"""Makes a draft whose step costs a given share of the target's step on this machine.
 
-Knows the runtime and grown checkpoints; nothing is served here.
+Knows the runtime and grown checkpoints; serves nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_LAYERS = 48
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A grown draft, and what a step of it costs over a step of the target."""
+    """A grown draft, and the cost of its step relative to the target's."""
 
     model: Path
     shape: Shape
@@ -35,10 +35,10 @@ class Draft:
 
 
 def draft_of_cost(source: Path, target: Path, cost_ratio: float, dtype: Dtype, directory: Path) -> Draft:
-    """`source` grown to about `cost_ratio`: as wide as it is or four times as wide, and as deep as it takes.
+    """Grow `source` to about `cost_ratio`: at its own width or four times as wide, with as many layers as needed.
 
-    At these widths no weight is rounded. A step's time is linear in the number of layers: two depths tell how many. The
-    target's step is that of deterministic serving, compiled, as the benchmarks serve it.
+    No weight is rounded at these widths. The time of a step is linear in the number of layers, so measuring two depths
+    gives the needed number. The target's step is deterministic and compiled, as the benchmarks serve it.
     """
     target_s = step_s(target, dtype, deterministic=True)
 
@@ -60,7 +60,7 @@ def draft_of_cost(source: Path, target: Path, cost_ratio: float, dtype: Dtype, d
 
 
 def _deepened(shallow: Draft, timed: Callable[[Shape], Draft], cost_ratio: float) -> Shape:
-    """With as many layers as come nearest."""
+    """The shape with the number of layers that comes closest to `cost_ratio`."""
     num_layers = shallow.shape.num_hidden_layers
     deep = timed(replace(shallow.shape, num_hidden_layers=4 * num_layers))
     of_layer = max(deep.cost_ratio - shallow.cost_ratio, 1e-6) / (3 * num_layers)
@@ -70,7 +70,7 @@ def _deepened(shallow: Draft, timed: Callable[[Shape], Draft], cost_ratio: float
 
 @torch.inference_mode()
 def step_s(model: Path, dtype: Dtype, *, deterministic: bool = False) -> float:
-    """The median time of a forward pass over one token after a short context, on one thread."""
+    """Median seconds of a forward pass over one token after a short context, on one thread."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -78,7 +78,7 @@ def step_s(model: Path, dtype: Dtype, *, deterministic: bool = False) -> float:
             str(model), dtype=dtype, kv_cache_tokens=8 * CONTEXT_TOKENS, deterministic=deterministic, compile=True
         )
         runtime = ModelRuntime(loader.load(config, lambda _: None), config)
-        runtime.warm_up()  # which settles the tiles of deterministic steps
+        runtime.warm_up()  # also chooses the tiles of deterministic steps
         kv = runtime.cache.new_sequence()
         runtime.forward([StepRows(kv, [0] * CONTEXT_TOKENS)])
         return statistics.median(_timed(runtime, StepRows(kv, [0])) for _ in range(NUM_STEPS))

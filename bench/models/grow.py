@@ -1,22 +1,22 @@
-"""Makes a larger Llama checkpoint of a small one that computes the same function at the cost of the size named.
+"""Grows a small Llama checkpoint into a larger one that computes the same function.
 
     python -m bench.models.grow --model models/demo/target --size 123M --out DIR
 
-So a benchmark has the acceptance of two trained models and the cost of large ones. Knows the tensors of a Llama and
-what may be added to them unseen; must not know the engine: any one that reads safetensors can run it.
+Benchmarks then have the acceptance of two trained models at the cost of large ones. Knows the tensors of a Llama; must
+not know the engine: any engine that reads safetensors can run the result.
 
-How the function is kept, with d hidden dimensions in the source and D in the grown model:
+How the function is preserved, with d hidden dimensions in the source and D in the grown model:
 
-- The residual stream is the old one with D - d zeros behind it. RMSNorm then divides by a root mean square that is
-  smaller by sqrt(d/D), which its weights take back; eps shrinks by d/D.
-- What is added works, but says nothing. New heads and new units of an MLP hear through `v_proj` and `up_proj` the
-  zeros alone, so their output is exactly zero, whatever they look at (`q_proj`, `k_proj`, `gate_proj`) and wherever
-  they write (`o_proj`, `down_proj`). Added layers consist of such heads and units.
-- Query heads added to an old key-value head are copies of its old ones, and they write a share each.
-- All the rest is filled with random numbers: there is no zero matrix, and no zero row in one, that a library could
-  skip. (Where the width stays, there are no zeros to hear: there `v_proj` and `up_proj` of what is added are zero.)
+- The residual stream is the old one followed by D - d zeros. RMSNorm then divides by a root mean square that is smaller
+  by sqrt(d/D). Its weights are scaled to compensate, and eps shrinks by d/D.
+- Added parts do real work and output zero. New heads and new units of an MLP read, through `v_proj` and `up_proj`, only
+  the zeros of the stream. So their output is exactly zero, whatever they attend to (`q_proj`, `k_proj`, `gate_proj`)
+  and wherever they write (`o_proj`, `down_proj`). Added layers consist of such heads and units.
+- Query heads added to an old key-value head are copies of its old ones, and each writes an equal share.
+- Everything else is filled with random numbers, so that no library can skip zero matrices or rows. (If the width stays
+  the same there are no zeros to read; then `v_proj` and `up_proj` of added parts are zero.)
 
-A width of d times a power of four makes the factor a power of two: then the weights are exact in bfloat16, too.
+If D is d times a power of four, the factor is a power of two, and the weights are exact in bfloat16, too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from bench.models.sizes import SIZES, CannotGrow, Shape, Size, parse_size, read_
 from core.config import Dtype
 
 FORMAT = 1
-"""Part of the name of what is cached: to be raised when other weights are written for the same settings."""
+"""Part of the cache's names. Increase it when the weights for the same settings change."""
 FILLER_STD = 0.02
 DEFAULT_CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "outrider" / "grown"
 COPIED = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -49,7 +49,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def grow(source: Path, out: Path, shape: Shape, dtype: Dtype = "bfloat16", seed: int = 0) -> None:
-    """Write to `out` the checkpoint `source` in the larger `shape`. Layer by layer: no more than one is in memory.
+    """Write the checkpoint `source` in the larger `shape` to `out`, with one layer in memory at a time.
 
     Raises: CannotGrow.
     """
@@ -69,7 +69,7 @@ def grow(source: Path, out: Path, shape: Shape, dtype: Dtype = "bfloat16", seed:
 
 
 def cached(source: Path, shape: Shape, dtype: Dtype, directory: Path, seed: int = 0) -> Path:
-    """The same below `directory`, under a name that says what it holds; written only if it is not there yet."""
+    """Return the grown checkpoint below `directory`, named after its contents; grow it if it does not exist."""
     settings = json.dumps([FORMAT, asdict(shape), dtype, seed, FILLER_STD], sort_keys=True)
     digest = hashlib.sha256(settings.encode())
     for name in ("config.json", "model.safetensors", *COPIED):
@@ -115,7 +115,7 @@ def _write_weights(folder: Path, shards: Iterator[dict[str, Tensor]]) -> None:
 
 
 class _Builder:
-    """The tensors of the grown model, a layer at a time; what is old comes first in rows and columns."""
+    """Builds the tensors of the grown model layer by layer. Old rows and columns come first."""
 
     def __init__(
         self, tensors: Mapping[str, Tensor], source: Shape, shape: Shape, dtype: torch.dtype, seed: int
@@ -132,7 +132,8 @@ class _Builder:
             yield self._layer(f"model.layers.{layer}.", is_new=layer >= self._source.num_hidden_layers)
 
     def _ends(self) -> dict[str, Tensor]:
-        """Embedding, last norm and output: new dimensions are embedded as zeros, and read with random weights."""
+        """Embedding, last norm and output matrix. New dimensions of the embedding are zero; their output weights
+        random."""
         old = self._tensors["model.embed_tokens.weight"]
         size = (self._shape.vocab_size, self._shape.hidden_size)
         embedding = torch.zeros(size, dtype=self._dtype)
@@ -147,8 +148,8 @@ class _Builder:
         width, num_units = self._shape.hidden_size, self._shape.intermediate_size
         num_queries, num_keys = self._shape.num_query_rows, self._shape.num_key_rows
         old = {} if is_new else self._old_matrices(prefix)
-        hears = self._source.hidden_size  # the part of the stream that is not zero
-        sizes = {  # rows, columns, and how many of the first columns the new rows must not touch
+        hears = self._source.hidden_size  # number of dimensions of the stream that are not zero
+        sizes = {  # rows, columns, number of first columns that are zero in new rows
             "self_attn.q_proj": (num_queries, width, 0),
             "self_attn.k_proj": (num_keys, width, 0),
             "self_attn.v_proj": (num_keys, width, hears),
@@ -166,9 +167,9 @@ class _Builder:
         return layer
 
     def _old_matrices(self, prefix: str) -> dict[str, Tensor]:
-        """Those of a source layer, with as many query heads to a key-value head as the grown model has: copies.
+        """Matrices of a source layer, with query heads copied until the number per key-value head matches.
 
-        A copy attends as its original does, and each writes its share of what the original wrote.
+        A copy attends like its original, and each copy writes an equal share of the original's output.
         """
         old = {
             name.removeprefix(prefix).removesuffix(".weight"): tensor
@@ -181,7 +182,7 @@ class _Builder:
         return old | {"self_attn.q_proj": queries[heads], "self_attn.o_proj": output[:, heads].float() / num_copies}
 
     def _matrix(self, name: str, size: tuple[int, int], old: Tensor | None, num_muted: int = 0) -> Tensor:
-        """Filler, with the old weights in its first corner; new rows have zeros in the first `num_muted` columns."""
+        """Filler with the old weights in its first corner. New rows have zeros in the first `num_muted` columns."""
         grown = self._filler(name, size)
         grown[:, :num_muted] = 0
         if old is not None:
@@ -195,14 +196,14 @@ class _Builder:
         return grown.to(self._dtype)
 
     def _filler(self, name: str, size: tuple[int, int]) -> Tensor:
-        """Random numbers that depend on the seed and the tensor's name alone."""
+        """Random numbers that depend only on the seed and the tensor's name."""
         digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
         return torch.empty(size, dtype=self._dtype).normal_(std=FILLER_STD, generator=generator)
 
 
 def main() -> int:
-    """The command line; returns the exit status."""
+    """Run the command line. Return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.models.grow", description="Grow a Llama without changing its function."
     )

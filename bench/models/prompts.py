@@ -1,4 +1,4 @@
-"""Prompts of real code that neither model of the demo pair has seen: pieces of the held-out files."""
+"""Prompts of real code that neither model of the demo pair was trained on: pieces of held-out files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PROMPT_CHARS = 400
 
 
 def held_out_prompts(num_prompts: int, seed: int = 0) -> list[str]:
-    """Pieces from places drawn by `seed`, each beginning with a line; the files are those of this interpreter."""
+    """Random pieces by `seed`, each beginning at a line. The files are those of this interpreter."""
     documents = [document for document in load_split().held_out if len(document.text) > 2 * PROMPT_CHARS]
     chooser = random.Random(seed)
     return [_piece(chooser.choice(documents).text, chooser) for _ in range(num_prompts)]

@@ -1,6 +1,6 @@
-"""Sizes of Llamas: by name, by parameters, by shape.
+"""Sizes of Llamas: by name, by number of parameters, by shape.
 
-Knows the number of parameters of a shape, and the usual shape for a number of parameters; must not know weights.
+Knows the number of parameters of a shape, and the usual shape for that number; must not know weights.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 UNIT_MULTIPLE = 64
-"""Units of an MLP come in such multiples, which no matrix kernel has to pad."""
+"""The number of MLP units is a multiple of this, so that no matrix kernel has to pad."""
 USUAL_LAYER = 10.5
-"""Parameters of a layer over the square of its width, as models of today have them."""
+"""Parameters of a layer over the square of its width, as in current models."""
 USUAL_ASPECT = 64
-"""Width over depth."""
+"""Width over number of layers, as in current models."""
 
 
 class CannotGrow(ValueError):
-    """The source is no Llama of the plain kind, or the shape asked for does not contain it."""
+    """The source is not a plain Llama, or the requested shape does not contain it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What makes the size of a Llama."""
+    """The dimensions of a Llama."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -39,7 +39,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Shape:
-        """That of a checkpoint's config.json."""
+        """The shape in a checkpoint's config.json."""
         return cls(**{name: config[name] for name in cls.__slots__})
 
     @property
@@ -48,7 +48,7 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
-        """Four matrices of attention, three of the MLP, two norms."""
+        """Parameters of a layer: four matrices of attention, three of the MLP, two norms."""
         rows = 2 * (self.num_query_rows + self.num_key_rows) + 3 * self.intermediate_size + 2
         return rows * self.hidden_size
 
@@ -62,18 +62,18 @@ class Shape:
 
     @property
     def end_parameters(self) -> int:
-        """Embedding, output matrix (grown models have one of their own), and last norm."""
+        """Parameters of the embedding, the output matrix (grown models have their own) and the last norm."""
         return (2 * self.vocab_size + 1) * self.hidden_size
 
     @property
     def group(self) -> int:
-        """Query heads that share a key-value head."""
+        """Number of query heads that share a key-value head."""
         return self.num_attention_heads // self.num_key_value_heads
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A size by name: parameters, and where it matters width and depth."""
+    """A size by number of parameters, optionally with width and number of layers."""
 
     num_parameters: float
     hidden_size: int | None = None
@@ -88,7 +88,7 @@ SIZES = {
 
 
 def parse_size(text: str) -> Size:
-    """A name in SIZES, or a count like 10M. Raises: ValueError."""
+    """Parse a name in SIZES, or a count like 10M. Raises: ValueError."""
     if text in SIZES:
         return SIZES[text]
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB])", text)
@@ -98,9 +98,9 @@ def parse_size(text: str) -> Size:
 
 
 def shape_of_size(source: Shape, size: Size) -> Shape:
-    """The shape with about `size.num_parameters`: width and depth as given or usual, and as many units as it takes.
+    """A shape with about `size.num_parameters`: given or usual width and number of layers, and MLP units for the rest.
 
-    Raises: CannotGrow when the source alone is larger.
+    Raises: CannotGrow if the source alone is larger.
     """
     width = size.hidden_size or _usual_width(source, size.num_parameters)
     num_heads = width // source.head_dim
@@ -117,7 +117,7 @@ def shape_of_size(source: Shape, size: Size) -> Shape:
 
 
 def _usual_width(source: Shape, num_parameters: float) -> int:
-    """Of the source's width times powers of four, that at which the model is neither flat nor a tower."""
+    """The source's width times a power of four whose proportions are closest to `USUAL_ASPECT`."""
     widths = [source.hidden_size << 2 * power for power in range(1, 6)]
     depths = {width: _usual_depth(source, num_parameters, width) for width in (source.hidden_size, *widths)}
     possible = [width for width, depth in depths.items() if depth >= 1]
@@ -129,5 +129,5 @@ def _usual_depth(source: Shape, num_parameters: float, width: int) -> float:
 
 
 def read_shape(model: Path) -> Shape:
-    """The shape of the checkpoint at `model`."""
+    """Read the shape of the checkpoint at `model`."""
     return Shape.of(json.loads((model / "config.json").read_text()))

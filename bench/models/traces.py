@@ -1,11 +1,11 @@
 """`python -m bench.models.traces --out FILE` records the demo pair's agreement by token, for the simulator to replay.
 
-The target writes on after held-out prompts; along its own text the draft is asked what it would have said at each place
-(`simulation.engines.texts.Agreement` says what is kept). From each place a chain is drawn from the draft too, and
-judged as block verification would, whose acceptance does not follow from single tokens. Sampling, noise and
-verification are the reference's own (core.exact.sampling, core.rules), so a trace is a measurement, not a
-model. Rejection and block verification get the whole of q, as one process would give it to them: what the product's cut
-of q costs them (`SpeculationConfig.q_top_tokens`) is not in the traces.
+The target continues held-out prompts, and the draft's predictions along that text are recorded
+(`simulation.engines.texts.Agreement` lists the values). From each position a chain is drawn from the draft, too, and
+judged by block verification, whose acceptance does not follow from single tokens. Sampling, noise and verification are
+the reference implementation (core.exact.sampling, core.rules), so a trace is a measurement, not a model. Rejection and
+block verification get the whole q: the traces do not include the cost of the product's cut of q
+(`SpeculationConfig.q_top_tokens`).
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ Traces = dict[str, NDArray[np.uint8]]
 
 @dataclass(frozen=True)
 class ModelPair:
-    """Both models, in float32."""
+    """Both models in float32."""
 
     target: Any
     draft: Any
 
     @classmethod
     def load(cls, directory: Path) -> ModelPair:
-        """The models below `directory`, as `models/demo` holds them."""
+        """Load the models below `directory`, arranged as in `models/demo`."""
         models = [AutoModelForCausalLM.from_pretrained(directory / name).float().eval() for name in ("target", "draft")]
         return cls(*models)
 
 
 def main() -> int:
-    """Returns the exit status."""
+    """Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.models.traces", description=__doc__)
     parser.add_argument("--models", type=Path, default=Path("models/demo"), metavar="DIR", help="target and draft")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the traces go (.npz)")
@@ -75,14 +75,14 @@ def main() -> int:
 
 
 def prompts(directory: Path) -> torch.Tensor:
-    """The first windows that `models.train.evaluation` measures on, [NUM_PROMPTS, PROMPT_TOKENS]."""
+    """The first windows used by `models.train.evaluation`.  # [NUM_PROMPTS, PROMPT_TOKENS]"""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     stream = token_stream(tokenizer, (document.text for document in load_split().held_out))
     return held_out_prompts(stream, PROMPT_SEED)[:NUM_PROMPTS]
 
 
 def record(pair: ModelPair, windows: torch.Tensor) -> Traces:
-    """For each column and temperature an array [prompts, tokens]; shares and block acceptance have one axis more."""
+    """An array [prompts, tokens] per column and temperature; shares and block acceptance have one more axis."""
     traces: Traces = {}
     for temperature in RECORDED_TEMPERATURES:
         rows = [_record_one(pair, window, temperature, seed) for seed, window in enumerate(windows)]
@@ -94,7 +94,7 @@ def record(pair: ModelPair, windows: torch.Tensor) -> Traces:
 
 @torch.no_grad()
 def _record_one(pair: ModelPair, window: torch.Tensor, temperature: float, seed: int) -> dict[str, NDArray[np.uint8]]:
-    """What is kept of one text."""
+    """Record one text."""
     tokens = torch.cat([window, _write(pair.target, window, temperature, seed)])
     logits = pair.draft(tokens[None]).logits[0, PROMPT_TOKENS - 1 : -1]  # [NUM_TOKENS, V]
     text = tokens[PROMPT_TOKENS:].numpy()
@@ -117,7 +117,7 @@ def _record_one(pair: ModelPair, window: torch.Tensor, temperature: float, seed:
 
 
 def _write(target: Any, window: torch.Tensor, temperature: float, seed: int) -> torch.Tensor:
-    """The target's own text after `window`, with the noise of coupled mode; positions count from the prompt's end."""
+    """The target's own text after `window`, with the noise of coupled mode. Positions count from the prompt's end."""
     cache, tokens = DynamicCache(), [window]
     for position in range(NUM_TOKENS):
         logits = target(tokens[-1][None], past_key_values=cache, use_cache=True).logits[:, -1]
@@ -129,13 +129,13 @@ def _write(target: Any, window: torch.Tensor, temperature: float, seed: int) -> 
 
 
 def _log_law(logits: torch.Tensor, temperature: float) -> Float64:
-    """Log probabilities at this temperature; the order of logits where it is 0."""
+    """Log probabilities at this temperature; at 0 those at temperature 1, which have the same order.  # [N, V]"""
     log_law: Float64 = (logits.double() / (temperature or 1.0)).log_softmax(-1).numpy()
     return log_law
 
 
 def _gumbel(seed: int, temperature: float, vocab_size: int) -> Float64:
-    """The shared noise of all positions, [NUM_TOKENS, V]; none in greedy decoding."""
+    """The shared noise of all positions, or zeros in greedy decoding.  # [NUM_TOKENS, V] or [NUM_TOKENS, 1]"""
     if temperature == 0:
         return np.zeros((NUM_TOKENS, 1))
     keys = [noise.key(seed, position, 0, Purpose.SHARED) for position in range(NUM_TOKENS)]
@@ -143,7 +143,7 @@ def _gumbel(seed: int, temperature: float, vocab_size: int) -> Float64:
 
 
 def _rank(scores: Float64, tokens: NDArray[np.int64]) -> Float64:
-    """How many tokens have a higher score than these, row by row."""
+    """Number of tokens with a higher score than the given one, row by row."""
     own = np.take_along_axis(scores, tokens[:, None], axis=1)
     rank: Float64 = (scores > own).sum(axis=1).astype(np.float64)
     return rank
@@ -155,23 +155,23 @@ def _confidence(log_q: Float64) -> dict[Column, Float64]:
 
 
 def _first_share(scores: Float64) -> Float64:
-    """The largest share of the softmax of each row."""
+    """The largest share of each row's softmax."""
     share: Float64 = 1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1)
     return share
 
 
 def _shares(scores: Float64) -> dict[str, NDArray[np.uint8]]:
-    """How candidates of each row compare with the first, [NUM_TOKENS, SHARE_RANKS]."""
+    """Shares of candidates relative to the first, in steps of the logarithm.  # [NUM_TOKENS, SHARE_RANKS]"""
     kept = -np.sort(-scores, axis=1)[:, list(SHARE_RANKS)]
     steps = (kept[:, :1] - kept) / SHARE_STEP
     return {"shares": np.clip(np.rint(steps), 0, 255).astype(np.uint8)}
 
 
-# Chains that are judged as a whole
+# Block verification of chains
 
 
 def _judged_chains(pair: ModelPair, tokens: torch.Tensor, temperature: float, seed: int) -> NDArray[np.uint8]:
-    """Guesses that block verification accepts of the first 1, 2, ... of a chain at each place, [NUM_TOKENS, gamma]."""
+    """Number of guesses that block verification accepts of the first 1, 2, ... of each chain.  # [NUM_TOKENS, gamma]"""
     random = np.random.default_rng([seed, 2])
     chains, q = _draw_chains(pair.draft, tokens, temperature, random)
     logits = _after_chains(pair.target, tokens, chains)
@@ -194,7 +194,7 @@ def _num_accepted(chain: NDArray[np.int64], p: Float64, q: Float64, uniforms: Fl
 def _draw_chains(
     draft: Any, tokens: torch.Tensor, temperature: float, random: np.random.Generator
 ) -> tuple[NDArray[np.int64], Float64]:
-    """Guesses [NUM_TOKENS, gamma] drawn from q [NUM_TOKENS, gamma, V], a chain after each prefix of the text."""
+    """A chain of guesses after each prefix of the text [NUM_TOKENS, gamma], and its q [NUM_TOKENS, gamma, V]."""
     chains, laws = np.zeros((NUM_TOKENS, 0), dtype=np.int64), []
     for _ in range(MAX_GAMMA):
         logits = _after_chains(draft, tokens, chains)[:, -1]
@@ -206,9 +206,9 @@ def _draw_chains(
 
 
 def _after_chains(model: Any, tokens: torch.Tensor, chains: NDArray[np.int64]) -> torch.Tensor:
-    """Logits after each prefix of the text and after each guess of the chain below it, [NUM_TOKENS, depth + 1, V].
+    """Logits after each prefix of the text and after each guess of its chain.  # [NUM_TOKENS, depth + 1, V]
 
-    The text and all chains are one sequence, in which a guess sees its prefix and the guesses above it: a token tree.
+    The text and all chains form one sequence, a token tree: each guess sees its prefix and the guesses before it.
     """
     depth, num_text = chains.shape[1], len(tokens) - 1
     ids = torch.cat([tokens[:-1], torch.from_numpy(chains.T.reshape(-1).copy())])
@@ -229,7 +229,7 @@ def _after_chains(model: Any, tokens: torch.Tensor, chains: NDArray[np.int64]) -
     return torch.cat([after_text, after_guesses], dim=1)
 
 
-# What is kept
+# Storage
 
 
 def _packed(row: dict[Column, Float64]) -> dict[str, NDArray[np.uint8]]:

@@ -1,1 +1,1 @@
-"""Pipelined rounds against sequential ones: simulated, by real processes, and drawn."""
+"""Benchmarks of pipelined rounds against sequential ones: simulated, by real processes, and drawn."""

@@ -1,7 +1,7 @@
 """Trees of draws against chains of draws and coupled trees: tokens a round at equal rows, by the demo pair.
 
-Real engines and the real orchestrator in this process, in turn, so that every block has as many guesses as it may. Each
-rule completes the same prompts with the same seeds; what is counted does not depend on how fast the machine is.
+Real engines and the real orchestrator run in this process, in turn, so that every block has as many guesses as allowed.
+Each rule completes the same prompts with the same seeds. The counts do not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ CHAINS: Final = (Verification.COUPLED, Verification.REJECTION, Verification.BLOC
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How much is completed, and how."""
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of each completion")
     parser.add_argument("--temperature", type=float, default=1.0)
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Each rule by chains or trees of each size, with each cut of q."""
+    """Measure each rule with chains or trees of each size, and with each cut of q."""
     torch.set_num_threads(1)
     return [result for top_tokens in args.q_top_tokens for result in _of_cut(args, top_tokens)]
 
@@ -103,4 +102,4 @@ async def _stats(service: Service, request: GenerationRequest) -> SpeculationSta
 
 
 def _ignore(_reason: object) -> None:
-    """Engines that are lost end their sessions by themselves."""
+    """Lost engines end their sessions without help."""

@@ -1,9 +1,9 @@
 """Pipelined rounds against sequential ones by real processes, with engines as slow as large models on GPUs.
 
-The service is the one that serves: Serve, links, orchestrator, gRPC, a process for each part. Its engines have no
-models: they agree as was recorded, and their passes last as long as a preset says (bench/rounds/recorded_engines.py)
-while a processor is free. So the figures are those of `bench rounds --only simulated` but for what the real service
-adds to a round, which is given with them: by engine, link and orchestrator, and as processor time by process.
+The service is real: Serve, links, orchestrator, gRPC, one process for each part. Its engines have no models: they agree
+as recorded, and their passes last as long as a preset says (bench/rounds/recorded_engines.py), if a processor is free.
+So the figures are those of `bench rounds --only simulated` plus what the real service adds to a round. The addition is
+reported by engine, link and orchestrator, and as processor time by process.
 """
 
 from __future__ import annotations
@@ -46,27 +46,29 @@ from deploy.settings import DEMO_DIRECTORY
 from protos.outrider.v1 import generation_pb2 as pb
 
 NUM_WARM_UP_PROMPTS = 2
-"""Not counted: the adaptive policies learn from them."""
+"""Prompts that are not counted: the adaptive policies learn from them."""
 SHARE_OF_SIMULATED = 0.95
 SIMULATED_CHAINS = {0.0: 1.90, 1.0: 1.49}
 SIMULATED_TREES = {0.0: 2.13, 1.0: 1.71}
-"""Over the best fixed draft length in turn (README.md), with 1 ms of wire to each engine and back."""
+"""Speed over the best fixed draft length in turn (README.md), with 1 ms of wire to each engine and back, by
+temperature."""
 
 
 @dataclass(frozen=True, slots=True)
 class PacedPair:
-    """A pair, how slow it is, and what is expected of it. Goals are by temperature."""
+    """A pair, its pace, and its goals by temperature."""
 
     target_pace: str
     draft_pace: str
     speculation: SpeculationConfig
     over_static: Mapping[float, float] = field(default_factory=dict)
-    """Over the best fixed draft length in turn, which the simulated figures are of."""
+    """Goals for the speed over the best fixed draft length in turn, as in the simulated figures."""
     over_in_turn: Mapping[float, float] = field(default_factory=dict)
-    """Over the best in turn, whoever chose its draft lengths or trees."""
+    """Goals for the speed over the best in turn, fixed or adaptive."""
     over_plain: Mapping[float, float] = field(default_factory=dict)
+    """Goals for the speed over plain decoding."""
     plain_share: Mapping[float, float] = field(default_factory=dict)
-    """Plain decoding, as a share of 1/t_v."""
+    """Goals for the rate of plain decoding, as a share of 1/t_v."""
 
     @property
     def target_law(self) -> PassLaw:
@@ -74,7 +76,7 @@ class PacedPair:
 
     @property
     def config(self) -> ServiceConfig:
-        """The tokenizer is the demo pair's, and so is the vocabulary."""
+        """Settings of the pair, with the demo pair's tokenizer and vocabulary."""
         target, draft = (
             EngineConfig(str(DEMO_DIRECTORY / role), paced_as=pace)
             for role, pace in (("target", self.target_pace), ("draft", self.draft_pace))
@@ -95,7 +97,7 @@ TEMPERATURES = tuple(RECORDED)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Beside those that real rounds have, too: prompts, tokens, repeats and the cache."""
+    """Add settings. Prompts, tokens, repeats and the cache are shared with `real`."""
     parser.add_argument("--paced", choices=CASES, nargs="+", default=[*CASES], metavar="CASE", help=", ".join(CASES))
     parser.add_argument(
         "--paced-temperatures", type=float, choices=TEMPERATURES, nargs="+", default=[*TEMPERATURES], metavar="T"
@@ -103,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Serve each case at each temperature, and compare."""
+    """Serve each case at each temperature, and compare the ways."""
     plan = Plan(held_out_prompts(args.prompts), args.tokens, args.repeats)
     results: list[Result] = []
     for name in args.paced:
@@ -130,7 +132,7 @@ async def _measure(name: str, address: str, plan: Plan, temperature: float) -> l
 
 
 async def _processor_time(title: str, stub: Any, plan: Plan, name: str, way: Way, temperature: float) -> Result:
-    """A round, of all processes: there are no models, but what the simulated draft takes for its guesses is in it."""
+    """Processor time of a round, over all processes. It includes the simulated draft's guesses, but no models."""
     before = cpu_s()
     runs = (await repeat(stub, plan, {name: way}, temperature, 0))[name]
     spent_ms = round_ms(before, cpu_s(), sum(each.stats.target_passes for each in runs))
@@ -169,7 +171,7 @@ def _judged(goal: float | None, result: Result) -> Result:
 
 
 def _plain_share(name: str, law: PassLaw, repeats: Sequence[Runs]) -> Result:
-    """Of a service that costs nothing beside the target's passes of one row."""
+    """The rate of plain decoding as a share of 1/t_v(1), a service without costs of its own."""
     shares = []
     for runs in repeats:
         num_later = sum(len(arrival.token_ids) for each in runs[PLAIN] for arrival in each.arrivals[1:])
@@ -177,7 +179,7 @@ def _plain_share(name: str, law: PassLaw, repeats: Sequence[Runs]) -> Result:
     return spread(name, shares, "share")
 
 
-# Where the time of a round goes
+# Parts of the time of a round
 
 
 def _anatomy(title: str, law: PassLaw, rounds: Mapping[str, Sequence[Round]], best: str) -> Iterator[Result]:
@@ -209,13 +211,13 @@ def parts(round_: Round, law: PassLaw) -> Parts:
 
 
 def _awaited_s(round_: Round) -> float:
-    """From the verdict to the last answer of the draft that came before the next block was sent."""
+    """Seconds from the verdict to the draft's last answer before the next block was sent."""
     answered = [call.received_s for call in round_.drafts if call.received_s <= round_.end_s]
     return max([0.0, *(received_s - round_.verify.received_s for received_s in answered)])
 
 
 def _beside_passes(name: str, rounds: Sequence[Parts]) -> Result:
-    """All parts but the target's pass, at the median of all rounds; the parts' own medians are in the settings."""
+    """The median over rounds of all parts except the target's pass; the settings have the median of each part."""
     beside_ms = [1e3 * (sum(each.values()) - each["target pass"]) for each in rounds]
     mean = round(statistics.mean(beside_ms), 3)
     settings = {"mean_ms": mean, "rounds": len(rounds), **medians_ms(rounds)}
@@ -223,9 +225,9 @@ def _beside_passes(name: str, rounds: Sequence[Parts]) -> Result:
 
 
 def _after_rounds(name: str, repeats: Sequence[Runs]) -> Result:
-    """The difference of the ways of the last and the first chunk to the client.
+    """A stream's time at the client, from first chunk to last, minus its rounds and last verification.
 
-    From first chunk to last as the client sees it, without the rounds and the last verification.
+    It shows the difference between the delays of the last and the first chunk on their way to the client.
     """
     outside_ms = [
         1e3 * (each.decode_s - (verified[-1].received_s - verified[0].received_s))

@@ -1,10 +1,10 @@
-"""Engines without a model, behind the real service: their passes take what a law says, and they agree as was recorded.
+"""Engines without a model, behind the real service: passes take the time of a law, and agreement is as recorded.
 
-Serve, links, orchestrator and gRPC are the real ones; in the engines' processes the simulator's engines run on a real
-clock. So a benchmark sees what the service adds to hardware that this machine does not have: no model competes for the
-processors with what is measured. The simulated draft does, a little: what it says of 64 places takes it a millisecond
-or two, which is within the time of its next pass where that follows at once. What a real engine's step adds to its
-pass is measured by `bench step`.
+Serve, links, orchestrator and gRPC are real; in the engines' processes, simulated engines run on a real clock. A
+benchmark then sees what the service adds on hardware that this machine does not have, and no model competes for the
+processors. The simulated draft competes a little: computing its candidates for 64 places takes a millisecond or two,
+which counts as part of its next pass if that follows at once. `bench step` measures what a real engine's step adds to
+its pass.
 """
 
 from __future__ import annotations
@@ -34,38 +34,35 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 VOCAB_SIZE = 4096
-"""The demo pair's, whose tokenizer the service has."""
+"""Vocabulary of the demo pair, whose tokenizer the service uses."""
 MAX_STEP_TOKENS = 2048
 
 
 class RecordedLoop:
-    """Does for a simulated engine what `workers.engine.thread.EngineLoop` does for a real one: a thread of its own."""
+    """Runs a simulated engine on a thread of its own, like `workers.engine.thread.EngineLoop` for a real engine."""
 
     def __init__(self, engine: SimTarget | SimDraft, info: ModelInfo) -> None:
         self._engine = engine
         self._info = info
-        # Whose waits are as long as they are asked to be: those of epoll are whole milliseconds.
+        # Its waits are as long as requested; epoll's are whole milliseconds.
         self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: dict[Receiver, list[tuple[int, Any]]] = {}
-        """Replies of the pass that has just ended, which go together."""
+        """Replies of the pass that has just ended; they are sent together."""
         threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
 
     def post(self, batch: Sequence[tuple[int, Any]], receiver: Receiver) -> None:
-        """As the loop of a real engine does."""
         self._loop.call_soon_threadsafe(self._take, batch, receiver)
 
     async def submit(self, batch: Sequence[Any]) -> list[Any]:
-        """The same."""
         replies: list[Any] = await self._on_thread(self._engine.answer(batch))
         return replies
 
     async def release(self, sessions: Sequence[str]) -> None:
-        """The same."""
         self._loop.call_soon_threadsafe(self._engine.release, sessions)
 
     async def ask(self, question: Callable[[Any], Any]) -> Any:
-        """The same, of what little is asked of an engine without KV."""
+        """Answer a question about the engine, here about this object: a simulated engine has no KV."""
         return question(self)
 
     @property
@@ -73,7 +70,7 @@ class RecordedLoop:
         return self._info
 
     def stats(self) -> EngineStats:
-        """With nothing of KV in it."""
+        """Statistics without any of the KV."""
         engine = self._engine
         return EngineStats(
             len(engine.sessions),
@@ -126,13 +123,13 @@ class RecordedLoop:
 
 
 class _Recorded(EngineActor[Any, Any]):
-    """What both have in common. `paced_as` names the law of their passes."""
+    """Common part of target and draft. `paced_as` names the law of their passes."""
 
     temperature: ClassVar[float]
-    """At which agreement was recorded."""
+    """Temperature at which agreement was recorded."""
 
     async def load(self, meeting: object = None, known: Findings | None = None) -> tuple[ModelInfo, Findings]:  # noqa: ARG002
-        from workers.runtime import this_machine  # torch: in the engine's process alone, as of real engines
+        from workers.runtime import this_machine  # imports torch: only in the engine's process, as in real engines
 
         text = Text(TraceLaw.load(self.temperature), VOCAB_SIZE)
         info = model_info(text)
@@ -150,42 +147,34 @@ def _law(config: EngineConfig) -> EngineLaw:
 
 
 class RecordedTarget(_Recorded, TargetActor):
-    """A target that takes time and says what was recorded."""
+    """A target that takes time and emits the recorded text."""
 
     def _simulated(self, text: Text, law: EngineLaw) -> SimTarget:
         return SimTarget("recorded target", self._epoch, text, law)
 
 
 class RecordedDraft(_Recorded, DraftActor):
-    """A draft that agrees with it as was recorded."""
+    """A draft that agrees with the target as recorded."""
 
     def _simulated(self, text: Text, law: EngineLaw) -> SimDraft:
         return SimDraft("recorded draft", self._epoch, text, law)
 
 
 class GreedyTarget(RecordedTarget):
-    """At temperature 0."""
-
     temperature = 0.0
 
 
 class GreedyDraft(RecordedDraft):
-    """At temperature 0."""
-
     temperature = 0.0
 
 
 class SampledTarget(RecordedTarget):
-    """At temperature 1."""
-
     temperature = 1.0
 
 
 class SampledDraft(RecordedDraft):
-    """At temperature 1."""
-
     temperature = 1.0
 
 
 RECORDED = {0.0: Engines(GreedyTarget, GreedyDraft), 1.0: Engines(SampledTarget, SampledDraft)}
-"""By temperature."""
+"""Engines by temperature."""

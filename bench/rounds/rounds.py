@@ -8,17 +8,17 @@ from bench.results import Result
 from bench.rounds import paced, real, simulated
 
 PARTS = {"simulated": simulated, "paced": paced, "real": real}
-"""In this order: the simulated one needs nothing, and the real one all of the machine."""
+"""Parts in order of their needs: the simulated part needs nothing, the real one the whole machine."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Settings of all parts."""
+    """Add the settings of all parts."""
     parser.add_argument("--only", choices=PARTS, help="one part; all without it")
     for part in PARTS.values():
         part.add_arguments(parser)
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Each part that is asked for."""
+    """Run the chosen parts."""
     asked = PARTS.values() if args.only is None else [PARTS[args.only]]
     return [result for part in asked for result in part.measure(args)]

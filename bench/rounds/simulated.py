@@ -1,7 +1,7 @@
 """Pipelined rounds against sequential ones on simulated 70B/1B hardware, with the demo pair's recorded agreement.
 
-The orchestrator is the real one; engines and wires are laws of time (preset "70b+1b"). What pipelining is compared with
-is the best static draft length in turn, found by a sweep under all three verifications, one stream at a time.
+The orchestrator is real; engines and wires are laws of time (preset "70b+1b"). The comparison is with the best static
+draft length in turn, found by a sweep under all three verifications, with one stream at a time.
 """
 
 from __future__ import annotations
@@ -34,29 +34,28 @@ STATIC = replace(CHAINS, policy="static")
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """All that was simulated at one temperature."""
+    """All runs at one temperature."""
 
     plain: Run
     sequential: Run
-    """The best of its kind."""
+    """The best static draft length and verification in turn."""
     chains: Run
     trees: Run
     chains_in_turn: Run
     trees_in_turn: Run
-    """By the same policy, and not pipelined."""
+    """With the policy of `trees`, in turn."""
     static: Run
     without_noise: tuple[Run, ...]
-    """Rejection instead of coupled verification: the draft samples by itself, in turn."""
+    """Rejection in place of coupled verification: the draft samples, in turn."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How much is simulated."""
     parser.add_argument("--texts", type=int, default=NUM_TEXTS, help="simulated streams of each system")
     parser.add_argument("--text-tokens", type=int, default=NUM_TOKENS, help="of each simulated stream")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Simulate every system on the same texts."""
+    """Simulate every way on the same texts."""
     load = Closed(num_streams=args.texts)
     results: list[Result] = []
     for temperature in TEMPERATURES:
@@ -114,7 +113,7 @@ def _results(temperature: float, compared: Compared) -> Iterator[Result]:
 
 
 def _ratio(name: str, fast: Run, slow: Run, settings: Mapping[str, Any]) -> Result:
-    """How many times the tokens a second."""
+    """Tokens per second of `fast` over those of `slow`."""
     return Result(name, _round(fast.rate / slow.rate), "x", settings={"tokens_per_s": _round(fast.rate), **settings})
 
 
@@ -124,7 +123,7 @@ def _of_formula(name: str, pipelined: Run) -> Result:
 
 
 def _anatomy(name: str, each: Run) -> Iterator[Result]:
-    """Where the time of a round goes."""
+    """Parts of the time of a round."""
     report = each.report
     times_ms = {
         "verify_ms": _round(1e3 * report.verify_s),

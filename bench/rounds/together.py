@@ -1,8 +1,8 @@
-"""Many paced streams at once: what the service makes of a target that could go on without it.
+"""Many paced streams at once: the service's rate, relative to the rate that the target's passes allow.
 
-The target takes all of them in one pass. What is missing from the tokens that its passes could make is the time in
-which it waits for the orchestrator, and of that processors that everything on this machine shares.
-Knows requests and their runs; must not know what is served.
+The target takes all streams in one pass. The difference to the rate that its passes allow is time in which it waits for
+the orchestrator, partly because everything on this machine shares the processors. Knows requests and their runs; must
+not know what is served.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from core.costs import PassLaw
 
 NUM_STREAMS = 16
 NUM_RUNS = 4
-"""The first is not counted: the adaptive policy learns of it."""
+"""Number of runs. The first is not counted: the adaptive policy learns from it."""
 WAYS = {PLAIN: PLAINLY, PIPELINED: AS_SERVED}
 
 
 async def together(title: str, stub: Any, plan: Plan, law: PassLaw, temperature: float) -> list[Result]:
-    """Tokens a second of all streams, plain ones and those that are served as configured, in turn."""
+    """Tokens per second of all streams together, plain and as served, in turn."""
     rates: dict[str, list[float]] = {name: [] for name in WAYS}
     for _ in range(NUM_RUNS):
         for name, way in WAYS.items():
@@ -38,8 +38,10 @@ async def together(title: str, stub: Any, plan: Plan, law: PassLaw, temperature:
 
 
 def rate_of(runs: Sequence[Run]) -> float:
-    """Tokens a second of all of them together, from the first chunk of any to the last; the first chunks do not count,
-    since they are made by prefill."""
+    """Tokens per second of all streams together, from the first chunk of any to the last.
+
+    First chunks do not count, since prefill makes them.
+    """
     num_later = sum(len(arrival.token_ids) for each in runs for arrival in each.arrivals[1:])
     began_s = min(each.arrivals[0].at_s for each in runs)
     return num_later / (max(each.arrivals[-1].at_s for each in runs) - began_s)

@@ -1,7 +1,7 @@
-"""The same prompts completed in several ways, one after the other: what else a machine does disturbs all of them alike.
+"""The same prompts completed in several ways, one after the other, so that other load affects all ways alike.
 
-Pipelined, in turn by the adaptive policy, in turn at the best static draft length, and plain: each request says how.
-Knows requests and their runs; must not know what is served.
+The ways are pipelined, in turn by the adaptive policy, in turn at the best static draft length, and plain; each request
+sets its own. Knows requests and their runs; must not know what is served.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ GAMMAS = (1, 2, 3, 4, 5, 6, 8)
 NUM_SWEEP_PROMPTS = 3
 
 Runs = Mapping[str, Sequence[Run]]
-"""By way, one of each prompt."""
+"""Runs by way, one per prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """Prompts, length of outputs, and number of repeats."""
 
     prompts: Sequence[str]
     max_tokens: int
@@ -33,20 +33,20 @@ class Plan:
 
 
 def static(gamma: int) -> Way:
-    """A fixed number of guesses, drafted after the verdict on those before."""
+    """A fixed number of guesses, drafted after the previous verdict."""
     return Way(gamma, policy="static", pipelining=False)
 
 
 def all_ways(gamma: int) -> Mapping[str, Way]:
-    """Each of the four; `gamma` is the static one's."""
+    """The four ways; `gamma` is the static way's draft length."""
     return {PIPELINED: AS_SERVED, SEQUENTIAL: IN_TURN, STATIC: static(gamma), PLAIN: PLAINLY}
 
 
 async def best_gamma(stub: Any, plan: Plan, temperature: float) -> int:
-    """The draft length at which static sequential drafting is fastest; each length completes the same prompts."""
+    """The fastest draft length of static sequential drafting. Each length completes the same prompts."""
     prompts = plan.prompts[:NUM_SWEEP_PROMPTS]
     times = dict.fromkeys(GAMMAS, 0.0)
-    for prompt in [prompts[0], *prompts]:  # the first once more: it warms up
+    for prompt in [prompts[0], *prompts]:  # the first prompt runs twice, for warm-up
         for gamma in GAMMAS:
             took = await complete(stub, static(gamma), prompt, plan.max_tokens, temperature, seed=0)
             times[gamma] = took.decode_s if prompt is prompts[0] else times[gamma] + took.decode_s
@@ -59,7 +59,7 @@ async def best_gamma(stub: Any, plan: Plan, temperature: float) -> int:
 async def repeat(
     stub: Any, plan: Plan, ways: Mapping[str, Way], temperature: float, number: int
 ) -> dict[str, list[Run]]:
-    """Every prompt in every way, in turn; which is first changes from prompt to prompt."""
+    """Complete every prompt in every way. The order of the ways changes from prompt to prompt."""
     runs: dict[str, list[Run]] = {name: [] for name in ways}
     names = list(ways)
     for index, prompt in enumerate(plan.prompts):
@@ -70,25 +70,25 @@ async def repeat(
 
 
 async def complete(stub: Any, way: Way, prompt: str, max_tokens: int, temperature: float, seed: int) -> Run:
-    """One prompt in one way, traced."""
+    """Complete one prompt in one way, with a trace."""
     return await run(stub, request(prompt, max_tokens, temperature=temperature, way=way, seed=seed, trace=True))
 
 
-# What it comes to
+# Results
 
 
 def decode_s(runs: Sequence[Run]) -> float:
-    """Of all together, prefill left out."""
+    """Seconds of all runs together, without prefill."""
     return sum(each.decode_s for each in runs)
 
 
 def best_in_turn(repeats: Sequence[Runs]) -> str:
-    """Which of the two sequential ways was faster."""
+    """Name of the faster of the two sequential ways."""
     return min((SEQUENTIAL, STATIC), key=lambda name: statistics.median(decode_s(runs[name]) for runs in repeats))
 
 
 def ratio(name: str, repeats: Sequence[Runs], slow: str, fast: str, settings: Mapping[str, Any]) -> Result:
-    """Time of `slow` over time of `fast`, repeat by repeat; both made the same tokens."""
+    """Time of `slow` over time of `fast` in each repeat, for the same tokens."""
     values = [decode_s(runs[slow]) / decode_s(runs[fast]) for runs in repeats]
     num_tokens = sum(len(each.tokens) for each in repeats[0][fast])
     rate = num_tokens / statistics.median(decode_s(runs[fast]) for runs in repeats)
@@ -96,7 +96,7 @@ def ratio(name: str, repeats: Sequence[Runs], slow: str, fast: str, settings: Ma
 
 
 def rounds_by_way(repeats: Sequence[Runs]) -> Mapping[str, Sequence[Round]]:
-    """All rounds of all repeats."""
+    """All rounds of all repeats, by way."""
     return {
         name: [round_ for runs in repeats for each in runs[name] for round_ in rounds_of(each.calls)]
         for name in repeats[0]
@@ -104,13 +104,13 @@ def rounds_by_way(repeats: Sequence[Runs]) -> Mapping[str, Sequence[Round]]:
 
 
 def hidden_on_hits(title: str, rounds: Sequence[Round]) -> Result:
-    """Of pipelined rounds whose next block was there at the verdict."""
+    """Share of draft time hidden, for rounds whose next block was ready at the verdict."""
     share = hidden_share(round_ for round_ in rounds if round_.was_asked and round_.is_hit)
     return Result(f"{title}: draft time hidden on hits", round(share, 3), "share")
 
 
 def waits(title: str, rounds: Sequence[Round]) -> list[Result]:
-    """What is not hidden, of all pipelined rounds: those that waited for a pass after their verdict included."""
+    """Draft time that is not hidden, over all rounds, including those that waited for a pass after their verdict."""
     waited = [round_ for round_ in rounds if round_.picked is not None and not round_.is_hit]
     share_waited = len(waited) / len(rounds) if rounds else 0.0
     return [
@@ -123,7 +123,7 @@ def waits(title: str, rounds: Sequence[Round]) -> list[Result]:
 
 
 def hits(title: str, rounds: Sequence[Round]) -> list[Result]:
-    """How often the next block was there, of pipelined rounds, and what they yield."""
+    """How often the next block was ready at the verdict, and the tokens of a round."""
     asked = [round_ for round_ in rounds if round_.was_asked]
     num_hits = sum(round_.is_hit for round_ in asked)
     counts = {"rounds": len(rounds), "asked": len(asked)}
@@ -135,7 +135,7 @@ def hits(title: str, rounds: Sequence[Round]) -> list[Result]:
 
 
 def unlike_plain(title: str, repeats: Sequence[Runs]) -> Result:
-    """Completions, plain ones of later repeats included, that differ from the first plain one of the same prompt."""
+    """Number of completions that differ from the first plain one of the same prompt, including later plain ones."""
     pairs = [
         (each.tokens, plain.tokens)
         for runs in repeats

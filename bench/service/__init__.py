@@ -1,1 +1,1 @@
-"""The service around its engines: time outside the models, links, proxy, network."""
+"""Benchmarks of the service around its engines: time outside the models, links, proxy, network."""

@@ -1,7 +1,8 @@
 """Batches through `outrider.LLM`: plain decoding, guesses of the text alone, and the adaptive policy, run in turn.
 
-All in one process, so that the draft takes its time from the target: where that does not pay, the adaptive policy is to
-find out. What it has learned is kept from run to run, as in a long batch; the first run of each kind is its worst.
+Everything runs in one process, so the draft takes its time from the target, and the adaptive policy has to find out
+where drafting does not pay. Estimates are kept from run to run, as in a long batch, so the first run of each kind is
+the slowest.
 """
 
 from __future__ import annotations
@@ -25,14 +26,13 @@ Tokens = tuple[tuple[int, ...], ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How many prompts at a time, and how often."""
     parser.add_argument("--prompts", type=int, nargs="+", default=(1, 6, 24), help="in a batch")
     parser.add_argument("--tokens", type=int, default=96, help="of each output")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each way (default: 5)")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Each size of a batch, greedy and sampled."""
+    """Measure each batch size, greedy and sampled."""
     (kind, *_) = workloads(max(args.prompts))
     return [
         result
@@ -43,7 +43,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 
 def _measured(args: argparse.Namespace, prompts: Sequence[str], temperature: float) -> Iterator[Result]:
-    """Raises: RuntimeError if a way changes a token."""
+    """Measure one batch. Raises: RuntimeError if a way changes a token."""
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     fields: dict[str, Any] = {"max_tokens": args.tokens, "temperature": temperature, "seed": 1, "ignore_eos": True}
     with LLM(progress=False) as llm:

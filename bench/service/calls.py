@@ -1,8 +1,8 @@
-"""What a call costs by gRPC and by HTTP: the time to its first token, and the memory of a thousand that wait.
+"""The cost of a call by gRPC and by HTTP: the time to its first token, and the memory of a thousand that wait.
 
-Times are of one service that does nothing else; both ways take turns, call by call, so that a slow moment meets both.
-Calls that wait are streams that are open on a socket of the machine, admitted, and without a place so far; what the
-processes of proxy and orchestrator have grown by is theirs.
+Times are of an otherwise idle service. The two protocols take turns, call by call, so that slow moments affect both.
+Waiting calls are open streams that are admitted and queued. Their memory is the growth of the proxy's and the
+orchestrator's processes.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ WAITING_GOAL_MB = 50.0
 OUTPUT_TOKENS = 8
 PLACES = 4
 HELD_TOKENS = 2000
-"""Of the streams that hold all places; a context of the demo pair is hardly longer."""
+"""Output length of the streams that occupy all places, close to the demo pair's context."""
 WARM_UP = 20
 SETTLE_S = 3.0
-"""From the last call to the look at memory."""
+"""Seconds from the last call to the memory reading."""
 ARRIVAL_TIMEOUT_S = 60.0
-"""For the calls to reach the queue."""
+"""Longest time for the calls to reach the queue, in seconds."""
 POLL_S = 0.5
 PAUSE_S = 0.01
 FIELDS = Fields(model=None, temperature=0.0, ignore_eos=True, no_draft=False)
 WAITING_IN = ("ProxyActor", "orchestrator")
-"""Parts of the names of the actors that a call is in before it has a place."""
+"""Parts of the names of the actors that hold a call while it waits."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The number of calls."""
     parser.add_argument("--calls", type=int, default=300, metavar="N", help="timed by each way")
     parser.add_argument("--waiting", type=int, default=1000, metavar="N", help="streams that wait, by each way")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Call the demo pair, with few places and a long queue; anew for each memory, as freed memory is used again."""
+    """Call the demo pair with few places and a long queue. Each memory measurement starts anew: freed memory is
+    reused."""
     config = demo_config()
     limits = replace(config.limits, max_sessions=PLACES, max_queued=args.waiting + PLACES)
     config = replace(config, limits=limits)
@@ -102,7 +102,7 @@ async def _times_s(callers: Mapping[str, LoadCaller], num_calls: int) -> dict[st
 
 
 async def _first_token_s(caller: LoadCaller, number: int) -> float:
-    """To the first token; then the stream is read to its end."""
+    """Seconds to the first token. Reads the stream to its end."""
     began_s, first_s = time.perf_counter(), None
     async for arrival in caller.stream(Ask(f"def f{number}(x):\n", OUTPUT_TOKENS, seed=0)):
         if first_s is None and arrival.num_tokens:
@@ -125,10 +125,10 @@ def _compared(times_s: Mapping[str, Sequence[float]], share: float) -> list[Resu
 
 
 async def _memory(endpoints: Endpoints, name: str, num_waiting: int) -> Result:
-    """Of `num_waiting` streams behind those that have the places."""
+    """Memory of `num_waiting` streams behind others that occupy all places."""
     async with _callers(endpoints) as callers, _streams(callers[name], PLACES, HELD_TOKENS) as holders:
         caller = callers[name]
-        await asyncio.wait(holders)  # for their first tokens: they have the places
+        await asyncio.wait(holders)  # after their first tokens they occupy the places
         async with _streams(caller, WARM_UP, 1):
             await asyncio.sleep(SETTLE_S)
         before_mb = _resident_mb()
@@ -136,14 +136,15 @@ async def _memory(endpoints: Endpoints, name: str, num_waiting: int) -> Result:
             num_queued = await _queued(endpoints, num_waiting)
             await asyncio.sleep(SETTLE_S)
             after_mb = _resident_mb()
-            num_begun = len([task.result() for task in waiting if task.done()])  # raises what one was refused with
+            num_begun = len([task.result() for task in waiting if task.done()])  # raises the error of a refused call
     grown_mb = {part: round(after_mb[part] - before_mb[part], 1) for part in WAITING_IN}
     settings = {"streams": num_waiting, "queued": num_queued, "begun": num_begun, **grown_mb}
     return at_most(WAITING_GOAL_MB, Result(f"waiting_{name}", sum(grown_mb.values()), "MB", settings=settings))
 
 
 async def _queued(endpoints: Endpoints, num_waiting: int) -> int:
-    """How many wait at the orchestrator, by its own account; returns when all do, or after a while."""
+    """Number of calls in the orchestrator's queue, by its own report. Returns when all are there, or after a
+    timeout."""
     url = f"http://localhost:{endpoints.http_port}/v1/outrider/status"
     end_s, num_queued = time.monotonic() + ARRIVAL_TIMEOUT_S, 0
     async with aiohttp.ClientSession() as session:
@@ -156,7 +157,7 @@ async def _queued(endpoints: Endpoints, num_waiting: int) -> int:
 
 @asynccontextmanager
 async def _streams(caller: LoadCaller, num: int, max_tokens: int) -> AsyncIterator[list[asyncio.Task[Arrival]]]:
-    """The first pieces of that many streams, which are given up at the end."""
+    """Open `num` streams and wait for their first pieces. The streams are abandoned at the end."""
     streams = [caller.stream(Ask(f"def f{number}(x):\n", max_tokens, seed=0)) for number in range(num)]
     pieces = [asyncio.ensure_future(anext(stream)) for stream in streams]
     try:
@@ -170,7 +171,7 @@ async def _streams(caller: LoadCaller, num: int, max_tokens: int) -> AsyncIterat
 
 
 def _resident_mb() -> dict[str, float]:
-    """Of the processes that a call is in before it has a place."""
+    """Resident memory of the processes that hold waiting calls, in MB."""
     alive = [each for each in actors().values() if each["State"] == "ALIVE"]
     return {part: sum(_rss_mb(each["Pid"]) for each in alive if part in each["ActorClassName"]) for part in WAITING_IN}
 

@@ -1,11 +1,12 @@
-"""An engine on another host, some milliseconds away: what the way costs drafting in turn, and what is hidden of it.
+"""An engine on another host, some milliseconds away: the cost for drafting in turn, and how much pipelining hides.
 
-Head and orchestrator are on one host, and so is one engine's node; the other engine's is on another
-(bench/harness/hosts.py). Each prompt is completed pipelined and in turn, with and without delay, one right after the
-other, since a machine's speed changes by the minute.
+Head and orchestrator are on one host together with one engine's node; the other engine's node is on another host
+(bench/harness/hosts.py). Each prompt is completed pipelined and in turn, with and without delay, in direct succession,
+since a machine's speed changes by the minute.
 
-Served are a grown pair, and the demo pair paced as that one. The first has two models on two processors, with all else
-that a round takes; so the difference of the two is what the machine lacks, and the second shows the way alone.
+Served are a grown pair, and the demo pair paced like it. The grown pair runs two models on two processors, together
+with everything else in a round. So the difference between the pairs shows what the machine lacks, and the paced pair
+shows the effect of the distance alone.
 """
 
 from __future__ import annotations
@@ -36,24 +37,23 @@ from protos.outrider.v1 import generation_pb2 as pb
 COST_RATIO = 0.1
 ENGINES = ("draft", "target")
 DRAFT_GOAL = 0.98
-"""Of the tokens a second with a draft at hand."""
+"""Goal for tokens per second, relative to a near draft."""
 TARGET_GOAL = 0.9
-"""Of the tokens a second with a target at hand, on hits."""
+"""Goal for tokens per second on hits, relative to a near target."""
 WAYS = {PIPELINED: AS_SERVED, SEQUENTIAL: IN_TURN}
 GROWN = "grown"
 PACED = {"paced": ("123m", "13m"), "70b+1b": ("70b", "1b")}
-"""Target and draft of each pair that has its passes' duration from a law."""
+"""Target and draft of each pair whose passes take their duration from a law."""
 WITHOUT_GOAL = "70b+1b"
-"""Whose passes are as short as the way is: the goals were set for longer ones."""
+"""A pair whose passes are as short as the delay; the goals were set for longer passes."""
 TEMPERATURE = 0.8
 KV_TOKENS = 4096
 
 Runs = dict[tuple[str, float], list[Run]]
-"""By way and delay, one of each prompt."""
+"""Runs by way and delay, one per prompt."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The distant engine, its distance, and the number of measurements."""
     parser.add_argument(
         "--far", choices=ENGINES, nargs="+", default=[*ENGINES], metavar="ENGINE", help="on another host"
     )
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Put the nodes on their hosts, serve, and let both ways take turns. Raises: StartupError."""
+    """Place the nodes on their hosts, serve, and measure both ways in turn. Raises: StartupError."""
     if (lack := missing()) is not None:
         raise StartupError(f"two hosts cannot be had here: {lack}")
     return [result for pair in args.pairs for result in _measure_pair(pair, args)]
@@ -85,7 +85,7 @@ def _measure_pair(pair: str, args: argparse.Namespace) -> list[Result]:
 
 
 def _engines(pair: str, args: argparse.Namespace) -> tuple[EngineConfig, EngineConfig]:
-    """Of the target and of the draft."""
+    """Settings of target and draft."""
     if pair == GROWN:
         grown = grown_pair(args.target_size, COST_RATIO, "float32", args.cache)[:2]
         target, draft = (EngineConfig(str(model), kv_cache_tokens=KV_TOKENS) for model in grown)
@@ -130,9 +130,9 @@ async def _measure(far: str, address: str, wire: Wire, args: argparse.Namespace)
 async def _repeat(
     stub: Any, wire: Wire, prompts: Sequence[str], delays_s: Sequence[float], max_tokens: int, number: int
 ) -> Runs:
-    """The first way and the first delay change from prompt to prompt.
+    """Complete every prompt in each way with each delay, in an order that changes from prompt to prompt.
 
-    With each delay one completion of each way comes first, not counted, for policies to learn it.
+    With each delay, one uncounted completion of each way comes first, so that policies learn the delay.
     """
     runs: Runs = {}
     for index, prompt in enumerate(prompts):
@@ -176,7 +176,7 @@ def _rounds(repeats: Sequence[Runs], delay_s: float) -> list[Round]:
 
 
 def _on_hits(repeats: Sequence[Runs], delay_s: float) -> Result:
-    """Tokens a second of rounds whose next block was there in time."""
+    """Tokens per second on hits, relative to a near target."""
     values = [_tokens_per_s(runs[PIPELINED, delay_s]) / _tokens_per_s(runs[PIPELINED, 0.0]) for runs in repeats]
     continued = sum(each.stats.continued_passes for runs in repeats for each in runs[PIPELINED, delay_s])
     name = f"pipelined: target {1e3 * delay_s:g} ms away over one at hand, on hits"
@@ -189,13 +189,13 @@ def _tokens_per_s(runs: Sequence[Run]) -> float:
 
 
 def _ratio(name: str, repeats: Sequence[Runs], way: tuple[str, float], over: tuple[str, float]) -> Result:
-    """Tokens a second of one over the other, by prompt and repeat: the outputs are the same."""
+    """Tokens per second of `way` relative to `over`, by prompt and repeat. The outputs are the same."""
     pairs = [pair for runs in repeats for pair in zip(runs[way], runs[over], strict=True)]
     return spread(name, [other.decode_s / each.decode_s for each, other in pairs], "x")
 
 
 def _hit_rate(where: str, rounds: Sequence[Round]) -> Result:
-    """Of all rounds that were asked for; the settings say what a round is on average, and where its time goes."""
+    """Share of hits among rounds with drafting; the settings have the means of a round's parts."""
     hits = sum(round_.is_hit for round_ in rounds) / max(1, sum(round_.was_asked for round_ in rounds))
     return Result(f"{where}: hit rate", round(hits, 3), "share", settings=_means(rounds))
 

@@ -1,9 +1,9 @@
-"""What callers can do to each other: how fast a full service refuses, how floods stall streams, how late deadlines are.
+"""Effects of callers on each other: how fast a full service refuses, how floods stall streams, how late deadlines are.
 
-Streams run in a process of their own, so that reading them does not slow the caller that is timed. The flooding caller
-runs in another, which takes only idle processor time, as callers on another machine would: on two cores three callers
-with messages of 100 MB hold up streams as long when another server gets them (docs/log/2026-11.md). `streams_alone` is
-the longest gap without other callers.
+Streams run in a process of their own, so that reading them does not slow down the timed caller. The flooding caller
+runs in another process, which gets only idle processor time, like callers on another machine. On two cores, three
+callers with messages of 100 MB stall streams just as long if another server receives the messages
+(docs/log/2026-11.md). `streams_alone` is the longest gap without other callers.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ REFUSAL_GOAL_S = 0.02
 GAP_GOAL_S = 0.3
 LATE_GOAL_S = 0.02
 PAUSE_S = 0.02
-"""Between refusals that are timed one by one."""
+"""Seconds between refusals that are timed one by one."""
 OVERSIZE = (3_900_000, 8_000_000, 100_000_000)
 FLOODERS = 3
 FLOOD_S = 5.0
 Beside = Callable[[], Awaitable[int]]
-"""What goes on while streams are read; how many calls it made."""
+"""Runs while streams are read; returns its number of calls."""
 DEADLINES_S = (0.3, 0.4, 0.5, 0.6, 0.7)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """Calls that were made, by how they ended, and how long those took that were refused."""
+    """Outcomes of calls, and the durations of refused ones."""
 
     outcomes: Counter[str]
     times_s: tuple[float, ...]
@@ -57,7 +57,6 @@ class Refusals:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The number of calls and repeats."""
     parser.add_argument("--streams", type=int, default=32, metavar="N", help="in progress at most, and beside refusals")
     parser.add_argument("--refusals", type=int, default=300, metavar="N", help="that are timed one by one")
     parser.add_argument("--burst", type=int, default=320, metavar="N", help="calls at the same moment")
@@ -66,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Serve the demo pair with few places, and crowd it."""
+    """Serve the demo pair with few places, and overload it."""
     config = demo_config()
     config = replace(config, limits=replace(config.limits, max_sessions=args.streams, max_queued=0))
     with served(config, lambda line: print(line, flush=True)) as endpoints:
@@ -75,7 +74,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 async def _measure(address: str, args: argparse.Namespace) -> list[Result]:
     async with connected(address) as stub:
-        await run(stub, _request(4))  # after which the proxy knows how many places there are
+        await run(stub, _request(4))  # afterwards the proxy knows the number of places
         return [
             *await _refusals(address, stub, args),
             *await _burst(stub, args),
@@ -91,7 +90,7 @@ def _request(max_tokens: int, **changes: Any) -> pb.GenerateRequest:
 
 
 async def _refusals(address: str, stub: Any, args: argparse.Namespace) -> list[Result]:
-    """One by one, while every place is taken."""
+    """Time refusals one by one while every place is taken."""
     refusals = Refusals(Counter(), ())
     async with _streams(address, args.streams):
         for _ in range(args.refusals):
@@ -104,7 +103,7 @@ async def _refusals(address: str, stub: Any, args: argparse.Namespace) -> list[R
 
 
 async def _burst(stub: Any, args: argparse.Namespace) -> list[Result]:
-    """All at once; the first take the places, and the others are refused behind them."""
+    """Call all at once: the first calls take the places, the others are refused."""
     attempts = await asyncio.gather(*(_attempt(stub) for _ in range(args.burst)))
     refusals = Refusals(Counter(), ())
     for attempt in attempts:
@@ -133,9 +132,9 @@ def _with(refusals: Refusals, outcome: str, took_s: float) -> Refusals:
 
 
 async def _floods(address: str, args: argparse.Namespace) -> list[Result]:
-    """The longest gap of streams: alone, and beside callers that send the longest message allowed, or more.
+    """The longest gap of streams, alone and beside callers that send messages of the largest allowed size, or larger.
 
-    Each several times, in turn: on few cores one gap in thousands is as long with nobody there.
+    Each is measured several times in turn: on few cores, one gap in thousands is as long without other callers.
     """
     async with connected(address) as stub:
         most = await _longest_text(stub)
@@ -169,7 +168,7 @@ def _longest(name: str, gaps_s: Sequence[float], settings: dict[str, Any]) -> Re
 
 
 async def _longest_text(stub: Any) -> str:
-    """As long as one is not refused by its length alone, found by asking."""
+    """The longest text that is not refused for its length alone, found by bisection."""
     low, high = 1, 4 * 2**20
     while high - low > 1024:
         middle = (low + high) // 2
@@ -194,12 +193,12 @@ async def _rest() -> int:
 
 
 async def _flood(address: str, messages: Sequence[pb.GenerateRequest]) -> int:
-    """Several callers, each with one message after the other, in a process of their own; how many they have sent."""
+    """Send messages from several callers in a process of their own. Return the number of calls."""
     ours, theirs = multiprocessing.Pipe()
     sizes = [len(message.text) for message in messages]
     process = multiprocessing.get_context("spawn").Process(target=_call_idly, args=(theirs, address, sizes))
     process.start()
-    theirs.close()  # so that its end is noticed, should it fail
+    theirs.close()  # so that an early end of the process is noticed
     num_calls: int = await asyncio.to_thread(ours.recv)
     await asyncio.to_thread(process.join)
     return num_calls
@@ -234,7 +233,7 @@ async def _outcome(call: Any) -> str:
 
 
 async def _lateness(stub: Any) -> Result:
-    """How late a deadline comes that stands in the field alone, and not in the call."""
+    """How late a deadline set only in the request's field takes effect."""
     late_s = []
     for timeout_s in DEADLINES_S * 4:
         began_s = time.monotonic()
@@ -244,12 +243,12 @@ async def _lateness(stub: Any) -> Result:
     return at_most(LATE_GOAL_S, Result("deadline_late_p50", float(np.median(late_s)), "s"))
 
 
-# The streams, in a process of their own
+# Streams in a process of their own
 
 
 @asynccontextmanager
 async def _streams(address: str, num_streams: int) -> AsyncIterator[Callable[[], Awaitable[float]]]:
-    """That many streams, all begun; what is yielded ends them, and says how long their longest gap was."""
+    """Run `num_streams` streams, all begun. The yielded function ends them and returns their longest gap in seconds."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_read_streams, args=(theirs, address, num_streams))
     process.start()
@@ -284,7 +283,7 @@ async def _read(pipe: Connection, address: str, num_streams: int) -> None:
                 if None not in last_s:
                     all_begun.set()
                 gaps_s.append(0.0 if before_s is None else now_s - before_s)
-            last_s[index] = None  # the next stream begins with a prefill, which is no gap
+            last_s[index] = None  # the next stream begins with prefill, which is not a gap
 
     async with connected(address) as stub:
         reading = [asyncio.ensure_future(read(stub, index)) for index in range(num_streams)]

@@ -1,18 +1,18 @@
-"""What a round costs beyond the two models' forward passes: time of a step, time after a verdict, processor time.
+"""The cost of a round beyond the two models' forward passes: time of a step, time after a verdict, processor time.
 
-The demo pair is served as `outrider serve` does it. Plain and drafted runs alternate, first of one stream, then of
-sixteen at once, which teach the policy to pause drafting. What a goal is set for, all of one stream:
+The demo pair is served as by `outrider serve`. Plain and drafted runs alternate, first with one stream, then with
+sixteen, in which the policy learns to pause drafting. Goals are for one stream:
 
-- *All that is not model time*, of a plain step: what the client's clock, from the call to the last chunk, has left
-  without the target's forward passes, which the engine reports of itself. A drafted round has no such figure, since its
-  passes of the draft are hidden behind the target's. Of many streams only totals are given, for the same reason.
-- *Verdict to next verify*, of drafted rounds whose next block had grown when the verdict came (hits), from their trace:
-  "orchestrator" is the time from receiving the verdict to sending the next block, "link" the verification's round trip
-  without the time that it waited and was computed at the engine: the way back, and one way there.
+- *All that is not model time*, of a plain step: the time on the client's clock, from the call to the last chunk,
+  without the target's forward passes as reported by the engine. A drafted round has no such figure, since its draft
+  passes are hidden behind the target's. For the same reason many streams have totals only.
+- *Verdict to next verify*, of drafted rounds whose next block was ready at the verdict (hits), from their trace:
+  "orchestrator" is the time from receiving the verdict to sending the next block; "link" is the verification's round
+  trip without queueing and computing at the engine, which is one way in each direction.
 - *Processor time*, of all processes of the service and of this client, by process, without forward passes. An engine
-  reports how long these took. They run in one thread, so that this is at least their processor time, and more where
-  other processes delay them. Hence what that thread, the busiest of its process, takes of the processor is shared out
-  between forward passes and the rest of its steps by how long each took.
+  reports the duration of its passes. They run in one thread, so the duration is at least their processor time, and more
+  if other processes delay them. The processor time of that thread, the busiest of its process, is therefore divided
+  between forward passes and the rest of its steps in proportion to their durations.
 """
 
 from __future__ import annotations
@@ -32,47 +32,45 @@ from bench.harness.probe import engine_of
 from bench.harness.processor import PROCESSOR_GOAL_MS, busiest_s, cpu_s, processor_time, round_ms, threads_s
 from bench.harness.traffic import Run, Way, connected, request, run
 from bench.results import Result, at_most, say, spread
-from bench.service.hops import timed_ms
 from core.records import EngineStats
 from deploy.launch import served
 from deploy.settings import demo_config
 
 NUM_RUNS = {1: 5, 16: 3}
-"""By number of streams."""
+"""Number of runs, by number of streams."""
 MAX_TOKENS = 128
 GAMMA = 4
 PROMPT = "import os\nimport sys\n\n\ndef read_lines(path):\n"
-NUM_ROUND_TRIPS = 200
 STEP_GOAL_MS = 1.5
 VERDICT_GOAL_MS = 0.5
 ENGINES = {"TargetActor": "target", "DraftActor": "draft"}
-"""Roles of the engines, by their processes."""
+"""Roles of the engines, by name of the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineWork:
-    """What an engine did during a run, in seconds."""
+    """Work of an engine during a run, in seconds."""
 
     forward_s: float
     step_s: float
     thread_s: float
-    """Processor time of the thread that computes its steps."""
+    """Processor time of the thread that computes the steps."""
 
     @property
     def forward_cpu_s(self) -> float:
-        """Processor time of the forward passes, at most as much as they took."""
+        """Processor time of the forward passes, at most their duration."""
         return min(self.forward_s, self.thread_s * self.forward_s / self.step_s) if self.step_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReading:
-    """What an engine has done so far."""
+    """Counters of an engine at one time."""
 
     stats: EngineStats
     threads: Mapping[int, float]
 
     def until(self, later: EngineReading) -> EngineWork:
-        """What it did between the two."""
+        """Work between this reading and a later one."""
         return EngineWork(
             later.stats.forward_time_s - self.stats.forward_time_s,
             later.stats.step_time_s - self.stats.step_time_s,
@@ -82,22 +80,23 @@ class EngineReading:
 
 @dataclass(frozen=True, slots=True)
 class OverheadSample:
-    """One run: seconds, all streams together."""
+    """One run of all streams together."""
 
     wall_s: float
-    """From the call of the first stream to the end of the last."""
+    """Seconds from the call of the first stream to the end of the last."""
     forward_s: float
-    """Of both engines, as is `step_s`."""
+    """Seconds of forward passes of both engines."""
     step_s: float
+    """Seconds of steps of both engines."""
     cpu_ms: Mapping[str, float]
-    """Milliseconds of a round, by process, without forward passes."""
+    """Processor time of a round in milliseconds, by process, without forward passes."""
     num_rounds: float
-    """Of each stream, on average."""
+    """Number of rounds per stream, on average."""
     num_tokens: int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has no settings."""
+    """There are no settings."""
 
 
 def measure(args: argparse.Namespace) -> list[Result]:  # noqa: ARG001
@@ -119,11 +118,9 @@ async def _measure(address: str) -> list[Result]:
                         samples.setdefault((gamma, num_streams), []).append(sample)
                 if num_streams == 1:
                     traced.append(await _stream(stub, GAMMA, number, trace=True))
-    round_trips = await timed_ms(engines["TargetActor"].ready.remote, NUM_ROUND_TRIPS)
     return [
         verdict_to_next("drafted x1", [round_ for each in traced for round_ in rounds_of(each.calls)]),
         *(result for case, of_case in samples.items() for result in _results(*case, of_case)),
-        spread("bare actor round trip", round_trips, "ms"),
         *_ratios(samples),
     ]
 
@@ -155,13 +152,13 @@ async def _stream(stub: Any, gamma: int, seed: int, *, trace: bool = False) -> R
 
 
 def beside_models(cpu_ms: Mapping[str, float], work: Mapping[str, EngineWork], num_rounds: float) -> dict[str, float]:
-    """Milliseconds of processor time of a round, by process, without forward passes."""
+    """Processor time of a round in milliseconds, by process, without forward passes."""
     passes_ms = round_ms({}, {process: each.forward_cpu_s for process, each in work.items()}, num_rounds)
     return {process: spent - passes_ms.get(process, 0.0) for process, spent in cpu_ms.items()}
 
 
 def verdict_to_next(name: str, rounds: Sequence[Round]) -> Result:
-    """Milliseconds from a verdict to the next verification, at the median of the rounds that are hits."""
+    """Median milliseconds from a verdict to the next verification, over rounds that are hits."""
     hits = [{"orchestrator": round_.waited_s, "link": round_.link_s} for round_ in rounds if round_.is_hit]
     counts = {"hits": len(hits), "rounds": len(rounds)}
     if not hits:
@@ -187,7 +184,7 @@ def _results(gamma: int, num_streams: int, samples: Sequence[OverheadSample]) ->
 
 
 def _outside_models(name: str, samples: Sequence[OverheadSample]) -> list[Result]:
-    """Where nothing is hidden: the parts of a round are one after the other."""
+    """Parts of a plain round, which are sequential: nothing is hidden."""
     parts_ms = {
         "forward passes": [s.forward_s / s.num_rounds * 1e3 for s in samples],
         "sampling and bookkeeping": [(s.step_s - s.forward_s) / s.num_rounds * 1e3 for s in samples],
@@ -201,7 +198,7 @@ def _outside_models(name: str, samples: Sequence[OverheadSample]) -> list[Result
 
 
 def _ratios(samples: dict[tuple[int, int], list[OverheadSample]]) -> list[Result]:
-    """Plain over drafted, pair by pair: these ran one after the other."""
+    """Plain time over drafted time, by pairs of consecutive runs."""
     return [
         spread(
             f"speed-up of drafting, x{num_streams}",

@@ -1,4 +1,4 @@
-"""What all settings share: the base of a group of them, and checks of its values."""
+"""The base class of a group of settings, and checks of their values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def at_least(low: float) -> Range:
 
 
 def whole(low: float, high: float) -> Range:
-    """The whole numbers from `low` to `high`."""
+    """Whole numbers from `low` to `high`."""
     return Range(low, high, is_whole=True)
 
 
@@ -37,7 +37,7 @@ class Settings:
     """Read by pydantic, which core itself does not import."""
 
     def _check(self, allowed: Range, *names: str) -> None:
-        """These settings are in the range, or None. Raises: ConfigError."""
+        """Check that each named setting is None or in the range. Raises: ConfigError."""
         for name in names:
             value = getattr(self, name)
             check(value is None or value in allowed, name, str(allowed), value)

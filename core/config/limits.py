@@ -42,8 +42,8 @@ class Limits(Settings):
     then with its actual output. The key of a caller may set its own limit (`tokens_file`). Set it where one caller must
     not crowd out others."""
     retry_after_s: float = 1.0
-    """Seconds, above 0, that a refused caller is told to wait; longer if the queue is expected to take longer. Raise it
-    where callers retry too often."""
+    """Seconds, above 0, after which a refused caller should retry; longer if the queue is expected to take longer.
+    Raise it where callers retry too often."""
     default_max_tokens: int | None = None
     """Limit of the output, in tokens, for requests without `max_tokens`, at least 1. If unset, a chat may fill the
     context, since models end their turn by themselves, and any other prompt gets 256. Set it where outputs of such
@@ -77,8 +77,8 @@ class Limits(Settings):
     262144]; 0 refuses structured output. Raise it where schemas are large; compiling one may then take a CPU for a
     fraction of a second."""
     max_message_bytes: int = 4 * 1024 * 1024
-    """Largest request message in bytes, at least 1; larger ones are refused before they are decoded. Raise it where
-    prompts are longer."""
+    """Largest request message in bytes, at least 1; larger ones are refused before they are decoded. A JSON body may be
+    six times as large, since an escape takes up to six bytes for one of text. Raise it where prompts are longer."""
     max_target_retries: int = 4
     """Number of times, at least 0, that a completion that has lost its target is moved to another one without any token
     in between; then it fails. Raise it where replacing a target takes long."""
@@ -89,9 +89,9 @@ class Limits(Settings):
     """Seconds, above 0, that a session waits for a replica to accept it, after which it fails. Raise it where
     autoscaling starts from 0 replicas."""
     reply_timeout_s: float = 60.0
-    """Seconds, above 0, of silence after which an engine that has a request counts as lost. While it works it says so
-    every second, between steps, however long the request waits for others. Keep it above 2, and above the duration of
-    the longest step."""
+    """Seconds, above 0, without a message after which an engine that has a request counts as lost. A working engine
+    sends a heartbeat every second, between steps, even while the request waits in its queue. Keep it above 2, and above
+    the duration of the longest step."""
 
     def __post_init__(self) -> None:
         self._check(at_least(1), "max_sessions", "max_stop_chars", "max_message_bytes", "default_max_tokens")

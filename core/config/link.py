@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from core.config.checks import Settings, check
 
 LINK_PORTS = (20200, 20299)
-"""Outside the ports of Ray's processes (10002 to 19999) and below those that the kernel gives to clients."""
+"""Default ports: not used by Ray's processes (10002 to 19999), and below the kernel's ephemeral ports."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,14 +68,14 @@ class SpeculationConfig(Settings):
     """Prompt lookup: number of different continuations that are guessed side by side, in [1, 4]. Raise it where more
     rows cost the target little and texts repeat themselves with changes."""
     suffix_history_tokens: int = 16_384
-    """Suffix: largest number of tokens of recent outputs that are remembered for each caller, or each tenant that keys
-    are configured to belong to, in [0, 1048576]; each takes up to 250 bytes of an orchestrator. The guesser looks them
-    up in later outputs of the same caller or tenant and of no other; callers without a key have none, and only outputs
-    that this guesser guesses are remembered. Set 0 where one key serves people who must not learn of each other
-    from response times; raise it where outputs resemble much earlier ones."""
+    """Suffix: largest number of tokens of recent outputs that are remembered for each caller, or for each tenant to
+    which keys belong, in [0, 1048576]; each takes up to 250 bytes of an orchestrator. They are used to guess later
+    outputs of the same caller or tenant only. Callers without a key have no history, and only outputs of requests that
+    use this guesser are remembered. Set 0 where several people share a key and response times must not reveal one's
+    outputs to the others; raise it where outputs resemble much earlier ones."""
     suffix_history_callers: int = 64
-    """Suffix: largest number of callers and tenants whose recent outputs an orchestrator remembers, in [1, 4096]; those
-    who have asked least recently are forgotten. With `suffix_history_tokens` it bounds the memory. Raise it where more
+    """Suffix: largest number of callers and tenants whose recent outputs an orchestrator remembers, in [1, 4096]; the
+    least recently active ones are dropped first. With `suffix_history_tokens` it bounds the memory. Raise it where more
     callers are active at a time."""
     retrieval_index: str | None = None
     """Path of an index made by `outrider index`, which the guessers "retrieval", "unigram" and "bigram" need; with None
@@ -132,7 +132,7 @@ class SpeculationConfig(Settings):
         self._check(at_least(1), "breaker_rounds")
 
     def _check_guessers(self) -> None:
-        """Of those that have settings of their own."""
+        """Check the settings of single guessers."""
         self._check(Range(1, MAX_LOOKUP_MATCH), "lookup_min_match")
         least, most, choice = self.lookup_min_match, self.lookup_max_match, self.lookup_continuation
         allowed = f"in [lookup_min_match, {MAX_LOOKUP_MATCH}]"

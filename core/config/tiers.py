@@ -1,4 +1,4 @@
-"""Settings of service tiers: a request names one, and takes its priority in the queue for places."""
+"""Settings of service tiers: a request names a tier and gets its priority in the queue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from core.ranges import PRIORITY
 
 @dataclass(frozen=True, slots=True)
 class ServiceTiers(Settings):
-    """Priorities of the service tiers; that of the tier `default`, and of requests that name neither, is 0."""
+    """Priorities of the service tiers. The tier `default`, and requests without tier and priority, have 0."""
 
     flex: int = 10
     """Priority of requests of the service tier `flex`, in [0, 2147483647]: they are served after others, and refused
@@ -21,7 +21,7 @@ class ServiceTiers(Settings):
     requests with priorities of their own must go before them, or after."""
 
     def priority_of(self, tier: str) -> int:
-        """Of a tier by its name."""
+        """Priority of a tier; 0 if the tier has none of its own."""
         return {"flex": self.flex, "priority": self.priority}.get(tier, 0)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from core.config.checks import SHARE, Settings, at_least, check
 
 @dataclass(frozen=True, slots=True)
 class TracingConfig(Settings):
-    """Where the spans of requests are sent, and which requests and rounds have spans."""
+    """Destination of the spans of requests, and which requests and rounds have spans."""
 
     endpoint: str | None = None
     """URL that receives spans by OTLP over HTTP, for example "http://collector:4318/v1/traces". With None tracing is

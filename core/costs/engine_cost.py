@@ -1,7 +1,7 @@
-"""The observed cost of passes by their rows, and the estimated cost of a round.
+"""Observed durations of passes by number of rows, and estimated durations of rounds.
 
-Knows seconds, rows and branches; must not know their purpose. The cost of passes of one width is the median of the last
-few: one late answer changes nothing, and an engine that slows down is noticed soon.
+Knows seconds, rows and branches; must not know what a pass is for. The cost of passes of one width is the median of the
+last few. One late answer then changes nothing, and an engine that slows down is noticed soon.
 """
 
 from __future__ import annotations
@@ -21,32 +21,34 @@ from core.records import Timing
 from core.speculation import Floats
 
 FEW_ROWS = 16
-"""Each number of rows up to this has a cost of its own: engines pad rows to small tiles, so costs come in steps."""
+"""Up to this many rows, each number of rows has its own cost: engines pad rows to small tiles, so costs rise in
+steps."""
 NUM_RECENT = 15
-"""Number of observations of each kind that are kept."""
+"""Number of observations kept of each kind."""
 EXTRAPOLATION = 4.0
-"""Multiple of the widest observed pass beyond which a pass is estimated in proportion to its rows. The optimistic
-estimate is worth 1.03, and its end 1.03 (`bench ablation`, docs/adr/control)."""
+"""Multiple of the widest observed pass up to which the fitted line continues; beyond it, time is proportional to rows.
+The optimistic estimate is worth 1.03, and its end 1.03 (`bench ablation`, docs/adr/control)."""
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-"""Most rows of one session in a pass of the draft; less likely ones are hardly ever needed. Against always 8: worth
-1.06 (`bench ablation`, docs/adr/control)."""
+"""Numbers of rows that one session may have in a pass of the draft. Worth 1.06 against always 8 (`bench ablation`,
+docs/adr/control)."""
 BRANCH_PASSES = 200
-"""Number of passes without branches after which the cost of branches is forgotten, so that they are tried again. The
-price of branches is worth 1.17 where a target computes them one by one (docs/LOG.md, 2026-11-22), elsewhere nothing."""
+"""Number of passes without branches after which the cost of branches is forgotten, so that branches are tried again.
+The cost of branches is worth 1.17 on a target that computes them one by one (docs/LOG.md, 2026-11-22), else nothing."""
 
 
 class Curve:
-    """Seconds of a pass by its rows: linear between observations, and optimistic beyond.
+    """Duration of a pass in seconds by number of rows: linear between observations, optimistic beyond them.
 
-    Beyond the widest pass the line from the narrowest to it continues, and likewise below: so other widths are tried,
-    and only these are learned. The line ends at `EXTRAPOLATION` times the widest.
+    The line through the narrowest and the widest pass continues on both sides. The optimism makes the policy try new
+    widths, and only tried widths are learned. Beyond `EXTRAPOLATION` times the widest pass, time is proportional to
+    rows.
     """
 
     def __init__(self, rows: Sequence[float], seconds: Sequence[float]) -> None:
         self._rows = tuple(rows)
         self._seconds = tuple(seconds)
         self._known: dict[float, float] = {}
-        """What has been asked: the same few widths in every round."""
+        """Cache: every round asks for the same few widths."""
 
     def __call__(self, rows: float) -> float:
         known = self._known.get(rows)
@@ -82,19 +84,21 @@ class _Width:
     """Observed passes with about the same number of rows."""
 
     straight: deque[tuple[float, float]] = field(default_factory=_recent)
-    """Rows and seconds, without branches, or with an unknown number of them."""
+    """(rows, seconds) of passes without branches, or with an unknown number of them."""
     branched: deque[tuple[float, float]] = field(default_factory=_recent)
+    """(rows, seconds) of passes with branches."""
     branches: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
+    """Number of branches of each pass in `branched`."""
 
     @property
     def usual(self) -> tuple[float, float, int]:
-        """Rows, seconds and number of passes: of those without branches, if there are any."""
+        """Median rows, median seconds and number of passes; only passes without branches count, if there are any."""
         passes = self.straight or self.branched
         rows, seconds = zip(*passes, strict=True)
         return median(rows), median(seconds), len(passes)
 
     def branch_s(self) -> list[float]:
-        """The seconds that one branch added to each pass with branches."""
+        """Seconds that one branch added, for each pass with branches."""
         if not self.straight:
             return []
         usual_s = median(seconds for _, seconds in self.straight)
@@ -103,10 +107,9 @@ class _Width:
 
 
 class PassCost:
-    """Learns seconds of one forward pass as a function of its rows, which never falls; and what a branch adds.
+    """Learns the duration of a forward pass by its number of rows (never falling), and the duration of a branch.
 
-    A target that computes the branches of a tree one by one takes longer than for the same number of rows without
-    branches.
+    A target that computes the branches of a tree one by one takes longer than for as many rows without branches.
     """
 
     def __init__(self, prior_s: float) -> None:
@@ -119,7 +122,7 @@ class PassCost:
         return f"<PassCost {', '.join(f'{rows}: {s * 1e3:.1f} ms' for rows, s in self.points().items())}>"
 
     def observe(self, rows: float, seconds: float, branches: float = 0.0) -> None:
-        """One pass of `rows` rows took `seconds`."""
+        """Record that one pass of `rows` rows took `seconds`. Ignores impossible values."""
         if not (rows > 0 and seconds > 0 and math.isfinite(seconds)):
             return
         width = self._widths[_bucket(rows)]
@@ -131,12 +134,12 @@ class PassCost:
         self._num_straight = 0 if branches else self._num_straight + 1
 
     def least_s(self, rows: float) -> float:
-        """The fastest of the last passes of each width with at least `rows` rows."""
+        """Duration of the fastest recent pass with at least `rows` rows."""
         seen = chain.from_iterable((*width.straight, *width.branched) for width in self._widths.values())
         return min((seconds for num, seconds in seen if num >= rows), default=self._prior_s)
 
     def curve(self) -> Curve:
-        """The present estimate for passes without branches."""
+        """Return the current estimate for passes without branches."""
         return Curve(*self._fitted())
 
     @property
@@ -148,7 +151,8 @@ class PassCost:
         return max(0.0, median(more)) if more else 0.0
 
     def points(self) -> dict[int, float]:
-        """At the powers of two over the observed rows: a small fixed set, since they become a metric's labels."""
+        """Durations by rows, at the powers of two in the observed range: few keys, because they become a metric's
+        labels."""
         if not self._widths:
             return {}
         places, seconds = self._fitted()
@@ -157,7 +161,7 @@ class PassCost:
         return {2**power: curve(2.0**power) for power in range(math.floor(first), math.ceil(last) + 1)}
 
     def _fitted(self) -> tuple[list[float], list[float]]:
-        """Medians of each width, pooled where they fall: isotonic regression by pool-adjacent-violators."""
+        """Median rows and seconds of each width, made monotone by isotonic regression (pool adjacent violators)."""
         if not self._widths:
             return [1.0, FEW_ROWS], [self._prior_s, self._prior_s]
         widths = sorted(width.usual for width in self._widths.values())
@@ -171,14 +175,14 @@ class PassCost:
 
 
 def _bucket(rows: float) -> int:
-    """Each number of rows by itself while they are few; beyond, groups of a constant ratio."""
+    """Map small numbers of rows to themselves, larger ones to groups of a constant ratio."""
     if rows <= FEW_ROWS:
         return round(max(rows, 1.0))
     return FEW_ROWS + round(2.0 * math.log2(rows / FEW_ROWS))
 
 
 class EngineCost:
-    """One kind of engine: its passes, and the wire to it."""
+    """Observed costs of one kind of engine: its passes, and the round trip to it."""
 
     def __init__(self, prior_s: float) -> None:
         self.passes = PassCost(prior_s)
@@ -190,17 +194,18 @@ class EngineCost:
 
     @property
     def wire_s(self) -> float:
-        """Seconds of a call and its answer on the wire and in the batcher: the lower quartile of the last few, since
-        many at a time may have waited behind a prompt.
+        """Seconds of a round trip on the wire and in the batcher.
+
+        The lower quartile of recent round trips, since many of them may have waited behind a prompt.
         """
         return sorted(self._wires)[len(self._wires) // 4]
 
     def observe(self, timing: Timing, elapsed_s: float, branches: float = 0.0, *, is_call: bool = True) -> None:
-        """One answered call, or with `is_call` false the engine's work since its last answer.
+        """Record one answered call; or, if not `is_call`, the engine's work since its last answer.
 
-        `branches` are those of its passes, 0 where other sessions shared them. Sessions that share passes report the
-        same, which counts once. A claimed time above `elapsed_s` is ignored, with a margin of one wire time, since the
-        answer before may have come late.
+        `branches` is the number of branches in its passes, 0 if other sessions shared the passes. Sessions that share a
+        pass report the same timing, which is counted once. A timing that claims more than `elapsed_s` plus one wire
+        time is ignored; the wire time allows for a late previous answer.
         """
         within_s = timing.waited_s + timing.computed_s
         if timing.num_passes < 1 or min(timing.waited_s, timing.computed_s) < 0 or within_s > elapsed_s + self.wire_s:
@@ -220,7 +225,7 @@ def _is_same(one: Timing, other: Timing) -> bool:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Estimated seconds of passes and rounds, at one moment."""
+    """Estimated durations of passes and rounds, at one moment."""
 
     verify_pass_s: Curve
     draft_pass_s: Curve
@@ -239,12 +244,12 @@ class CostModel:
         return self.num_verifying >= 2.0
 
     def verify_s(self, nodes: float, branches: float = 0.0) -> float:
-        """A round trip to the target with a block of `nodes` nodes, when all send such a block."""
+        """Seconds of a round trip to the target with a block of `nodes` nodes, if all sessions send such a block."""
         pass_s = self.verify_pass_s(self.num_verifying * (nodes + 1.0)) + self.num_verifying * branches * self.branch_s
         return pass_s + self.verify_wire_s
 
     def verify_times(self, num_nodes: int) -> Floats:
-        """The same for blocks of 0 to `num_nodes` nodes, without branches."""
+        """Return `verify_s` of blocks of 0 to `num_nodes` nodes without branches.  # [num_nodes + 1]"""
         known = self._verify_times
         for nodes in range(len(known), num_nodes + 1):
             known.append(self.verify_s(nodes))
@@ -256,18 +261,18 @@ class CostModel:
 
     @cached_property
     def least_rate(self) -> float:
-        """Tokens a second of plain decoding."""
+        """Tokens per second of plain decoding."""
         return 1.0 / self.verify_s(0)
 
     def draft_s(self, rows: float, num_passes: int) -> float:
-        """A round trip to the draft for passes that have `rows` rows of each session."""
+        """Seconds of a round trip to the draft for `num_passes` passes with `rows` rows of each session."""
         return num_passes * self.draft_pass_s(self.num_drafting * rows) + self.draft_wire_s
 
     def turn_s(self, nodes: float, rows: float, num_passes: int) -> float:
-        """A round in turn: `num_passes` of the draft with `rows` rows, then a block of `nodes` nodes.
+        """Seconds of a round in turn: `num_passes` passes of the draft with `rows` rows, then a block of `nodes` nodes.
 
-        Sessions that share passes fall into groups that have their blocks verified one after the other, as many groups
-        as are needed to hide the drafting of each behind the verification of the others.
+        Sessions that share passes split into groups, which are verified one after another. The estimate uses as many
+        groups as it takes to hide the drafting of one group behind the verification of the others.
         """
         if not self.is_shared:
             return self.verify_s(nodes) + self.draft_s(rows, num_passes)
@@ -282,6 +287,8 @@ class CostModel:
 
     @cached_property
     def rows_worth(self) -> int:
-        """The number of rows a session that yields most for the time of a pass: the r-th likeliest is needed 1/r as
-        often."""
+        """Rows per session and pass of the draft with the most yield per second.
+
+        The r-th likeliest row is assumed to be needed 1/r as often as the first.
+        """
         return max(WIDTHS, key=lambda rows: math.log1p(2.0 * rows) / self.draft_pass_s(self.num_drafting * rows))

@@ -1,7 +1,7 @@
-"""The duration of a forward pass by its rows, and the laws of named hardware.
+"""Duration of a forward pass by its number of rows, for named models on named hardware.
 
-The simulator takes its passes from here, and an engine that is paced as other hardware waits by the same figures. Laws
-of time, nothing else: the large models' are round figures of the kind that published systems report.
+The simulator takes pass times from here, and an engine paced as other hardware (`paced_as`) waits by the same figures.
+The laws of large models are round figures of the size that published systems report.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class PassLaw:
-    """Seconds of one forward pass: linear between measured points, in proportion to rows beyond the last."""
+    """Seconds of one forward pass: linear between measured points, proportional to rows beyond the last one."""
 
     points: tuple[tuple[int, float], ...]
-    """(rows, seconds), rising."""
+    """(rows, seconds), in ascending order."""
 
     def __post_init__(self) -> None:
         if not self.points or list(self.points) != sorted(self.points) or self.points[0][1] < 0:
@@ -25,12 +25,12 @@ class PassLaw:
 
     @classmethod
     def flat(cls, pass_s: float, up_to_rows: int = 64) -> PassLaw:
-        """A constant time up to `up_to_rows`, and in proportion beyond: a small model on a small GPU."""
+        """Constant up to `up_to_rows`, proportional beyond: a small model on a small GPU."""
         return cls(((1, pass_s), (up_to_rows, pass_s)))
 
     @classmethod
     def memory_bound(cls, pass_s: float) -> PassLaw:
-        """A large model: 1.05x at 32 guesses, 1.1x at 64, by arithmetic alone from some hundreds of rows on."""
+        """A large model: 1.05x at 32 guesses, 1.1x at 64, and bound by arithmetic from some hundreds of rows on."""
         shares = ((1, 1.0), (9, 1.0), (33, 1.05), (65, 1.1), (257, 1.35), (513, 1.8))
         return cls(tuple((rows, pass_s * share) for rows, share in shares))
 
@@ -55,9 +55,9 @@ PASS_LAWS: Mapping[str, PassLaw] = MappingProxyType(
         "1b": PassLaw.flat(0.003),  # on a small GPU
         "0.6b": PassLaw.flat(0.0025),
         "0.5b": PassLaw.flat(0.001),  # on a big GPU
-        # In float32 on a core, as measured (docs/log/2026-11.md): each row costs.
+        # In float32 on one core, as measured (docs/log/2026-11.md). Every row costs time.
         "123m": PassLaw(((1, 0.060), (4, 0.067), (6, 0.080), (9, 0.086), (11, 0.094), (22, 0.150))),
         "13m": PassLaw(((1, 0.0085), (4, 0.0095), (8, 0.0112), (16, 0.013), (32, 0.020))),
     }
 )
-"""The law of each model, on hardware that suits it."""
+"""Law of each model, on typical hardware for it."""

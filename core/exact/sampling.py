@@ -1,7 +1,7 @@
-"""From logits to p, and from p to a token: the reference for one row, in numpy.
+"""From logits to p, and from p to a token: the reference implementation for one row, in numpy.
 
-Batched, `workers.sampling.logits` does what comes before the temperature, and `sampler` there the rest. Knows the
-request's sampling parameters and the noise; must not know who computed the logits.
+The batched implementation is `workers.sampling.logits` for the steps before the temperature and
+`workers.sampling.sampler` for the rest. Knows the request's sampling parameters and the noise; must not know the model.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
 Q_MASS = 0.995
-"""Of the draft's law, what the tokens of q hold, where `q_top_tokens` are enough for it. On the demo pair at T = 0.7 a
-chain of 8 makes as many tokens a round with these, 208 on average, as with 1,024, and the way of 1,024 takes 0.7 ms
-more; with 0.95 it makes 2% less. A draft that were the target itself would lose 2% of a round by 0.995, 8% by 0.98."""
+"""Share of the draft's distribution that the tokens of q hold, if `q_top_tokens` suffice for it. On the demo pair at
+T = 0.7 a chain of 8 yields as many tokens a round with these tokens (208 on average) as with 1,024, which take 0.7 ms
+longer; 0.95 yields 2% less. If the draft were the target itself, 0.995 would lose 2% of a round, and 0.98 8%."""
 TOP_P_SLACK = 1e-6
-"""A mass that reaches top_p but for this much reaches it: what rounding of float32 logits can hide is a tie."""
+"""A mass within this distance of top_p counts as reaching it. Rounding of float32 logits can hide smaller distances."""
 
 
 def log_probs(
@@ -35,17 +35,16 @@ def log_probs(
     prompt_len: int,
     allowed: NDArray[np.bool_] | None = None,
 ) -> Float64:
-    """log p [V] of the token that follows `tokens` (prompt included), by the steps below in this fixed order.
+    """log p [V] of the token after `tokens` (prompt included).
 
-    allowed_token_ids, bad_words, logit_bias, suppressed_ids, repetition penalty, presence and frequency penalty, the
-    mask of a grammar (`allowed` [V]), temperature, top-k, top-p, min-p. Where the grammar allows only suppressed_ids
-    they are not suppressed.
-    Raises: ValueError when a logit is NaN or +inf, or none is finite; also of what the steps up to the mask make of
-    them.
+    The steps, in this order: allowed_token_ids, bad_words, logit_bias, suppressed_ids, repetition penalty, presence and
+    frequency penalty, the grammar's mask (`allowed` [V]), temperature, top-k, top-p, min-p. If the grammar allows only
+    suppressed_ids, they are not suppressed.
+    Raises: ValueError if a logit is NaN or +inf, or none is finite, before the steps or after the mask.
     """
     _check_finite(logits)
     num_output = len(tokens) - prompt_len if _may_suppress(sampling, allowed) else sampling.min_tokens
-    with np.errstate(over="ignore"):  # which is checked for
+    with np.errstate(over="ignore"):  # `_check_finite` finds overflows
         logits = _masked(logits, sampling, tokens, prompt_len)
         logits = _penalised(_biased(logits, sampling, num_output), sampling, tokens, prompt_len)
     if allowed is not None:
@@ -53,7 +52,7 @@ def log_probs(
     _check_finite(logits)
     if sampling.is_greedy:
         return _one_hot(logits)
-    with np.errstate(over="ignore"):  # to -inf, which is probability zero
+    with np.errstate(over="ignore"):  # an overflow to -inf is probability zero
         logits = (logits - logits.max()) / np.float32(sampling.temperature)
     for cut in (_top_k, _top_p, _min_p):
         logits = cut(logits, sampling)
@@ -61,7 +60,7 @@ def log_probs(
 
 
 def _may_suppress(sampling: Sampling, allowed: NDArray[np.bool_] | None) -> bool:
-    """Whether something may come that does not end the output."""
+    """Whether the grammar allows a token that does not end the output."""
     return allowed is None or not {*np.flatnonzero(allowed).tolist()} <= {*sampling.suppressed_ids}
 
 
@@ -71,7 +70,8 @@ def _check_finite(logits: Float32) -> None:
 
 
 def _masked(logits: Float32, sampling: Sampling, tokens: Sequence[int], prompt_len: int) -> Float32:
-    """As vLLM has both: a bad word counts in the output alone, whatever the prompt ends in."""
+    """Apply allowed_token_ids and bad_words as vLLM does: a bad word counts only within the output, not in the
+    prompt."""
     masked = logits.astype(np.float32)  # a copy
     if sampling.allowed_token_ids:
         is_allowed = np.zeros(len(logits), dtype=bool)
@@ -92,7 +92,7 @@ def _biased(logits: Float32, sampling: Sampling, num_output: int) -> Float32:
 
 
 def _penalised(logits: Float32, sampling: Sampling, tokens: Sequence[int], prompt_len: int) -> Float32:
-    """Repetition by Keskar et al. 2019, section 4.1, with transformers' rule for negative logits."""
+    """Apply the penalties. Repetition: Keskar et al. 2019, section 4.1, with transformers' rule for negative logits."""
     if not sampling.has_penalties:
         return logits
     seen = _counts(tokens, len(logits)) > 0
@@ -110,12 +110,12 @@ def _counts(tokens: Sequence[int], vocab_size: int) -> Float32:
 
 def _one_hot(logits: Float32) -> Float64:
     log_p = np.full(len(logits), -np.inf)
-    log_p[int(logits.argmax())] = 0.0  # the lowest id of several
+    log_p[int(logits.argmax())] = 0.0  # the lowest id on ties
     return log_p
 
 
 def _top_k(logits: Float32, sampling: Sampling) -> Float32:
-    """The k likeliest, and whatever ties with the k-th."""
+    """Keep the k likeliest tokens and all ties with the k-th."""
     if not 0 < sampling.top_k < len(logits):
         return logits
     threshold = np.sort(logits)[-sampling.top_k]
@@ -123,7 +123,7 @@ def _top_k(logits: Float32, sampling: Sampling) -> Float32:
 
 
 def _top_p(logits: Float32, sampling: Sampling) -> Float32:
-    """The shortest prefix, likeliest first and lower ids first among equals, whose mass reaches top_p."""
+    """Keep the shortest prefix whose mass reaches top_p, likeliest token first, lower ids first on ties."""
     if sampling.top_p == 1:
         return logits
     order = np.argsort(-logits, kind="stable")
@@ -137,7 +137,7 @@ def _top_p(logits: Float32, sampling: Sampling) -> Float32:
 
 
 def _min_p(logits: Float32, sampling: Sampling) -> Float32:
-    """Those at least `min_p` times as likely as the likeliest, whose logit is 0 here."""
+    """Keep tokens at least `min_p` times as likely as the likeliest, whose logit is 0 here."""
     if sampling.min_p == 0:
         return logits
     return np.where(logits < np.float32(np.log(sampling.min_p)), np.float32(-np.inf), logits)
@@ -150,15 +150,17 @@ def _log_softmax(logits: Float32) -> Float64:
 
 
 def sample_coupled(log_p: Float64, sampling: Sampling, position: int) -> int:
-    """The token that both sides draw at `position` in coupled mode; without noise when greedy."""
+    """The token that draft and target both draw at `position` in coupled mode. Greedy: the argmax, without noise."""
     if sampling.is_greedy:
         return int(log_p.argmax())
     return draw(log_p, sampling.seed, position, 0, Purpose.SHARED)
 
 
 def truncate(log_q: Float64, top_tokens: int, mass: float = Q_MASS) -> SparseDistribution:
-    """q as rejection and block mode define it: the likeliest tokens, as few as hold `mass` and at most `top_tokens`,
-    renormalised in float32."""
+    """q for rules that need it: the fewest likeliest tokens that hold `mass`, at most `top_tokens`.
+
+    The probabilities are renormalised in float32.
+    """
     kept = np.argsort(-log_q, kind="stable")[:top_tokens]
     kept = kept[np.isfinite(log_q[kept])]
     whole = np.exp(log_q[kept])
@@ -169,7 +171,7 @@ def truncate(log_q: Float64, top_tokens: int, mass: float = Q_MASS) -> SparseDis
 
 
 def draw_guess(q: SparseDistribution, vocab_size: int, seed: int, position: int, row: int) -> int:
-    """A guess with law q; `row` is the guess's place in its block, from 0."""
+    """Draw a guess from q. `row` is the guess's index in its block, from 0."""
     log_q = np.full(vocab_size, -np.inf)
     log_q[list(q.token_ids)] = np.log(q.probs)
     return draw(log_q, seed, position, row, Purpose.DRAFT)
@@ -185,8 +187,11 @@ def draw_several(
     *,
     with_replacement: bool,
 ) -> tuple[int, ...]:
-    """Guesses with law q at one place, in the order of drawing; without replacement none twice, nor more than there
-    are. `row` is as `core.noise.row_of` gives it."""
+    """Draw guesses from q at one place, in the order of drawing.
+
+    Without replacement no token repeats, and there are at most as many draws as tokens in q. `row` comes from
+    `core.noise.row_of`.
+    """
     if with_replacement:
         rows = [row + noise.ROWS_APART * each for each in range(num_draws)]
         return tuple(draw_guess(q, vocab_size, seed, position, each) for each in rows)

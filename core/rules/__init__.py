@@ -1,4 +1,4 @@
-"""The rules of verification, a file each: what they ask for, and how they decide. The reference, in numpy."""
+"""Verification rules, one file each: what a rule needs, and how it decides. The numpy reference implementation."""
 
 from core.rules.chains import NEGLIGIBLE_MASS
 from core.rules.coupled import GREEDY

@@ -1,8 +1,8 @@
-"""Verification of chains by what each guess was drawn from: rejection and block verification.
+"""Rejection and block verification: chains whose guesses carry the distribution q they were drawn from.
 
-Knows blocks, p, q and the noise; must not know who guessed, nor how. Proofs and a worked example: docs/exactness.md.
-`workers.sampling.chains` is the batched implementation: it does the sums over the vocabulary on the device, and decides
-by the functions below that take a few numbers for each guess.
+Knows blocks, p, q and the noise; must not know the source of a guess. Proofs and a worked example: docs/exactness.md.
+`workers.sampling.chains` is the batched implementation: it computes the sums over the vocabulary on the device and
+decides with the functions below, which take a few numbers for each guess.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from core.rules.rule import Float64, Outcome, Rule, draw
 from core.speculation import SparseDistribution, TokenTree
 
 NEGLIGIBLE_MASS = 1e-12
-"""A residual lighter than this is rounding: p and q are the same."""
+"""A residual with less mass than this is rounding error: p and q are equal."""
 _Q_SUM_TOLERANCE = 1e-3
 
 
 def verify_rejection(block: TokenTree, p: Float64, seed: int, num_committed: int, lenience: float = 1.0) -> Outcome:
-    """Accept guess x with probability min(1, p(x) / q(x)) until one fails; then draw from (p - q)+, or p if none did.
+    """Accept guess x with probability min(1, p(x) / q(x)) until one fails. Then draw from (p - q)+, or p if none
+    failed.
 
-    With a `lenience` below 1, with min(1, p(x) / (lenience q(x))): `core.rules.lenient_rejection`.
-    `p` is [K+1, V]; row i is the target's law after i guesses and sums to 1. Raises: ValueError unless `block` is a
-    chain. Source: Leviathan et al. 2023 (arXiv 2211.17192), Algorithm 1; Chen et al. 2023 (arXiv 2302.01318).
+    With a `lenience` below 1 the probability is min(1, p(x) / (lenience q(x))): `core.rules.lenient_rejection`.
+    `p` is [K+1, V]; row i is the target's distribution after i guesses and sums to 1. Raises: ValueError unless `block`
+    is a chain. Source: Leviathan et al. 2023 (arXiv 2211.17192), Algorithm 1; Chen et al. 2023 (arXiv 2302.01318).
     """
     block = sound_prefix(block, p.shape[1])
     p_guess = [float(p[row, token]) for row, token in enumerate(block.tokens)]
@@ -38,10 +39,10 @@ def verify_rejection(block: TokenTree, p: Float64, seed: int, num_committed: int
 
 
 def verify_block(block: TokenTree, p: Float64, seed: int, num_committed: int) -> Outcome:
-    """Accept the longest prefix that passes a joint test of its guesses; then draw from (w p - q)+, or p if all stand.
+    """Accept the longest prefix that passes a joint test of its guesses. Then draw from (w p - q)+, or p if all passed.
 
     Arguments and errors as for `verify_rejection`.
-    Source: Sun et al. 2024 (arXiv 2403.10444), Algorithm 2. The paper's symbols are here:
+    Source: Sun et al. 2024 (arXiv 2403.10444), Algorithm 2. The paper's symbols in this code:
 
         M_b, M_s                 p, q
         X_i                      guess i - 1 (the paper counts from 1)
@@ -60,9 +61,10 @@ def verify_block(block: TokenTree, p: Float64, seed: int, num_committed: int) ->
 
 
 def sound_prefix(block: TokenTree, vocab_size: int) -> TokenTree:
-    """The guesses before the first that cannot have been drawn from the q it carries; the rest is never looked at.
+    """The guesses before the first one that cannot have been drawn from its q. The rest is ignored.
 
-    An honest draft is never cut, so this bends no distribution. Raises: ValueError unless `block` is a chain.
+    A draft that follows the protocol is never cut, so this changes no distribution. Raises: ValueError unless `block`
+    is a chain.
     """
     if not block.is_chain:
         raise ValueError("rejection and block verification take chains only")
@@ -75,7 +77,7 @@ def sound_prefix(block: TokenTree, vocab_size: int) -> TokenTree:
 
 
 def can_have_drawn(q: SparseDistribution, token: int, vocab_size: int) -> bool:
-    """Whether q is a law over the vocabulary, and the token one that it gives."""
+    """Whether q is a probability distribution over the vocabulary and gives `token` a positive probability."""
     ids, probs = q.token_ids, q.probs
     return (
         len(ids) == len(probs) == len(set(ids))
@@ -89,18 +91,18 @@ def can_have_drawn(q: SparseDistribution, token: int, vocab_size: int) -> bool:
 
 
 def normalised(q: SparseDistribution) -> list[float]:
-    """The probabilities of q in float64: the very law of an argmax over log q, whatever float32 made of their sum."""
+    """The probabilities of q in float64, summing to 1. Float32 rounding of their sum does not matter."""
     total = sum(q.probs)
     return [prob / total for prob in q.probs]
 
 
 def q_of_guesses(block: TokenTree) -> list[float]:
-    """q(x) of each guess x of a sound chain."""
+    """q(x) of each guess x of a chain from `sound_prefix`."""
     return [q.probs[q.token_ids.index(token)] / sum(q.probs) for token, q in zip(block.tokens, block.q, strict=True)]
 
 
 def prefix_weights(p_guess: Sequence[float], q_guess: Sequence[float]) -> list[float]:
-    """Block verification's running ratio after 0, 1, ... K guesses, each in [0, 1]."""
+    """Running ratio of block verification after 0, 1, ... K guesses, each in [0, 1]."""
     weights = [1.0]
     for p_x, q_x in zip(p_guess, q_guess, strict=True):
         weights.append(min(weights[-1] * p_x / q_x, 1.0))
@@ -108,7 +110,7 @@ def prefix_weights(p_guess: Sequence[float], q_guess: Sequence[float]) -> list[f
 
 
 def accept_uniforms(length: int, seed: int, num_committed: int) -> list[float]:
-    """The number that decides on each guess, keyed by its position and by its place in the block."""
+    """The uniform number that decides on each guess, keyed by its position and its index in the block."""
     return [noise.uniform(seed, num_committed + row, row, Purpose.ACCEPT) for row in range(length)]
 
 
@@ -119,9 +121,9 @@ def count_leniently(
     uniforms: Sequence[float],
     lenience: float,
 ) -> tuple[int, int]:
-    """Guesses that rejection with this lenience accepts, and those of them that it would not accept with lenience 1.
+    """Number of accepted guesses under `lenience`, and how many of them rejection with lenience 1 would reject.
 
-    Where p = q nothing is left to draw a residual from, so the guess stands.
+    If p = q the residual is empty, so the guess is accepted.
     """
     num_relaxed = 0
     for row, (p_x, q_x, u) in enumerate(zip(p_guess, q_guess, uniforms, strict=True)):
@@ -133,7 +135,7 @@ def count_leniently(
 
 
 def count_by_block(weights: Sequence[float], masses: Sequence[float], uniforms: Sequence[float]) -> int:
-    """Guesses that block verification accepts: the longest prefix that passes, whether or not the shorter ones do."""
+    """Number of accepted guesses: the longest prefix that passes, whether or not shorter prefixes pass."""
     gamma = len(uniforms)
     for length in range(gamma, 0, -1):
         h = weights[gamma] if length == gamma else _pass_probability(weights[length], masses[length])
@@ -143,13 +145,15 @@ def count_by_block(weights: Sequence[float], masses: Sequence[float], uniforms: 
 
 
 def _pass_probability(weight: float, mass: float) -> float:
-    """h of a proper prefix. It is 0/0 where p = q after a prefix of weight 1: then a longer one passes for sure."""
+    """h of a proper prefix. It is 0/0 if p = q after a prefix of weight 1; a longer prefix then passes with
+    certainty."""
     total = mass + 1.0 - weight
     return mass / total if total > 0 else 1.0
 
 
 def _residuals(block: TokenTree, p: Float64, weights: Sequence[float]) -> tuple[Float64, list[float]]:
-    """What to draw from when exactly i guesses stand [K+1, V] (p itself in the last row), and the mass of each row."""
+    """Residuals to draw from after exactly i accepted guesses [K+1, V] (the last row is p), and the mass of each
+    row."""
     residuals = p[: len(block) + 1].copy()
     for row, q in enumerate(block.q):
         residuals[row] *= weights[row]
@@ -170,7 +174,7 @@ def _next_token(residuals: Float64, accepted: int, seed: int, num_committed: int
 
 
 def law_of(log_p: Float64) -> Float64:
-    """p, of rows of log p."""
+    """p [N, V] from rows of unnormalised log p."""
     p = np.exp(log_p - log_p.max(axis=1, keepdims=True))
     law: Float64 = p / p.sum(axis=1, keepdims=True)
     return law

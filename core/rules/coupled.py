@@ -1,4 +1,4 @@
-"""Verification by what the target draws: greedy decoding, and shared noise.
+"""Verification by the target's own token: greedy decoding, and coupled sampling with shared noise.
 
 Source: Daliri, Musco, Suresh 2024 (arXiv 2408.07978). Batched: `workers.sampling.coupled`.
 """
@@ -13,9 +13,9 @@ from core.speculation import ROOT, TokenTree
 
 
 def verify_coupled(block: TokenTree, samples: Sequence[int]) -> Outcome:
-    """Follow, from the root, the child that equals the target's sample; the sample that has none is the next token.
+    """Walk down from the root while a child equals the target's sample. The first sample without one is the next token.
 
-    `samples[0]` is drawn after the root, `samples[i + 1]` after node i, all with the shared noise of their positions.
+    `samples[0]` is drawn after the root and `samples[i + 1]` after node i, with the shared noise of their positions.
     """
     path: list[int] = []
     node, sample = ROOT, samples[0]

@@ -1,10 +1,9 @@
-"""Verification of trees of draws: at each place what was drawn there is tried, one token after the other.
+"""Verification of trees of draws: the tokens drawn at a place are tried one after the other.
 
-A place is the root or a node of the block. What was drawn at a place travels whole with each child of the place
-(`SparseDistribution.draws`), so that all of it is tried even where some of it has no node in the block. How likely each
-trial is to pass is the business of a rule: `core.rules.recursive_rejection`, `core.rules.sequential_selection`. Knows
-blocks, p, q and the noise; must not know who guessed. Proofs: docs/exactness.md. Batched:
-`workers.sampling.drawn_trees`.
+A place is the root or a node of the block. Each child of a place carries all tokens drawn there
+(`SparseDistribution.draws`), so every draw is tried even if it has no node in the block. The probability that a trial
+passes depends on the rule: `core.rules.recursive_rejection`, `core.rules.sequential_selection`. Knows blocks, p, q and
+the noise; must not know the source of a guess. Proofs: docs/exactness.md. Batched: `workers.sampling.drawn_trees`.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from core.rules.rule import Float64, Outcome, draw
 from core.speculation import ROOT, SparseDistribution, TokenTree
 
 SURE = 2.0
-"""Chance of a trial that passes whatever its number in (0, 1) is."""
+"""Chance of a trial that always passes: above every uniform number in (0, 1)."""
 
 
 class Drawn(NamedTuple):
-    """What was drawn at a place, and from which law."""
+    """Tokens drawn at one place, in the order of drawing, and the distribution they were drawn from."""
 
     tokens: tuple[int, ...]
     ids: tuple[int, ...]
     probs: tuple[float, ...]
-    """In float64, summing to 1."""
+    """Probabilities of `ids`, in float64, summing to 1."""
 
     def law(self, vocab_size: int) -> Float64:
         """q [V]."""
@@ -40,14 +39,14 @@ class Drawn(NamedTuple):
 
 
 Judge: TypeAlias = Callable[[Float64, Drawn], tuple[list[float], Float64]]
-"""(p [V], what was drawn) -> the chance that each trial passes if those before it have failed, and the residual to draw
-from where all fail [V], which need not be normalised."""
+"""(p [V], draws) -> the chance that each trial passes given that all before it failed, and the residual [V] to draw
+from if all fail. The residual need not be normalised."""
 
 
 def verify_drawn(
     block: TokenTree, p: Float64, seed: int, num_committed: int, judge: Judge, *, with_replacement: bool
 ) -> Outcome:
-    """The outcome of a block whose laws are `p` [1 + nodes, V], by the rule that `judge` is of."""
+    """Verify a block by the rule that `judge` implements. `p` is [1 + nodes, V], each row summing to 1."""
     drawn_at = draws_of(block, p.shape[1], with_replacement=with_replacement)
     judged = {place: judge(p[place + 1], drawn) for place, drawn in drawn_at.items()}
 
@@ -68,10 +67,10 @@ def walk(
     seed: int,
     num_committed: int,
 ) -> Outcome:
-    """Go down from the root: of what was drawn at a place, the first whose trial passes follows.
+    """Walk down from the root; at each place, the first draw whose trial passes is accepted.
 
-    One that has no node ends the block as its next token. `next_token` (place, depth) is what comes where none passes,
-    or where nothing was drawn.
+    A passing draw without a node ends the block as its next token. `next_token(place, depth)` draws the next token if
+    no trial passes or nothing was drawn at the place.
     """
     place, path = ROOT, list[int]()
     while (drawn := drawn_at.get(place)) is not None:
@@ -88,9 +87,9 @@ def walk(
 
 
 def draws_of(block: TokenTree, vocab_size: int, *, with_replacement: bool) -> dict[int, Drawn]:
-    """By place, what was drawn there; of a place whose draws cannot be from the q that they carry, nothing.
+    """The draws by place. A place whose draws cannot come from their q has none.
 
-    An honest draft is never cut, so this bends no distribution.
+    A draft that follows the protocol never loses draws, so this changes no distribution.
     """
     found: dict[int, Drawn] = {}
     seen: set[int] = set()
@@ -109,11 +108,11 @@ def _is_sound(q: SparseDistribution, tokens: Sequence[int], vocab_size: int, wit
 
 
 def trial_uniforms(num_trials: int, seed: int, num_committed: int, depth: int) -> list[float]:
-    """The number that decides on each draw of a place at this depth: a walk sees one such place."""
+    """The uniform number of each trial at this depth. A walk visits one place per depth, so no number is used twice."""
     position = num_committed + depth
     return [noise.uniform(seed, position, noise.row_of(depth, trial), Purpose.ACCEPT) for trial in range(num_trials)]
 
 
 def first_passing(chances: Sequence[float], uniforms: Sequence[float]) -> int | None:
-    """The first trial that passes."""
+    """Index of the first trial that passes, or None."""
     return next((trial for trial, (h, u) in enumerate(zip(chances, uniforms, strict=True)) if u < h), None)

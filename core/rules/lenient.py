@@ -1,10 +1,11 @@
-"""Lenient verification: a guess nearly as likely as what the target draws stands. Lossy, with a bound.
+"""Lenient verification: a guess nearly as likely as the target's own token is accepted. Lossy, with a bound.
 
-With shared noise G, a guess x stands if log p(x) + G(x) > max_y (log p(y) + G(y)) + log l, where l is the lenience.
-Then no text z is emitted with more than prod_i p(z_i) / l, whoever guesses (docs/exactness.md); lenience 1 is coupled
-verification. At temperature 0 there is no noise, and p is the law at temperature 1: x stands if p(x) > l max p.
-Source of the second: Leviathan et al. 2023 (arXiv 2211.17192), appendix A.5, which prints the inequality the other way
-round. The first is its counterpart for shared noise. Batched: `workers.sampling.relaxed`.
+With shared noise G, a guess x is accepted if log p(x) + G(x) > max_y (log p(y) + G(y)) + log l, where l is the
+lenience. No text z is then emitted with more than prod_i p(z_i) / l, whatever is guessed (docs/exactness.md). Lenience
+1 is coupled verification. At temperature 0 there is no noise, p is the distribution at temperature 1, and x is
+accepted if p(x) > l max p. Source of the rule at temperature 0: Leviathan et al. 2023 (arXiv 2211.17192), appendix A.5,
+which prints the inequality the other way round. The rule with noise is its counterpart. Batched:
+`workers.sampling.relaxed`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from core.speculation import TokenTree
 
 
 def merits(block: TokenTree, of_guesses: Sequence[float], largest: Sequence[float], lenience: float) -> list[float]:
-    """How far each guess's score is above what it has to exceed; `largest` is each row's largest score."""
+    """Score of each guess minus the threshold it has to exceed. `largest` has the largest score of each row."""
     return [
         score - (largest[parent + 1] + math.log(lenience))
         for score, parent in zip(of_guesses, block.parents, strict=True)

@@ -1,8 +1,8 @@
-"""Rejection with lenience l: a guess x ~ q stands with probability min(1, p(x) / (l q(x))). Lossy, with a bound.
+"""Rejection with lenience l: a guess x ~ q is accepted with probability min(1, p(x) / (l q(x))). Lossy, with a bound.
 
-No token comes with a probability above p / l, whatever came before it (docs/exactness.md); lenience 1 is rejection.
+No token has a probability above p / l, given any text before it (docs/exactness.md). Lenience 1 is rejection.
 Source: Leviathan et al. 2023 (arXiv 2211.17192), appendix A.5. After a rejection the residual is that of rejection,
-(p - q)+: the correction is never likelier than p has it. Batched: `workers.sampling.chains`.
+(p - q)+, so no correction has a probability above p. Batched: `workers.sampling.chains`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Recursive rejection: each of several tokens drawn at a place is tried against what the trials before have left of p.
+"""Recursive rejection: each token drawn at a place is tried against the residual that earlier trials have left of p.
 
-Sources: Miao et al. 2024, SpecInfer (arXiv 2305.09781), Algorithm 2, where tokens are drawn independently; where none
-is drawn twice, as here, Jeon et al. 2024 (arXiv 2402.14160), and Chen et al. 2024, Sequoia (arXiv 2402.12374). One
-token a place is rejection.
+Sources: Miao et al. 2024, SpecInfer (arXiv 2305.09781), Algorithm 2, for independent draws; Jeon et al. 2024
+(arXiv 2402.14160) and Chen et al. 2024, Sequoia (arXiv 2402.12374) for draws without replacement, as here. With one
+token per place it equals rejection.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from core.speculation import TokenTree
 
 
 def judge_recursively(p: Float64, drawn: Drawn) -> tuple[list[float], Float64]:
-    """Try x_1, x_2, ... with min(1, p_i(x_i) / q_i(x_i)); where x_i fails, p_{i+1} is (p_i - q_i)+ normalised.
+    """Try x_1, x_2, ... with min(1, p_i(x_i) / q_i(x_i)). If x_i fails, p_{i+1} is (p_i - q_i)+, normalised.
 
-    q_i is q without the tokens before x_i, normalised: the law of x_i given these.
+    q_i is q without the tokens before x_i, normalised: the distribution of x_i given these tokens.
     """
     q, chances = drawn.law(len(p)), list[float]()
     for token in drawn.tokens:
         q_left = q / q.sum()
         residual = np.maximum(p - q_left, 0.0)
         mass = float(residual.sum())
-        is_spent = mass <= NEGLIGIBLE_MASS  # p is q: a failure can only be a rounding
+        is_spent = mass <= NEGLIGIBLE_MASS  # p equals q: a failure can only be a rounding error
         chances.append(SURE if is_spent else float(p[token] / q_left[token]))
         if is_spent:
             break
@@ -36,7 +36,7 @@ def judge_recursively(p: Float64, drawn: Drawn) -> tuple[list[float], Float64]:
 
 
 def verify_recursively(block: TokenTree, p: Float64, seed: int, num_committed: int) -> Outcome:
-    """The outcome of a block whose laws are `p` [1 + nodes, V]."""
+    """Verify a block by recursive rejection. `p` is [1 + nodes, V], each row summing to 1."""
     return verify_drawn(block, p, seed, num_committed, judge_recursively, with_replacement=False)
 
 

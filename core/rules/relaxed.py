@@ -1,6 +1,6 @@
-"""Relaxed rules by samples: where no child is what the target drew, another that is nearly as good may stand.
+"""Relaxed verification by samples: if no child is the target's token, a nearly as good child may be accepted.
 
-What "nearly as good" is, a rule says by the merit of each node (`lenient`, `typical`); this file goes by it.
+The rules (`lenient`, `typical`) define "nearly as good" by the merit of each node.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from core.speculation import ROOT, TokenTree
 
 
 def verify_relaxed(block: TokenTree, samples: Sequence[int], merits: Sequence[float]) -> Outcome:
-    """Take, from the root, the child that equals the target's sample; where none does, that of largest merit above 0.
+    """Walk down from the root to the child that equals the target's sample; else to the child of largest merit above 0.
 
-    `samples` are those of the root's row and of each node's; `merits` are the nodes'. A tie counts as no merit, so that
-    the strictest of each rule is the exact one where scores tie, too.
+    `samples` has the root's and then each node's; `merits` has each node's. A tie has merit 0, so that each rule at
+    its strictest setting equals the exact rule even where scores tie.
     """
     path: list[int] = []
     num_relaxed = 0
@@ -37,7 +37,8 @@ def _best_below(block: TokenTree, node: int, merits: Sequence[float]) -> int | N
 
 
 def values_of_guesses(block: TokenTree, rows: Float64) -> list[float]:
-    """What the row of each node's parent has at the node's token; -inf for what is no token.  # rows [1 + nodes, V]"""
+    """Value of each node's token in the row of its parent; -inf for ids outside the vocabulary.  # rows [1 + nodes,
+    V]"""
     return [
         float(rows[parent + 1, token]) if 0 <= token < rows.shape[1] else -np.inf
         for token, parent in zip(block.tokens, block.parents, strict=True)

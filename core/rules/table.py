@@ -1,4 +1,4 @@
-"""The table of rules, by the names that requests give them."""
+"""The table of rules, by their names in requests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from core.rules.typical import TYPICAL
 
 
 class Verification(StrEnum):
-    """How a block is checked against the target (docs/exactness.md). A line is all that a rule needs in `core` beside
-    its file (docs/howto/add-a-rule.md)."""
+    """How a block is checked against the target (docs/exactness.md). A new rule needs its file and one line here
+    (docs/howto/add-a-rule.md)."""
 
     _value_: str
     rule: Rule
@@ -37,17 +37,17 @@ class Verification(StrEnum):
     SEQUENTIAL_SELECTION = "sequential_selection", SEQUENTIAL_SELECTION
 
     def at(self, *, is_greedy: bool) -> Rule:
-        """The rule that decides, by the sampling that it decides for."""
+        """The rule to apply, for greedy decoding or for sampling."""
         return self.rule.at(is_greedy=is_greedy)
 
 
 def all_rules() -> tuple[Rule, ...]:
-    """Each rule that may decide, those of temperature 0 included, once."""
+    """Every rule that may be applied, including those of temperature 0, once each."""
     return tuple(dict.fromkeys(each.at(is_greedy=is_greedy) for each in Verification for is_greedy in (False, True)))
 
 
 def lossless(*, is_greedy: bool) -> tuple[Verification, ...]:
-    """Names of the lossless rules that differ for this sampling; of names for one rule the first."""
+    """Names of the distinct lossless rules for this sampling. If several names share a rule, the first one."""
     first: dict[Rule, Verification] = {}
     for each in Verification:
         if each.rule.is_lossless:

@@ -1,8 +1,8 @@
-"""Typical acceptance: a guess stands where the target finds it likely enough for how sure it is. Lossy.
+"""Typical acceptance: a guess is accepted if it is likely enough, given the entropy of the target. Lossy.
 
-A guess x stands if p(x) > min(EPSILON, DELTA e^(-H(p))), H the entropy in nats; beside it what the target draws, as in
-coupled verification. A token that is no likelier than that comes at most as often as p has it. At temperature 0 p is
-one-hot, and the rule is greedy decoding.
+A guess x is accepted if p(x) > min(EPSILON, DELTA e^(-H(p))), with H the entropy in nats. The target's own sample is
+accepted, too, as in coupled verification. A token below the threshold is emitted with at most its probability under p.
+At temperature 0 p is one-hot, and the rule is greedy decoding.
 Source: Cai et al. 2024, Medusa (arXiv 2401.10774), section 3.2.1. Batched: `workers.sampling.relaxed`.
 """
 
@@ -20,13 +20,13 @@ from core.rules.rule import Float64, Outcome, Rule, draw
 from core.speculation import TokenTree
 
 EPSILON = 0.09
-"""A token likelier than this always stands. As Medusa's authors set it."""
+"""A token with a higher probability is always accepted. The value of Medusa's authors."""
 DELTA = 0.3
-"""The root of EPSILON, as Medusa's authors set it."""
+"""Square root of EPSILON. The value of Medusa's authors."""
 
 
 def merits(block: TokenTree, of_guesses: Sequence[float], entropies: Sequence[float]) -> list[float]:
-    """How far each guess's log p is above what it has to exceed; `entropies` are the rows'."""
+    """log p of each guess minus the threshold it has to exceed. `entropies` has the entropy of each row, in nats."""
     return [
         log_p - min(math.log(EPSILON), math.log(DELTA) - entropies[parent + 1])
         for log_p, parent in zip(of_guesses, block.parents, strict=True)

@@ -1,4 +1,4 @@
-"""The draft tree of a session: the draft's half, which grows it, and the orchestrator's, which takes blocks.
+"""The draft tree of a session: the draft's half, which grows it, and the orchestrator's, from which blocks are taken.
 
 Knows tokens, chances and the order of work; must not know models, KV or time.
 """

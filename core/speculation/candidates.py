@@ -1,4 +1,4 @@
-"""What a draft model has said, and of which tokens: the nodes whose KV a draft engine holds.
+"""Candidates of a draft model, and the tree of nodes whose KV a draft engine holds.
 
 Must not know models, KV or time.
 """
@@ -13,38 +13,40 @@ from core.speculation.growth import Measure
 from core.speculation.token_tree import NO_Q, NO_TOKEN, ROOT, SparseDistribution
 
 MIN_SHARE = 1e-6
-"""Shares below it tell no more than this one does."""
+"""Shares are clipped to at least this."""
 MAX_RANKS = 32
-"""Candidates kept of each node."""
+"""Number of candidates kept per node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What the draft says about the token after one node."""
+    """The draft's prediction of the token after one node."""
 
     ranked: tuple[int, ...]
     """Token ids, likeliest first: by q with the shared noise in coupled mode, by q alone otherwise."""
     confidence: float = 1.0
-    """How sure the draft is of the first: its share of what orders them, the shared noise included in coupled mode."""
+    """Share of the first candidate, by q with the shared noise in coupled mode, by q alone otherwise."""
     entropy: float = 0.0
-    """Of q, in nats."""
+    """Entropy of q, in nats."""
     sampled: int = NO_TOKEN
-    """The draft's own draw from q, where verification needs one; the first of several, which q tells of."""
+    """The draft's draw from q, if the rule needs q; the first of several, which `q.draws` lists."""
     q: SparseDistribution = NO_Q
     shares: tuple[float, ...] = ()
-    """Of each candidate, of what orders them, so that the first is `confidence`; none where it is not known."""
+    """Share of each candidate, by the scores that order them; the first equals `confidence`. Empty if unknown."""
 
     @property
     def guesses(self) -> tuple[int, ...]:
-        """What may become nodes: where verification needs draws nothing but these, in the order of drawing."""
+        """Tokens that may become nodes. If the rule needs q: only the draws, in the order of drawing."""
         if self.sampled == NO_TOKEN:
             return self.ranked
         return tuple(dict.fromkeys(self.q.draws)) or (self.sampled,)
 
     @property
     def margin(self) -> float:
-        """How clearly the first candidate wins: the mean of its log odds, against all others and against the second
-        alone, as a chance. Where shares are known it foretells the target's token better than `confidence` does
+        """How clearly the first candidate wins: the mean of its log odds against all others and against the second
+        alone.
+
+        Returned as a probability. If shares are known it predicts the target's token better than `confidence` does
         (docs/adr/rules).
         """
         if len(self.shares) < 2:
@@ -54,7 +56,7 @@ class Candidates:
         return odds / (1.0 + odds)
 
     def confidence_by(self, measure: Measure) -> float:
-        """How sure the draft is here."""
+        """Confidence of the draft at this node by `measure`, in [0, 1]."""
         match measure:
             case Measure.MARGIN:
                 return self.margin
@@ -66,13 +68,13 @@ class Candidates:
 
 @dataclass(slots=True)
 class HeldTree:
-    """Nodes below the committed tokens that have been fed, in the order of feeding (which is that of their KV).
+    """Nodes below the committed tokens that have been fed, in the order of feeding, which is the order of their KV.
 
     Invariant: parents precede their children, and no two children of a node have the same token.
     """
 
     root: Candidates | None = None
-    """What was said after the last committed token; None when that is not known any more."""
+    """Candidates after the last committed token; None if unknown."""
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     candidates: list[Candidates] = field(default_factory=list)
@@ -82,7 +84,7 @@ class HeldTree:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, candidates: Candidates) -> int:
-        """A node that has just been fed."""
+        """Add a node that has just been fed. Return its number."""
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
@@ -91,7 +93,7 @@ class HeldTree:
         return node
 
     def walk(self, tokens: Sequence[int]) -> list[int]:
-        """The nodes that hold `tokens` from the root down, as far as there are any."""
+        """Nodes that hold `tokens` from the root down, up to the first token that has none."""
         path: list[int] = []
         for token in tokens:
             child = self._children.get((path[-1] if path else ROOT, token))
@@ -101,9 +103,9 @@ class HeldTree:
         return path
 
     def rebase(self, path: Sequence[int], *, keeps_below: bool) -> list[int]:
-        """Make the end of `path` the root, in place, with all that hangs below it or with nothing.
+        """Make the end of `path` the root, in place. Nodes below it stay if `keeps_below`; all others are dropped.
 
-        Answers the nodes whose KV is kept, in order: `path`, then those below it.
+        Return the nodes whose KV is kept, in order: `path`, then those below it.
         """
         if not self.tokens:
             return []
@@ -119,7 +121,7 @@ class HeldTree:
         return [*path, *kept]
 
     def clear(self) -> None:
-        """Forget everything, the root's candidates too."""
+        """Drop all nodes and the root's candidates."""
         self.root = None
         self.tokens, self.parents, self.candidates, self._children = [], [], [], {}
 

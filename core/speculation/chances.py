@@ -1,6 +1,6 @@
-"""How likely each candidate of the draft is to be the target's token.
+"""The chance that each candidate of the draft is the target's token.
 
-The first candidate by its margin; the others by their share, and by what is usual at their rank.
+The first candidate's chance comes from its margin, the others' from their shares and from the usual chances by rank.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from core.speculation.token_tree import ROOT
 from core.speculation.tree_nodes import Part
 
 LEAST = 1e-9
-"""Of anything: what is told has one, also where it travels as a float of four bytes."""
+"""Smallest chance, so that it stays above 0 as a 4-byte float on a link."""
 MAX_TOLD = MAX_RANKS
-"""Candidates of one node that are told at most."""
+"""Largest number of candidates of one node that are sent."""
 _UNKNOWN = (0.0,) * MAX_TOLD
 _TINY = np.finfo(float).tiny
 
@@ -28,10 +28,10 @@ _TINY = np.finfo(float).tiny
 def chances_of(
     said: Sequence[Candidates], margins: Sequence[float], rules: Sequence[tuple[TreeSpec, int]]
 ) -> list[list[float]]:
-    """For each place, of the candidates that may become nodes; none is likelier than the first.
+    """Chances of the candidates that may become nodes, for each place; none is above the first.
 
-    `margins`: of what is said there; `rules`: each with its number of places. All of a pass at once, over all sessions:
-    numpy asks as much for one place as for many.
+    `margins` has one margin per place, `rules` each tree spec with its number of places. A pass computes all places of
+    all sessions at once, because a numpy call costs as much for one place as for many.
     """
     if not said:
         return []
@@ -49,15 +49,16 @@ def chances_of(
 
 
 def _num_candidates(rule: TreeSpec) -> int:
-    """Of a place that become nodes at most: as many as their number is wanted and their chance is known."""
+    """Largest number of candidates of a place that become nodes: within the fanout, and with a known chance."""
     return min(rule.fanout, MAX_TOLD, 1 + len(rule.tail))
 
 
 def _tails(said: Sequence[Candidates], usual: Floats, total: Floats) -> Floats:
-    """As likely together as they are on the whole; each by its share there and the root of what is usual at its rank,
-    which foretells the demo target's token well, greedy and sampled (docs/adr/rules).
+    """Chances of the candidates after the first.  # [P, MAX_TOLD]
 
-    `usual` [P, MAX_TOLD], `total` [P, 1].  # [P, MAX_TOLD]
+    `usual` [P, MAX_TOLD] has the usual chances by rank, `total` [P, 1] their sum. Each candidate gets a part of the sum
+    in proportion to its share and the square root of its usual chance, which predicts the demo target's token well,
+    greedy and sampled (docs/adr/rules).
     """
     shares = chain.from_iterable((*each.shares[1:], *_UNKNOWN)[:MAX_TOLD] for each in said)
     weights = np.fromiter(shares, float, usual.size).reshape(usual.shape) * np.sqrt(usual)
@@ -67,7 +68,7 @@ def _tails(said: Sequence[Candidates], usual: Floats, total: Floats) -> Floats:
 
 
 def fixed_shape(rule: TreeSpec, num_nodes: int) -> Part:
-    """The likeliest nodes where chances are the same at each place: their path probabilities, falling, and parents."""
+    """The likeliest nodes if chances are the same at each place: parents, and path probabilities in falling order."""
     first = Candidates(tuple(range(MAX_TOLD)))
     (chances,) = chances_of([first], [PRIOR], [(rule, 1)])
     reached, parents = list[float](), list[int]()

@@ -1,6 +1,6 @@
-"""How a draft is to grow a tree of guesses, what it tells of the growth, and what of that nobody has looked at.
+"""How a draft grows a tree of guesses (`TreeSpec`), and what it sends of it (`NewNodes`, `Unread`).
 
-Knows the order to grow and the nodes that follow from it; must not know which of them are verified.
+Knows the specification and the resulting nodes; must not know which of them are verified.
 """
 
 from __future__ import annotations
@@ -18,70 +18,70 @@ from numpy.typing import ArrayLike, NDArray
 from core.speculation.token_tree import ROOT, SparseDistribution
 
 UNRANKED = -1
-"""Rank of a guess that is not the draft's."""
+"""Rank of a guess that does not come from the draft."""
 
 
 class Measure(StrEnum):
-    """Of how sure a draft is at a place, in [0, 1]."""
+    """How a draft's confidence at a place is measured, in [0, 1]."""
 
     MARGIN = "margin"
-    """How clearly its first candidate wins (`core.speculation.candidates.Candidates.margin`)."""
+    """How clearly the first candidate wins (`core.speculation.candidates.Candidates.margin`)."""
     CONFIDENCE = "confidence"
-    """The share of its first candidate, the noise that it shares with the target included."""
+    """Share of the first candidate, with the noise where draft and target share it."""
     ENTROPY = "entropy"
-    """e to the minus entropy of q: 1 over the number of tokens that it is torn between."""
+    """e to the minus entropy of q: 1 over the effective number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeSpec:
-    """How a draft is to grow, pass after pass, until it hears otherwise; it tells what has grown after each pass.
+    """How a draft grows its tree, pass after pass, until the next message. The draft sends the new nodes of each pass.
 
-    Where the draft samples it grows draws, a chain or a tree as its rule takes them, and ends by itself: what is drawn
-    is of use for one block. `fanout` tokens are drawn at each place.
+    If the rule needs q, the draft grows draws, as a chain or a tree, and growth ends by itself, because draws are
+    usable for one block only. `fanout` tokens are then drawn at each place.
     """
 
     rows_per_pass: int
-    """Nodes that are fed in one pass at most, over all sessions in it; of this one, where growth ends by itself."""
+    """Largest number of nodes fed in one pass, over all sessions in it; over this session if growth ends by itself."""
     max_depth: int
-    """Below the last committed token."""
+    """Largest depth of a node below the last committed token."""
     min_path_prob: float = 0.0
-    """Nodes that the text reaches with less than this chance are not fed. Growth that ends by itself does so when those
-    of a pass, summed, have less."""
+    """Nodes with a smaller path probability are not fed. Growth that ends by itself ends when the path probabilities of
+    a pass sum to less."""
     calibration: tuple[float, float] = (0.0, 1.0)
-    """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its margin."""
+    """(a, b): the log odds that the first candidate is right are a + b times the log odds of its margin."""
     tail: tuple[float, ...] = ()
-    """If it is not the first: the chances of the second, the third, and so on."""
+    """Chances of the second candidate, the third, ..., if the first is wrong."""
     reports_all: bool = False
-    """Whether all that has grown is to be told once more, with numbers from 0."""
+    """Whether the draft sends all its nodes again, numbered from 0."""
     num_passes: int = 0
-    """Number of passes after which growth ends by itself and is the reply to its request (drafting in turn). 0: it
-    continues."""
+    """Number of passes after which growth ends by itself and answers its request (drafting in turn). 0: it continues
+    until the next message."""
     fanout: int = 8
-    """Candidates of a place that become nodes at most; with 1 a chain grows."""
+    """Largest number of candidates of a place that become nodes; 1 grows a chain."""
     measure: Measure = Measure.MARGIN
-    """Of how sure the draft is at a place, as it is told."""
+    """Measure of the confidences that the draft sends."""
     min_confidence: float = 0.0
-    """By that measure: nothing grows at a place where the draft is less sure."""
+    """By `measure`: a place with less confidence gets no children."""
 
     @classmethod
     def chain(cls, num_tokens: int, measure: Measure = Measure.MARGIN) -> TreeSpec:
-        """The first candidates in a row, or the draws, and then an end; however unsure the draft is of them."""
+        """A chain of the first candidates, or of draws, of exactly this length, whatever the draft's confidence."""
         return cls(1, num_tokens, calibration=(5.0, 0.0), num_passes=num_tokens, fanout=1, measure=measure)
 
     @property
     def ends(self) -> bool:
-        """Whether growth ends by itself, with a reply of its own."""
+        """Whether growth ends by itself, with its own reply."""
         return self.num_passes > 0
 
     @property
     def is_blind(self) -> bool:
-        """Whether what grows, and for how long, does not depend on what the draft says: the shape is fixed before."""
+        """Whether the shape and length of the tree are fixed beforehand, independent of the draft's output."""
         is_cut = self.min_path_prob > 0.0 or self.min_confidence > 0.0
         return self.ends and self.calibration[1] == 0.0 and not is_cut and all(map(ge, self.tail, self.tail[1:]))
 
     @property
     def is_chain(self) -> bool:
-        """Whether what grows is the chain of this length, and nothing else."""
+        """Whether the spec equals `TreeSpec.chain` of this length."""
         return self == replace(TreeSpec.chain(self.num_passes or 1, self.measure), reports_all=self.reports_all)
 
     def __post_init__(self) -> None:
@@ -106,29 +106,29 @@ COLUMNS: Mapping[str, np.dtype[Any]] = {
     "chances": np.dtype(np.float64),
     "confidences": np.dtype(np.float64),
 }
-"""Of what a draft tells. An array keeps the size of its numbers: 32 bits where it came over a link."""
+"""Columns of `NewNodes`. An array keeps its item size: 32 bits if it came over a link."""
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False)
 class NewNodes:
-    """Nodes that a draft has grown, with numbers of its own: one after the other, parents first."""
+    """Nodes that a draft has grown, with the draft's numbering: consecutive, parents first."""
 
     first: int
     """Number of the first node."""
     parents: Ints
-    """Numbers; `ROOT` for the last committed token of the message that is answered."""
+    """Number of each node's parent; `ROOT` for the last committed token of the message that is answered."""
     tokens: Ints
     ranks: Ints
     chances: Floats
-    """That the text goes on with the node, if it gets to its parent."""
+    """Chance that the text continues with the node, given its parent."""
     confidences: Floats
-    """How sure the draft was at the node's place, by the measure that was asked for."""
+    """Confidence of the draft at the node's parent, by the requested measure."""
     root: int
-    """Number that the last committed token has, if it was a node before; else `ROOT`."""
+    """Number of the last committed token, if it was a node before; else `ROOT`."""
     q: tuple[SparseDistribution, ...]
-    """What each was drawn from, where the draft samples; else none."""
+    """The distribution each node was drawn from, if the draft samples; else empty."""
     is_checked: bool = field(init=False)
-    """Whether they were found to be what they should be; what a draft has grown of its own, nobody has looked at."""
+    """Whether the nodes were validated. A draft does not validate its own nodes."""
 
     def __init__(
         self,
@@ -143,9 +143,9 @@ class NewNodes:
         *,
         is_own: bool = False,
     ) -> None:
-        """`is_own`: who makes this has grown the nodes, and whoever is told of them checks them.
+        """`is_own`: the caller has grown the nodes itself; the receiver validates them.
 
-        Raises: ValueError when they are not what they should be.
+        Raises: ValueError if they are invalid.
         """
         columns = (parents, tokens, ranks, chances, confidences)
         for (name, kind), column in zip(COLUMNS.items(), columns, strict=True):
@@ -158,7 +158,7 @@ class NewNodes:
             self.check()
 
     def check(self) -> None:
-        """What was unpickled has not been. Raises: ValueError when they are not what they should be."""
+        """Validate the nodes; unpickling does not. Raises: ValueError if they are invalid."""
         shape = (len(self.tokens),)
         for name, kind in COLUMNS.items():
             column = getattr(self, name)
@@ -172,7 +172,7 @@ class NewNodes:
             raise ValueError("the number of a node is below 0")
 
     def _check_nodes(self) -> None:
-        least, most = np.minimum.reduce, np.maximum.reduce  # what is no number is neither
+        least, most = np.minimum.reduce, np.maximum.reduce  # NaN fails both comparisons
         if not (least(self.chances) > 0.0 and most(self.chances) <= 1.0):
             raise ValueError("the chance of a node is not in (0, 1]")
         if not (least(self.confidences) >= 0.0 and most(self.confidences) <= 1.0):
@@ -200,31 +200,32 @@ class NewNodes:
 
 
 Told = tuple[NewNodes, list[int]]
-"""What a draft has told in one message, and the parents of its nodes once more."""
+"""One message of new nodes, and the parents of its nodes as a list."""
 ByParent = dict[int, tuple[Told, ...]]
-"""By the number of a parent: where its children were told."""
+"""Messages that have children of a node, by the node's number."""
 
 
 class Unread:
-    """What a draft has told of one tree and nobody has looked at, as it came: most never is, so nothing is done for
-    each node. Some of it no verdict can lead to any more.
+    """Nodes that a draft has sent and nobody has read yet, by message.
+
+    Most nodes are never read, so no work is done per node. No verdict can reach some of them any more.
     """
 
     def __init__(self, max_depth: int) -> None:
-        """`max_depth`: of what the draft grows below the last token that it knows."""
+        """`max_depth`: largest depth that the draft grows below the last token it knows."""
         self._max_depth = max_depth
         self.clear()
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Drop everything."""
         self.halves: tuple[ByParent, ByParent] = {}, {}
-        """Earlier and later. The earlier half is forgotten when `max_depth` tokens have been committed since its end,
-        without a search for what is dead."""
+        """Earlier and later messages. The earlier half is dropped once `max_depth` tokens have been committed since it
+        was closed, so that no search for unreachable nodes is needed."""
         self._num_passed = 0
-        """Tokens that were committed since the later half was begun."""
+        """Number of tokens committed since the later half was begun."""
 
     def add(self, new_nodes: NewNodes, parents: list[int]) -> KeysView[int]:
-        """One message, but for what hangs below the root; returns the numbers of the parents."""
+        """Store one message, except for the root's children. Return the numbers of the parents in it."""
         told: ByParent = dict.fromkeys(parents, ((new_nodes, parents),))
         told.pop(ROOT, None)
         later = self.halves[1]
@@ -234,7 +235,7 @@ class Unread:
         return told.keys()
 
     def take(self, numbers: Iterable[int]) -> list[tuple[int, NewNodes, int]]:
-        """What was told of the children of these: the number of each, the message, and the place there; by number."""
+        """Remove and return the children of these nodes, sorted by number: (number, message, index in the message)."""
         told = [
             (new_nodes.first + place, new_nodes, place)
             for half in self.halves
@@ -242,18 +243,18 @@ class Unread:
             for new_nodes, parents in half.pop(parent, ())
             for place in places_of(parents, parent)
         ]
-        told.sort()  # each number is told once
+        told.sort()  # numbers are unique, so messages are never compared
         return told
 
     def passed(self, num_tokens: int) -> None:
-        """More tokens were committed."""
+        """Record that `num_tokens` more tokens were committed."""
         self._num_passed += num_tokens
-        if self._num_passed >= self._max_depth:  # nothing that was told before it can follow any more
+        if self._num_passed >= self._max_depth:  # no node of the earlier half can be reached any more
             self.halves, self._num_passed = (self.halves[1], {}), 0
 
 
 def places_of(parents: list[int], parent: int) -> Iterator[int]:
-    """Of its children, which are most often one behind the other."""
+    """Indices of the children of `parent`, which are most often consecutive."""
     place = -1
     for _ in range(parents.count(parent)):
         place = parents.index(parent, place + 1)

@@ -1,11 +1,11 @@
-"""The guesser port: who proposes what may come next, beside the draft engine.
+"""The guesser port: sources of guesses beside the draft engine.
 
-A guesser is asked once a round. It knows the committed text, and answers nodes with chances. What these are worth is
-learned from what was committed instead, whether or not they were verified (`core.speculation.SourceWorth`). A guesser
-may also ask: for what the target says after nodes of its choice (`Asker`), which go with the block that is verified.
-And it may say laws (`Drawer`): where verification asks what a guess was drawn from, its guesses are drawn from these.
-The draft engine is the other kind: it tells pass by pass, when it likes (`core.speculation.NewNodes`), and its nodes
-meet these in one tree.
+A guesser is asked once a round. It knows the committed text and returns nodes with chances. These chances are corrected
+by what was committed, whether or not the guesses were verified (`core.speculation.SourceWorth`). A guesser may also ask
+for the target's tokens after nodes of its choice (`Asker`); these nodes go into the block that is verified. And it may
+return distributions (`Drawer`), from which its guesses are drawn if the rule needs q.
+The draft engine works differently: it sends nodes pass by pass, at any time (`core.speculation.NewNodes`). Its nodes
+and the guessers' are merged in one tree.
 """
 
 from __future__ import annotations
@@ -20,42 +20,43 @@ from typing import Protocol, runtime_checkable
 from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
 
 DRAFT = "draft"
-"""The name of the draft engine as a source of guesses."""
+"""Name of the draft engine as a source of guesses."""
 EXTRA_DRAFT = f"{DRAFT}_"
-"""What the names of further drafts begin with."""
+"""Prefix of the names of further drafts."""
 MAX_GUESSES = 256
-"""Nodes of one answer; a guesser that answers more is not believed. No block is larger."""
+"""Largest number of nodes in one answer; larger answers are rejected. No block is larger."""
 MAX_LAW_TOKENS = 4096
-"""Of one law, as of a draft's q at most."""
+"""Largest number of tokens of one distribution, the same as for a draft's q."""
 
 
 class BadGuesserInput(ValueError):
-    """What a guesser got with its session's request cannot be used. That says nothing of the guesser in others."""
+    """The request's input to a guesser is unusable. The guesser still works for other sessions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guesses:
-    """Nodes, parents first."""
+    """Proposed nodes, parents first."""
 
     parents: tuple[int, ...] = ()
-    """`ROOT`, or which of these. What the tree has already is named as well, by its token and with a chance of 0, where
-    a guess hangs below it."""
+    """`ROOT`, or the index of an earlier node. A node that the tree already has is listed too, with chance 0, if a
+    guess hangs below it."""
     tokens: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
-    """That the text goes on with the node, if it gets to its parent. Siblings share at most 1."""
+    """Chance that the text continues with the node, given its parent. Siblings sum to at most 1."""
     laws: tuple[SparseDistribution, ...] = ()
-    """What each was drawn from; none where they were not drawn."""
+    """The distribution each node was drawn from; empty if they were not drawn."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @classmethod
     def chain(cls, tokens: Sequence[int], chances: Sequence[float], laws: Sequence[SparseDistribution] = ()) -> Guesses:
-        """`tokens` in a row below the root."""
+        """A chain of `tokens` below the root."""
         return cls(tuple(range(ROOT, len(tokens) - 1)), tuple(tokens), tuple(chances), tuple(laws))
 
     def check(self, vocab_size: int) -> None:
-        """Raises: ValueError for what cannot be part of a draft tree, and whatever comes of columns that are none."""
+        """Raises: ValueError if the nodes cannot be part of a draft tree; other errors if a column is not a
+        sequence."""
         num = len(self.tokens)
         if num > MAX_GUESSES:
             raise ValueError(f"{num} nodes, more than {MAX_GUESSES}")
@@ -75,43 +76,43 @@ NO_GUESSES = Guesses()
 
 
 class Guesser(Protocol):
-    """One session's source of guesses. Where the draft samples it is asked only when there is no draw."""
+    """One session's source of guesses. If the draft samples, a guesser is asked only when the draft has no draw."""
 
     def propose(self, text: Sequence[int]) -> Guesses:
-        """What may follow `text`, all of which is committed. It has grown since the last time, and changed nowhere."""
+        """Propose continuations of `text`, all of which is committed. Between calls it only grows."""
 
 
 @runtime_checkable
 class Asker(Guesser, Protocol):
-    """A guesser that learns from the target's answers. Its questions are rows of the target, and may be left out."""
+    """A guesser that learns from the target's answers. Its questions are rows of the target and may be dropped."""
 
     def questions(self, text: Sequence[int]) -> TokenTree:
-        """Nodes below the end of `text`, for which it has just been asked to propose. A node that the text goes on with
-        is accepted as any other."""
+        """Nodes below the end of `text`, the text of the last `propose`. A question that equals the text's next token
+        is accepted like any guess."""
 
     def answered(self, samples: Sequence[int]) -> None:
-        """What the target says after the root and after each node of the last questions."""
+        """Receive the target's tokens after the root and after each node of the last questions."""
 
 
 @runtime_checkable
 class Keeper(Guesser, Protocol):
-    """A guesser that keeps outputs for later ones."""
+    """A guesser that keeps outputs for later requests."""
 
     def ended(self, text: Sequence[int]) -> None:
-        """Nothing will be added to `text`, however its request ended: all of it is committed."""
+        """Receive the final text, all of it committed, however the request ended."""
 
 
 @runtime_checkable
 class Drawer(Guesser, Protocol):
-    """A guesser that says laws. Where verification asks what a guess was drawn from, it is asked for these instead of
-    proposals; who draws from them is the session (`orchestrator.guessers.drawing`), so no guesser sees noise."""
+    """A guesser that returns distributions. If the rule needs q, it is asked for these in place of proposals. The
+    session draws from them (`orchestrator.guessers.drawing`), so no guesser sees the noise."""
 
     def law(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
-        """Of the token after `text` and then `drawn`, which is none of the text yet; `NO_Q` where nothing is known."""
+        """Distribution of the token after `text` and then `drawn`, which is not committed; `NO_Q` if unknown."""
 
 
 def check_law(law: SparseDistribution, vocab_size: int) -> None:
-    """Raises: ValueError for what nothing can be drawn from."""
+    """Raises: ValueError if `law` is not a valid distribution over the vocabulary."""
     ids = law.token_ids
     if len(ids) > MAX_LAW_TOKENS:
         raise ValueError(f"a law of {len(ids)} tokens, more than {MAX_LAW_TOKENS}")

@@ -1,4 +1,4 @@
-"""A pass of the draft model over the trees of several sessions: which nodes it feeds, and what it says after them."""
+"""One pass of the draft model over the trees of several sessions: which nodes it feeds, and what it predicts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from core.speculation.tree_builder import TreeBuilder
 
 
 def feed_likeliest(builders: Sequence[TreeBuilder], num_rows: int, min_path_prob: float = 0.0) -> None:
-    """Have the likeliest nodes over several sessions fed, as many as there are rows; of two as likely the first
-    session's.
-    """
+    """Choose the likeliest nodes over all sessions for feeding, at most `num_rows`. Ties go to the first session."""
     heap = [(-builder.best_path_prob, place) for place, builder in enumerate(builders) if builder.best_path_prob]
     heapify(heap)
     for _ in range(num_rows):
@@ -29,7 +27,7 @@ def feed_likeliest(builders: Sequence[TreeBuilder], num_rows: int, min_path_prob
 
 
 def take_all(builders: Sequence[TreeBuilder], said: Sequence[Sequence[Candidates]]) -> None:
-    """Of several sessions, what the model says after each of the nodes that are being fed."""
+    """Add the model's candidates after the nodes being fed, for several sessions."""
     margins = [[each.margin for each in of_session] for of_session in said]
     rules = [(builder.tree_spec, len(of_session)) for builder, of_session in zip(builders, said, strict=True)]
     chances = iter(chances_of(list(chain.from_iterable(said)), list(chain.from_iterable(margins)), rules))

@@ -1,8 +1,8 @@
-"""The orchestrator's half of a session's draft tree: what may come after the last committed token.
+"""The orchestrator's half of a session's draft tree: continuations of the last committed token.
 
-The draft tells of nodes pass by pass, guessers (`guesses`) propose some for the next block, blocks are taken out of it,
-and a verdict makes another node the root. Nodes are objects, and committed tokens are nodes, too: so what a draft tells
-hangs below its parent wherever the root is by then, and a verdict moves the root and little else.
+The draft sends nodes pass by pass, guessers propose nodes for the next block (`guess`), blocks are taken out of the
+tree, and a verdict makes another node the root. Nodes are objects, and committed tokens stay nodes. So the draft's
+nodes hang below their parent wherever the root is by then, and a verdict changes little except the root.
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution, TokenTre
 from core.speculation.tree_nodes import Node, Part
 
 MAX_NUMBERS = 1 << 30
-"""That a draft may use until it is asked to tell all anew, from 0: a message has room for twice as many."""
+"""Largest number of node numbers before the draft is asked to send all its nodes again, from 0. A message has room for
+twice as many."""
 MAX_TRAIL = 512
-"""Committed tokens that are remembered: what a draft tells hangs below one of the last few of them."""
+"""Number of committed tokens that stay nodes. The draft's nodes hang below one of the last few of them."""
 MAX_DEPTH = int(2 * DRAFT_TOKENS.high + 1)
-"""Of what any policy has a draft grow, below the last token that it knows."""
+"""Largest depth that any policy lets a draft grow below the last token it knows."""
 
 
 class SpeculationTree:
     """Nodes below the last committed token, the root. Invariant: siblings differ."""
 
     def __init__(self, max_depth: int = MAX_DEPTH, *, is_drawn: bool = False) -> None:
-        """`max_depth`: of what the draft grows below the last token that it knows, so that older news can be forgotten.
+        """`max_depth`: largest depth that the draft grows below the last token it knows; older messages can be dropped.
 
-        `is_drawn`: whether blocks tell what each guess was drawn from, as rejection and block verification ask.
+        `is_drawn`: whether blocks carry the q of each guess, as rejection and block verification need.
         """
         self._is_drawn = is_drawn
         self.num_reported = 0
-        """Numbers that the draft has used: its next message begins there, or one was lost."""
+        """Number of nodes that the draft has sent. Its next message must begin at this number."""
         self.needs_full_report = False
-        """Whether the draft knows nodes below the root of which it has told, and which are not here."""
+        """Whether the draft has sent nodes below the root that are missing here."""
         self._root = Node(ROOT)
         self._trail = deque([self._root])
-        """The last committed tokens, the root at the end."""
+        """The last committed tokens, ending with the root."""
         self._unread = Unread(max_depth)
         self._passed: dict[int, Node] = {}
-        """By number, of those in the trail that have been passed."""
+        """Nodes before the root, by the draft's number."""
         self._touched: list[tuple[Node, Node]] = []
-        """By guessers, for this root: each with its parent."""
+        """(parent, node) of each node proposed by a guesser for this root."""
 
     def __repr__(self) -> str:
         return f"<SpeculationTree {len(self)} nodes, {self.num_reported} told>"
@@ -60,15 +61,16 @@ class SpeculationTree:
 
     @property
     def has_drafted(self) -> bool:
-        """Whether the draft has told of anything that may follow."""
+        """Whether the draft has sent a child of the root."""
         return any(node.is_drafted for node in self._children(self._root).values())
 
     # Growing
 
     def add(self, new_nodes: NewNodes, num_unknown: int = 0) -> None:
-        """What a draft tells that does not know of the last `num_unknown` committed tokens.
+        """Add nodes from the draft. It did not know the last `num_unknown` committed tokens when it sent them.
 
-        A local node becomes the draft's. What was told before is dropped. Raises: ValueError when nodes were left out.
+        A local node that the draft sends too becomes the draft's. A message received before is dropped. Raises:
+        ValueError if nodes are missing between this message and the last.
         """
         if new_nodes.first + len(new_nodes) <= self.num_reported and len(new_nodes):
             return
@@ -82,7 +84,7 @@ class SpeculationTree:
         self.num_reported += len(new_nodes)
 
     def _attach(self, new_nodes: NewNodes, root: Node | None) -> None:
-        """`root` is what the draft calls so; None where that is too long ago."""
+        """Attach the nodes. `root` is the draft's root; None if it is no longer kept."""
         parents: list[int] = new_nodes.parents.tolist()
         told = self._unread.add(new_nodes, parents)
         if root is not None:
@@ -92,12 +94,12 @@ class SpeculationTree:
             self._read_below(self._passed[parent])
 
     def _materialize(self, above: Node, new_nodes: NewNodes, place: int) -> None:
-        """Make a node of what was told. Of two alike the first counts; where a token has followed, that one alone."""
+        """Make a `Node` of one sent node. A duplicate keeps the first's data. A committed token gets no siblings."""
         token, number = new_nodes.tokens.item(place), new_nodes.first + place
         node = above.children.get(token)
         if node is not None:
             self._name(node, number)
-        elif not above.is_passed:  # else no verdict can lead there any more
+        elif not above.is_passed:  # no verdict can reach a sibling of a committed token
             node = above.children[token] = Node(token, (number,))
         if node is not None and node.rank == UNRANKED:
             node.tell(new_nodes, place)
@@ -109,7 +111,7 @@ class SpeculationTree:
             self._read_below(node)
 
     def _children(self, node: Node) -> dict[int, Node]:
-        """All of them, by token. Whoever asks has asked for those of its parent."""
+        """All children by token, read first if unread. The parent's children must have been read before."""
         for number in node.numbers:
             for half in self._unread.halves:
                 if number in half:
@@ -117,12 +119,12 @@ class SpeculationTree:
         return node.children
 
     def _read_below(self, node: Node) -> None:
-        """Make nodes of all that was told of what follows it, in the order in which it was told."""
+        """Make nodes of all unread children of `node`, in the order in which they were sent."""
         for _, new_nodes, place in self._unread.take(node.numbers):
             self._materialize(node, new_nodes, place)
 
     def _child(self, node: Node, token: int) -> Node:
-        """The one that is `token`, which may have to be made."""
+        """The child with this token; made if missing."""
         children = self._children(node)
         found = children.get(token)
         if found is None:
@@ -130,8 +132,10 @@ class SpeculationTree:
         return found
 
     def guess(self, guesses: Guesses, source: str = "") -> None:
-        """What a guesser proposes, until the next verdict. What is there already is the same node, whosever it is; of
-        several guessers it is called that one's whose chance is the largest.
+        """Add a guesser's proposals, which stay until the next verdict.
+
+        A proposal that equals an existing node is merged with it. The node's source is the guesser with the largest
+        chance.
         """
         nodes: list[Node] = []
         laws = guesses.laws or repeat(NO_Q, len(guesses))
@@ -150,7 +154,8 @@ class SpeculationTree:
     # Taking
 
     def best(self, num_nodes: int, max_depth: int) -> Part:
-        """The likeliest nodes, likeliest first: each comes after its parent, which is likelier."""
+        """The likeliest nodes, likeliest first. A parent comes before its children, because it is at least as
+        likely."""
         nodes, reached, parents = list[Node](), list[float](), list[int]()
         order, heap = count(), list[tuple[float, int, int, int, Node]]()
         path_prob, depth, node = 1.0, 0, self._root
@@ -170,7 +175,7 @@ class SpeculationTree:
         return Part(nodes, reached, parents)
 
     def first_chain(self, max_depth: int) -> Part:
-        """The draft's first candidate of the root, its first candidate of that, and so on: as far as it has told."""
+        """The chain of the draft's first candidates from the root down, as far as the draft has sent it."""
         nodes, path_prob = list[Node](), [1.0]
         while len(nodes) < max_depth:
             above = nodes[-1] if nodes else self._root
@@ -182,12 +187,12 @@ class SpeculationTree:
         return Part(nodes, path_prob[1:], range(ROOT, len(nodes) - 1))
 
     def block(self, part: Part) -> TokenTree:
-        """These nodes, whose parents are among them and come first."""
+        """The block of these nodes. Every parent must be in `part`, before its children."""
         laws = tuple([_law(node) for node in part._nodes]) if self._is_drawn else ()
         return TokenTree(tuple([node.token for node in part._nodes]), part.parents, laws)
 
     def part_of(self, block: TokenTree) -> Part | None:
-        """Where the nodes of this block are; None unless all are here."""
+        """The tree's nodes that equal the nodes of `block`; None if any is missing."""
         nodes, path_prob = list[Node](), list[float]()
         for token, parent in zip(block.tokens, block.parents, strict=True):
             above, chance = (self._root, 1.0) if parent == ROOT else (nodes[parent], path_prob[parent])
@@ -199,7 +204,7 @@ class SpeculationTree:
         return Part(nodes, path_prob, block.parents)
 
     def outcomes(self, block: Part, num: int) -> list[BlockOutcome]:
-        """Where the text is likeliest to go on below `block` otherwise than by one of its nodes."""
+        """The `num` likeliest continuations of `block` outside its own nodes, likeliest first."""
         own = set(map(id, block._nodes))
         ends = zip(
             (self._root, *block._nodes),
@@ -221,7 +226,7 @@ class SpeculationTree:
         ]
 
     def _at(self, top: Node) -> SpeculationTree:
-        """As if the text had got there."""
+        """The tree with `top` as its root. Shares nodes with this tree."""
         tree = SpeculationTree()
         tree._root, tree._unread = top, self._unread
         return tree
@@ -229,8 +234,9 @@ class SpeculationTree:
     # Verdicts
 
     def unverified(self, tokens: Sequence[int], block: Part) -> tuple[int, float] | None:
-        """The draft's first candidate below these tokens, and how sure it was of it; None where it has told of none, or
-        where `block` has it.
+        """The draft's first candidate after these tokens, and its confidence.
+
+        None if the draft has sent none, or if the candidate is in `block`.
         """
         node: Node | None = self._root
         for token in tokens:
@@ -240,15 +246,15 @@ class SpeculationTree:
         return None if first is None or any(first is each for each in block._nodes) else (first.token, first.confidence)
 
     def has_told_alone(self, token: int) -> bool:
-        """Whether the draft has told that this may follow the root, and no guesser has."""
+        """Whether the draft has sent `token` as a child of the root, and no guesser has proposed it."""
         node = self._children(self._root).get(token)
         return node is not None and node.is_drafted and not node.source
 
     def reroot(self, tokens: Sequence[int]) -> None:
-        """These were committed, and the last of them is the root from now on.
+        """Commit `tokens`; the last one becomes the root.
 
-        What the draft told below it stays, what it drew and what guessers proposed does not. A committed token has a
-        place whether the draft has told of it or not: what it tells later hangs there.
+        Nodes below it that the draft sent stay. Draws and guessers' proposals are dropped. Every committed token
+        becomes a node, whether or not the draft has sent it, so that later messages can attach to it.
         """
         for token in tokens:
             self._pass(token)
@@ -263,7 +269,7 @@ class SpeculationTree:
         self.needs_full_report |= self.num_reported > MAX_NUMBERS
 
     def _pass(self, token: int) -> None:
-        """No verdict can lead beside `token` any more."""
+        """Commit one token and drop its siblings, which no verdict can reach any more."""
         above = self._root
         self._root = self._child(above, token)
         above.children, above.is_passed = {token: self._root}, True
@@ -271,7 +277,7 @@ class SpeculationTree:
         self._trail.append(self._root)
 
     def _forget_guesses(self) -> None:
-        """Nodes that only guessers know, and what they said of others."""
+        """Drop local nodes, and the guessers' chances of all others."""
         for above, node in self._touched:
             node.guessed, node.source = 0.0, ""
             is_local = self._children(above).get(node.token) is node and not node.is_drafted
@@ -282,18 +288,18 @@ class SpeculationTree:
 
 @dataclass(frozen=True, slots=True)
 class BlockOutcome:
-    """Where the text may go on below a block."""
+    """A likely continuation of a block, outside its nodes."""
 
     end: int
-    """The node of the block below which that is."""
+    """Index in the block of the node it follows, or `ROOT`."""
     top: Part
-    """The node that it goes on with."""
+    """The first node of the continuation, as a part of one node."""
     depth: int
-    """Below the root."""
+    """Depth of `top` below the root."""
     below: SpeculationTree
-    """What has grown below the node."""
+    """The tree below `top`."""
 
 
 def _law(node: Node) -> SparseDistribution:
-    """What it was drawn from; what was not drawn is sure of itself."""
+    """The distribution the node was drawn from. For a token that was not drawn: all mass on the token."""
     return node.q if node.q.probs else SparseDistribution.certain(node.token)

@@ -1,7 +1,8 @@
 """Trees of guesses below the last committed token.
 
-Knows tokens, parents and q; must not know who guessed, how a tree grows or who verifies. A verdict (accepted path, next
-token) is a walk down such a tree, and where the walk ends inside it, what lies below may be verified next (`subtree`).
+Knows tokens, parents and q; must not know where guesses come from, how a tree grows or how it is verified. A verdict
+(accepted path, next token) is a walk down such a tree. If the walk ends at a node, the tree below that node may be
+verified next (`subtree`).
 """
 
 from __future__ import annotations
@@ -16,39 +17,39 @@ import numpy as np
 ROOT = -1
 """Parent of the first guesses of a block: the last committed token."""
 NO_TOKEN = -1
-"""Where none was drawn."""
+"""No token was drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparseDistribution:
-    """A probability distribution over few token ids; the ids it does not list have probability zero."""
+    """A probability distribution over a few token ids. Ids that it does not list have probability zero."""
 
     token_ids: tuple[int, ...]
     probs: tuple[float, ...]
     draws: tuple[int, ...] = ()
-    """What was drawn from it at one place, in this order, where several tokens were; else the node's own alone."""
+    """Tokens drawn from it at one place, in order, if there were several; else empty."""
 
     @classmethod
     def certain(cls, token: int) -> SparseDistribution:
-        """This token and no other."""
+        """The distribution with all its mass on `token`."""
         return cls((token,), (1.0,))
 
     @classmethod
     def of_counts(cls, counts: Mapping[int, int], most_tokens: int) -> SparseDistribution:
-        """The shares of the `most_tokens` most frequent, in float32, which is how they travel: of equals the first."""
+        """Shares of the `most_tokens` most frequent tokens, the first on ties. In float32, the type used on links."""
         kept = sorted(counts, key=counts.__getitem__, reverse=True)[:most_tokens]
         shares = np.array([counts[token] for token in kept], np.float32)
         return cls(tuple(kept), tuple((shares / shares.sum()).tolist()))
 
     @property
     def is_law(self) -> bool:
-        """Whether each token has a probability, and one of them comes."""
-        is_whole = abs(sum(self.probs) - 1.0) < 1e-3  # they may have been rounded; a NaN is not whole
+        """Whether each token has a probability, none is negative, and they sum to 1."""
+        is_whole = abs(sum(self.probs) - 1.0) < 1e-3  # allows for rounding; False for NaN
         return len(self.token_ids) == len(self.probs) and is_whole and min(self.probs) >= 0.0
 
 
 NO_Q = SparseDistribution((), ())
-"""Where nothing was drawn."""
+"""Nothing was drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class TokenTree:
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     q: tuple[SparseDistribution, ...] = ()
-    """What the draft sampled each token from; empty in coupled mode, which needs no q."""
+    """The distribution each token was sampled from; empty in coupled mode, which needs no q."""
 
     def __post_init__(self) -> None:
         if len(self.parents) != len(self.tokens) or (self.q and len(self.q) != len(self.tokens)):
@@ -68,7 +69,7 @@ class TokenTree:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], q: Sequence[SparseDistribution] = ()) -> TokenTree:
-        """The tree of width one over `tokens`."""
+        """A tree of width one."""
         return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), tuple(q))
 
     def __len__(self) -> int:
@@ -80,18 +81,18 @@ class TokenTree:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Distance of each node from the root; the first guesses have depth 1."""
+        """Depth of each node; the root's children have depth 1."""
         return depths(self.parents)
 
     def child(self, parent: int, token: int) -> int | None:
-        """The node below `parent` that guesses `token`, if there is one."""
+        """The child of `parent` with this token, or None."""
         for node in range(parent + 1, len(self.tokens)):
             if self.parents[node] == parent and self.tokens[node] == token:
                 return node
         return None
 
     def prefix(self, num_nodes: int) -> TokenTree:
-        """The first `num_nodes` nodes; they are a tree, because parents come first."""
+        """The first `num_nodes` nodes. They form a tree, because parents come first."""
         return TokenTree(self.tokens[:num_nodes], self.parents[:num_nodes], self.q[:num_nodes])
 
 
@@ -99,12 +100,12 @@ EMPTY_BLOCK = TokenTree()
 
 
 def num_branches(parents: Sequence[int]) -> int:
-    """Branches of a tree beside its first: none in a chain, one more for each guess beside another."""
+    """Number of nodes that are not the first child of their parent; 0 for a chain."""
     return len(parents) - len(set(parents))
 
 
 def depths(parents: Sequence[int]) -> tuple[int, ...]:
-    """Distance of each node from the root, whose children have depth 1."""
+    """Depth of each node; the root's children have depth 1."""
     found: list[int] = []
     for parent in parents:
         found.append(1 if parent == ROOT else found[parent] + 1)
@@ -112,7 +113,8 @@ def depths(parents: Sequence[int]) -> tuple[int, ...]:
 
 
 def subtree(tree: TokenTree, top: int) -> tuple[TokenTree, tuple[int, ...]]:
-    """What hangs below node `top`, in the same order, with `top` as its root; and which nodes of `tree` those are."""
+    """The tree below node `top`, in the same order and with `top` as its root; and the indices of its nodes in
+    `tree`."""
     kept: dict[int, int] = {top: ROOT}
     nodes: list[int] = []
     for node in range(top + 1, len(tree)):

@@ -1,9 +1,9 @@
-"""The draft's half of a session's draft tree: which nodes to feed next, and what to tell of what was found.
+"""The draft's half of a session's draft tree: which nodes to feed next, and which new nodes to send.
 
-Knows tokens, chances and the order of work; must not know models, KV or time. The draft engine feeds a real model by
-it and the simulator a law of agreement. Best first, as the dynamic trees of EAGLE-2 (Li et al. 2024, arXiv 2406.16858),
-but without an end: a verdict makes another node the root, what lies below stays, and growing goes on from there.
-Where the draft samples, what grows is a chain of its draws, as long as was fixed beforehand (docs/exactness.md, 4).
+Knows tokens, chances and the order of work; must not know models, KV or time. The draft engine feeds a real model with
+it; the simulator uses a model of agreement. Growth is best first, like the dynamic trees of EAGLE-2 (Li et al. 2024,
+arXiv 2406.16858), but without an end: after a verdict another node is the root, the tree below it stays, and growth
+continues from there. If the draft samples, it grows draws, and the shape is fixed beforehand (docs/exactness.md, 4).
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from core.speculation.growth import Measure, NewNodes, TreeSpec
 from core.speculation.token_tree import NO_TOKEN, ROOT
 
 MIN_PATH_PROB = 4e-4
-"""What is less likely is neither fed nor told."""
+"""Nodes with a smaller path probability are neither fed nor sent."""
 
 
 class TreeBuilder:
     """The tree of one session as its draft knows it. The root, node 0, is the last committed token.
 
-    Columns, which are lists: passes are many and short, and numpy asks as much for a few numbers as for hundreds. A
-    node is its place in them until there is another root. Invariants: parents precede their children, and what was told
-    what was not; of each parent the first candidates are there, in order.
+    Attributes of nodes are lists, indexed by node until the next re-rooting. Passes are many and short, and numpy costs
+    as much for a few numbers as for hundreds. Invariants: parents precede their children; nodes that were sent precede
+    nodes that were not; the children of a node are its first candidates, in order.
     """
 
     def __init__(self) -> None:
         self.tree_spec = TreeSpec(1, 1)
         self.num_left = 0
-        """Passes, of growth that ends by itself."""
+        """Remaining passes, if growth ends by itself."""
         self.num_reported = 0
         self.begin()
 
@@ -41,57 +41,58 @@ class TreeBuilder:
         return f"<TreeBuilder {self.num_reported} nodes told, {len(self._open)} open>"
 
     def __len__(self) -> int:
-        """Nodes, the root included."""
+        """Number of nodes, including the root."""
         return len(self.tokens)
 
     def go_on(self, tree_spec: TreeSpec) -> None:
-        """Grow so from now on; what there is already is rated anew when the tree gets its next root."""
+        """Grow by this spec from now on. Existing nodes are rated again at the next re-rooting."""
         self.tree_spec, self.num_left = tree_spec, tree_spec.num_passes
 
     def begin(self) -> None:
-        """Forget the tree."""
+        """Start an empty tree."""
         self.tokens = [ROOT]
         self.parents = [ROOT]
         self.ranks = [0]
         self.depths = [0]
         self.chances = [1.0]
-        """That it follows, if the text gets to its parent."""
+        """Chance of each node, given its parent."""
         self.path_prob = [1.0]
-        """That the text gets to it."""
+        """Path probability of each node."""
         self.numbers = [ROOT]
-        """As they were told; of those that were not there is none, but the root's is `ROOT`."""
+        """Number under which each node was sent, for nodes that were sent; `ROOT` for the root."""
         self.rows: dict[int, int] = {}
-        """Of the nodes that were fed, in the order of feeding: the root's is 0."""
+        """Row of each fed node, in the order of feeding; the root's is 0."""
         self._candidates: list[Candidates] = []
-        """What the model says after each row."""
+        """The model's candidates, by row."""
         self._children: list[list[int]] = []
-        """Of each row, in the order of their ranks."""
+        """Children by row, in the order of their ranks."""
         self._margins: list[float] = []
+        """Margin by row."""
         self._confidences: list[float] = []
-        """The same by the measure that is asked for."""
+        """Confidence by row, by the requested measure."""
         self._open: list[tuple[float, int]] = []
-        """A heap: of two nodes as likely the one comes first that was found first."""
+        """Heap of (-path probability, node) of the nodes that may be fed. The older node comes first on ties."""
         self.feeding: list[int] = []
-        """Nodes that are being fed, likeliest first."""
+        """Nodes being fed, likeliest first."""
 
     @property
     def has_root(self) -> bool:
-        """Whether it is known what the model says after the root."""
+        """Whether the model's candidates after the root are known."""
         return bool(self.rows)
 
     @property
     def being_fed(self) -> list[int]:
-        """The root before any other."""
+        """Nodes being fed; the root if it has not been fed yet."""
         return self.feeding if self.has_root else [0]
 
     @property
     def best_path_prob(self) -> float:
-        """Of the likeliest node that may be fed next; 0 where there is none."""
+        """Path probability of the likeliest node that may be fed next; 0 if there is none."""
         return -self._open[0][0] if self._open else 0.0
 
     @property
     def has_fed_all(self) -> bool:
-        """Whether there is nothing to feed until there is another root."""
+        """Whether nothing can be fed until the next re-rooting."""
         return not self._open and not self.feeding
 
     def path(self, node: int) -> list[int]:
@@ -103,25 +104,26 @@ class TreeBuilder:
         return tokens[::-1]
 
     def children(self, node: int) -> list[int]:
-        """In the order of their ranks."""
+        """Children in the order of their ranks."""
         return self._children[self.rows[node]] if node in self.rows else []
 
     def child(self, node: int, token: int) -> int | None:
-        """The one that is `token`, if it was found likely enough."""
+        """The child with this token, or None."""
         return next((child for child in self.children(node) if self.tokens[child] == token), None)
 
     def held_parent(self, node: int) -> int:
-        """Where a `HeldTree` that holds just what was fed has the node's parent; `ROOT` for the root."""
+        """The node's parent in a `HeldTree` that holds exactly the fed nodes; `ROOT` for the root."""
         return self.rows[self.parents[node]] - 1
 
     # Feeding
 
     def feed(self) -> None:
-        """Have the likeliest node fed."""
+        """Choose the likeliest open node for feeding."""
         self.feeding.append(heappop(self._open)[1])
 
     def feed_only(self, node: int) -> bool:
-        """Have this open node fed, unless it is not worth it or another is to be fed before it."""
+        """Choose this open node for feeding, unless it is too unlikely or another one comes first. Return whether
+        chosen."""
         if self.tree_spec.ends:
             self.feed_pass(1)
             if self.feeding != [node]:
@@ -133,19 +135,19 @@ class TreeBuilder:
         return bool(self.feeding)
 
     def put_back(self, min_path_prob: float = math.inf) -> None:
-        """Nodes below this chance are not fed after all."""
+        """Return chosen nodes with a smaller path probability to the open ones."""
         while self.feeding and self.path_prob[self.feeding[-1]] < min_path_prob:
             self._push(self.feeding.pop())
 
     def take(self, said: Sequence[Candidates]) -> None:
-        """What the model says after each of the nodes that are being fed."""
+        """Add the model's candidates after each of the nodes being fed."""
         margins = [each.margin for each in said]
         self.extend(said, margins, chances_of(said, margins, [(self.tree_spec, len(said))]))
 
     # Growth that ends by itself
 
     def feed_pass(self, num_rows: int) -> None:
-        """Have the nodes of the next pass fed, as many as there is room for; none where growth has ended."""
+        """Choose the nodes of the next pass, at most `num_rows`; none if growth has ended."""
         most = min(num_rows, self.tree_spec.rows_per_pass) if self.num_left else 0
         while len(self.feeding) < most and self._open:
             self.feed()
@@ -154,7 +156,7 @@ class TreeBuilder:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no pass is worth making any more, or none is left."""
+        """Whether no pass is left, or none is likely enough to be worth it."""
         if self.feeding:
             return False
         self.feed_pass(self.tree_spec.rows_per_pass)
@@ -163,13 +165,13 @@ class TreeBuilder:
         return not is_fed
 
     def made_pass(self) -> None:
-        """One of those that are left, the root's included."""
+        """Count one pass, including the root's."""
         self.num_left = max(0, self.num_left - 1)
 
     # Telling
 
     def report(self) -> NewNodes:
-        """The nodes that nobody was told of, parents first."""
+        """Return the nodes that have not been sent yet, parents first."""
         first, start = self.num_reported, len(self.numbers)
         self.num_reported += len(self) - start
         self.numbers += range(first, self.num_reported)
@@ -188,13 +190,13 @@ class TreeBuilder:
         )
 
     def report_all_again(self) -> None:
-        """Have all that there is told once more: who was told of it has lost some."""
+        """Send all nodes again with the next report, because the orchestrator has lost some."""
         self.num_reported, self.numbers = 0, [ROOT]
 
     # Verdicts
 
     def reroot(self, tokens: Sequence[int]) -> bool:
-        """Go down by `tokens`, whether the tree knows them; where it does not it is forgotten."""
+        """Move the root down by `tokens`. Return whether the tree has them; if not, it is emptied."""
         root = 0
         for token in tokens:
             found = self.child(root, token)
@@ -207,7 +209,7 @@ class TreeBuilder:
         return True
 
     def _keep(self, root: int) -> None:
-        """Forget all that is not below `root`."""
+        """Drop all nodes that are not below `root`."""
         kept, top = [root], self.depths[root]
         for node in kept:
             kept += self.children(node)
@@ -230,7 +232,7 @@ class TreeBuilder:
     # Rating
 
     def _rate(self) -> None:
-        """There is another root, and chances may have changed."""
+        """Recompute chances and open nodes after a re-rooting."""
         chances = chances_of(self._candidates, self._margins, [(self.tree_spec, len(self._candidates))])
         self._confidences, self.path_prob[0] = self._confidences_of(self._candidates, self._margins), 1.0
         for node in range(1, len(self)):
@@ -245,7 +247,7 @@ class TreeBuilder:
             self._grow(node, chances[self.rows[node]])
 
     def extend(self, said: Sequence[Candidates], margins: Sequence[float], chances: Iterable[Sequence[float]]) -> None:
-        """What the model says after each of the nodes that are being fed, and how likely that is."""
+        """Add the model's candidates after each of the nodes being fed, with their margins and chances."""
         nodes, self.feeding = self.being_fed, []
         self.rows.update(zip(nodes, range(len(self.rows), len(self.rows) + len(nodes)), strict=True))
         self._candidates += said
@@ -260,7 +262,7 @@ class TreeBuilder:
         return list(margins) if measure is Measure.MARGIN else [each.confidence_by(measure) for each in said]
 
     def _grow(self, node: int, chances: Sequence[float]) -> None:
-        """Children for the candidates that are likely enough, beside those that are there."""
+        """Add children for the candidates that are likely enough and not there yet."""
         row, depth, path_prob = self.rows[node], self.depths[node] + 1, self.path_prob[node]
         if depth > self.tree_spec.max_depth or self._confidences[row] < self.tree_spec.min_confidence:
             return

@@ -64,7 +64,7 @@ class TokenLog:
         return tuple(self._tokens[num_tokens:])
 
     def common_prefix_len(self, start: int, tokens: Sequence[int]) -> int:
-        """Return how many of `tokens` this log already has from position `start` on."""
+        """Number of `tokens` that equal this log's tokens from position `start` on, up to the first difference."""
         held = self._tokens[start : start + len(tokens)]
         for index, (ours, theirs) in enumerate(zip(held, tokens, strict=False)):
             if ours != theirs:

@@ -55,7 +55,7 @@ def _num_samples(given: Given, config: ServiceConfig) -> int:
 def _check_share(num_samples: int, request: GenerationRequest, config: ServiceConfig) -> None:
     """Check the number of samples against the caller's session limit: all samples start together."""
     most = max_places(request, config)
-    allowed = f"at most {most}, the places that this caller may have"
+    allowed = f"at most {most}: this caller's session limit"
     require(num_samples <= most, "n", allowed, num_samples)
 
 

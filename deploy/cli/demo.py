@@ -1,6 +1,6 @@
-"""What `make demo` runs: serve the embedded pair, stream two completions, repeat them without drafting, compare.
+"""`make demo`: serve the embedded pair, stream two completions, repeat them without drafting, and compare.
 
-Its exit status is 0 only if every repetition gives the same tokens.
+The exit status is 0 only if every repetition gives the same tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outrider_client import Client, GenerateFields, OutriderError
 MAX_TOKENS = 96
 SEED = 20_260_101
 PAIRS_OF_RUNS = 3
-"""Runs of each kind; they alternate, so that a busy machine affects both alike, and the fastest of each counts."""
+"""Runs with drafting, and as many without. They alternate, so that a busy machine affects both; the fastest counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class GenerateOptions(CallOptions):
     ] = None
 
     def fields(self) -> GenerateFields:
-        """The request fields that go with each prompt."""
+        """Request fields, the same for each prompt."""
         return {
             **super().fields(),
             "trace": True if self.trace else None,
@@ -68,7 +68,7 @@ def generate(options: GenerateOptions) -> int:
         terminal.say("outrider: --save writes one output: give one prompt")
         return EXIT_FAILED
     if options.trace is not None and options.trace.suffix == ".svg":
-        from simulation.report import check_pictures  # which takes half a second to import
+        from simulation.report import check_pictures  # takes half a second to import
 
         check_pictures(options.trace)
     jobs = [Job(sys.stdin.read() if prompt == "-" else prompt, options.fields()) for prompt in options.prompts]
@@ -128,7 +128,7 @@ def _save(path: Path, job: Job) -> bool:
 
 
 def _write_trace(path: Path, jobs: Sequence[Job]) -> bool:
-    """Write the trace, also of streams that failed; returns whether there was one and it could be written."""
+    """Write the trace, including streams that failed; returns whether there was one and it could be written."""
     traced = [
         Stream(_printable(job.prompt), job.began_s, job.chunks)
         for job in jobs

@@ -16,7 +16,7 @@ from deploy.cli.terminal import progress, say
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """Build an index of a corpus for the guesser "retrieval", which `speculation.retrieval_index` names.
+    """Build an index of a corpus for the guesser "retrieval"; the setting `speculation.retrieval_index` names its file.
 
     The corpus is a text file or a directory of text files. The index works only with models that have this tokenizer.
     """
@@ -65,7 +65,7 @@ def index(options: IndexOptions) -> int:
 
 
 def _files(options: IndexOptions) -> Iterator[Path]:
-    """Raises: ConfigError when there are none."""
+    """The files of the corpus. Raises: ConfigError if there are none."""
     corpus = options.corpus
     files = sorted(path for path in corpus.glob(options.glob) if path.is_file()) if corpus.is_dir() else [corpus]
     if not files or not files[0].is_file():
@@ -74,7 +74,7 @@ def _files(options: IndexOptions) -> Iterator[Path]:
 
 
 def _text(file: Path) -> str:
-    """The text of a file; empty, with a message, for a file that is no text."""
+    """The text of a file. For a file that cannot be read as UTF-8: an empty text, and a message on standard error."""
     try:
         return file.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError) as error:

@@ -22,23 +22,25 @@ class NewKeyOptions:
     name: Annotated[str, Argument(metavar="NAME", help="Name of the caller, for quotas and logs.")]
     max_priority: Annotated[
         int | None,
-        Option(metavar="N", help="Most urgent priority that the key allows, in place of limits.max_priority."),
+        Option(metavar="N", help="Most urgent priority that the key allows; overrides limits.max_priority."),
     ] = None
     max_requests_per_minute: Annotated[
         int | None,
-        Option(metavar="N", help="Completions a minute, in place of limits.max_requests_per_minute; 0 sets no limit."),
+        Option(metavar="N", help="Completions a minute; overrides limits.max_requests_per_minute. 0 sets no limit."),
     ] = None
     max_tokens_per_minute: Annotated[
         int | None,
-        Option(metavar="N", help="Tokens a minute, in place of limits.max_tokens_per_minute; 0 sets no limit."),
+        Option(metavar="N", help="Tokens a minute; overrides limits.max_tokens_per_minute. 0 sets no limit."),
     ] = None
     max_sessions: Annotated[
         int | None,
-        Option(metavar="N", help="Completions at once, in place of limits.max_sessions_per_caller; 0 sets no limit."),
+        Option(metavar="N", help="Concurrent completions; overrides limits.max_sessions_per_caller. 0 sets no limit."),
     ] = None
     tenant: Annotated[
         str,
-        Option(metavar="NAME", help="Tenant of the caller: recent outputs of all its callers speed up each other's."),
+        Option(
+            metavar="NAME", help="Tenant of the caller. Callers of one tenant share their recent outputs as guesses."
+        ),
     ] = ""
 
 
@@ -51,5 +53,5 @@ def new(options: NewKeyOptions) -> int:
     )
     key, line = new_key(options.name, limits, options.tenant)
     sys.stdout.write(f"{key}\n")
-    say(f"the line for orchestrator.tokens_file, which has only the key's digest:\n{line}")
+    say(f"the line for orchestrator.tokens_file; it contains only the key's digest:\n{line}")
     return 0

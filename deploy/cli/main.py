@@ -30,7 +30,7 @@ from deploy.receipts import outrider_version
 
 EXIT_NO_START = 2
 VALUE_ERROR = "Value error, "
-"""What pydantic, which checks choices, puts before a message of typer's."""
+"""Prefix of pydantic, with which typer checks values, in typer's error messages."""
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -44,7 +44,7 @@ def _say_version(is_asked: bool) -> None:
 @app.callback()
 def _any_command(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version, and exit.")
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Speculative decoding across machines, served."""
@@ -61,7 +61,7 @@ add_command(app, "theory", TheoryOptions, theory)
 add_command(app, "check", CheckOptions, check)
 add_command(app, "layers", LayersOptions, layers)
 add_command(app, "index", IndexOptions, index)
-keys = typer.Typer(help="Keys of callers.", no_args_is_help=True)
+keys = typer.Typer(help="Manage the keys of callers.", no_args_is_help=True)
 add_command(keys, "new", NewKeyOptions, new)
 app.add_typer(keys, name="keys")
 
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(app(argv, prog_name="outrider", standalone_mode=False))
     except typer.TyperException as error:  # a wrong option or value
-        if message := error.format_message().replace(VALUE_ERROR, ""):  # none where help has been shown instead
+        if message := error.format_message().replace(VALUE_ERROR, ""):  # empty if help was shown instead
             say(f"outrider: {message}")
     except StartupError as error:
         say(f"outrider: {error}")

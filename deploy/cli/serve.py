@@ -56,14 +56,14 @@ class ServeOptions:
     """
 
     config: Annotated[
-        Path | None, Option(metavar="FILE", help="YAML file of settings; with `models`, of several models.")
+        Path | None, Option(metavar="FILE", help="YAML file of settings: of one model, or of several under `models`.")
     ] = None
     target: Annotated[Path | None, Option(metavar="DIR", help="Checkpoint of the target.")] = None
     draft: Annotated[
         str | None, Option(metavar="DIR", help="Checkpoint of the draft, or none to serve without a draft.")
     ] = None
     host: Annotated[
-        str, Option(metavar="IP", help="Address that gRPC and HTTP listen on: this machine alone, or 0.0.0.0 for all.")
+        str, Option(metavar="IP", help="Address on which gRPC and HTTP listen; 0.0.0.0 listens on all interfaces.")
     ] = "127.0.0.1"
     grpc_port: Annotated[int, number(PORT, "TCP port of gRPC")] = DEFAULT_GRPC_PORT
     http_port: Annotated[int, number(PORT, "TCP port of HTTP")] = DEFAULT_HTTP_PORT
@@ -77,7 +77,9 @@ class ServeOptions:
     overrides: Annotated[
         list[str] | None,
         Option(
-            "--set", metavar="NAME=VALUE", help="Set any setting, as in target.engine.num_threads=2; may be repeated."
+            "--set",
+            metavar="NAME=VALUE",
+            help="Set any setting, for example target.engine.num_threads=2. May be repeated.",
         ),
     ] = None
     drain_timeout: Annotated[
@@ -142,7 +144,7 @@ def _check_host(host: str) -> None:
 
 
 def _configured(options: ServeOptions) -> tuple[ServiceConfig | FleetConfig, str]:
-    """What is to be served, and its settings as `--print-config` shows them. Raises: ConfigError."""
+    """The configuration to serve, and its text for `--print-config`. Raises: ConfigError."""
     fleet = read_fleet(options.config) if options.config is not None else None
     if fleet is None:
         config, sources = explained(options)
@@ -162,13 +164,13 @@ def explained(options: ServeOptions) -> tuple[ServiceConfig, Sources]:
     roles = ("target", "draft") if found[0].draft else ("target",)
     given += [Setting(f"{role}.engine.dtype", options.dtype, "--dtype") for role in roles]
     config, sources = explained_config(options.config, given)
-    dtype = config.target.engine.dtype  # the same, checked
+    dtype = config.target.engine.dtype  # the same value, validated
     extra = [replace(each, engine=replace(each.engine, dtype=dtype)) for each in config.extra_drafts]
     return replace(config, extra_drafts=tuple(extra)), sources
 
 
 def _given(options: ServeOptions) -> list[Setting]:
-    """Settings from environment and flags, in the order of their priority. Raises: ConfigError."""
+    """Settings from environment and flags; a later one overrides an earlier one. Raises: ConfigError."""
     return [
         *environment_settings(os.environ),
         *_flags(options),
@@ -187,7 +189,7 @@ def _implied(options: ServeOptions) -> Iterator[Setting]:
             check_directory(f"--{role}", path)
     if options.target is not None:
         yield Setting("model_name", options.target.resolve().name, "--target")
-        if options.config is None:  # the demo pair's own settings are not for another target
+        if options.config is None:  # the demo pair's settings do not apply to another target
             yield Setting("target.engine.deterministic", False, "--target")
             yield Setting("draft", None, "--target")
             settings, _ = decide(look(options.target, draft))

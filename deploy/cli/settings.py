@@ -29,7 +29,7 @@ class SettingInfo:
     """One setting."""
 
     name: str
-    """Its dotted path, which is also its flag, with -- before it."""
+    """Dotted path. The flag is -- and this path."""
     kind: str
     default: str
     help: str
@@ -47,7 +47,7 @@ class SettingsOptions:
     """
 
     prefix: Annotated[
-        str, Argument(metavar="[PREFIX]", help="Beginning of the names, as in target.engine or limits.")
+        str, Argument(metavar="[PREFIX]", help="Prefix of the names to list, for example target.engine or limits.")
     ] = ""
 
 
@@ -78,7 +78,7 @@ def catalogue() -> tuple[SettingInfo, ...]:
 
 
 def _walk(kind: type, prefix: str) -> Iterator[SettingInfo]:
-    """A group that may be None is also a setting itself: null or a mapping sets it as a whole."""
+    """The settings of a dataclass. A group that may be None is itself a setting: null or a mapping sets it."""
     hints, texts = get_type_hints(kind), _docstrings(kind)
     for field in fields(kind):
         hint, name = hints[field.name], prefix + field.name

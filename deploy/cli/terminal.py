@@ -35,7 +35,7 @@ def working(on: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def progress(on: str, num_steps: int) -> Iterator[Callable[[], None]]:
-    """Show how far some work is, beside the output, to a terminal alone; call what this gives after each step."""
+    """Show a progress bar on standard error, if that is a terminal; call the yielded function after each step."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -46,17 +46,17 @@ def progress(on: str, num_steps: int) -> Iterator[Callable[[], None]]:
 
 
 def use_color(choice: str, out: TextIO, is_refused: bool) -> bool:
-    """Whether to colour: `choice` is always, never or auto; auto colours a terminal whose user has not refused it."""
+    """Whether to colour the output. `choice` is always, never or auto; auto colours a terminal unless `is_refused`."""
     return choice == "always" or (choice == "auto" and out.isatty() and not is_refused)
 
 
 def token_text(client: Client, model: str | None = None) -> Callable[[int], str]:
-    """Returns the text of a single token, empty for a special one."""
+    """A function from a token id to its text, which is empty for a special token."""
     return lambda token_id: client.detokenize([token_id], skip_special_tokens=True, model=model)
 
 
 class Writer:
-    """Writes chunks as they come; in colour if it is given the text of tokens."""
+    """Writes chunks as they arrive; in colour if `text_of`, which returns the text of a token, is given."""
 
     def __init__(self, out: TextIO, text_of: Callable[[int], str] | None) -> None:
         self._out = out
@@ -77,10 +77,10 @@ class Writer:
 
 
 def spans(chunk: Chunk, text_of: Callable[[int], str]) -> Iterator[tuple[str, bool]]:
-    """The text of a chunk in parts, each with whether it was guessed.
+    """The parts of a chunk's text, each with True if it was guessed.
 
-    A chunk consists of accepted guesses and then at most one token of the target's own. Where their texts cannot be
-    separated, because a character is spread over both, all of it counts as the target's own.
+    A chunk consists of accepted guesses and then at most one token of the target's own. If their texts cannot be
+    separated, because one character spans both, the whole text counts as the target's own.
     """
     if all(chunk.guessed) or not any(chunk.guessed):
         yield chunk.text, bool(chunk.token_ids) and all(chunk.guessed)
@@ -92,7 +92,7 @@ def spans(chunk: Chunk, text_of: Callable[[int], str]) -> Iterator[tuple[str, bo
 
 
 def paint(text: str, is_guess: bool) -> str:
-    """The text in its colour, line by line, so that pagers keep it."""
+    """The text in its colour. Each line is coloured separately, because pagers reset colours at line ends."""
     color = GUESSED if is_guess else CORRECTED
     return "\n".join(f"{color}{line}{RESET}" if line else "" for line in text.split("\n"))
 

@@ -174,10 +174,8 @@ class HttpServicer:
             yield part
 
     async def _parse(self, kind: type[AnyBody], call: Call) -> AnyBody:
-        most, size = JSON_GROWTH * self._models.max_request_bytes, len(call.body)
-        if size > most:
-            raise BodyTooLong(most)
-        return await self._offload.run(size, parse, kind, call.body)
+        _check_size(call.body, self._models.max_request_bytes)
+        return await self._offload.run(len(call.body), parse, kind, call.body)
 
     async def _requests(self, body: Body, call: Call, caller: str, model: Hosted) -> list[GenerationRequest]:
         served, size = model.served, len(call.body)
@@ -186,8 +184,7 @@ class HttpServicer:
         has_grammar = has_template or structure_of(body, asked) is not None or (asked is not None and asked.is_forced)
         is_long = has_grammar or len(body.prompts_given) > MANY_PROMPTS  # compiling a grammar takes long
         work = max(size, LONG_BYTES) if is_long else size
-        if size > served.config.limits.max_message_bytes:
-            raise BodyTooLong(served.config.limits.max_message_bytes)
+        _check_size(call.body, served.config.limits.max_message_bytes)
         return await self._offload.run(
             work,
             to_requests,
@@ -197,6 +194,12 @@ class HttpServicer:
             call.name.request_id,
             caller,
         )
+
+
+def _check_size(body: bytes, most_bytes: int) -> None:
+    """`most_bytes` is the limit of the same request by gRPC. Raises: BodyTooLong."""
+    if len(body) > JSON_GROWTH * most_bytes:
+        raise BodyTooLong(JSON_GROWTH * most_bytes)
 
 
 def _completed(model: Hosted, requests: Sequence[GenerationRequest], num_prompts: int, watch: Watch) -> Samples:

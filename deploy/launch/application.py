@@ -28,7 +28,7 @@ from orchestrator.guessers import Guessers
 from orchestrator.text import Tokenizer
 
 TRACE = "  File "
-"""How the lines of a Python traceback begin that say where."""
+"""Start of the lines of a Python traceback that name a file."""
 STATUS_PERIOD_S = 0.3
 WIND_DOWN_TIMEOUT_S = 5.0
 """Seconds for all orchestrators to answer."""
@@ -48,7 +48,7 @@ def check_pair(config: ServiceConfig) -> None:
 
 
 def check_fleet(fleet: FleetConfig) -> None:
-    """The same for each model of several, and their devices. Raises: StartupError."""
+    """Check the devices of a fleet, and each model as `check_pair` does. Raises: StartupError."""
     check_devices(fleet)
     for model in fleet.models:
         check_pair(alone(fleet, model))
@@ -97,10 +97,10 @@ def _ask_orchestrators(method: str) -> list[Any]:
 def _ask_each(method: str, answer: Future[list[Any]]) -> None:
     try:
         handle = serve.get_app_handle(APPLICATION)
-        if not handle.is_initialized:  # Serve gives the same one again
-            handle._init(_run_router_in_separate_loop=True)  # here is no loop, whatever the environment says
+        if not handle.is_initialized:  # Serve returns the same handle every time
+            handle._init(_run_router_in_separate_loop=True)  # this thread has no event loop, unlike replicas
         answer.set_result(handle.broadcast(method).results(timeout_s=WIND_DOWN_TIMEOUT_S))
-    except Exception as error:  # noqa: BLE001  the caller handles it, not this thread
+    except Exception as error:  # noqa: BLE001  passed on to the caller
         answer.set_exception(error)
 
 
@@ -128,7 +128,7 @@ def _report_health(report: Callable[[str], None], is_over: Event) -> None:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Why a deployment failed, in one line: the last error of ours in a replica's trace, else that of a library."""
+    """Why a deployment failed, in one line: our last error in a replica's traceback, else a library's."""
     application = serve.status().applications.get(APPLICATION)
     messages = {name: each.message for name, each in application.deployments.items()} if application else {}
     for message in messages.values():

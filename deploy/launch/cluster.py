@@ -34,8 +34,8 @@ SERVICERS = (
 """The services of Serve's gRPC proxy; Kubernetes manifests name the same."""
 HOST = "127.0.0.1"
 PORTS = range(20_000, 32_768)
-"""What a proxy's port is chosen from. Before Serve listens there Ray opens dozens: its workers' are below these, those
-that a kernel chooses above."""
+"""Range of a proxy's port. Ray opens dozens of ports before Serve listens: those of its workers lie below this range,
+those that the kernel chooses above it."""
 PREPARE = "deploy.proxy.prepare"
 """Function that Serve's proxies call when they start."""
 OBJECT_STORE_BYTES = 128 * 2**20
@@ -44,8 +44,8 @@ MAX_MESSAGE_BYTES = 8 * 2**20
 """Longest message of Serve's gRPC proxy, in bytes; its default is 2 GiB. A service's own limit
 (`limits.max_message_bytes`) may be lower, and its error names the field."""
 NODE_ENVIRONMENT: Mapping[str, str] = {
-    # Ray's 15 reaches a process once it is connected: until then, one that starts would have 28 times the weight of
-    # those that serve beside it (docs/adr/deployment).
+    # Ray sets its niceness of 15 only when a process is connected. Until then a starting process would have 28 times
+    # the scheduling weight of the processes that serve (docs/adr/deployment).
     "RAY_worker_niceness": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": PREPARE,
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),
@@ -75,7 +75,7 @@ class Endpoints:
 
     @property
     def grpc(self) -> str:
-        """Where a client on this machine finds gRPC."""
+        """Address of gRPC for a client on this machine."""
         host = ip_address(self.host)
         if host.is_unspecified or host.is_loopback:
             return f"localhost:{self.grpc_port}"
@@ -111,7 +111,7 @@ def local_cluster(
             _start_serve(endpoints)
         yield replace(endpoints, metrics_port=ray.nodes()[0]["MetricsExportPort"])
     finally:
-        os.environ.pop(GRPC_HOST, None)  # of this cluster alone
+        os.environ.pop(GRPC_HOST, None)  # it applies to this cluster only
         ray.shutdown()
 
 
@@ -152,7 +152,7 @@ def _start_serve(endpoints: Endpoints) -> None:
 def prepare_environment() -> None:
     """Set the environment of nodes that this process starts: `NODE_ENVIRONMENT`, no usage reports, and a token.
 
-    Ray asks for a token of whoever would run code on the cluster, and would write its own to the home directory.
+    Ray requires the token for running code on the cluster. Without one it would write its own to the home directory.
     RAY_AUTH_MODE cannot be set here, because Ray reads it when it is imported.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -1,4 +1,4 @@
-"""The whole service on this machine, for a block of code: its own Ray cluster, and the application on it.
+"""Runs the whole service on this machine for the length of a `with` block, on a Ray cluster of its own.
 
 Knows the order of the start and the messages about it; `deploy.app` defines the application.
 """
@@ -57,7 +57,7 @@ def served(
     needed = app.resources(fleet)
     custom = {name: amount for name, amount in needed.items() if name not in BUILT_IN_RESOURCES}
     report("starting Ray and Serve")
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # `report` tells the progress
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # `report` shows the progress
     with (
         local_cluster(
             ceil(needed["CPU"]),

@@ -1,7 +1,7 @@
 """How often guesses agree with a target's output: acceptance by depth, for a draft and for guessers without a model.
 
-Knows recordings as arrays and the rules of verification; must not know models. A chain of guesses begins at every place
-of a text, so that a few texts are enough. Guesses behind a rejected one are not counted.
+Knows recordings as arrays and the rules of verification; must not know models. A chain of guesses begins at every
+position of a text, so that a few texts are enough. Guesses after a rejected one are not counted.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ Float64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The number of places at each depth, counted from 0; expected values where acceptance is random."""
+    """The number of positions by depth of the guess, counted from 0; expected values if acceptance is random."""
 
     reached: Float64
-    """Places where all guesses at lower depths were accepted and the text continues."""
+    """Positions where all guesses at lower depths were accepted and the text continues."""
     guessed: Float64
-    """The places of `reached` that have a guess."""
+    """Positions of `reached` that have a guess."""
     accepted: Float64
-    """The places of `guessed` whose guess was accepted."""
+    """Positions of `guessed` whose guess was accepted."""
 
     def __add__(self, other: Agreement) -> Agreement:
         return Agreement(self.reached + other.reached, self.guessed + other.guessed, self.accepted + other.accepted)
 
     @property
     def alpha(self) -> float:
-        """Acceptance rate of the first guess, over all places that have one."""
+        """Acceptance rate of the first guess, over all positions that have one."""
         return _ratio(self.accepted[0], self.guessed[0])
 
     @property
     def coverage(self) -> float:
-        """Share of places that have a guess."""
+        """Share of positions that have a guess."""
         return _ratio(self.guessed[0], self.reached[0])
 
     @property
@@ -51,7 +51,7 @@ class Agreement:
 
     @property
     def rates(self) -> list[float]:
-        """The same over all places, a missing guess counted as rejected: the input of `core.theory.chain_tokens`."""
+        """Like `by_depth`, but a missing guess counts as rejected: the input of `core.theory.chain_tokens`."""
         return [_ratio(*pair) for pair in zip(self.accepted, self.reached, strict=True)]
 
 
@@ -65,17 +65,17 @@ def nothing(depth: int) -> Agreement:
 
 
 def coupled(guesses: Sequence[int], output: Sequence[int], depth: int) -> Agreement:
-    """The agreement of a draft that draws with the target's noise: a guess is accepted if it equals the token there."""
+    """The agreement of a draft that draws with the target's noise: a guess equal to the output's token is accepted."""
     is_same = np.array([guess == token for guess, token in zip(guesses, output, strict=True)], dtype=np.float64)
     return _chains(is_same, is_same, depth)
 
 
 def rejection(log_p: Float32, log_q: Float32, output: Sequence[int], q_top_tokens: int, depth: int) -> Agreement:
-    """The expected agreement of a draft that samples from q cut to `q_top_tokens` tokens; p and q are given.  # [N, V]
+    """The expected agreement of a draft that samples from q, cut to `q_top_tokens` tokens.  # p, q: [N, V]
 
     The first guesses x of a chain are drawn and accepted with probability prod min(p(x_i), q(x_i)). The text was drawn
-    from p, so a place has the weight prod min(1, q(x_i) / p(x_i)) over the places before it in the chain, and the guess
-    there is accepted with probability sum_x min(p, q).
+    from p, so a position has the weight prod min(1, q(x_i) / p(x_i)) over the positions before it in the chain, and its
+    guess is accepted with probability sum_x min(p, q).
     """
     p, q = np.exp(log_p.astype(np.float64)), _cut(np.exp(log_q.astype(np.float64)), q_top_tokens)
     places = np.arange(len(output))
@@ -95,11 +95,11 @@ def _cut(q: Float64, top_tokens: int) -> Float64:
 
 
 def _chains(weights: Float64, chances: Float64, depth: int) -> Agreement:
-    """The agreement of a chain at each place: its guess is accepted with `chances`, and followed with `weights`."""
+    """The agreement of chains from each position. Guesses are accepted with `chances`, followed with `weights`."""
     reached, accepted = np.zeros(depth), np.zeros(depth)
     arriving = np.ones(len(weights))
     for level in range(min(depth, len(weights))):
-        arriving = arriving[: len(weights) - level]  # places whose text is longer than this depth
+        arriving = arriving[: len(weights) - level]  # positions after which the text is longer than this depth
         reached[level] = arriving.sum()
         accepted[level] = (arriving * chances[level:]).sum()
         arriving = arriving * weights[level:]
@@ -113,7 +113,7 @@ class GuesserAgreement:
     coupled: Agreement
     rejection: Agreement
     propose_s: float
-    """Time of all proposals together, in seconds."""
+    """Processor time of all proposals together, in seconds."""
 
     def __add__(self, other: GuesserAgreement) -> GuesserAgreement:
         both = self.coupled + other.coupled, self.rejection + other.rejection
@@ -121,14 +121,14 @@ class GuesserAgreement:
 
     @property
     def guess_s(self) -> float:
-        """Time of one proposal, in seconds."""
+        """Processor time of one proposal, in seconds."""
         return _ratio(self.propose_s, self.coupled.reached[0])
 
 
 def of_guesser(
     guesser: Guesser, prompt: Sequence[int], output: Sequence[int], log_p: Float32, depth: int
 ) -> GuesserAgreement:
-    """Ask the guesser at each place of a text, as a session does there.
+    """Ask the guesser at each position of a text, as a session does.
 
     Coupled and greedy verification follow the proposed tree. Rejection verifies its first chain; the guesser has q = 1
     for each of its tokens, so that a token is accepted with p(token).

@@ -1,4 +1,5 @@
-"""Predicts the gain of a measured agreement on hardware whose pass times are known: the best draft length by streams.
+"""Predicts the gain of a measured agreement on hardware whose pass times are known: the best draft length by
+number of streams.
 
 Knows acceptance by depth and pass times; must not know where they come from. Transport to engines takes no time here;
 `outrider simulate` models it.
@@ -16,7 +17,7 @@ WORTH_IT = 1.03
 """The least factor with which drafting pays: below it the service stops drafting for a while (docs/control.md)."""
 
 PassTime = Callable[[int], float]
-"""Seconds of a pass by its rows."""
+"""Seconds of a pass, by its number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Timing:
 
     @property
     def c(self) -> float:
-        """The cost of a draft pass over a target pass, with one row each; 0 without a draft."""
+        """Duration of a draft pass over that of a target pass, with one row each; 0 without a draft."""
         return self.draft(1) / self.target(1) if self.draft is not None else 0.0
 
 
@@ -47,7 +48,7 @@ def predict(
 ) -> list[Prediction]:
     """The prediction for each number of streams.
 
-    `rates`: acceptance by depth, over all places; one without a guess counts as rejected. `guess_s`: seconds of a
+    `rates`: acceptance by depth, over all positions; a missing guess counts as rejected. `guess_s`: seconds of a
     proposal; None for a draft, which takes a pass for each guess. `is_pipelined`: the draft has a device of its own,
     and the next block is ready when a verdict comes.
     """

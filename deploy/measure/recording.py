@@ -1,4 +1,4 @@
-"""Records a target's output after a prompt, with the distributions of target and draft at each place of it.
+"""Records a target's output after a prompt, with the distributions of target and draft at each position.
 
 Knows runtimes, sampling and noise: it runs the models itself, in this process. Must not know guessers or figures.
 """
@@ -41,9 +41,9 @@ class Recording:
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     log_p: Float32  # [output, V]
-    log_q: Float32 | None = None  # [output, V], of the draft, if there is one
+    log_q: Float32 | None = None  # [output, V], the draft's, if there is one
     guesses: tuple[int, ...] = ()
-    """The draft's guess at each place, drawn with the noise that it shares with the target."""
+    """The draft's guess at each position, drawn with the noise that it shares with the target."""
 
 
 class MeasuredModel:
@@ -81,7 +81,7 @@ class MeasuredModel:
 
     @torch.inference_mode()
     def follow(self, text: Recording, sampling: Sampling, grammar: GrammarState | None = None) -> Recording:
-        """The same text with the distributions and guesses of this model, which is the draft."""
+        """The recording with the distributions and guesses of this model, the draft, for the same text."""
         tokens, start = (*text.prompt, *text.output), len(text.prompt)
         with self._sequence() as kv:
             logits = torch.cat([self._prefill(kv, text.prompt), *self._read(kv, text.output[:-1])])
@@ -95,7 +95,7 @@ class MeasuredModel:
 
     @torch.inference_mode()
     def pass_law(self) -> PassLaw:
-        """Measure the seconds of a pass by its rows.
+        """Measure the seconds of a pass by its number of rows.
 
         The widths take turns, so that a change of load affects all; times never fall with more rows.
         """
@@ -140,7 +140,7 @@ class MeasuredModel:
 
 
 def _mask(grammar: GrammarState | None, output: Sequence[int]) -> Mask | None:
-    """Of what may come after all of `output`."""
+    """Mask of the tokens that may follow `output`; None without a grammar."""
     return grammar.masks(output, [()])[0] if grammar is not None else None
 
 

@@ -18,7 +18,7 @@ from deploy.measure.survey import Source, Survey
 
 MB, KB = 1e6, 1e3
 WAYS = {"in turn": False, "pipelined": True}
-"""Whether drafting is hidden behind verification. A guesser without a model has only one way."""
+"""Ways of decoding, and whether drafting is hidden behind verification. A guesser without a model has only one way."""
 
 
 def lines(survey: Survey, timings: Sequence[Timing]) -> Iterator[str]:

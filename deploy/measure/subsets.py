@@ -33,7 +33,7 @@ class Candidate:
     layers: Layers
     agreement: Agreement
     c: float
-    """The cost of its pass over a pass of the target, on this machine."""
+    """Duration of its pass over that of a pass of the target, on this machine."""
     depth: int
 
     @property
@@ -48,7 +48,7 @@ class Candidate:
 
     @property
     def pipelined(self) -> tuple[float, int]:
-        """The same for a draft on a device of its own, hidden behind verification."""
+        """Like `in_turn`, for a draft on a device of its own, hidden behind verification."""
         return _best(partial(pipelined_factor, self.alpha, c=self.c), self.depth)
 
 
@@ -69,7 +69,8 @@ def search(
     """The best subset found of each size, the largest first; `progress` is called for each subset that is tried.
 
     `num_tokens` is the largest length of an output, which is greedy; `depth` the largest number of guesses in a row;
-    `budget` the largest number of subsets. Raises: StartupError, of which ConfigError for too small a budget.
+    `budget` the largest number of subsets. Raises: ConfigError if the budget is too small; StartupError if the model
+    cannot be served.
     """
     num_layers = num_layers_of(target)
     check_budget(num_layers, budget)
@@ -87,8 +88,8 @@ def search(
 def removal(num_layers: int, budget: int, score: Score) -> list[tuple[Layers, Agreement]]:
     """Subsets of falling size, each a part of the one before.
 
-    Each step scores the subset without each of its layers, and removes the layers whose loss costs least: one, or
-    several if the budget is too small for one at a time.
+    Each step scores the subset without each of its layers, and removes the layer whose removal lowers acceptance
+    least; or several such layers, if the budget is too small for one at a time.
     """
     at_once = next(each for each in range(1, num_layers + 1) if num_tried(num_layers, each) <= budget)
     kept, found = tuple(range(num_layers)), list[tuple[Layers, Agreement]]()
@@ -102,7 +103,7 @@ def removal(num_layers: int, budget: int, score: Score) -> list[tuple[Layers, Ag
 
 
 def check_budget(num_layers: int, budget: int) -> None:
-    """Raises: ConfigError if a search cannot be made with this budget, or in a model of this number of layers."""
+    """Raises: ConfigError if the budget is too small for a search, or the model has only one layer."""
     if num_layers < 2:
         raise ConfigError("--target has one layer: give a model of two or more, so that some of them can be the draft")
     if budget < (least := num_tried(num_layers, num_layers)):
@@ -127,7 +128,7 @@ def _texts_and_cost(
 ) -> tuple[list[Recording], Callable[[int], float]]:
     """The target's outputs, and the cost of a pass by its number of layers, over that of a whole pass.
 
-    All layers are taken to cost the same.
+    Assumes that all layers take the same time.
     """
     sampling = Sampling(temperature=0.0)
     whole = MeasuredModel(target)

@@ -60,8 +60,6 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of one model."""
-
     weights_bytes: int
     kv_bytes_a_token: int
 
@@ -74,7 +72,7 @@ class Survey:
     timing: Timing
     """Pass times on this machine."""
     memory: Mapping[str, Memory]
-    """The memory of each model, by role."""
+    """By role: target or draft."""
     num_tokens: Mapping[float, int]
     """The number of tokens written, by temperature."""
 

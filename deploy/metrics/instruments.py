@@ -1,6 +1,6 @@
-"""The metrics: name, meaning and labels of each, and its way to Prometheus.
+"""The metrics: name, meaning and labels of each, and their export to Prometheus.
 
-A metric that vLLM has, too, has vLLM's name and meaning. Ray exports each as `ray_outrider_NAME` on every node (port:
+Metrics that vLLM has, too, have vLLM's names and meanings. Ray exports each as `ray_outrider_NAME` on every node (port:
 `--metrics-export-port`), and adds its origin: application, deployment, replica. `deploy.metrics.meters` records the
 values; docs/metrics.md describes them.
 """
@@ -25,7 +25,7 @@ class Metric:
     """One metric: its name and meaning. All are also labelled by the model."""
 
     kind: Literal["counter", "gauge", "histogram"]
-    """A counter adds what is recorded, a gauge has the last value, a histogram counts it in its bucket."""
+    """A counter sums the recorded values, a gauge keeps the last one, a histogram counts them by bucket."""
     name: str
     description: str
     label: str | None = None
@@ -35,7 +35,7 @@ class Metric:
     """Upper bounds of a histogram's buckets, in the unit of its name."""
 
     def __post_init__(self) -> None:
-        """Raises: ValueError where the kind is not what the name or the buckets say, by which Prometheus would go."""
+        """Raises: ValueError if the kind contradicts the name or the buckets, on which Prometheus relies."""
         if (self.kind == "counter") is not self.name.endswith("_total"):
             raise ValueError(f"{self.kind} {self.name!r}: the names of counters end in _total, and no others do")
         if (self.kind == "histogram") is not bool(self.buckets):
@@ -60,7 +60,7 @@ FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 
 TOKEN_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 # Requests
-REQUESTS_RUNNING = gauge("num_requests_running", "Requests in progress, including those in the queue.")
+REQUESTS_RUNNING = gauge("num_requests_running", "Requests that were admitted and have not ended.")
 REQUESTS_WAITING = gauge("num_requests_waiting", "Requests that wait in the queue for admission.")
 QUEUE_TIME = histogram(
     "request_queue_time_seconds", "Time from a request's arrival to its admission; 0 if it did not have to wait.",
@@ -93,7 +93,7 @@ REQUEST_LATENCY = histogram(
     buckets=REQUEST_BUCKETS_S,
 )  # fmt: skip
 
-# Speculation, added when a request comes to its end
+# Speculation, recorded when a request ends
 NUM_DRAFTS = counter("spec_decode_num_drafts_total", "Rounds in which guesses were verified.")
 NUM_DRAFT_TOKENS = counter("spec_decode_num_draft_tokens_total", "Guesses that were verified.")
 NUM_ACCEPTED_TOKENS = counter("spec_decode_num_accepted_tokens_total", "Guesses that were accepted.")
@@ -213,7 +213,7 @@ class ServeRecorder:
     def __init__(self, model_name: str, catalogue: Sequence[Metric], num_positions: int = 0) -> None:
         self._instruments = {metric.name: _instrument(metric, model_name) for metric in catalogue}
         for metric, label in zeros(catalogue, num_positions):
-            self._instruments[metric.name]._record(0.0, _tags(metric, label))  # `inc` refuses to add nothing
+            self._instruments[metric.name]._record(0.0, _tags(metric, label))  # `inc` refuses 0
 
     def __call__(self, metric: Metric, value: float, label: str | None = None) -> None:
         """Record a value; `label` is the value of the metric's own label, if it has one."""

@@ -1,7 +1,8 @@
 """`GET /metrics`: the load of one orchestrator at this moment, under the names that endpoint pickers read by default.
 
 Pickers of an inference gateway (llm-d, Gateway API Inference Extension, KServe) ask each pod several times a second, at
-its serving port, and know vLLM's names. `deploy.metrics` exports what operators watch, elsewhere and every ten seconds.
+its serving port, and know vLLM's names. Metrics for operators are exported at another port, every ten seconds
+(`deploy.metrics.instruments`).
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ PREFIX = "vllm:"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One model, as this orchestrator serves it."""
+    """The load of one model at this orchestrator."""
 
     model_name: str
     num_running: int
     num_waiting: int
     kv_share: float
-    """Share of the KV blocks of its targets that sessions hold, those of other orchestrators included."""
+    """Share of its targets' KV blocks that sessions hold, including the sessions of other orchestrators."""
     block_tokens: int
     num_blocks: int
-    """Of all its targets together."""
+    """Number of KV blocks of all its targets."""
 
 
 def kv_share(targets: Sequence[EngineStats]) -> float:
-    """0 before this orchestrator has had a session on any of them."""
+    """Share of the targets' KV blocks in use; 0 before this orchestrator has had a session on one of them."""
     num_blocks = sum(each.num_blocks for each in targets)
     return 1.0 - sum(each.num_free_blocks for each in targets) / num_blocks if num_blocks else 0.0
 
 
 def exposition(loads: Sequence[Load]) -> bytes:
-    """In Prometheus' text format."""
+    """The loads in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(loads))
     return generate_latest(registry)
@@ -52,7 +53,9 @@ class _Collector:
         self._loads = loads
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        yield self._gauge("num_requests_running", "Requests in progress.", lambda load: load.num_running)
+        yield self._gauge(
+            "num_requests_running", "Requests that were admitted and have not ended.", lambda load: load.num_running
+        )
         yield self._gauge("num_requests_waiting", "Requests that wait in the queue.", lambda load: load.num_waiting)
         yield self._gauge(
             "kv_cache_usage_perc", "Share of the targets' KV in use; 1 is all.", lambda load: load.kv_share

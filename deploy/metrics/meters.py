@@ -31,14 +31,12 @@ class Meters:
     def __init__(self, record: m.ServeRecorder, now: Callable[[], float]) -> None:
         self._record = record
         self._now = now
-        self._num_running = 0
         self._num_changes = 0
         self._link_troubles = LinkTroubles()
 
     @contextmanager
     def request(self) -> Iterator[RequestMeter]:
         """Measures one request: enter on its arrival, leave at its end, whatever ends it."""
-        self._count_running(+1)
         meter = RequestMeter(self._record, self._now)
         try:
             yield meter
@@ -46,13 +44,11 @@ class Meters:
             if not meter.has_finished:
                 self._record(m.REQUEST_FAILURE, 1, code_of(error))
             raise
-        finally:
-            self._count_running(-1)
 
     def observe_control(self, report: ControlReport) -> None:
         """Set the gauges of the present decision and its estimates. Unchanged ones, too: Ray drops old gauges."""
         record = self._record
-        record(m.REQUESTS_RUNNING, self._num_running)
+        record(m.REQUESTS_RUNNING, report.num_sessions)
         record(m.GAMMA, report.draft_tokens)
         record(m.BLOCK_TOKENS, report.block_tokens)
         record(m.DRAFT_RESTING, float(report.draft_tokens == 0))
@@ -84,13 +80,9 @@ class Meters:
         self._record(m.LINKS_UNOPENED, troubles.num_unopened - before.num_unopened)
         self._record(m.LINKS_LOST, troubles.num_lost - before.num_lost)
 
-    def _count_running(self, change: int) -> None:
-        self._num_running += change
-        self._record(m.REQUESTS_RUNNING, self._num_running)
-
 
 class RequestMeter:
-    """The measurements of one request; make it when the request arrives."""
+    """The measurements of one request; created when the request arrives."""
 
     def __init__(self, record: m.ServeRecorder, now: Callable[[], float]) -> None:
         self._record = record
@@ -159,7 +151,7 @@ class RequestMeter:
 
 
 def code_of(error: BaseException) -> str:
-    """The gRPC code that a client sees when `error` ends its call; when it ended the call itself, CANCELLED."""
+    """The gRPC code that a client sees when `error` ends its call; CANCELLED if the client ended it."""
     if isinstance(error, OutriderError):
         return error.status
     return INTERNAL if isinstance(error, Exception) else CANCELLED

@@ -1,4 +1,4 @@
-"""What determined an output: written down at its end, and compared later."""
+"""Receipts: records of what determined an output, made at its end and compared later."""
 
 from deploy.receipts.comparison import Outcome, Verdict, compare
 from deploy.receipts.making import ReceiptMaker, fingerprint, outrider_version, receipt_fields

@@ -1,7 +1,7 @@
-"""Whether an output that was computed again is the one of its receipt; and if not, what is to blame.
+"""Compares a recomputed output with the receipt of the first; if they differ, names the possible causes.
 
-Pure functions over receipts as JSON has them. Three kinds of fields: those that make it another computation (weights,
-tokenizer, prompt, parameters), those that change the last bits of the same computation, and those that do not matter.
+Pure functions over receipts as JSON objects. Some fields define the computation (weights, tokenizer, prompt,
+parameters), some change its guesses, some change the last bits of its results, and the others do not matter.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ DECISIVE = (
     "lenience",
     "structured_output_digest",
 )
-"""With another value of one of these, another output is right."""
+"""If one of these differs, a different output is correct."""
 GUESSING = ("draft.digest", "draft.layers", "draft.dtype")
-"""With another value of one of these, other guesses are made: where they decide, too, another output may come."""
+"""If one of these differs, guesses differ: with a rule whose output depends on guesses, the output may differ."""
 ARITHMETIC = ("target.device", "target.arithmetic", "target.deterministic", "version")
-"""With another value of one of these, the last bits of a sum may differ, and so which of two near-equal tokens wins."""
+"""If one of these differs, the last bits of a sum may differ, and so the choice between two nearly equal tokens."""
 MAX_SHOWN_CHARS = 120
 
 
 class Outcome(IntEnum):
-    """Of a comparison; the exit status of `outrider replay`."""
+    """Outcome of a comparison, and exit status of `outrider replay`."""
 
     SAME = 0
     DIFFERS = 1
@@ -42,14 +42,14 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An outcome, and the reason for it in a line."""
+    """An outcome and its reason, on one line."""
 
     outcome: Outcome
     reason: str
 
 
 def compare(before: Fields, now: Fields, tokens_before: Sequence[int] | None, tokens_now: Sequence[int]) -> Verdict:
-    """`before` is the receipt, `now` that of the repetition; `tokens_before` is None where nobody has kept them."""
+    """`before` is the receipt, `now` that of the repetition; `tokens_before` is None if the tokens were not saved."""
     is_same = (before["output_digest"], before["output_tokens"]) == (now["output_digest"], now["output_tokens"])
     output = f"all {now['output_tokens']} tokens are the same" if is_same else _difference(tokens_before, tokens_now)
     if decisive := list(_differences(DECISIVE, before, now)):
@@ -80,7 +80,7 @@ def _differences(paths: Sequence[str], before: Fields, now: Fields) -> Iterator[
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             names = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
             yield from _differences([f"{path}.{name}" for name in names], before, now)
-        elif one != other and (one or other):  # a receipt of an earlier release lacks what is unset in this one
+        elif one != other and (one or other):  # receipts of earlier releases lack fields that are unset in this one
             yield f"{path} differs ({_shown(one)}, now {_shown(other)})"
 
 

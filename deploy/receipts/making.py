@@ -1,7 +1,7 @@
-"""A receipt as it comes to be, and its fields by the names that the proto has.
+"""Makes receipts, and their fields under the proto's names.
 
-Knows requests, models and digests; must not know messages, bodies or sessions. A receipt has no prompt and no output,
-but their digests: whoever guesses a short text can check the guess by them.
+Knows requests, models and digests; must not know messages, bodies or sessions. A receipt contains digests in place of
+prompt and output; they still allow to check a guess of a short text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DIGEST = "sha256"
 
 
 class ReceiptMaker:
-    """Follows one output, and writes its receipt."""
+    """Follows one output, and makes its receipt."""
 
     def __init__(
         self, request: GenerationRequest, model: str, target: ModelInfo, draft: ModelInfo | None, tokenizer_digest: str
@@ -40,7 +40,7 @@ class ReceiptMaker:
         self._num_tokens = len(request.resume_tokens)
 
     def observe(self, chunk: Chunk) -> Chunk:
-        """The same piece; the last one with the receipt."""
+        """Add a chunk to the receipt; returns the chunk, the last one with the receipt."""
         self._output.update(_bytes_of(chunk.token_ids))
         self._num_tokens += len(chunk.token_ids)
         if chunk.finish_reason is None:
@@ -51,7 +51,7 @@ class ReceiptMaker:
 
 
 def digest_of_tokens(token_ids: Iterable[int]) -> str:
-    """SHA-256 over the ids, each of them four bytes, the lowest first."""
+    """SHA-256 over the ids, each as four bytes, little-endian."""
     return f"{DIGEST}:{hashlib.sha256(_bytes_of(token_ids)).hexdigest()}"
 
 
@@ -61,14 +61,14 @@ def _bytes_of(token_ids: Iterable[int]) -> bytes:
 
 @lru_cache(64)
 def fingerprint(target: ModelInfo, tokenizer_digest: str) -> str:
-    """Of everything beside a request that decides on its output: it changes when outputs may."""
+    """Fingerprint of all that determines outputs besides the request: it changes when outputs may change."""
     parts = (target.digest, target.dtype, target.arithmetic, tokenizer_digest, outrider_version())
     return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
 
 
 @cache  # looking it up takes a third of a millisecond
 def outrider_version() -> str:
-    """Of the distribution; "unknown" where the code runs without one."""
+    """Version of the installed distribution; "unknown" if there is none."""
     try:
         return version("outrider")
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
 """Which replicas have recently computed a prefix of a prompt, and have room for one more session.
 
-Pure: knows names, hashes and counts, and no Serve. Each orchestrator has its own: it does not see the sessions of
-others, nor prefixes that a replica has dropped. A wrong choice costs one prefill.
+Knows names, hashes and counts; must not know Serve. Each orchestrator has its own instance, which sees neither the
+sessions of other orchestrators nor the prefixes that a replica has dropped. A wrong choice costs one prefill.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def beginnings(tokens: Sequence[int]) -> tuple[BlockHash, ...]:
 
 
 class Affinity(Generic[Name]):
-    """The replicas that prompts have been sent to."""
+    """Remembers to which replicas prompts were sent."""
 
     def __init__(self) -> None:
         self._replicas: OrderedDict[BlockHash, set[Name]] = OrderedDict()
@@ -54,7 +54,7 @@ class Affinity(Generic[Name]):
             self._replicas.popitem(last=False)
 
     def ended(self, name: Name) -> None:
-        """Note the end of one of its sessions."""
+        """Note the end of a session on a replica."""
         self._num_sessions[name] -= 1
         if self._num_sessions[name] <= 0:
             del self._num_sessions[name]

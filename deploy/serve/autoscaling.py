@@ -1,7 +1,7 @@
 """Autoscaling of each deployment by its own signal: what replicas report, and the policies that Serve asks.
 
 Knows Serve's autoscaling; the decisions themselves are pure functions in `core.scaling`. The policies run in Serve's
-controller, so this module imports neither engines nor torch. Serve adds bounds, and the delay before there are more.
+controller, so this module imports neither engines nor torch. Serve adds bounds and the delay of scaling up.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ KV_USE = "kv_use"
 BUSY = "busy"
 WAITED_S = "waited_s"
 ROUND_S = "round_s"
-"""Names under which replicas report: share of KV, share of time; and time since the last report, in seconds."""
+"""Reported values: share of KV in use, share of time spent computing, and seconds of waiting and of rounds since
+the last report."""
 
 RECOMMENDATIONS = "recommendations"
-"""The key of a policy's state for the numbers of replicas that it wanted recently."""
+"""Key of the recent recommendations in a policy's state."""
 
 Settings = TypeVar("Settings", bound=Autoscaling)
 
 
 class Policy(ABC, Generic[Settings]):
-    """Wants the number of replicas for the present load, or the largest one wanted within `downscale_delay_s`."""
+    """Recommends the number of replicas for the present load, or the largest one within `downscale_delay_s`."""
 
     kind: type[Settings]
 
@@ -51,7 +52,7 @@ class Policy(ABC, Generic[Settings]):
         return wanted, {RECOMMENDATIONS: recommendations}
 
     def _remembered(self, context: AutoscalingContext, now_s: float) -> list[scaling.Recommendation]:
-        """The numbers wanted recently, and replicas that Serve started by itself, as it does from 0."""
+        """Recent recommendations, and the number of replicas that Serve started by itself, as it does from 0."""
         recommendations: list[scaling.Recommendation] = list(context.policy_state.get(RECOMMENDATIONS, ()))
         started_s = context.last_scale_up_time
         if recommendations and started_s is not None and now_s - started_s < self._scaling.downscale_delay_s:
@@ -125,7 +126,7 @@ def serve_config(settings: Autoscaling) -> AutoscalingConfig:
         min_replicas=settings.min_replicas,
         max_replicas=settings.max_replicas,
         upscale_delay_s=settings.upscale_delay_s,
-        downscale_delay_s=0.0,  # the policy has its own: Serve uses the last recommendation alone, this one the largest
+        downscale_delay_s=0.0,  # the policy has its own, with the largest recommendation; Serve takes the last
         look_back_period_s=settings.window_s,
         policy=AutoscalingPolicy(policy_function=f"{__name__}:{policy.__name__}", policy_kwargs=dumped),
     )
@@ -142,5 +143,5 @@ def _share(shares: list[float], context: AutoscalingContext) -> float:
 
 
 def reported(context: AutoscalingContext, name: str) -> list[float]:
-    """The last reports of the running replicas under `name`; a new one has none."""
+    """The last reports of the running replicas under `name`; a new replica has none."""
     return list(((context.aggregated_metrics or {}).get(name) or {}).values())

@@ -44,7 +44,7 @@ HEALTH_TIMEOUT_S = 15.0
 METRICS_PERIOD_S = 5.0
 """Seconds between reports; Ray passes metrics on every ten seconds."""
 MAX_LOADS = 6
-"""Attempts for an engine that dies while it loads; then the replica gives up, and Serve places another."""
+"""Attempts to load an engine that dies while it loads. Then the replica ends, and Serve starts another."""
 LOAD_WAIT_S = 1.0
 """Seconds that a lease waits at a replica whose engine loads, before its session tries another."""
 
@@ -81,13 +81,13 @@ def bundles(config: WorkerConfig) -> list[dict[str, float]]:
 class EngineWorker(ABC):
     """A replica that owns one engine, of one rank or more, and starts another in its place when it dies.
 
-    Invariant: whatever ends a lease, the engine is told to free its session.
+    Invariant: whatever ends a lease, the engine then frees its session.
     """
 
     role: ClassVar[str]
 
-    # Serve awaits a constructor that is a coroutine, and routes nothing to the replica before.
-    async def __init__(  # type: ignore[misc]  # mypy knows only those that return
+    # Serve awaits an async constructor, and routes nothing to the replica until it returns.
+    async def __init__(  # type: ignore[misc]  # mypy allows no async constructor
         self, config: WorkerConfig, model_name: str, actor: type[EngineActor[Any, Any]], *arguments: Any
     ) -> None:
         """`model_name` labels the engine's metrics: the name of the model in requests."""
@@ -104,7 +104,7 @@ class EngineWorker(ABC):
         self._num_leases = 0
         self._meter = EngineMeter(ServeRecorder(model_name, ENGINE_CATALOGUE))
         self._ended: asyncio.Queue[str] = asyncio.Queue()
-        # Tasks of the replica itself: a call that is made by a lease may be cancelled together with it.
+        # Tasks of the replica itself, because a call made by a lease may be cancelled together with the lease.
         lives = (self._release_ended(), self._replace_dead(), self._record_metrics())
         self._tasks = [asyncio.create_task(life) for life in lives]
 
@@ -114,7 +114,7 @@ class EngineWorker(ABC):
         prefix: tuple[BlockHash, ...] = (),  # noqa: ARG002
         refused_by: Collection[str] = (),
     ) -> AsyncIterator[LeaseGrant | Refusal]:
-        """One grant, and then nothing until the lease ends or the engine dies; `session` names this lease alone.
+        """One grant, and then nothing until the lease ends or the engine dies; `session` is unique to this lease.
 
         While the engine loads, a session is refused at once, so that it can try another replica; if this replica has
         refused it before, it waits for a short time first. `prefix` and `refused_by` are for the router
@@ -138,7 +138,7 @@ class EngineWorker(ABC):
         return self._info
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve calls this every few seconds, where the deployment scales."""
+        """The signals for autoscaling. Serve calls this every few seconds if the deployment scales."""
         stats = await self._stats()
         return self._measure(stats) if stats is not None else {}
 
@@ -147,7 +147,7 @@ class EngineWorker(ABC):
         """The signals for `deploy.serve.autoscaling`."""
 
     async def check_health(self) -> None:
-        """Serve calls this. Raises: TimeoutError when the engine does not answer; Serve waits for three of them."""
+        """Check, for Serve, that the engine answers. Raises: TimeoutError if not; Serve acts on the third."""
         if not self._is_loaded.is_set():
             return
         current = self._current
@@ -161,7 +161,7 @@ class EngineWorker(ABC):
             await asyncio.wait_for(self._is_loaded.wait(), LOAD_WAIT_S)
 
     async def _stats(self) -> EngineStats | None:
-        """The engine's statistics; None while there is none."""
+        """The engine's statistics; None while it loads or if it does not answer."""
         if not self._is_loaded.is_set():
             return None
         try:

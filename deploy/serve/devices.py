@@ -1,4 +1,4 @@
-"""Whether engines get the devices that their settings name: under Ray an engine sees only the GPUs that it reserved."""
+"""Checks that engines get the devices that their settings name: Ray shows an engine only the GPUs that it reserves."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The engines of a deployment on which this orchestrator has had leases, and how full they are.
 
-Asked when somebody wants to know, at most every half second, however many ask: pickers of a gateway do so all the time.
+Engines are asked on demand, at most every half second: the endpoint pickers of a gateway ask all the time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 PERIOD_S = 0.5
 WAIT_S = 0.2
-"""An engine answers between two passes. After this time, what it said last is taken for it."""
+"""Seconds to wait for answers, which engines send between two passes. Then their last answers are used."""
 ASK_TIMEOUT_S = 5.0
 
 
 class KnownEngines:
-    """By replica: an engine that died is another one's, as soon as there is a lease on that."""
+    """Engines by replica. The next lease on a replica replaces the handle of an engine that died."""
 
     def __init__(self) -> None:
         self._engines: dict[str, Any] = {}
@@ -34,17 +34,17 @@ class KnownEngines:
         self._asked_s = float("-inf")
 
     def add(self, replica_id: str, engine: Any) -> None:
-        """The handle of a replica's engine, as a grant has it."""
+        """Add the engine that a replica's grant names."""
         self._engines[replica_id] = engine
 
     def drop(self, replica_ids: Set[str]) -> None:
-        """Replicas that are about to stop take nothing new."""
+        """Forget replicas that are about to stop: they take no new sessions."""
         for replica_id in replica_ids:
             self._engines.pop(replica_id, None)
             self._stats.pop(replica_id, None)
 
     async def stats(self) -> list[EngineStats]:
-        """Of all that have answered, at most `PERIOD_S` old but for engines in a long pass."""
+        """Statistics of all engines that have answered: at most `PERIOD_S` old, except for engines in a long pass."""
         if self._asking is None or (self._asking.done() and time.monotonic() - self._asked_s >= PERIOD_S):
             self._asked_s = time.monotonic()
             self._asking = asyncio.create_task(self._ask())

@@ -21,9 +21,9 @@ from deploy.serve.affinity import Affinity
 from deploy.serve.autoscaling import KV_USE
 
 TIER = 0.1
-"""Largest difference in the share of KV in use within which the number of sessions decides."""
+"""Width of a tier in the share of KV in use. Within a tier the number of sessions decides."""
 MAX_FULLER = 0.25
-"""Largest difference in the share of KV in use, to the emptiest replica, up to which a shared prefix decides."""
+"""A shared prefix decides only if the replica's share of KV in use exceeds the emptiest replica's by less than this."""
 STATS_PERIOD_S = 2.0
 
 Name = TypeVar("Name")

@@ -1,6 +1,6 @@
-"""OpenTelemetry's spans of a request. Importing this loads nothing of OpenTelemetry; `open_tracing` does, where set.
+"""OpenTelemetry spans of requests. `open_tracing` imports OpenTelemetry, if tracing is configured.
 
-This file alone knows OpenTelemetry's SDK and its exporter.
+Only this file knows OpenTelemetry's SDK and its exporter.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ SERVICE = "outrider"
 
 
 def open_tracing(config: TracingConfig, now: Callable[[], float]) -> Tracing | None:
-    """None where no endpoint is set. `now` is the service's clock, in seconds.
+    """Set up tracing; None if no endpoint is set. `now` is the service's clock, in seconds.
 
-    The provider is this service's own: what Ray or others have set up in the process is not touched.
-    Raises: ConfigError where the packages are missing.
+    The tracer provider is separate from any that Ray or others have set up in the process.
+    Raises: ConfigError if the packages are missing.
     """
     if config.endpoint is None:
         return None

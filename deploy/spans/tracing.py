@@ -1,9 +1,10 @@
-"""The spans of one request, made from what the orchestrator is told anyway: calls, their times, and the engines' own.
+"""The spans of one request, made from data that the orchestrator has anyway: calls, their times, and engines' timing.
 
-A request's span is a child of its caller's. Below it are the wait for a place, the wait for a lease, the prefill and
-some of the rounds, and below those the calls to engines and the passes that engines report. Engines trace nothing by
-themselves: their replies say how long they have waited and computed, and the rest of a round trip is the way, of which
-half is assumed to be before. So nothing travels for tracing. No attribute has anything of a prompt or an output.
+A request's span is a child of its caller's. Below it are the wait in the queue, the wait for a lease, the prefill and
+some of the rounds; below those are the calls to engines and the passes that engines report. Engines create no spans:
+their replies report how long they waited and computed. The rest of a round trip is attributed to the network, half of
+it before the engine's work. Tracing therefore sends no messages to engines. No attribute contains any part of a prompt
+or an output.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Tracing:
 
     @contextmanager
     def request(self, model: str, call: CallId | None) -> Iterator[RequestSpans | None]:
-        """Around one request, as `call` names it; None where it is not sampled."""
+        """The span of one request, which `call` identifies; yields None if the request is not sampled."""
         parent = TraceContextTextMapPropagator().extract({"traceparent": call.traceparent} if call is not None else {})
         named = {"outrider.request_id": call.request_id} if call is not None else {}
         attributes = {"gen_ai.request.model": model, **named}
@@ -54,7 +55,7 @@ class Tracing:
 
 
 class RequestSpans:
-    """What is below one request's span."""
+    """The spans below one request's span."""
 
     def __init__(self, tracer: Tracer, span: Span, every_rounds: int, now: Callable[[], float]) -> None:
         self.every_rounds = every_rounds
@@ -63,11 +64,11 @@ class RequestSpans:
         self._span = span
         self._context = set_span_in_context(span, Context())
         self._offset_ns = time.time_ns() - int(now() * NS)
-        """From the service's clock to the time of day."""
+        """Nanoseconds from the service's clock to the time of day."""
         self._ended: dict[int, tuple[str, int]] = {}
 
     def follow(self, index: int, request: GenerationRequest) -> SampleSpans:
-        """Those of sample `index`, which is asked for now."""
+        """The spans of sample `index`, which is requested now."""
         if index == 0:
             self._span.set_attribute("gen_ai.usage.input_tokens", len(request.prompt))
         return SampleSpans(self, index, request, self._now())
@@ -81,14 +82,14 @@ class RequestSpans:
         attributes: Attributes,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
-        """A span that has ended, by times on the service's clock: below `inside`, or else below the request's own."""
+        """Add a span that has ended, below `inside` or else the request's span. Times are on the service's clock."""
         context = self._context if inside is None else set_span_in_context(inside, Context())
         span = self._tracer.start_span(name, context, kind, attributes, start_time=self._ns(start_s))
         span.end(self._ns(max(start_s, end_s)))
         return span
 
     def end(self, index: int, reason: str, num_tokens: int) -> None:
-        """Sample `index` has ended."""
+        """Record the end of sample `index`."""
         self._ended[index] = reason, num_tokens
         ended = [self._ended[each] for each in sorted(self._ended)]
         self._span.set_attribute("gen_ai.response.finish_reasons", [reason for reason, _ in ended])
@@ -99,16 +100,16 @@ class RequestSpans:
 
 
 class SampleSpans:
-    """Follows one output, and makes its spans as their ends come."""
+    """Follows one output, and adds each of its spans when it ends."""
 
     def __init__(self, spans: RequestSpans, index: int, request: GenerationRequest, asked_s: float) -> None:
         self._spans = spans
         self._index = index
         self._is_asked_for = request.wants_trace
-        """Whether the client wants the calls, too."""
+        """Whether the client has requested the trace of calls itself."""
         self._asked_s = asked_s
         self._verdict_s: float | None = None
-        """When the last verdict came; the other times of the stream are of the same clock."""
+        """Time of the last verdict, on the clock of all other times of the stream."""
         self._num_rounds = 0
         self._drafted: list[CallTrace] = []
         """Calls to the draft since the last verdict."""
@@ -118,11 +119,11 @@ class SampleSpans:
         return {"outrider.sample": self._index}
 
     def traced(self, request: GenerationRequest) -> GenerationRequest:
-        """The request that reports its calls."""
+        """The request, changed so that its chunks report calls."""
         return replace(request, wants_trace=True)
 
     def observe(self, chunk: Chunk) -> Chunk:
-        """The same piece, with its calls for a client that has asked for them alone."""
+        """Add the spans of a chunk; returns the chunk, without its calls unless the client requested them."""
         if chunk.began_s is not None:
             self._observe_calls(chunk.began_s, chunk.trace)
         if chunk.finish_reason is not None:
@@ -144,7 +145,7 @@ class SampleSpans:
         self._spans.add("lease", None, began_s, first_s, self._of)
 
     def _end_round(self, verify: CallTrace) -> None:
-        """What lies between the last verdict and this one."""
+        """Add the spans of the round between the last verdict and this one."""
         is_prefill = self._verdict_s is None
         start_s = verify.sent_s if self._verdict_s is None else min(self._verdict_s, verify.sent_s)
         drafted, self._drafted, self._verdict_s = self._drafted, [], verify.received_s
@@ -160,7 +161,7 @@ class SampleSpans:
             self._add_call(call, inside)
 
     def _add_call(self, call: CallTrace, inside: Span) -> None:
-        """A call from its message to its answer, and within it the engine's own time, as that has reported it."""
+        """Add a call from its message to its reply, and within it the time that the engine reports."""
         sent = self._spans.add(str(call.call), inside, call.sent_s, call.received_s, {}, SpanKind.CLIENT)
         if (timing := call.timing) is None:
             return

@@ -1,7 +1,7 @@
 """Writes the timeline of some streams to a file: Chrome's trace event format, which Perfetto reads, or a picture.
 
 Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (complete events X, flow events
-s and f, metadata events M). Each stream is a process there, each of its tracks a thread.
+s and f, metadata events M). Each stream is a process in the file, each of its tracks a thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deploy.trace.timeline import Arrow, Side, Slice, SliceKind, Stream, Timelin
 
 NS_PER_US = 1000
 MAX_LANES = 100
-"""Of one side; only numbers in the file are made of it."""
+"""Largest number of lanes of one side; used only to number threads in the file."""
 COLORS = {
     SliceKind.ROUND: "generic_work",
     SliceKind.IDLE: "white",
@@ -26,17 +26,17 @@ COLORS = {
     SliceKind.KEPT: "good",
     SliceKind.WASTED: "terrible",
 }
-"""Names that Chrome's viewer knows; Perfetto colours by the slice's name, which tells the same."""
+"""Names of colours in Chrome's viewer. Perfetto colours by the slice's name instead."""
 _SIDES = list(Side)
 
 Event = Mapping[str, Any]
 
 
 def write(path: Path, streams: Sequence[Stream]) -> None:
-    """A picture if the file's name ends with .svg, else a trace. Raises: OSError."""
+    """Write a picture if the file's name ends with .svg, else a trace. Raises: OSError."""
     shown = timeline(streams)
     if path.suffix == ".svg":
-        from deploy.trace import picture  # which imports the simulation
+        from deploy.trace import picture  # imports the simulation
 
         picture.draw(shown, path)
     else:
@@ -44,7 +44,7 @@ def write(path: Path, streams: Sequence[Stream]) -> None:
 
 
 def chrome_trace(shown: Timeline) -> dict[str, Any]:
-    """The whole file. Events are in order of time, and at one time parents come before what lies in them."""
+    """The content of the file. Events are sorted by time; at equal times parents come before their children."""
     slices = sorted(shown.slices, key=lambda piece: (piece.start_ns, piece.track, piece.depth))
     events = [
         *_names(shown),
@@ -68,7 +68,7 @@ def _metadata(name: str, pid: int, tid: int, args: Mapping[str, Any]) -> Event:
 
 
 def _place(track: Track) -> tuple[int, int]:
-    """Process and thread."""
+    """Process id and thread id of a track."""
     return track.stream + 1, 1 + _SIDES.index(track.side) * MAX_LANES + track.lane
 
 
@@ -88,7 +88,7 @@ def _complete(piece: Slice) -> Event:
 
 
 def _flows(arrows: Sequence[Arrow]) -> Iterator[Event]:
-    """Each arrow as two events that lie in the slices it joins: an event belongs to the slice around it."""
+    """Two events for each arrow, inside the slices that it joins: an event belongs to the slice around it."""
     for number, arrow in enumerate(arrows, start=1):
         made, used = arrow.made, arrow.used
         yield _flow("s", number, made.track, (made.start_ns + made.end_ns) // 2)

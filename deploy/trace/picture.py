@@ -35,7 +35,7 @@ NS_PER_MS = 1e6
 
 
 def draw(shown: Timeline, file: Path) -> None:
-    """A picture whose width follows its rounds."""
+    """Draw a picture whose width is in proportion to its number of rounds."""
     tracks = sorted({piece.track for piece in shown.slices}, key=_order)
     num_rounds = sum(piece.kind is SliceKind.ROUND for piece in shown.slices) / max(1, len(shown.streams))
     width = min(max(ROUND_INCHES * num_rounds, MIN_INCHES), MAX_INCHES)
@@ -45,7 +45,7 @@ def draw(shown: Timeline, file: Path) -> None:
         axes.set(xlim=(0, end_ms), ylim=(max(len(tracks), 1) - 0.5, -0.5), xlabel="ms")
         axes.set_yticks(range(len(tracks)), [_name(shown, track) for track in tracks])
         rows = {track: row for row, track in enumerate(tracks)}
-        for piece in shown.slices:  # what lies deeper comes later
+        for piece in shown.slices:  # deeper slices come later, so they are drawn over their parents
             axes.barh(rows[piece.track], _ms(piece), 0.7, piece.start_ns / NS_PER_MS, color=COLORS[piece.kind], **EDGE)
         _write_labels(axes, shown, rows, width / end_ms)
         for made, used in ((arrow.made, arrow.used) for arrow in shown.arrows):
@@ -58,7 +58,7 @@ def draw(shown: Timeline, file: Path) -> None:
 
 
 def _write_labels(axes: Axes, shown: Timeline, rows: dict[Track, int], inches_per_ms: float) -> None:
-    """Where there is room for them."""
+    """Label the slices that have room for their labels."""
     idle_until_ns = {(each.track, each.start_ns): each.end_ns for each in shown.slices if each.kind is SliceKind.IDLE}
     for piece in shown.slices:
         start_ns = idle_until_ns.get((piece.track, piece.start_ns), piece.start_ns)
@@ -77,7 +77,7 @@ def _order(track: Track) -> tuple[int, int, int]:
 
 
 def _name(shown: Timeline, track: Track) -> str:
-    """The side; above the first of a stream also which stream it is."""
+    """The side; above the first track of a stream also the stream's name."""
     side = track.side.value + (f" ({track.lane + 1})" if track.lane else "")
     is_first = _order(track)[1:] == (0, 0)
     return f"{shown.streams[track.stream]}\n{side}" if is_first and len(shown.streams) > 1 else side

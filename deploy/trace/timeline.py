@@ -1,10 +1,10 @@
-"""From the traced calls of streams to a picture of their rounds: slices on tracks, and arrows between them.
+"""Makes a timeline from the traced calls of streams: slices on tracks, and arrows between them.
 
-Knows the client's records; must not know how a picture is written (`export` and `picture` beside this do).
+Knows the client's records; must not know how a timeline is written (`export`) or drawn (`picture`).
 
-Each stream has three tracks: the orchestrator's rounds, the target's calls, the draft's. A call is a round trip, split
-by the engine's timing: waiting, computing, and the rest, which is the wire's, half of it each way. Computing is split
-once more, by rows and not by time, into kept and wasted rows.
+Each stream has three tracks: the orchestrator's rounds, the target's calls, and the draft's calls. A call is a round
+trip, split by the engine's timing into waiting, computing and the rest, which is attributed to the wire, half of it
+each way. Computing is split again, by rows and not by time, into kept and wasted rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SliceKind(StrEnum):
 
     ROUND = "round"
     IDLE = "idle"
-    """The target has nothing to do for this stream."""
+    """Time in which the target has nothing to do for this stream."""
     CALL = "call"
     WIRE = "wire"
     QUEUE = "queue"
@@ -40,7 +40,7 @@ class SliceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One traced stream, as its client has it."""
+    """One traced stream, as its client received it."""
 
     name: str
     began_s: float
@@ -59,7 +59,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A stretch of time. Slices of a track nest, or do not touch."""
+    """A period on a track. Slices of a track are nested or disjoint."""
 
     track: Track
     kind: SliceKind
@@ -81,7 +81,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The picture. The first stream begins at 0."""
+    """All slices and arrows. The first stream begins at 0."""
 
     streams: tuple[str, ...]
     slices: tuple[Slice, ...]
@@ -89,7 +89,7 @@ class Timeline:
 
 
 def timeline(streams: Sequence[Stream]) -> Timeline:
-    """The calls of all streams' chunks."""
+    """The timeline of all calls that the streams' chunks report."""
     zero_s = min((stream.began_s for stream in streams), default=0.0)
     slices: list[Slice] = []
     arrows: list[Arrow] = []
@@ -113,7 +113,7 @@ class _Picture:
         self._outer = [*self._calls(Side.TARGET, self._verified), *self._calls(Side.DRAFT, self._drafted)]
 
     def slices(self) -> Iterator[Slice]:
-        """Parents before what lies in them."""
+        """Slices in an order in which parents come before their children."""
         yield from self._rounds()
         for call, outer in self._outer:
             yield outer
@@ -156,8 +156,8 @@ class _Picture:
     def _user(self, call: CallTrace) -> CallTrace | None:
         """The verification that used the block of a draft call, if one did.
 
-        A call of growth tells by itself whether it was used. A block is used unless the target was sent a message while
-        it was being drafted: then it came too late.
+        A call of kind growth reports itself whether it was used. A block is used unless it came too late, because the
+        target was sent a message while the block was being drafted.
         """
         was_busy = any(call.sent_s <= verify.sent_s < call.received_s for verify in self._verified)
         is_of_use = call.used > 0 if call.call == "growth" else call.call == "block" and not was_busy
@@ -168,7 +168,7 @@ class _Picture:
         return user if user.guesses else None
 
     def _rounds(self) -> Iterator[Slice]:
-        """From verdict to verdict, the first from the stream's begin; in each the time before the target was asked."""
+        """Rounds from verdict to verdict, the first from the stream's start, and the target's idle time in each."""
         track, start_ns = Track(self._index, Side.ORCHESTRATOR), self._offset_ns
         for number, (verify, chunk) in enumerate(_verdicts(self._chunks)):
             sent_ns, end_ns = self._ns(verify.sent_s), self._ns(verify.received_s)
@@ -180,7 +180,7 @@ class _Picture:
             start_ns = end_ns
 
     def _parts(self, call: CallTrace, outer: Slice) -> Iterator[Slice]:
-        """Wire, queue, computing, wire; nothing if the engine has not said."""
+        """Wire, queue, computing, wire; nothing if the engine reported no timing."""
         timing = call.timing
         if timing is None:
             return
@@ -223,7 +223,7 @@ class _Picture:
 
 
 def _verdicts(chunks: Iterable[Chunk]) -> Iterator[tuple[CallTrace, Chunk]]:
-    """Each verification with its chunk: the one that reports it; an empty one if others follow there."""
+    """Each verification with the chunk that reports it. Of several in one chunk, only the last keeps the tokens."""
     for chunk in chunks:
         verified = [call for call in chunk.trace if call.call == "verify"]
         for verify in verified[:-1]:

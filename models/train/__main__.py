@@ -1,4 +1,4 @@
-"""Command line of the training program: one subcommand for each step, in the order they are to be run."""
+"""Command line of the training program: one subcommand per step, in the order in which they are run."""
 
 import argparse
 import logging
@@ -16,7 +16,6 @@ from models.train.steps import Setting
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one step."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = build_parser().parse_args(arguments)
     options.work.mkdir(parents=True, exist_ok=True)
@@ -31,7 +30,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run_step(setting: Setting, options: argparse.Namespace) -> None:
-    """The step that was named, with its own options."""
     match options.step:
         case "tokenizer":
             steps.make_tokenizer(setting)
@@ -52,12 +50,10 @@ def run_step(setting: Setting, options: argparse.Namespace) -> None:
 
 
 def schedule_of(options: argparse.Namespace) -> Schedule:
-    """The schedule a training step was asked for."""
     return Schedule(options.minutes, options.rate, step_tokens=options.step_tokens, long_from_share=options.long_from)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All steps and their options."""
     parser = argparse.ArgumentParser(prog="python -m models.train", description=__doc__)
     commands = parser.add_subparsers(dest="step", required=True)
     add_step(commands, "tokenizer", "train the tokenizer and encode the training files")
@@ -88,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
 def add_step(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
 ) -> argparse.ArgumentParser:
-    """A subcommand with the options that all share."""
+    """Add a subcommand with the options that all steps share."""
     parser = commands.add_parser(name, help=text)
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and logs, outside the repo")
     parser.add_argument("--name", default=name, help="name of this run in the work folder (default: the step's)")
@@ -100,7 +96,7 @@ def add_step(
 
 
 def add_schedule(parser: argparse.ArgumentParser, minutes: float, rate: float) -> None:
-    """Options of a training step."""
+    """Add the options of a training step."""
     parser.add_argument("--minutes", type=float, default=minutes, help=f"length of the run (default: {minutes:g})")
     parser.add_argument("--rate", type=float, default=rate, help=f"peak learning rate (default: {rate:g})")
     parser.add_argument("--step-tokens", type=int, default=8192, help="tokens a step (default: 8192)")
@@ -110,7 +106,7 @@ def add_schedule(parser: argparse.ArgumentParser, minutes: float, rate: float) -
 
 
 def start_logging(path: Path) -> None:
-    """Log to the terminal and to a file."""
+    """Log to standard error and to a file."""
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr), logging.FileHandler(path)]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", handlers=handlers)
 

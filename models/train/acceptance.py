@@ -1,4 +1,4 @@
-"""How often a draft's token would stand, on contexts the target itself wrote.
+"""How often a draft's token is accepted, on text written by the target.
 
 greedy     argmax p == argmax q
 rejection  sum over tokens of min(p, q): the chance that rejection sampling accepts (arXiv:2211.17192)
@@ -32,7 +32,7 @@ class Acceptance:
 def measure_acceptance(
     target: Any, draft: Any, prompts: Tensor, num_tokens: int, temperature: float, seed: int
 ) -> list[Acceptance]:
-    """Acceptance over `num_tokens` positions after each prompt, for each rule that the temperature allows."""
+    """Acceptance over `num_tokens` positions after each prompt, for each rule that applies at the temperature."""
     generator = torch.Generator(prompts.device).manual_seed(seed)
     texts = continue_prompts(target, prompts, num_tokens, temperature, generator)
     by_rule: dict[str, list[Tensor]] = {}
@@ -45,7 +45,7 @@ def measure_acceptance(
 def distributions(
     target: Any, draft: Any, texts: Tensor, num_tokens: int, temperature: float
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(log p, log q) at the continuation's positions, a few prompts at a time; each [rows, num_tokens, V]."""
+    """Yield (log p, log q) at the positions after the prompt, a few prompts at a time.  # each [rows, num_tokens, V]"""
     for rows in torch.split(texts, ROWS_AT_ONCE):
         with torch.no_grad():
             both = [logits_of(model, rows)[:, -num_tokens - 1 : -1].float() for model in (target, draft)]
@@ -54,7 +54,7 @@ def distributions(
 
 
 def accepted_by_rule(log_p: Tensor, log_q: Tensor, temperature: float, generator: torch.Generator) -> dict[str, Tensor]:
-    """Chance of acceptance at each position, [rows, positions], by rule."""
+    """Chance of acceptance at each position, by rule.  # each [rows, positions]"""
     if temperature == 0:
         return {"greedy": (log_p.argmax(-1) == log_q.argmax(-1)).float()}
     overlap = torch.minimum(log_p, log_q).exp().sum(-1)
@@ -63,12 +63,13 @@ def accepted_by_rule(log_p: Tensor, log_q: Tensor, temperature: float, generator
 
 
 def agree(log_p: Tensor, log_q: Tensor, generator: torch.Generator) -> Tensor:
-    """Whether one draw of shared Gumbel noise leads both models to the same token."""
+    """Whether both models choose the same token with one draw of shared Gumbel noise, as 0 or 1.  # [rows,
+    positions]"""
     noise = -torch.empty_like(log_p).exponential_(generator=generator).log()
     return ((log_p + noise).argmax(-1) == (log_q + noise).argmax(-1)).float()
 
 
 def summary(temperature: float, rule: str, per_prompt: Tensor) -> Acceptance:
-    """Mean and standard error; prompts are the independent units, positions of one text are not."""
+    """Mean and standard error over prompts: prompts are independent, positions of one text are not."""
     error = per_prompt.std() / len(per_prompt) ** 0.5
     return Acceptance(temperature, rule, round(float(per_prompt.mean()), 4), round(float(error), 4))

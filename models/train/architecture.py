@@ -27,7 +27,6 @@ SHAPES: Final[dict[str, dict[str, int]]] = {
 
 
 def build_config(role: str) -> Any:
-    """The configuration of `role`, target or draft."""
     return LlamaConfig(
         vocab_size=VOCABULARY,
         max_position_embeddings=MAX_POSITIONS,
@@ -40,15 +39,15 @@ def build_config(role: str) -> Any:
 
 
 def build_model(role: str) -> Any:
-    """A fresh model of `role`, in fp32, its weights drawn from torch's current generator."""
+    """A new model of `role` in fp32, with weights drawn from torch's current generator."""
     return LlamaForCausalLM(build_config(role))
 
 
 def generation_config() -> Any:
-    """Where a text begins and ends, and nothing that would change how tokens are chosen."""
+    """Tokens that begin and end a text; nothing that changes how tokens are chosen."""
     return GenerationConfig(bos_token_id=END_OF_TEXT_ID, eos_token_id=END_OF_TEXT_ID)
 
 
 def parameter_count(model: Any) -> int:
-    """Parameters, tied embeddings counted once."""
+    """Number of parameters; tied embeddings count once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -1,4 +1,4 @@
-"""Figures of an evaluation to the model card: tables here, the words in `card.md`."""
+"""Writes the figures of an evaluation into the model card. The text is in `card.md`, the tables are built here."""
 
 import platform
 from pathlib import Path
@@ -17,7 +17,7 @@ Figures = dict[str, Any]
 
 
 def write_card(figures: Figures, comparisons: dict[str, Figures]) -> None:
-    """Replace models/README.md; `comparisons` maps what a draft was distilled on to its evaluation."""
+    """Replace models/README.md. `comparisons` has the evaluations of other drafts, by name."""
     template = Template(TEMPLATE.read_text(encoding="utf-8"))
     CARD.write_text(template.substitute(substitutions(figures, comparisons)), encoding="utf-8")
 
@@ -46,18 +46,17 @@ def substitutions(figures: Figures, comparisons: dict[str, Figures]) -> dict[str
 
 
 def rows_text(rows: list[list[str]]) -> str:
-    """Rows of a Markdown table."""
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def shapes_table(figures: Figures) -> str:
-    """Both shapes, side by side."""
+    """Both shapes side by side."""
     count = ["parameters", *(f"{figures['parameters'][role]:,}" for role in SHAPES)]
     return rows_text([count, *([key, *(str(SHAPES[role][key]) for role in SHAPES)] for key in SHAPES["target"])])
 
 
 def schedule_values(figures: Figures) -> dict[str, str]:
-    """What the schedule was, in words of the template."""
+    """Values of the schedule for the template."""
     schedule = Schedule(minutes=1, peak_rate=0)
     return {
         "long_percent": f"{100 * (1 - schedule.long_from_share):.0f}",
@@ -68,21 +67,19 @@ def schedule_values(figures: Figures) -> dict[str, str]:
 
 
 def runs_table(evaluations: list[Figures]) -> str:
-    """How long each run was that any of the evaluations names, in time, steps and tokens."""
+    """Time, steps and tokens of every run named in the evaluations."""
     runs = {name: run for figures in evaluations for name, run in figures["runs"].items()}
     training_tokens = evaluations[-1]["training_tokens"]
     return rows_text([run_row(name, run, training_tokens) for name, run in runs.items()])
 
 
 def run_row(name: str, run: Figures, training_tokens: int) -> list[str]:
-    """One run's row."""
     epochs = f"{run['tokens'] / training_tokens:.2f}"
     wall = f"{run['elapsed_s'] / 60:.1f} min"
     return [f"`{name}`", wall, f"{run['step']:,}", f"{run['tokens']:,}", epochs, f"{run['loss']:.3f}"]
 
 
 def losses_table(figures: Figures) -> str:
-    """Held-out loss of both models at each context length."""
     return rows_text(
         [
             [each["role"], str(each["context_tokens"]), f"{each['nats_per_token']:.3f}", f"{each['perplexity']:.1f}"]
@@ -92,7 +89,6 @@ def losses_table(figures: Figures) -> str:
 
 
 def acceptance_table(figures: Figures) -> str:
-    """Acceptance by temperature and rule."""
     return rows_text(
         [
             [f"{each['temperature']:g}", each["rule"], f"{each['alpha']:.3f} ± {each['standard_error']:.3f}"]
@@ -102,18 +98,18 @@ def acceptance_table(figures: Figures) -> str:
 
 
 def comparisons_table(comparisons: dict[str, Figures]) -> str:
-    """Acceptance of each way of distilling."""
+    """Acceptance in each of the compared evaluations."""
     return rows_text([[label, *alphas(figures)] for label, figures in comparisons.items()])
 
 
 def alphas(figures: Figures) -> list[str]:
-    """Acceptance in the order of the comparison's columns."""
+    """Acceptance in the order of the comparison's columns, `RULE_ORDER`."""
     by_key = {(each["temperature"], each["rule"]): each["alpha"] for each in figures["acceptance"]}
     return [f"{by_key[key]:.3f}" for key in RULE_ORDER]
 
 
 def samples_text(figures: Figures) -> str:
-    """Each prompt and what the target made of it."""
+    """Each prompt and the target's completion."""
     blocks = [
         f"Prompt:\n\n```python\n{each['prompt']}```\n\nCompletion:\n\n```python\n{each['completion']}\n```"
         for each in figures["samples"]

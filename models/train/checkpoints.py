@@ -1,4 +1,4 @@
-"""What a run leaves in its work folder, outside the repository: weights, optimizer state and the time spent."""
+"""The state of a run in its work folder: weights, optimizer state and time spent."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,22 +11,19 @@ from models.train.architecture import build_model
 
 @dataclass
 class Progress:
-    """How far a run has come."""
-
     step: int = 0
     tokens: int = 0
     elapsed_s: float = 0.0
     loss: float = float("nan")
-    """Running mean of the training loss, in nats a token."""
+    """Running mean of the training loss, in nats per token."""
 
 
 def checkpoint_path(work: Path, name: str) -> Path:
-    """Where the run `name` keeps its state."""
     return work / f"{name}.pt"
 
 
 def save_checkpoint(path: Path, model: Any, optimizers: list[torch.optim.Optimizer], progress: Progress) -> None:
-    """Write the state beside its place, then rename: an interrupted write leaves the last one whole."""
+    """Write to a temporary file, then rename it, so that an interrupted write leaves the last checkpoint intact."""
     state = {
         "model": model.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
@@ -38,7 +35,7 @@ def save_checkpoint(path: Path, model: Any, optimizers: list[torch.optim.Optimiz
 
 
 def resume(path: Path, model: Any, optimizers: list[torch.optim.Optimizer]) -> Progress:
-    """Load the last state into `model` and `optimizers`, if there is one."""
+    """Load the last checkpoint into `model` and `optimizers`, if there is one."""
     if not path.exists():
         return Progress()
     state = torch.load(path, weights_only=True)
@@ -49,12 +46,11 @@ def resume(path: Path, model: Any, optimizers: list[torch.optim.Optimizer]) -> P
 
 
 def load_trained(path: Path, role: str) -> Any:
-    """The trained model of `role`, in fp32, ready to be read from."""
+    """The trained model of `role` in fp32, for inference."""
     model = build_model(role)
     model.load_state_dict(torch.load(path, weights_only=True)["model"])
     return model.eval().requires_grad_(False)
 
 
 def load_progress(path: Path) -> Progress:
-    """How far the run at `path` came."""
     return Progress(**torch.load(path, weights_only=True)["progress"])

@@ -1,4 +1,4 @@
-"""Figures of a pair on the held-out files: losses by context length, acceptance, and a few completions to look at."""
+"""Figures of a pair on held-out files: losses by context length, acceptance, and sample completions."""
 
 import math
 import time
@@ -30,8 +30,6 @@ SAMPLE_TOKENS: Final = 64
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """Mean loss of one model on held-out windows of one length."""
-
     role: str
     context_tokens: int
     nats_per_token: float
@@ -39,7 +37,7 @@ class HeldOutLoss:
 
 
 def evaluate(pair: dict[str, Any], tokenizer: Any, held_out: Tensor, seed: int) -> dict[str, Any]:
-    """All figures of the card as plain values; `pair` maps target and draft to their models."""
+    """All figures of the card as plain values. `pair` has the models of "target" and "draft"."""
     started = time.monotonic()
     losses = [held_out_loss(role, model, held_out, length) for role, model in pair.items() for length in LOSS_CONTEXTS]
     prompts = held_out_prompts(held_out, seed)
@@ -58,14 +56,14 @@ def evaluate(pair: dict[str, Any], tokenizer: Any, held_out: Tensor, seed: int) 
 
 
 def held_out_prompts(held_out: Tensor, seed: int) -> Tensor:
-    """Windows from random places of the held-out files, [PROMPTS, PROMPT_TOKENS]."""
+    """Windows at random positions of the held-out files.  # [PROMPTS, PROMPT_TOKENS]"""
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(held_out) - PROMPT_TOKENS, (PROMPTS,), generator=generator)
     return windows_at(held_out, starts, PROMPT_TOKENS)
 
 
 def held_out_loss(role: str, model: Any, held_out: Tensor, length: int) -> HeldOutLoss:
-    """Loss over the first `LOSS_TOKENS` held-out tokens, in windows of `length`."""
+    """Loss over the first `LOSS_TOKENS` held-out tokens, in windows of `length` tokens."""
     starts = torch.arange(0, min(LOSS_TOKENS, len(held_out) - length), length)
     total = 0.0
     for window in windows_at(held_out, starts, length):
@@ -77,7 +75,7 @@ def held_out_loss(role: str, model: Any, held_out: Tensor, length: int) -> HeldO
 
 
 def sample(target: Any, tokenizer: Any, prompt: str) -> dict[str, str]:
-    """The target's greedy completion of `prompt`."""
+    """The target's greedy completion of `prompt`, with the prompt."""
     ids = torch.tensor([tokenizer(prompt)["input_ids"]])
     text = continue_prompts(target, ids, SAMPLE_TOKENS, 0.0, torch.Generator())[0, ids.shape[1] :]
     return {"prompt": prompt, "completion": tokenizer.decode(text)}

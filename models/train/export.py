@@ -1,4 +1,4 @@
-"""Checkpoints to model folders that transformers, vLLM and our own loader read: bf16 safetensors, tied weights once."""
+"""Export to model folders that transformers, vLLM and our loader read: bf16 safetensors, tied weights stored once."""
 
 import shutil
 from pathlib import Path
@@ -14,19 +14,20 @@ DEMO_FOLDER: Final = Path(__file__).parents[1] / "demo"
 
 
 def export_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write `model` and `tokenizer` to `folder`, replacing what is there in one rename once all is written."""
+    """Write `model` and `tokenizer` to `folder`. An existing folder is replaced by a rename when everything is
+    written."""
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     model = model.to(torch.bfloat16)
     model.generation_config = generation_config()
     model.save_pretrained(unfinished)
     save_tokenizer(tokenizer, unfinished)
-    (unfinished / "model.safetensors").chmod(0o644)  # written for its owner alone otherwise
+    (unfinished / "model.safetensors").chmod(0o644)  # save_pretrained makes it readable by its owner only
     replace_folder(unfinished, folder)
 
 
 def replace_folder(new: Path, old: Path) -> None:
-    """Put `new` in the place of `old`, which a reader may have open."""
+    """Put `new` in the place of `old`, which readers may have open."""
     aside = old.with_name(f".{old.name}.replaced")
     shutil.rmtree(aside, ignore_errors=True)
     if old.exists():
@@ -36,7 +37,7 @@ def replace_folder(new: Path, old: Path) -> None:
 
 
 def as_exported(model: Any) -> Any:
-    """A copy in fp32 whose weights went through bf16: what is measured is what is shipped."""
+    """A copy in fp32 with weights rounded to bf16, so that evaluation measures the exported weights."""
     copy = LlamaForCausalLM(model.config)
     copy.load_state_dict({name: weight.bfloat16().float() for name, weight in model.state_dict().items()})
     return copy.eval().requires_grad_(False)

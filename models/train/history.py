@@ -1,4 +1,4 @@
-"""The commands that were run in a work folder, so that the card can name them exactly."""
+"""The commands run in a work folder, so that the card can list them exactly."""
 
 import json
 import shlex
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def record(work: Path, arguments: list[str], seconds: float) -> None:
-    """Add one command, the work folder under a name of its own."""
+    """Append one command. The work folder's path is shown as "work"."""
     shown = ["work" if Path(argument) == work else argument for argument in arguments]
     line = {"command": "python -m models.train " + shlex.join(shown), "seconds": round(seconds, 1)}
     with history_path(work).open("a", encoding="utf-8") as file:
@@ -15,15 +15,14 @@ def record(work: Path, arguments: list[str], seconds: float) -> None:
 
 
 def write_history(work: Path, history: list[dict[str, Any]]) -> None:
-    """Begin with the commands of an earlier work folder."""
+    """Start with the commands of an earlier work folder."""
     history_path(work).write_text("".join(json.dumps(line) + "\n" for line in history), encoding="utf-8")
 
 
 def read_history(work: Path) -> list[dict[str, Any]]:
-    """All commands so far, oldest first."""
+    """All commands, oldest first."""
     return [json.loads(line) for line in history_path(work).read_text(encoding="utf-8").splitlines()]
 
 
 def history_path(work: Path) -> Path:
-    """Where a work folder's commands are kept."""
     return work / "history.jsonl"

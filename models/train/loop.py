@@ -1,4 +1,4 @@
-"""The training loop: steps until the time is over, a checkpoint every two minutes."""
+"""The training loop: steps until the time is spent, with a checkpoint every two minutes."""
 
 import itertools
 import logging
@@ -27,7 +27,7 @@ LOSS_MEMORY: Final = 0.95
 
 @dataclass(frozen=True)
 class Run:
-    """One model's training, all that does not change while it goes on."""
+    """The constant inputs of one model's training."""
 
     model: Any
     objective: Objective
@@ -37,11 +37,11 @@ class Run:
     seed: int
     device: torch.device
     is_bf16: bool
-    clock: Callable[[], float] = time.monotonic  # s; the schedule is a time, so the clock decides how many steps it has
+    clock: Callable[[], float] = time.monotonic  # s; the schedule is a duration, so the clock limits the steps
 
 
 def train(run: Run) -> Progress:
-    """Train until the schedule's time is spent, going on from the checkpoint if there is one."""
+    """Train until the schedule's time is spent, resuming from the checkpoint if there is one."""
     run.model.to(run.device).train()
     optimizers = build_optimizers(run.model)
     progress = resume(run.checkpoint, run.model, optimizers)
@@ -60,8 +60,8 @@ def train(run: Run) -> Progress:
 def build_optimizers(model: Any) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for the embedding and the norms.
 
-    The runs are short: Muon needs far fewer steps than AdamW for the same loss, and its update is scaled to the size of
-    AdamW's, so that both share one learning rate (Source: arXiv:2502.16982).
+    Muon needs far fewer steps than AdamW for the same loss, which matters in short runs. Its update is scaled to the
+    size of AdamW's, so that both share one learning rate (Source: arXiv:2502.16982).
     """
     layers = [p for name, p in model.named_parameters() if p.dim() == 2 and ".layers." in name]
     embedding = [p for name, p in model.named_parameters() if p.dim() == 2 and ".layers." not in name]
@@ -74,7 +74,7 @@ def build_optimizers(model: Any) -> list[torch.optim.Optimizer]:
 
 
 def take_step(run: Run, optimizers: list[torch.optim.Optimizer], progress: Progress) -> None:
-    """One update, and its time and loss entered into `progress`."""
+    """Make one update, and add its time, tokens and loss to `progress`."""
     started = run.clock()
     length, rows = run.schedule.window(progress.elapsed_s)
     windows = training_windows(run.stream, length, rows, progress.step, run.seed).to(run.device)
@@ -86,7 +86,7 @@ def take_step(run: Run, optimizers: list[torch.optim.Optimizer], progress: Progr
 
 
 def update(run: Run, optimizers: list[torch.optim.Optimizer], windows: Tensor, learning_rate: float) -> float:
-    """Move the weights once; returns the loss before the move."""
+    """Update the weights once. Return the loss before the update."""
     for group in itertools.chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
         group["lr"] = learning_rate
     with torch.autocast(run.device.type, torch.bfloat16, enabled=run.is_bf16):
@@ -100,7 +100,7 @@ def update(run: Run, optimizers: list[torch.optim.Optimizer], windows: Tensor, l
 
 
 def report(run: Run, progress: Progress) -> None:
-    """One line on where the run stands and when it will end."""
+    """Log the state of the run and its remaining time."""
     remaining_min = run.schedule.minutes - progress.elapsed_s / 60
     logger.info(
         "step %d  loss %.3f  lr %.2e  epoch %.2f  %.0f tokens/s  %.1f min to go",

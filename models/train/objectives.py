@@ -1,4 +1,4 @@
-"""What a step minimises: the next token's surprise, or the distance from the target's distribution."""
+"""Training losses: next-token cross-entropy, and distillation from the target's distribution."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Objective = Callable[[Any, Tensor], Tensor]
-"""(model, windows [rows, length]) to a scalar loss, in nats a token."""
+"""(model, windows [rows, length]) -> scalar loss, in nats per token."""
 Distillation = Callable[[Any], Objective]
-"""From a frozen target."""
+"""A frozen target -> the objective of its draft."""
 
 
 def logits_of(model: Any, windows: Tensor) -> Tensor:
-    """Logits at every position, without a cache."""
+    """Logits at every position, computed without a cache.  # [rows, length, V]"""
     logits: Tensor = model(input_ids=windows, use_cache=False).logits
     return logits  # [rows, length, V]
 
@@ -26,7 +26,8 @@ def next_token_loss(model: Any, windows: Tensor) -> Tensor:
 
 
 def distillation_from(target: Any) -> Objective:
-    """KL(p || q) from the frozen target's full distribution p; forward, so that q covers all that p might sample."""
+    """KL(p || q), p being the frozen target's full distribution. Forward KL, so that q covers everything p may
+    sample."""
 
     def loss(draft: Any, windows: Tensor) -> Tensor:
         with torch.no_grad():
@@ -38,10 +39,10 @@ def distillation_from(target: Any) -> Objective:
 
 
 def acceptance_from(target: Any) -> Objective:
-    """-log Σ min(p, q), of the chance that a token drawn from q is accepted; p is all of the frozen target's law.
+    """-log Σ min(p, q), where the sum is the chance that a token drawn from q is accepted; p is the frozen target's.
 
-    KL asks a draft for all of p, which a small one cannot hold; this asks for what it is used for. Its gradient is that
-    of the total variation, divided by the acceptance. Source: Leviathan et al. 2023, Corollary 3.6.
+    KL makes a draft fit all of p, which a small model cannot do. This objective is the acceptance itself. Its gradient
+    is that of the total variation distance divided by the acceptance. Source: Leviathan et al. 2023, Corollary 3.6.
     """
 
     def loss(draft: Any, windows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Batched generation with a cache and nothing clever: what the pair is measured against must be plain."""
+"""Batched generation with a KV cache, kept simple because it is the reference for measurements."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 def continue_prompts(
     model: Any, prompts: Tensor, num_tokens: int, temperature: float, generator: torch.Generator
 ) -> Tensor:
-    """`prompts` [B, L] with `num_tokens` more tokens each, [B, L + num_tokens]; temperature 0 takes the likeliest."""
+    """Append `num_tokens` tokens to each prompt [B, L]; temperature 0 is greedy.  # [B, L + num_tokens]"""
     output = model(input_ids=prompts, use_cache=True, logits_to_keep=1)
     tokens = [prompts]
     for _ in range(num_tokens - 1):
@@ -21,7 +21,7 @@ def continue_prompts(
 
 
 def choose(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    """One token a row, [B, 1]."""
+    """Choose one token per row.  # [B, 1]"""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     probabilities = (logits.float() / temperature).softmax(-1)

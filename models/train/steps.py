@@ -1,4 +1,5 @@
-"""The steps of making the pair, one function for each; each reads and writes the work folder alone."""
+"""The steps of making the pair, one function each. They work in the work folder; `adopt` and `export` use the shipped
+pair, too."""
 
 import json
 import logging
@@ -31,14 +32,14 @@ SAMPLED_ROWS: Final = 64
 SAMPLED_PROMPT_TOKENS: Final = 32
 SAMPLED_TOKENS: Final = 224
 SAMPLED_TEMPERATURES: Final = (1.0, 0.7, 0.0)
-"""In turn, batch by batch: service meets them all."""
+"""Temperatures of the sampled batches, in turn: requests use all of them."""
 COMPARED: Final = ("acceptance", "runs")
-"""Of the evaluations of other drafts, what the card shows and is kept with the shipped one's."""
+"""Parts of other drafts' evaluations that the card shows and that are kept with the shipped pair's."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What every step shares."""
+    """Settings that all steps share."""
 
     work: Path
     seed: int
@@ -62,10 +63,10 @@ def make_tokenizer(setting: Setting) -> None:
 
 
 def adopt(setting: Setting) -> None:
-    """Take the shipped pair for finished runs, so that a new work folder can go on from it.
+    """Import the shipped pair as finished runs, so that a new work folder can continue from it.
 
-    Weights as shipped, in bf16, the runs' history and how far they came, and what evaluations said, that of the shipped
-    pair as `shipped`; moments of the optimizers are not shipped.
+    Imports the weights (in bf16, as shipped), the history and progress of the runs, and the evaluations, with that of
+    the shipped pair as `shipped`. Optimizer state is not shipped.
     """
     if history_path(setting.work).exists():
         raise SystemExit(f"{setting.work} has runs of its own, which are not overwritten")
@@ -96,7 +97,7 @@ def make_draft(
     sampled: str,
     start: str,
 ) -> None:
-    """Distil the draft from the target run `target`, on the training files and on what was sampled from the target."""
+    """Distil the draft from the run `target`, on the training files and on text sampled from the target."""
     teacher = load_trained(checkpoint_path(setting.work, target), "target").to(setting.device)
     model = start_of(setting, start, name, "draft")
     stream = distillation_stream(setting, sampled)
@@ -104,7 +105,7 @@ def make_draft(
 
 
 def distillation_stream(setting: Setting, sampled: str) -> Tensor:
-    """The training files, and as many tokens of sampled text if there is any: less of it, read more often."""
+    """The training files, and about as many tokens of sampled text if there is any, repeated if it is shorter."""
     files = training_stream(setting)
     if not sampled:
         return files
@@ -115,7 +116,7 @@ def distillation_stream(setting: Setting, sampled: str) -> Tensor:
 def run_training(
     setting: Setting, name: str, role: str, objective: Objective, stream: Tensor, schedule: Schedule, model: Any = None
 ) -> None:
-    """Train a model of `role`, a fresh one unless given, and keep it under `name`."""
+    """Train a model of `role` (by default a new one) and save it under `name`."""
     torch.manual_seed(setting.seed)
     model = model or build_model(role)
     path = checkpoint_path(setting.work, name)
@@ -126,9 +127,9 @@ def run_training(
 
 
 def make_samples(setting: Setting, name: str, target: str, minutes: float) -> None:
-    """Text the target writes when it goes on from places in the training files, for the draft to be distilled on.
+    """Let the target continue random excerpts of the training files, to distil the draft on the result.
 
-    Contexts of this kind are what the draft meets in service: the target's own words, its mistakes included.
+    In service a draft sees text of this kind: the target's own, with its mistakes.
     """
     model = load_trained(checkpoint_path(setting.work, target), "target").to(setting.device)
     generator = torch.Generator(setting.device).manual_seed(setting.seed)
@@ -146,18 +147,17 @@ def make_samples(setting: Setting, name: str, target: str, minutes: float) -> No
 
 
 def training_stream(setting: Setting) -> Tensor:
-    """The training files as tokens, as `make_tokenizer` left them."""
+    """The tokens of the training files, saved by `make_tokenizer`."""
     stream: Tensor = torch.load(setting.work / "training_stream.pt", weights_only=True)
     return stream
 
 
 def trained_tokenizer(setting: Setting) -> Any:
-    """The tokenizer that `make_tokenizer` left."""
     return load_tokenizer(setting.work / "tokenizer")
 
 
 def measure(setting: Setting, name: str, target: str, draft: str) -> None:
-    """Measure two runs' models on the held-out files, as they would be exported."""
+    """Measure the models of two runs on the held-out files, with weights as they would be exported."""
     split = load_split()
     tokenizer = trained_tokenizer(setting)
     pair = {role: as_exported(trained(setting, run, role)) for role, run in (("target", target), ("draft", draft))}
@@ -175,7 +175,7 @@ def measure(setting: Setting, name: str, target: str, draft: str) -> None:
 
 
 def export(setting: Setting, target: str, draft: str, evaluation: str, compare: list[str]) -> None:
-    """Write the model folders and, where an evaluation is named, its figures and the card."""
+    """Write the model folders and, if `evaluation` is given, its figures and the card."""
     tokenizer = trained_tokenizer(setting)
     DEMO_FOLDER.mkdir(parents=True, exist_ok=True)
     for role, run in (("target", target), ("draft", draft)):
@@ -191,23 +191,21 @@ def export(setting: Setting, target: str, draft: str, evaluation: str, compare: 
 
 
 def start_of(setting: Setting, start: str, name: str, role: str) -> Any:
-    """The model that the run `start` trained, to go on from as the run `name`; None to begin anew."""
+    """The model of the run `start`, for the run `name` to continue; None to start anew."""
     if start == name:
         raise SystemExit(f"a run that goes on from {start} needs a --name of its own")
     return trained(setting, start, role).requires_grad_(True) if start else None
 
 
 def trained(setting: Setting, run: str, role: str) -> Any:
-    """The model of `role` that `run` trained."""
     return load_trained(checkpoint_path(setting.work, run), role)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Indented, so that a change of figures shows line by line."""
+    """Write indented JSON, so that diffs show changed figures line by line."""
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote."""
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return values

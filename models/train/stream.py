@@ -1,4 +1,4 @@
-"""Documents as one tensor of tokens, and the windows a training step reads from it."""
+"""Documents as one tensor of tokens, and the windows that training steps read from it."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from models.train.architecture import END_OF_TEXT_ID
 
 
 def token_stream(tokenizer: Any, texts: Iterable[str]) -> Tensor:
-    """All documents one after the other, each opened by the end-of-text mark."""
+    """Concatenate all documents, each preceded by the end-of-text token.  # [N]"""
     ids: list[int] = []
     for text in texts:
         ids.append(END_OF_TEXT_ID)
@@ -19,7 +19,7 @@ def token_stream(tokenizer: Any, texts: Iterable[str]) -> Tensor:
 
 
 def training_windows(stream: Tensor, length: int, rows: int, step: int, seed: int) -> Tensor:
-    """The windows of one step, as a function of the step alone, so that a resumed run reads what an unbroken one would.
+    """The windows of one step [rows, length]. They depend only on the step, so a resumed run reads the same windows.
 
     Each epoch cuts the stream at a new offset and reads every window once, in a new order.
     """
@@ -33,5 +33,5 @@ def training_windows(stream: Tensor, length: int, rows: int, step: int, seed: in
 
 
 def windows_at(stream: Tensor, starts: Tensor, length: int) -> Tensor:
-    """Windows of `length` tokens from the given places, as 64-bit ids."""
+    """Windows of `length` tokens from the given starts, as 64-bit ids.  # [rows, length]"""
     return stream[(starts[:, None] + torch.arange(length)).clamp(max=len(stream) - 1)].long()  # [rows, length]

@@ -1,4 +1,4 @@
-"""Byte-level BPE over the training files: lossless on any UTF-8 text, cheap on Python's indentation."""
+"""Byte-level BPE trained on the training files: lossless for any UTF-8 text, and efficient on Python's indentation."""
 
 import json
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ from models.train.architecture import MAX_POSITIONS, VOCABULARY
 END_OF_TEXT: Final = "<|endoftext|>"
 LOADING_TRACES: Final = frozenset({"is_local", "local_files_only", "backend"})
 
-# A line break and the indentation after it may become one token; words take one leading space and may carry the
-# underscores around them; snake_case falls apart at its underscores, so that its parts are shared between names.
+# A line break and the indentation after it may become one token. Words take one leading space and may include the
+# underscores around them. snake_case is split at its underscores, so that names share their parts.
 PIECES: Final = "|".join(
     [
         r"[\r\n]+[ \t]*",
@@ -30,7 +30,7 @@ PIECES: Final = "|".join(
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer of exactly `VOCABULARY` entries, the 256 bytes and the end-of-text mark among them."""
+    """A tokenizer of exactly `VOCABULARY` entries, including the 256 bytes and the end-of-text token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -45,7 +45,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         model_max_length=MAX_POSITIONS,
-        clean_up_tokenization_spaces=False,  # detokenization must give back the bytes that went in
+        clean_up_tokenization_spaces=False,  # detokenization must return the original bytes
     )
 
 
@@ -60,7 +60,7 @@ def _trainer() -> trainers.BpeTrainer:
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write the files, with the class name that older transformers know too and nothing about where they came from."""
+    """Write the files, with a class name that older transformers know and without traces of where they were loaded."""
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
@@ -70,5 +70,5 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer saved in `folder`, as every user of the pair gets it."""
+    """The tokenizer saved in `folder`, loaded as users of the pair load it."""
     return AutoTokenizer.from_pretrained(folder)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from core.speculation import ROOT, Guesses
 
 MAX_NODES = 32
-"""Maximum number of nodes. Larger than a block with the default settings."""
+"""Maximum number of nodes: that of a block with the default settings (`max_block_tokens`)."""
 
 
 def tree_of(continuations: Iterable[Sequence[int]], max_nodes: int = MAX_NODES) -> Guesses:

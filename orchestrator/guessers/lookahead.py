@@ -6,8 +6,8 @@ complete a row of n-grams. The n-grams that begin with the last committed token 
 and answers. Source: Fu et al. 2024 (arXiv 2402.02057), section 3; differences: docs/adr/guessers.
 
 The window has W columns and N - 1 levels, one for each of the last rounds. Level 0 is a chain below the root, which is
-itself its column 0. The token of level k in column j is the child of level k - 1 in the same column. A column is
-therefore a text after the first level's tokens up to it, and the window is a tree (W = 3, N = 4; level, column):
+itself its column 0. The token of level k in column j is the child of level k - 1 in the same column. Column j
+thus continues the chain's first j tokens, and the window is a tree (W = 3, N = 4; nodes are level, column):
 
     root ── 0,1 ── 0,2
      │       │      └── 1,2 ── 2,2 ── ?

@@ -1,4 +1,4 @@
-"""One session's guessers. Each is queried, validated, calibrated by its record, and disabled once it fails.
+"""One session's guessers. Each is queried, validated, calibrated by its record, and disabled when it fails.
 
 Knows the committed text and the proposals; must not know the tree, nor what is verified.
 """
@@ -203,8 +203,8 @@ def _most_at_root(proposals: Sequence[Proposal]) -> float:
 def _likeliest_of(law: SparseDistribution) -> Guesses:
     """Return the likeliest tokens of a distribution as a proposal.
 
-    If nothing was drawn, they estimate best what a draw would have been worth. Equally likely tokens all count as
-    right, but as one guess.
+    If nothing was drawn, they are the best estimate of what a draw would have been worth. Several equally likely
+    tokens count as one guess, which is right if any of them comes.
     """
     most = max(law.probs)
     tokens = tuple(token for token, prob in zip(law.token_ids, law.probs, strict=True) if prob == most)

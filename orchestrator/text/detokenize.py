@@ -55,7 +55,7 @@ class IncrementalDetokenizer:
         return Piece("".join(shown), len(token_ids))
 
     def finish(self) -> Piece:
-        """Return the text that was held back, when no token will follow."""
+        """Return the text that was held back. No token may follow."""
         text, stop = self._release(self._decoder.finish())
         if stop is None:
             text, self._held = text + self._held, ""

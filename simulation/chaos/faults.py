@@ -1,6 +1,6 @@
 """The faults of a chaotic run: their kinds, times and history.
 
-Knows wires, engines and chance; must not know sessions. All of it follows from a seed.
+Knows wires, engines and randomness; must not know sessions. Everything follows from a seed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CallFault(StrEnum):
 
 @dataclass(slots=True)
 class Happened:
-    """The history of one run: counts for its checks, and lines for people."""
+    """The history of one run: counts for its checks, and lines to read."""
 
     now: Callable[[], float]
     counts: Counter[str] = field(default_factory=Counter)
@@ -53,7 +53,7 @@ class Happened:
         self.lines.append((self.now(), f"{kind} {detail}".rstrip()))
 
     def count(self, prefix: str) -> int:
-        """The count of all kinds that begin with `prefix`."""
+        """Total count of the kinds that begin with `prefix`."""
         return sum(number for kind, number in self.counts.items() if kind.startswith(prefix))
 
     def has_met(self, kind: str, stream: str) -> bool:
@@ -63,7 +63,7 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Probabilities for one call, grant or answer; no faults after `until_s`."""
+    """Probabilities of faults per call, grant or answer. No faults happen after `until_s`."""
 
     until_s: float
     target: float = 0.0
@@ -78,16 +78,16 @@ class Rates:
 
     @property
     def guesser(self) -> float:
-        """Of a guesser's answer to be a lie; where drafts fail, guessers do."""
+        """Probability that a guesser's answer is a lie. Guessers fail only in runs where drafts fail."""
         return self.draft / 4
 
 
 GROWTH_FAULTS = (CallFault.LATE, CallFault.REQUEST_LOST, CallFault.FORGOTTEN, CallFault.RAISED)
-"""Faults of a message to a draft that grows continuously; `GROWTH_LIES` are those of its updates."""
+"""Faults of a message to a draft that grows continuously. Faults of its updates are in `GROWTH_LIES`."""
 
 
 class FaultyWire(Wire):
-    """A wire on which calls are late, lost, doubled and garbled, and leases refused."""
+    """A wire that delays, loses, repeats and corrupts calls, and refuses leases."""
 
     def __init__(self, hop: HopLaw, random: Random, rates: Rates, happened: Happened) -> None:
         super().__init__(hop, random)
@@ -152,7 +152,7 @@ class FaultyWire(Wire):
             yield GROWTH_LIES[name](reply, self._random)
 
     async def grant(self, kind: str, session: str) -> None:
-        """Raises: Unavailable, and what no cluster should."""
+        """Raises: Unavailable, and errors that no cluster should raise."""
         await super().grant(kind, session)
         if self.strikes(self.rates.slow_grant):
             self._happened.note(f"{kind} lease granted late", session)
@@ -166,12 +166,12 @@ class FaultyWire(Wire):
             raise self._random.choice((Unavailable(f"no {kind} granted a lease"), RuntimeError("password=1234")))
 
     async def drain(self) -> None:
-        """Wait for what still travels by itself."""
+        """Wait for calls that arrive a second time."""
         while self._strays:
             await asyncio.wait(self._strays)
 
     def strikes(self, rate: float) -> bool:
-        """A toss for one fault."""
+        """Draw whether a fault of this rate happens now."""
         is_over = asyncio.get_running_loop().time() >= self.rates.until_s
         return not is_over and rate > 0 and self._random.random() < rate
 
@@ -209,7 +209,7 @@ class FaultyWire(Wire):
         return replies
 
     async def _again(self, engine: SimEngine[Request, Reply], batch: Sequence[Request]) -> None:
-        """The same messages reach the engine once more, later than the first time; nobody reads the replies."""
+        """Send the same messages to the engine again, later than the first time. The replies are ignored."""
         await self.travel()
         await asyncio.sleep(self.delay_s() + 1.0)
         with suppress(WorkerLost):
@@ -238,7 +238,7 @@ class FaultyWire(Wire):
 
 
 class LyingGuesser:
-    """A guesser that now and then says what no sound one says, or raises."""
+    """A guesser that sometimes returns invalid guesses, or raises."""
 
     def __init__(self, guesser: Guesser, random: Random, rates: Rates, happened: Happened) -> None:
         self._guesser = guesser
@@ -257,7 +257,7 @@ class LyingGuesser:
 
 
 class EngineFault(StrEnum):
-    """What can happen to an engine, for a while."""
+    """Temporary faults of an engine."""
 
     DEAD = "dead"
     FROZEN = "frozen"
@@ -266,18 +266,18 @@ class EngineFault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outbreak:
-    """One engine's bad time."""
+    """One temporary fault of one engine."""
 
     at_s: float
     lasts_s: float
     kind: str
-    """Of engine: target or draft."""
+    """Kind of engine: target or draft."""
     index: int
     fault: EngineFault
 
 
 async def break_out(outbreak: Outbreak, cluster: Cluster, happened: Happened) -> None:
-    """Let it happen, and be over."""
+    """Start the fault at its time, and end it."""
     fleet: Fleet[Any] = cluster.targets if outbreak.kind == "target" else cluster.drafts
     await asyncio.sleep(outbreak.at_s)
     replica = fleet.replicas[outbreak.index]

@@ -1,7 +1,7 @@
 """The invariants after every event of a chaotic run, and at its end.
 
-Knows the expected output of each stream, and looks inside the orchestrator, which no other module may: a leak or a
-growing queue cannot be seen from outside in time.
+Knows the expected output of each stream. It may look inside the orchestrator, unlike any other module, because a leak
+or a growing queue cannot be seen from outside in time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from simulation.engines import logprob_of
 from simulation.rig import Rig, SimTokenizer
 
 MAX_TASKS_A_SESSION = 14
-"""Most tasks of one session: lateness, deadline, two leases, four messages to a draft and to one just left, and ending
-tasks."""
+"""Largest number of tasks of one session: lateness, deadline, two leases, four messages to the current draft and to
+one just left, and ending tasks."""
 MAX_TASKS_A_DRAFT = 10
-"""The same that each further draft adds."""
+"""Number of additional tasks for each further draft."""
 HORIZON_S = 600.0
-"""Most seconds of a stream: it must have ended by then, whatever its faults."""
+"""Time in seconds by which every stream must have ended, whatever the faults."""
 
 
 def require(condition: bool, what: str) -> None:
@@ -42,14 +42,14 @@ class Stream:
 
     script: StreamScript
     tokens: list[int] = field(init=False)
-    """Output so far, what was resumed included."""
+    """Output so far, including resumed tokens."""
     num_relaxed: int = 0
-    """Of them, those that are not the target's own."""
+    """Number of output tokens that are not the target's own."""
     text: str = ""
     is_live: bool = False
-    """Being read."""
+    """Whether the client is reading it."""
     last: Chunk | None = None
-    """The one with the finish reason."""
+    """The last chunk, which has the finish reason."""
     error: OutriderError | None = None
     was_cancelled: bool = False
 
@@ -88,8 +88,10 @@ class Stream:
             self._finish(chunk)
 
     def _allowed(self, chunk: Chunk) -> tuple[int, ...]:
-        """What a relaxed rule may say here: its tokens as far as each is the target's own after those before it, or a
-        guess that the target tolerates there."""
+        """The longest prefix of the chunk that a relaxed rule allows here.
+
+        Each token must be the target's own after the tokens before it, or a guess that the target tolerates.
+        """
         request, allowed = self.script.request, list[int]()
         spec = SequenceSpec(len(request.prompt), request.sampling, request.verification, lenience=request.lenience)
         for token, is_guess in zip(chunk.token_ids, chunk.is_guess, strict=False):
@@ -102,7 +104,7 @@ class Stream:
         return tuple(allowed)
 
     def _ending(self) -> tuple[tuple[int, ...], FinishReason]:
-        """What the output ought to be in all, and why it ends there."""
+        """The expected whole output, and why it ends."""
         request = self.script.request
         if request.rule.is_lossless:
             return self.script.expected, self.script.reason
@@ -133,17 +135,15 @@ class Stream:
 
 @dataclass(slots=True)
 class Watch:
-    """Checks the orchestrator's invariants."""
-
     rig: Rig
     loop: VirtualLoop
     happened: Happened
     streams: Sequence[Stream]
     problems: list[AssertionError] = field(default_factory=list)
-    """Violations that clients have found."""
+    """Violations found by clients."""
 
     def check(self) -> None:
-        """Check what must hold now; called tens of thousands of times a second, so messages are made on failure only.
+        """Check the invariants. Called tens of thousands of times per second, so messages are built on failure only.
 
         Raises: AssertionError.
         """
@@ -185,20 +185,20 @@ class Watch:
         require(is_explained, f"{stream.name}: ended by {stream.error!r}, which nothing explains")
 
     def check_success(self, stream: Stream) -> None:
-        """Check that a fault explains each loss of a target that this stream has survived. Raises: AssertionError."""
+        """Check that faults explain all target failures that this stream survived. Raises: AssertionError."""
         assert stream.last is not None, "only what has finished is a success"
         assert stream.last.stats is not None, "checked when the last chunk came"
         num_failures = stream.last.stats.num_target_failures
         require(self._can_have_failed(num_failures), f"{stream.name}: {num_failures} targets failed it for no reason")
 
     def _can_have_failed(self, num_times: int) -> bool:
-        """Whether this number of target failures can have met one stream. One outbreak of an engine can cause many."""
+        """Whether the faults can explain `num_times` target failures of one stream. One engine fault can cause many."""
         count = self.happened.count
         num_harmless = count(f"target call {CallFault.TWICE}") + count(f"target call {CallFault.FORGOTTEN}")
         return count("target engine") > 0 or num_times <= count("target call") - num_harmless
 
     def check_nothing_is_left(self) -> None:
-        """After the service has been closed. Raises: AssertionError."""
+        """Check for leaks after the service was closed. Raises: AssertionError."""
         service, cluster = self.rig.service, self.rig.cluster
         _check_is_idle(service)
         for fleet in (cluster.targets, cluster.drafts):

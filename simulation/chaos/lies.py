@@ -1,8 +1,8 @@
-"""Corrupt replies, as a broken engine or network may send them.
+"""Corrupt replies that a broken engine or network may send.
 
-Each lie takes a sound reply and a source of chance. A draft may lie about anything, and the output must not change. Of
-a target's lies only detectable ones are here: its tokens are the output, so nothing guards against a target that emits
-another token.
+Each lie takes a valid reply and a random source. A draft may lie about anything; the output must not change. For a
+target there are only detectable lies: its tokens are the output, so nothing can detect a target that emits another
+token.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ GUESSER_LIES: dict[str, Callable[[Guesses, Random], Any]] = {
     "no guesses but nonsense": lambda _, r: r.choice((None, 7, "guesses")),
     "an error": _raise,
 }
-"""In place of what a guesser proposes."""
+"""Values returned in place of a guesser's proposal."""
 
 
 def _told(draft_update: Any, **changes: Any) -> Any:
-    """Raises: ValueError where the record itself refuses the lie."""
+    """Replace columns of the new nodes. Raises: ValueError if the record itself rejects the lie."""
     return replace(draft_update, new_nodes=replace(draft_update.new_nodes, **changes))
 
 

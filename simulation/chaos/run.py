@@ -1,6 +1,6 @@
 """One chaotic run from one seed: a few streams, a small cluster, and faults of every kind.
 
-The same seed gives the same run, event by event: `python -m simulation --seed N` tells what happened.
+The same seed gives the same run, event by event. `python -m simulation --seed N` prints the events.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Story:
 
 
 def run_seed(seed: int) -> Story:
-    """The story of a seed; its error is None when every invariant held."""
+    """Run one seed. The story's `error` is None if every invariant held."""
     logger = logging.getLogger("orchestrator")
-    level, logger.level = logger.level, logging.CRITICAL  # it reports what it survives, and that is a lot here
+    level, logger.level = logger.level, logging.CRITICAL  # it logs every survived fault, and there are many
     try:
         return _Run(script_of(seed)).run()
     finally:
@@ -58,7 +58,7 @@ class _Run:
         self._script = script
         self._loop = new_loop(lambda: self._watch.check())
         self._happened = Happened(self._loop.time)
-        self._random = random = Random(script.seed)  # noqa: S311  chance that can be repeated is the point
+        self._random = random = Random(script.seed)  # noqa: S311  randomness must be reproducible
         self._rig = Rig(
             script.blueprint,
             self._loop,
@@ -84,7 +84,7 @@ class _Run:
         return Story(self._script.seed, self._counts(), self._happened.lines, error)
 
     async def _all(self) -> None:
-        """Run all streams and outbreaks, then end the service, after which nothing may be left."""
+        """Run all streams and faults, close the service, and check for leaks."""
         for outbreak in self._script.outbreaks:
             self._spawn(break_out(outbreak, self._rig.cluster, self._happened), "outbreak")
         for stream in self._streams:
@@ -97,14 +97,14 @@ class _Run:
         await self._rig.service.close()
         for wire in (self._rig.target_wire, self._rig.draft_wire):
             await wire.drain()
-        await asyncio.sleep(2 * self._script.blueprint.limits.reply_timeout_s)  # for calls that nobody answers
+        await asyncio.sleep(2 * self._script.blueprint.limits.reply_timeout_s)  # let unanswered calls time out
         self._watch.check_nothing_is_left()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
 
     async def _client(self, stream: Stream) -> None:
-        """Read a stream, and perhaps leave it early."""
+        """Read a stream, possibly leaving it early."""
         script = stream.script
         await asyncio.sleep(script.start_s)
         reading = asyncio.create_task(self._read(stream), name=f"reader of {stream.name}")
@@ -142,9 +142,9 @@ class _Run:
             self._watch.problems.append(problem)
 
     def _let_guessers_lie(self) -> None:
-        """Sessions get guessers of which each may lie or raise; by dice of their own."""
+        """Let each guesser lie or raise at times. Uses a random source of its own."""
         script, guessers = self._script, self._rig.service._pair.guessers
-        random = Random(f"lies of guessers {script.seed}")  # noqa: S311  chance that can be repeated is the point
+        random = Random(f"lies of guessers {script.seed}")  # noqa: S311  randomness must be reproducible
         guessers._index = _index_of(script)
         make = guessers.panel
 
@@ -157,7 +157,7 @@ class _Run:
         guessers.panel = lying  # type: ignore[method-assign, assignment]
 
     def _deliver_some_twice(self) -> None:
-        """Deliver answers to sessions twice, which no batcher does: the session's own check is the last guard."""
+        """Deliver some answers to sessions twice, which no batcher does. Tests the session's own check."""
         runner = self._rig.service._runner
         pools: list[Any] = [runner._targets, *runner._drafts]
         for pool in pools:
@@ -173,7 +173,7 @@ class _Run:
         return deliver_perhaps_twice
 
     def _count_what_policies_see(self) -> None:
-        """Count hits, misses and trees, so that a chaos without them is noticed."""
+        """Count hits, misses and trees, so that runs without them are noticed."""
         policies = self._rig.service._policies
         make, counts = policies.policy, self._happened.counts
 
@@ -209,7 +209,7 @@ class _Run:
 
 
 def _index_of(script: Script) -> CorpusIndex:
-    """A corpus of what the streams are to say, so that retrieval is right now and then."""
+    """A corpus of the expected outputs, so that retrieval is sometimes right."""
     vocab_size = script.blueprint.text.vocab_size
     documents = [(*stream.request.prompt[-2:], *stream.expected) for stream in script.streams]
     return CorpusIndex(*encode_index(documents, vocab_size=vocab_size, vocabulary="simulated"))

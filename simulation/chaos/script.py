@@ -1,7 +1,7 @@
-"""The script of a seed: the cluster, the settings, the streams and the faults of one chaotic run.
+"""The script of a seed: the cluster, settings, streams and faults of one chaotic run.
 
-Knows chance and records; runs nothing. Times and sizes are small, so that thousands of scripts run in a minute, and
-uneven, so that drafts are early, late and absent.
+Knows randomness and records; runs nothing. Times and sizes are small, so that thousands of scripts run in a minute, and
+vary, so that drafts are early, late or absent.
 """
 
 from __future__ import annotations
@@ -31,21 +31,19 @@ class StreamScript:
 
     request: GenerationRequest
     expected: tuple[int, ...]
-    """The whole output, resumed tokens included; with a relaxed rule that of plain decoding."""
+    """The whole output, including resumed tokens; under a relaxed rule, the output of plain decoding."""
     reason: FinishReason
     start_s: float
     pause_s: float
-    """Between chunks: a slow reader."""
+    """Seconds between chunks; above 0 for a slow reader."""
     cancel_after_s: float | None
     text: Text
     has_infallible_draft: bool
-    """Whether the draft always guesses right, in chains alone: then no guess may ever be rejected."""
+    """Whether the draft is always right and drafts only chains. Then no guess may be rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One run."""
-
     seed: int
     blueprint: Blueprint
     rates: Rates
@@ -55,8 +53,8 @@ class Script:
 
 
 def script_of(seed: int) -> Script:
-    """The same for the same seed, on every machine."""
-    random = Random(f"chaos {seed}")  # noqa: S311  chance that can be repeated is the point
+    """The script of a seed, the same on every machine."""
+    random = Random(f"chaos {seed}")  # noqa: S311  randomness must be reproducible
     is_infallible = random.random() < 0.25
     speculation = _speculation(random)
     if is_infallible:
@@ -124,7 +122,7 @@ def _speculation(random: Random) -> SpeculationConfig:
 
 
 def _guessers(chance: float, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The draft alone half of the time, else with others beside it, or others alone."""
+    """Half of the time the draft alone; else all sources, the draft and one guesser, or guessers alone."""
     others = names[1:]
     choices = (names, ("draft", others[0]), ("draft", others[-1]), others)
     return ("draft",) if chance >= 0.5 else choices[int(chance * 2 * len(choices))]
@@ -184,12 +182,12 @@ def _stream(random: Random, text: Text, number: int, has_infallible_draft: bool,
 
 
 def _own_guessers(random: Random) -> tuple[str, ...]:
-    """Those that a request names itself, if it does."""
+    """Guessers named by the request itself, often none."""
     return _guessers(random.random(), SOURCES) if random.random() < 0.2 else ()
 
 
 def _relaxed(seed: int, streams: Sequence[StreamScript]) -> tuple[StreamScript, ...]:
-    """Now and then a stream has a relaxed rule instead: by dice of their own, so that all else is as it was without."""
+    """Give some streams a relaxed rule. Uses a random source of its own, so that nothing else changes."""
     random = Random(f"relaxed {seed}")  # noqa: S311  as above
     return tuple(_with_relaxed_rule(random, each) if random.random() < RELAXED_SHARE else each for each in streams)
 
@@ -204,7 +202,7 @@ def _with_relaxed_rule(random: Random, stream: StreamScript) -> StreamScript:
 def ending_of(
     tokens: Sequence[int], stop_ids: frozenset[int], ignore_eos: bool
 ) -> tuple[tuple[int, ...], FinishReason]:
-    """Where this output ends, and why."""
+    """The output up to its end, and why it ends there."""
     ending = stop_ids if ignore_eos else stop_ids | {EOS}
     for index, token in enumerate(tokens):
         if token in ending:

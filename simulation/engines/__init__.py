@@ -1,4 +1,4 @@
-"""Engines without models: laws of agreement and time in place of them."""
+"""Engines without models: laws of agreement and of time take their place."""
 
 from simulation.engines.agreement import steady_law
 from simulation.engines.base import SimEngine

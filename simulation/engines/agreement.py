@@ -1,7 +1,7 @@
-"""A law of agreement from one number, for pairs without traces.
+"""A law of agreement from one number, for pairs without recordings.
 
-Knows how the demo pair's figures depend on each other (docs/simulation.md), and assumes the same of other pairs. Tokens
-agree independently of each other, which those of real text do not.
+Assumes that the figures of any pair depend on each other as the demo pair's do (docs/simulation.md). Tokens agree
+independently of each other, unlike in real text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NUM_RANKS = 33
 
 
 def steady_law(acceptance: float, temperature: float) -> SteadyLaw:
-    """The law of a pair whose coupled acceptance (at T = 0: greedy agreement) is `acceptance`."""
+    """The law of a pair with this coupled acceptance (at T = 0: this greedy agreement)."""
     rest = 1.0 - acceptance
     tail = [rest * (miss_curve(rank - 1) - miss_curve(rank)) for rank in range(1, NUM_RANKS)]
     shares = (acceptance, *tail)
@@ -23,7 +23,8 @@ def steady_law(acceptance: float, temperature: float) -> SteadyLaw:
 
 
 def rejection_acceptance(coupled: float) -> float:
-    """Between coupled acceptance and the most that goes with it, 2a / (1 + a), where it was measured to be.
+    """Acceptance by rejection, given coupled acceptance a: 0.4 of the way from a to its bound 2a / (1 + a), as
+    measured.
 
     Source: the bound is Daliri et al. 2024, (1 - TV) / (1 + TV) <= a.
     """
@@ -32,7 +33,8 @@ def rejection_acceptance(coupled: float) -> float:
 
 
 def _shares_without_noise(acceptance: float, temperature: float) -> tuple[float, ...]:
-    """Ranks of the target's sample by the draft's own order: the hotter, the flatter, fitted at T = 0, 0.7 and 1."""
+    """Distribution of the target's sample over the draft's ranks without noise: flatter when hotter. Fitted at T = 0,
+    0.7, 1."""
     heat = min(temperature, 1.0)
     head, exponent = acceptance * (1.0 - 0.5 * heat**2), 1.2 - 0.92 * heat
     tail = [(1.0 - head) * (rank**-exponent - (rank + 1) ** -exponent) for rank in range(1, NUM_RANKS)]

@@ -1,7 +1,7 @@
-"""The common part of both simulated engines: the real protocol, and continuous batching on a law of time.
+"""The common part of both simulated engines: the real protocol, and continuous batching with a law for pass times.
 
-Knows messages, rows and time; subclasses compute (`target`, `draft`). `core.protocol` judges messages, as with the real
-engines, so that an orchestrator behaves here as it does there.
+Knows messages, rows and time; subclasses compute (`target`, `draft`). Messages are checked by `core.protocol`, as in
+the real engines, so the orchestrator sees the same behaviour.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Job(Generic[Request]):
     request: Request
     held: HeldTokens
     pending: list[int]
-    """Number of committed tokens that no pass has taken yet."""
+    """Committed tokens that no pass has taken yet."""
     arrived_s: float
     started_s: float | None = None
     num_passes: int = 0
@@ -48,7 +48,7 @@ class Job(Generic[Request]):
 
     @property
     def is_decoding(self) -> bool:
-        """The end of a chunked prompt is paced like its chunks."""
+        """Whether the job decodes. The last chunk of a prompt is scheduled like its other chunks."""
         return len(self.pending) <= (MIN_CHUNK_TOKENS if self.num_passes else DECODE_TOKENS)
 
     def timing(self, now_s: float) -> Timing:
@@ -60,15 +60,14 @@ class Job(Generic[Request]):
 class SimEngine(ABC, Generic[Request, Reply]):
     """One incarnation of an engine.
 
-    A step takes all jobs that are ready; later ones wait for the next.
-    After a kill every call raises WorkerLost.
+    A step takes all jobs that are ready; later ones wait for the next step. After `kill` every call raises WorkerLost.
     """
 
     def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw) -> None:
         self.engine_id = engine_id
         self.epoch = epoch
         self.slowness = 1.0
-        """Factor on the law's duration of passes."""
+        """Factor on the duration of every pass."""
         self.busy_s = 0.0
         self.num_passes = 0
         self.num_rows = 0
@@ -84,16 +83,16 @@ class SimEngine(ABC, Generic[Request, Reply]):
         self._thaw = asyncio.Event()
         self._thaw.set()
         self.stepped_s = 0.0
-        """End of the last pass."""
+        """When the last pass ended, in seconds."""
         self._free_since_s: float | None = None
-        """End of the last pass, if another follows at once."""
+        """When the last pass ended, if another follows at once; else None."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.engine_id} epoch {self.epoch}, {len(self._jobs)} jobs>"
 
     @property
     def sessions(self) -> Sequence[str]:
-        """Names of the sessions that have state here."""
+        """Sessions that have state here."""
         return tuple(self._sessions)
 
     # Messages
@@ -120,24 +119,25 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
         for request in batch:
             if request.stamp in stamps:
-                stamps.discard(request.stamp)
+                stamps.remove(request.stamp)
                 self._open[request.stamp] = pass_on
                 self._put(request)
-        await ended
+        if num_open:
+            await ended
 
     def has(self, stamp: Stamp) -> bool:
-        """Whether it has this request, and has not answered it."""
+        """Whether the engine has this request and has not answered it."""
         return any(job.request.stamp == stamp for job in self._jobs)
 
     def release(self, sessions: Sequence[str]) -> None:
-        """Free the state of these sessions; later messages have no effect."""
+        """Free the state of these sessions. Later messages for them have no effect."""
         for session in sessions:
             self._ended.add(session)
             if (held := self._sessions.pop(session, None)) is not None:
                 self._supersede(held)
 
     def forget(self, session: str) -> None:
-        """Drop the state of an idle session, as an engine without room does."""
+        """Drop the state of an idle session, as a full engine does."""
         if not any(job.request.stamp.session == session for job in self._jobs):
             self._sessions.pop(session, None)
 
@@ -194,9 +194,10 @@ class SimEngine(ABC, Generic[Request, Reply]):
         return bool(self._jobs)
 
     async def _step(self) -> tuple[float, float]:
-        """One forward pass over the jobs that are ready, and their replies; returns when the pass began and ended.
+        """Run one forward pass over the jobs that are ready, and answer them. Return when the pass began and ended.
 
-        A real engine reads messages between passes, so a message during this one finds its tokens held.
+        A real engine reads messages between passes. So tokens of the pass already count as held for a message that
+        arrives during it.
         """
         shares = self._plan(self._ready())
         num_rows = sum(num_tokens + num_guesses for _, num_tokens, num_guesses in shares)
@@ -256,13 +257,13 @@ class SimEngine(ABC, Generic[Request, Reply]):
             pass_on(WorkerLost(f"{self.engine_id} died"))
 
     def freeze(self) -> None:
-        """Stand still after the pass in progress, without dying: as a stopped process does, it reads no message."""
+        """Stop after the current pass without dying. Like a stopped process, the engine then reads no messages."""
         self._thaw.clear()
 
     def thaw(self) -> None:
         self._thaw.set()
 
-    # Where target and draft differ
+    # Interface for subclasses
 
     @abstractmethod
     def _begin(self, request: Request, held: HeldTokens, now_s: float) -> Job[Request] | Reply | None:

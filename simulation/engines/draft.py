@@ -1,7 +1,7 @@
-"""A draft engine without a model: it grows trees by the real engine's rules, with a law's time for each pass.
+"""A draft engine without a model. It grows trees by the real engine's rules and takes pass times from a law.
 
-In rejection and block mode it samples by itself, and its sample is the target's token as often as real verification
-would accept it: the acceptance test runs here, so that the target's text stays the output.
+In rejection and block mode it samples, and its sample equals the target's token as often as real verification would
+accept it. The acceptance test runs here, so that the output is always the target's text.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ GrowthJob: TypeAlias = Job[DraftRequest]
 
 
 class SimDraft(SimEngine[DraftRequest, DraftReply]):
-    """Guesses by the text's law of agreement."""
+    """A draft that guesses by the text's law of agreement."""
 
     def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw, *, has_noise: bool = True) -> None:
-        """`has_noise`: it ranks its candidates with the noise that it shares with the target."""
+        """`has_noise`: the draft ranks candidates with the noise that it shares with the target."""
         super().__init__(engine_id, epoch, text, law)
         self._has_noise = has_noise
         self._growing: list[GrowthJob] = []
-        """Jobs with a part in the pass under way, or in the last."""
+        """Jobs in the current pass, or in the last one."""
         self._feeding: list[HeldTokens] = []
-        """Sequences with nodes in it."""
+        """Sequences with nodes in that pass."""
 
     def _begin(self, request: DraftRequest, held: HeldTokens, now_s: float) -> GrowthJob | DraftUpdate | None:
         job: GrowthJob = Job(request, held, held.rebase_to_grow(request, request.growth).pending, now_s)
@@ -42,7 +42,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         return any(job.pending or job.held.builder.best_path_prob > 0.0 for job in self._jobs)
 
     def _ready(self) -> list[GrowthJob]:
-        """Continuous growth shares the rows of a pass, the likeliest nodes of all sessions first."""
+        """Jobs of the next pass. Continuous growth shares its rows: the likeliest nodes of all sessions first."""
         _feed([job for job in self._jobs if not job.pending and job.held.builder.best_path_prob > 0.0])
         self._feeding = [job.held for job in self._jobs if job.held.builder.feeding]
         self._growing = [job for job in self._jobs if job.pending or job.held.builder.feeding]
@@ -57,7 +57,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
                 self._take_nodes(job.held)
 
     async def _step(self) -> tuple[float, float]:
-        """The results of nodes that were pruned meanwhile are dropped."""
+        """Run one pass. Results of nodes that were pruned meanwhile are dropped."""
         num_before = self.num_rows
         began_s, ended_s = await super()._step()
         for held in self._feeding:
@@ -74,7 +74,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         return began_s, ended_s
 
     def _take_nodes(self, held: HeldTokens) -> None:
-        """The draft's candidates after each of the nodes that are being fed."""
+        """Compute the candidates after each node being fed."""
         builder, places = held.builder, {0: self._text.place(held.log, held.spec)}
         said = [self._says(held, node, self._place_of(builder, node, places)) for node in builder.being_fed]
         held.hold(said)
@@ -110,7 +110,7 @@ def _done(job: GrowthJob, now_s: float) -> DraftUpdate:
 
 
 def _feed(jobs: Sequence[GrowthJob]) -> None:
-    """The nodes of the next pass: all of growth that ends by itself, and the likeliest of the others."""
+    """Choose the nodes of the next pass: all those of growth that ends by itself, and the likeliest of the others."""
     for job in jobs:
         if job.request.growth.ends:
             job.held.builder.feed_pass(job.request.growth.rows_per_pass)

@@ -1,7 +1,7 @@
-"""Hardware to simulate: how long passes take, how far engines are, and some of both by name.
+"""Simulated hardware: durations of passes, network delays, and presets of both by name.
 
-Laws of time, nothing else, of the kind that one can measure on one's own hardware in a minute. The large pairs' are
-those that a real engine can be paced as (`core.costs.pass_law`); "this-machine" was measured (docs/log/2026-11.md).
+Only laws of time, of a kind that takes a minute to measure on one's own hardware. The large pairs use the laws that a
+real engine can be paced as (`core.costs.pass_law`); "this-machine" was measured (docs/log/2026-11.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from core.costs import PASS_LAWS, PassLaw
 
 @dataclass(frozen=True, slots=True)
 class EngineLaw:
-    """One engine: the law of its passes, and the most rows of one."""
+    """Law of one engine: duration of a pass, and limits of its rows."""
 
     pass_s: PassLaw
     max_step_tokens: int = 512
@@ -23,11 +23,11 @@ class EngineLaw:
 
 @dataclass(frozen=True, slots=True)
 class HopLaw:
-    """The wire's share of a call, there and back."""
+    """Network delay of a call, both ways together."""
 
     round_trip_s: float
     jitter: float = 0.0
-    """Mean of the exponential delay that comes on top, as a share of the round trip."""
+    """Mean of an additional exponential delay, as a share of the round trip."""
 
     def one_way_s(self, random: Random) -> float:
         extra = self.jitter * random.expovariate(1.0) if self.jitter else 0.0
@@ -39,7 +39,7 @@ NEAR = HopLaw(0.001)
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One replica of each model, and the way to each."""
+    """One replica of each model, and the network to each."""
 
     about: str
     target: EngineLaw
@@ -49,12 +49,12 @@ class Hardware:
 
 
 def large_target(pass_s: float) -> EngineLaw:
-    """A target bound by memory, with this duration for a few rows."""
+    """A memory-bound target whose passes of a few rows take `pass_s` seconds."""
     return _on_gpu(PassLaw.memory_bound(pass_s))
 
 
 def small_draft(pass_s: float, flat_rows: int = 64) -> EngineLaw:
-    """A draft on a small GPU: constant up to a number of rows, and in proportion beyond."""
+    """A draft on a small GPU: `pass_s` seconds up to `flat_rows` rows, proportional beyond."""
     return _on_gpu(PassLaw.flat(pass_s, flat_rows))
 
 
@@ -63,7 +63,7 @@ def _on_gpu(law: PassLaw) -> EngineLaw:
 
 
 def _pair(about: str, target: str, draft: str, draft_hop: HopLaw = NEAR) -> Hardware:
-    """Two of the models that have a law by name, the target near."""
+    """Two models of `PASS_LAWS`. The target is near."""
     return Hardware(about, _on_gpu(PASS_LAWS[target]), _on_gpu(PASS_LAWS[draft]), NEAR, draft_hop)
 
 

@@ -1,6 +1,6 @@
-"""Agreement as it was measured on a real pair: `bench.models.traces` records it, `TraceLaw` replays it.
+"""Recorded agreement of a real pair: `bench.models.traces` records it, `TraceLaw` replays it.
 
-Knows the file and the meaning of its numbers; must not know their models.
+Knows the file format; must not know the models.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from core.speculation import MAX_RANKS
 from simulation.engines.texts import NEVER_RANKED, Agreement
 
 DEMO_TRACES = Path(__file__).parents[1] / "traces" / "demo.npz"
-"""Of the embedded demo pair: 40 held-out prompts, 160 tokens each, at three temperatures."""
+"""Recording of the embedded demo pair: 40 held-out prompts, 160 tokens each, at three temperatures."""
 RECORDED_TEMPERATURES = (0.0, 0.7, 1.0)
 MAX_RANK = 255
-"""Stands for this rank and all above."""
+"""Stands for this rank and all above it."""
 MAX_GAMMA = 8
-"""Longest chain that was judged by block verification."""
+"""Longest chain recorded for block verification."""
 SHARE_RANKS = (0, 1, 2, 3, 4, 5, 6, 7, 11, 15, 23, 31)
-"""Ranks whose share relative to the first is stored; those between are interpolated, in log-log."""
+"""Ranks whose share relative to the first is stored. Shares between them are interpolated in log-log."""
 SHARE_STEP = 1 / 16
-"""Step of the logarithm in which it is stored."""
+"""Step of the logarithm of a stored share."""
 
 
 _LOG_RANKS = np.log(np.arange(1, MAX_RANKS + 1))
@@ -57,7 +57,7 @@ COLUMNS = {
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TraceLaw:
-    """Text `seed` is recording `seed`, and goes on with the next one where that ends."""
+    """Text `seed` replays recording `seed`, followed by the next recordings."""
 
     columns: dict[Column, NDArray[np.uint8]]  # each [texts, tokens]
     blocks: NDArray[np.uint8] | None  # [texts, tokens, MAX_GAMMA]
@@ -65,7 +65,7 @@ class TraceLaw:
 
     @classmethod
     def load(cls, temperature: float, path: Path = DEMO_TRACES) -> TraceLaw:
-        """Raises: KeyError when nothing was recorded at this temperature."""
+        """Raises: KeyError if nothing was recorded at this temperature."""
         traces, suffix = _read(path), f"@{temperature:g}"
         columns = {column: traces[f"{column}{suffix}"] for column in COLUMNS}
         return cls(columns, traces.get(f"blocks{suffix}"), traces[f"shares{suffix}"])
@@ -88,7 +88,7 @@ class TraceLaw:
         )
 
     def num_accepted_of_block(self, seed: int, index: int, num_guesses: int) -> int | None:
-        """None beyond what was recorded: longer chains, and greedy decoding, which needs none of it."""
+        """None if not recorded: chains longer than `MAX_GAMMA`, and greedy decoding, which does not need it."""
         if self.blocks is None or num_guesses > MAX_GAMMA:
             return None
         text, token = self._find(seed, index)

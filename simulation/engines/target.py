@@ -1,4 +1,4 @@
-"""A target engine without a model: it accepts guesses that equal its own text, with a law's time for each pass."""
+"""A target engine without a model. It accepts guesses that equal its own text and takes pass times from a law."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ VerifyJob = Job[VerifyRequest]
 
 
 class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
-    """Under all lossless verifications it follows the block down its own text; a relaxed one may leave it.
+    """A target that follows a block as long as it equals its own text. Under relaxed rules it may leave that text.
 
-    In rejection and block mode the draft has run the acceptance test already: its sample is the text's token exactly
-    where a real target would accept it (`simulation.engines.draft`).
+    In rejection and block mode the draft has already run the acceptance test: its sample equals the text's token
+    exactly if a real target would accept it (`simulation.engines.draft`).
     """
 
     def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw) -> None:
@@ -72,7 +72,7 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
         return Outcome(tuple(path), tokens[-1], num_relaxed, samples), logprobs
 
     def _accepted(self, block: TokenTree, parent: int, place: Place, spec: SequenceSpec) -> int | None:
-        """The child that stands: the text's own token, or else one that a relaxed rule tolerates."""
+        """The accepted child: the text's own token, or else one that a relaxed rule tolerates."""
         own = block.child(parent, place.next_token)
         if own is not None or spec.rule.is_lossless:
             return own
@@ -128,5 +128,5 @@ def _verdict(
 
 
 def logprob_of(token: int) -> TokenLogprobs:
-    """A figure that tells to which token it belongs."""
+    """A made-up log probability that identifies its token."""
     return TokenLogprobs(-token / 64.0)

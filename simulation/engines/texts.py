@@ -1,9 +1,9 @@
-"""The two models as functions of the prefix: the target's text, and the draft's ranks of its tokens.
+"""Both models as functions of the prefix: the target's text, and the draft's ranking of its tokens.
 
 Knows tokens and laws of agreement; must not know engines, messages or time. The target's token is a hash of the whole
-prefix and the seed, so any token that is lost, repeated or changed changes all that follow it. A separate law gives the
-draft's acceptance: a rank-wise one (`SteadyLaw`), or a recording of two real models (`simulation.traces`). Off the
-target's own text the draft's candidates are as good as any: none of them will ever be accepted.
+prefix and the seed, so any token that is lost, repeated or changed changes all tokens after it. A separate law gives
+the draft's acceptance: by rank (`SteadyLaw`), or from a recording of two real models (`simulation.engines.recorded`).
+Off the target's own text the draft's candidates are arbitrary, since none of them is ever accepted.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from core.text import TokenLog, extended
 
 EOS = 0
 TYPICAL_SHARE = 0.3
-"""Of other guesses, those that typical acceptance lets stand."""
+"""Share of wrong guesses that typical acceptance accepts."""
 _WORD = 2**64 - 1
 
 
 def mix(first: int, second: int = 0, third: int = 0) -> int:
-    """64 well-mixed bits of three integers. Source: the finalizer of Steele et al. 2014 (SplitMix64)."""
+    """Mix three integers into 64 bits. Source: the finalizer of Steele et al. 2014 (SplitMix64)."""
     state = (first * 0x9E3779B97F4A7C15 + second * 0xD1B54A32D192ED03 + third * 0x8CB92BA72F3D8DD7 + 1) & _WORD
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
@@ -38,39 +38,39 @@ def fraction(bits: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How draft and target agree about one token of the target's text. Ranks count from 0, the draft's likeliest."""
+    """Agreement of draft and target about one token of the target's text. Ranks count from 0, the likeliest."""
 
     rank: int
     """Rank of the target's token among the draft's candidates, both with the shared noise."""
     plain_rank: int
-    """The same without noise on the draft's side."""
+    """The same rank if the draft does not use the noise."""
     alpha: float
-    """Chance that rejection accepts the draft's own sample: sum of min(p, q)."""
+    """Chance that rejection accepts the draft's sample: the sum of min(p, q)."""
     confidence: float
-    """The draft's confidence in its first candidate, the shared noise included."""
+    """Share of the draft's first candidate, with the shared noise."""
     entropy: float = 0.0
-    """Of the draft, in nats."""
+    """Entropy of the draft's distribution, in nats."""
     plain_confidence: float = 0.5
-    """The draft's largest probability."""
+    """Largest probability of the draft's distribution."""
     shares: tuple[float, ...] = ()
-    """Of the draft's candidates, the shared noise included; none where nothing is known of them."""
+    """Shares of the draft's candidates, with the shared noise; empty if unknown."""
 
 
 class Law(Protocol):
-    """Agreement all along a text."""
+    """Agreement at every token of a text."""
 
     def at(self, seed: int, index: int) -> Agreement:
-        """About output token `index` of the text that `seed` names."""
+        """Agreement about output token `index` of text `seed`."""
         ...
 
     def num_accepted_of_block(self, seed: int, index: int, num_guesses: int) -> int | None:
-        """Number of `num_guesses` guesses that block verification accepts; None to use `alpha` alone."""
+        """Number of `num_guesses` guesses that block verification accepts; None to derive it from `alpha`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SteadyLaw:
-    """Every token alike, independently: it has rank r with probability `shares[r]`, and a higher one otherwise."""
+    """All tokens agree alike and independently: rank r has probability `shares[r]`, unlisted ranks the rest."""
 
     shares: tuple[float, ...] = (0.75, 0.12, 0.05, 0.03)
     plain_shares: tuple[float, ...] = (0.6, 0.1, 0.05)
@@ -110,17 +110,17 @@ class Place:
 
     prefix_hash: int
     index: int
-    """Of the next token in the output."""
+    """Index of the next token in the output."""
     seed: int
     is_true: bool
     """Whether the prefix is the target's own text."""
     next_token: int
-    """The target's token after it."""
+    """The target's token after the prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Target and draft of one pair. Token ids are 1 to `vocab_size` - 1, and `EOS` where a text ends."""
+    """Target and draft of one pair. Token ids are 1 to `vocab_size` - 1, and `EOS` at the end of a text."""
 
     law: Law
     vocab_size: int = 1000
@@ -128,11 +128,11 @@ class Text:
     """Chance that a token ends the text."""
 
     def place(self, log: TokenLog, spec: SequenceSpec) -> Place:
-        """The place after all of `log`, which is the target's text as far as it goes."""
+        """The place after `log`, which must be the target's text."""
         return self._place(log.base(len(log)).prefix_hash, len(log) - spec.prompt_len, spec.sampling.seed, True)
 
     def after(self, place: Place, token: int) -> Place:
-        """The place one token further."""
+        """The place after one more token."""
         is_true = place.is_true and token == place.next_token
         return self._place(extended(place.prefix_hash, token), place.index + 1, place.seed, is_true)
 
@@ -151,7 +151,7 @@ class Text:
         return list(log.since(len(prompt)))
 
     def coupled(self, place: Place, num_ranks: int, *, has_noise: bool = True) -> Candidates:
-        """The draft's candidates where both sides draw with the same noise, or are greedy."""
+        """The draft's candidates in coupled and greedy decoding."""
         agreement = self._agreement(place)
         ranked = self._ranked(place, agreement.rank if has_noise else agreement.plain_rank, num_ranks)
         if not has_noise:
@@ -159,27 +159,29 @@ class Text:
         return Candidates(ranked, agreement.confidence, agreement.entropy, shares=agreement.shares[:num_ranks])
 
     def sampled(self, place: Place, *, is_right: bool) -> Candidates:
-        """The draft's candidates where it samples by itself; the caller decides whether its sample is right."""
+        """The draft's candidates if it samples. The caller decides whether its sample is right."""
         agreement = self._agreement(place)
         sample = place.next_token if is_right and place.is_true else self._filler(place, self.vocab_size - 3)
         q = SparseDistribution.certain(sample)
         return Candidates((sample,), agreement.plain_confidence, agreement.entropy, sample, q)
 
     def accepted(self, place: Place, token: int) -> Place:
-        """The place behind a token that the target lets stand, be it its own or not."""
+        """The place after an accepted token, whether or not it is the target's own."""
         return self._place(extended(place.prefix_hash, token), place.index + 1, place.seed, True)
 
     def tolerates(self, place: Place, token: int, spec: SequenceSpec) -> bool:
-        """Whether a relaxed rule lets a guess stand that is not the target's own token."""
+        """Whether a relaxed rule accepts a guess that is not the target's own token."""
         share = 1.0 - spec.lenience if spec.rule.takes_lenience else TYPICAL_SHARE
         return not spec.rule.is_lossless and fraction(mix(place.prefix_hash, place.seed, token)) < share
 
     def is_accepted(self, place: Place) -> bool:
-        """Whether rejection accepts the draft's sample at a place of the target's text: a random draw."""
+        """Whether rejection accepts the draft's sample at a place of the target's text. Pseudo-random, with chance
+        `alpha`."""
         return fraction(mix(place.prefix_hash, place.seed, 1)) < self.law.at(place.seed, place.index).alpha
 
     def _agreement(self, place: Place) -> Agreement:
-        """Off the target's text only confidence and entropy matter: they are those of any other place."""
+        """Agreement at a place. Off the target's text only confidence and entropy matter, which another place
+        provides."""
         return self.law.at(place.seed, place.index if place.is_true else place.index + 1 + place.prefix_hash % 97)
 
     def _place(self, prefix_hash: int, index: int, seed: int, is_true: bool) -> Place:
@@ -195,12 +197,12 @@ class Text:
         return (*others[:rank], place.next_token, *others[rank:])
 
     def _fillers(self, place: Place, num: int) -> tuple[int, ...]:
-        """The first of the draft's candidates that are not the target's token."""
+        """The draft's first `num` candidates other than the target's token."""
         first, num_words = place.next_token, self.vocab_size - 1
         if first + num <= num_words:
             return tuple(range(1 + first, 1 + first + num))
         return tuple(self._filler(place, number) for number in range(num))
 
     def _filler(self, place: Place, number: int) -> int:
-        """The draft's candidate `number` of those that are not the target's token; all are different."""
+        """The draft's candidate `number` other than the target's token. Different numbers give different tokens."""
         return 1 + (place.next_token + number) % (self.vocab_size - 1)

@@ -1,7 +1,7 @@
-"""The same load under three ways of decoding: plain, drafting and verifying in turn, and drafting behind verification.
+"""The same load decoded in three ways: plain, in turn, and pipelined.
 
-"In turn" means the best fixed draft length: every length is tried, under each verification that applies, and the
-fastest counts.
+"In turn" is the best fixed draft length: every length is tried under each verification that applies, and the fastest
+counts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from simulation.scenario import Scenario, simulate
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8)
 WORTH_GOING_ON = 0.92
-"""Longer drafts are not tried once they have come down to this share of the best: tokens a round over its time have one
-maximum in gamma."""
+"""The sweep stops when the rate has fallen to this share of the best: as a function of gamma it has one maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +26,23 @@ class Run:
 
     name: str
     gamma: int | None
-    """Draft length, where it is fixed."""
+    """Draft length, if it is fixed."""
     verification: Verification
     report: Report
 
     @property
     def rate(self) -> float:
-        """The measure of the comparison: tokens a second of one stream."""
+        """Tokens per second of one stream, the measure of the comparison."""
         return self.report.tokens_per_s_a_stream
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All ways under one load."""
+    """Results of all ways under one load."""
 
     plain: Run
     sequential: tuple[Run, ...]
-    """Every fixed draft length and verification that was tried."""
+    """Every fixed draft length and verification tried."""
     pipelined: Run
 
     @property
@@ -52,12 +51,12 @@ class Comparison:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """Plain, the best in turn, pipelined."""
+        """Plain, the best in turn, and pipelined."""
         return self.plain, self.best_sequential, self.pipelined
 
 
 def compare(scenario: Scenario, gammas: Sequence[int] = GAMMAS) -> Comparison:
-    """Run them all; the pipelined one as the scenario's settings say."""
+    """Run all ways. The pipelined run uses the scenario's own settings."""
     return Comparison(
         plain=run("plain", plain(scenario), gamma=0),
         sequential=tuple(sweep(scenario, gammas)),
@@ -66,17 +65,16 @@ def compare(scenario: Scenario, gammas: Sequence[int] = GAMMAS) -> Comparison:
 
 
 def run(name: str, scenario: Scenario, gamma: int | None = None) -> Run:
-    """One way."""
     return Run(name, gamma, scenario.verification, simulate(scenario))
 
 
 def plain(scenario: Scenario) -> Scenario:
-    """Without a draft."""
+    """The scenario without a draft."""
     return replace(scenario, num_drafts=0, speculation=replace(scenario.speculation, max_draft_tokens=0))
 
 
 def sequential(scenario: Scenario, gamma: int) -> Scenario:
-    """Chains of `gamma` guesses, each drafted after the verdict on the one before."""
+    """The scenario with chains of `gamma` guesses, each drafted after the previous verdict."""
     fixed = SpeculationConfig(
         policy="static",
         pipelining=False,
@@ -89,10 +87,10 @@ def sequential(scenario: Scenario, gamma: int) -> Scenario:
 
 
 def sweep(scenario: Scenario, gammas: Sequence[int] = GAMMAS) -> Iterator[Run]:
-    """In turn: each verification that applies, by rising draft length until that does not pay."""
+    """Run all ways in turn: each verification that applies, with rising draft length until the rate falls."""
     for verification in lossless(is_greedy=scenario.temperature == 0):
         if verification.rule.needs_q and verification.rule.takes_trees:
-            continue  # with one draw a place, as in a chain, it is rejection
+            continue  # with one draw per place, as in a chain, the rule equals rejection
         best = 0.0
         for gamma in gammas:
             fixed = replace(sequential(scenario, gamma), verification=verification)

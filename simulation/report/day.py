@@ -1,8 +1,8 @@
-"""A day of load, and the number of replicas of each model: the real rules of autoscaling, on simulated load.
+"""A day of load, and the number of replicas of each model: the real autoscaling rules on simulated load.
 
-Sessions come and go by the hour, with noise and sudden crowds; each fills KV, works its draft, and waits when drafts
-are busy. Replicas are wanted by `core.scaling`, as Serve asks it: by the average of a window, bounded, and after its
-delays; a new one takes its time to load. Nothing here computes tokens: rounds take milliseconds, scaling minutes.
+Sessions come and go by the hour, with noise and sudden crowds. Each fills KV, uses its draft, and waits if drafts are
+busy. `core.scaling` recommends replicas, and they are started as Serve does it: from a windowed average, bounded,
+delayed, and with time to load. No tokens are computed here: rounds take milliseconds, scaling takes minutes.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from core.scaling import DraftLoad, TargetLoad
 TICK_S: Final = 10.0
 DAY_S: Final = 86_400.0
 REVERSAL_S: Final = 600.0
-"""A count that goes up and down again, or down and up again, within this time flaps."""
+"""Two changes in opposite directions within this time, in seconds, count as a flap."""
 ROLES: Final = ("orchestrator", "draft", "target")
 LOADING_S: Final = {"orchestrator": 15.0, "draft": 45.0, "target": 180.0}
-"""Seconds until a new replica serves: a node, an image and weights."""
+"""Seconds until a new replica serves: time to get a node, an image and weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The settings of the three deployments."""
+    """Autoscaling settings of the three deployments."""
 
     orchestrator: OrchestratorScaling
     draft: DraftScaling
@@ -43,16 +43,16 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Sessions: their load, and when they come."""
+    """Sessions over the day, and the load of each."""
 
     peak_sessions: float
     """Number of sessions at the busiest hour."""
     night_share: float = 0.1
-    """Share of the peak at the quietest hour; 0 has hours without a session."""
+    """Share of the peak at the quietest hour; with 0 there are hours without a session."""
     noise: float = 0.1
-    """Standard deviation of the load around its course, as a share of it; it lasts for minutes."""
+    """Standard deviation of the load around its daily course, as a share of it; deviations last for minutes."""
     num_crowds: int = 3
-    """Times a day that half the peak comes on top within a minute, and stays ten minutes."""
+    """Number of crowds per day: half the peak is added within a minute and stays for ten minutes."""
     session_kv: float = 0.02
     """Share of one target's KV that a session fills."""
     session_work: float = 0.03
@@ -66,14 +66,14 @@ class Moment:
     at_s: float
     num_sessions: float
     num_replicas: Mapping[str, int]
-    """Number of replicas that serve."""
+    """Number of replicas that serve, by role."""
     num_short: float = 0.0
-    """Sessions beyond what the targets can hold, which are refused or wait."""
+    """Number of sessions beyond what the targets can hold; they are refused or wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """The record of a day."""
+    """The moments of one day."""
 
     moments: Sequence[Moment]
 
@@ -87,7 +87,7 @@ class Day:
         return len(self._changes(role))
 
     def num_flaps(self, role: str) -> int:
-        """Changes that take back the one before, within REVERSAL_S."""
+        """Number of changes that reverse the previous one within REVERSAL_S."""
         changes = self._changes(role)
         return sum(
             (one > 0) != (other > 0) and later_s - earlier_s < REVERSAL_S
@@ -95,7 +95,7 @@ class Day:
         )
 
     def short_share(self) -> float:
-        """Share of all sessions' time that was spent without a lease."""
+        """Share of all session time spent without a lease."""
         total = sum(moment.num_sessions for moment in self.moments)
         return sum(moment.num_short for moment in self.moments) / total if total else 0.0
 
@@ -109,7 +109,7 @@ class Day:
 
 
 def simulate_day(demand: Demand, settings: Scaling, seed: int = 0) -> Day:
-    """One day from midnight, in ticks of TICK_S."""
+    """Simulate one day from midnight, in ticks of TICK_S."""
     fleets = {role: _Fleet(settings.of(role), LOADING_S[role]) for role in ROLES}
     wanted: Mapping[str, Callable[[float], int]] = {
         "orchestrator": lambda sessions: scaling.orchestrators_wanted(
@@ -123,7 +123,7 @@ def simulate_day(demand: Demand, settings: Scaling, seed: int = 0) -> Day:
         ),
     }
     moments = []
-    course = _course(demand, Random(seed))  # noqa: S311  a day, not a secret
+    course = _course(demand, Random(seed))  # noqa: S311  not for secrets
     for tick, sessions in zip(range(round(DAY_S / TICK_S)), course, strict=False):
         at_s = tick * TICK_S
         for role, fleet in fleets.items():
@@ -135,13 +135,13 @@ def simulate_day(demand: Demand, settings: Scaling, seed: int = 0) -> Day:
 
 
 def _course(demand: Demand, random: Random) -> Iterator[float]:
-    """The number of sessions, tick after tick."""
+    """Number of sessions, tick by tick."""
     crowds_s = [random.uniform(0, DAY_S) for _ in range(demand.num_crowds)]
     keep, drift = exp(-TICK_S / 300.0), 0.0
     for tick in count():
         at_s = tick * TICK_S
         drift = keep * drift + random.gauss(0, demand.noise * (1 - keep**2) ** 0.5)
-        by_hour = 0.5 - 0.5 * sin(2 * pi * (at_s / DAY_S + 0.25))  # nothing at midnight, all of it at noon
+        by_hour = 0.5 - 0.5 * sin(2 * pi * (at_s / DAY_S + 0.25))  # 0 at midnight, 1 at noon
         base = demand.night_share + (1 - demand.night_share) * by_hour
         crowd = sum(0.5 for began_s in crowds_s if 0 <= at_s - began_s < 600)
         yield float(round(demand.peak_sessions * max(0.0, base * (1 + drift) + crowd)))
@@ -149,7 +149,7 @@ def _course(demand: Demand, random: Random) -> Iterator[float]:
 
 @dataclass(slots=True)
 class _Fleet:
-    """The replicas of one deployment, scaled as Serve does: by the average of a window, bounded, up after a delay."""
+    """Replicas of one deployment, scaled as Serve does: from a windowed average, bounded, up after a delay."""
 
     settings: Autoscaling
     loading_s: float
@@ -160,7 +160,7 @@ class _Fleet:
     _wishes: list[scaling.Recommendation] = field(init=False, default_factory=list)
     _more_since_s: float | None = field(init=False, default=None)
     _started_s: float | None = field(init=False, default=None)
-    """Time at which replicas were last started."""
+    """When replicas were last started, in seconds."""
 
     def __post_init__(self) -> None:
         self.num_running = self.settings.min_replicas
@@ -174,7 +174,7 @@ class _Fleet:
 
     def _decide(self, now_s: float, wanted: int) -> None:
         settings, now = self.settings, self.num_running + len(self._ready_s)
-        if now == 0 and wanted > 0:  # Serve starts the first from none without asking
+        if now == 0 and wanted > 0:  # Serve starts the first replica without asking the policy
             self._resize(now_s, 1)
             return
         recommendations = list(self._wishes)
@@ -191,7 +191,7 @@ class _Fleet:
             self._resize(now_s, wanted)
 
     def _resize(self, now_s: float, num_replicas: int) -> None:
-        """Remove replicas, loading ones first."""
+        """Start or remove replicas; those still loading are removed first."""
         missing = num_replicas - self.num_running - len(self._ready_s)
         if missing > 0:
             self._started_s = now_s
@@ -208,7 +208,7 @@ def _target_load(num_replicas: int, sessions: float, demand: Demand) -> TargetLo
 
 
 def _draft_load(num_replicas: int, sessions: float, demand: Demand) -> DraftLoad:
-    """Sessions wait for each other as in a queue: the busier the draft, the longer, by the share of a round."""
+    """Load of drafts. The wait is that of a queue as a share of a round, growing with utilisation."""
     busy = min(1.0, sessions * demand.session_work / num_replicas) if num_replicas else 0.0
     wait = min(1.0, 0.05 * busy / max(0.05, 1.0 - busy))
     return DraftLoad(num_replicas, sessions, busy, wait)

@@ -1,6 +1,6 @@
-"""Pictures by matplotlib: how they are set up and saved, and those of `outrider simulate` and of clusters.
+"""Pictures drawn with matplotlib: setup and saving, and the pictures of `outrider simulate` and of clusters.
 
-matplotlib is optional, and imported where something is drawn.
+matplotlib is optional, and imported only when something is drawn.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ STYLE = {
 }
 NUM_SCALING_AXES = 1 + len(ROLES)
 UNITS = ((7200.0, 3600.0, "h"), (600.0, 60.0, "min"), (0.0, 1.0, "s"))
-"""Durations from which a unit is used, its seconds, and its name."""
+"""(smallest duration in seconds for which the unit is used, seconds per unit, name of the unit)."""
 Axes: TypeAlias = Any
-"""matplotlib's."""
+"""matplotlib's Axes."""
 Points: TypeAlias = Sequence[tuple[float, float]]
 
 
 def check_pictures(*files: Path | None) -> None:
-    """Raises: ConfigError unless each file that is to be drawn can be."""
+    """Raises: ConfigError if one of these files cannot be drawn."""
     for file in files:
         if file is not None and file.suffix not in FORMATS:
             raise ConfigError(f"cannot draw {file}: the name of a picture ends in {', '.join(FORMATS)}")
@@ -51,12 +51,12 @@ def check_pictures(*files: Path | None) -> None:
 def drawing(
     file: Path, rows: int, columns: int, inches: tuple[float, float], **grid: Any
 ) -> Iterator[list[list[Axes]]]:
-    """Axes to draw on, row by row; the picture is saved when the context ends."""
+    """Axes to draw on, by row and column. The picture is saved when the context ends."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # a token may be of any script; in SVG the viewer's fonts have it
+        warnings.filterwarnings("ignore", "Glyph")  # tokens may be of any script; an SVG viewer has its own fonts
         figure = Figure(inches, layout="constrained")
         yield figure.subplots(rows, columns, squeeze=False, gridspec_kw=grid).tolist()
         figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
@@ -65,9 +65,9 @@ def drawing(
 def draw_lines(
     axes: Axes, title: str, x_name: str, lines: Mapping[str, Points], levels: Mapping[str, float] | None = None
 ) -> None:
-    """Named lines, and dashed ones that are the same for every x.
+    """Draw named lines, and dashed horizontal `levels`.
 
-    Values of x stand at equal distances, so that powers of two can be told apart.
+    Values of x are placed at equal distances, so that powers of two can be told apart.
     """
     x_values = sorted({x for points in lines.values() for x, _ in points})
     for name, points in lines.items():
@@ -81,7 +81,7 @@ def draw_lines(
 
 
 def draw_speed(axes: Sequence[Axes], comparison: Comparison, by_streams: Mapping[str, Points]) -> None:
-    """On two axes."""
+    """Draw rates by draft length, and by number of streams, on two axes."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for run in comparison.sequential:
         lines.setdefault(f"in turn, {run.verification.value}", []).append((run.gamma or 0, run.rate))
@@ -93,7 +93,7 @@ def draw_speed(axes: Sequence[Axes], comparison: Comparison, by_streams: Mapping
 
 
 def draw_scaling(axes: Sequence[Axes], moments: Sequence[Moment]) -> None:
-    """On NUM_SCALING_AXES axes: the load, and the replicas of each deployment."""
+    """Draw the load and the replicas of each deployment on NUM_SCALING_AXES axes."""
     began_s = moments[0].at_s
     _, unit_s, unit = next(each for each in UNITS if moments[-1].at_s - began_s >= each[0])
     times = [(moment.at_s - began_s) / unit_s for moment in moments]

@@ -1,4 +1,4 @@
-"""The results of `outrider simulate`, for people: a table, a sentence, and the same figures as results.
+"""The results of `outrider simulate`: a table, a sentence of advice, and the same figures as `Result`s.
 
 Knows comparisons; must not know how they were made.
 """
@@ -14,7 +14,7 @@ from simulation.measure import Percentiles, Report
 from simulation.report.comparison import Comparison, Run
 
 WORTH_IT = 1.02
-"""A gain that is worth a second model."""
+"""Smallest gain that is worth a second model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ FIGURES = (
 
 
 def comparison_lines(comparison: Comparison) -> Iterator[str]:
-    """The table: a line for each figure, a column for each way."""
+    """The table: one line per figure, one column per way."""
     columns = [_title(run) for run in comparison.runs]
     names = [f"{figure.name}, {figure.unit}".rstrip(", ") for figure in FIGURES]
     width = max(map(len, names))
@@ -69,7 +69,7 @@ def _title(run: Run) -> str:
 
 
 def advice_of(comparison: Comparison) -> str:
-    """The advice, in words."""
+    """Advice in one or two sentences."""
     plain, in_turn, pipelined = comparison.runs
     best = max(comparison.runs, key=lambda run: run.rate)
     gain = best.rate / plain.rate
@@ -87,7 +87,7 @@ def advice_of(comparison: Comparison) -> str:
 
 
 def comparison_results(comparison: Comparison, settings: Mapping[str, Any]) -> list[Result]:
-    """Every figure of every way, and of every draft length that was tried in turn."""
+    """Every figure of every way, and the rate of every draft length tried in turn."""
     found = [
         Result(f"{run.name}: {figure.name}", round(figure.of(run.report), 3), figure.unit, settings=_of(run, settings))
         for run in comparison.runs

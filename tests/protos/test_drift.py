@@ -24,9 +24,7 @@ def test_a_changed_proto_is_found_and_generating_again_repairs_it(copy, capsys):
     source = copy / generate.SOURCES[0]
     source.write_text(source.read_text().replace("string request_id = 1;", "string request_name = 1;"))
     assert generate.main(["--check"]) == 1
-    told = capsys.readouterr().err
-    assert "protos/outrider/v1/generation_pb2.py" in told
-    assert f"{generate.CLIENT}/generation_pb2.py" in told
+    assert f"{generate.CLIENT}/generation_pb2.py" in capsys.readouterr().err
     assert generate.main([]) == 0
     assert generate.main(["--check"]) == 0
 

@@ -1,4 +1,4 @@
-"""The one attention function that models call, and its kernels."""
+"""The attention function that models call, and its kernels."""
 
 from workers.attention.paged import Kernel, PagedPlan, inputs_in_shape, paged_inputs
 from workers.attention.paged_self_test import find_difference, find_kernel

@@ -1,4 +1,4 @@
-"""Attention for a GPU that reads KV by block tables, in place: what a step reads, and the plan that layers share.
+"""Paged attention for a GPU, which reads KV in place by block tables: what a step reads, and the plan of all layers.
 
 `workers.attention.triton_attention` is the kernel. Knows a step's shape (`workers.step.paged_plan`); must not know
 tokens or models.
@@ -22,14 +22,14 @@ class LayerKind:
 
     scale: float
     window: int | None = None
-    """Number of positions that a row sees, its own included; None for all."""
+    """Number of positions that a row sees, including its own; None for all."""
     softcap: float | None = None
     sinks: Tensor | None = None  # [H]
 
 
 @dataclass(frozen=True, slots=True)
 class PagedReads:
-    """Which rows of a step see which KV; `workers.step.paged_plan` says what the integers mean."""
+    """Which rows of a step see which KV. `workers.step.paged_plan` explains the integers."""
 
     num_tiles: Tensor  # [1] int32
     tiles: Tensor  # [N, 4] int32
@@ -49,8 +49,10 @@ class Kernel(Protocol):
         ...
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, reads: PagedReads, kind: LayerKind) -> Tensor:
-        """Attention of rows [T, H, D] over pools [S, H_kv, D] and [S, H_kv, D_v]. Rows of no
-        tile are not written.  # [T, H, D_v]"""
+        """Attention of rows [T, H, D] over pools [S, H_kv, D] and [S, H_kv, D_v].  # [T, H, D_v]
+
+        Outputs of rows outside of all tiles are undefined.
+        """
         ...
 
 
@@ -68,18 +70,18 @@ class PagedPlan:
 
     @cached_property
     def gathering(self) -> StepPlan:
-        """The gathering plan, for layers that the kernel does not support; made once, when first needed."""
+        """The gathering plan, for layers that the kernel does not support; made when first needed."""
         return self.gather()
 
     def can_see(self, window: int | None) -> bool:
-        """Whether the kernel can compute a layer with this window: it lets a node see all of its ancestors."""
+        """Whether the kernel supports this window. A node sees all its ancestors, so they must fit into the window."""
         return window is None or window > self.depth
 
 
 def paged_inputs(
     step: Step, cache: KVCache, kernel: Kernel, tiling: Tiling
 ) -> tuple[Tensor, Tensor, Tensor, PagedPlan]:
-    """Ids [T], positions [T], wanted rows [W] and the plan of a step, in its own shape; uploaded in one copy."""
+    """Ids [T], positions [T], wanted rows [W] and the plan of a step, in its smallest shape; uploaded in one copy."""
     shape = StepShape.of(cache, step, tiling)
     values = upload(shape.fill(cache, step, tiling), cache.device)
     return inputs_in_shape(shape, values, cache, kernel, lambda: plan_step(cache, step.spans, len(step.ids), tiling))
@@ -88,7 +90,7 @@ def paged_inputs(
 def inputs_in_shape(
     shape: StepShape, values: Tensor, cache: KVCache, kernel: Kernel, gather: Callable[[], StepPlan]
 ) -> tuple[Tensor, Tensor, Tensor, PagedPlan]:
-    """The same of the step that `values` hold in this shape."""
+    """The result of `paged_inputs` for a step that `values` hold in this shape."""
     pieces = shape.cut(values)
     arrays = {name: pieces[name] for name in ("num_tiles", "tiles", "seen", "positions", "masks", "table")}
     reads = PagedReads(**arrays, block_tokens=shape.block_tokens, tile_rows=shape.tile_rows)

@@ -1,6 +1,6 @@
-"""Whether a kernel that reads KV by block tables can be used: checks its requirements, and compares its results.
+"""Decides whether the paged kernel can be used: checks its requirements, and compares its results.
 
-Such kernels need a GPU, on which the tests of this project do not run. Therefore each start compares its results on all
+The kernel needs a GPU, on which the tests of this project do not run. Each start therefore compares its results on all
 kinds of rows with those of gathering, and gathers KV if they differ.
 """
 
@@ -23,11 +23,11 @@ LARGEST_ERROR = 0.05
 """Largest allowed error of a row relative to its norm; rounding to bfloat16 gives about 0.01."""
 HEADS_PER_KV_HEAD = 4
 NUM_BLOCKS, NUM_TOKENS = 16, 96
-"""Room for the sequences of the test: blocks of any size, and blocks that hold these tokens."""
+"""Room for the test's sequences: this number of blocks, plus the blocks for this number of tokens."""
 
 
 def find_kernel(cache: KVCache, *, is_deterministic: bool = False) -> Kernel | None:
-    """The kernel for this KV; None where KV has to be gathered. On a GPU the log says why."""
+    """Return the kernel for this KV; None if KV has to be gathered. On a GPU the log says why."""
     if cache.device.type != "cuda":
         return None
     try:
@@ -45,10 +45,10 @@ def find_kernel(cache: KVCache, *, is_deterministic: bool = False) -> Kernel | N
 
 @torch.inference_mode()
 def difference(cache: KVCache, kernel: Kernel) -> str | None:
-    """How the kernel's results differ from those of gathering, on KV of these shapes; None if they do not."""
+    """Why the kernel's results are wrong, compared with gathering on KV of these shapes; None if they are right."""
     try:
         error = find_difference(cache, kernel)
-    except Exception as problem:  # noqa: BLE001  a compiler, a driver and a C compiler each have errors of their own
+    except Exception as problem:  # noqa: BLE001  Triton, the driver and the C compiler raise errors of their own
         return f"{type(problem).__name__}: {first_line(problem)}"
     return None if error <= LARGEST_ERROR else f"the kernel is off by {error:.2g} of a row's norm"
 
@@ -71,7 +71,7 @@ def _errors(shape: LayerShape, like: KVCache, kernel: Kernel) -> Tensor:
     cache = KVCache([shape], NUM_BLOCKS + NUM_TOKENS // size, size, like.keys[0].dtype, like.device)
     random = torch.Generator(like.device).manual_seed(0)
     for pool in (*cache.keys, *cache.values):
-        pool[size:].normal_(generator=random)  # but for the blank block
+        pool[size:].normal_(generator=random)  # the blank block stays zero
     kvs = [_sequence(cache, num_tokens) for num_tokens in (size + size // 4, size // 2, 2 * size, 3)]
     plain = [Span(kv, row, 1) for row, kv in enumerate(kvs)]
     ragged = [
@@ -107,7 +107,7 @@ def _errors_of_step(
     )
     step = Step([0] * num_rows, [0] * num_rows, [], spans)
     *_, paged_plan = paged_inputs(step, cache, kernel, Tiling())
-    plans = (paged_plan, plan_step(cache, spans, num_rows, Tiling()))  # what the kernel does not store is missing
+    plans = (paged_plan, plan_step(cache, spans, num_rows, Tiling()))  # kernel first: it has to store the KV itself
     attention = Attention(shape.key_dim**-0.5)
     got, want = (attention.run_layer(0, plan, query, key, value)[0].flatten(1).float() for plan in plans)
     error: Tensor = torch.linalg.vector_norm(got - want, dim=1) / torch.linalg.vector_norm(want, dim=1)

@@ -1,7 +1,7 @@
 """The attention function that Hugging Face models call, over block KV, for a flattened batch.
 
-Knows how to compute what a plan describes; must not know tokens or sampling. Heads of grouped-query attention are
-packed into query rows, so that each KV head is read once.
+Computes what a plan describes; must not know tokens or sampling. Heads of grouped-query attention are packed into query
+rows, so that each KV head is read once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from workers.step import AttentionGroup, LayerShape, StepPlan
 ATTENTION = "outrider"
 """The name under which transformers finds `attend`. No mask is registered under it, so models make none."""
 NUMBER = "outrider_layer"
-"""Buffer of an attention module: its number."""
+"""Name of the buffer that holds an attention module's layer number."""
 _JIT: Any = torch.jit  # it has no types
 
 
 @dataclass(slots=True)
 class LayerProbe:
-    """Used in place of a plan to record the KV shapes of each layer and its window."""
+    """Used in place of a plan, to record each layer's KV shapes and window."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
@@ -34,7 +34,10 @@ class LayerProbe:
     def record(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
     ) -> torch.Tensor:
-        """Zeros in the shape of the layer's output. Raises: UnsupportedModel for a layer that attends twice."""
+        """Record a layer. Returns zeros in the shape of its output.
+
+        Raises: UnsupportedModel for a layer that attends twice.
+        """
         if layer in self.shapes:
             raise UnsupportedModel(f"layer {layer} attends more than once")
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
@@ -57,12 +60,12 @@ def attend(
     position_bias: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Write the step's KV, then attend to what the plan makes visible to each row.  # [1, T, H, D_v]
+    """Write the step's KV, then let each row attend to the KV that the plan shows it.  # [1, T, H, D_v]
 
-    Raises: UnsupportedModel when the model asks for something that a plan cannot express.
+    Raises: UnsupportedModel if the model asks for something that a plan cannot express.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    if torch.compiler.is_dynamo_compiling():  # nothing that differs from layer to layer may be read
+    if torch.compiler.is_dynamo_compiling():  # compiled code must not read values that differ between layers
         number = module.get_buffer(NUMBER)
         return torch.ops.outrider.attend_in(query, key, value, number, scale, sliding_window, softcap, s_aux), None
     layer: int = module.layer_idx  # type: ignore[assignment]  # torch types a module's attributes as Tensor | Module
@@ -70,7 +73,7 @@ def attend(
         raise UnsupportedModel(f"layer {layer} brings its own attention mask or position bias")
     if not getattr(module, "is_causal", True):
         raise UnsupportedModel(f"layer {layer} is bidirectional; only causal attention is supported")
-    if is_recorded():  # what was recorded gets its plan from `operators`
+    if is_recorded():  # recorded code gets its plan from `operators`
         return torch.ops.outrider.attend(query, key, value, layer, scale, sliding_window, softcap, s_aux), None
     if plan is None:
         raise UnsupportedModel("the model does not pass keyword arguments on to its attention layers")
@@ -80,21 +83,20 @@ def attend(
 
 
 def number_layers(model: torch.nn.Module) -> None:
-    """Give each attention module its number as a tensor on the host, for code that layers share."""
+    """Store each attention module's layer number as a host tensor, for code that layers share."""
     for module in list(model.modules()):
         if isinstance(index := getattr(module, "layer_idx", None), int):
             module.register_buffer(NUMBER, torch.tensor(index), persistent=False)
 
 
 def is_recorded() -> bool:
-    """Whether the model's code is being recorded: then what cannot be, because it needs the step's plan, is an
-    operator."""
+    """Whether the model's code is being recorded. Code that needs the step's plan is then an operator."""
     return torch.compiler.is_exporting() or bool(_JIT.is_tracing())
 
 
 @dataclass(frozen=True, slots=True)
 class Attention(LayerKind):
-    """How a layer of this kind is computed."""
+    """Computes the attention of layers of this kind."""
 
     def run_layer(
         self, layer: int, plan: StepPlan | PagedPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -130,7 +132,7 @@ class Attention(LayerKind):
 
     def _attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         is_fused = self.softcap is None and self.sinks is None and k.shape[3] == v.shape[3]
-        if len(q) > 1 and k.stride(0) == 0 and not is_fused:  # else keys that products share would be copied for each
+        if len(q) > 1 and k.stride(0) == 0 and not is_fused:  # otherwise shared keys would be copied for each product
             each = [slice(product, product + 1) for product in range(len(q))]
             return torch.cat([self._products(q[one], k[one], v[one], bias[one]) for one in each])
         return self._products(q, k, v, bias)
@@ -154,7 +156,7 @@ class Attention(LayerKind):
 
 
 def _gather(pool: torch.Tensor, group: AttentionGroup) -> torch.Tensor:
-    """The KV rows of each product of a group, of [1, H, S, D]; as a view where they are contiguous.  # [B, H, L, D]"""
+    """KV rows of each product of a group, from a pool [1, H, S, D]; a view if they are contiguous.  # [B, H, L, D]"""
     num_products, _, num_slots = group.mask.shape
     if isinstance(group.source, slice):
         found = pool.narrow(2, group.source.start, num_slots)
@@ -162,7 +164,7 @@ def _gather(pool: torch.Tensor, group: AttentionGroup) -> torch.Tensor:
         slots = pool[0].transpose(0, 1)
         stretches = slots.view(-1, group.stretch_tokens, *slots.shape[1:])  # [N, S, H, D]
         found = stretches.index_select(0, group.source).view(-1, num_slots, *stretches.shape[2:]).transpose(1, 2)
-    return found if len(found) == num_products else found.expand(num_products, -1, -1, -1)  # tiles read the same
+    return found if len(found) == num_products else found.expand(num_products, -1, -1, -1)  # tiles read the same KV
 
 
 AttentionInterface.register(ATTENTION, attend)

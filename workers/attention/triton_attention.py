@@ -1,11 +1,11 @@
 """Attention over block tables as Triton kernels: one for every kind of row, model and step.
 
 A program computes a tile of rows of one sequence, for heads that share a KV head, over a part (a split) of the KV that
-they see; a second kernel joins the splits by their log-sum-exps. Rows times heads fill a tensor core's operand, and
-splits fill the GPU where few rows read much KV. Trees, windows, softcaps, sinks, and values narrower than keys are
-conditions within the loop, compiled only where they are needed.
+they see. A second kernel joins the splits by their log-sum-exps. Rows times heads fill a tensor core's operand; splits
+fill the GPU if few rows read much KV. Trees, windows, softcaps, sinks, and values narrower than keys are conditions
+within the loop, compiled only if needed.
 
-Knows arithmetic and the arrays of `workers.step.paged_plan`. Must not know models. To be imported only where Triton is
+Knows arithmetic and the arrays of `workers.step.paged_plan`. Must not know models. Import it only where Triton is
 installed, which comes with torch for CUDA.
 Source: FlashAttention-2 (Dao 2023, arXiv 2307.08691) and its split-KV decoding.
 """
@@ -24,23 +24,25 @@ from workers.step.paged_plan import WORD_BITS
 BLOCK_N = 64
 """Rows of KV that a program reads at a time."""
 MAX_TILE = 128
-"""Most rows times heads of a program; more heads that share KV are cut up."""
+"""Largest number of rows times heads of a program. More heads that share KV are split into chunks."""
 PROGRAMS = 264
 """Programs that fill a GPU: two for each multiprocessor of a large one."""
 MAX_SPLITS = 32
 MAX_STAGES = 3
-"""Blocks of KV in flight, where shared memory has room for them."""
+"""Blocks of KV in flight, if shared memory has room for them."""
 MIN_DOT = 16
-"""Least size of an operand of a tensor core."""
+"""Smallest size of a tensor core's operand."""
 
 
 class TritonKernel:
     """Stores a layer's new KV, and attends to it."""
 
     def __init__(self, *, is_deterministic: bool = False) -> None:
-        """Deterministic: no splits, whose number depends on the batch. In a long context that takes several times as
-        long. Nor are multiplications fused with additions, which the compiler does where nothing is masked: whether a
-        block of KV is masked depends on the other rows of the tile."""
+        """`is_deterministic`: without splits and without fused multiply-adds.
+
+        The number of splits depends on the batch; without splits, long contexts take several times as long. The
+        compiler fuses only code without masks, and whether a block of KV is masked depends on the tile's other rows.
+        """
         self._max_splits = 1 if is_deterministic else MAX_SPLITS
         self._is_fused = not is_deterministic
 
@@ -98,7 +100,7 @@ class TritonKernel:
 
 
 def _num_splits(reads: PagedReads, num_heads: int, limit: int) -> int:
-    """As many as fill the GPU where tiles are as few as they can be, or as the KV has blocks of; a power of two."""
+    """Number of splits that fill the GPU if tiles are as few as possible: a power of two, at most one per KV block."""
     wanted: int = PROGRAMS // (triton.cdiv(len(reads.seen), reads.tile_rows) * num_heads)
     most: int = triton.cdiv(reads.table.shape[1] * reads.block_tokens, BLOCK_N)
     return 1 << (max(1, min(wanted, most, limit)).bit_length() - 1)
@@ -124,7 +126,7 @@ def _store(
 def _splits_now(
     num_tiles: tl.tensor, PROGRAM_HEADS: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr
 ) -> tl.tensor:
-    """How many of the splits are used in this step: fewer where it has many tiles."""
+    """Number of splits used in this step: fewer if it has many tiles."""
     return tl.minimum(tl.maximum(PROGRAMS // tl.maximum(num_tiles * PROGRAM_HEADS, 1), 1), SPLITS)
 
 
@@ -142,7 +144,7 @@ def _attend(
     PROGRAMS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Each program takes tiles, heads and splits in turn: a recorded grid serves steps with few tiles and with many."""
+    """Each program loops over tiles, heads and splits, so one recorded grid serves steps with few and many tiles."""
     num_now = tl.load(num_tiles)
     splits = _splits_now(num_now, KV_HEADS * CHUNKS, SPLITS, PROGRAMS)
     member = tl.arange(0, BLOCK_M)
@@ -154,7 +156,7 @@ def _attend(
         first, count, sequence, tile_end = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
         blocks = table + sequence.to(tl.int64) * table_row
 
-        # An operand: row by row, the heads that share this KV head.
+        # One operand: for each row, the heads that share this KV head.
         of_row, of_group = member // TILE_HEADS, chunk * TILE_HEADS + member % TILE_HEADS
         is_real = (of_row < TILE_ROWS) & (of_row < count) & (of_group < GROUP)
         row, head = (first + of_row).to(tl.int64), kv_head * GROUP + of_group
@@ -173,7 +175,7 @@ def _attend(
         share = tl.cdiv(tl.cdiv(tl.maximum(tile_end - begin, 0), BLOCK_N), splits) * BLOCK_N
         begin += split * share
         end = tl.minimum(tile_end, begin + share)
-        # Up to here every row sees all; without windows nothing is masked.
+        # Every row sees all KV up to `plain_end`, so without windows nothing is masked there.
         plain_end = tl.min(tl.where(is_real, sees, 1 << 30)) // BLOCK_N * BLOCK_N
         plain_end = begin if HAS_WINDOW else tl.maximum(tl.minimum(plain_end, end), begin)
 
@@ -227,7 +229,7 @@ def _add_block(
     key_dim, value_dim = tl.arange(0, KEY_SIZE), tl.arange(0, VALUE_SIZE)
     kv_row = start + tl.arange(0, BLOCK_N)
     is_kv = kv_row < end
-    if BLOCK_TOKENS % BLOCK_N == 0:  # all of them are in one block
+    if BLOCK_TOKENS % BLOCK_N == 0:  # all rows are in one block
         slot = tl.load(blocks + start // BLOCK_TOKENS).to(tl.int64) * BLOCK_TOKENS + start % BLOCK_TOKENS
         slots = slot + tl.arange(0, BLOCK_N)
     else:

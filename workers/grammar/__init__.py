@@ -1,4 +1,4 @@
-"""Grammars of outputs: compiled, kept, and asked which tokens may come.
+"""Grammars of outputs: compiles and caches them, and computes which tokens they allow next.
 
 Knows llguidance; must not know torch, models or sessions.
 """

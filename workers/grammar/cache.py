@@ -1,5 +1,4 @@
-"""The grammars of one engine, or one orchestrator: those used last are kept compiled, and new ones are compiled beside
-its steps."""
+"""Compiled grammars of one engine or orchestrator: caches those used last, and compiles new ones in a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Grammars:
-    """Compiled once each, in one thread. Any thread may ask."""
+    """Cache of compiled grammars. Each is compiled once, in one thread. Thread-safe."""
 
     def __init__(self, make_compiler: Callable[[], GrammarCompiler], vocab_size: int, max_kept: int) -> None:
         self._make_compiler = make_compiler
@@ -33,16 +32,16 @@ class Grammars:
 
     @classmethod
     def of_engine(cls, config: EngineConfig, model: ModelInfo) -> Grammars:
-        """For the outputs of this model."""
+        """Grammars for the outputs of this model."""
         size = model.vocab_size
         compiler = partial(GrammarCompiler.of_model, config.model, size, model.eos_token_ids)
         return cls(compiler, size, config.max_grammars)
 
     @classmethod
     def of_service(cls, config: ServiceConfig, target: ModelInfo) -> Grammars | None:
-        """What guesses outputs by their grammars; None where no grammars are served.
+        """Grammars for guessing outputs in the orchestrator; None if no grammars are served.
 
-        Prepared, since the tokenizer of a large vocabulary takes seconds, in which nothing else would run.
+        Prepares them at once: reading the tokenizer of a large vocabulary blocks the process for seconds.
         """
         if config.limits.max_grammar_bytes == 0:
             return None
@@ -51,14 +50,14 @@ class Grammars:
         return grammars
 
     def prepare(self) -> None:
-        """Read the tokenizer, so that no request waits for it; without one that serves, each grammar is refused."""
+        """Read the tokenizer, so that no request waits for it. With an unusable tokenizer, every grammar is refused."""
         try:
             self._ready_compiler()
         except GrammarProblem as problem:
             logger.warning("structured output is not served: %s", problem)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """At once. Raises: GrammarProblem."""
+        """Compile in the calling thread, or take from the cache. Raises: GrammarProblem."""
         if (compiled := self._find(grammar)) is None:
             compiled = self._ready_compiler().compile(grammar)
             with self._lock:
@@ -69,13 +68,13 @@ class Grammars:
         return compiled
 
     def state(self, grammar: Grammar | None, held: GrammarState | None) -> GrammarState | None:
-        """Where a sequence of this grammar stands: `held`, if it is of the same."""
+        """State of a sequence with this grammar: `held` if it has the same grammar, otherwise a new one."""
         if grammar is None or (held is not None and held.grammar == grammar):
             return None if grammar is None else held
         return GrammarState(grammar, lambda: self._compiled(grammar), self._vocab_size)
 
     def forced(self, grammar: Grammar, *, is_binding: bool = True) -> ForcedTokens:
-        """What an output of this grammar is forced to be, as a guesser asks."""
+        """A guesser's view of one output with this grammar."""
         return ForcedTokens(self._compiled(grammar), is_binding=is_binding)
 
     def _compiled(self, grammar: Grammar) -> Future[CompiledGrammar]:
@@ -99,5 +98,5 @@ class Grammars:
         return self._compiler
 
     def close(self) -> None:
-        """Nothing is compiled after this."""
+        """Compile nothing more."""
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,7 +1,7 @@
-"""From the text of a grammar to what says which tokens may come; the one place that asks llguidance to compile.
+"""Compiles the text of a grammar with llguidance, and computes masks of the tokens that it allows.
 
-What it costs is bounded by the library's own limits, not by a clock: they stop it at the same place each time.
-(docs/adr/grammars.md has what was measured.)
+The library's own limits bound the cost, not a clock, so that compilation stops at the same point each time.
+(docs/adr/grammars.md has the measurements.)
 """
 
 from __future__ import annotations
@@ -25,49 +25,49 @@ from workers.grammar.divisors import problem_of_divisors
 from workers.vocabulary import read_tokenizer
 
 Mask: TypeAlias = NDArray[np.uint8]
-"""Of the tokens that may come: one bit for each, the lowest of a byte first."""
+"""Allowed tokens: one bit for each token, the lowest bit of a byte first."""
 
 LIMITS = LLParserLimits(max_grammar_size=100_000, max_lexer_states=20_000, step_max_items=5_000, verbose_errors=False)
-"""A lexer state takes one or two kilobytes. Of a grammar with many readings a mask takes longer with each token of the
-output; at 5,000 items of the parser it takes 20 ms, and is refused (the library's own bound of 50,000 lets it come to
-400 ms, for all sessions of the engine)."""
+"""A lexer state takes one or two kilobytes. With an ambiguous grammar, a mask takes longer with each token of the
+output; at 5,000 parser items it takes 20 ms and is refused. The library's own limit of 50,000 would allow 400 ms, in
+which all sessions of the engine wait."""
 WHITESPACE = r" |\n[ \t]{0,20}"
-"""Between the parts of JSON: as people and libraries write it, but never without end."""
+"""Whitespace between the parts of JSON: what people and libraries write, but bounded."""
 JSON_OPTIONS = {"whitespace_pattern": WHITESPACE, "lenient": False}
 MAX_PROBLEM_CHARS = 300
-"""Of a library's message, which may quote all of the grammar."""
+"""Limit on a library's message, which may quote the whole grammar."""
 TOLD = {
     "oneOf constraints are not supported": "oneOf is held to where its alternatives differ in type, or in a required "
     "property that is constant in each: use anyOf",
     "lexer precomputation failed": "it is too large",
 }
-"""In place of messages that name options of the library, which callers cannot set."""
+"""Replacements for messages that name options of the library, which callers cannot set."""
 DEAD_END = "NoExtensionBias"
-"""What the library calls it."""
+"""The library's error for a state in which no token is allowed."""
 NO_WORD = "no output that begins so satisfies it"
 
 
 class GrammarProblem(BadGuesserInput):
-    """Why a grammar does not compile, or cannot be followed any further."""
+    """A grammar does not compile, or cannot be followed any further."""
 
 
 @dataclass(eq=False, slots=True)
 class CompiledGrammar:
-    """What is common to all sequences of one grammar: the state before the first token, to be copied for each."""
+    """The state before the first token, which each sequence of the grammar copies."""
 
     start: LLMatcher
     vocab_size: int
     eos_token_ids: frozenset[int]
     is_spent: bool = False
-    """Whether it has run into a limit that later sequences would run into at once: what is kept for all is full."""
+    """Whether the state that its sequences share is full, so that every later sequence would fail at once."""
 
     def allows(self, tokens: Sequence[int]) -> bool:
-        """Whether a word of it may begin with these."""
+        """Whether an output that matches the grammar may begin with these tokens."""
         return self.start.deep_copy().try_consume_tokens(list(tokens)) == len(tokens)
 
 
 class GrammarCompiler:
-    """Compiles for one vocabulary."""
+    """Compiles grammars for one vocabulary."""
 
     def __init__(self, tokenizer: LLTokenizer, vocab_size: int, eos_token_ids: Collection[int]) -> None:
         self._tokenizer = tokenizer
@@ -76,9 +76,9 @@ class GrammarCompiler:
 
     @classmethod
     def of_model(cls, directory: str | Path, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarCompiler:
-        """By the tokenizer of a checkpoint. Holds the interpreter's lock, for seconds if the vocabulary is large.
+        """Compiler for a checkpoint's tokenizer. Holds the interpreter lock, for seconds if the vocabulary is large.
 
-        Raises: GrammarProblem where the model has no tokenizer that the library can read, or nothing ends its outputs.
+        Raises: GrammarProblem if the library cannot read the tokenizer, or the model has no end-of-sequence token.
         """
         if not eos_token_ids:
             raise GrammarProblem("the model has no end-of-sequence token, which has to end what a grammar allows")
@@ -91,11 +91,11 @@ class GrammarCompiler:
 
     @classmethod
     def of_bytes(cls) -> GrammarCompiler:
-        """For a vocabulary of all bytes: whether a grammar compiles can be asked without a model's tokenizer."""
+        """Compiler for a vocabulary of all bytes: checks whether a grammar compiles without a model's tokenizer."""
         return cls(LLTokenizer(TokenizerWrapper(_Bytes()), slices=[]), _Bytes.eos_token_id + 1, [_Bytes.eos_token_id])
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Gives up the interpreter's lock for most of the time. Raises: GrammarProblem."""
+        """Compile a grammar, mostly without holding the interpreter lock. Raises: GrammarProblem."""
         return call_deeply(partial(self._compile, grammar))
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
@@ -104,22 +104,22 @@ class GrammarCompiler:
         matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise problem_of(matcher)
-        if warnings := matcher.get_grammar_warnings():  # what a schema asks to be ignored would be
+        if warnings := matcher.get_grammar_warnings():  # part of a schema would be ignored
             raise GrammarProblem(_shortened(warnings[0]))
         compiled = CompiledGrammar(matcher, self.vocab_size, self._eos_token_ids)
-        mask_of(compiled.start.deep_copy(), compiled)  # there is a first token, and to find it is within limits
+        mask_of(compiled.start.deep_copy(), compiled)  # checks that a first token exists and can be found within limits
         return compiled
 
 
 def _text_of(tokenizer: str, vocab_size: int) -> str:
-    """The same without the added tokens that the model has no rows for, which the library refuses."""
+    """The tokenizer without added tokens that the model has no rows for: the library refuses those."""
     parts = json.loads(tokenizer)
     parts["added_tokens"] = [token for token in parts["added_tokens"] if token["id"] < vocab_size]
     return json.dumps(parts)
 
 
 def mask_of(matcher: LLMatcher, compiled: CompiledGrammar) -> Mask:
-    """Which tokens may come, one bit for each; what ends the output among them where what stands is a whole word.
+    """Mask of the tokens allowed next. End-of-sequence tokens are allowed if the output so far is complete.
 
     Raises: GrammarProblem.
     """
@@ -136,13 +136,13 @@ def mask_of(matcher: LLMatcher, compiled: CompiledGrammar) -> Mask:
 
 
 def problem_of(matcher: LLMatcher) -> GrammarProblem:
-    """Why it says nothing any more."""
+    """The matcher's error as a GrammarProblem."""
     problem = matcher.get_error()
     return GrammarProblem(NO_WORD if problem.startswith(DEAD_END) else _shortened(problem))
 
 
 def _source(grammar: Grammar) -> str:
-    """In the library's own form. Raises: GrammarProblem."""
+    """The grammar in the library's own format. Raises: GrammarProblem."""
     match grammar.kind:
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.text)
@@ -155,7 +155,7 @@ def _source(grammar: Grammar) -> str:
 
 
 def _shortened(problem: str) -> str:
-    """The first line, and what a regular expression's parser names: other lines quote the grammar."""
+    """The first line of a message, plus a regular expression's parse error; other lines quote the grammar."""
     for start, told in TOLD.items():
         if start in problem:
             return told
@@ -166,7 +166,7 @@ def _shortened(problem: str) -> str:
 
 
 class _Bytes:
-    """A tokenizer with a token for each byte, as the library asks for one."""
+    """A tokenizer with one token for each byte, in the interface that the library expects."""
 
     eos_token_id = 256
     bos_token_id = None

@@ -1,8 +1,8 @@
-"""A bound on what a schema's `multipleOf` costs, which the library's own limits do not see.
+"""Limits the cost of a schema's `multipleOf`, which the library's own limits do not cover.
 
-llguidance follows remainders digit by digit, and looks through all of them to see whether a number is left: a divisor
-of 1,000,003 took 5 s and 330 MB, and one of 100,000,007 had not ended when it was killed. Divisors of one value are
-merged to their least common multiple, so all of a text count together.
+llguidance tracks remainders digit by digit, and searches all of them to see whether a number is left. A divisor of
+1,000,003 took 5 s and 330 MB; one of 100,000,007 was killed before it ended. The library merges divisors of one value
+to their least common multiple, so all divisors of a text count together.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import re
 from decimal import Decimal
 
 MAX_DIVISOR = 20_000
-"""Least common multiple of all divisors of a text, in units of the last decimal that any of them has: 0.1 s at most."""
+"""Limit on the least common multiple of a text's divisors, in units of the smallest decimal place of any of them.
+Compiling takes 0.1 s at most."""
 MAX_EXPONENT = 30
-"""Powers of ten of one number; the library takes no more digits than 15."""
+"""Limit on a number's power of ten. The library accepts at most 15 digits."""
 _DIVISOR = re.compile(
     "".join(rf"(?:{each}|\\u00(?i:{ord(each):02x}))" for each in "multipleOf") + r'"\s*:\s*([-+0-9.eE]{1,64})'
 )
-"""In JSON, inside of a Lark grammar or by itself, its letters escaped or not."""
+"""Matches multipleOf in JSON, alone or inside a Lark grammar, with its letters escaped or not."""
 
 
 def problem_of_divisors(text: str) -> str | None:
-    """Why a JSON schema, or a Lark grammar with some in it, would take too long; None where it does not."""
+    """Why the divisors of a JSON schema or a Lark grammar would take too long; None if they do not."""
     divisors = {value for value in map(_value, _DIVISOR.findall(text)) if value}
     if any(abs(value.adjusted()) > MAX_EXPONENT for value in divisors):
         return f"a multipleOf has an exponent beyond {MAX_EXPONENT}"
@@ -35,7 +36,7 @@ def problem_of_divisors(text: str) -> str | None:
 
 
 def _value(text: str) -> Decimal | None:
-    """None for what is no number of the library's: it says so."""
+    """None if this is not a number, which the library reports itself."""
     try:
         return Decimal(text).normalize()
     except ArithmeticError:

@@ -1,7 +1,8 @@
-"""What must come next in one output: a guesser's view of its grammar, for where there is no model.
+"""Guesses the tokens that a grammar forces next in one output; needs no model.
 
-Where the grammar forces the next bytes, masks let their usual tokens through alone (docs/adr/grammars), so these have a
-chance of 1 under any law of the target. Where it forces the bytes and several tokens may begin them, they share it.
+If the grammar forces the next bytes, masks allow only their usual tokenization (docs/adr/grammars), so these tokens
+have a chance of 1, whatever the target's distribution. If several tokens may begin the forced bytes, they share that
+chance.
 """
 
 from __future__ import annotations
@@ -17,41 +18,42 @@ from core.speculation import NO_GUESSES, ROOT, Guesses
 from workers.grammar.compiler import CompiledGrammar, GrammarProblem, mask_of, problem_of
 
 MAX_NODES = 32
-"""Of one answer: more than a block has room for, with the default settings."""
+"""Limit on the nodes of one call: more than a block has room for with the default settings."""
 MAX_ALTERNATIVES = 4
-"""Tokens that may begin forced bytes, beyond which none is guessed: at most 2 make 3% fewer tokens a pass of JSON, at
-most 8 no more."""
+"""If more tokens may begin the forced bytes, none is guessed. On JSON, a limit of 2 gives 3% fewer tokens a pass, and a
+limit of 8 no more."""
 MAX_NEW_TOKENS = 1024
-"""Of the output that are taken in at once: a token takes 1 to 2 microseconds."""
+"""Limit on the output tokens consumed in one call; a token takes 1 to 2 microseconds."""
 TAKEN_TOGETHER = 16
-"""Of these, between two looks at the clock."""
+"""Number of tokens consumed between two checks of the clock."""
 FREE_S, FREE_TOKEN_S = 0.03, 3e-4
-"""Seconds of the caller's thread that all answers of an output may take, and more for each of its tokens. JSON takes a
-quarter of that; what a grammar with many readings takes grows with the output, to seconds for one token."""
+"""Budget in seconds of the caller's thread for all calls of an output: a fixed part, and a part for each of its tokens.
+JSON takes a quarter of it. With an ambiguous grammar the cost grows with the output, to seconds for one token."""
 
 
 class ForcedTokens:
-    """Of one output, which only grows. Not for several threads at once."""
+    """Forced tokens of one output, which only grows. Not thread-safe."""
 
     def __init__(self, compiled: Future[CompiledGrammar], *, is_binding: bool = True) -> None:
-        """`is_binding`: whether nothing that the grammar forbids can come; else what comes may leave it for good."""
+        """`is_binding`: whether the output must match the grammar; otherwise it may leave the grammar for good."""
         self._compiled = compiled
         self._is_binding = is_binding
         self._has_left = False
         self._matcher: LLMatcher | None = None
         self._num_taken = 0
         self._run: list[int] = []
-        """What is known to be forced behind what was taken: a long run is looked for only once."""
+        """Tokens known to be forced after the consumed ones, so that a long run is computed only once."""
         self._spent_s = self._until_s = 0.0
 
     def __repr__(self) -> str:
         return f"<ForcedTokens after {self._num_taken}>"
 
     def after(self, output: Sequence[int], max_depth: int) -> Guesses:
-        """What may follow `output`, at most `max_depth` tokens in a row; nothing until the grammar has been compiled,
-        nor once its answers have taken too long, or the output has left it.
+        """Guess what follows `output`, at most `max_depth` tokens deep.
 
-        Raises: GrammarProblem where it does not compile, cannot be followed, or forbids the output that it binds.
+        No guesses before the grammar has been compiled, after the time budget is spent, or once the output has left the
+        grammar. Raises: GrammarProblem if it does not compile or cannot be followed, or if it is binding and forbids
+        the output.
         """
         if self._has_left or not self._compiled.done():
             return NO_GUESSES
@@ -68,7 +70,7 @@ class ForcedTokens:
 
     @property
     def _is_dear(self) -> bool:
-        """Whether what it may take is used up: then it is for good, since nothing more of the output is taken in."""
+        """Whether the time budget is spent. It then stays so, because no more of the output is consumed."""
         return thread_time() >= self._until_s
 
     def _answer(self, output: Sequence[int], max_depth: int) -> Guesses:
@@ -96,7 +98,7 @@ class ForcedTokens:
         if matcher.is_error():
             raise self._problem(matcher)
         if self._is_binding:
-            self._compiled.result().is_spent = True  # a limit has refused it: the output is held to the grammar
+            self._compiled.result().is_spent = True  # the output matches the grammar, so a limit has refused it
             raise GrammarProblem("it forbids what the output has")
         self._has_left = True
 
@@ -108,7 +110,7 @@ class ForcedTokens:
         return tokens
 
     def _problem(self, matcher: LLMatcher) -> GrammarProblem:
-        self._compiled.result().is_spent = True  # what all outputs of the grammar share may be full
+        self._compiled.result().is_spent = True  # the state shared by all outputs of the grammar may be full
         return problem_of(matcher)
 
     def _guesses(self, matcher: LLMatcher, max_depth: int) -> Guesses:
@@ -121,8 +123,10 @@ class ForcedTokens:
         return nodes.guesses()
 
     def _branch(self, nodes: _Nodes, end: int, matcher: LLMatcher, depth: int) -> None:
-        """Below `end`, where `matcher` stands and no token is forced: those that begin forced bytes, and what follows
-        each. The masks of other places may take long."""
+        """Add the tokens that may begin forced bytes below `end`, with what follows each of them.
+
+        `matcher` is at `end`, where no token is forced. Without forced bytes no mask is computed: it may take long.
+        """
         if self._is_dear or matcher.is_stopped() or not matcher.compute_ff_bytes():
             return
         tokens = np.flatnonzero(np.unpackbits(mask_of(matcher, self._compiled.result()), bitorder="little")).tolist()
@@ -141,7 +145,7 @@ class ForcedTokens:
 
 
 class _Nodes:
-    """Guesses in the making, at most a few more than `MAX_NODES`."""
+    """Builder of `Guesses`, with at most a few nodes more than `MAX_NODES`."""
 
     def __init__(self) -> None:
         self._parents, self._tokens = list[int](), list[int]()

@@ -1,6 +1,6 @@
-"""Which objects of a JSON schema are not to be closed to properties that they do not list.
+"""Finds the objects of a JSON schema that must stay open to unlisted properties.
 
-Pure functions over a schema as JSON has it.
+Pure functions over a schema as parsed JSON.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ SINGLE = (
     "items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "contains",
     "propertyNames", "not", "if", "then", "else",
 )  # fmt: skip
-"""Keywords below which schemas stand: by name, in a list, or one."""
+"""Keywords that hold schemas: by name (MAPS), in a list (LISTS), or a single one (SINGLE)."""
 BRANCHES = ("allOf", "anyOf", "oneOf", "dependentSchemas", "not", "if", "then", "else", "$ref")
-"""Keywords whose schemas are about the same value as the schema that has them."""
+"""Keywords whose schemas apply to the same value as the schema that contains them."""
 SAYS = ("additionalProperties", "unevaluatedProperties")
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | None, Any]]:
-    """The schemas below this one: the keyword, the key or index under it, and the schema."""
+    """The schemas directly below this one, as (keyword, key or index under it, schema)."""
     for name, value in list(schema.items()):
         if name in MAPS and isinstance(value, dict):
             yield from ((name, key, below) for key, below in value.items())
@@ -32,8 +32,10 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | Non
 
 
 def kept_open(root: Mapping[str, Any]) -> frozenset[int]:
-    """Ids of all schemas below `root` that have to stay as they are: all but those that list properties, do not say
-    what others may be, ask for none, and do not share their object with another schema that may list some, too.
+    """Ids of all schemas below `root` that must not be closed.
+
+    A schema can be closed if it lists properties, says nothing about unlisted ones, requires none of them, and is the
+    only schema that may list properties of its object.
     """
     shared: set[int] = set()
     nodes = list(nodes_of(root))
@@ -70,7 +72,7 @@ def _branches(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[An
 
 
 def _are_alternatives(schema: Mapping[str, Any]) -> bool:
-    """Whether one branch alone decides on a value."""
+    """Whether a single branch decides on a value: only anyOf or only oneOf."""
     return [name for name in BRANCHES if name in schema] in (["anyOf"], ["oneOf"])
 
 
@@ -88,7 +90,7 @@ def _can_be_closed(schema: Mapping[str, Any]) -> bool:
 
 
 def _at(reference: str, root: Any) -> Any:
-    """The schema that a reference within the document names; None where there is none."""
+    """The schema that a reference within the document points to; None if there is none."""
     if not reference.startswith("#"):
         return None
     found = root

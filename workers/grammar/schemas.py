@@ -1,7 +1,7 @@
-"""A JSON schema as the library follows it exactly: rewritten where it would not, refused where it cannot be.
+"""Rewrites a JSON schema so that the library follows it exactly, or refuses it.
 
-Pure but for grammars that are compiled to ask a question. Knows JSON schema and the library's gaps (llguidance 1.9.1);
-must not know requests.
+Pure, except that it compiles grammars to test whether patterns match. Knows JSON schema and the gaps of the library
+(llguidance 1.9.1); must not know requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workers.grammar.openness import kept_open, nodes_of, subschemas
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "unknown")
 )
-"""Those that the library holds a string to. Others are annotations, as JSON schema has it."""
+"""Formats that the library enforces. All others are annotations, as JSON schema defines them."""
 NEUTRAL: Mapping[str, Sequence[Any]] = {
     "uniqueItems": (False,),
     "unevaluatedProperties": (True, {}),
@@ -28,21 +28,22 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "dependentSchemas": ({},),
     "not": (False,),
 }
-"""Keywords that the library does not know, and the values with which they ask for nothing."""
+"""Keywords that the library does not know, with the values that make them no constraint."""
 MAX_PATTERNS = 100
-"""Of a schema together, which compile in 0.03 s: the library compares each with each, and 400 take 34 s."""
+"""Limit on a schema's patterns. 100 compile in 0.03 s; the library compares all pairs, so that 400 take 34 s."""
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
 BOUNDS = ("minimum", "maximum", "multipleOf")
 OPEN_BOUNDS = ("exclusiveMinimum", "exclusiveMaximum")
 """The library subtracts 1 from these as a double."""
 EXACT = 2**53
-"""Up to here a double has every integer."""
+"""A double represents every integer up to this."""
 
 
 def followed(schema: Mapping[str, Any], *, closes: bool) -> dict[str, Any]:
-    """The schema, to be compiled. `closes`: whether an object that lists properties may have no others, unless it says.
+    """Rewrite a schema for compilation.
 
-    Raises: GrammarProblem, which names the place.
+    `closes`: forbid unlisted properties in an object that lists properties and does not say whether it has others.
+    Raises: GrammarProblem, which names the place in the schema.
     """
     patterns = (node.get("patternProperties") for node in nodes_of(schema))
     num_patterns = sum(len(each) for each in patterns if isinstance(each, dict))
@@ -54,7 +55,7 @@ def followed(schema: Mapping[str, Any], *, closes: bool) -> dict[str, Any]:
 
 
 def _rewritten(schema: Any, path: str, still_open: frozenset[int] | None) -> Any:
-    """Everything below `path`; `still_open` are the schemas that are not to be closed, None for all."""
+    """Rewrite everything below `path`. `still_open`: ids of the schemas to leave open; None for all."""
     if not isinstance(schema, dict):
         return schema
     _check_numbers(schema, path)
@@ -77,7 +78,7 @@ def _rewritten(schema: Any, path: str, still_open: frozenset[int] | None) -> Any
 def _is_neutral(name: str, value: Any) -> bool:
     if name == "format":
         return isinstance(value, str) and value not in FORMATS
-    if name == "propertyNames":  # zod writes it with each record
+    if name == "propertyNames":  # zod writes it for each record
         said = {} if value is True else value
         is_type = isinstance(said, dict) and said.get("type", "string") == "string"
         return is_type and not {*said} - {"type"} - ANNOTATIONS
@@ -85,7 +86,7 @@ def _is_neutral(name: str, value: Any) -> bool:
 
 
 def _check_numbers(schema: Mapping[str, Any], path: str) -> None:
-    """Raises: GrammarProblem for a number that the library, which reads doubles, would take for another."""
+    """Raises: GrammarProblem for a number that the library, which reads doubles, would misread."""
     for name in (*BOUNDS, *OPEN_BOUNDS):
         value = schema.get(name)
         if _is_inexact(value) or (name in OPEN_BOUNDS and _is_large(value)):
@@ -117,7 +118,7 @@ def _is_large(value: Any) -> bool:
 
 
 def _is_inexact(value: Any) -> bool:
-    """Whether no double has this integer."""
+    """Whether this is an integer that no double represents."""
     if not isinstance(value, int) or abs(value) <= EXACT:
         return False
     try:
@@ -127,9 +128,7 @@ def _is_inexact(value: Any) -> bool:
 
 
 def _check_keys(schema: Mapping[str, Any], path: str) -> None:
-    """Raises: GrammarProblem where keys could be counted that repeat: a grammar does not know the keys that have been,
-    those that are listed apart.
-    """
+    """Raises: GrammarProblem if repeated keys could satisfy minProperties: a grammar tracks only the listed keys."""
     least, listed = schema.get("minProperties"), schema.get("properties")
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
     if not isinstance(least, int) or is_closed:
@@ -148,8 +147,10 @@ def _names(value: Any) -> set[str]:
 
 
 def _without_spent_patterns(schema: dict[str, Any]) -> dict[str, Any]:
-    """Patterns that only listed properties match go to these: the library would let another property begin behind them,
-    find no key for it, and end in the middle of an output that could have been whole.
+    """Move patterns that only listed properties can match to those properties.
+
+    Otherwise the library would allow one more property after the listed ones, find no key for it, and stop in the
+    middle of an output that could have been complete.
     """
     listed, patterns = schema.get("properties"), schema.get("patternProperties")
     if not (isinstance(listed, dict) and isinstance(patterns, dict) and listed and patterns):
@@ -165,7 +166,7 @@ def _without_spent_patterns(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_other_key(listed: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Whether a key that is not listed matches one of the patterns; so it is said of patterns that do not compile."""
+    """Whether a key that is not listed can match a pattern; True for patterns that do not compile."""
     nothing = {"type": "null"}
     probe = {
         "type": "object",
@@ -189,7 +190,7 @@ def _key(name: str) -> str:
 
 
 def _begun_by(schema: Mapping[str, Any], texts: Iterable[str]) -> list[bool]:
-    """Whether an output may begin with each of these; true of a schema that does not compile, which is said later."""
+    """For each text, whether an output may begin with it. True if the schema does not compile: it is refused later."""
     try:
         compiled = _compiler().compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
     except GrammarProblem:

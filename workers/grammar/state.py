@@ -1,7 +1,7 @@
-"""Where one sequence stands in its grammar, and so which tokens may come after each of its rows.
+"""One sequence's position in its grammar, and the tokens that the grammar allows after each of its rows.
 
-A state is a function of the output's tokens alone: each question brings all of them, and what is kept of the question
-before is only where it agrees. So a rejected guess, a rollback, another replica and a first message are one case.
+The state is a function of the output's tokens alone. Each call passes all of them, and reuses the state of the previous
+call as far as the tokens agree. A rejected guess, a rollback, another replica and a first message are handled alike.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from workers.grammar.compiler import CompiledGrammar, GrammarProblem, Mask, mask
 
 
 class GrammarState:
-    """Of one sequence. Ready as soon as its grammar has been compiled, or has turned out not to compile."""
+    """Grammar state of one sequence. Ready once its grammar has been compiled, or has failed to compile."""
 
     def __init__(self, grammar: Grammar, compile_it: Callable[[], Future[CompiledGrammar]], vocab_size: int) -> None:
         self.grammar = grammar
         self.problem: str | None = None
-        """Why a row was masked whole, if one was."""
+        """Why a row's mask allows nothing; None if there was no such row."""
         self._compile = compile_it
         self._compiled = compile_it()
         self._matcher: LLMatcher | None = None
@@ -34,22 +34,21 @@ class GrammarState:
         return self._compiled.done()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until it is ready, at most `timeout_s`."""
+        """Wait at most `timeout_s` until it is ready."""
         wait([self._compiled], timeout_s)
 
     def masks(self, output: Sequence[int], paths: Sequence[Sequence[int]]) -> list[Mask | None]:
-        """The tokens that may come after `output` and each path of guesses below it; the empty path is its end.
+        """Masks of the tokens allowed after `output` and each path of guesses; the empty path is the output itself.
 
-        None where none can come, because a guess on the path is one that the grammar forbids, or ends the output: such
-        a row is of no account. Where the grammar cannot say, or forbids what the output already has, nothing may come,
-        and `problem` says why.
+        None for a path with a guess that the grammar forbids or that ends the output: its row does not matter. If the
+        grammar fails or forbids the output itself, the mask allows nothing, and `problem` says why.
         """
         try:
             return self._masks(list(output), paths)
         except GrammarProblem as problem:
             if not self._is_spent:
                 return self._give_up(problem, len(paths))
-        self._compiled = self._compile()  # what all sequences of the grammar have in common was full: begin anew
+        self._compiled = self._compile()  # the state shared by all sequences of the grammar was full: compile again
         try:
             return self._masks(list(output), paths)
         except GrammarProblem as problem:
@@ -64,13 +63,13 @@ class GrammarState:
         return [self._nothing] * num_paths
 
     def _masks(self, output: list[int], paths: Sequence[Sequence[int]]) -> list[Mask | None]:
-        """Raises: GrammarProblem where it is with the output itself, and not with a guess."""
+        """Raises: GrammarProblem if the problem is with the output itself, not with a guess."""
         if not self._go_to(0, output):
             if self._has_ended(output):
                 return [None] * len(paths)
             raise GrammarProblem("it forbids what the output already has")
         masks: list[Mask | None] = [None] * len(paths)
-        order = sorted(range(len(paths)), key=lambda index: tuple(paths[index]))  # beginnings in common, side by side
+        order = sorted(range(len(paths)), key=lambda index: tuple(paths[index]))  # common prefixes side by side
         for done, index in enumerate(order):
             try:
                 masks[index] = self._mask() if self._go_to(len(output), paths[index]) else None
@@ -99,14 +98,14 @@ class GrammarState:
             raise
 
     def _forget(self) -> None:
-        """The library's state is of no more use, nor perhaps what it shares with those of other sequences."""
+        """Drop the library's state after an error. State shared with other sequences may be unusable, too."""
         self._compiled.result().is_spent = True
         self._matcher, self._consumed = None, []
 
     def _go_to(self, start: int, tokens: Sequence[int]) -> bool:
-        """Whether the grammar allows `tokens` behind the first `start` that are consumed; it stands as far as it does.
+        """Consume `tokens` after the first `start` consumed ones, as far as allowed. Returns whether all are allowed.
 
-        What ends the output is never consumed: the library takes no such token back. Raises: GrammarProblem.
+        A token that ends the output is never consumed, because the library cannot roll it back. Raises: GrammarProblem.
         """
         if self._matcher is None:
             self._matcher = self._compiled.result().start.deep_copy()
@@ -126,8 +125,10 @@ class GrammarState:
         return num_kept + num_taken == start + len(tokens)
 
     def _check_refusal(self, token_id: int) -> None:
-        """That it is the grammar which refuses this token: where the library runs into a limit of what all sequences
-        share it takes the token as little, without an error, which it has for the mask alone. Raises: GrammarProblem.
+        """Raises: GrammarProblem if a limit of the library, not the grammar, has refused this token.
+
+        At a limit of the state that sequences share, the library refuses a token without an error. The mask tells the
+        two cases apart: it still allows the token.
         """
         mask = self._mask()
         if token_id >> 3 < len(mask) and mask[token_id >> 3] >> (token_id & 7) & 1:
@@ -141,7 +142,7 @@ class GrammarState:
 
 
 def _num_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens they begin with alike."""
+    """Length of the common prefix."""
     shorter = min(len(first), len(second))
     if list(first[:shorter]) == list(second[:shorter]):
         return shorter

@@ -1,7 +1,7 @@
-"""What an output must look like, as a caller gives it, becomes a grammar, which is compiled here to refuse it early.
+"""Turns a request's structured-output field into a grammar, and compiles it so that a bad one is refused early.
 
-For a vocabulary of bytes: whether a grammar compiles can be said without a model's tokenizer, where requests are
-checked. Every refusal names the field by its path in the proto.
+It compiles for a vocabulary of bytes, so the check of requests needs no model's tokenizer. Every refusal names the
+field by its path in the proto.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from workers.grammar.schemas import followed
 FIELD = "structured_output"
 TEMPLATE_FIELD = "speculation.template"
 STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar")
-"""As the proto names them."""
+"""Kinds of structure, as the proto names them."""
 EMBEDDED = re.compile(r"%json\s*(?=\{)")
-"""Before a JSON schema in a Lark grammar."""
+"""Introduces a JSON schema in a Lark grammar."""
 MAX_GROWTH = 4
-"""Of a grammar's text, by what is said in it explicitly."""
+"""Limit on a grammar's text after its schemas are rewritten, as a multiple of `max_grammar_bytes`."""
 MAX_KEPT = 64
-"""Grammars that are known to compile."""
+"""Number of grammars cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """One way to say what the output must look like: a name in STRUCTURES, and what is given under it."""
+    """A structured-output field of a request: its kind, from STRUCTURES, and its value."""
 
     kind: str
     value: Any
-    """Of json_schema a text or a mapping, of choice texts, of json_object whether it is wanted; of others a text."""
+    """json_schema: a string or a mapping. choice: strings. json_object: a boolean. Other kinds: a string."""
 
     @property
     def field(self) -> str:
@@ -48,7 +48,7 @@ class Structure:
 
 
 def grammar_of(structure: Structure, limits: Limits, *, closes_schemas: bool = True) -> Grammar:
-    """The grammar, which compiles. It takes a second at worst, and mostly a millisecond.
+    """Build the grammar and check that it compiles. Takes about a millisecond, at worst a second.
 
     `closes_schemas`: see `ServiceConfig`. Raises: InvalidRequest.
     """
@@ -57,10 +57,7 @@ def grammar_of(structure: Structure, limits: Limits, *, closes_schemas: bool = T
 
 
 def template_of(expression: str, limits: Limits) -> Grammar:
-    """What an output usually looks like, as an expression that compiles; see `grammar_of`.
-
-    Raises: InvalidRequest.
-    """
+    """Build the grammar of the usual output from a regular expression, as `grammar_of`. Raises: InvalidRequest."""
     _require_served(TEMPLATE_FIELD, limits)
     return _checked(Grammar(GrammarKind.REGEX, _bounded(expression, TEMPLATE_FIELD, limits)), TEMPLATE_FIELD)
 
@@ -87,7 +84,7 @@ def _named(field: str) -> Iterator[None]:
 
 
 def _followed(grammar: Grammar, field: str, limits: Limits, closes: bool) -> Grammar:
-    """With each of its JSON schemas as the library follows it."""
+    """Rewrite each JSON schema in a grammar so that the library follows it exactly."""
     with _named(field):
         text = _text_followed(grammar, closes)
     if len(text) > MAX_GROWTH * limits.max_grammar_bytes:
@@ -106,7 +103,7 @@ def _text_followed(grammar: Grammar, closes: bool) -> str:
 
 
 def _with_schemas_followed(text: str, closes: bool) -> str:
-    """Of a Lark grammar. What is no JSON is left for the library to refuse."""
+    """Rewrite the schemas in a Lark grammar. Invalid JSON stays, for the library to refuse."""
     parts, end = [], 0
     for mark in EMBEDDED.finditer(text):
         try:
@@ -140,7 +137,7 @@ def _written(structure: Structure, limits: Limits) -> Grammar:
 
 
 def _schema(structure: Structure, limits: Limits) -> str:
-    """As JSON that this has written itself: what is pasted into a grammar has to be one value."""
+    """The schema as JSON, serialized anew: text pasted into a grammar must be exactly one value."""
     value = structure.value
     try:
         if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model that is ready to serve, whole or one rank's shard."""
+"""Loads a checkpoint into a model that is ready to serve, whole or one rank's shard."""
 
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.loader import (

@@ -1,6 +1,6 @@
-"""The tensors of a checkpoint by the headers of its files: names, shapes and types. No weight is read.
+"""Checks a checkpoint's tensors by the headers of its files: names, shapes and types. Reads no weights.
 
-A header has about 100 bytes for each tensor, so the check of a model of any size needs little memory. Knows files and
+A header has about 100 bytes for each tensor, so checking a model of any size needs little memory. Knows files and
 models without weights. Must not know how tensors are used.
 """
 
@@ -28,16 +28,16 @@ from workers.attention import ATTENTION
 
 INDEX = "model.safetensors.index.json"
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-"""Types, as safetensors names them, that are converted to `dtype` of the settings; others are quantized."""
+"""Types, as safetensors names them, that are converted to `dtype` of the settings; all others count as quantized."""
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
-"""Where a config.json says that its weights are quantized."""
+"""Keys of config.json that declare quantized weights."""
 Rename: TypeAlias = Callable[[str], str | None]
-"""The name that a model has for a stored tensor; None for one that it leaves out."""
+"""Maps a stored tensor's name to the model's name for it; None if the model has no such tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as the header of its file describes it."""
+    """A tensor as its file's header describes it."""
 
     file: str
     shape: tuple[int, ...]
@@ -45,12 +45,12 @@ class StoredTensor:
 
 
 LoadTarget: TypeAlias = tuple[tuple[str, ...], bool]
-"""What one or more stored tensors are loaded into: names of the model's tensors, several where they are made from the
-same stored ones; and whether they are made by conversion, or one stored tensor is the model's own."""
+"""The names of the model's tensors that one or more stored tensors are loaded into, and whether loading converts them.
+Several names if they are made from the same stored tensors."""
 
 
 def meta_model(model_config: Any, dtype: str) -> Any:
-    """The model on the meta device: without weights."""
+    """Build the model on the meta device: without weights."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(
             model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
@@ -58,9 +58,9 @@ def meta_model(model_config: Any, dtype: str) -> Any:
 
 
 def renamed(names: Iterable[str], model: Any) -> Iterator[tuple[str, Any | None]]:
-    """Today's names of the tensors that an older checkpoint has under `names`.
+    """The model's names of a checkpoint's tensors, which may have older names.
 
-    With each comes the WeightConverter that makes the model's tensor from it and others, or None.
+    Each comes with the WeightConverter that makes the model's tensor from it and other stored tensors, or None.
     """
     conversions = get_model_conversion_mapping(model)
     renamings = [item for item in conversions if isinstance(item, WeightRenaming)]
@@ -87,8 +87,8 @@ def check_not_quantized(path: Path, config: Mapping[str, Any]) -> None:
 def check_stored(path: Path, files: Sequence[Path], model: Any, rename: Rename = str) -> None:
     """Check that `files` hold all tensors of a meta model and no others, by type and shape.
 
-    Every way of loading comes here first: a tensor that is cast or left out, such as the scales of quantized weights,
-    would change the outputs without an error. What transformers ignores is ignored.
+    Called before any way of loading, because a tensor that is cast or left out, such as the scales of quantized
+    weights, would change the outputs without an error. Tensors that transformers ignores are ignored here, too.
     Raises: CheckpointError, UnsupportedModel.
     """
     stored = _headers(files)
@@ -106,7 +106,7 @@ def check_stored(path: Path, files: Sequence[Path], model: Any, rename: Rename =
 
 @contextmanager
 def open_tensors(files: Sequence[Path], rename: Rename = str) -> Iterator[dict[str, Any]]:
-    """All tensors of `files`, by their new names; each is read when it is used."""
+    """All tensors of `files` by their new names. Each is read when it is used."""
     with ExitStack() as stack:
         found: dict[str, Any] = {}
         for file in files:
@@ -118,14 +118,14 @@ def open_tensors(files: Sequence[Path], rename: Rename = str) -> Iterator[dict[s
 
 
 def _check_names(path: Path, model: Any, sources: Mapping[LoadTarget, Sequence[str]]) -> None:
-    """Refuse missing tensors, and those that the model has no place for. Raises: CheckpointError."""
+    """Raises: CheckpointError for missing tensors, and for tensors that the model does not have."""
     wanted = model.state_dict().keys()
     stored = {name: old_names[0] for (names, _), old_names in sources.items() for name in names}
     found = SimpleNamespace(
         missing_keys=set(wanted - stored.keys() - model.all_tied_weights_keys.keys()),
         unexpected_keys=set(stored.keys() - wanted),
     )
-    model._adjust_missing_and_unexpected_keys(found)  # takes out what transformers ignores in this architecture
+    model._adjust_missing_and_unexpected_keys(found)  # removes those that transformers ignores in this architecture
     missing, left = sorted(found.missing_keys), sorted(stored[name] for name in found.unexpected_keys)
     problems = [f"lack {_counted(missing)}"] if missing else []
     if left:
@@ -142,11 +142,11 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def _headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
-    """The tensors of all files. Raises: CheckpointError for a file that is shorter or longer than its header says."""
+    """Tensors of all files. Raises: CheckpointError for a file that is shorter or longer than its header says."""
     found = {}
     for file in files:
         try:
-            # With framework="pt" the file is mapped writable, which fails on a machine with less memory than weights.
+            # framework="pt" would map the file writable, which fails on a machine with less memory than weights.
             with safe_open(file, framework="np") as opened:
                 for name in opened.keys():  # noqa: SIM118  it is no mapping
                     view = opened.get_slice(name)
@@ -157,7 +157,7 @@ def _headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
 
 
 def _check_index(path: Path, stored: Mapping[str, StoredTensor]) -> None:
-    """Check that each file holds the tensors that the index names, if there is an index."""
+    """If there is an index, check that each file holds the tensors that the index lists for it."""
     if not (path / INDEX).is_file() or (path / "model.safetensors").is_file():
         return
     for name, file in json.loads((path / INDEX).read_text())["weight_map"].items():
@@ -166,7 +166,7 @@ def _check_index(path: Path, stored: Mapping[str, StoredTensor]) -> None:
 
 
 def _sources(stored: Iterable[str], model: Any, rename: Rename) -> dict[LoadTarget, list[str]]:
-    """The names of the stored tensors, by the target that they are loaded into."""
+    """Names of stored tensors by the target that they are loaded into."""
     sources = defaultdict(list)
     used = {old_name: name for old_name in stored if (name := rename(old_name)) is not None}
     for old_name, (name, converter) in zip(used, renamed(used.values(), model), strict=True):
@@ -177,7 +177,10 @@ def _sources(stored: Iterable[str], model: Any, rename: Rename) -> dict[LoadTarg
 
 
 def _check_types(path: Path, wanted: Sequence[Tensor], parts: Mapping[str, StoredTensor]) -> None:
-    """Only floating-point weights may be cast to another type; a tensor that is not `wanted` is refused by name."""
+    """Check that the model's floats are stored as floats, and its integers as integers.
+
+    Stored tensors that the model does not have are left to `_check_names`.
+    """
     for name, part in parts.items():
         if part.dtype not in FLOATS and any(map(torch.is_floating_point, wanted)):
             raise UnsupportedModel(f"{name} in {path} is stored as {part.dtype}; quantized weights are not served")
@@ -186,7 +189,7 @@ def _check_types(path: Path, wanted: Sequence[Tensor], parts: Mapping[str, Store
 
 
 def _check_sizes(path: Path, wanted: Sequence[Tensor], parts: Mapping[str, StoredTensor], *, is_made: bool) -> None:
-    """A tensor that is stored as it is must have its shape; one that is converted, the number of elements."""
+    """Check shapes of tensors stored as the model has them, and numbers of elements of converted ones."""
     name, first = next(iter(parts.items()))
     shape = tuple(wanted[0].shape)
     if not is_made and first.shape != shape:

@@ -1,9 +1,10 @@
-"""A digest of what a checkpoint computes with: config.json and every tensor, however they are spread over files.
+"""Digest of a checkpoint: of config.json and every tensor, however the tensors are spread over files.
 
-Knows the layout of safetensors files (a header of JSON, then the tensors' bytes). Must not know what tensors are for.
-Two kinds: `sha256` has every byte of every tensor; `sha256-sampled` has the name, type, shape and three blocks of each.
-The second costs no more than a few megabytes of reading at any size. It tells apart checkpoints that were trained,
-merged or quantized differently, and does not notice that single weights were changed between the blocks.
+Knows the layout of safetensors files (a JSON header, then the tensors' bytes). Must not know what tensors are for.
+
+There are two kinds. `sha256` covers every byte of every tensor. `sha256-sampled` covers the name, type, shape and three
+blocks of each tensor, and reads at most a few megabytes at any model size. It distinguishes checkpoints that were
+trained, merged or quantized differently, but misses changes of single weights between the blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import BinaryIO
 
 WHOLE, SAMPLED = "sha256", "sha256-sampled"
 SAMPLE_BYTES = 4096
-"""Bytes of each of a tensor's blocks: at its beginning, in its middle and at its end."""
+"""Size of a sampled block. Blocks lie at a tensor's beginning, in its middle and at its end."""
 READ_BYTES = 2**20
 HEADER_LENGTH_BYTES = 8
 METADATA = "__metadata__"
@@ -29,13 +30,16 @@ class TensorBytes:
 
     file: Path
     description: str
-    """Type and shape, as the file's header has them."""
+    """Type and shape from the file's header."""
     begin: int
     end: int
 
 
 def digest(config: Path, files: Sequence[Path], whole_bytes: int) -> str:
-    """Of these files of weights; whole, if there are at most `whole_bytes` of them. Raises: OSError, ValueError."""
+    """Compute the digest of these weight files; `sha256` up to `whole_bytes`, else `sha256-sampled`.
+
+    Raises: OSError, ValueError.
+    """
     tensors = dict(sorted(item for file in files for item in _tensors(file)))
     is_whole = sum(tensor.end - tensor.begin for tensor in tensors.values()) <= whole_bytes
     found = hashlib.sha256(json.dumps(json.loads(config.read_bytes()), sort_keys=True).encode())

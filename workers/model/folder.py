@@ -1,6 +1,6 @@
-"""The files of a checkpoint's directory: whether they are there, and what config.json and generation_config.json say.
+"""Files of a checkpoint's directory: checks that they exist, and reads config.json and generation_config.json.
 
-Must not know what a model is made of (`workers.model.servable`) or which tensors it has (`workers.model.checkpoint`).
+Must not know architectures (`workers.model.servable`) or tensors (`workers.model.checkpoint`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OTHER_WEIGHTS = ("bin", "pt", "pth", "gguf", "safetensors", "h5")
 
 
 def check_files(path: Path) -> Sequence[Path]:
-    """The files of weights. Raises: CheckpointError for a directory that lacks what every checkpoint has."""
+    """Return the weight files. Raises: CheckpointError for a directory without a file that every checkpoint has."""
     if path.suffix == ".gguf":
         raise CheckpointError(f"{path} is a GGUF file; only a directory with safetensors weights is served")
     if not path.is_dir():
@@ -36,7 +36,7 @@ def check_files(path: Path) -> Sequence[Path]:
 
 
 def _weight_files(path: Path) -> Sequence[Path]:
-    """The one file of weights, or those that the index of a sharded checkpoint names."""
+    """The single weight file, or the files that the index of a sharded checkpoint lists."""
     index = path / INDEX
     if (path / SINGLE).is_file():
         return [path / SINGLE]
@@ -51,7 +51,7 @@ def _weight_files(path: Path) -> Sequence[Path]:
 
 
 def read_config(path: Path) -> Any:
-    """Raises: CheckpointError for what is no config; UnsupportedModel for one that transformers has no code for."""
+    """Raises: CheckpointError for an invalid config; UnsupportedModel for one that transformers has no code for."""
     file = path / "config.json"
     try:
         raw = json.loads(file.read_text())
@@ -62,7 +62,7 @@ def read_config(path: Path) -> Any:
     check_not_quantized(path, raw)
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # a config is checked by the code of its model, which raises whatever it likes
+    except Exception as error:  # the model's own code checks the config, and may raise anything
         raise UnsupportedModel(
             f"{path} is of model type {raw.get('model_type')!r}, which transformers cannot build from its own code: "
             f"{cause(error)}"
@@ -70,11 +70,11 @@ def read_config(path: Path) -> Any:
 
 
 def read_generation_config(path: Path) -> GenerationConfig | None:
-    """None without the file. Raises: CheckpointError."""
+    """Return None without the file. Raises: CheckpointError."""
     file = path / "generation_config.json"
     if not file.is_file():
         return None
     try:
         return GenerationConfig.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # transformers raises whatever its checks of single values raise
+    except Exception as error:  # transformers' checks of single values may raise anything
         raise CheckpointError(f"{file} cannot be read: {first_line(error)}") from error

@@ -1,9 +1,8 @@
-"""A model that is some of a checkpoint's layers: a draft out of the target itself, without training.
+"""A model of some of a checkpoint's layers: a draft made from the target itself, without training.
 
-Knows configurations, modules and names of tensors; must not know who drafts. The layers keep their order and are
-numbered anew, so that for everything else this is an ordinary model with fewer layers. Sources: Draft & Verify (Zhang
-et al. 2023, arXiv 2309.08168), LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710), SWIFT (Xia et al. 2024, arXiv
-2410.06916).
+Knows configurations, modules and tensor names; must not know how the model is used. The layers keep their order and are
+renumbered, so all other code sees an ordinary model with fewer layers. Sources: Draft & Verify (Zhang et al. 2023,
+arXiv 2309.08168), LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710), SWIFT (Xia et al. 2024, arXiv 2410.06916).
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ class LayerSubset:
     indices: tuple[int, ...]
 
     def check(self, model_config: Any, path: str) -> None:
-        """Raises: ConfigError for a layer that there is none of."""
+        """Raises: ConfigError for a layer number that the model does not have."""
         num_layers = model_config.num_hidden_layers
         for place, index in enumerate(self.indices):
             if not 0 <= index < num_layers:
                 raise ConfigError(f"layers[{place}] is {index}, but {path} has layers 0 to {num_layers - 1}")
 
     def config_of(self, model_config: Any) -> Any:
-        """The configuration of the model that has these layers alone."""
+        """Configuration of the model with only these layers."""
         found = deepcopy(model_config)
         for name, value in self._settings(model_config).items():
             setattr(found, name, value)
         return found
 
     def _settings(self, model_config: Any) -> Mapping[str, Any]:
-        """What differs: the number of layers, and each list that has an entry for each of them."""
+        """Settings that differ: the number of layers, and each list with one entry for each layer."""
         num_layers = model_config.num_hidden_layers
         changed: dict[str, Any] = {"num_hidden_layers": len(self.indices)}
         for name, value in vars(model_config).items():
@@ -50,9 +49,9 @@ class LayerSubset:
         return changed
 
     def renamed(self, name: str, layers: str) -> str | None:
-        """The name that this model has for a stored tensor; None for one of a layer that it has not.
+        """The subset model's name for a stored tensor; None if the tensor belongs to another layer.
 
-        `layers` is what the model calls its list of layers.
+        `layers` is the model's name for its list of layers.
         """
         found = re.search(rf"(?:^|\.){re.escape(layers)}\.(\d+)\.", name)
         if found is None:
@@ -64,7 +63,7 @@ class LayerSubset:
 
     @contextmanager
     def of(self, model: Any) -> Iterator[None]:
-        """Run a whole model as if it had these layers alone, without KV. For trying subsets: nothing is loaded."""
+        """Run a whole model with only these layers, without KV. For trying subsets: loads nothing."""
         name, whole = layer_list(model)
         parent = model.get_submodule(name.rpartition(".")[0])
         settings = self._settings(model.config)
@@ -81,7 +80,7 @@ class LayerSubset:
 
 
 def layer_list(model: Any) -> tuple[str, nn.ModuleList]:
-    """The list of a model's layers, and its name. Raises: UnsupportedModel where it is not clear which it is."""
+    """A model's list of layers and its name. Raises: UnsupportedModel unless exactly one list fits."""
     num_layers = model.config.num_hidden_layers
     found = [
         (name, module)

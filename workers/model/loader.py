@@ -1,7 +1,8 @@
-"""From a checkpoint directory to a model that the runtime can serve, or one clear line that says why not.
+"""Loads a checkpoint directory into a model that the runtime can serve, or raises one line that says why not.
 
-Knows files; `workers.model.servable` knows which models can be run. Must not know the KV cache, sessions or sampling.
-Weights are safetensors only, code is what transformers ships, nothing is fetched: `trust_remote_code` cannot be set.
+Knows files; `workers.model.servable` knows which models can be served. Must not know the KV cache, sessions or
+sampling. Weights are safetensors only, model code comes from transformers only, and nothing is downloaded:
+`trust_remote_code` cannot be set.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in evaluation mode on its device, and what the runtime must know of it."""
+    """A model in evaluation mode on its device, with what the runtime needs to know."""
 
     model: Any
-    """A transformers PreTrainedModel whose attention is ours."""
+    """A transformers PreTrainedModel that calls `workers.attention`."""
     info: ModelInfo
     layers: tuple[LayerShape, ...]
 
 
 def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShard | None = None) -> LoadedModel:
-    """The model of `config.model`, or one rank's shard of it, checked to be one that the runtime computes exactly.
+    """Load the model of `config.model`, or one rank's shard of it, if the runtime can compute it exactly.
 
     Raises: CheckpointError for missing, foreign, damaged or incomplete files; UnsupportedModel for architectures that
-    the attention interface does not carry, or that this number of ranks cannot share.
+    the attention interface does not support, or that cannot be split over this number of ranks.
     """
     if config.tensor_parallel != (shard.size if shard else 1):
         raise ConfigError(f"tensor_parallel is {config.tensor_parallel}, but this engine runs on its own")
@@ -71,35 +72,34 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
 
 
 def digest_of(config: EngineConfig) -> str:
-    """Of a checkpoint that has been loaded (`workers.model.digest`)."""
+    """Digest of the checkpoint (`workers.model.digest`), which must have passed `load` or `check_checkpoint`."""
     path = Path(config.model)
     return digest(path / "config.json", check_files(path), config.digest_whole_bytes)
 
 
 def reference_model(config: EngineConfig) -> Any:
-    """The model with the attention of transformers itself, for passes over whole texts without KV. Raises: as `load`
-    does."""
+    """Load the model with transformers' own attention, for passes over whole texts without KV. Raises: as `load`."""
     checkpoint = _check(config)
     with quiet_transformers():
         return _read_weights(checkpoint, config, attention="sdpa")
 
 
 def num_layers_of(config: EngineConfig) -> int:
-    """Without reading a weight. Raises: as `load` does."""
+    """Number of layers, without reading weights. Raises: as `load`."""
     num: int = _check(config).model_config.num_hidden_layers
     return num
 
 
 def check_checkpoint(config: EngineConfig) -> None:
-    """Check everything that can be checked without the weights. Raises: as `load` does."""
+    """Check everything that can be checked without reading weights. Raises: as `load`."""
     _check(config)
 
 
 def survey(config: EngineConfig) -> ModelInfo:
-    """What `load` would say of the model, without reading a weight.
+    """Describe the model as `load` does, without reading weights.
 
-    Problems that only a forward pass shows, such as a layer that misuses the attention interface, are not found.
-    Raises: as `load` does.
+    Misses problems that only a forward pass shows, such as a layer that misuses the attention interface.
+    Raises: as `load`.
     """
     checkpoint = _check(config)
     num_parameters = sum(parameter.numel() for parameter in checkpoint.meta.parameters())
@@ -117,11 +117,11 @@ class _Checkpoint:
     meta: Any
     """The model without weights."""
     rename: Rename | None
-    """The model's names for stored tensors, where it has some of the layers alone."""
+    """The model's names for stored tensors; None if it has all layers."""
 
 
 def _check(config: EngineConfig) -> _Checkpoint:
-    """Names, types and shapes of all tensors, and what the configuration says: every way of loading begins here."""
+    """Check the configuration, and names, types and shapes of all tensors. Every way of loading starts here."""
     path = Path(config.model)
     files = check_files(path)
     with quiet_transformers():
@@ -139,10 +139,10 @@ def _check(config: EngineConfig) -> _Checkpoint:
 
 
 def _meta_model(path: Path, model_config: Any, config: EngineConfig) -> Any:
-    """The model without weights, with its generation config. Raises: CheckpointError, UnsupportedModel."""
+    """Build the model without weights, with its generation config. Raises: CheckpointError, UnsupportedModel."""
     try:
         model = meta_model(model_config, config.dtype)
-    except Exception as error:  # the model's own code, which raises whatever it likes
+    except Exception as error:  # the model's own code may raise anything
         raise UnsupportedModel(
             f"transformers cannot build the {model_config.model_type} of {path}: {cause(error)}"
         ) from error
@@ -152,7 +152,7 @@ def _meta_model(path: Path, model_config: Any, config: EngineConfig) -> Any:
 
 
 def _some_layers(model_config: Any, config: EngineConfig) -> tuple[Any, Rename]:
-    """The configuration of the model with some layers alone, and its names for stored tensors."""
+    """Configuration of the model with only `config.layers`, and its names for stored tensors."""
     assert config.layers is not None
     subset = LayerSubset(config.layers)
     subset.check(model_config, config.model)
@@ -161,7 +161,7 @@ def _some_layers(model_config: Any, config: EngineConfig) -> tuple[Any, Rename]:
 
 
 def _read_whole(checkpoint: _Checkpoint, config: EngineConfig) -> Any:
-    """Tensor by tensor where it goes to another device, so that the host need not have room for all of it."""
+    """Load the whole model; to a GPU tensor by tensor, so that it need not fit into the host's memory."""
     if torch.device(config.device).type != "cpu" and checkpoint.rename is None:
         try:
             return read_by_tensor(checkpoint.files, checkpoint.model_config, config)
@@ -171,7 +171,7 @@ def _read_whole(checkpoint: _Checkpoint, config: EngineConfig) -> Any:
 
 
 def _read_weights(checkpoint: _Checkpoint, config: EngineConfig, attention: str = ATTENTION) -> Any:
-    """By transformers, which is handed the tensors: it would ask more of an index than where they are."""
+    """Load by transformers. It gets tensors instead of files, because it requires more of an index file than we do."""
     model_config = checkpoint.model_config
     try:
         with open_tensors(checkpoint.files, checkpoint.rename or str) as tensors:
@@ -207,13 +207,13 @@ def _describe(model: Any, checkpoint: _Checkpoint, config: EngineConfig, num_par
 
 
 def _name(path: Path, config: EngineConfig) -> str:
-    """Of the directory; and the layers, where not all are loaded."""
+    """The directory's name, followed by the layers if not all are loaded."""
     name = path.resolve().name
     return name if config.layers is None else f"{name}[{','.join(map(str, config.layers))}]"
 
 
 def _eos_token_ids(model: Any) -> tuple[int, ...]:
-    """From generation_config.json, which transformers fills from config.json where there is none."""
+    """Ids from generation_config.json, else from config.json. Raises: CheckpointError for other types."""
     ids = model.generation_config.eos_token_id
     if ids is None:
         ids = model.config.eos_token_id
@@ -225,7 +225,7 @@ def _eos_token_ids(model: Any) -> tuple[int, ...]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No warnings or progress bars on the terminal: problems are raised, progress goes to `progress`."""
+    """Suppress transformers' warnings and progress bars: problems are raised, and progress goes to `progress`."""
     verbosity, had_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -1,6 +1,6 @@
-"""Which models the runtime computes exactly: told by a model's configuration, then by a small forward pass.
+"""Checks that the runtime computes a model exactly: by its configuration, then by a small forward pass.
 
-Knows architectures, and what attention over block KV and rollback by length ask of them. Must not know files.
+Knows architectures, and what attention over block KV and rollback by length require of them. Must not know files.
 """
 
 from __future__ import annotations
@@ -20,21 +20,18 @@ from workers.step import LayerShape
 
 SERVABLE_LAYERS = {"full_attention", "sliding_attention"}
 ROPE_OF_THE_BATCH = {"dynamic", "longrope"}
-"""Rotary embeddings whose frequencies change, for the whole batch, once any sequence passes the original context."""
+"""Rotary embeddings whose frequencies change for the whole batch once any sequence exceeds the original context."""
 
 PROBE_TOKENS = 4
 WINDOW_MASK = "create_sliding_window_causal_mask"
-"""Modelling code that masks by windows imports this function."""
+"""Modelling code that builds window masks imports this function."""
 
 DEFAULT_CONTEXT = 32_768
-"""Positions of a model that does not state its number, where nothing else limits them."""
+"""Context of a model that does not state its own, if no setting limits it; in tokens."""
 
 
 def check_architecture(config: Any) -> None:
-    """Refuse what the attention interface cannot carry, by the architecture's own settings.
-
-    Raises: UnsupportedModel.
-    """
+    """Raises: UnsupportedModel for an architecture that the attention interface does not support."""
     kind = config.model_type
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{kind} is an encoder-decoder; only decoder-only language models are served")
@@ -59,11 +56,11 @@ def check_architecture(config: Any) -> None:
 
 
 def context_limit(model_config: Any, config: EngineConfig) -> int:
-    """The number of positions that may be used.
+    """Number of positions that may be used.
 
-    The frequencies of dynamic and longrope embeddings are fixed below the original context; above it they would depend
-    on the longest sequence of the batch, so such a model is served up to there.
-    Raises: UnsupportedModel when the settings ask for more.
+    Dynamic and longrope embeddings have fixed frequencies up to the original context. Above it the frequencies would
+    depend on the longest sequence of the batch, so such a model is served up to the original context only.
+    Raises: UnsupportedModel if the settings ask for more.
     """
     limit = getattr(model_config, "max_position_embeddings", None) or config.kv_cache_tokens or DEFAULT_CONTEXT
     for rope in _rope_parameters(model_config):
@@ -78,7 +75,7 @@ def context_limit(model_config: Any, config: EngineConfig) -> int:
 
 
 def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
-    """The parameters of each kind of layer; most models have one kind."""
+    """Parameters for each kind of layer; most models have one kind."""
     parameters = getattr(config, "rope_parameters", None) or {}
     if "rope_type" in parameters:
         yield parameters
@@ -88,7 +85,10 @@ def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
 
 @torch.inference_mode()
 def probe_layers(model: Any, config: Any) -> tuple[LayerShape, ...]:
-    """What each layer stores, by a small forward pass. Raises: UnsupportedModel if a layer misuses the interface."""
+    """Find what each layer stores by a small forward pass.
+
+    Raises: UnsupportedModel if a layer misuses the attention interface.
+    """
     probe, device = LayerProbe(), model.device
     rows = torch.arange(PROBE_TOKENS, device=device)[None]
     model(input_ids=torch.zeros_like(rows), position_ids=rows, use_cache=False, logits_to_keep=rows[0], plan=probe)
@@ -107,10 +107,11 @@ def probe_layers(model: Any, config: Any) -> tuple[LayerShape, ...]:
 
 
 def _check_windows(model: Any, config: Any, *, tells_window: bool) -> None:
-    """Our attention uses the window that a layer passes, eager code the mask that the model makes: they must agree.
+    """Check that attention calls and masks agree on whether there is a window.
 
-    Models whose config names each layer's type have been checked already.
-    Raises: UnsupportedModel where one of them has a window that the other has not.
+    Our attention uses the window that a layer passes; eager code uses the mask that the model makes. Models whose
+    config lists layer types have been checked already.
+    Raises: UnsupportedModel if only one of the two has a window.
     """
     window = getattr(config, "sliding_window", None)
     makes_mask = hasattr(sys.modules[type(model).__module__], WINDOW_MASK)

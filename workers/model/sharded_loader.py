@@ -1,7 +1,7 @@
-"""Reads a checkpoint tensor by tensor: one rank's shard, of which no rank holds more than it keeps, or all of it.
+"""Reads a checkpoint tensor by tensor: the whole model, or one rank's shard without reading the rest.
 
-Knows files and modules that are still without weights. Must not know what is split and why (`workers.model.sharding`
-does), nor how ranks talk.
+Knows files, and modules without weights. Must not know what is split and why (`workers.model.sharding` does), nor how
+ranks communicate.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class ModelShard:
     _hooks: list[RemovableHandle] = field(init=False, default_factory=list)
 
     def check(self, model_config: Any) -> None:
-        """Raises: UnsupportedModel when this number of ranks cannot share the model; needs no weights."""
+        """Raises: UnsupportedModel if the model cannot be split over this number of ranks. Needs no weights."""
         shards_of(_shardable_meta_model(model_config, "float32"), self.index, self.size)
 
     def read(self, files: Sequence[Path], model_config: Any, config: EngineConfig) -> tuple[Any, int]:
-        """The model with this rank's weights, and the number of parameters that it has on all ranks together.
+        """Load the model with this rank's weights. Returns it, and the number of parameters of all ranks together.
 
-        Until `connect` its results have the right shapes and wrong values. Raises: CheckpointError, UnsupportedModel.
+        Until `connect` its results have the right shapes but wrong values. Raises: CheckpointError, UnsupportedModel.
         """
         model = _shardable_meta_model(model_config, config.dtype)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -53,7 +53,7 @@ class ModelShard:
         return model, num_parameters
 
     def connect(self, collectives: Collectives) -> None:
-        """Have the model combine its results with those of the other ranks, by `collectives`."""
+        """Make the model combine its results with those of the other ranks through `collectives`."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = [hook for shard in self._shards for hook in shard.hooks(collectives)]
@@ -68,9 +68,9 @@ class ModelShard:
 
 
 def read_by_tensor(files: Sequence[Path], model_config: Any, config: EngineConfig) -> Any:
-    """The whole model, each tensor put on its device as soon as it is read: the host never holds more than one.
+    """Load the whole model. Each tensor goes to its device at once, so the host never holds more than one.
 
-    Raises: CheckpointError; UnsupportedModel where tensors have to be converted.
+    Raises: CheckpointError; UnsupportedModel if tensors have to be converted.
     """
     model = _shardable_meta_model(model_config, config.dtype)
     _load(model, files, {}, config)
@@ -78,7 +78,7 @@ def read_by_tensor(files: Sequence[Path], model_config: Any, config: EngineConfi
 
 
 def _load(model: Any, files: Sequence[Path], shards: Mapping[str, ModuleShard], config: EngineConfig) -> None:
-    """Make a meta model one in evaluation mode, with weights and buffers. Raises: CheckpointError, UnsupportedModel."""
+    """Fill a meta model with weights and buffers; set evaluation mode. Raises: CheckpointError, UnsupportedModel."""
     path = files[0].parent
     try:
         _fill(model, files, shards, torch.device(config.device))
@@ -89,7 +89,7 @@ def _load(model: Any, files: Sequence[Path], shards: Mapping[str, ModuleShard], 
 
 
 def _shardable_meta_model(model_config: Any, dtype: str) -> Any:
-    """The model without weights. Raises: UnsupportedModel when it cannot be read tensor by tensor."""
+    """Build the model without weights. Raises: UnsupportedModel if it cannot be read tensor by tensor."""
     model = meta_model(model_config, dtype)
     if dtype != "float32" and getattr(model, "_keep_in_fp32_modules_strict", None):
         raise UnsupportedModel(f"{model_config.model_type} keeps weights in float32, which shards in {dtype} do not")
@@ -98,21 +98,21 @@ def _shardable_meta_model(model_config: Any, dtype: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The tensors of a checkpoint, by the names that the model has for them."""
+    """Tensors of a checkpoint by the model's names for them."""
 
     holders: Mapping[str, tuple[Any, str]]
-    """The open file, and the name in it."""
+    """Each tensor's open file, and its name in the file."""
 
     @classmethod
     def open(cls, files: Sequence[Path], model: Any, stack: ExitStack) -> _Files:
-        """Raises: UnsupportedModel where a checkpoint's tensors are not the model's, but are made into them."""
+        """Raises: UnsupportedModel if stored tensors have to be converted into the model's."""
         opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
         stored = [(name, file) for file in opened for name in file.keys()]  # noqa: SIM118  it is no mapping
         names = _renamed([name for name, _ in stored], model)
         return cls({name: (file, old) for name, (old, file) in zip(names, stored, strict=True)})
 
     def part(self, name: str, shard: ModuleShard | None) -> Tensor:
-        """This rank's part of a tensor; the rest is not read."""
+        """Read this rank's part of a tensor, and nothing else of it."""
         file, stored_name = self.holders[name]
         part: Tensor = (
             file.get_tensor(stored_name)
@@ -123,7 +123,7 @@ class _Files:
 
 
 def _renamed(names: Sequence[str], model: Any) -> Iterator[str]:
-    """The model's names of these tensors. Raises: UnsupportedModel for one that has to be converted."""
+    """The model's names for these tensors. Raises: UnsupportedModel for a tensor that has to be converted."""
     for name, (new_name, converter) in zip(names, renamed(names, model), strict=True):
         if converter is not None:
             raise UnsupportedModel(f"{name} is not a weight as the model has it, and cannot be split; use one rank")
@@ -137,7 +137,7 @@ def _fill(model: Any, files: Sequence[Path], shards: Mapping[str, ModuleShard], 
         expected: dict[str, Tensor] = model.state_dict()
         tied = {name: source for name, source in model.all_tied_weights_keys.items() if name not in stored.holders}
         own = [name for name in expected if name not in tied]
-        if absent := [name for name in own if name not in stored.holders]:  # which transformers makes by itself
+        if absent := [name for name in own if name not in stored.holders]:  # transformers would compute them
             raise UnsupportedModel(f"{absent[0]} is not stored, and is made when the model is read as a whole")
         for name in own:
             module_name, _, leaf = name.rpartition(".")
@@ -162,7 +162,7 @@ def _put(model: Any, name: str, value: Tensor) -> None:
 
 
 def _tie(model: Any, name: str, source: str, shards: Mapping[str, ModuleShard]) -> None:
-    """Let `name` share the memory of `source`: an output layer and the embedding that it is tied to are split alike."""
+    """Make `name` share the memory of `source`: a tied output layer and its embedding are split alike."""
     shard, source_shard = (shards.get(key.rpartition(".")[0]) for key in (name, source))
     value: Tensor = model.get_parameter(source).data
     if source_shard is not None and source_shard.style in VOCABULARY:
@@ -175,9 +175,9 @@ def _tie(model: Any, name: str, source: str, shards: Mapping[str, ModuleShard]) 
 
 
 def _fill_buffers(model: Any, device: torch.device) -> None:
-    """Compute the buffers that no checkpoint holds: frequencies of rotary embeddings, and factors.
+    """Compute the buffers that no checkpoint holds: rotary frequencies and scale factors.
 
-    On the host, whatever the device is, so that they are the same bits everywhere.
+    Always computed on the host, so that they have the same bits on every device.
     """
     for module in model.modules():
         names = [name for name in module._non_persistent_buffers_set if module._buffers[name] is not None]

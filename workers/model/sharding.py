@@ -1,17 +1,17 @@
 """One rank's shard of a model: its part of each weight, and the collectives that combine the ranks' results.
 
-Knows transformers' tensor-parallel plans. Must not know files, how ranks talk (`Collectives` does), KV or steps. What
-the styles of a plan mean here (Shoeybi et al. 2019, arXiv:1909.08053, section 3, has the idea):
+Knows transformers' tensor-parallel plans. Must not know files, how ranks communicate (`Collectives` does), KV or steps.
+Meaning of a plan's styles (idea: Shoeybi et al. 2019, arXiv:1909.08053, section 3):
 
-    colwise                 output features are split; the next layer takes the rank's own
+    colwise                 output features are split; the next layer takes the rank's own features
     colwise_gather_output   the same, with an all-gather of the outputs
     rowwise                 input features are split, with an all-reduce of the products; one rank adds the bias
     rowwise_split_input     the same for an input that every rank has whole
-    embedding_rowwise       the vocabulary is split, with an all-reduce; a rank gives zeros for tokens of the others
+    embedding_rowwise       the vocabulary is split, with an all-reduce; a rank gives zeros for other ranks' tokens
     replicate               whole on every rank, as is everything that the plan does not name
 
-So a layer has two all-reduces, after its attention and after its MLP. With fewer heads of keys and values than ranks,
-several ranks hold the same head.
+So a layer has two all-reduces: after its attention and after its MLP. If there are fewer KV heads than ranks, several
+ranks hold the same head.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KEY_VALUE = frozenset({"k_proj", "v_proj"})
 
 
 class Collectives(Protocol):
-    """Collectives among the ranks of a model: all ranks make the same calls in the same order."""
+    """Collectives of a model's ranks. All ranks make the same calls in the same order."""
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum of all ranks' tensors."""
@@ -51,7 +51,7 @@ class Collectives(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalCollectives:
-    """Results of the right shapes without any other rank: for a model that is probed before the ranks have met."""
+    """Results of the right shapes without other ranks, to probe a model before the ranks have met."""
 
     size: int
 
@@ -71,16 +71,16 @@ class ModuleShard:
     span: slice
     """This rank's part of the features or of the vocabulary."""
     total: int
-    """The number of features or tokens on all ranks."""
+    """Number of features or tokens on all ranks together."""
     max_share: int
-    """The number on the rank with the most."""
+    """Number of features or tokens on the rank with the most."""
     has_bias: bool = True
-    """False on all ranks but one where products are summed: the bias is added once."""
+    """False on all ranks but one if products are summed, because the bias is added once."""
 
     def of(self, parameter: str, whole: Tensor | Any) -> Any:
         """This rank's part of a parameter; `whole` is a tensor, or a file's view of one."""
         if self.style in VOCABULARY:
-            return F.pad(whole[self.span], (0, 0, 0, 1))  # and a row of zeros for other ranks' tokens
+            return F.pad(whole[self.span], (0, 0, 0, 1))  # plus a row of zeros for other ranks' tokens
         if self.style in ROWS:
             return whole[:] if parameter == "bias" else whole[:, self.span]
         return whole[self.span]
@@ -88,7 +88,7 @@ class ModuleShard:
     def hooks(self, collectives: Collectives) -> Iterator[RemovableHandle]:
         """Attach the module's collectives to it."""
         if self.style in VOCABULARY:
-            setattr(self.module, "padding_idx", None)  # noqa: B010  the row that training skips; rows have other numbers here
+            setattr(self.module, "padding_idx", None)  # noqa: B010  only training uses it, and rows are renumbered here
             yield self.module.register_forward_pre_hook(self._own_tokens)
         if self.style in SPLIT_INPUT:
             yield self.module.register_forward_pre_hook(lambda _, args: (args[0][..., self.span],))
@@ -98,7 +98,7 @@ class ModuleShard:
             yield self.module.register_forward_hook(lambda _, args, output: self._gathered(output, collectives))  # noqa: ARG005
 
     def _own_tokens(self, _: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
-        """Tokens as rows of the rank's part of the vocabulary; tokens of others become the row of zeros behind it."""
+        """Map tokens to rows of this rank's part of the vocabulary; other ranks' tokens map to the row of zeros."""
         num_rows = self.span.stop - self.span.start
         rows = args[0] - self.span.start
         return (torch.where((rows >= 0) & (rows < num_rows), rows, num_rows),)
@@ -109,9 +109,9 @@ class ModuleShard:
 
 
 def shards_of(model: Any, index: int, size: int) -> dict[str, ModuleShard]:
-    """The part that rank `index` of `size` has of each module that is split, by the module's name.
+    """The part of rank `index` of `size` in each module that is split, by the module's name.
 
-    `model` may be on the meta device. Raises: UnsupportedModel when it has no plan, or cannot be split by `size`.
+    `model` may be on the meta device. Raises: UnsupportedModel if it has no plan or cannot be split over `size` ranks.
     """
     kind, styles = model.config.model_type, dict(_styles(model))
     if not ROWS & set(styles.values()):
@@ -121,7 +121,7 @@ def shards_of(model: Any, index: int, size: int) -> dict[str, ModuleShard]:
 
 
 def _check_heads(model: Any, styles: Mapping[str, str], size: int) -> None:
-    """Query heads are not split, unless attention's projections are gathered again."""
+    """Check that no query head is split. Projections that are gathered again may split heads."""
     num_heads = model.config.num_attention_heads
     parents = (model.get_submodule(name.rpartition(".")[0]) for name, style in styles.items() if style == "colwise")
     if num_heads % size and any(hasattr(parent, "layer_idx") for parent in parents):
@@ -152,13 +152,13 @@ def _even_split(name: str, total: int, index: int, size: int) -> slice:
 
 
 def _uneven_split(total: int, index: int, size: int) -> slice:
-    """The last ranks may have fewer features than the others, or none."""
+    """Split into equal parts, except that the last ranks may have fewer features, or none."""
     share = -(-total // size)
     return slice(min(index * share, total), min((index + 1) * share, total))
 
 
 def _heads(name: str, total: int, attention: Any, index: int, size: int) -> slice:
-    """The whole heads of keys or values that the query heads of this rank read."""
+    """The KV heads that this rank's query heads read, as features."""
     head_dim: int | None = getattr(attention, "head_dim", None)
     if head_dim is None or total % head_dim:
         raise UnsupportedModel(f"{name} does not say how many heads it has; serve the model on one rank")
@@ -179,7 +179,7 @@ def _styles(model: Any) -> Iterator[tuple[str, str]]:
 
 
 def _module(model: Any, name: str, style: str) -> Any:
-    """The module of that name. Raises: UnsupportedModel for a style or a kind of module that is not known here."""
+    """The module with this name. Raises: UnsupportedModel for a style or a kind of module that is not supported."""
     module = dict(model.named_modules()).get(name)
     expected = nn.Linear if style in COLUMNS | ROWS else nn.Embedding if style in VOCABULARY else None
     if expected is None or not isinstance(module, expected):

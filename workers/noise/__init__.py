@@ -1,4 +1,4 @@
-"""Gumbel noise by key on any device, bit for bit that of `core.noise`: compiled loops on a CPU, one kernel on a GPU."""
+"""Gumbel noise by key on any device, with the bits of `core.noise`: compiled loops on a CPU, one kernel on a GPU."""
 
 from workers.noise.cpu_noise import largest_with_gumbel
 from workers.noise.gumbel import ask_gumbel_rows, gumbel_at, gumbel_rows

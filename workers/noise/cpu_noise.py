@@ -1,8 +1,8 @@
 """Gumbel noise by compiled loops on a CPU: the bits of `core.noise.gumbel_rows` in a tenth of the time.
 
-numpy makes an array of each intermediate result, some eighty of them; here they stay in registers. Operations and their
-order are those of `core.noise`, and Numba neither reorders them nor fuses a product with a sum, unless it is asked to.
-Where the noise only decides which score is the largest, most of it is not even computed (adr/noise).
+numpy makes an array of each of some eighty intermediate results; here they stay in registers. Operations and their
+order are those of `core.noise`. By default, Numba neither reorders them nor fuses a product with a sum. If only the
+largest score is wanted, most of the noise is not computed (adr/noise).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from core.noise import Key
 
 _CHUNK = 512
-"""Philox blocks, of four numbers each, that are computed at once: they fit the first cache."""
+"""Number of Philox blocks, of four numbers each, that are computed at once: they fit into the L1 cache."""
 _NUM_AT_ONCE = 4 * _CHUNK
 _GROUP = 128
-"""Scores that are looked at one by one if any of them may be the largest: of a row some ten groups are."""
+"""Size of a group of scores. Only groups that may have the largest score are searched: some ten groups of a row."""
 
 _WORD_BITS = np.uint64(32)
 _MASK = np.uint64(0xFFFFFFFF)
@@ -34,8 +34,8 @@ _EXPONENT_OF_2_52 = np.uint64(0x433 << 52)
 _2_52 = 2.0**52
 _BIAS = _2_52 + 0x3FE
 
-# As in `core.noise`, but not taken from there: Numba keeps what it has compiled until the text of this file changes, so
-# that a change there would go unnoticed.
+# Copies of constants in `core.noise`. Numba recompiles only when the text of this file changes, so it would not notice
+# a change of imported constants.
 _MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _STEP_0, _STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _NUM_ROUNDS = 10
@@ -43,27 +43,28 @@ _SQRT_HALF = math.sqrt(0.5)
 _LN_2 = math.log(2.0)
 _S1, _S2, _S3, _S4, _S5, _S6 = 1 / 3, 1 / 5, 1 / 7, 1 / 9, 1 / 11, 1 / 13
 
-# Noise is at most -log(1 - u), since -log(u) is at least 1 - u. And log2(x) is at least the exponent of x plus its
-# mantissa in [1, 2) minus 1, which are its bits, read as an integer, over 2^52, minus 1,023. So with x = 2^32 (1 - u)
-# the noise is at most `_BOUND - _BOUND_SLOPE * bits`, which takes no logarithm.
+# An upper bound of the noise without a logarithm. The noise -log(-log(u)) is at most -log(1 - u), because -log(u) is at
+# least 1 - u. And log2(x) is at least the exponent of x plus its mantissa in [1, 2) minus 1. That sum is the bits of x,
+# read as an integer, over 2^52, minus 1,023. So with x = 2^32 (1 - u) the noise is at most
+# `_BOUND - _BOUND_SLOPE * bits`.
 _2_32 = 2.0**32
 _BOUND = _LN_2 * (32 + 1023)
 _BOUND_SLOPE = _LN_2 * 2.0**-52
 _SLACK, _RELATIVE_SLACK = 1e-4, 1e-6
-"""More than noise, and its sum with a score, are changed by being rounded to float32."""
+"""More than the error of rounding the noise, and its sum with a score, to float32."""
 
 
 def _compiled(signature: str) -> Callable[[Callable[..., Any]], Any]:
-    """Compile when the module is imported, and keep the result beside it or in the user's cache.
+    """Compile when the module is imported, and cache the result beside the module or in the user's cache folder.
 
-    A cache that cannot be written or read stops no engine. By numpy's error model, since a check of each divisor for 0
-    keeps the loop from using vectors.
+    If the cache cannot be written or read, compile without it. The error model is numpy's, because checking each
+    divisor for 0 would keep loops from being vectorized.
     """
 
     def compiled(function: Callable[..., Any]) -> Any:
         try:
             return numba.njit(signature, nogil=True, error_model="numpy", cache=True)(function)
-        except Exception:  # noqa: BLE001  no place for it, a full disk, a file that was cut short
+        except Exception:  # noqa: BLE001  no cache folder, a full disk, a truncated file
             return numba.njit(signature, nogil=True, error_model="numpy")(function)
 
     return compiled
@@ -78,9 +79,9 @@ def _fill_words(
     row: np.uint64,
     purpose: np.uint64,
 ) -> None:
-    """The four words of each block from `first` on, as float64 of 2^52 more: all first words, all second ones, ...
+    """`core.noise.words` of each block from `first` on, each word as the bits of the float64 2^52 + word.
 
-    As `core.noise.words`.
+    All first words come first, then all second words, and so on.
     """
     words_0, words_1 = words[:_CHUNK], words[_CHUNK : 2 * _CHUNK]
     words_2, words_3 = words[2 * _CHUNK : 3 * _CHUNK], words[3 * _CHUNK :]
@@ -99,7 +100,7 @@ def _fill_words(
 
 @_compiled("void(uint64[::1], uint64[::1])")
 def _negate_logs(numbers: NDArray[np.uint64], exponents: NDArray[np.uint64]) -> None:
-    """-log(x) of positive float64 numbers, given and left as their bits; as `core.noise.log`."""
+    """Replace positive float64 numbers x, given as bits, by -log(x); as `core.noise.log`."""
     for place in range(_NUM_AT_ONCE):
         bits = numbers[place]
         exponents[place] = (bits >> _MANTISSA_BITS) | _EXPONENT_OF_2_52
@@ -135,7 +136,7 @@ def _fill(keys: NDArray[np.uint64], noise: NDArray[np.float32]) -> None:
 
 @_compiled("float64(float64)")
 def _negative_log(x: float) -> float:
-    """As `_negate_logs`, of one number."""
+    """`_negate_logs` for one number."""
     mantissa, exponent = math.frexp(x)
     is_low = 1.0 if mantissa < _SQRT_HALF else 0.0
     mantissa *= is_low + 1.0
@@ -147,7 +148,7 @@ def _negative_log(x: float) -> float:
 
 @_compiled("boolean(float32[::1], uint64[::1], int64, int64, float64)")
 def _is_near(scores: NDArray[np.float32], lefts: NDArray[np.uint64], first: int, end: int, least: float) -> bool:
-    """Whether any of these blocks may have a score of `least` with its noise; as `_best` asks of one by one."""
+    """Whether a score of these blocks may reach `least` with its noise; `_best` repeats the test score by score."""
     lefts_0, lefts_1 = lefts[:_CHUNK], lefts[_CHUNK : 2 * _CHUNK]
     lefts_2, lefts_3 = lefts[2 * _CHUNK : 3 * _CHUNK], lefts[3 * _CHUNK :]
     is_near = False
@@ -163,8 +164,7 @@ def _is_near(scores: NDArray[np.float32], lefts: NDArray[np.uint64], first: int,
 def _best(
     scores: NDArray[np.float32], lefts: NDArray[np.uint64], best: np.float32, best_id: int, first_id: int
 ) -> tuple[np.float32, int]:
-    """The largest of `best` and these scores with their noise, and its id; `lefts` are 2^32 (1 - u), as `_draw` has
-    them."""
+    """The largest of `best` and these scores with their noise, and its id. `lefts`: 2^32 (1 - u), from `_draw`."""
     left = lefts.view(np.float64)
     least = best - _SLACK - _RELATIVE_SLACK * abs(best)
     for first in range(0, len(scores), _GROUP):
@@ -200,16 +200,16 @@ def _draw(keys: NDArray[np.uint64], scores: NDArray[np.float32], ids: NDArray[np
 
 
 def gumbel_rows(keys: Sequence[Key], vocab_size: int) -> NDArray[np.float32]:
-    """Gumbel noise [R, vocab_size], one row for each key. Other threads run meanwhile."""
+    """Gumbel noise [R, vocab_size], one row for each key. Releases the interpreter lock."""
     noise = np.empty((len(keys), vocab_size), dtype=np.float32)
     _fill(_as_words(keys), noise)
     return noise
 
 
 def largest_with_gumbel(scores: NDArray[np.float32], keys: Sequence[Key]) -> list[int]:
-    """The id of the largest of `scores` [R, V] plus the noise of each key's row: of several the lowest.
+    """Id of the largest of `scores` [R, V] plus the noise of each key's row; the lowest id wins a tie.
 
-    Any id for a row with NaN. Other threads run meanwhile.
+    Any id for a row with NaN. Releases the interpreter lock.
     """
     ids = np.empty(len(keys), dtype=np.int64)
     _draw(_as_words(keys), np.ascontiguousarray(scores), ids)

@@ -20,11 +20,11 @@ from workers.noise.noise_self_test import find_noise_kernel
 from workers.step import Uploads
 
 FRESH_NUMBERS = 1 << 23
-"""Numbers of noise that a GPU makes at a time: each takes 92 bytes while Philox and the logarithms are computed."""
+"""Limit on the numbers of noise that a GPU computes at a time: each takes 92 bytes of intermediate results."""
 
 
 def gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
-    """Gumbel noise [R, V] of each key, with the bits of `core.noise.gumbel_rows`; recent rows come from a cache."""
+    """Gumbel noise [R, V] of each key, with the bits of `core.noise.gumbel_rows`. Recent rows come from a cache."""
     uploads = Uploads(device)
     rows = ask_gumbel_rows(keys, vocab_size, uploads)
     uploads.send()
@@ -32,7 +32,7 @@ def gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> T
 
 
 def ask_gumbel_rows(keys: Sequence[Key], vocab_size: int, uploads: Uploads) -> Callable[[], Tensor]:
-    """The same; call the result after the upload."""
+    """`gumbel_rows` as a function to call after the upload."""
     unique = list(dict.fromkeys(keys))
     make = _maker(unique, vocab_size, uploads)
     if len(unique) == len(keys):
@@ -43,7 +43,7 @@ def ask_gumbel_rows(keys: Sequence[Key], vocab_size: int, uploads: Uploads) -> C
 
 
 def gumbel_at(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """The noise of each key's row at these ids only, for draws from few tokens.  # keys [R, 4], ids [R, M] -> [R, M]"""
+    """Noise of each key's row at these ids only, for draws from few tokens.  # keys [R, 4], ids [R, M] -> [R, M]"""
     columns = keys[:, :, None].unbind(dim=1)
     words = torch.stack(noise.words(token_ids // 4, *columns), dim=-1)
     bits = words.gather(2, (token_ids % 4)[:, :, None]).squeeze(2)
@@ -52,14 +52,14 @@ def gumbel_at(keys: Tensor, token_ids: Tensor) -> Tensor:
 
 
 Maker: TypeAlias = Callable[[Sequence[int]], Tensor]
-"""Computes the noise of the keys in these places of a list."""
+"""Computes the noise of the keys at these indices of a list."""
 
 
 class NoiseCache:
     """A least-recently-used cache of noise rows. Thread-safe.
 
-    A draft needs the rows of a position in every pass until it is committed, and computing a row costs more than a pass
-    of a small model.
+    A draft needs the rows of a position in every pass until the position is committed, and computing a row costs more
+    than a pass of a small model.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -69,7 +69,7 @@ class NoiseCache:
         self._lock = threading.Lock()
 
     def rows(self, keys: Sequence[Key], vocab_size: int, device: torch.device, make: Maker) -> Tensor:
-        """The noise [R, V] of distinct keys."""
+        """Noise [R, V] of distinct keys."""
         with self._lock:
             names = [(key, vocab_size, device) for key in keys]
             missing = [place for place, name in enumerate(names) if name not in self._rows]
@@ -90,7 +90,10 @@ _NOISE = NoiseCache(max_bytes=1 << 26)
 
 
 def _maker(keys: Sequence[Key], vocab_size: int, uploads: Uploads) -> Maker:
-    """On a GPU all keys are sent: which of them the cache lacks is known when the noise is needed."""
+    """Function that computes the noise of some of these keys.
+
+    Uploads all keys to a GPU: which of them the cache lacks is known only when the noise is needed.
+    """
     if uploads.device.type == "cpu":
         return lambda places: torch.from_numpy(cpu_noise.gumbel_rows([keys[place] for place in places], vocab_size))
     there = uploads.ask(list(keys))
@@ -103,20 +106,20 @@ def _maker(keys: Sequence[Key], vocab_size: int, uploads: Uploads) -> Maker:
 
 
 def _gumbel_on_gpu(keys: Tensor, vocab_size: int) -> Tensor:
-    """By one kernel where it has been seen to have the right bits."""
+    """Compute noise by the kernel if it has passed its self-test, else by torch's operators."""
     kernel = find_noise_kernel(keys.device)
     return kernel(keys, vocab_size) if kernel else _gumbel_in_parts(keys, vocab_size)
 
 
 def _gumbel_in_parts(keys: Tensor, vocab_size: int) -> Tensor:
-    """The noise of a wide step in several goes, so that intermediate results take a bounded part of a GPU's memory."""
+    """Compute noise in parts, so that intermediate results take a bounded part of a GPU's memory."""
     most = max(1, FRESH_NUMBERS // vocab_size)
     parts = [_gumbel_on_device(keys[first : first + most], vocab_size) for first in range(0, len(keys), most)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _gumbel_on_device(keys: Tensor, vocab_size: int) -> Tensor:
-    """Must not be compiled: a fused multiply-add would change the last bit."""
+    """Compute noise by torch's operators. Must not be compiled: a fused multiply-add would change the last bit."""
     blocks = torch.arange(-(-vocab_size // 4), device=keys.device)
     bits = torch.stack(noise.words(blocks, *keys[:, :, None].unbind(dim=1)), dim=-1)
     gumbel: Tensor = noise.gumbel_of(bits.flatten(1).double(), _frexp)

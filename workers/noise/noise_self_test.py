@@ -1,7 +1,7 @@
-"""Whether the Triton kernel of noise can be used on a GPU: compares its bits with those of `core.noise`.
+"""Decides whether the Triton noise kernel can be used on a GPU: compares its bits with those of `core.noise`.
 
-The tests of this project do not run on a GPU. Therefore each engine compares a few rows when it starts, and has torch's
-operators compute noise if a bit differs. Must not know what the noise is used for.
+The tests of this project do not run on a GPU. Each engine therefore compares a few rows when it starts, and computes
+noise by torch's operators if a bit differs. Must not know what the noise is used for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from workers.step import upload
 logger = logging.getLogger(__name__)
 
 Kernel: TypeAlias = Callable[[Tensor, int], Tensor]
-"""Keys [R, 4] and the size of the vocabulary -> their noise [R, vocab_size]."""
+"""(keys [R, 4], vocab_size) -> noise [R, vocab_size]."""
 
 KEYS = (
     noise.key(0, 0, 0, Purpose.SHARED),
@@ -31,17 +31,17 @@ KEYS = (
     noise.key(0x0123456789ABCDEF, 4_095, 1, Purpose.GUESS),
 )
 VOCAB_SIZE = 50_001
-"""Many programs of the kernel a row, and the last one not full."""
+"""A row of this length takes many programs of the kernel, and the last one is not full."""
 
 
 @cache
 def find_noise_kernel(device: torch.device) -> Kernel | None:
-    """The kernel of noise for this device; None where operators compute it. On a GPU the log says why."""
+    """Return the noise kernel for this device; None if operators compute noise. On a GPU the log says why."""
     return checked(_by_triton, device) if device.type == "cuda" else None
 
 
 def checked(kernel: Kernel, device: torch.device) -> Kernel | None:
-    """The kernel if its bits are right on this device; otherwise None, and a warning."""
+    """Return the kernel if its bits are right on this device; otherwise log a warning and return None."""
     reason = difference(kernel, device)
     if reason is None:
         return kernel
@@ -50,10 +50,10 @@ def checked(kernel: Kernel, device: torch.device) -> Kernel | None:
 
 
 def difference(kernel: Kernel, device: torch.device) -> str | None:
-    """How the kernel's noise differs from that of `core.noise`; None if it has the same bits."""
+    """Why the kernel's noise differs from that of `core.noise`; None if it has the same bits."""
     try:
         found = kernel(upload(list(KEYS), device), VOCAB_SIZE).cpu()
-    except Exception as error:  # noqa: BLE001  a compiler, a driver and a C compiler each have errors of their own
+    except Exception as error:  # noqa: BLE001  Triton, the driver and the C compiler raise errors of their own
         return f"{type(error).__name__}: {first_line(error)}"
     expected = noise.gumbel_rows(KEYS, VOCAB_SIZE)
     return None if found.numpy().tobytes() == expected.tobytes() else "the kernel has other bits than core.noise"

@@ -1,6 +1,6 @@
 """Gumbel noise by key as one Triton kernel, with the same bits as `core.noise`.
 
-Knows keys and Triton, which comes with torch for CUDA alone: to be imported only where there is a GPU. Must not know
+Knows keys and Triton. Import it only where there is a GPU, because Triton comes only with torch for CUDA. Must not know
 what the noise is used for.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from core import noise
 
 BLOCKS = 256
-"""Of four numbers each: what one program of 128 threads computes. Chosen without a GPU."""
+"""Number of Philox blocks, of four numbers each, that one program of 128 threads computes. Chosen without a GPU."""
 LAUNCH = {"num_warps": 4, "enable_fp_fusion": False}
 """A fused multiply-add rounds once where `core.noise` rounds twice, which would change the last bit."""
 
@@ -24,7 +24,7 @@ _ATANH_SERIES = tl.constexpr(noise.ATANH_SERIES)
 
 
 def gumbel_rows(keys: Tensor, vocab_size: int) -> Tensor:
-    """Noise [R, vocab_size] in float32 of int64 keys (seed, position, row, purpose), on their device.  # keys [R, 4]"""
+    """Float32 noise [R, vocab_size] of int64 keys (seed, position, row, purpose), on their device.  # keys [R, 4]"""
     numbers = torch.empty(len(keys), vocab_size, device=keys.device)
     grid = (len(keys), triton.cdiv(vocab_size, 4 * BLOCKS))
     with torch.cuda.device_of(keys):  # type: ignore[no-untyped-call]  # torch's own; Triton takes the current device
@@ -34,9 +34,9 @@ def gumbel_rows(keys: Tensor, vocab_size: int) -> Tensor:
 
 @triton.jit(do_not_specialize=["vocab_size"])  # type: ignore[untyped-decorator]  # Triton's own, as below
 def _fill(keys: tl.tensor, numbers: tl.tensor, vocab_size: tl.tensor, num_blocks: tl.constexpr) -> None:
-    """One compiled form for every size, so that what is compared at start is what runs later.
+    """Compiled once for all vocabulary sizes, so that the code compared at start is the code that runs later.
 
-    Triton's Philox is the published one, of a whole seed and of a counter in words of 32 bits.
+    Triton's Philox is the published one, with a 64-bit seed and a counter of 32-bit words.
     """
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * num_blocks
@@ -58,7 +58,7 @@ def _log(x: tl.tensor) -> tl.tensor:
     """`core.noise.log` of normal positive numbers: the same operations in the same order."""
     bits = x.to(tl.int64, bitcast=True)
     mantissa = ((bits & 0xFFFFFFFFFFFFF) | 0x3FE0000000000000).to(tl.float64, bitcast=True)
-    is_low = mantissa < tl.full((), _SQRT_HALF, tl.float64)  # Triton rounds a number to float32 where it is compared
+    is_low = mantissa < tl.full((), _SQRT_HALF, tl.float64)  # in a comparison Triton rounds a constant to float32
     exponent = ((bits >> 52) - 1022 - is_low.to(tl.int64)).to(tl.float64)
     mantissa = tl.where(is_low, mantissa * 2.0, mantissa)
     s = (mantissa - 1.0) / (mantissa + 1.0)

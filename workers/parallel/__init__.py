@@ -1,4 +1,4 @@
-"""A model that several processes share: leader, followers, and how they notice a death."""
+"""A model shared by several processes: leader, followers, and detection of a process's death."""
 
 from workers.parallel.leader import Rank, follow, load_runtime, log_loss
 

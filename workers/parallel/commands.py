@@ -1,7 +1,7 @@
-"""The commands of rank 0 to its followers, as integers: edits of the KV, steps to run, backends to build.
+"""Rank 0's commands to its followers, as integers: edits of the KV, steps to run, backends to build.
 
-Followers have no block table: rank 0 alone decides which block belongs to whom, what is accepted and what is rolled
-back. They erase, copy and compute as commanded, on their own heads of the KV. A roll-back needs no command.
+Followers have no block tables. Only rank 0 decides which block belongs to which sequence, and what is accepted or
+rolled back. Followers erase, copy and compute as commanded, on their own KV heads. A rollback needs no command.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Command(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class KVEdit:
-    """The content of slots `sources` goes to `targets`; without sources, blocks `targets` are erased."""
+    """Copies slots `sources` to slots `targets`; without sources, erases blocks `targets`."""
 
     sources: Sequence[int]
     targets: Sequence[int]
@@ -42,7 +42,7 @@ class KVEdit:
 
 
 def pack_step(edits: Sequence[KVEdit], step: Step) -> list[int]:
-    """All edits since the last step, in order, and then the step; as lists, each preceded by its length."""
+    """Pack all edits since the last step, in order, then the step; as lists, each preceded by its length."""
     parts: list[Sequence[int]] = [(len(edits), len(step.spans))]
     for edit in edits:
         parts += [edit.sources, edit.targets]
@@ -54,7 +54,7 @@ def pack_step(edits: Sequence[KVEdit], step: Step) -> list[int]:
 
 
 def unpack_step(values: Iterable[int]) -> tuple[list[KVEdit], Step]:
-    """What `pack_step` has packed."""
+    """Inverse of `pack_step`."""
     parts = _lists(iter(values))
     num_edits, num_spans = next(parts)
     edits = [KVEdit(next(parts), next(parts)) for _ in range(num_edits)]

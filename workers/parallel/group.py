@@ -1,4 +1,4 @@
-"""The processes that share one model: how they meet, their collectives, and what happens when one is lost.
+"""The group of processes that share one model: how they connect, their collectives, and the loss of one of them.
 
 Knows torch.distributed and no models. Activations go through gloo on a CPU and NCCL on a GPU; rank 0's commands, which
 are integers, always go through gloo, so that they wait for no device. A process is in at most one group.
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.25
 """A rank that waits in a collective checks this often whether the others are alive."""
 UNBOUNDED = timedelta(days=365)
-"""An idle engine sends no commands; the heartbeat tells its followers when it is gone."""
+"""Time limit of a wait for commands: an idle engine sends none, and the heartbeat reports its death."""
 FIRST_MESSAGE_INTS = 1024
-"""A command up to this length is one broadcast, a longer one two."""
+"""Length of a command's first broadcast, in integers; a longer command takes a second one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +54,16 @@ class Rank:
 
 
 class RankGroup:
-    """This process among the others of its group. The loss of one process is the loss of the group.
+    """This process's membership in its group. When one process is lost, the whole group is.
 
-    The calls are collective: every rank makes the same ones in the same order. All raise WorkerLost when a rank is
-    lost, has given up, or is late; no collective works after that.
+    Calls are collective: every rank makes the same calls in the same order. They raise WorkerLost when a rank is lost,
+    has given up, or is late; no collective works after that.
     """
 
     def __init__(self, rank: Rank, device: str, on_loss: Callable[[str], None], *, is_ordered: bool = False) -> None:
-        """Meet the others; `is_ordered` sums are made in the order of the ranks. Raises: StartupError."""
+        """Connect to the other ranks. `is_ordered`: compute sums in the order of the ranks. Raises: StartupError."""
         self.rank = rank
-        self._is_ordered = is_ordered and rank.size > 2  # two summands have no order
+        self._is_ordered = is_ordered and rank.size > 2  # the order of two summands does not matter
         self._device = torch.device(device)
         self._timeout = timedelta(seconds=rank.timeout_s)
         if dist.is_initialized():
@@ -98,7 +98,7 @@ class RankGroup:
         return self._heartbeat.lost
 
     def close(self) -> None:
-        """Leave the group: after the last command, when all ranks do, or after a loss."""
+        """Leave the group, together with all ranks after the last command, or alone after a loss."""
         self._heartbeat.close(goodbye=self.lost is None)
         dist.destroy_process_group()
 
@@ -110,10 +110,10 @@ class RankGroup:
     # For the model: workers.model.sharding.Collectives
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, the same bits on each of them; `tensor` may be overwritten.
+        """The sum over all ranks, with the same bits on each of them; may overwrite `tensor`.
 
         Collectives split a tensor into pieces, and an element's index decides the order in which its summands are
-        added: with more than two ranks its last bits would depend on the rows beside it, unless the order is kept.
+        added. With more than two ranks, its last bits would depend on the other rows, unless sums are ordered.
         """
         if self._is_ordered:
             first, *others = self._gather(tensor)
@@ -162,7 +162,7 @@ class RankGroup:
         return [json.loads(bytes(heard.tolist())) for heard in self._gather_untimed(padded)]
 
     def _gather_untimed(self, tensor: Tensor) -> list[Tensor]:
-        """As `_gather`, without a time limit: loading a rank may take any time."""
+        """`_gather` without a time limit: loading a rank may take any time."""
         parts = [torch.empty_like(tensor) for _ in range(self.rank.size)]
         self._wait(lambda: dist.all_gather(parts, tensor, group=self._command_group, async_op=True), UNBOUNDED)
         return parts
@@ -191,13 +191,13 @@ class RankGroup:
         self._wait(lambda: dist.broadcast(message, src=0, group=self._command_group, async_op=True), limit)
 
     def _run_collective(self, start: Callable[[], Any]) -> None:
-        """One collective of a step; on a GPU the host does not wait for it."""
+        """Run one collective of a step; on a GPU the host does not wait for it."""
         if self._device.type != "cuda":
             self._wait(start, self._timeout)
             return
         self._check()
         try:
-            start().wait()  # on the stream; the host goes on
+            start().wait()  # the stream waits, not the host
         except RuntimeError as error:
             raise _loss(error) from error
 

@@ -1,4 +1,4 @@
-"""Tells the ranks of a group at once that one of them has died, also while the group is idle.
+"""Notifies the ranks of a group at once when one of them has died, even while the group is idle.
 
 Each follower keeps a connection to rank 0 open, on which it sends only a goodbye. The kernel closes the connection when
 a process dies, and its keep-alive probes detect a lost machine or network. Collectives are no substitute: they notice a
@@ -63,7 +63,7 @@ class Heartbeat:
             self._close_all()
 
     def _read(self, peer: socket.socket) -> None:
-        """A goodbye, or a closed connection."""
+        """Read a goodbye, or handle a closed connection."""
         try:
             said = peer.recv(1)
         except OSError as error:
@@ -74,7 +74,7 @@ class Heartbeat:
             self._on_loss(self.lost)
 
     def _close_all(self) -> None:
-        """Close all connections: so rank 0 tells the other followers, too."""
+        """Close all connections. On rank 0 this also notifies the other followers."""
         for end in (*self._peers, self._woken):
             end.close()
 
@@ -88,7 +88,7 @@ def _readable(sockets: Iterable[socket.socket]) -> list[socket.socket]:
 
 
 class HeartbeatListener:
-    """Rank 0's side of connecting: followers authenticate with `token`."""
+    """Rank 0's listener for its followers, which authenticate with `token`."""
 
     def __init__(self, address: str) -> None:
         family = socket.getaddrinfo(address, None)[0][0]

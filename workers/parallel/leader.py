@@ -1,16 +1,18 @@
-"""A model that several processes share: rank 0 has the engine, the others follow it step by step.
+"""A model shared by several processes: rank 0 has the engine, the others follow it step by step.
 
-What an owner of such a group does (docs/parallel.md has the reasons):
+The owner of such a group has to do the following (docs/parallel.md has the reasons):
 
-    start   `config.tensor_parallel` processes, all with the same config, each with a `Rank` of its own that names the
-            same address and free port of rank 0's machine. In each, set torch's threads as for any engine. Rank 0 calls
-            `TargetEngine.load(config, epoch, progress, rank, on_loss)`, the others `follow(config, rank, progress)`, at
-            the same time: both wait for each other. What fails on one rank at start is raised as StartupError by all.
-    stop    `engine.close()` on rank 0, after its last step, on the thread that ran them: each `follow` returns.
-    death   when one rank is lost, all are: `follow` raises WorkerLost within a second, `on_loss` is called on rank 0 at
-            once (from a thread of its own, also while the engine is idle), and a step on rank 0 raises WorkerLost. Then
-            every one of these processes has to end, best by `os._exit`: on a GPU a collective that waits for a dead
-            rank keeps its process alive forever. The group is replaced as a whole, on another port.
+    start   Start `config.tensor_parallel` processes with the same config. Give each a `Rank`; all ranks have the same
+            address and free port of rank 0's machine. In each, set torch's threads as for any engine. Rank 0 calls
+            `TargetEngine.load(config, epoch, progress, rank, on_loss)`, the others call
+            `follow(config, rank, progress)`; they wait for each other. If one rank fails to start, all raise
+            StartupError.
+    stop    Call `engine.close()` on rank 0 after its last step, on the thread that ran the steps. Each `follow` then
+            returns.
+    death   When one rank is lost, all are: `follow` raises WorkerLost within a second, `on_loss` is called on rank 0 at
+            once (from a thread of its own, even while the engine is idle), and a step on rank 0 raises WorkerLost. Then
+            end all these processes, preferably by `os._exit`: on a GPU, a collective that waits for a dead rank keeps
+            its process alive forever. Replace the group as a whole, on another port.
 
 Knows runtimes and the group; must not know sessions, nor how processes are started.
 """
@@ -43,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 def log_loss(reason: str) -> None:
-    """The default for `on_loss`: the owner notices the loss at its next step."""
+    """Default for `on_loss`: only log the loss. The owner notices it at its next step."""
     logger.error("the ranks of the model have lost each other: %s", reason)
 
 
@@ -53,7 +55,7 @@ def load_runtime(
     rank: Rank | None = None,
     on_loss: Callable[[str], None] = log_loss,
 ) -> ModelRuntime:
-    """A runtime of the whole model, or of rank 0, which the others follow. Raises: StartupError."""
+    """Load a runtime of the whole model, or of rank 0, which the others follow. Raises: StartupError."""
     if rank is None:
         return ModelRuntime(loader.load(config, progress), config)
     if rank.index != 0:
@@ -66,10 +68,7 @@ def load_runtime(
 
 
 def follow(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) -> None:
-    """Carry out rank 0's commands, until it stops.
-
-    Raises: StartupError; WorkerLost when rank 0, or any other, is lost.
-    """
+    """Carry out rank 0's commands until it stops. Raises: StartupError; WorkerLost when any rank is lost."""
     group = _meet(config, rank, progress, log_loss)
     loaded = _load(config, group, progress)
     with _all_or_none(group):
@@ -99,7 +98,7 @@ def _run(edits: Sequence[KVEdit], step: Step, runtime: ModelRuntime) -> None:
 
 
 class LeaderCache(KVCache):
-    """Rank 0's KV, which records the edits that its followers have yet to make."""
+    """Rank 0's KV. Records the edits that its followers have yet to make."""
 
     def __init__(self, *shape: Any) -> None:
         super().__init__(*shape)
@@ -115,7 +114,7 @@ class LeaderCache(KVCache):
 
 
 class LeaderBackends(BackendStack):
-    """Rank 0's backends: what they build, drop and run, all ranks do."""
+    """Rank 0's backends: all ranks repeat each build, drop and step."""
 
     def __init__(
         self, group: RankGroup, kinds: Sequence[type[Backend]], context: BackendContext, all_min: Callable[[int], int]
@@ -126,7 +125,7 @@ class LeaderBackends(BackendStack):
         self._group = group
 
     def run(self, step: Step) -> torch.Tensor:
-        """As BackendStack does. Raises: WorkerLost. After any failure the ranks are out of step, and the group ends."""
+        """Run a step on all ranks. Raises: WorkerLost. After any failure the group ends: its ranks are out of step."""
         edits, self._cache.edits = self._cache.edits, []
         with _all_or_none(self._group):
             self._group.send_command([Command.STEP, *pack_step(edits, step)])
@@ -150,7 +149,7 @@ class LeaderBackends(BackendStack):
 
 @contextmanager
 def _all_or_none(group: RankGroup) -> Iterator[None]:
-    """After a failure on this rank make the others give up, because they would wait for it forever."""
+    """If this rank fails, make the others give up: otherwise they would wait for it forever."""
     try:
         yield
     except NoRoomForKV:  # raised by all ranks
@@ -171,7 +170,10 @@ def _meet(
 
 
 def _load(config: EngineConfig, group: RankGroup, progress: Callable[[str], None]) -> LoadedModel:
-    """This rank's shard, once all ranks have theirs of the same model. Raises: StartupError, on all ranks alike."""
+    """Load this rank's shard, and wait until all ranks have theirs of the same model.
+
+    Raises: StartupError on all ranks if one of them fails.
+    """
     shard = ModelShard(group.rank.index, group.rank.size)
     try:
         loaded = loader.load(config, progress, shard)

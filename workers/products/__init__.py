@@ -1,7 +1,7 @@
-"""Matrix products of linear layers on a GPU: joined where they share their input, in tiles of few rows."""
+"""Matrix products of linear layers on a GPU: joined if they share their input, in tiles of few rows."""
 
 from workers.products.joined import join_projections
 from workers.products.linear import use_tiles
 
 __all__ = ["join_projections", "use_tiles"]
-"""Importing this registers the operator `outrider::product`."""
+"""Importing this package registers the operator `outrider::product`."""

@@ -1,8 +1,8 @@
-"""Products of one input joined into one: queries, keys and values; gate and up.
+"""Joins the products of linear layers that share their input: queries, keys and values; gate and up.
 
-One product of all rows of the weights takes one kernel in place of three, and reads memory at a better pace. Which
-linear layers may be joined is found out by a small forward pass: those that one module owns, and that get the very same
-tensor, one after the other.
+One product with all the weights takes one kernel in place of three, and uses more of the memory bandwidth. A small
+forward pass finds the layers that may be joined: they belong to one module and get the same tensor, one after the
+other.
 
 Knows linear layers. Must not know attention, nor which model it is.
 """
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from workers.products.linear import product
 
 GROUPS: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names that transformers gives to linear layers of one input."""
+"""Names that transformers gives to linear layers with the same input."""
 
 
 class JoinedProduct:
-    """One product for several linear layers; the first to be called computes it for all."""
+    """One product for several linear layers; the first layer called computes it for all."""
 
     def __init__(self, members: Sequence[nn.Linear], *, is_tiled: bool) -> None:
         self.is_tiled = is_tiled
@@ -51,14 +51,14 @@ class JoinedLinear(nn.Module):
         latest = joined.latest
         if self._is_last:
             joined.latest = None
-        if latest is None or latest[0] is not rows:  # a call unlike those of the example
+        if latest is None or latest[0] is not rows:  # called in another way than in the example
             return product(rows, self.weight, self.bias, is_tiled=joined.is_tiled)
         return latest[1][..., self._first : self._end]
 
 
 @torch.inference_mode()
 def join_projections(model: Any, example: Callable[[], object], *, is_tiled: bool) -> int:
-    """Join what can be joined; `example` runs a small forward pass. Returns the number of joined products.
+    """Join all layers that can be joined; `example` runs a small forward pass. Returns the number of joined products.
 
     `is_tiled` as in `workers.products.linear`.
     """
@@ -85,7 +85,7 @@ def join_projections(model: Any, example: Callable[[], object], *, is_tiled: boo
 
 
 def _are_called_together(owner: Any, names: Sequence[str], calls: Sequence[tuple[nn.Module, Tensor]]) -> bool:
-    """Whether they are called once each, in this order, with one tensor; and all have a bias, or none has."""
+    """Whether the layers are called once each, in this order, with the same tensor, and all or none have a bias."""
     members = [getattr(owner, name) for name in names]
     found = [(layer, rows) for layer, rows in calls if any(layer is member for member in members)]
     is_in_order = len(found) == len(members) and all(

@@ -1,8 +1,8 @@
-"""Linear layers whose product is an operator: in tiles of 16 rows where rows are few, else torch's own.
+"""Linear layers whose product is an operator: in tiles of 16 rows if rows are few, else by torch's library.
 
-A decoding step reads all weights for a few rows, and torch's library leaves a tenth of the memory's pace. In
-deterministic mode every product is computed in these tiles: an element's bits then depend on its row and its weights
-alone, whatever the number of rows.
+A decoding step reads all weights for a few rows, and torch's library leaves a tenth of the memory bandwidth unused. In
+deterministic mode every product is computed in tiles: an element's bits then depend only on its row and its weights,
+not on the number of rows.
 
 Knows linear layers and torch's operator registry. Must not know models.
 """
@@ -44,20 +44,20 @@ class TiledLinear(nn.Linear):
     """A linear layer computed by the operator."""
 
     is_tiled: bool
-    """Whether each product is in tiles, however many rows it has."""
+    """Whether products of any number of rows are computed in tiles."""
 
     def forward(self, rows: Tensor) -> Tensor:
         return product(rows, self.weight, self.bias, is_tiled=self.is_tiled)
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None, *, is_tiled: bool) -> Tensor:
-    """`F.linear` by the operator."""
+    """`F.linear` through the operator."""
     found: Tensor = torch.ops.outrider.product(rows, weight, bias, is_tiled)
     return found
 
 
 def use_tiles(model: nn.Module, *, is_tiled: bool) -> None:
-    """Have every plain linear layer of the model computed by the operator; `is_tiled` as in `TiledLinear`."""
+    """Make every plain linear layer of the model use the operator; `is_tiled` as in `TiledLinear`."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = TiledLinear

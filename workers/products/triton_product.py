@@ -1,8 +1,8 @@
-"""A product of few rows with a matrix of weights, as one Triton kernel.
+"""Product of few rows with a matrix of weights, as one Triton kernel.
 
-A program computes 64 outputs of a tile of rows. Weights are the first operand of the tensor cores, whose 64 rows they
-fill; the sum over the inputs runs in one fixed order, so an element's bits do not depend on the number of rows. To be
-imported only where Triton is installed.
+A program computes 64 outputs of a tile of rows. Weights are the first operand of the tensor cores and fill its 64 rows.
+The sum over the inputs runs in one fixed order, so an element's bits do not depend on the number of rows. Import it
+only where Triton is installed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from workers.shared_memory import num_stages
 OUTPUTS, INPUTS = 64, 128
 """Sizes of a program's tile."""
 ROWS = (16, 32, 64, 128)
-"""Rows of a tile; the smallest that has room, else the largest. All give the same bits (`bench gpu`)."""
+"""Choices for the rows of a tile: the smallest with room, else the largest. All give the same bits (`bench gpu`)."""
 FEW_PROGRAMS = 264
-"""With fewer programs, each keeps more loads in flight. Chosen on an H200 among twelve shapes: 3.0 to 4.5 TB/s."""
+"""With fewer programs, each keeps more loads in flight. Chosen on an H200 (docs/adr/gpu-runtime)."""
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """rows [R, K] times weight [N, K], transposed, plus bias [N]; in the dtype of `rows`.  # [R, N]"""
     num_rows, num_inputs = rows.shape
     num_outputs = len(weight)
-    rows, weight = (each if each.stride(1) == 1 else each.contiguous() for each in (rows, weight))  # as is read below
+    rows, weight = (each if each.stride(1) == 1 else each.contiguous() for each in (rows, weight))  # for the kernel
     outputs = torch.empty(num_rows, num_outputs, dtype=rows.dtype, device=rows.device)
     num_programs = triton.cdiv(num_outputs, OUTPUTS)
     tile_rows = next((size for size in ROWS if size >= num_rows), ROWS[-1])

@@ -1,4 +1,4 @@
-"""Runs forward passes: eagerly, compiled on a CPU, or as CUDA graphs."""
+"""Runs forward passes: eagerly, compiled, or as CUDA graphs."""
 
 from workers.runtime.machine import this_machine
 from workers.runtime.memory import NoRoomForKV

@@ -1,6 +1,6 @@
-"""The interface between the runtime and the ways to run a forward pass.
+"""Interface between the runtime and the ways to run a forward pass.
 
-`workers.runtime.backends` lists the implementations, `workers.runtime.backend_stack` chooses and warms them up. Knows
+`workers.runtime.backends` lists the implementations; `workers.runtime.backend_stack` chooses and warms them up. Knows
 what a step is and how a model is called. Must not know sequences, sampling or any single backend.
 """
 
@@ -21,25 +21,25 @@ Plan: TypeAlias = StepPlan | PagedPlan
 
 
 class BackendUnavailable(Exception):
-    """Why a backend cannot run this model on this machine."""
+    """A backend cannot run this model on this machine; the message says why."""
 
 
 @dataclass(slots=True)
 class BackendContext:
-    """What a backend is made from: one model on one device, and its KV."""
+    """Everything that a backend is built from: one model on one device, and its KV."""
 
     model: Any
     """A transformers PreTrainedModel that calls `workers.attention`."""
     cache: KVCache
     kernel: Kernel | None
-    """Attention that reads KV by block tables; None where KV is gathered."""
+    """Attention that reads KV by block tables; None if KV is gathered."""
     config: EngineConfig
     max_context_tokens: int
     tiling: Tiling
-    """Shapes that steps are padded to. The warm-up may change `min_rows` and `row_multiple` of it."""
+    """Shapes that steps are padded to. The warm-up may change its `min_rows` and `row_multiple`."""
 
     def gathering(self, spans: Sequence[Span], num_rows: int) -> StepPlan:
-        """The plan of a step with these spans, whose attention gathers KV."""
+        """Plan a step with these spans for attention that gathers KV."""
         return plan_step(self.cache, spans, num_rows, self.tiling)
 
 
@@ -51,11 +51,11 @@ class Backend(ABC):
     """
 
     is_compiled: ClassVar[bool] = True
-    """True for a backend that the warm-up builds: it has to give the logits of the backend below it, or is not used,
-    and steps that it does not run are counted as eager. False for one that runs every step from the start."""
+    """True for a backend that the warm-up builds. It is used only if it gives the logits of the backend below it, and
+    steps that it does not run count as eager. False for a backend that runs every step from the start."""
     keeps_bits: ClassVar[bool] = False
-    """True for a backend that runs the operators of the one below it in the same order: its logits have to be equal
-    to those bit for bit, so that nothing but time depends on whether it was built."""
+    """True for a backend that runs the operators of the one below it in the same order. Its logits must be equal bit
+    for bit, so that building it changes nothing but time."""
 
     def __init__(self, context: BackendContext, below: Backend | None = None) -> None:
         """`below` is the next slower backend that has been built; None for the base."""
@@ -65,38 +65,37 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def suits(cls, config: EngineConfig) -> bool:
-        """Whether this backend is for these settings, their device and their number of ranks."""
+        """Whether this backend supports these settings, including their device and number of ranks."""
 
     @classmethod
     def is_worth_it(cls, model: Any) -> bool:  # noqa: ARG003
-        """Whether steps of this model gain enough for the time that building takes."""
+        """Whether this model's steps gain enough to be worth the time of building."""
         return True
 
     @classmethod  # noqa: B027  most leave weights as they are
     def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
-        """Lay out the weights as this backend reads them; called once, before KV takes the memory that is left."""
+        """Lay out the weights for this backend. Called once, before KV takes the remaining memory."""
 
     def warm_up(self, progress: Callable[[str], None]) -> None:  # noqa: B027  some have nothing to do
-        """Build what steps need, so that no request pays for it.
+        """Build everything that steps need, so that no request pays for it.
 
         All ranks of a model do this together. Raises: BackendUnavailable.
         """
 
     @abstractmethod
     def run(self, step: Step) -> Tensor | None:
-        """Write the step's KV; returns the logits of its wanted rows, possibly followed by others. # [rows or more,
-        vocab]
+        """Write the step's KV. Returns logits of its wanted rows, then maybe of others.  # [rows or more, vocab]
 
-        None, with nothing written, for a step that this backend does not run.
+        Returns None, and writes nothing, for a step that this backend does not run.
         """
 
     def logits(self, ids: Tensor, positions: Tensor, wanted: Tensor, plan: Plan) -> Tensor:
-        """Logits of the `wanted` rows, as a faster backend records them.  # [T], [T], [W] -> [W, vocab]"""
+        """Logits of the `wanted` rows; a faster backend records this call.  # [T], [T], [W] -> [W, vocab]"""
         return model_logits(self.context.model, ids, positions, wanted, plan)
 
 
 class LogitsModule(nn.Module):
-    """The model's forward in the terms of a step, to be recorded: attention is an operator then, without a plan."""
+    """The model's forward over a step's tensors, to be recorded. Attention is then an operator and needs no plan."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -107,7 +106,7 @@ class LogitsModule(nn.Module):
 
 
 def model_logits(model: Any, ids: Tensor, positions: Tensor, wanted: Tensor, plan: Plan | None) -> Tensor:
-    """Logits of the `wanted` rows, by the model's own code.  # [T], [T], [W] -> [W, vocab]"""
+    """Logits of the `wanted` rows from the model's own code.  # [T], [T], [W] -> [W, vocab]"""
     output = model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, plan=plan)
     logits: Tensor = output.logits[0]
     return logits

@@ -1,6 +1,6 @@
-"""The one place where a runtime's backends are chosen, warmed up and compared with each other.
+"""Chooses a runtime's backends, warms them up and compares them with each other.
 
-Knows the interface of backends. Must not know which there are, beyond the list, nor how any of them works.
+Knows the backend interface and the list of backends. Must not know how any of them works.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from workers.step import Step
 logger = logging.getLogger(__name__)
 
 FAILURES = (BackendUnavailable, RuntimeError, OSError)
-"""What a backend raises that cannot be built or run here: torch and the compilers have no errors of their own."""
+"""Raised by a backend that cannot be built or run here; torch and the compilers have no error types of their own."""
 LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.05}
-"""Of a compiled backend, relative to the norm of a row's logits."""
+"""Allowed error of a compiled backend, relative to the norm of a row's logits."""
 NOISE_FACTOR = 2.0
-"""A compiled backend may also be off by this multiple of what the base is off from itself in other batches: rounding
-grows with the number of layers, to 0.04 in an 8B of random weights."""
+"""The allowed error is at least this multiple of the base's own noise: how much its logits differ between batches of
+different sizes. Rounding grows with the number of layers, to 0.04 in an 8B model of random weights."""
 MOST_ERROR = 0.25
-"""Never more than this, however noisy the base: logits that have nothing in common are off by 1.4."""
+"""Upper limit of the allowed error, however noisy the base is. Unrelated logits have an error of 1.4."""
 
 
 def choose(config: EngineConfig) -> Sequence[type[Backend]]:
-    """The backends that suit these settings, fastest first, down to the first that runs every step from the start."""
+    """Backends that support these settings, fastest first, down to the first that runs every step from the start."""
     suitable = [kind for kind in backends.BACKENDS if kind.suits(config)]
     base = next(index for index, kind in enumerate(suitable) if not kind.is_compiled)
     return suitable[: base + 1]
@@ -42,7 +42,7 @@ class BackendStack:
     """The backends of one runtime: the base, which runs every step, and what the warm-up has built above it."""
 
     def __init__(self, kinds: Sequence[type[Backend]], context: BackendContext, all_min: Callable[[int], int]) -> None:
-        """`all_min` returns the least of the numbers that all ranks of the model give."""
+        """`all_min` returns the smallest of the numbers that the model's ranks pass to it."""
         *compiled, base = kinds
         self._context = context
         self._all_min = all_min
@@ -50,7 +50,7 @@ class BackendStack:
         self._to_build = [kind for kind in compiled if kind.is_worth_it(context.model)]
         self._built: list[Backend] = []
         self.num_base_steps = 0
-        """The number of steps that the base has run."""
+        """Number of steps that the base has run."""
 
     @property
     def is_compiled(self) -> bool:
@@ -64,7 +64,7 @@ class BackendStack:
         return tuple(type(backend).__name__ for backend in (*changing, self._base))
 
     def run(self, step: Step) -> Tensor:
-        """As `Backend.run`, by the first backend that runs such a step.  # [rows or more, vocab]"""
+        """Run a step on the first backend that runs such a step, as `Backend.run`.  # [rows or more, vocab]"""
         for backend in self._built:
             logits = backend.run(step)
             if logits is not None:
@@ -75,11 +75,11 @@ class BackendStack:
         return logits
 
     def warm_up_base(self, progress: Callable[[str], None]) -> None:
-        """The part of the warm-up that each rank does on its own."""
+        """Warm up the base, which each rank does on its own."""
         self._base.warm_up(progress)
 
     def build_all(self, self_test: SelfTest, name: str, progress: Callable[[str], None]) -> None:
-        """Build each compiled backend and compare its logits; one that fails is left out, and the log says why."""
+        """Build each compiled backend and compare its logits. One that fails is left out, and the log says why."""
         if not self._to_build and self._context.config.compile:
             config = self._context.config
             self._warn(name, f"no compiled backend suits tensor_parallel {config.tensor_parallel} on {config.device}")
@@ -97,7 +97,7 @@ class BackendStack:
                 self.drop(name, reason)
 
     def build(self, progress: Callable[[str], None]) -> None:
-        """Build the next backend, which runs steps from now on. All ranks do, or none. Raises: BackendUnavailable."""
+        """Build the next backend and use it from now on, on all ranks or none. Raises: BackendUnavailable."""
         kind, reason = self._to_build.pop(), ""
         try:
             backend = kind(self._context, self._built[0] if self._built else self._base)
@@ -113,10 +113,10 @@ class BackendStack:
         self._explain(name, type(self._built.pop(0)), reason)
 
     def close(self) -> None:
-        """Stop the other ranks that run these steps; a single process has none."""
+        """Stop the other ranks; a single process has none."""
 
     def _failure(self, self_test: SelfTest, want: Tensor, noise: float) -> str | None:
-        """What is wrong with the backend built last; None if its logits are right, up to rounding if it may round."""
+        """Why the backend built last cannot be used; None if its logits are right (up to rounding, if it may round)."""
         try:
             got = self_test.logits()
         except FAILURES as error:
@@ -130,7 +130,7 @@ class BackendStack:
 
     @classmethod
     def _explain(cls, name: str, kind: type[Backend], reason: str) -> None:
-        """Why there is no backend of this kind: a warning if it was asked for."""
+        """Log why a backend is not used; as a warning if the settings ask for it."""
         if kind.keeps_bits:
             logger.info("%s is run by its own code: %s", name, reason)
         else:

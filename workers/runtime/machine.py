@@ -1,4 +1,4 @@
-"""The machine that an engine's findings hold for."""
+"""Identifies the machine that an engine's findings hold for."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import secrets
 from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Linux: drawn when the machine boots, and the same in all its containers."""
+"""Linux: a random id, drawn at boot, the same in all containers of the machine."""
 
 
 def this_machine() -> str:
-    """A name that no other machine has; a new one at each call where the system has none."""
+    """A unique name of this machine; a new name at each call if the system has no boot id."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:

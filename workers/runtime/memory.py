@@ -1,4 +1,4 @@
-"""The free memory of a device, and the number of KV blocks that fit into it.
+"""Free memory of a device, and the number of KV blocks that fit into it.
 
 Knows devices and the memory limits of this process. Must not know models, beyond their sizes.
 """
@@ -23,20 +23,20 @@ MAX_BLOCKS = 1 << 18
 """Limit on the number of blocks, because the bookkeeping of each block takes memory."""
 GIB = 1 << 30
 CONTEXT_BYTES = GIB
-"""On a GPU: CUDA's context, libraries and loaded kernels, which torch does not count."""
+"""GPU memory of CUDA's context, libraries and loaded kernels, which torch does not count."""
 
 
 class NoRoomForKV(StartupError):
-    """The device has no memory for a single block; all ranks of a model raise it together."""
+    """The device has no memory for a single block. All ranks of a model raise it together."""
 
 
 def free_bytes(device: torch.device, num_ranks: int = 1, root: Path = Path("/")) -> int | None:
-    """Bytes that one of `num_ranks` processes may still allocate there; None where that is unknown.
+    """Bytes that each of `num_ranks` processes may still allocate on the device; None if unknown.
 
-    Ranks share a host's memory, which control groups, and so containers, may limit.
+    Ranks share the host's memory. Control groups, and so containers, may limit it.
     """
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what torch caches counts as taken
+        torch.cuda.empty_cache()  # memory that torch caches would count as taken
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "cpu" and (root / "proc/meminfo").exists():
         return min([_available(root), *_cgroup_headrooms(root)]) // num_ranks
@@ -50,12 +50,12 @@ def _available(root: Path) -> int:
 
 _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _VERSION_2 = ("memory.max", "memory.current", "inactive_file")
-"""Of each version of control groups: the files of the limit and of what is used, and the line of memory.stat that has
-inactive page cache, which the kernel can reclaim."""
+"""For each version of control groups: the files with the limit and the usage, and the line of memory.stat with inactive
+page cache, which the kernel can reclaim."""
 
 
 def _cgroup_headrooms(root: Path) -> Iterator[int]:
-    """Bytes below the limit, for each control group around this process that has one."""
+    """Bytes left below the limit, for each control group of this process that has a limit."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if not controllers:
@@ -65,7 +65,7 @@ def _cgroup_headrooms(root: Path) -> Iterator[int]:
 
 
 def _headrooms(top: Path, group: str, limit_file: str, current_file: str, inactive: str) -> Iterator[int]:
-    folder = top / group.lstrip("/")  # a container may not see it, only those above it
+    folder = top / group.lstrip("/")  # a container may see only folders above it
     for each in (folder, *(parent for parent in folder.parents if parent.is_relative_to(top))):
         limit = _text(each / limit_file).strip()
         if limit.isdigit():
@@ -84,10 +84,10 @@ def num_kv_blocks(
     all_min: Callable[[int], int] = int,
     taken_bytes: Callable[[], int] = int,
 ) -> int:
-    """The number of KV blocks: for `kv_cache_tokens` if set, else as many as there is memory for.
+    """Number of KV blocks: for `kv_cache_tokens` if set, else as many as fit into memory.
 
-    `all_min` returns the least of all ranks' numbers, `taken_bytes` what this process takes on a GPU beside KV. Raises:
-    NoRoomForKV; ConfigError where free memory is unknown.
+    `all_min` returns the smallest of all ranks' numbers. `taken_bytes` returns the bytes that this process takes on a
+    GPU besides KV. Raises: NoRoomForKV; ConfigError if free memory is unknown.
     """
     if config.kv_cache_tokens is not None:
         return -(-config.kv_cache_tokens // config.block_tokens)
@@ -105,10 +105,10 @@ def num_kv_blocks(
 
 
 def _kv_bytes(config: EngineConfig, taken_bytes: Callable[[], int]) -> tuple[int, str]:
-    """Bytes that KV may take, and why not more.
+    """Bytes that KV may take, and the reason for the limit.
 
-    On a GPU the share is one of its whole memory, so that engines which share it may start in any order: what is free
-    depends on how far the others are.
+    On a GPU `kv_memory_share` is a share of the total memory. A share of the free memory would depend on how far other
+    engines on the GPU have started.
     """
     device, share = torch.device(config.device), config.kv_memory_share
     if device.type == "cuda":
@@ -128,8 +128,11 @@ def _kv_bytes(config: EngineConfig, taken_bytes: Callable[[], int]) -> tuple[int
 
 @torch.inference_mode()
 def bytes_beside_kv(model: Any, config: EngineConfig) -> int:
-    """What weights and the largest step take on a GPU: that of a step of `max_step_tokens` rows, all of them verified,
-    without attention. Recorded steps keep as much again."""
+    """Bytes that weights and the largest step take on a GPU.
+
+    The largest step has `max_step_tokens` rows, all of them verified; attention is not included. Recorded steps keep
+    the same amount again.
+    """
     device = torch.device(config.device)
     torch.cuda.reset_peak_memory_stats(device)
     weights = torch.cuda.memory_allocated(device)

@@ -14,9 +14,10 @@ from core.costs import PASS_LAWS, PassLaw
 logger = logging.getLogger(__name__)
 
 WAKE_UP_S = 100e-6
-"""Usual delay of a sleep's end (Linux: 50 us of timer slack, and the way back to the thread); sleeps are shortened by
-it. On two cores that others use, too, waits of 1 to 25 ms end 0.03 ms late at the median and 0.12 at p90 (0.12 and 0.21
-without it), for 0.05 ms of processor time."""
+"""Usual delay at the end of a sleep (Linux: 50 us of timer slack plus the thread switch); sleeps are shortened by it.
+
+On two busy cores, waits of 1 to 25 ms end 0.03 ms late at the median and 0.12 ms at p90 (without it 0.12 and 0.21 ms).
+A wait costs 0.05 ms of processor time."""
 
 
 class Pacer:
@@ -31,7 +32,7 @@ class Pacer:
     ) -> None:
         self.name = name
         self.num_overruns = 0
-        """Number of passes that took longer than that by themselves."""
+        """Number of passes that took longer than the model of pass times gives."""
         self._law = law
         self._clock = clock
         self._sleep = sleep
@@ -41,18 +42,18 @@ class Pacer:
         return cls(name, PASS_LAWS[name])
 
     def lasts_s(self, num_rows: int, took_s: float) -> float:
-        """Duration, with the wait, of a pass that takes `took_s` by itself; in seconds."""
+        """Duration in seconds, including the wait, of a pass that takes `took_s` to compute."""
         return max(took_s, self._law(num_rows))
 
     def wait(self, num_rows: int, began_s: float) -> None:
-        """Wait until a pass of `num_rows` rows that began at `began_s` may end; not at all if it took longer."""
+        """Wait until a pass of `num_rows` rows that began at `began_s` may end; return at once if it took longer."""
         end_s = began_s + self._law(num_rows)
         self.num_overruns += self._clock() > end_s
         while (left_s := end_s - self._clock()) > 0:
             self._sleep(max(0.0, left_s - WAKE_UP_S))
 
     def warn_of_overruns(self, step_times_s: Iterable[tuple[int, float]]) -> None:
-        """Log which of the steps timed at start take longer on this machine than they should."""
+        """Log which of the steps timed at start take longer on this machine than the model of pass times gives."""
         too_long = [str(num_rows) for num_rows, took_s in step_times_s if took_s > self._law(num_rows)]
         if too_long:
             logger.warning(

@@ -1,4 +1,4 @@
-"""One forward pass for everything: prefill chunks, plain steps, chains and trees of guesses, of many sequences at once.
+"""Runs forward passes: prefill chunks, plain steps, chains and trees of guesses, of many sequences in one pass.
 
 Knows the model and its KV. Must not know how a pass is run (`workers.runtime.backend` does), sampling, sessions or
 which guesses are right: it returns logits, and the caller rolls back by `cache.truncate` or `cache.compact`.
@@ -29,11 +29,11 @@ from workers.step import KVCache, Step, StepRows, lay_out
 logger = logging.getLogger(__name__)
 
 SLOW_ROWS = 64
-"""Rows of a pass above which the cost of a first use is small, so that it is timed once."""
+"""A pass with more rows is timed once: compared with it, the cost of a kernel's first use is small."""
 
 
 class ModelRuntime:
-    """A loaded model and the KV of the sequences that it serves."""
+    """A loaded model and the KV of its sequences."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class ModelRuntime:
         stack_type: Callable[..., BackendStack] = BackendStack,
         all_min: Callable[[int], int] = int,
     ) -> None:
-        """`kernel` is the device's, unless another is given. `all_min` returns the least of the numbers that all ranks
-        of the model give. Raises: StartupError where there is no memory for KV."""
+        """`kernel`: attention kernel; None for the device's own. `all_min` returns the smallest of the numbers that the
+        model's ranks pass to it. Raises: StartupError without memory for KV."""
         tiling, kinds = choose_tiling(config), choose(config)
         for kind in kinds:
             kind.prepare_weights(loaded.model, config)
@@ -62,12 +62,12 @@ class ModelRuntime:
 
     @property
     def num_free_tokens(self) -> int:
-        """Free KV in whole blocks; the last block of a sequence may have more."""
+        """Number of tokens that fit into free blocks; the last block of a sequence may have room for more."""
         return self.cache.num_free_blocks * self.cache.block_tokens
 
     @property
     def num_eager_steps(self) -> int:
-        """Steps since the warm-up that no compiled backend ran, although `compile` is set."""
+        """Number of steps since the warm-up that no compiled backend ran although `compile` is set."""
         return self.backends.num_base_steps if self.context.config.compile else 0
 
     @property
@@ -82,9 +82,9 @@ class ModelRuntime:
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[StepRows]) -> torch.Tensor:
-        """Append all rows to their sequences' KV; logits of each last token and of the new nodes.  # [rows, vocab]
+        """Append all rows to their sequences' KV. Returns float32 logits of the wanted rows.  # [rows, vocab]
 
-        Sequences that want no logits have no rows in the answer, which is float32 and in batch order.
+        Logits are in batch order. By default each sequence has those of its last token and its new nodes.
         Raises: OutOfBlocks, before anything is changed.
         """
         self._check(batch)
@@ -98,7 +98,7 @@ class ModelRuntime:
         return logits
 
     def run(self, step: Step) -> torch.Tensor:
-        """Write the step's KV; returns float32 logits of its wanted rows.  # [rows, vocab]"""
+        """Write the step's KV. Returns float32 logits of its wanted rows.  # [rows, vocab]"""
         assert max(step.positions) < self.info.max_context_tokens, "a position beyond the model's context"
         return _cut(self.backends.run(step), len(step.wanted), self.info.vocab_size).float()
 
@@ -109,11 +109,11 @@ class ModelRuntime:
     def warm_up(
         self, progress: Callable[[str], None] = logger.info, machine: str = "", known: Findings | None = None
     ) -> Findings:
-        """Make ready, so that no request pays for the first use of a kernel; returns what was measured.
+        """Build backends and use each kernel once, so that no request pays for it. Returns what was measured.
 
-        Compiled backends are built first. Then, in deterministic mode, the smallest tiles that keep a row's bits are
-        searched, and a step of each power of two rows is run and timed. Findings that are `known` from an engine on
-        this `machine` with the same kind of backend replace these measurements.
+        First, compiled backends are built. Second, in deterministic mode, a search finds the smallest tiles that keep a
+        row's bits. Third, a step of each power of two rows is run and timed. `known` findings from an engine on this
+        `machine` with the same kind of backend replace the search and the timing.
         Raises: CheckpointError for a model that gives NaN.
         """
         self.backends.warm_up_base(progress)
@@ -126,11 +126,11 @@ class ModelRuntime:
         return known
 
     def _accepts(self, known: Findings, machine: str) -> bool:
-        """Whether these findings hold here; if so their tiles are used from now on."""
+        """Whether these findings hold here. If so, their tiles are used from now on."""
         if (known.machine, known.is_compiled) != (machine, self.backends.is_compiled):
             return False
         if self.context.config.deterministic:
-            if known.tile_rows is None:  # worth a warning at each start
+            if known.tile_rows is None:  # search again, so that each start logs the warning
                 return False
             self.context.tiling = tiles_of(known.tile_rows, self.cache.device)
         return True
@@ -140,13 +140,13 @@ class ModelRuntime:
         num_rows, limit = 1, self._max_rows()
         times_s: dict[int, float] = {}
         while num_rows <= limit:
-            for _ in range(1 if num_rows > SLOW_ROWS else 2):  # the first time includes first uses
+            for _ in range(1 if num_rows > SLOW_ROWS else 2):  # the first time includes first uses of kernels
                 times_s[num_rows] = self._time(num_rows)
             num_rows *= 2
         return Findings(machine, self.backends.is_compiled, tile_rows, tuple(times_s.items()))
 
     def _settle_tiling(self) -> int | None:
-        """Use the smallest tile in which a row's bits do not depend on other rows, on this device with this model."""
+        """Use the smallest tile in which a row's bits do not depend on other rows. Returns its rows, or None."""
         tile_rows = find_tile_rows(self.context, self._self_test())
         while tile_rows is None and self.backends.is_compiled:
             self.backends.drop(self.info.name, "its bits depend on the number of rows")
@@ -178,7 +178,7 @@ class ModelRuntime:
         return SelfTest(self.forward, self.cache, self._max_rows(), self.info.vocab_size)
 
     def _max_rows(self) -> int:
-        """The most rows that one step of one sequence can have now."""
+        """Largest number of rows that a step of one sequence can have now."""
         return min(self.context.config.max_step_tokens, self.num_free_tokens, self.info.max_context_tokens)
 
     def _check(self, batch: Sequence[StepRows]) -> None:
@@ -191,7 +191,7 @@ class ModelRuntime:
             assert 0 <= item.num_cached_nodes <= item.kv.num_tokens - (not has_root), "a tree has a root"
 
     def _padded(self, step: Step) -> Step:
-        """The step with padding: rows of token 0, and row 0 as a wanted row."""
+        """Pad a step with rows of token 0, and its wanted rows with row 0."""
         num_rows, num_wanted = (self.context.tiling.rows(len(rows)) for rows in (step.ids, step.wanted))
         padding = [0] * (num_rows - len(step.ids))
         wanted = step.wanted + [0] * (num_wanted - len(step.wanted))
@@ -199,5 +199,5 @@ class ModelRuntime:
 
 
 def _cut(logits: torch.Tensor, num_rows: int, vocab_size: int) -> torch.Tensor:
-    """The first rows and tokens of `logits`; itself if it has no others, since a slice costs an operator."""
+    """The first rows and tokens of `logits`; `logits` itself if it has no others, because a slice costs an operator."""
     return logits if logits.shape == (num_rows, vocab_size) else logits[:num_rows, :vocab_size]

@@ -1,4 +1,4 @@
-"""Self-tests at start: steps of arbitrary tokens, whose logits have to agree between backends or between batches.
+"""Self-tests at start: steps of arbitrary tokens, whose logits must agree between backends or between batches.
 
 Knows how a runtime is called. Must not know models or backends.
 """
@@ -17,9 +17,9 @@ from core.speculation import EMPTY_BLOCK, ROOT, TokenTree
 from workers.step import KVCache, SequenceKV, StepRows
 
 STEP_SIZES = (1, 2, 1, 3, 1, 4, 1, *range(5, 23), 31, 64, 129, *[1] * 24)
-"""Rows of each step of one sequence. Many are single rows, as in plain decoding: after rounding to bfloat16, a
-different order of summation shows in few rows only. Most of them come last, so that a small engine has room for the
-other sizes."""
+"""Rows of each step of one sequence. Many are single rows, as in plain decoding: after rounding to bfloat16, another
+order of summation shows in few rows only. Most single rows come last, so that a small engine has room for the other
+sizes."""
 _ROOT = (0,)
 _TREE = TokenTree((0, 1, 2, 0, 1), (ROOT, ROOT, 0, 1, 1))
 BATCHES = (
@@ -30,24 +30,24 @@ BATCHES = (
 )
 """Steps of several sequences, or of trees: the nodes below the last token of each sequence."""
 BRIEF_ROWS = 24
-"""The most rows of a sequence in a self-test of shapes alone: steps of 1 to 6 rows, and all of BATCHES."""
+"""Limit on a sequence's rows in a brief self-test, which checks shapes only: steps of 1 to 6 rows, and all BATCHES."""
 PREFIX_TOKENS = 5
-"""KV of the first sequence of a batch; the second has twice as many tokens, and so on."""
+"""Prefix length of a batch's first sequence; the second has twice as many tokens, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """Runs the steps of a self-test; those that a small engine has no room for are left out."""
+    """Runs the steps of a self-test, except those that the engine has no room for."""
 
     forward: Callable[[Sequence[StepRows]], Tensor]
     """Returns logits [rows, vocab]."""
     cache: KVCache
     max_rows: int
-    """The most rows of one step, and of one sequence."""
+    """Limit on the rows of one step, and of one sequence."""
     vocab_size: int
 
     def brief(self) -> SelfTest:
-        """The same with fewer steps: enough for what runs the same operators, where only a shape could be wrong."""
+        """The same test with fewer steps, for a backend of the same operators, where only shapes can be wrong."""
         return replace(self, max_rows=min(self.max_rows, BRIEF_ROWS))
 
     def logits(self) -> Tensor:
@@ -55,28 +55,28 @@ class SelfTest:
         return torch.cat([self.in_steps(), *self.together()])
 
     def has_equal_bits(self) -> bool:
-        """Whether a row's bits are independent of the number of rows in its step, and of the other sequences."""
+        """Whether a row's bits are independent of the number of rows in its step and of other sequences."""
         pairs = zip(self.together(), self.apart(), strict=True)
         return torch.equal(self.at_once(), self.in_steps()) and all(starmap(torch.equal, pairs))
 
     def noise(self) -> float:
-        """How far the logits of one sequence depend on the number of rows of its steps, relative to a row's norm."""
+        """How much a sequence's logits change with the number of rows in a step, relative to a row's norm."""
         return largest_error(self.at_once(), self.in_steps())
 
     def at_once(self) -> Tensor:
-        """Logits of the rows of `in_steps`, from one step.  # [rows, vocab]"""
+        """Logits of the rows of `in_steps`, computed in one step.  # [rows, vocab]"""
         return self._chain_logits([sum(self._sizes())])
 
     def in_steps(self) -> Tensor:
-        """Logits of one sequence, in steps of STEP_SIZES.  # [rows, vocab]"""
+        """Logits of one sequence, computed in steps of STEP_SIZES.  # [rows, vocab]"""
         return self._chain_logits(self._sizes())
 
     def together(self) -> list[Tensor]:
-        """Logits of each of BATCHES, from one step each.  # [rows, vocab]"""
+        """Logits of each of BATCHES, computed in one step.  # [rows, vocab]"""
         return self._batch_logits(lambda kvs, trees: self.forward([*map(StepRows, kvs, repeat(_ROOT), trees)]))
 
     def apart(self) -> list[Tensor]:
-        """Logits of the same rows, each from a step of its own path alone.  # [rows, vocab]"""
+        """Logits of the same rows, each computed in a step of its path alone.  # [rows, vocab]"""
         return self._batch_logits(lambda kvs, trees: torch.cat([*map(self._node_by_node, kvs, trees)]))
 
     def _sizes(self) -> list[int]:

@@ -1,5 +1,4 @@
-"""The shapes that steps are padded to; in deterministic mode the smallest in which a row's bits are independent of
-others.
+"""Shapes that steps are padded to; in deterministic mode the smallest in which a row's bits do not depend on others.
 
 Knows settings and self-tests. Must not know how a step is run.
 """
@@ -21,23 +20,23 @@ from workers.step import NO_TILING, Tiling
 logger = logging.getLogger(__name__)
 
 CPU_BFLOAT16 = Tiling(min_rows=4)
-"""With fewer rows, a row's matrix products depend on the number of rows, and four rows cost what one does. In float32
-four rows cost 1.5 times as much, for differences in the last bits alone; `deterministic` removes those."""
+"""With fewer rows, a row's matrix products depend on the number of rows; four rows cost as much as one. In float32,
+four rows cost 1.5 times as much and only the last bits differ: there, only `deterministic` pads rows."""
 
 CPU_DETERMINISTIC = Tiling(min_rows=8, row_multiple=8, query_rows=4, kv_tokens=512, by_branch=True)
-"""On a CPU torch's attention reads KV in blocks of 512, and its elementwise kernels treat the last elements of a tensor
-differently if its size is no multiple of the vector width. A row's bits are independent of other rows with whole
+"""On a CPU, torch's attention reads KV in blocks of 512, and its elementwise kernels treat the last elements of a
+tensor differently if its size is no multiple of the vector width. A row's bits are independent of other rows with whole
 blocks, multiples of eight rows, attention in products of four rows, and each branch of a tree read in the order of a
 chain."""
 GPU_DETERMINISTIC = Tiling(min_rows=2, by_branch=True)
-"""On a GPU products and attention are computed in tiles of one shape. A single row would be compiled as a case of its
-own."""
+"""On a GPU, products and attention are computed in tiles of one shape. A single row would be compiled as a special
+case."""
 FEWER_ROWS = (1, 4)
-"""Numbers of rows that may be enough where all weights are packed; a self-test at start decides."""
+"""Smaller tiles, in rows, to try if all weights are packed; a self-test at start decides."""
 
 
 def choose_tiling(config: EngineConfig) -> Tiling:
-    """The tiling of these settings. Raises: ConfigError for deterministic steps where they are not available."""
+    """The tiling for these settings. Raises: ConfigError if they do not support `deterministic`."""
     on_cpu = torch.device(config.device).type == "cpu"
     if not config.deterministic:
         return CPU_BFLOAT16 if on_cpu and config.dtype == "bfloat16" and packed_weights.has_bfloat16() else NO_TILING
@@ -53,9 +52,9 @@ def choose_tiling(config: EngineConfig) -> Tiling:
 
 
 def find_tile_rows(context: BackendContext, self_test: SelfTest) -> int | None:
-    """The smallest number of rows of a tile with which a row's bits are independent of other rows; None without one.
+    """Find the smallest tile, in rows, in which a row's bits are independent of other rows; None if there is none.
 
-    The context's tiling is that of the last number tried.
+    Leaves the context with the last tiling tried.
     """
     if context.cache.device.type != "cpu":
         return context.tiling.min_rows if self_test.has_equal_bits() else None
@@ -70,7 +69,7 @@ def find_tile_rows(context: BackendContext, self_test: SelfTest) -> int | None:
 
 
 def tiles_of(num_rows: int, device: torch.device) -> Tiling:
-    """Deterministic steps with `num_rows` rows to a tile."""
+    """Deterministic tiling with tiles of `num_rows` rows."""
     if device.type != "cpu":
         return GPU_DETERMINISTIC
     return replace(CPU_DETERMINISTIC, min_rows=num_rows, row_multiple=num_rows)

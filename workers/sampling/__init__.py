@@ -1,4 +1,4 @@
-"""Sampling and verification of batches of rows on any device, and the draft's candidates."""
+"""Sampling and verification of batches of rows on any device; the draft's candidates."""
 
 from workers.sampling.draft_candidates import DraftRow, Kind, propose
 from workers.sampling.logits import Row, adjusting

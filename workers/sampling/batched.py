@@ -1,4 +1,4 @@
-"""The batched implementation of a rule: decides as `Rule.decide` does, for many blocks at once, on any device."""
+"""Interface of a batched rule: decides as `Rule.decide` does, for many blocks at once, on any device."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from workers.sampling.logits import Row
 from workers.step import Readback, Uploads
 
 Outcomes: TypeAlias = Callable[[], list[Outcome]]
-"""Returns the outcome of each block; to be called after the readback."""
+"""Returns the outcome of each block. Call it after the readback."""
 Decide: TypeAlias = Callable[[Tensor, Readback], Outcomes]
-"""(log p [R, V], readback) -> outcomes; to be called after the upload."""
+"""(log p [R, V], readback) -> outcomes. Call it after the upload."""
 BatchedRule: TypeAlias = Callable[[Sequence[TokenTree], Sequence[Row], int, Uploads], Decide]
-"""(blocks, rows, V, uploads) -> `Decide`. `rows` and log p hold, block after block, the root and then each node. As for
-`Rule.decide`, greedy rows have log p at temperature 1, which need not be normalised. A block with a NaN in its rows has
-a meaningless outcome, and does not affect other blocks."""
+"""(blocks, rows, V, uploads) -> `Decide`. `rows` and log p hold each block's root, then its nodes, block by block.
+
+Greedy rows have log p at temperature 1, which need not be normalised, as for `Rule.decide`. A block with a NaN in its
+rows has a meaningless outcome, but does not affect other blocks."""
 
 
 def starts_of(blocks: Sequence[TokenTree]) -> list[int]:
@@ -30,14 +31,16 @@ def starts_of(blocks: Sequence[TokenTree]) -> list[int]:
 
 
 def of_nodes(values: list[Any], blocks: Sequence[TokenTree]) -> list[list[Any]]:
-    """`values` by block: of the root, then of each node."""
+    """Split `values` by block; each block has the root's value first, then each node's."""
     starts = starts_of(blocks)
     return [values[start : start + 1 + len(block)] for start, block in zip(starts, blocks, strict=True)]
 
 
 def at_guesses(blocks: Sequence[TokenTree], vocab_size: int, uploads: Uploads) -> Callable[[Tensor], Tensor]:
-    """Of scores [R, V]: that of each node's token in the row of its parent; -inf at roots and for ids outside the
-    vocabulary.  # [R]"""
+    """Take from scores [R, V] the score of each node's token in the row of its parent.  # [R]
+
+    -inf at roots and for ids outside the vocabulary.
+    """
     index: list[int] = []
     tokens: list[int] = []
     for start, block in zip(starts_of(blocks), blocks, strict=True):

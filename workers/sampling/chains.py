@@ -1,7 +1,7 @@
 """Batched rejection and block verification of chains; decides as `core.rules.chains`.
 
-Tensors as wide as the vocabulary stay on the device. A few numbers for each guess are read back at once, and the
-reference's own functions decide by them on the host.
+Tensors as wide as the vocabulary stay on the device. A few numbers for each guess are read back at once; the functions
+of the reference decide by them on the host.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def verify(
     is_block: bool = False,
     is_lenient: bool = False,
 ) -> Decide:
-    """Rejection verification, block verification, or rejection with the rows' lenience.
+    """Rejection verification, block verification, or rejection verification with the rows' lenience.
 
     Raises: ValueError for a block that is not a chain.
     """
@@ -43,7 +43,7 @@ def verify(
     )
     roots = [rows[start] for start in starts]
     q_guess = [reference.q_of_guesses(chain) for chain in chains]
-    tokens = uploads.ask([token for chain in chains for token in (*chain.tokens, 0)])  # none follows the last row
+    tokens = uploads.ask([token for chain in chains for token in (*chain.tokens, 0)])  # 0: no guess after the last row
     weigh = _prefix_weights(q_guess, uploads) if is_block else None
     draw = _residual_draws(chains, roots, vocab_size, uploads)
 
@@ -76,7 +76,7 @@ def verify(
 def _prefix_weights(q_guess: Sequence[Sequence[float]], uploads: Uploads) -> Callable[[Tensor], Tensor]:
     """`reference.prefix_weights` of all chains, concatenated, with the same operations in the same order.  # [R]
 
-    Takes p of the guesses [R], which has one more value for each chain, after those of its guesses.
+    The returned function takes p of the guesses [R]; each chain has one more value after those of its guesses.
     """
     lengths = [len(q) for q in q_guess]
     longest = max(lengths)
@@ -102,8 +102,8 @@ def _residual_draws(
 ) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:
     """For each chain and each number of accepted guesses: mass of the residual, and the token drawn from it. # [R], [R]
 
-    Takes p [R, V] and the weights of the prefixes [R], 1 if None. The token after a fully accepted chain is drawn
-    from p.
+    The returned function takes p [R, V] and the weights of the prefixes [R], all 1 if None. The token after a fully
+    accepted chain is drawn from p.
     """
     last = [depth == len(chain) for chain in chains for depth in range(len(chain) + 1)]
     is_last = uploads.ask(last)
@@ -124,7 +124,7 @@ def _residual_draws(
 
 
 def _q_entries(chains: Sequence[TokenTree]) -> tuple[list[int], list[int], list[float]]:
-    """The non-zero entries of q as (row of p, token id, probability)."""
+    """Non-zero entries of q: rows of p, token ids and probabilities."""
     index: list[int] = []
     ids: list[int] = []
     probs: list[float] = []
@@ -135,7 +135,7 @@ def _q_entries(chains: Sequence[TokenTree]) -> tuple[list[int], list[int], list[
             ids += q.token_ids
             probs += reference.normalised(q)
             row += 1
-        row += 1  # the bonus token's
+        row += 1  # the bonus token's row
     return index, ids, probs
 
 

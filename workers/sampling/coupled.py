@@ -15,7 +15,7 @@ from workers.step import Readback, Uploads
 
 
 def follow(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
-    """A guess is accepted if the target draws the same token with the shared noise; greedy rows have none."""
+    """Accept a guess if the target draws the same token with the shared noise. Greedy rows have no noise."""
     draw = sampler.drawing(rows, vocab_size, uploads)
 
     def decide(log_p: Tensor, readback: Readback) -> Outcomes:

@@ -1,8 +1,8 @@
-"""The draft's candidates for the token after each row: in order, with its confidence and, where it samples, its draws.
+"""The draft's candidates for the token after each row: in order, with its confidence and, if it samples, its draws.
 
-Knows logits, sampling parameters and noise, by `workers.sampling.sampler`; must not know trees, models or sessions.
-There are three kinds of rows, which differ in the order of candidates and in the distribution: greedy, coupled, and
-drawn (verified against q).
+Knows logits, sampling parameters and noise, through `workers.sampling.sampler`; must not know trees, models or
+sessions. There are three kinds of rows, which differ in the order of candidates and in the distribution: greedy,
+coupled, and drawn (verified against q).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Kind(Enum):
     """How the candidates of a row are ordered."""
 
     GREEDY = auto()
-    """By logits; confidence is taken at temperature 1, because q itself is one-hot."""
+    """Ordered by logits. Confidence is taken at temperature 1, because q itself is one-hot."""
     COUPLED = auto()
-    """By log q plus the noise that the target uses, so that the first candidate is the sample of q."""
+    """Ordered by log q plus the noise that the target uses, so that the first candidate is the sample of q."""
     DRAWN = auto()
-    """By q cut to its likeliest tokens, from which samples are drawn."""
+    """Ordered by q, cut to its likeliest tokens. Samples are drawn from the cut q."""
 
     @classmethod
     def of(cls, spec: Sampling, verification: Verification) -> Kind:
@@ -46,36 +46,36 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DraftRow:
-    """A row of the draft's logits, and what is wanted of it."""
+    """A row of the draft's logits, and the candidates wanted from it."""
 
     row: Row
     kind: Kind
     sample: int | None = None
-    """Row index of the noise for the draw (`core.noise.row_of`); None where nothing is drawn."""
+    """Row index of the noise for the draw (`core.noise.row_of`); None if nothing is drawn."""
     num_draws: int = 1
     """Number of guesses to draw."""
     with_replacement: bool = False
     """Whether draws are made with replacement (`Rule.with_replacement`)."""
     num_ranks: int = MAX_RANKS
-    """Number of candidates that are used, where they are ordered by score: each costs time on the engine's thread."""
+    """Number of candidates wanted from a greedy or coupled row; each costs time on the engine's thread."""
 
 
 CPU_CACHE_NUMBERS = 1 << 18
-"""Numbers that fit into the cache of one CPU core: a megabyte of float32."""
+"""Numbers that fit into the cache of one CPU core: 1 MiB of float32."""
 GPU_NUMBERS = 1 << 24
-"""Numbers of one batch on a GPU: a hundred rows of a large vocabulary. Truncation by top-p takes 48 bytes for each."""
+"""Numbers of one batch on a GPU: a hundred rows of a large vocabulary. Top-p truncation takes 48 bytes for each."""
 _Draw: TypeAlias = tuple[int, SparseDistribution]
 _Sound: TypeAlias = Callable[[], list[Candidates | None]]
 _DrawAll: TypeAlias = Callable[[Tensor, Tensor, Readback], Callable[[], list[_Draw]]]
-"""(q [R, M] and its token ids, after `cut`, readback) -> draws; to be called after the upload, and the result after the
+"""(q [R, M] after `cut`, its token ids, readback) -> draws. Call it after the upload, and its result after the
 readback."""
 _NO_DRAW: _Draw = (NO_TOKEN, NO_Q)
 
 
 def propose(logits: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, readback: Readback) -> _Sound:
-    """The candidates of each row of `logits` [R, V]; call the result after the readback.
+    """Candidates of each row of `logits` [R, V]; call the result after the readback.
 
-    None for a row whose scores, after bias and penalties, give no distribution: the largest is NaN or infinite.
+    None for a row without a distribution: after bias and penalties its largest score is NaN or infinite.
     """
     uploads, vocab_size = Uploads(logits.device), logits.shape[1]
     batches = [
@@ -94,7 +94,7 @@ def propose(logits: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, r
 
 
 def _rows(index: Sequence[int], uploads: Uploads) -> Callable[[Tensor], Tensor]:
-    """These rows of logits, as a view where they are contiguous."""
+    """Select these rows of logits; as a view if they are contiguous."""
     first, end = index[0], index[-1] + 1
     if end - first == len(index):
         return lambda logits: logits[first:end]
@@ -103,8 +103,11 @@ def _rows(index: Sequence[int], uploads: Uploads) -> Callable[[Tensor], Tensor]:
 
 
 def _batches(draft_rows: Sequence[DraftRow], logits: Tensor) -> Iterator[list[int]]:
-    """Indices of rows of one kind; on a CPU in batches that fit into its cache, or each operator would go through
-    memory; on a GPU in batches whose intermediate results fit into what the KV cache leaves."""
+    """Indices of rows, in batches of one kind.
+
+    On a CPU a batch fits into the cache, because otherwise each operator would go through memory. On a GPU its
+    intermediate results fit into the memory that the KV cache leaves.
+    """
     numbers = CPU_CACHE_NUMBERS if logits.device.type == "cpu" else GPU_NUMBERS
     most = max(1, numbers // logits.shape[1])
     for kind in Kind:
@@ -115,7 +118,7 @@ def _batches(draft_rows: Sequence[DraftRow], logits: Tensor) -> Iterator[list[in
 def _of_kind(
     kind: Kind, draft_rows: Sequence[DraftRow], vocab_size: int, q_top_tokens: int, uploads: Uploads
 ) -> Callable[[Tensor, Readback], _Sound]:
-    """(logits [R, V], readback) -> candidates; to be called after the upload."""
+    """(logits [R, V], readback) -> candidates. Call it after the upload."""
     rows = [draft_row.row for draft_row in draft_rows]
     adjust = adjusting(rows, vocab_size, uploads)
     if kind is Kind.GREEDY:
@@ -134,9 +137,9 @@ def _of_kind(
 
 
 def _ranked(scores: Tensor, log_q: Tensor | None, draft_rows: Sequence[DraftRow], readback: Readback) -> _Sound:
-    """The first candidates by score [R, V], with the entropy of q; without `log_q`, q is the softmax of the scores.
+    """The best candidates by score [R, V], with the entropy of q. Without `log_q`, q is the softmax of the scores.
 
-    `log_q` is overwritten. A row is unsound if its largest score is NaN or infinite: then all of `log_q` is.
+    `log_q` is overwritten. A row whose largest score is NaN or infinite gets None.
     """
     values, ids = sampler.largest(scores, max(draft_row.num_ranks for draft_row in draft_rows))
     log_p = scores.log_softmax(dim=-1)
@@ -147,8 +150,8 @@ def _ranked(scores: Tensor, log_q: Tensor | None, draft_rows: Sequence[DraftRow]
 
 
 def _of_row(values: list[float], ids: list[int], shares: list[float], entropy: float) -> Candidates | None:
-    """Of equal first scores the lowest id comes first, as with `argmax`, unless there are more of them than
-    candidates."""
+    """Candidates of one row. The lowest id wins a tie for the first place, as with `argmax`, unless more ids tie than
+    there are candidates."""
     if not math.isfinite(values[0]):
         return None
     num_first, num_ranks = values.count(values[0]), len(values) - values.count(-math.inf)
@@ -158,8 +161,8 @@ def _of_row(values: list[float], ids: list[int], shares: list[float], entropy: f
 
 
 def _entropy(log_p: Tensor) -> Tensor:
-    """Entropy in nats of each row of log p [R, V], which is overwritten; clamped entries have no weight.  # [R]"""
-    weighted = log_p.exp().mul_(log_p.clamp_(min=-80.0))  # another tensor of this size costs more than what is in it
+    """Entropy in nats of each row of log p [R, V], which is overwritten.  # [R]"""
+    weighted = log_p.exp().mul_(log_p.clamp_(min=-80.0))  # in place: a tensor of this size costs more than the product
     return weighted.sum(dim=-1).neg_()
 
 
@@ -178,7 +181,7 @@ def _drawn(scores: Tensor, distribution: Change, draw: _DrawAll, q_top_tokens: i
 
 
 def _draws(draft_rows: Sequence[DraftRow], uploads: Uploads) -> _DrawAll:
-    """The draws of each row; rows with the same number of draws are drawn together."""
+    """Draws of each row. Rows with the same number of draws are drawn together."""
     together: list[tuple[list[int], Callable[[], Tensor], _DrawAll]] = []
     for num_draws, with_replacement in dict.fromkeys(
         (draft_row.num_draws, draft_row.with_replacement) for draft_row in draft_rows
@@ -209,10 +212,10 @@ def _draws(draft_rows: Sequence[DraftRow], uploads: Uploads) -> _DrawAll:
 def draw_guesses(
     keys: Sequence[noise.Key], uploads: Uploads, num_draws: int = 1, *, with_replacement: bool = False
 ) -> _DrawAll:
-    """Draw from each q [R, M], after `cut`: the first draw, and q with all draws.
+    """Draw from each q [R, M], after `cut`. Gives the first draw, and q with all draws.
 
-    Without replacement the draws are the tokens with the largest log q + noise, in order. With it each draw has its own
-    noise, `ROWS_APART` rows after the one before.
+    Without replacement, the draws are the tokens with the largest log q + noise, in order. With replacement, each draw
+    has its own noise, `ROWS_APART` rows after that of the previous draw.
     """
     there = [uploads.ask(_apart(keys, draw)) for draw in range(num_draws if with_replacement else 1)]
 
@@ -237,11 +240,11 @@ def _apart(keys: Sequence[noise.Key], draw: int) -> list[noise.Key]:
 
 
 def _one_place(picks: Sequence[int], token_ids: list[int], probs: list[float]) -> _Draw:
-    """A single draw is not recorded in q. Tokens of probability 0 are never drawn."""
+    """The first draw at one place, and its q. A single draw is not recorded in q; probability 0 is never drawn."""
     draws = tuple([token_ids[pick] for pick in picks if probs[pick] > 0.0])
     return (draws[0] if draws else NO_TOKEN), _sparse(token_ids, probs, draws if len(picks) > 1 else ())
 
 
 def _sparse(token_ids: list[int], probs: list[float], draws: tuple[int, ...]) -> SparseDistribution:
-    num_positive = bisect_left(probs, True, key=lambda prob: not prob > 0)  # they come likeliest first
+    num_positive = bisect_left(probs, True, key=lambda prob: not prob > 0)  # in descending order
     return SparseDistribution(tuple(token_ids[:num_positive]), tuple(probs[:num_positive]), draws)

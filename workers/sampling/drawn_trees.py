@@ -1,8 +1,8 @@
 """Batched verification of trees of draws, by recursive rejection or sequential selection.
 
-Tensors as wide as the vocabulary stay on the device. A trial depends only on p where q is not zero, and on the rest of
-p's mass. A few numbers for each draw are read back at once, and the reference's `walk` (`core.rules.drawn_trees`)
-decides by them on the host.
+Tensors as wide as the vocabulary stay on the device. A trial depends only on p where q > 0, and on the mass of p
+elsewhere. A few numbers for each draw are read back at once; `walk` of the reference (`core.rules.drawn_trees`) decides
+by them on the host.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from workers.step import Readback, Uploads
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """The places of all blocks, padded to the widest: P of them."""
+    """The P places of all blocks, padded to the widest."""
 
     rows: Tensor
     """Index of the place's row in p.  # [P]"""
@@ -42,7 +42,7 @@ class _Places:
     num_draws: Tensor
     """# [P]"""
     tokens: Tensor
-    """Where `ids`, flattened, are no padding: to find that on the device would make the host wait."""
+    """Indices into flattened `ids` that are not padding. To find them on the device would make the host wait."""
 
 
 class _Trials(NamedTuple):
@@ -114,7 +114,7 @@ def _verify(
 def _try_draws(
     by_row: Mapping[int, Drawn], places: _Places | None, p: Tensor, judge: _Judge, readback: Readback
 ) -> tuple[Tensor, Callable[[], Mapping[int, Sequence[float]]]]:
-    """p [R, V] with the residual in rows where something was drawn, and each trial's acceptance probability by row."""
+    """p [R, V] with the residual in rows that have draws, and each trial's acceptance probability by row."""
     if places is None:
         return p, dict
     judged = _judge(places, p, judge)
@@ -154,7 +154,7 @@ def _judge(places: _Places, p: Tensor, judge: _Judge) -> _Trials:
 
 
 def _recursively(places: _Places, inside: Tensor, outside: Tensor) -> _Trials:
-    """`core.rules.recursive_rejection.judge_recursively` for all places at once, trial by trial."""
+    """`core.rules.recursive_rejection.judge_recursively`, trial by trial, for all places at once."""
     q, scale, chances = places.q, inside.new_ones(len(inside)), inside.new_zeros(places.picks.shape)
     for trial in range(places.picks.shape[1]):
         pick = places.picks[:, trial : trial + 1]
@@ -201,7 +201,7 @@ def _division_factors(places: _Places, inside: Tensor) -> Tensor:
 
 
 def _with_residuals(p: Tensor, places: _Places, judged: _Trials) -> Tensor:
-    """p, replaced by the residual in rows where something was drawn; changes `p`.  # [R, V]"""
+    """p, with the residual in rows that have draws; changes `p` in place.  # [R, V]"""
     p[places.rows] *= judged.scale[:, None]
     rows = places.rows[:, None].expand_as(places.ids)
     rows, ids, inside = (each.flatten()[places.tokens] for each in (rows, places.ids, judged.inside))

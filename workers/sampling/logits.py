@@ -1,11 +1,11 @@
-"""Logits after masks, bias, penalties and grammars: the first half of the way to p, for a batch of rows.
+"""Logits after masks, bias, penalties and grammars, for a batch of rows: the first half of computing p.
 
 Temperature, top-k, top-p and min-p follow in `workers.sampling.sampler`. Knows sampling parameters and torch; agrees
-with `core.exact.sampling`. Must not know models, caches or sessions. Rows without any of these do not pay for rows of
-the same batch that have them.
+with `core.exact.sampling`. Must not know models, caches or sessions. A row pays only for the adjustments that it has,
+whatever other rows of the batch have.
 
-Each function that takes `Uploads` asks for what it needs on the device, and returns what it does with logits once that
-has been sent: so all of a step goes in one copy.
+A function that takes `Uploads` adds its inputs to the upload and returns a function of logits, to be called after the
+upload. So all inputs of a step are sent in one copy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from workers.step import Uploads
 
 NEVER = -math.inf
 Change: TypeAlias = Callable[[Tensor], Tensor]
-"""What becomes of logits or log p [R, V]; to be called after the upload. Does not change its argument, and returns it
-where there is nothing to change."""
+"""A function of logits or log p [R, V]. Call it after the upload. It does not modify its argument, but returns it if
+there is nothing to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Row:
     position: int
     """Index, in the whole sequence, of the token that is drawn from this row."""
     tokens: Sequence[int]
-    """All tokens before `position`, guesses on the path to this row included; read only if `sampling.reads_tokens`."""
+    """All tokens before `position`, including guesses on the path to this row. Read only if `sampling.reads_tokens`."""
     prompt_len: int
-    """Length of the prompt in tokens. This and `position` are not read if `is_argmax(sampling)`."""
+    """Length of the prompt in tokens. Neither this nor `position` is read if `is_argmax(sampling)`."""
     mask: Mask | None = None
     """Tokens that the grammar allows; None without a grammar."""
     lenience: float = 1.0
@@ -52,7 +52,7 @@ class Row:
 
 
 def is_argmax(sampling: Sampling) -> bool:
-    """Whether each token is simply the argmax of the logits: greedy, without masks, bias and penalties."""
+    """Whether each token is the argmax of the raw logits: greedy, without masks, bias and penalties."""
     return sampling.is_greedy and not _is_adjusted(sampling)
 
 
@@ -65,7 +65,7 @@ def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def adjusting(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
-    """`adjusted`, to be called after the upload."""
+    """`adjusted` as a function to call after the upload."""
     steps: list[Change] = [Tensor.float]
     if any(map(_is_adjusted, samplings(rows))):
         steps += [step(rows, vocab_size, uploads) for step in (_allowed, _without_bad_words, _biased, _suppressed)]
@@ -75,7 +75,7 @@ def adjusting(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
 
 
 def at_once(asking: Callable[[Sequence[Row], int, Uploads], Change], values: Tensor, rows: Sequence[Row]) -> Tensor:
-    """What this makes of `values` [R, V], by an upload of its own."""
+    """Apply a change to `values` [R, V] with an upload of its own."""
     uploads = Uploads(values.device)
     change = asking(rows, values.shape[1], uploads)
     uploads.send()
@@ -83,8 +83,6 @@ def at_once(asking: Callable[[Sequence[Row], int, Uploads], Change], values: Ten
 
 
 def in_order(steps: Sequence[Change]) -> Change:
-    """One change after the other."""
-
     def change(logits: Tensor) -> Tensor:
         for step in steps:
             logits = step(logits)
@@ -94,7 +92,7 @@ def in_order(steps: Sequence[Change]) -> Change:
 
 
 def unchanged(logits: Tensor) -> Tensor:
-    """The change that is none."""
+    """The change that returns its argument."""
     return logits
 
 
@@ -109,7 +107,7 @@ def _is_adjusted(sampling: Sampling) -> bool:
 
 
 def samplings(rows: Sequence[Row]) -> Iterable[Sampling]:
-    """The different sampling parameters of the rows: rows of one sequence share one object."""
+    """The distinct sampling parameters of the rows; rows of one sequence share an object."""
     return {id(row.sampling): row.sampling for row in rows}.values()
 
 
@@ -132,7 +130,7 @@ def _allowed(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
 
 
 def _only(index: Callable[[], Tensor], ids: Callable[[], Tensor]) -> Change:
-    """Nothing but these ids in these rows."""
+    """Allow only these ids in these rows."""
 
     def change(logits: Tensor) -> Tensor:
         subset = logits[index()]
@@ -150,7 +148,7 @@ def _without_bad_words(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -
 
 
 def _without(places: Iterable[tuple[int, int]], vocab_size: int, uploads: Uploads) -> Change:
-    """None of these (row, id)."""
+    """Forbid these (row, token id) pairs."""
     wanted = [(row, token_id) for row, token_id in places if 0 <= token_id < vocab_size]
     if not wanted:
         return unchanged
@@ -182,7 +180,7 @@ def _suppressed(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Chang
 
 
 def _suppressed_ids(row: Row) -> Sequence[int]:
-    """Ids that may not end the output yet; none where the grammar allows nothing else."""
+    """Ids that may not end the output yet; none if the grammar allows no other token."""
     ids = row.sampling.suppressed_ids
     if row.mask is None:
         return ids
@@ -194,7 +192,7 @@ def _suppressed_ids(row: Row) -> Sequence[int]:
 
 
 def _held_to_grammars(rows: Sequence[Row], uploads: Uploads) -> Change:
-    """Logits with -inf where a grammar forbids the token; a row whose mask allows nothing has no finite one."""
+    """Set logits of forbidden tokens to -inf. A row whose mask allows nothing keeps no finite logit."""
     chosen = [(index, row.mask) for index, row in enumerate(rows) if row.mask is not None]
     if not chosen:
         return unchanged
@@ -209,7 +207,7 @@ def _held_to_grammars(rows: Sequence[Row], uploads: Uploads) -> Change:
 
 
 def in_rows(chosen: Sequence[int], num_rows: int, change: Change, uploads: Uploads) -> Change:
-    """The change of these rows alone, if they are not all."""
+    """Limit a change to the chosen rows."""
     if len(chosen) == num_rows:
         return change
     index = uploads.ask(list(chosen))
@@ -238,7 +236,7 @@ def _penalised(rows: Sequence[Row], uploads: Uploads) -> Change:
 
 
 def _counts(token_lists: Sequence[Sequence[int]], uploads: Uploads) -> Change:
-    """How often each row's list names each id, in the shape and dtype of given logits [R, V]."""
+    """Count each id in each row's list, in the shape and dtype of given logits [R, V]."""
     lengths = [len(tokens) for tokens in token_lists]
     ids = np.fromiter(chain.from_iterable(token_lists), np.int64, sum(lengths))
     there = uploads.ask(np.stack([np.repeat(np.arange(len(lengths)), lengths), ids]))

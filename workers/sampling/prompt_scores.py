@@ -1,7 +1,7 @@
 """Log probabilities of a prompt's own tokens, from the rows of its prefill.
 
-Each row gives the probability of the token after it. A scored prompt is therefore computed from its first token on: for
-a prefix that is adopted from the KV cache there are no logits.
+Each row gives the probability of the token after it. A prefix adopted from the KV cache has no logits, so a scored
+prompt is computed from its first token on.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from workers.sampling import sampler
 from workers.step import Readback, StepRows
 
 SCORED_ROWS = 128
-"""Largest number of prompt rows scored in one step: each needs memory for two rows as wide as the vocabulary."""
+"""Largest number of prompt rows scored in one step. Each needs memory for two rows as wide as the vocabulary."""
 
 
 class PromptScores:
-    """The scores of one prompt, as far as it has been computed."""
+    """Scores of one prompt, as far as it has been computed."""
 
     def __init__(self, num_top: int, prompt_len: int) -> None:
         self._num_top = num_top
@@ -31,18 +31,17 @@ class PromptScores:
 
     @property
     def is_unsound(self) -> bool:
-        """Whether the model gave no distribution for some token."""
+        """Whether a score is NaN: the model gave no distribution for a token."""
         return any(math.isnan(each.logprob) for each in self.found)
 
     def begin_again(self) -> None:
-        """Drop all scores: the prompt is computed again from its first token."""
+        """Drop all scores, because the prompt is computed again from its first token."""
         self.found.clear()
 
     def ask(
         self, logits: Tensor, first: int, following: Sequence[int], readback: Readback
     ) -> Callable[[], list[TokenLogprobs]]:
-        """The scores of the tokens `following` positions `first`, `first` + 1, ..., as far as they belong to the
-        prompt."""
+        """Scores of the tokens that follow positions `first`, `first` + 1, ..., up to the end of the prompt."""
         count = max(0, min(len(following), self._prompt_len - 1 - first))
         if count == 0:
             return list
@@ -55,7 +54,7 @@ whether the rows end with the last pending token, whose logits are needed for sa
 
 
 def take_scores(asked: Sequence[Asked], logits: Tensor) -> Tensor:
-    """Add the scores of prompt rows to their prompts; returns the logits [R, V] of the rows that are sampled from."""
+    """Store the scores of prompt rows in their `PromptScores`. Returns logits [R, V] of the rows to sample from."""
     readback, kept, found, start = Readback(), [], [], 0
     for rows, scores, first, following, is_last in asked:
         stretch = logits[start : start + rows.num_wanted]

@@ -1,6 +1,6 @@
 """Batched relaxed verification of trees; decides as `core.rules.lenient` and `core.rules.typical`.
 
-Two numbers for each row and one for each guess are read back; the reference's own functions decide by them on the host.
+Two numbers for each row and one for each guess are read back; functions of the reference decide by them on the host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workers.step import Readback, Uploads
 
 
 def follow_leniently(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
-    """Lenient coupled verification; in greedy rows, which have no noise, differences of scores are those of log p."""
+    """Lenient coupled verification. Greedy rows have no noise: their differences of scores are those of log p."""
     perturb, of_guess = sampler.perturbing(rows, vocab_size, uploads), at_guesses(blocks, vocab_size, uploads)
 
     def decide(log_p: Tensor, readback: Readback) -> Outcomes:
@@ -43,7 +43,6 @@ def follow_leniently(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_siz
 
 
 def follow_typical(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
-    """Typical acceptance."""
     perturb, of_guess = sampler.perturbing(rows, vocab_size, uploads), at_guesses(blocks, vocab_size, uploads)
 
     def decide(log_p: Tensor, readback: Readback) -> Outcomes:

@@ -1,4 +1,4 @@
-"""From logits to p, and from p to tokens, for a batch of rows on any device; agrees with `core.exact.sampling`.
+"""Logits to p, and p to tokens, for a batch of rows on any device; agrees with `core.exact.sampling`.
 
 Knows sampling parameters, noise and torch; must not know models, caches or sessions. Rows without truncation do not pay
 for rows of the same batch that have it.
@@ -36,29 +36,29 @@ from workers.step import Readback, Uploads, upload
 
 GROUP_TOKENS = 16
 FEW_SCORES = 1 << 17
-"""Number of scores up to which `topk` alone is faster than choosing groups for it first, which takes a dozen kinds of
-operators (adr/cpu-runtime)."""
+"""Number of scores up to which a plain `topk` is faster than choosing groups first, which takes a dozen operators
+(adr/cpu-runtime)."""
 FEW_KEPT = 1 << 10
-"""Most often top-p keeps fewer tokens, so that no more are looked at."""
+"""Number of tokens that top-p examines first; it rarely keeps more."""
 
 
 def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """log p [R, V] in float32, by the steps of `core.exact.sampling.log_probs`; does not change `logits` [R, V]."""
+    """log p [R, V] in float32, by the steps of `core.exact.sampling.log_probs`. Does not modify `logits` [R, V]."""
     return distribution(adjusted(logits, rows), rows)
 
 
 def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """log p [R, V] of adjusted logits, by temperature and truncation: the second half of `process`."""
+    """log p [R, V] of adjusted logits, after temperature and truncation: the second half of `process`."""
     return at_once(distributing, logits, rows)
 
 
 def distributing(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
-    """`distribution`, to be called after the upload."""
+    """`distribution` as a function to call after the upload."""
     of_rows = samplings(rows)
     if all(sampling.is_greedy for sampling in of_rows):
         return _one_hot
     if uploads.device.type == "cpu" and all(map(_is_softmax, of_rows)):
-        # It has the bits of what follows: it subtracts the largest, too.
+        # Same bits as the general way below, because log_softmax subtracts the largest logit too.
         return lambda logits: logits.log_softmax(dim=-1)
     steps = [
         _tempered(rows, uploads),
@@ -84,15 +84,15 @@ def _one_hot(logits: Tensor) -> Tensor:
 
 
 def _is_softmax(sampling: Sampling) -> bool:
-    """Whether p is the softmax of the logits as they are."""
+    """Whether p is the softmax of the logits, without temperature or truncation."""
     is_whole = not sampling.top_k and sampling.top_p == 1 and not sampling.min_p
     return sampling.temperature == 1 and is_whole
 
 
 def _tempered(rows: Sequence[Row], uploads: Uploads) -> Change:
-    """Logits divided by the temperature, shifted so that the largest is 0 and no temperature overflows."""
+    """Divide by the temperature, after a shift to a largest logit of 0, so that no temperature overflows."""
     temperatures = [row.sampling.temperature or 1.0 for row in rows]
-    # A GPU multiplies by a number's reciprocal.
+    # Only on a CPU: for a Python number, a GPU multiplies by its reciprocal, which gives other bits.
     is_one = uploads.device.type == "cpu" and len(set(temperatures)) == 1
     there = None if is_one else column(temperatures, uploads)
 
@@ -125,7 +125,7 @@ def _top_p(rows: Sequence[Row], uploads: Uploads) -> Change:
 
 
 def _beyond(logits: Tensor, top_p: Tensor) -> Tensor:
-    """Where a token [R, V] is less likely than those that reach `top_p` [R, 1] together."""
+    """True for tokens [R, V] outside the nucleus: the likeliest tokens that together reach `top_p` [R, 1]."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probs = ordered.double().softmax(dim=-1)
     is_dropped = probs.cumsum(dim=-1) - probs >= top_p - TOP_P_SLACK
@@ -134,7 +134,7 @@ def _beyond(logits: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _beyond_on_cpu(logits: Tensor, top_p: Tensor) -> Tensor:
-    """The same by the least logit that is kept: numpy sorts numbers ten times as fast as tokens."""
+    """`_beyond` by the smallest logit that is kept: numpy sorts logits alone ten times as fast as logits with ids."""
     is_beyond = torch.zeros_like(logits, dtype=torch.bool)
     for row, least_mass, out in zip(logits.numpy(), top_p.flatten().tolist(), is_beyond.numpy(), strict=True):
         least, num_equals = _nucleus_end(np.sort(row)[::-1], least_mass - TOP_P_SLACK)
@@ -144,8 +144,9 @@ def _beyond_on_cpu(logits: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _nucleus_end(ordered: NDArray[np.float32], mass: float) -> tuple[np.float32, int]:
-    """Of logits of which the largest is 0, in descending order: the last that is needed for `mass`, and how many of its
-    equals, of which the lower ids come first.
+    """The smallest logit needed to reach `mass`, and how many logits equal to it are needed.
+
+    `ordered` is in descending order and starts with 0. Of equal logits, those of lower ids are kept first.
     """
     masses = np.exp(ordered, dtype=np.float64)
     total = masses.sum()
@@ -167,7 +168,7 @@ def _min_p(rows: Sequence[Row], uploads: Uploads) -> Change:
 
 
 def argmax(scores: Tensor) -> Tensor:
-    """The id [R] of the largest score of each row [R, V], of several the lowest. On a CPU numpy takes a tenth of the
+    """Id [R] of the largest score of each row [R, V]; the lowest id wins a tie. On a CPU numpy takes a tenth of torch's
     time."""
     if scores.device.type == "cpu":
         return torch.from_numpy(scores.numpy().argmax(axis=-1))
@@ -175,12 +176,12 @@ def argmax(scores: Tensor) -> Tensor:
 
 
 def perturbed(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
-    """log p + shared noise [R, V], of which the largest is coupled sampling's token; greedy rows get no noise."""
+    """log p + shared noise [R, V]; its argmax is the token of coupled sampling. Greedy rows get no noise."""
     return at_once(perturbing, log_p, rows)
 
 
 def perturbing(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
-    """`perturbed`, to be called after the upload."""
+    """`perturbed` as a function to call after the upload."""
     chosen = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
     if not chosen:
         return unchanged
@@ -192,12 +193,11 @@ def perturbing(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change
 
 
 Draw: TypeAlias = Callable[[Tensor, Readback], Callable[[], list[int]]]
-"""(log p [R, V], readback) -> the token of each row; to be called after the upload, and the result after the
-readback."""
+"""(log p [R, V], readback) -> the token of each row. Call it after the upload, and its result after the readback."""
 
 
 def drawn(log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Callable[[], list[int]]:
-    """The token of each row by coupled sampling: the largest of `perturbed`. Call the result after the readback."""
+    """Sample each row's token by coupled sampling: the argmax of `perturbed`. Call the result after the readback."""
     uploads = Uploads(log_p.device)
     draw = drawing(rows, log_p.shape[1], uploads)
     uploads.send()
@@ -205,7 +205,7 @@ def drawn(log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Callable[[]
 
 
 def drawing(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Draw:
-    """`drawn`, to be called after the upload."""
+    """`drawn` as a function to call after the upload."""
     draw = _drawn_on_cpu if uploads.device.type == "cpu" else _drawn
     return draw(rows, vocab_size, uploads)
 
@@ -221,7 +221,7 @@ def _drawn(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Draw:
 
 
 def _drawn_on_cpu(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Draw:
-    """The same without the noise of tokens that it cannot make the largest."""
+    """`_drawn` without computing the noise of tokens that cannot win."""
     if any(row.sampling.is_greedy for row in rows):
         return _drawn(rows, vocab_size, uploads)
 
@@ -239,8 +239,8 @@ def _shared_key(row: Row) -> noise.Key:
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Values and ids [R, count] of the `count` largest scores of each row, in descending order, as by `topk`.
 
-    Of G strided groups of the vocabulary, the `count` groups with the largest maxima contain them all. To find these
-    groups takes a fraction of the time of `topk` over the vocabulary, unless they are a large part of all.
+    The vocabulary is split into strided groups; the `count` groups with the largest maxima contain all these scores.
+    Finding these groups takes a fraction of the time of `topk` over the vocabulary, unless they are a large part of it.
     """
     num_rows, vocab_size = scores.shape
     num_groups = vocab_size // GROUP_TOKENS
@@ -257,10 +257,9 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def cut(log_q: Tensor, top_tokens: int) -> tuple[Tensor, Tensor]:
-    """q of the verifications that need it: the likeliest tokens, as few as hold `Q_MASS` and at most `top_tokens`,
-    renormalised.
+    """Cut q for rules that need it: the fewest likeliest tokens that hold `Q_MASS`, at most `top_tokens`, renormalised.
 
-    Returns probabilities and token ids [R, M], likeliest first; what is cut off has probability 0.
+    Returns probabilities and token ids [R, M], likeliest first. Tokens that are cut off have probability 0.
     """
     log_probs, ids = largest(log_q, top_tokens)
     whole = log_probs.double().exp()
@@ -271,7 +270,7 @@ def cut(log_q: Tensor, top_tokens: int) -> tuple[Tensor, Tensor]:
 def logprobs(
     raw_logits: Tensor, token_ids: Sequence[int], num_top: int, readback: Readback
 ) -> Callable[[], list[TokenLogprobs]]:
-    """For each row of `raw_logits` [N, V]: the log probability of its token, and the `num_top` likeliest tokens.
+    """For each row of `raw_logits` [N, V]: the log probabilities of its token and of the `num_top` likeliest tokens.
 
     Call the result after the readback.
     """

@@ -1,4 +1,4 @@
-"""The batched implementation of each rule of verification, by the rule's name.
+"""The batched implementation of each verification rule, by the rule's name.
 
 Knows log p on its device, blocks and noise; must not know models or sessions.
 """
@@ -30,7 +30,7 @@ BATCHED_RULES: Final[Mapping[str, BatchedRule]] = {
 
 
 def verify(rule: str, blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
-    """How each block is decided by the rule with this name; shapes as in `BatchedRule`.
+    """Prepare the decision of each block by the rule with this name; shapes as in `BatchedRule`.
 
     Raises: ValueError for a tree under a rule that takes chains only.
     """

@@ -1,4 +1,4 @@
-"""One forward pass, planned: its rows, the KV blocks they read and write, and the way to the device."""
+"""Plan of one forward pass: its rows, the KV blocks they read and write, and the copies to and from the device."""
 
 from workers.step.kv_cache import NUM_OWN_BLOCKS, KVCache, LayerShape, OutOfBlocks, SequenceKV
 from workers.step.paged_plan import StepShape

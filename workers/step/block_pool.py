@@ -1,7 +1,7 @@
-"""Which KV blocks are free, in use or kept for what is in them, and under which hashes others find them.
+"""State of each KV block (blank, in use or unused), and the hashes under which published blocks are found.
 
-A block is blank, in use by one or more sequences, or unused and kept for its content. A published block without users
-keeps its content until its memory is needed; the least recently used goes first. Must not know what is in a block.
+An unused block is published and has no users. It keeps its content until its memory is needed; the least recently used
+block is taken first. Must not know what is in a block.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from core.text import BlockHash
 
 
 class BlockPool:
-    """Blocks by number. Invariant: a block that two sequences use is published."""
+    """Blocks by number. Invariant: a block with two users is published."""
 
     def __init__(self, blocks: range) -> None:
         self._blocks = blocks
         self._blank: dict[int, object] = dict.fromkeys(blocks)
-        """And whose rows are still in it; in the order in which they were let go."""
-        self._unused: dict[int, int] = {}  # and when it was last used, oldest first
+        """Each blank block and its last user, whose rows are still in it; in order of release."""
+        self._unused: dict[int, int] = {}
+        """Each unused block and the time of its last use; oldest first."""
         self._num_users: Counter[int] = Counter()
         self._published: dict[BlockHash, int] = {}
         self._hash_of: dict[int, BlockHash] = {}
@@ -27,11 +28,11 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """The number of blocks that can be allocated: blank ones, and unused ones whose content is lost then."""
+        """Number of blocks that can be allocated: blank and unused ones. Allocating an unused one drops its content."""
         return len(self._blank) + len(self._unused)
 
     def found(self, hashes: Iterable[BlockHash]) -> list[int]:
-        """The blocks that are published under these hashes, up to the first that is missing."""
+        """Return the blocks published under these hashes, up to the first missing one."""
         blocks = []
         for block_hash in hashes:
             if block_hash not in self._published:
@@ -40,18 +41,18 @@ class BlockPool:
         return blocks
 
     def publish(self, block: int, block_hash: BlockHash) -> None:
-        """Let others find it under this hash, unless it has one, or another block has that."""
+        """Publish a block under this hash, unless the block has a hash already or another block has this one."""
         if block not in self._hash_of and block_hash not in self._published:
             self._published[block_hash] = block
             self._hash_of[block] = block_hash
 
     def withdraw(self, block: int) -> None:
-        """Let nobody find it any more, since its only user will write into it; a shared block stays."""
+        """Unpublish a block because its only user will write to it; a shared block stays published."""
         if block in self._hash_of and not self.is_shared(block):
             self._unpublish(block)
 
     def are_private(self, blocks: Sequence[int]) -> bool:
-        """Whether none of them is published, so that they may be written."""
+        """Whether none of the blocks is published, so that they may be written."""
         return self._hash_of.keys().isdisjoint(blocks)
 
     def is_shared(self, block: int) -> bool:
@@ -61,8 +62,10 @@ class BlockPool:
         return block in self._unused
 
     def allocate(self, preferred: int | None) -> tuple[int, object]:
-        """A block without users, and whose rows are in it: the preferred one if its content is of no worth, so that
-        attention may read KV in place."""
+        """Take a block without users. Returns it and the last user, whose rows are still in it; None if unknown.
+
+        Takes the preferred block if it is blank or stale: attention reads the KV of adjacent blocks in place.
+        """
         block = (
             preferred
             if preferred in self._blank or self._is_stale(preferred)
@@ -76,19 +79,22 @@ class BlockPool:
         return block, last_user
 
     def _is_stale(self, block: int | None) -> bool:
-        """Whether an unused block's last use lies in the older half of the time since the oldest one's."""
+        """Whether an unused block's last use lies in the older half of the time since the oldest block's last use.
+
+        False while there are blank blocks.
+        """
         if block not in self._unused or self._blank:
             return False
         oldest = next(iter(self._unused.values()))
         return self._unused[block] <= (oldest + self._clock) // 2
 
     def use(self, block: int) -> None:
-        """One user more, of a block that was found or allocated."""
+        """Add a user to a block that was found or allocated."""
         self._unused.pop(block, None)
         self._num_users[block] += 1
 
     def release(self, block: int, user: object) -> None:
-        """One user less. Without users, a published block keeps its content; any other is blank, with `user`'s rows."""
+        """Remove a user. Without users, a published block keeps its content; any other is blank, with `user`'s rows."""
         self._num_users[block] -= 1
         if self._num_users[block]:
             return
@@ -100,14 +106,14 @@ class BlockPool:
             self._blank[block] = user
 
     def give_back(self, blocks: Iterable[int]) -> None:
-        """Blocks that were allocated and that nobody has used since."""
+        """Return allocated blocks that got no user."""
         self._blank.update(dict.fromkeys(blocks))
 
     def _unpublish(self, block: int) -> None:
         del self._published[self._hash_of.pop(block)]
 
     def check_integrity(self, users: Counter[int]) -> None:
-        """Raises: AssertionError unless every block is accounted for once; `users`: how many each block has."""
+        """Raises: AssertionError unless every block is accounted for once. `users`: number of users of each block."""
         assert users == +self._num_users, "a block's users are miscounted"
         shared = {block for block, count in users.items() if count > 1}
         assert shared <= self._hash_of.keys(), "a block that was not published has two owners"

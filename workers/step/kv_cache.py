@@ -1,12 +1,14 @@
-"""Keys and values of all sequences in one pool of fixed-size blocks; roll back by length, compact after a tree.
+"""Keys and values of all sequences in one pool of fixed-size blocks. Rolls back by length, compacts after a tree.
 
-Must not know tokens, positions or models: `num_tokens` counts rows of KV, whatever they stand for. Which blocks are in
-use, free or kept `workers.step.block_pool` knows; whose are dropped where it is full, `workers.engine.room` decides.
-Sequences share full blocks: the sequence that wrote a block publishes it under the hash of its whole prefix, and a new
-sequence adopts the published blocks that its own prefix begins with. A sequence that has to write into a block that
-others read, or may read, gets a copy first (copy-on-write).
-Two blocks belong to no sequence: padded block tables point to one that is never written, and padding rows write to the
-other, so that no sequence reads what a broken one leaves in a padding row.
+Must not know tokens, positions or models: `num_tokens` counts rows of KV. `workers.step.block_pool` keeps the state of
+each block; the engine decides which sequence gives up its blocks when the pool is full.
+
+Sequences share full blocks. The sequence that wrote a block publishes it under the hash of its whole prefix, and a new
+sequence adopts the published blocks of its own prefix. Before a sequence writes to a block with other users, it gets a
+copy of the block (copy-on-write).
+
+Two blocks belong to no sequence. Block tables are padded with the blank block, which is never written. Padding rows
+write to the sink block, so no sequence reads a NaN that a padding row leaves.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from workers.step.block_pool import BlockPool
 from workers.step.transfer import upload
 
 BLANK_BLOCK = 0
-"""Read where a block table is padded; all zeros for ever."""
+"""Padding of block tables; always zeros."""
 SINK_BLOCK = 1
-"""Written by padding rows; never read."""
+"""Padding rows write to it; never read."""
 NUM_OWN_BLOCKS = 2
 
 
@@ -38,7 +40,7 @@ class OutOfBlocks(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer stores for one token."""
+    """Heads and dimensions of the keys and values that one layer stores for one token."""
 
     num_kv_heads: int
     key_dim: int
@@ -47,17 +49,17 @@ class LayerShape:
 
 @dataclass(eq=False, slots=True)
 class SequenceKV:
-    """The blocks of one sequence, in order; only `KVCache` changes it. Invariant: `num_tokens` rows fit into them."""
+    """Blocks of one sequence, in order; only `KVCache` changes them. Invariant: they hold `num_tokens` rows."""
 
     blocks: list[int] = field(default_factory=list)
     num_tokens: int = 0
     """Rows whose KV is valid."""
     is_suspect: bool = False
-    """Whether NaN may be among what it has left in blocks: then it finds none of it again."""
+    """Whether NaN may be in blocks that it released. Then each of its new blocks is erased, its own old ones too."""
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a host in fresh pages, which take no memory before they are written."""
+    """Zeros; on a CPU in fresh pages, which take no memory until they are written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -67,18 +69,18 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 class KVCache:
-    """Sequences and the blocks of their KV. Invariant: what is published is never written."""
+    """KV of all sequences. Invariant: a published block is never written."""
 
     def __init__(
         self, shapes: Sequence[LayerShape], num_blocks: int, block_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         num_slots = (NUM_OWN_BLOCKS + num_blocks) * block_tokens
-        # One tensor per layer: views of one big one defeat the compiler.
+        # One tensor per layer: views of one big tensor defeat the compiler.
         self.keys = [_zeros((num_slots, s.num_kv_heads, s.key_dim), dtype, device) for s in shapes]
         self.values = [_zeros((num_slots, s.num_kv_heads, s.value_dim), dtype, device) for s in shapes]
         pairs = zip(self.keys, self.values, strict=True)
         self.by_head = [(keys.transpose(0, 1)[None], values.transpose(0, 1)[None]) for keys, values in pairs]
-        """The same, as attention reads them: of each layer keys and values [1, H, S, D]."""
+        """Views for attention: keys and values [1, H, S, D] of each layer."""
         self._by_block = [rows.view(-1, block_tokens, *rows.shape[1:]) for rows in (*self.keys, *self.values)]
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
@@ -88,33 +90,33 @@ class KVCache:
 
     @property
     def num_free_blocks(self) -> int:
-        """The number of blocks that can be allocated: blank ones, and unused ones whose content is lost then."""
+        """Number of blocks that can be allocated (`BlockPool.num_free`)."""
         return self._pool.num_free
 
     def new_sequence(self) -> SequenceKV:
-        """An empty sequence; it holds no block until `reserve` or `adopt`."""
+        """Create an empty sequence; it has no blocks until `reserve` or `adopt`."""
         seq = SequenceKV()
         self._sequences.add(seq)
         return seq
 
     def num_published(self, hashes: Iterable[BlockHash]) -> int:
-        """The number of these blocks, from the first on, that could be adopted."""
+        """Number of leading hashes whose blocks could be adopted."""
         return len(self._pool.found(hashes))
 
     def has_room(self, hashes: Sequence[BlockHash], num_tokens: int, num_spare: int = 0) -> bool:
-        """Whether there is room for a new sequence of `num_tokens` rows, and for `num_spare` blocks beside it.
+        """Whether a new sequence of `num_tokens` rows fits, with `num_spare` blocks left over.
 
-        The sequence adopts the published blocks among `hashes`. Those that other sequences use take no room; unused
-        ones count as free until they are adopted.
+        The sequence adopts the published blocks among `hashes`. Adopting a block that is in use takes no room; adopting
+        an unused one does, because it counts as free.
         """
         in_use = [block for block in self._pool.found(hashes) if not self._pool.is_unused(block)]
         num_needed = self.num_blocks_for(num_tokens) - len(in_use)
         return num_needed + num_spare <= self.num_free_blocks
 
     def adopt(self, seq: SequenceKV, hashes: Sequence[BlockHash]) -> int:
-        """Begin an empty sequence with the published blocks of these hashes, up to the first that is missing.
+        """Start an empty sequence with the published blocks of these hashes, up to the first missing one.
 
-        Returns the number of rows in them; these are valid now.
+        Returns the number of rows in these blocks; all are valid.
         """
         assert not seq.blocks, "only an empty sequence begins with blocks of others"
         seq.blocks = self._pool.found(hashes)
@@ -124,7 +126,7 @@ class KVCache:
         return seq.num_tokens
 
     def publish(self, seq: SequenceKV, hashes: Sequence[BlockHash]) -> None:
-        """Let other sequences adopt the first blocks of this one, one for each hash. All their rows must be valid."""
+        """Publish the first blocks of a sequence, one for each hash. All their rows must be valid."""
         assert len(hashes) * self.block_tokens <= seq.num_tokens, "only full blocks are published"
         for block, block_hash in zip(seq.blocks, hashes, strict=False):
             self._pool.publish(block, block_hash)
@@ -134,9 +136,9 @@ class KVCache:
         self.reserve_all([(seq, num_tokens)])
 
     def reserve_all(self, wanted: Iterable[tuple[SequenceKV, int]]) -> None:
-        """Reserve blocks for each sequence's total number of rows, for its next rows to be written; all or none.
+        """Reserve blocks for each sequence's total number of rows, and make its next rows writable; all or none.
 
-        Raises: OutOfBlocks; torch.OutOfMemoryError where the device has no memory to erase or copy blocks.
+        Raises: OutOfBlocks; torch.OutOfMemoryError if the device has no memory to erase or copy blocks.
         """
         unready = [(seq, num_tokens) for seq, num_tokens in wanted if not self._is_ready(seq, num_tokens)]
         if not unready:
@@ -166,29 +168,29 @@ class KVCache:
             self._replace(*copy)
 
     def extend(self, seq: SequenceKV, num_tokens: int) -> None:
-        """Count `num_tokens` further rows as valid; they have been written by the step that ends now."""
+        """Count `num_tokens` more rows as valid; the step that ends now has written them."""
         assert self.num_blocks_for(seq.num_tokens + num_tokens) <= len(seq.blocks), "rows beyond the block table"
         written = seq.blocks[seq.num_tokens // self.block_tokens :]
         assert self._pool.are_private(written), "rows were written that others may read"
         seq.num_tokens += num_tokens
 
     def suspect(self, seq: SequenceKV) -> None:
-        """NaN was computed for this sequence: from now on each of its new blocks is erased."""
+        """Mark a sequence for which NaN was computed: each of its new blocks will be erased."""
         seq.is_suspect = True
 
     def truncate(self, seq: SequenceKV, num_tokens: int) -> None:
-        """Roll back to the first `num_tokens` rows and release the blocks behind them."""
+        """Roll back to the first `num_tokens` rows and release the blocks after them."""
         assert 0 <= num_tokens <= seq.num_tokens, f"cannot truncate {seq.num_tokens} rows to {num_tokens}"
         seq.num_tokens = num_tokens
         num_kept = self.num_blocks_for(num_tokens)
         if num_kept == len(seq.blocks):
             return
-        for block in reversed(seq.blocks[num_kept:]):  # the end first: the beginning is kept longer
+        for block in reversed(seq.blocks[num_kept:]):  # last block first: the first blocks are kept longest
             self._pool.release(block, seq)
         del seq.blocks[num_kept:]
 
     def compact(self, seq: SequenceKV, base_tokens: int, path: Sequence[int]) -> None:
-        """Keep `base_tokens` rows and, right behind them, the rows at offsets `path` after them; drop the rest."""
+        """Keep the first `base_tokens` rows, and move the rows at offsets `path` right after them; drop the rest."""
         if not path:
             self.truncate(seq, base_tokens)
             return
@@ -209,24 +211,25 @@ class KVCache:
         self._sequences.remove(seq)
 
     def slot(self, seq: SequenceKV, row: int) -> int:
-        """The index of the sequence's row `row` in each layer's tensor."""
+        """Index of the sequence's row `row` in each layer's tensor."""
         return seq.blocks[row // self.block_tokens] * self.block_tokens + row % self.block_tokens
 
     def slots(self, seq: SequenceKV, first: int, end: int) -> list[int]:
-        """The slots of rows `first` to `end`."""
+        """Slots of rows `first` to `end` (exclusive)."""
         blocks, size = seq.blocks, self.block_tokens
         return [blocks[row // size] * size + row % size for row in range(first, end)]
 
     def erase(self, blocks: Sequence[int]) -> None:
-        """Zero new blocks: a masked row has weight 0, but 0 times a NaN that another sequence left is NaN. A sequence
-        takes its own blocks again as they are: mostly those of rejected guesses.
+        """Zero new blocks: a masked row has weight 0, but 0 times a NaN left by another sequence is NaN.
+
+        Blocks that a sequence gets back after releasing them, mostly for rejected guesses, are not erased.
         """
         index = self._slot_tensor(blocks)
         for rows in self._by_block:
             rows.index_fill_(0, index, 0.0)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy the slots `sources` to the slots `targets`, in all layers."""
+        """Copy slots `sources` to slots `targets` in all layers."""
         source, target = upload([list(sources), list(targets)], self.device, torch.int64).unbind()
         for rows in (*self.keys, *self.values):
             rows.index_copy_(0, target, rows.index_select(0, source))
@@ -242,26 +245,27 @@ class KVCache:
             assert 0 <= seq.num_tokens <= len(seq.blocks) * self.block_tokens, "a length exceeds its block table"
 
     def _is_ready(self, seq: SequenceKV, num_tokens: int) -> bool:
-        """Whether the blocks have room for this number of rows, and none that will be written is published."""
+        """Whether the blocks have room for `num_tokens` rows, and none of those to be written is published."""
         to_write = seq.blocks[seq.num_tokens // self.block_tokens :]
         return num_tokens <= len(seq.blocks) * self.block_tokens and self._pool.are_private(to_write)
 
     def _copy_rows(self, seq: SequenceKV, index: int, copy: int) -> None:
-        """Copy the rows of a block that others use to the block `copy`, as far as they are valid."""
+        """Copy the valid rows of a shared block to block `copy`."""
         sources = self.slots(seq, index * self.block_tokens, seq.num_tokens)
         if sources:
             first = copy * self.block_tokens
             self.move(sources, range(first, first + len(sources)))
 
     def _replace(self, seq: SequenceKV, index: int, copy: int) -> None:
-        """`copy` takes the place of a block that others use."""
+        """Replace a shared block with `copy`."""
         self._pool.release(seq.blocks[index], None)
         self._pool.use(copy)
         seq.blocks[index] = copy
 
     def _give_back(self, appended: Iterable[tuple[SequenceKV, int]], copies: Iterable[int]) -> None:
-        """Release what was just allocated: the last `count` blocks of each sequence, and copies that nobody uses yet.
-        What others left in them may not have been erased.
+        """Release what was just allocated: the last `count` blocks of each sequence, and copies without users.
+
+        Rows of other sequences may still be in them.
         """
         for seq, count in appended:
             for _ in range(count):
@@ -269,7 +273,7 @@ class KVCache:
         self._pool.give_back(copies)
 
     def _append_block(self, seq: SequenceKV) -> tuple[int, bool]:
-        """The next block of a sequence, and whether it holds only rows that the sequence has written itself."""
+        """Append a block to a sequence. Returns it, and whether it holds only rows that the sequence wrote itself."""
         block, user = self._pool.allocate(seq.blocks[-1] + 1 if seq.blocks else None)
         self._pool.use(block)
         seq.blocks.append(block)

@@ -1,7 +1,7 @@
-"""Which slots the rows of a group see, as a bias on their scores: 0 for a slot that is seen, -inf for any other.
+"""Attention masks of a group's rows, as a bias on their scores: 0 for a visible slot, -inf for any other.
 
-Knows positions and slots; must not know KV or arithmetic. What a chain's row sees depends only on how far a slot is
-from its own, so its bias is a stretch of one table that is made once. The bias of a tree is made slot by slot.
+Knows positions and slots; must not know KV or arithmetic. In a chain, visibility depends only on the distance between
+two slots, so the bias of a row is a slice of one cached table. The bias of a tree is computed slot by slot.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from workers.step.readers import Reader, Span
 from workers.step.transfer import upload
 
 Shape: TypeAlias = tuple[int, int, int]
-"""Of attention products in one call: B of them, with R query rows and L slots each."""
+"""(B, R, L): B attention products in one call, with R query rows and L slots each."""
 MAX_TABLES = 64
-"""Number of tables kept: one for each power of two slots, window and dtype."""
+"""Number of cached tables: one for each power of two slots, window and dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class ChainMask:
     positions: list[int]  # [B*R] the rows' own slots
 
     def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """For layers with this window; with one row, all heads may share a bias.  # [B, 1, R*G, L] or [1, 1, 1, L]"""
+        """Bias for layers with this window. For one row, heads may share it.  # [B, 1, R*G, L] or [1, 1, 1, L]"""
         num_products, _, num_slots = self.shape
         span = 1 << (num_slots - 1).bit_length()
         stretches = _by_distance(span, window, dtype, device).unfold(0, num_slots, 1)
-        if len(self.positions) == 1 and device.type == "cpu":  # kernels of GPUs read masks in aligned pieces
+        if len(self.positions) == 1 and device.type == "cpu":  # GPU kernels need aligned masks
             return stretches[span - self.positions[0]].view(1, 1, 1, num_slots)
         firsts = [span - position for position in self.positions for _ in range(heads_per_row)]
         return stretches.index_select(0, upload(firsts, device)).view(num_products, 1, -1, num_slots)
@@ -45,7 +45,7 @@ class ChainMask:
 
 @lru_cache(MAX_TABLES)
 def _by_distance(span: int, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The bias of each slot by its distance from the row's own, which is element `span`.  # [2*span]"""
+    """Bias by a slot's distance from the row's own slot; element `span` is distance 0.  # [2*span]"""
     distance = torch.arange(-span, span, device=device)
     is_hidden = distance > 0 if window is None else (distance > 0) | (distance <= -window)
     return torch.zeros(2 * span, dtype=dtype, device=device).masked_fill_(is_hidden, -math.inf)
@@ -53,7 +53,7 @@ def _by_distance(span: int, window: int | None, dtype: torch.dtype, device: torc
 
 @dataclass(frozen=True, slots=True)
 class TreeMask:
-    """Each row sees what is marked; windows compare positions, which are depths in a tree."""
+    """Each row sees the slots marked for it. Windows compare positions; a node's position follows from its depth."""
 
     visible: NDArray[np.bool_]  # [B, R, L]
     query_positions: NDArray[np.int64]  # [B, R]
@@ -65,7 +65,7 @@ class TreeMask:
         return num_products, num_queries, num_slots
 
     def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """For layers with this window.  # [B, 1, R*G, L]"""
+        """Bias for layers with this window.  # [B, 1, R*G, L]"""
         visible = self.visible
         if window is not None:
             visible = visible & (self.query_positions[:, :, None] - self.key_positions[:, None, :] < window)
@@ -74,13 +74,12 @@ class TreeMask:
 
 
 Mask: TypeAlias = ChainMask | TreeMask
-"""What each row of a group sees."""
 
 
 def mask_of(readers: Sequence[Reader], num_queries: int, num_slots: int, tile: int) -> Mask:
-    """What the rows of these readers see, each padded to `num_queries` rows, which are cut into tiles.
+    """Mask of these readers, each padded to `num_queries` rows and cut into tiles of `tile` rows.
 
-    Padding sees what a reader's last row in a chain does: its outputs are dropped, but each row has to see a slot.
+    Padding rows see all of the reader's slots: their outputs are dropped, but every row has to see a slot.
     """
     positions = [_positions(reader, num_queries) for reader in readers]
     if all(reader.is_chain for reader in readers):
@@ -96,7 +95,7 @@ def mask_of(readers: Sequence[Reader], num_queries: int, num_slots: int, tile: i
 
 
 def _positions(reader: Reader, num_queries: int) -> Sequence[int]:
-    """The slot of each row, were they all a chain."""
+    """Slot of each row, as if all rows were a chain."""
     num_rows = reader.num_rows
     slots = range(reader.num_kv - num_rows, reader.num_kv)
     return slots if num_rows == num_queries else [*slots, *[reader.num_kv - 1] * (num_queries - num_rows)]

@@ -1,9 +1,9 @@
-"""A step as one array of integers, as the paged attention kernel reads it, so that one copy takes it to the GPU.
+"""A step as one array of integers, copied to the GPU at once and read by the paged attention kernel.
 
-A row sees the first `seen` rows of its sequence's KV. A node of a tree sees the KV up to its root, and of the rows
-behind it those that its bitmask names: its ancestors and itself. Adjoining rows of one sequence form a tile, which the
-kernel computes together. The array may be larger than a step needs: padding rows belong to no tile, so their attention
-is undefined, and they write to the sink block.
+A row sees the first `seen` rows of its sequence's KV. A tree node sees the KV up to its root and, after the root, the
+rows that its bitmask marks: its ancestors and itself. Adjacent rows of one sequence form a tile, which the kernel
+computes together. The array may be larger than a step needs. Padding rows belong to no tile, so their attention is
+undefined; they write to the sink block.
 
 Knows spans and slots. Must not know tensors on devices, models or arithmetic.
 """
@@ -24,7 +24,7 @@ from workers.step.readers import Reader, Span, branches_of, lineage_bits
 from workers.step.rows import Step
 
 TILE_ROWS = 16
-"""Rows of a tile, where a sequence has several; with the heads that share KV they fill a tensor core's operand."""
+"""Rows of a tile if a sequence has several. Together with the heads that share KV they fill a tensor core's operand."""
 WORD_BITS = 32
 
 
@@ -36,21 +36,21 @@ class StepShape:
     num_wanted: int
     num_tiles: int
     num_readers: int
-    """Sequences; or, where each branch of a tree is read as a chain, branches."""
+    """Number of sequences; or of branches, if each branch of a tree is read as a chain."""
     num_blocks: int
     """Entries of a reader's block table."""
     num_words: int
-    """Words of a row's bitmask, one bit a node; 0 without trees."""
+    """Words of a row's bitmask, one bit for each node; 0 without trees."""
     depth: int
     """Levels of the deepest tree below its root; 0 without trees."""
     tile_rows: int
-    """Most rows of a tile: 1 where each sequence has one row, and none of them is a node of a tree."""
+    """Largest number of rows of a tile: 1 if each sequence has one row and no row is a tree node."""
     block_tokens: int
-    """Rows of KV of an entry of a block table."""
+    """KV rows of each entry of a block table."""
 
     @classmethod
     def of(cls, cache: KVCache, step: Step, tiling: Tiling = NO_TILING) -> StepShape:
-        """The least shape for a step."""
+        """The smallest shape with room for a step."""
         readers = _readers(step, tiling)
         is_tiled = tiling.by_branch or any(reader.num_rows > 1 or not reader.is_chain for reader in readers)
         trees = [reader for reader in readers if isinstance(reader, Span) and not reader.is_chain]
@@ -72,7 +72,7 @@ class StepShape:
         return sum(prod(shape) for shape in self._shapes().values())
 
     def cut(self, values: Any) -> dict[str, Any]:
-        """Views of an array or a tensor of `num_values`, by name."""
+        """Cut an array or a tensor of `num_values` into views, by name."""
         pieces, first = {}, 0
         for name, shape in self._shapes().items():
             pieces[name] = values[first : first + prod(shape)].reshape(shape)
@@ -80,9 +80,9 @@ class StepShape:
         return pieces
 
     def fill(self, cache: KVCache, step: Step, tiling: Tiling = NO_TILING) -> NDArray[np.int32]:
-        """The step padded to this shape, which must have room for it.  # [num_values or less]
+        """Lay out a step in this shape, which must have room for it.  # [num_values or less]
 
-        Block tables come last; those of absent readers are left out, since no row reads them.
+        Block tables come last. Those of absent readers are left out, because no row reads them.
         """
         values = np.zeros(self.num_values, dtype=np.int32)
         pieces = self.cut(values)
@@ -105,7 +105,7 @@ class StepShape:
         return values[: len(values) - (self.num_readers - len(readers)) * self.num_blocks]
 
     def blank(self, cache: KVCache) -> NDArray[np.int32]:
-        """Nothing but padding.  # [num_values or less]"""
+        """A step of padding only.  # [num_values or less]"""
         return self.fill(cache, Step([], [], [], []))
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -124,7 +124,7 @@ class StepShape:
     def _fill_reads(
         self, cache: KVCache, index: int, reader: Reader, pieces: dict[str, NDArray[np.int32]]
     ) -> Iterator[tuple[int, int, int, int]]:
-        """Fill in what the rows of a reader see. Yields its tiles: first row, number of rows, reader, end of the KV."""
+        """Fill in what a reader's rows see. Yields its tiles: (first row, number of rows, reader, end of the KV)."""
         entries, tokens = reader.source(cache)
         blocks = cut_up(entries, tokens // self.block_tokens)[: self.num_blocks]
         pieces["table"][index, : len(blocks)] = blocks
@@ -141,12 +141,12 @@ class StepShape:
 
 
 def _readers(step: Step, tiling: Tiling) -> list[Reader]:
-    """Who reads the same KV: spans; in deterministic mode branches, since a sum's bits depend on the order of KV."""
+    """Readers of a step: spans; in deterministic mode branches, because a sum's bits depend on the order of KV."""
     return [reader for span in step.spans for reader in (branches_of(span) if tiling.by_branch else [span])]
 
 
 def _runs(rows: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Stretches of adjoining rows, at most `most` each: the first row, and their number."""
+    """Runs of adjacent rows, at most `most` rows each, as (first row, number of rows)."""
     runs: list[tuple[int, int]] = []
     for row in rows:
         if runs and row == sum(runs[-1]) and runs[-1][1] < most:

@@ -1,7 +1,7 @@
-"""What one forward pass writes and reads: planned once for a step, shared by all layers.
+"""Plan of what one forward pass writes and reads: made once for each step, shared by all layers.
 
 Knows rows, slots, positions and masks; must not know tokens, models or arithmetic. Readers (`workers.step.readers`)
-with few rows and KV of similar length go into one padded group; a prefill chunk is a group of its own.
+with few rows and KV of similar length share a padded group. A prefill chunk has a group of its own.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from workers.step.readers import Reader, Span, branches_of
 from workers.step.transfer import upload
 
 MAX_GROUPED_ROWS = 32
-"""A sequence with more rows than this is a prefill chunk and is not padded together with others."""
+"""A sequence with more rows than this is a prefill chunk, and shares no group with others."""
 
 MIN_BUCKET_TOKENS = 256
-"""KV lengths up to this share a group; above, a group spans a factor of two, which bounds the padding."""
+"""KV lengths up to this share a group. Above it, lengths in a group differ by less than a factor of two, which bounds
+the padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """What shapes are rounded up to: the last bits of a row depend on the shape that it is computed in."""
+    """Sizes that shapes are rounded up to: the last bits of a row depend on the shape that it is computed in."""
 
     min_rows: int = 1
-    """Least rows of every matrix product."""
+    """Smallest number of rows of a matrix product."""
     row_multiple: int = 1
     """The number of rows is a multiple of this."""
     query_rows: int | None = None
     """Rows of one attention product: more rows are cut into tiles of this size, fewer are padded. None: no tiles."""
     kv_tokens: int = 1
-    """The number of slots that are read is a multiple of this, which is a multiple of the block size."""
+    """The number of slots that are read is a multiple of this; if not 1, it is a multiple of the block size."""
     by_branch: bool = False
     """Whether each branch of a tree is read as a chain."""
 
     def rows(self, count: int) -> int:
-        """The number of rows to compute for `count` wanted ones."""
+        """Number of rows to compute when `count` are wanted."""
         return round_up(max(count, self.min_rows), self.row_multiple)
 
 
@@ -48,20 +49,20 @@ NO_TILING = Tiling()
 
 @dataclass(slots=True)
 class AttentionGroup:
-    """Attention products of one shape in one call: B of them, with R query rows and L slots each.
+    """B attention products of one shape, computed in one call, with R query rows and L slots each.
 
-    Each is a reader, or a tile of the one reader.
+    A product is one reader of the group, or one tile of its only reader.
     """
 
     device: torch.device
     query_rows: torch.Tensor | None  # [B*R] rows of the step; None stands for all rows in order
-    source: torch.Tensor | slice  # [B*N] or [N] stretches of KV, or the one stretch of slots that holds them all
-    stretch_tokens: int  # slots of each of those stretches
+    source: torch.Tensor | slice  # [B*N] or [N] stretches of KV; a slice of slots if they are contiguous
+    stretch_tokens: int  # number of slots of each stretch
     mask: Mask
     _biases: dict[tuple[int | None, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype) -> torch.Tensor:
-        """As the mask's `bias`; made once for each kind of layer."""
+        """The mask's `bias`, computed once for each kind of layer."""
         key = (window, heads_per_row, dtype)
         if key not in self._biases:
             self._biases[key] = self.mask.bias(window, heads_per_row, dtype, self.device)
@@ -79,7 +80,7 @@ class StepPlan:
 
 
 def plan_step(cache: KVCache, spans: Sequence[Span], num_rows: int, tiling: Tiling) -> StepPlan:
-    """The plan of a step of `num_rows` rows; rows of no span are padding, which no row sees."""
+    """Plan a step of `num_rows` rows. Rows outside of all spans are padding, which no row sees."""
     readers = [reader for span in spans for reader in (branches_of(span) if tiling.by_branch else [span])]
     groups: list[AttentionGroup] = []
     padded: list[tuple[Reader, int]] = []
@@ -113,7 +114,7 @@ def _write_slots(cache: KVCache, spans: Sequence[Span], num_rows: int) -> torch.
 
 
 def _members_of_groups(readers: Sequence[Reader], most_rows: int) -> list[list[Reader]]:
-    """Readers of each group; one with more rows than `most_rows` is a group of its own."""
+    """Readers of each group. A reader with more than `most_rows` rows has a group of its own."""
     if len(readers) == 1:
         return [[*readers]]
     groups: dict[tuple[int, int], list[Reader]] = {}
@@ -140,14 +141,14 @@ def _plan_group(
 
 
 def _padded(rows: Sequence[int], num_queries: int, num_rows: int) -> Sequence[int]:
-    """`rows`, padded with the rows that follow in the step: the outputs of padding are dropped."""
+    """`rows`, padded with the rows that follow in the step; the outputs of padding are dropped."""
     if len(rows) == num_queries:
         return rows
     return [*rows, *(min(rows[-1] + 1 + row, num_rows - 1) for row in range(num_queries - len(rows)))]
 
 
 def _source(cache: KVCache, members: Sequence[Reader], num_blocks: int) -> tuple[torch.Tensor | slice, int]:
-    """The slots to read: a slice where all blocks adjoin, or a padded index; and the slots of each entry."""
+    """The slots to read, as a slice if the blocks are contiguous, else a padded index; and the slots of each entry."""
     sources = [reader.source(cache) for reader in members]
     stretch_tokens = min(tokens for _, tokens in sources)
     if len(sources) == 1 and stretch_tokens == cache.block_tokens:
@@ -161,10 +162,9 @@ def _source(cache: KVCache, members: Sequence[Reader], num_blocks: int) -> tuple
 
 
 def cut_up(entries: list[int], parts: int) -> list[int]:
-    """Each stretch of slots as `parts` shorter ones."""
+    """Cut each stretch of slots into `parts` shorter ones."""
     return entries if parts == 1 else [entry * parts + part for entry in entries for part in range(parts)]
 
 
 def round_up(count: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is not below `count`."""
     return -(-count // multiple) * multiple

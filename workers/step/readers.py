@@ -1,11 +1,11 @@
-"""Who reads what in a step: the rows that one sequence adds, whole or branch by branch, and the KV that they see.
+"""Readers of a step: the rows that one sequence adds, whole or branch by branch, and the KV that they see.
 
-Knows rows, slots, positions and masks; must not know tokens, nor how readers are put together (`workers.step.plan`). A
-node of a tree sees the KV before the tree, the chain above it, its ancestors and itself; its position is its depth,
-which sliding windows compare.
+Knows rows, slots, positions and masks; must not know tokens, nor how readers are grouped (`workers.step.plan`). A tree
+node sees the KV before the tree, the chain above it, its ancestors and itself. Its position, which sliding windows
+compare, is that of the root plus its depth.
 
-A mask gives each node that, but not bit for bit what a chain would: the order of keys in memory is the order in which
-they are summed up. So in deterministic mode a tree is read branch by branch, the slots of each in the order of a chain.
+A masked tree gives each node the right KV, but not the bits of a chain: keys are summed in the order in which they are
+stored. In deterministic mode each branch of a tree is therefore read on its own, with its slots in chain order.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from workers.step.kv_cache import KVCache, SequenceKV
 class Span:
     """The rows that one sequence adds in a step: `num_chain` tokens, then nodes of a tree below the last one.
 
-    The KV of the first `num_cached_nodes` nodes is there already, at the end of the sequence's: they are no rows. All
-    numbers are those of this step, also once its rows have been counted among the sequence's.
+    The first `num_cached_nodes` nodes add no rows: their KV is already the end of the sequence's KV. All numbers are
+    fixed when the span is made; they stay the same after `KVCache.extend` has counted its rows.
     """
 
     kv: SequenceKV
@@ -36,7 +36,7 @@ class Span:
     num_cached_nodes: int = 0
     num_rows: int = field(init=False)
     num_kv: int = field(init=False)
-    """The number of slots that they read, those written in this step included."""
+    """Number of slots that the rows read, including those written in this step."""
 
     def __post_init__(self) -> None:
         self.num_rows = self.num_chain + len(self.parents) - self.num_cached_nodes
@@ -58,15 +58,15 @@ class Span:
 
     @property
     def depth(self) -> int:
-        """Levels of the tree below its root."""
+        """Number of levels of the tree below its root."""
         return max((bits.bit_count() for bits in lineage_bits(self.parents)), default=0)
 
     def mask_tree(
         self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
     ) -> None:
-        """Change the mask and the positions of a chain to those of the tree.  # [R, L], [R], [L]
+        """Change a chain's mask and positions to those of the tree, in place.  # [R, L], [R], [L]
 
-        Of the rows behind the root, a node sees its ancestors and itself.
+        Of the rows after the root, a node sees its ancestors and itself.
         """
         lineage = _lineage(self.parents)
         nodes = slice(self.root + 1, self.root + 1 + len(self.parents))
@@ -75,13 +75,13 @@ class Span:
         query_positions[:] = key_positions[query_positions]
 
     def source(self, cache: KVCache) -> tuple[list[int], int]:
-        """What to read, blocks or slots, and the number of slots of each entry."""
+        """The blocks or slots to read, and the number of slots of each entry."""
         return self.kv.blocks, cache.block_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Rows of a span that are a path in its tree, and all KV rows that the last of them sees, in order."""
+    """Rows of a span that form a path in its tree, and all KV rows that the last of them sees, in order."""
 
     span: Span
     rows: list[int]
@@ -97,7 +97,6 @@ class Branch:
         return len(self.seen)
 
     def source(self, cache: KVCache) -> tuple[list[int], int]:
-        """As `Span.source`."""
         return [cache.slot(self.span.kv, row) for row in self.seen], 1
 
 
@@ -106,7 +105,7 @@ Reader: TypeAlias = Span | Branch
 
 
 def branches_of(span: Span) -> Sequence[Reader]:
-    """The span's rows as chains: the first child continues its parent's branch, other children begin one."""
+    """Split a span's rows into chains: a first child continues its parent's branch, other children start new ones."""
     if span.is_chain:
         return [span]
     above = {ROOT: list(range(span.root + 1))}
@@ -127,7 +126,7 @@ def branches_of(span: Span) -> Sequence[Reader]:
 
 
 def lineage_bits(parents: Sequence[int]) -> list[int]:
-    """For each node, a number whose bits name its ancestors and itself."""
+    """For each node, a bitmask of its ancestors and itself."""
     bits: list[int] = []
     for node, parent in enumerate(parents):
         bits.append(1 << node | (0 if parent == ROOT else bits[parent]))

@@ -1,4 +1,4 @@
-"""What a forward pass is asked to do: rows of many sequences, one after the other.
+"""Input of a forward pass: rows of many sequences, concatenated.
 
 Knows tokens and trees. Must not know models, nor how attention finds its KV.
 """
@@ -22,8 +22,8 @@ from workers.step.transfer import upload
 class StepRows:
     """The rows that one sequence adds in a step: `tokens`, then the nodes of `tree` below the last token.
 
-    The first `num_cached_nodes` nodes of the tree are no rows of this step: earlier steps have written their KV, in
-    this order, right behind that of the last token. Invariant: `tokens` is empty if there are cached nodes.
+    The first `num_cached_nodes` nodes of the tree add no rows: earlier steps have written their KV, in this order,
+    right after that of the last token. Invariant: `tokens` is empty if there are cached nodes.
     """
 
     kv: SequenceKV
@@ -33,7 +33,7 @@ class StepRows:
     wants_logits: bool = True
     """False for all but the last chunk of a prefill."""
     wants_all: bool = False
-    """Whether the logits of all rows are wanted, those before the last token, too."""
+    """Whether the logits of all rows are wanted, including those before the last token."""
 
     @property
     def num_rows(self) -> int:
@@ -41,18 +41,18 @@ class StepRows:
 
     @property
     def num_wanted(self) -> int:
-        """Rows whose logits are wanted: the last ones."""
+        """Number of rows whose logits are wanted; they are the last ones."""
         num_left_out = 0 if self.wants_all else max(0, len(self.tokens) - 1)
         return self.num_rows - num_left_out if self.wants_logits else 0
 
     @property
     def ids(self) -> Sequence[int]:
-        """The token of each row."""
+        """Token id of each row."""
         return self.tokens if not self.tree.tokens else (*self.tokens, *self.tree.tokens[self.num_cached_nodes :])
 
     @property
     def positions(self) -> Sequence[int]:
-        """The position of each row; a node's is its depth below the last token."""
+        """Position of each row; a node's is that of the last token plus the node's depth."""
         first = self.kv.num_tokens - self.num_cached_nodes
         root = first + len(self.tokens) - 1
         if not self.tree.tokens:
@@ -64,7 +64,7 @@ class StepRows:
 class Step:
     """The input of one forward pass, in integers only, so that any rank with the same KV blocks can run it.
 
-    Padding: it may have more rows than its spans, and want more rows than the caller does.
+    With padding it has more rows than its spans, and more wanted rows than the caller asked for.
     """
 
     ids: list[int]
@@ -81,7 +81,7 @@ class Step:
 
 
 def lay_out(batch: Sequence[StepRows]) -> Step:
-    """Each sequence's stretch of the flattened rows, and the rows whose logits are wanted."""
+    """Concatenate the rows of all sequences into one step."""
     ids: list[int] = []
     positions: list[int] = []
     wanted: list[int] = []

@@ -1,8 +1,8 @@
 """Copies between host and device: asynchronous uploads, and one wait for all results.
 
-A GPU runs asynchronously. When Python reads a value on it, Python waits until all queued work is done; so it does when
-torch makes a tensor there from a list. So inputs of a step go by `upload`, those of sampling by one `Uploads`, and
-results come by one `Readback`.
+A GPU runs asynchronously. Python waits for all queued work when it reads a value from the GPU, and when torch makes a
+GPU tensor from a list. The inputs of a step therefore go through `upload`, those of sampling through one `Uploads`, and
+all results through one `Readback`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Argmax: TypeAlias = Callable[[], tuple[list[int], list[float]]]
-"""The id of the largest score of each row, and that score; to be called after the readback."""
+"""Returns the id of the largest score of each row, and that score. Call it after the readback."""
 
 
 def upload(
     values: list[Any] | tuple[Any, ...] | NDArray[Any] | Tensor, device: torch.device, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Values of the host as a tensor on the device; the copy is queued before the device's next work."""
+    """Copy host values to a tensor on the device. The copy is queued before the device's next work."""
     tensor = _tensor(values, dtype)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _tensor(values: list[Any] | tuple[Any, ...] | NDArray[Any] | Tensor, dtype: torch.dtype | None) -> Tensor:
-    """As `torch.as_tensor` makes it, in a third of the time for a short list. Numbers for float64 are not rounded."""
+    """Like `torch.as_tensor`, in a third of the time for a short list. A list of floats gives float32 by default."""
     if isinstance(values, Tensor):
         return values if dtype is None else values.type(dtype)
     tensor = torch.from_numpy(np.asarray(values))
@@ -45,21 +45,21 @@ class Uploads:
         self.device = device
         self._wanted: list[Tensor] = []
         self._there: list[Tensor] = []
-        """All that has been sent, in the order in which it was asked for."""
+        """Tensors that have been sent, in the order of `ask`."""
 
     def ask(
         self, values: list[Any] | tuple[Any, ...] | NDArray[Any], dtype: torch.dtype | None = None
     ) -> Callable[[], Tensor]:
-        """Send these values, too, with the type that `upload` gives them.
+        """Add values to the next copy, with the dtype that `upload` gives them.
 
-        After `send` the result gives the tensor on the device.
+        After `send`, the returned function gives the tensor on the device.
         """
         index = len(self._there) + len(self._wanted)
         self._wanted.append(_tensor(values, dtype))
         return lambda: self._there[index]
 
     def send(self) -> None:
-        """Queue one copy of all that was asked for since the last."""
+        """Queue one copy of all values added since the last call."""
         if self._wanted:
             self._there += self._wanted if self.device.type == "cpu" else _on_device(self._wanted, self.device)
             self._wanted.clear()
@@ -71,22 +71,22 @@ class Readback:
     def __init__(self) -> None:
         self._wanted: list[Tensor] = []
         self._values: list[Any] = []
-        """Of all that has been waited for, in the order in which it was asked for."""
+        """Values that have been read, in the order of `ask`."""
         self._argmaxes: list[tuple[Tensor, Argmax]] = []
 
     def ask(self, tensor: Tensor) -> Callable[[], Any]:
-        """Read this tensor, too, which must not be changed before `wait` returns.
+        """Add a tensor to the next copy; it must not change before `wait` returns.
 
-        After that the result gives its values, as from `tolist`.
+        After `wait`, the returned function gives the tensor's values, as from `tolist`.
         """
         index = len(self._values) + len(self._wanted)
         self._wanted.append(tensor)
         return lambda: self._values[index]
 
     def argmax(self, scores: Tensor) -> Argmax:
-        """Find the largest score of each row [R, V]: of several the one with the lowest id, and NaN if there is any.
+        """Find the largest score of each row [R, V]. The lowest id wins a tie; NaN counts as the largest.
 
-        It is found once for all who ask for that of the same tensor, which must not be changed before `wait` returns.
+        Computed once for each tensor, however often it is asked for. The tensor must not change before `wait` returns.
         """
         known = next((argmax for of, argmax in self._argmaxes if of is scores), None)
         if known is None:
@@ -100,14 +100,14 @@ class Readback:
         return lambda: (ids(), values())
 
     def wait(self) -> None:
-        """Copy all tensors that were asked for to the host, in one copy from another device."""
+        """Copy all added tensors to the host; from a GPU in one copy."""
         is_on_host = not self._wanted or self._wanted[0].device.type == "cpu"
         self._values += [tensor.tolist() for tensor in (self._wanted if is_on_host else _on_host(self._wanted))]
         self._wanted.clear()
 
 
 def _argmax_on_cpu(scores: Tensor) -> Argmax:
-    """By numpy, in a tenth of the time of torch; and as numbers, since each further operator costs more than a row."""
+    """Argmax by numpy, in a tenth of torch's time. Scores are read one by one: an operator would cost more."""
     rows = scores.numpy()
     ids = rows.argmax(axis=-1).tolist()
     values = [rows.item(row, token_id) for row, token_id in enumerate(ids)]
@@ -115,19 +115,19 @@ def _argmax_on_cpu(scores: Tensor) -> Argmax:
 
 
 def _on_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """These tensors of the host, in one copy."""
+    """Copy host tensors to the device, in one copy."""
     return _packed(tensors, lambda packed: upload(packed, device))
 
 
 def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """These tensors of a device, in one copy."""
+    """Copy device tensors to the host, in one copy."""
     return _packed(tensors, Tensor.cpu)
 
 
 def _packed(tensors: Sequence[Tensor], copy: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """These tensors after one copy of all their bytes."""
-    by_size = sorted(range(len(tensors)), key=lambda index: -tensors[index].itemsize)  # each begins at a multiple
-    # A copy, for torch takes what has one element for contiguous, and then minds its strides.
+    """Copy all bytes of these tensors at once."""
+    by_size = sorted(range(len(tensors)), key=lambda index: -tensors[index].itemsize)  # keeps each of them aligned
+    # clone: torch calls a tensor of one element contiguous, whatever its strides, but `view` rejects odd strides.
     parts = [tensors[index].reshape(-1).clone(memory_format=torch.contiguous_format) for index in by_size]
     packed = copy(torch.cat([part.view(torch.uint8) for part in parts]))
     found, first = list(tensors), 0

@@ -1,4 +1,4 @@
-"""`outrider chat`: ask a server's model in turn, and see its answers as they are made.
+"""`outrider chat`: a conversation with a server's model, whose answers are streamed.
 
 Knows options, the client and terminals. Imports neither Ray nor torch, so it starts at once.
 """
@@ -21,7 +21,7 @@ from outrider_client import Client, OutriderError, Retry
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-"""As shells have it for SIGINT."""
+"""The status that shells report for SIGINT."""
 HELP = f"""\
 /reset         forget what has been said, and keep the system prompt
 /system TEXT   set the system prompt; without TEXT there is none
@@ -35,8 +35,8 @@ Ctrl-D         leaves"""
 class ChatOptions(CallOptions):
     """Chat with a server's model in the terminal, by its own chat template.
 
-    Ctrl-C stops an answer, Ctrl-D leaves, /help shows more. Lines of a standard input that is no terminal are asked
-    one after the other. The environment variable OUTRIDER_TOKEN holds the token for a server that requires one.
+    Ctrl-C stops an answer, Ctrl-D leaves, /help shows more. If standard input is not a terminal, its lines are
+    sent one after the other. The environment variable OUTRIDER_TOKEN holds the token for a server that requires one.
     """
 
     system: Annotated[str | None, Option(metavar="TEXT", help="System prompt.")] = None
@@ -69,8 +69,8 @@ class _Talk:
         }
 
     def with_person(self) -> int:
-        """Errors are told, and the conversation goes on. Returns the exit status."""
-        import readline  # noqa: F401 - lets `input` edit lines, and go back to those before
+        """Converse in a terminal. An error is shown, and the conversation continues. Returns the exit status."""
+        import readline  # noqa: F401 - lets `input` edit lines and recall earlier ones
 
         if not self._greet():
             return EXIT_FAILED
@@ -86,7 +86,7 @@ class _Talk:
                 return 0
 
     def with_lines(self) -> int:
-        """The first error is the end. Returns the exit status."""
+        """Send the messages from standard input, up to its end or the first error. Returns the exit status."""
         while True:
             try:
                 self._take(typed(lambda _: input()))
@@ -120,7 +120,7 @@ class _Talk:
             terminal.say(f"there is no command /{command[0]}; /help shows those that there are")
 
     def _ask(self, question: str) -> None:
-        """An answer that is stopped is kept as far as it was shown; one that fails is dropped with its question."""
+        """Ask, and keep the answer: a stopped one as far as it was shown, but not a failed one, nor its question."""
         job = Job("", {**self._options.fields(), "messages": self._conversation.asking(question)})
         try:
             self._run(job)
@@ -132,10 +132,10 @@ class _Talk:
         terminal.say(terminal.summary(job))
 
     def _run(self, job: Job) -> None:
-        """In another thread: gRPC's own code, interrupted at a bad moment, would wait for ever."""
+        """Run the job in another thread: a signal inside gRPC's own code could make it wait forever."""
         stream = job.stream(self._client)
         with ThreadPoolExecutor(1) as pool:
-            try:  # around the beginning, too: an answer that nobody cancels would be waited for
+            try:  # includes `submit`, because leaving the pool waits for an answer that is not cancelled
                 pool.submit(job.read, stream, self._write).result()
             finally:
                 stream.close()

@@ -1,4 +1,4 @@
-"""What has been said, and what is typed next.
+"""The messages of a conversation, and the input typed next.
 
 Knows messages and lines; must not know servers.
 """
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 PROMPT, MORE = ">>> ", "... "
 FENCE = '"""'
-"""Around a message of several lines."""
+"""Begins and ends a message of several lines."""
 _COMMAND = re.compile(r"/([a-z]+)(?: +(.*))?")
 
 
 @dataclass(slots=True)
 class Conversation:
-    """Questions and answers in turn, behind a system prompt if there is one."""
+    """Questions and answers in turn, after a system prompt if there is one."""
 
     system: str | None = None
     _said: list[Mapping[str, str]] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Conversation:
         return [*before, *self._said, _message("user", question)]
 
     def add(self, question: str, answer: str) -> None:
-        """Keep a question with its answer, so that those that follow may refer to it."""
+        """Keep a question and its answer as context for later questions."""
         self._said += [_message("user", question), _message("assistant", answer)]
 
     def reset(self) -> None:
@@ -42,7 +42,7 @@ def _message(role: str, content: str) -> Mapping[str, str]:
 
 
 def typed(read: Callable[[str], str]) -> str:
-    """The next message or command; `read` is given the prompt of a line. Raises what `read` raises, EOFError mostly."""
+    """The next message or command. `read` gets the prompt to show. Raises what `read` raises, mostly EOFError."""
     line = read(PROMPT)
     if not line.startswith(FENCE):
         return line.strip()
@@ -54,6 +54,6 @@ def typed(read: Callable[[str], str]) -> str:
 
 
 def command_in(text: str) -> tuple[str, str] | None:
-    """The name of a command and what follows it; None for a message, as one that begins with a path."""
+    """The name of a command and its argument; None for a message, even one that begins with a path such as /tmp."""
     found = _COMMAND.fullmatch(text)
     return (found[1], found[2] or "") if found else None

@@ -1,14 +1,15 @@
-"""`outrider bench`: load on a running service, and what its callers would see.
+"""`outrider bench`: puts load on a running service, and reports latency and throughput as callers see them.
 
-    options      what is asked for
-    prompts      what they ask
-    callers      how they are sent, by gRPC and by HTTP
-    driver       when requests are sent; open and closed loop: sends, listens, cancels
+    options      the options of the command
+    prompts      the content of requests
+    callers      the interface to a service, by gRPC; `http_caller` by HTTP
+    driver       open and closed loop: sends requests, reads their streams, cancels some
     records      one request as its caller saw it
-    summary      percentiles, goodput and rates of many
-    command      puts these together; the bar, the table and the JSON file
+    summary      percentiles, goodput and rates of all requests
+    report       the table and the JSON file
+    command      runs these; shows the progress bar
 
-Knows clients and time; must not know the service's inside.
+Knows clients and time; must not know the internals of the service.
 """
 
 from deploy.cli.load.command import bench

@@ -1,4 +1,4 @@
-"""How requests are sent by gRPC, and what that has in common with HTTP.
+"""The interface through which load is sent, and its implementation by gRPC.
 
 Nothing is retried: refusals are part of the measurement.
 """
@@ -38,7 +38,7 @@ class LoadCaller(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields that all requests have in common."""
+    """Request fields with the same value in all requests of a run."""
 
     model: str | None
     temperature: float | None

@@ -34,7 +34,7 @@ def bench(options: BenchOptions) -> int:
     try:
         asyncio.run(_run(options, texts, records))
     except KeyboardInterrupt:
-        say("interrupted: the figures are of the requests that had ended")
+        say("interrupted: the figures cover the requests that have ended")
     ended = [record for record in records if record.ended_s]
     if not ended:
         say("outrider: no request has ended; is the server running, and is --duration long enough?")
@@ -128,7 +128,7 @@ def _bar(num_requests: int) -> Iterator[Callable[[RequestRecord], None]]:
 
 
 class _Live:
-    """Counts of a run in progress."""
+    """Counts of a run in progress, for the progress bar."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()

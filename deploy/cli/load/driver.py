@@ -25,7 +25,7 @@ Arrivals = Literal["poisson", "constant"]
 def arrivals_s(num: int, rate_per_s: float, kind: Arrivals, ramp_s: float, seed: int) -> NDArray[np.float64]:
     """The times of `num` requests; the rate rises from 0 to `rate_per_s` within `ramp_s`, and stays there.
 
-    Takes a Poisson process of unit rate, or whole numbers, through the inverse of the expected number of arrivals.
+    Maps a Poisson process of unit rate, or whole numbers, through the inverse of the expected number of arrivals.
     """
     if kind == "poisson":
         work: NDArray[np.float64] = np.random.default_rng(seed).exponential(size=num).cumsum()
@@ -40,12 +40,12 @@ def arrivals_s(num: int, rate_per_s: float, kind: Arrivals, ramp_s: float, seed:
 
 
 def starts_s(concurrency: int, ramp_s: float) -> NDArray[np.float64]:
-    """When each of the callers of a closed loop sends its first request."""
+    """The time of the first request of each caller of a closed loop."""
     return np.linspace(0.0, ramp_s, concurrency, endpoint=False, dtype=np.float64)
 
 
 class Driver:
-    """One run; `records` has all requests sent so far, also after an interrupt."""
+    """One run. `records` has all requests sent so far, even after an interrupt."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Driver:
     ) -> None:
         """No request is sent after `duration_s`, or lasts longer than `timeout_s`.
 
-        `told` is given each request when it is sent, with each piece, and when it has ended.
+        `told` is called with a request when it is sent, when a piece arrives, and when it has ended.
         """
         self.records: list[RequestRecord] = []
         self._caller = caller
@@ -79,7 +79,7 @@ class Driver:
                 group.create_task(self._send(ask, intended_s))
 
     async def closed_loop(self, asks: Iterator[Ask], starts_s: Sequence[float]) -> None:
-        """One caller for each start, as long as there are requests and time."""
+        """Run one caller for each start time, until requests or time run out."""
         self._began_s = self._clock.now()
         async with asyncio.TaskGroup() as group:
             for start_s in starts_s:

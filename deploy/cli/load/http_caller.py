@@ -60,7 +60,7 @@ class HttpCaller:
         return {name: value for name, value in given.items() if value is not None}
 
     async def vocab_size(self) -> int:
-        """256, which every byte-level vocabulary has: OpenAI's API does not report the size."""
+        """Always 256: OpenAI's API does not report the size, and byte-level vocabularies have at least 256 tokens."""
         return 256
 
     async def close(self) -> None:

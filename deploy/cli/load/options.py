@@ -49,7 +49,7 @@ class BenchOptions:
         str | None, Option(metavar="HOST:PORT", help="Address of the server; by default a local one.")
     ] = None
     api: Annotated[Literal["grpc", "http"], Option(help="Protocol; http streams /v1/completions.")] = "grpc"
-    model: Annotated[str | None, Option(metavar="NAME", help="One of the models that the server has.")] = None
+    model: Annotated[str | None, Option(metavar="NAME", help="Model, if the server has several.")] = None
 
     requests: Annotated[int, number(Range(1, 1_000_000, is_whole=True), "Requests to send at most", panel=WHEN)] = 100
     duration: Annotated[float, number(SECONDS, "Seconds after which no request is sent", metavar="S", panel=WHEN)] = (
@@ -79,7 +79,7 @@ class BenchOptions:
         ),
     ] = 0.0
     warmup: Annotated[
-        int, number(Range(0, 1000, is_whole=True), "Requests of a warm-up, which are not counted", panel=WHEN)
+        int, number(Range(0, 1000, is_whole=True), "Warm-up requests, which are not counted", panel=WHEN)
     ] = 0
 
     prompts: Annotated[
@@ -111,19 +111,19 @@ class BenchOptions:
         ),
     ] = 0.0
     seed: Annotated[
-        int, number(Range(0, 2**31 - 1, is_whole=True), "The same one gives the same requests and times", panel=WHAT)
+        int, number(Range(0, 2**31 - 1, is_whole=True), "Seed of the requests and their times", panel=WHAT)
     ] = 0
 
     slo_ttft_ms: Annotated[
         float | None,
-        number(MILLISECONDS, "Objective for the time to the first token, for goodput", metavar="MS", panel=GOALS),
+        number(MILLISECONDS, "Objective of goodput: time to the first token", metavar="MS", panel=GOALS),
     ] = None
     slo_tpot_ms: Annotated[
         float | None,
-        number(MILLISECONDS, "Objective for the time per token after it, for goodput", metavar="MS", panel=GOALS),
+        number(MILLISECONDS, "Objective of goodput: time per token after the first", metavar="MS", panel=GOALS),
     ] = None
     slo_e2e_ms: Annotated[
-        float | None, number(MILLISECONDS, "Objective for the whole request, for goodput", metavar="MS", panel=GOALS)
+        float | None, number(MILLISECONDS, "Objective of goodput: time of the whole request", metavar="MS", panel=GOALS)
     ] = None
     json: Annotated[Path | None, Option(metavar="FILE", help="Write all figures, and every request, to FILE.")] = None
 

@@ -13,7 +13,7 @@ from deploy.cli.load.records import Ask
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Whole numbers from `low` to `high`, as the text "64" or "32-256" says."""
+    """A range of lengths from `low` to `high`, written "32-256"; or one length, written "64"."""
 
     low: int
     high: int
@@ -36,7 +36,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What requests are made of; the same seed gives the same requests."""
+    """Generates requests; the same seed gives the same requests."""
 
     texts: Sequence[str]
     """Prompts, used in turn; empty for random token ids."""
@@ -48,7 +48,6 @@ class Workload:
     seed: int
 
     def asks(self, num: int) -> Iterator[Ask]:
-        """Yields `num` requests."""
         random = np.random.default_rng(self.seed)
         for index in range(num):
             yield self._ask(index, random)

@@ -14,15 +14,15 @@ class Ending(StrEnum):
 
     COMPLETED = "completed"
     CANCELLED = "cancelled"
-    """By this program, as --cancel-share asks."""
+    """Cancelled by this program (--cancel-share)."""
     REFUSED = "refused"
-    """By the service, for lack of capacity or quota."""
+    """Refused by the service, for lack of capacity or quota."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one request asks for."""
+    """A request to send."""
 
     prompt: str | tuple[int, ...]
     max_tokens: int
@@ -56,7 +56,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request, filled in as its stream comes."""
+    """One request, filled in as its stream arrives."""
 
     index: int
     intended_s: float
@@ -71,7 +71,7 @@ class RequestRecord:
     counts: Counts | None = None
 
     def observe(self, now_s: float, piece: Arrival) -> None:
-        """A piece has come."""
+        """Record a piece that arrived at `now_s`."""
         self.prompt_tokens = piece.prompt_tokens or self.prompt_tokens
         self.counts = piece.counts or self.counts
         if piece.num_tokens:

@@ -19,11 +19,10 @@ NAMES = {
 }
 MS = 1e3
 LATE_S = 0.01
-"""Delay of the client, in seconds, from which on the report warns about it."""
+"""Delay of the client (p99), in seconds, above which the report warns."""
 
 
 def table(summary: Summary, objectives: Objectives) -> str:
-    """The figures as a table."""
     return "\n".join([*_lines(summary, objectives), ""])
 
 

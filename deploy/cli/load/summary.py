@@ -22,7 +22,7 @@ class Objectives:
     e2e_s: float | None = None
 
     def are_met(self, record: RequestRecord) -> bool:
-        """Whether this request completed within all of them."""
+        """Whether this request completed within all objectives."""
         pairs = ((self.ttft_s, record.ttft_s), (self.tpot_s, record.tpot_s), (self.e2e_s, record.e2e_s))
         is_in_time = all(most is None or took is None or took <= most for most, took in pairs)
         return record.outcome is Ending.COMPLETED and is_in_time
@@ -38,7 +38,7 @@ class Latency:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Latency | None:
-        """From values in seconds, with interpolated percentiles; None without values."""
+        """The statistics of values in seconds, with interpolated percentiles; None without values."""
         given = np.fromiter(values, np.float64)
         if not given.size:
             return None
@@ -61,15 +61,15 @@ class Summary:
     """p99 of this program's delay in sending; if it is large, the client was the bottleneck."""
     prompt_tokens: int
     output_tokens: int
-    """Of all requests, cancelled ones included."""
+    """Sum over all requests, including cancelled ones."""
     goodput_per_s: float
     """Requests a second that met all objectives."""
     good_share: float
     """Share of all requests, without cancelled ones, that met all objectives."""
     acceptance: float | None
-    """Accepted of drafted tokens; None where nothing was drafted or reported."""
+    """Accepted tokens over drafted tokens; None if nothing was drafted or reported."""
     tokens_per_pass: float | None
-    """Output tokens of completed requests for each pass of the target that they took part in."""
+    """Output tokens of completed requests, over the target passes that they took part in."""
 
     @property
     def requests_per_s(self) -> float:
@@ -81,7 +81,7 @@ class Summary:
 
 
 def summarize(records: Sequence[RequestRecord], objectives: Objectives) -> Summary:
-    """The figures of requests that have ended, of which there must be at least one."""
+    """The figures of `records`: requests that have ended, at least one."""
     completed = [record for record in records if record.outcome is Ending.COMPLETED]
     kept = [record for record in records if record.outcome is not Ending.CANCELLED]
     duration_s = max(record.ended_s for record in records) - min(record.intended_s for record in records)

@@ -1,1 +1,1 @@
-"""Commands that say what a pair would be worth, before there is one: by simulation, closed forms and measuring."""
+"""Commands that predict the gain of a pair before it is served: by simulation, closed forms and measurement."""

@@ -1,4 +1,4 @@
-"""`outrider check`: whether a pair of models can be served, and why not; and what drafting with it would be worth."""
+"""`outrider check`: whether a pair of models can be served, and if not, why; and the gain to expect from drafting."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Q_TOP_TOKENS = SpeculationConfig().q_top_tokens
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(MeasuringOptions):
-    """Say whether a pair of models can be served, and if not, why; the exit status is 1 then."""
+    """Check whether a pair of models can be served. If not, print the reason and exit with status 1."""
 
     target: Annotated[Path, Option(metavar="DIR", help="Checkpoint of the target.")]
     draft: Annotated[Path | None, Option(metavar="DIR", help="Checkpoint of the draft.")] = None
@@ -60,7 +60,9 @@ class CheckOptions(MeasuringOptions):
     q_top_tokens: Annotated[
         int,
         number(
-            Range(1, 4096, is_whole=True), "Tokens to which the draft's q is cut in rejection verification", panel=PANEL
+            Range(1, 4096, is_whole=True),
+            "Tokens kept of the draft's q in rejection verification, the likeliest ones",
+            panel=PANEL,
         ),
     ] = Q_TOP_TOKENS
     draft_temperature: Annotated[
@@ -74,7 +76,7 @@ class CheckOptions(MeasuringOptions):
 
 
 def check(options: CheckOptions) -> int:
-    """Load both models as the engines would, unless told otherwise: only that shows that they can be served.
+    """Check the pair; returns the exit status. Only loading the models, as engines do, shows that they can be served.
 
     Raises: ConfigError.
     """
@@ -118,7 +120,7 @@ def _described(directory: Path, no_weights: bool) -> str:
     )
 
 
-# What drafting would be worth
+# The gain of drafting
 
 
 def _texts_of(options: CheckOptions) -> list[str]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class LayersOptions(MeasuringOptions):
     """Search for the layers of a target that make its best draft, without training, on prompts of your own.
 
-    Layers are removed one by one, each time the one whose loss changes the target's greedy output least.
+    Layers are removed one by one: each time the layer whose removal changes the target's greedy output least.
     """
 
     target: Annotated[Path, Option(metavar="DIR", help="Checkpoint of the target.")]
@@ -68,7 +68,7 @@ def lines(found: Sequence[Candidate], target: Path) -> Iterator[str]:
 
 
 def results(found: Sequence[Candidate]) -> list[Result]:
-    """The same for scripts."""
+    """The same figures, for --json."""
     figures = []
     for each in found:
         settings = {"layers": list(each.layers)}

@@ -1,4 +1,4 @@
-"""What `outrider check --measure` and `outrider layers` share: options, prompts and the settings of the engine.
+"""Shared by `outrider check --measure` and `outrider layers`: options, prompts and the settings of the engine.
 
 Imports torch only in the function that needs it.
 """
@@ -23,7 +23,7 @@ SPARE_KV_TOKENS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringOptions:
-    """How models are measured on prompts, in this process."""
+    """Options of commands that run models on prompts in this process."""
 
     tokens: Annotated[
         int, number(Range(2, 4096, is_whole=True), "Length of each output at most, in tokens", panel=PANEL)

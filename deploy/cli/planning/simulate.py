@@ -1,6 +1,6 @@
 """`outrider simulate`: how fast a pair would be on hardware that you describe, decoded in three ways.
 
-Knows options and what they stand for in a scenario; the orchestrator that is simulated is the one that serves.
+Knows options and the scenarios that they describe. The simulated orchestrator is the code that serves.
 Imports neither Ray nor torch.
 """
 
@@ -59,9 +59,9 @@ def _hardware_ms(help_text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions(DayOptions):
-    """Say how fast a pair would be on hardware that you describe, decoded in three ways.
+    """Predict the speed of a pair on hardware that you describe, for three ways of decoding.
 
-    Plainly, drafting and verifying in turn, and drafting behind verification.
+    The ways are plain decoding, drafting and verification in turn, and drafting during verification.
     """
 
     preset: Annotated[Preset, Option(help=PRESETS_HELP, rich_help_panel=HARDWARE)] = "70b+1b"
@@ -71,13 +71,13 @@ class SimulateOptions(DayOptions):
         int | None,
         number(
             Range(1, 4096, is_whole=True),
-            f"Rows up to which a draft pass takes the same time, in proportion beyond ({DRAFT_ROWS} with --draft-ms)",
+            f"Rows up to which a draft pass takes constant time; beyond, in proportion ({DRAFT_ROWS} with --draft-ms)",
             panel=HARDWARE,
         ),
     ] = None
     hop_ms: Annotated[
         float | None,
-        number(Range(0, 1e4), "To either engine and back, in milliseconds", metavar="MS", panel=HARDWARE),
+        number(Range(0, 1e4), "Network round trip to either engine, in milliseconds", metavar="MS", panel=HARDWARE),
     ] = None
     targets: Annotated[int, number(REPLICAS, "Replicas of the target", panel=HARDWARE)] = 1
     drafts: Annotated[int, number(REPLICAS, "Replicas of the draft", panel=HARDWARE)] = 1
@@ -86,7 +86,7 @@ class SimulateOptions(DayOptions):
         float | None,
         number(
             Range(0, 1),
-            "Share of the draft's likeliest tokens that the target accepts (as recorded of the demo pair without it)",
+            "Share of the draft's likeliest tokens that the target accepts; by default as recorded from the demo pair",
             metavar="A",
             panel=TEXTS,
         ),
@@ -94,27 +94,31 @@ class SimulateOptions(DayOptions):
     temperature: Annotated[
         float, number(Range(0, 2), "Sampling temperature, 0 is greedy", metavar="T", panel=TEXTS)
     ] = 0.0
-    verification: Annotated[Verification, Option(rich_help_panel=TEXTS, help="How pipelined guesses are checked.")] = (
-        Verification.COUPLED
-    )
+    verification: Annotated[
+        Verification, Option(rich_help_panel=TEXTS, help="Verification rule of pipelined decoding.")
+    ] = Verification.COUPLED
     prompt_tokens: Annotated[int, number(TOKENS, "Length of each prompt, in tokens", panel=TEXTS)] = 128
     tokens: Annotated[int, number(Range(2, 4096, is_whole=True), "Length of each output, in tokens", panel=TEXTS)] = 128
 
     streams: Annotated[
         int | None,
-        number(Range(1, 256, is_whole=True), "Streams at any time (1): one ends, the next begins", panel=LOAD),
+        number(
+            Range(1, 256, is_whole=True), "Concurrent streams, 1 by default; when one ends, the next begins", panel=LOAD
+        ),
     ] = None
     arrivals: Annotated[
         float | None,
         number(
             Range(0, 1000, excludes_low=True),
-            "Instead: streams a second, that come when they come",
+            "Streams that arrive in a second, at random times; instead of --streams",
             metavar="RATE",
             panel=LOAD,
         ),
     ] = None
 
-    policy: Annotated[Policy, Option(rich_help_panel=DRAFTING, help="How to decide how far to draft.")] = DEFAULT.policy
+    policy: Annotated[Policy, Option(rich_help_panel=DRAFTING, help="How the draft length is decided.")] = (
+        DEFAULT.policy
+    )
     gamma: Annotated[int, number(Range(1, 64, is_whole=True), "Draft length at most, in tokens", panel=DRAFTING)] = (
         DEFAULT.max_draft_tokens
     )
@@ -124,7 +128,7 @@ class SimulateOptions(DayOptions):
         Path | None,
         Option(
             metavar="FILE",
-            help="Draw speed by draft length and by streams, or the day: .svg, .png or .pdf, by matplotlib.",
+            help="Draw speed by draft length and by number of streams, or the day, to FILE: .svg, .png or .pdf.",
         ),
     ] = None
 
@@ -169,13 +173,13 @@ def _simulate_rounds(options: SimulateOptions) -> int:
 
 
 def scenario_of(options: SimulateOptions) -> Scenario:
-    """What was described. Raises: ConfigError, which names the option."""
+    """The scenario that the options describe. Raises: ConfigError, which names the option."""
     is_recorded = options.acceptance is not None or options.temperature in RECORDED_TEMPERATURES
     recorded = ", ".join(f"{temperature:g}" for temperature in RECORDED_TEMPERATURES)
     given = f"--temperature {options.temperature:g}"
     _require(is_recorded, f"{given} was not recorded ({recorded} were): give --acceptance")
     is_lossless = options.verification.rule.is_lossless
-    _require(is_lossless, f"--verification {options.verification}: nothing was recorded of it")
+    _require(is_lossless, f"--verification {options.verification}: there is no recording with it")
     _require(options.streams is None or options.arrivals is None, "--streams and --arrivals exclude each other")
     return Scenario(
         hardware=_hardware(options),
@@ -198,7 +202,7 @@ def _require(condition: bool, problem: str) -> None:
 
 
 def _hardware(options: SimulateOptions) -> Hardware:
-    """The preset, but for what is said otherwise."""
+    """The preset, with the values that other options replace."""
     hardware = PRESETS[options.preset]
     if options.verify_ms is not None:
         hardware = replace(hardware, target=large_target(options.verify_ms / 1e3))
@@ -212,7 +216,7 @@ def _hardware(options: SimulateOptions) -> Hardware:
 
 
 def _load(options: SimulateOptions) -> Closed | Arrivals:
-    """As many streams as a steady figure takes."""
+    """The load, with enough streams for a steady figure."""
     if options.arrivals is not None:
         return Arrivals(((NUM_ARRIVALS / options.arrivals, options.arrivals),))
     num_at_once = options.streams or 1
@@ -220,7 +224,7 @@ def _load(options: SimulateOptions) -> Closed | Arrivals:
 
 
 def _settings(options: SimulateOptions) -> dict[str, Any]:
-    """What was asked for, for the file."""
+    """The options that have a value, for the JSON file."""
     left_out = ("json", "plot")
     return {name: value for name, value in vars(options).items() if name not in left_out and value is not None}
 
@@ -249,7 +253,7 @@ def _heading(options: SimulateOptions, scenario: Scenario) -> str:
 
 
 def by_streams(scenario: Scenario, comparison: Comparison) -> dict[str, list[tuple[int, float]]]:
-    """Tokens a second of all streams together, each way, by how many there are at a time."""
+    """Tokens a second of all streams together, by way of decoding and number of concurrent streams."""
     best = comparison.best_sequential
     in_turn = replace(sequential(scenario, best.gamma or 0), verification=best.verification)
     ways = {"plain": plain(scenario), "sequential": in_turn, "pipelined": scenario}

@@ -1,6 +1,6 @@
 """`outrider simulate --day`: how many replicas autoscaling would run through a day, and whether it would flap.
 
-Knows options and tables; the policies that are simulated are those that serve. Imports neither Ray nor torch.
+Knows options and tables. The simulated policies are the code that serves. Imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DEFAULT = Demand(0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class DayOptions:
-    """A day of autoscaling."""
+    """Options that describe a day of autoscaling."""
 
     day: Annotated[
         float | None,
@@ -69,7 +69,7 @@ class DayOptions:
 
 
 def run_day(options: DayOptions, num_sessions: float) -> Day:
-    """The day that was described. Raises: ConfigError."""
+    """Simulate the day that the options describe. Raises: ConfigError."""
     demand = Demand(
         num_sessions,
         night_share=options.night,
@@ -82,7 +82,7 @@ def run_day(options: DayOptions, num_sessions: float) -> Day:
 
 
 def scaling_of(config: ServiceConfig | None) -> Scaling:
-    """What is configured; the defaults, from one replica (of drafts: none) to many, for what is not."""
+    """The configured autoscaling. By default from one replica (drafts: none) to `MAX_REPLICAS`."""
     draft = config.draft.autoscaling if config is not None and config.draft is not None else None
     return Scaling(
         (config and config.orchestrator.autoscaling) or OrchestratorScaling(max_replicas=MAX_REPLICAS),
@@ -105,7 +105,7 @@ def lines(day: Day) -> Iterator[str]:
 
 
 def results(day: Day) -> list[Result]:
-    """The same as results."""
+    """The same figures, for --json."""
     found = [Result("a day: sessions without a place", round(100 * day.short_share(), 3), "%")]
     for role in ROLES:
         found += [

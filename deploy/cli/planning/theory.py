@@ -1,6 +1,6 @@
-"""`outrider theory`: what speculation can gain by the closed forms, for an acceptance rate and a cost that you name.
+"""`outrider theory`: the gain of speculation by closed forms, for acceptance rates and a cost that you give.
 
-Knows options and tables; the formulas are those of `core.theory`. Imports neither Ray nor torch.
+Knows options and tables; `core.theory` has the formulas. Imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -32,27 +32,31 @@ from deploy.cli.options import Numbers, check_folders, number, numbers
 from simulation.report import check_pictures, draw_lines, drawing
 
 MOST_ALPHA = 0.999
-"""Where every guess is accepted, most of what is printed has no end."""
+"""Largest acceptance rate. At 1 most of the figures are infinite."""
 DRAWN_GAMMAS = range(17)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TheoryOptions:
-    """Say what speculation can gain by the closed forms, for acceptance rates and costs that you name.
+    """Compute the gain of speculation by closed forms, for acceptance rates and costs that you give.
 
-    Guesses are taken to be accepted independently of each other, and verifying them to take no longer than one token.
+    Assumes that guesses are accepted independently of each other, and that verifying them takes as long as one token.
     """
 
     alpha: Annotated[Numbers, numbers(Range(0, MOST_ALPHA), "Acceptance rate of a guess", metavar="A[,A...]")]
-    c: Annotated[float, number(Range(0, 100), "Time of a draft pass over that of a target pass", metavar="C")]
+    c: Annotated[float, number(Range(0, 100), "Duration of a draft pass divided by that of a target pass", metavar="C")]
     gamma: Annotated[
-        int | None, number(Range(0, MAX_GAMMA, is_whole=True), "Draft length (the best in turn for each alpha)")
+        int | None,
+        number(
+            Range(0, MAX_GAMMA, is_whole=True),
+            "Draft length; by default, for each alpha, the best one without pipelining",
+        ),
     ] = None
     c_operations: Annotated[
-        float, number(Range(0, 100), "Operations a token of the draft over the target's", metavar="C")
+        float, number(Range(0, 100), "Operations per token of the draft divided by those of the target", metavar="C")
     ] = 0.0
     hit_rate: Annotated[
-        float, number(Range(0, 1), "Share of rounds whose draft was ready, when pipelined", metavar="SHARE")
+        float, number(Range(0, 1), "Share of pipelined rounds whose draft was ready", metavar="SHARE")
     ] = 1.0
     drafts: Annotated[int, number(Range(1, 1024, is_whole=True), "Independent drafts side by side")] = 1
     json: Annotated[Path | None, Option(metavar="FILE", help="Write all figures to FILE.")] = None
@@ -68,7 +72,7 @@ class Figure:
     name: str
     unit: str
     of: Callable[[float], float]
-    """Of an acceptance rate."""
+    """Value of the figure for an acceptance rate."""
     digits: int = 2
 
 
@@ -85,7 +89,7 @@ def theory(options: TheoryOptions) -> int:
 
 
 def figures(options: TheoryOptions) -> Sequence[Figure]:
-    """What is printed, from top to bottom."""
+    """The figures of the table, from top to bottom."""
     c, hit_rate = options.c, options.hit_rate
 
     def in_turn(alpha: float) -> Callable[[int], float]:
@@ -135,7 +139,7 @@ def lines(options: TheoryOptions) -> Iterator[str]:
 
 
 def results(options: TheoryOptions) -> list[Result]:
-    """The same as results, each with its alpha."""
+    """The same figures, for --json; each has its alpha."""
     settings = {"c": options.c, "c_operations": options.c_operations, "hit_rate": options.hit_rate}
     return [
         Result(figure.name, round(figure.of(alpha), 6), figure.unit, settings={"alpha": alpha, **settings})

@@ -64,7 +64,7 @@ class CorpusIndex:
         self._starts = body[2 * num :].cast("I")
         self._end_of_document = header.vocab_size
         self.law_after = lru_cache(MAX_LAWS)(self._law_after)
-        """`_law_after` with a cache of its latest results: one process asks for each context about once."""
+        """`_law_after` with a cache of its latest results, so that a process computes most of them once."""
 
     @classmethod
     def open(cls, path: Path, vocabulary: str) -> CorpusIndex:

@@ -14,7 +14,7 @@ from itertools import chain
 from orchestrator.guessers.suffix.suffix_array import MAX_MATCH, MIN_MATCH, SuffixArray
 
 BETWEEN = -1
-"""Separator before each output. No text has this token, so no match and no continuation extends over it."""
+"""Separator before and after each output. No text has this token, so no match and no continuation extends over it."""
 NUM_PARTS = 2
 """Number of parts of a history. The newer part grows; the older one is dropped as a whole."""
 INDEXED_A_LOOK = 256
@@ -51,7 +51,7 @@ class _Part:
 
 
 class History:
-    """The latest outputs of one domain: between half of `max_tokens` tokens and all of them."""
+    """The latest outputs of one domain. A full history has between half of `max_tokens` tokens and all of them."""
 
     def __init__(self, max_tokens: int) -> None:
         self._most_of_part = max_tokens // NUM_PARTS

@@ -14,7 +14,7 @@ from orchestrator.guessers.suffix.history import History
 from orchestrator.guessers.suffix.suffix_array import MIN_MATCH, SuffixArray
 
 MAX_INDEXED_TOKENS = 8192
-"""Maximum number of indexed positions, the latest ones."""
+"""Number of indexed positions, the latest ones. The index is cut to it when it is an eighth larger."""
 MAX_LOOK_BACK_TOKENS = 4096
 """Maximum number of tokens indexed of a long prompt, counted from its end. Indexing blocks all streams for about a
 microsecond per token."""

@@ -19,7 +19,6 @@ from bench.gpu import text as gpu
 from bench.models.grow import cached
 from bench.models.sizes import parse_size, read_shape, shape_of_size
 from core.config import EngineConfig
-from core.errors import StartupError
 from deploy.settings import DEMO_DIRECTORY
 from workers.noise import gumbel
 from workers.sampling import sampler
@@ -279,9 +278,11 @@ def test_a_card_is_called_by_its_name(monkeypatch):
     assert devices.device_name(CARD) == "the card at cuda"
 
 
-def test_a_device_that_is_not_there_is_refused_before_anything_is_grown(monkeypatch, tmp_path):
+def test_a_device_that_is_not_there_is_refused_in_one_line_before_anything_is_grown(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(StartupError, match="no device cuda"):
-        main(["gpu", "--cache", str(tmp_path)])
+    assert main(["gpu", "--cache", str(tmp_path)]) == 2
+    output, error = capsys.readouterr()
+    assert (output, error.count("\n")) == ("", 1)
+    assert "no device cuda" in error
     assert not list(tmp_path.iterdir())
     assert devices.open_device("cpu") == CPU

@@ -11,8 +11,8 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
 from core.records import Sampling
+from outrider_client._proto.generation_pb2_grpc import GenerationServiceStub
 from protos.outrider.v1 import generation_pb2 as pb
-from protos.outrider.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.deploy.grpc.test_translate import INFO, RELAXED, served
 from tests.vocabularies import as_product, byte_level
 

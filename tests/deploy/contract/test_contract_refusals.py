@@ -10,8 +10,8 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
+from outrider_client._proto.generation_pb2_grpc import GenerationServiceStub
 from protos.outrider.v1 import generation_pb2 as pb
-from protos.outrider.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.deploy.contract.fields import paths, told
 from tests.deploy.grpc import test_translate as wrong
 from tests.deploy.grpc.rpc import Script, greeting, server

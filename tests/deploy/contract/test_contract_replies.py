@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 from core.errors import InvalidRequest
 from core.records import TokenLogprobs, Usage
 from deploy.api import MODEL_SAMPLING
+from outrider_client._proto.generation_pb2_grpc import GenerationServiceStub
 from protos.outrider.v1 import generation_pb2 as pb
-from protos.outrider.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.deploy.contract.fields import PAIR, filled, paths, request_of, told
 from tests.deploy.grpc.rpc import CALLS, METHODS, Script, greeting, server
 

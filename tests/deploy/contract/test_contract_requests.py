@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
+from outrider_client._proto.generation_pb2_grpc import GenerationServiceStub
 from protos.outrider.v1 import generation_pb2 as pb
-from protos.outrider.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.deploy.contract.fields import PAIR, filled, paths, request_of, told
 from tests.deploy.grpc.rpc import METHODS, Script, greeting, server
 

@@ -75,7 +75,7 @@ def samples(**fields: Any) -> list[GenerationRequest]:
 def test_a_call_has_no_more_samples_than_its_caller_may_have_places():
     config = replace(CONFIG, limits=replace(CONFIG.limits, max_sessions_per_caller=2))
     assert len(to_requests(message(n=2), served(config=config), NOW)) == 2
-    with pytest.raises(InvalidRequest, match="at most 2, the places that this caller may have") as caught:
+    with pytest.raises(InvalidRequest, match="at most 2: this caller's session limit") as caught:
         to_requests(message(n=3), served(config=config), NOW)
     assert caught.value.field == "n"
 

@@ -21,7 +21,7 @@ from deploy.http import servicer as module
 from deploy.http.servicer import HttpServicer
 from deploy.http.wire import DONE, Call, Head
 from deploy.metrics.meters import Meters
-from tests.deploy.grpc.rpc import Recorded, Script, greeting, ids_of, served
+from tests.deploy.grpc.rpc import LIMITS, Recorded, Script, greeting, ids_of, served
 from tests.vocabularies import as_product, byte_level
 
 COMPLETIONS = "/v1/completions"
@@ -230,7 +230,6 @@ async def test_each_of_n_samples_has_a_session_and_a_seed():
     num_tokens = 3 * len(ids_of("hello") + ids_of(" wor") + ids_of("d"))
     assert reply["usage"] == usage(3, num_tokens)
     assert record.by_label("request_success_total") == {"stop": 3}
-    assert record["num_requests_running"] == 0
 
 
 async def test_a_stream_of_n_samples_tells_them_apart():
@@ -342,8 +341,16 @@ async def test_an_unknown_model_is_not_found():
 
 
 async def test_a_body_that_is_too_long_is_413():
-    head, content = await error(servicer(Script()), call(user="x" * 200_000))
+    head, content = await error(servicer(Script()), call(user="x" * 700_000))
     assert (head.status, content["param"]) == (413, "body")
+
+
+async def test_a_body_may_be_six_times_as_long_as_a_message_since_its_text_may_be_escaped():
+    user = "\\u0078" * (LIMITS.max_message_bytes // 6 + 1)
+    body = b'{"prompt": "say", "user": "%b"}' % user.encode()
+    assert len(body) > LIMITS.max_message_bytes
+    head, _ = await respond(servicer(Script(*greeting())), replace(call(), body=body))
+    assert head.status == 200
 
 
 @pytest.mark.parametrize(

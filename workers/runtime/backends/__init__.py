@@ -16,4 +16,4 @@ BACKENDS: tuple[type[Backend], ...] = (
     PackedBackend,
     EagerBackend,
 )
-"""Fastest first: a runtime uses those that suit its settings, down to the first that runs every step."""
+"""Fastest first. A runtime uses those that support its settings, down to the first that runs every step."""

@@ -1,4 +1,4 @@
-"""On a CPU: steps run by native code that is compiled at start, or was at an earlier one.
+"""Backend for a CPU: runs steps by native code, compiled at this start or an earlier one.
 
 Knows which library a step needs. Must not know how libraries are made (`workers.runtime.backends.native_library`).
 """
@@ -20,7 +20,7 @@ from workers.step import Step
 
 
 class CompiledBackend(Backend):
-    """Runs compiled code that computes what the model computes, up to the last bits.
+    """Runs compiled code that gives the model's logits up to the last bits.
 
     Not for tensor parallelism: tracing the model's code would need the other ranks in its collectives.
     """
@@ -37,7 +37,7 @@ class CompiledBackend(Backend):
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
         config = self.context.config
-        least_rows = 1 if config.deterministic else self.context.tiling.min_rows  # the size of tiles is chosen later
+        least_rows = 1 if config.deterministic else self.context.tiling.min_rows  # the tile size is chosen later
         folder = Path(config.compile_cache).expanduser()
         self._libraries = native_library.build(self.context.model, self._weights, folder, least_rows, progress)
 

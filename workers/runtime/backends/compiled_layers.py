@@ -1,10 +1,10 @@
-"""On a GPU: each layer of the model compiled by inductor, with attention as an operator of its own.
+"""Backend for a GPU: each layer of the model compiled by inductor, with attention as an operator of its own.
 
-Of the forty kernels that a layer launches, most are norms, rotary embeddings and activations that read and write a few
-rows: compiled, they become a handful. All layers share their code, since nothing of a layer's number is compiled in:
-one compilation for a single row and one for any other number serve every step, CUDA graphs included.
+A layer launches forty kernels. Most are norms, rotary embeddings and activations that read and write a few rows;
+compiled, they become a handful. All layers share their code, because a layer's number is not compiled in. Two
+compilations, for a single row and for any other number of rows, serve every step, including CUDA graphs.
 
-Knows models and torch's compiler. Must not know what the rows are.
+Knows models and torch's compiler. Must not know what the rows stand for.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from workers.runtime.backends.operators import forward_pass
 from workers.step import Step, StepRows, lay_out
 
 NUM_ROWS = (1, 8)
-"""Rows of the steps that are compiled at start: a single row is a case of its own, any other number is one case."""
+"""Rows of the steps compiled at start. A single row is compiled as a special case; all other numbers share one."""
 
 
 OPTIONS: Final[dict[str, Any]] = {"combo_kernels": True, "deterministic": True}
-"""Independent small kernels are joined; none is chosen by timing, which would change bits from start to start."""
+"""Independent small kernels are joined. None is chosen by timing, which would change bits from start to start."""
 
 
 class CompiledLayersBackend(Backend):
     """Runs every step by compiled layers.
 
-    Not for tensor parallelism, whose all-reduces are hooks of modules.
+    Not for tensor parallelism, because its all-reduces are module hooks.
     """
 
     def __init__(self, context: BackendContext, below: Backend | None = None) -> None:
@@ -60,14 +60,14 @@ class CompiledLayersBackend(Backend):
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[str], None]) -> None:
-        """Compile. Raises: BackendUnavailable for a model with code that cannot be compiled as one piece."""
+        """Compile all layers. Raises: BackendUnavailable for model code that cannot be compiled in one piece."""
         if self.context.kernel is None:
             raise BackendUnavailable("its attention gathers KV, whose shapes change from step to step")
         progress(f"compiling {len(self._layers)} layers")
         began_s = monotonic()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of torch, about its own code
+                warnings.simplefilter("ignore")  # torch's warnings about its own code
                 for num_rows in NUM_ROWS:
                     self._compile_for(num_rows)
         except Exception as error:  # torch's compiler raises many kinds, and model code any
@@ -85,7 +85,7 @@ class CompiledLayersBackend(Backend):
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
-        """The model calls its compiled layers within the `with` block."""
+        """Make the model call its compiled layers within the `with` block."""
         for layer, compiled in zip(self._layers, self._compiled, strict=True):
             layer._compiled_call_impl = compiled
         try:
@@ -106,7 +106,7 @@ class CompiledLayersBackend(Backend):
 
 
 def _last_norms(model: Any, layers: nn.ModuleList) -> list[Any]:
-    """Modules with weights between the layers and the output; torch's own are one kernel each."""
+    """Modules with weights between the layers and the output, except torch's own, which are one kernel each."""
     owner = next(module for module in model.modules() if any(child is layers for child in module.children()))
     return [
         child

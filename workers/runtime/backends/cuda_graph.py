@@ -1,12 +1,12 @@
-"""Steps as CUDA graphs: recorded at start for a few shapes, filled by one copy of integers, and replayed.
+"""Backend for a GPU: steps as CUDA graphs, recorded at start for a few shapes, filled by one copy and replayed.
 
-On a GPU a small step takes less time than Python needs to launch its operators; a graph launches all of them at once.
-Its shapes and addresses are fixed, so a step is padded to the least shape that has room for it
-(`workers.step.paged_plan`), as one array of integers; padding touches no sequence. All graphs share that array, the
-tensor of logits, and the memory of intermediate results.
+A GPU computes a small step in less time than Python takes to launch its operators. A graph launches all of them at
+once. A graph's shapes and addresses are fixed, so a step is padded to the smallest shape with room for it
+(`workers.step.paged_plan`) and sent as one array of integers. Padding touches no sequence. All graphs share that array,
+the tensor of logits, and the memory of intermediate results.
 
-A subclass may record in another way, so that all but `CudaRecorder` can be tested without a GPU. Knows models and
-shapes; must not know sessions, nor what the rows are.
+A subclass may record in another way, so that everything but `CudaRecorder` can be tested without a GPU. Knows models
+and shapes; must not know sessions, nor what the rows stand for.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from workers.step import Step, StepPlan, StepShape
 from workers.step.paged_plan import TILE_ROWS
 
 MAX_ROWS = 512
-"""Larger steps keep a GPU busy for longer than Python takes to launch them."""
+"""Larger steps are not recorded: the GPU takes longer for them than Python takes to launch them."""
 TREE_WORDS = 8
-"""Words of a row's bitmask, 32 nodes each: as many nodes as a block can have (`core.config.speculation`)."""
+"""Words of a row's bitmask, 32 nodes each: enough for the largest block (`core.config.speculation`)."""
 NUM_STAGED = 3
-"""Steps whose integers may wait on the host for the device."""
+"""Number of steps whose integers may wait on the host for the device."""
 TREE_DEPTH = 64
-"""Most levels of a tree below its root."""
+"""Largest number of levels of a tree below its root."""
 
 Work: TypeAlias = Callable[[], None]
 Recorder: TypeAlias = Callable[[Work], Work]
-"""Does the work, and returns a function that does it again, on the same memory."""
+"""Does the work, and returns a function that repeats it on the same memory."""
 
 
 class CudaRecorder:
-    """Records a CUDA graph; all graphs share one pool of memory, so the largest comes first.
+    """Records a CUDA graph. All graphs share one memory pool, so the largest is recorded first.
 
-    Not run by any test of this project.
+    The tests of this project run it without a GPU only, with fakes of torch's functions.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        # One for all, because memory is shared within a stream.
+        # One stream for all graphs, because memory is shared within a stream.
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
 
     def __call__(self, work: Work) -> Work:
@@ -72,10 +72,10 @@ class Inputs:
         self._turn = 0
 
     def set(self, values: NDArray[Any]) -> None:
-        """Copy `values` to the beginning, in the order of the stream and without waiting for the steps before it."""
+        """Copy `values` to the beginning of the array, in stream order, without waiting for earlier steps."""
         self._turn = (self._turn + 1) % NUM_STAGED
         if (copied := self._copied[self._turn]) is not None:
-            copied.synchronize()  # that copy, some steps ago, reads this staging buffer
+            copied.synchronize()  # the copy of some steps ago reads this staging buffer
         staged = self._staged[self._turn][: len(values)]
         staged.copy_(torch.from_numpy(values))
         self.values[: len(values)].copy_(staged, non_blocking=True)
@@ -85,7 +85,7 @@ class Inputs:
 
 
 class CudaGraphBackend(Backend):
-    """Replays a graph for each step that one of its shapes has room for."""
+    """Replays a graph for each step that fits into a recorded shape."""
 
     def __init__(self, context: BackendContext, below: Backend | None = None) -> None:
         super().__init__(context, below)
@@ -102,7 +102,7 @@ class CudaGraphBackend(Backend):
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[str], None]) -> None:
-        """Record a graph for each shape. Raises: BackendUnavailable where none can be recorded."""
+        """Record a graph for each shape. Raises: BackendUnavailable if none can be recorded."""
         if self.context.kernel is None:
             raise BackendUnavailable("its attention gathers KV, whose addresses change from step to step")
         progress(f"recording steps of up to {self._max_rows} rows")
@@ -132,14 +132,14 @@ class CudaGraphBackend(Backend):
                 graphs[shape] = recorder(partial(self._replay, shape))
             except BackendUnavailable as error:  # other shapes may not need it
                 reason = str(error)
-            except Exception as error:  # of CUDA, of Triton, or of a model that asks what is in a tensor
+            except Exception as error:  # from CUDA, from Triton, or from a model that reads a tensor's values
                 raise BackendUnavailable(first_line(error)) from error
         if not graphs:
             raise BackendUnavailable(reason)
         return graphs
 
     def _replay(self, shape: StepShape) -> None:
-        """The work of the graph of this shape: from the inputs to the logits."""
+        """The work that is recorded for this shape: from the inputs to the logits."""
         context = self.context
         assert context.kernel is not None, "without a kernel nothing is recorded"
         inputs = inputs_in_shape(shape, self._inputs.values, context.cache, context.kernel, _refuse)
@@ -147,7 +147,7 @@ class CudaGraphBackend(Backend):
         self._logits[: shape.num_wanted].copy_(logits)
 
     def _shapes(self) -> Iterator[StepShape]:
-        """The largest first: for each number of rows, of any kind, and one of each sequence."""
+        """Shapes to record, largest first. For each number of rows: one for any rows, one for one row per sequence."""
         for num_rows in reversed(buckets(self._max_rows)):
             if num_rows > 1:
                 yield self._shape(num_rows, TILE_ROWS)
@@ -164,13 +164,13 @@ class CudaGraphBackend(Backend):
         )
 
     def _shape_for(self, needed: StepShape) -> StepShape | None:
-        """The smallest shape with room for the step; None for a larger step."""
+        """The smallest recorded shape with room for the step; None if there is none."""
         is_too_large = needed.num_rows > self._max_rows or needed.num_blocks > self._num_blocks
         if is_too_large or needed.num_words > TREE_WORDS or needed.depth > TREE_DEPTH:
             return None
         if needed.block_tokens != self.context.cache.block_tokens:  # branches of a tree, each with slots of its own
             return None
-        least = 1 if needed.tile_rows == 1 else 2  # of tiles, no shape of a single row is recorded
+        least = 1 if needed.tile_rows == 1 else 2  # a shape with tiles is not recorded for a single row
         return self._shape(bucket_of(max(needed.num_rows, least)), needed.tile_rows)
 
 
@@ -179,7 +179,7 @@ def _refuse() -> StepPlan:
 
 
 def bucket_of(num_rows: int) -> int:
-    """The number of rows that is recorded for `num_rows`: powers of two up to 8, then eights to 256, then sixteens."""
+    """Round up to a recorded number of rows: powers of two to 8, multiples of 8 to 256, then multiples of 16."""
     if num_rows <= 8:
         return 1 << (num_rows - 1).bit_length()
     multiple = 8 if num_rows <= 256 else 16
@@ -187,5 +187,5 @@ def bucket_of(num_rows: int) -> int:
 
 
 def buckets(max_rows: int) -> list[int]:
-    """All of them up to that of `max_rows`, in ascending order."""
+    """All recorded numbers of rows up to that for `max_rows`, in ascending order."""
     return sorted({bucket_of(num_rows) for num_rows in range(1, max_rows + 1)})

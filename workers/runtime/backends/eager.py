@@ -1,4 +1,4 @@
-"""The model's own code, operator by operator: runs everywhere, and every step."""
+"""Backend that calls the model's own code, operator by operator. Runs every step on every device."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from workers.step import Step
 
 
 class EagerBackend(Backend):
-    """Calls the model's own forward."""
-
     is_compiled: ClassVar[bool] = False
 
     @classmethod

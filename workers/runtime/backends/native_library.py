@@ -1,11 +1,12 @@
 """Compiles the forward pass ahead of time into native libraries, which call Python for attention and packed products.
 
-More than half of a small model's step is Python between operators, and a third of a 100M model's. torch.export traces
-the model's code once, AOTInductor compiles the trace (adr/cpu-runtime). There are two libraries, for one row and for
-any larger number, so that nothing is compiled once an engine serves. They are kept on disk without weights, under a
-name that depends on all that shaped them. The code in that folder is run: no other user may be able to write there.
+Python between operators takes more than half of a small model's step, and a third of a 100M model's. torch.export
+traces the model's code once, and AOTInductor compiles the trace (adr/cpu-runtime). There are two libraries, for one row
+and for any larger number, so that nothing is compiled once an engine serves. They are kept on disk without weights,
+under a name that depends on everything they were made from. Their code is executed, so no other user may be able to
+write to that folder.
 
-Knows models and compilers. Must not know what the rows are.
+Knows models and compilers. Must not know what the rows stand for.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from workers.runtime.backends import operators, packed_weights
 logger = logging.getLogger(__name__)
 
 Run: TypeAlias = Callable[[list[Tensor]], list[Tensor]]
-"""A library's only function: ids, positions and wanted rows to logits."""
+"""A library's only function: [ids, positions, wanted rows] -> [logits]."""
 
 SOURCES: Final = (__file__, *(str(module.__file__) for module in (backend, operators, packed_weights, seam)))
-"""Files that a library depends on: after a change of any of them libraries are compiled again."""
+"""Source files that a library depends on. After a change of any of them, libraries are compiled again."""
 ONE_ROW, MORE_ROWS = "one row", "more rows"
 EXAMPLES: Final = {ONE_ROW: 1, MORE_ROWS: 8}
-"""The number of rows of the example that each library is compiled from."""
+"""Number of rows of the example that each library is compiled from."""
 MAX_ROWS: Final = 1 << 20
 LIBRARY: Final = re.compile(r"[0-9a-f]{32}-(one-row|more-rows)\.pt2")
 UNUSED_S: Final = 60 * 86_400
@@ -52,14 +53,14 @@ UNUSED_S: Final = 60 * 86_400
 OPTIONS: Final[dict[str, Any]] = {
     "aot_inductor.package_constants_in_so": False,
     "compile_threads": 1,  # in this process: a pool of processes would outlive the start
-    "always_keep_tensor_constants": True,  # else small weights become constants of the code,
-    "joint_graph_constant_folding": False,  # and so do values computed from them
+    "always_keep_tensor_constants": True,  # otherwise small weights become constants of the code
+    "joint_graph_constant_folding": False,  # otherwise values computed from weights do, too
     "emulate_precision_casts": True,  # fused kernels round to bfloat16 where the model does
 }
 
 
 def weights_of(model: Any) -> dict[str, Tensor]:
-    """The weights by their names in a library. Libraries only point to them: the caller has to keep them."""
+    """The weights by their names in a library. Libraries only point to them, so the caller must keep them."""
     module = LogitsModule(model)
     tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return {name: tensor.detach() for name, tensor in tensors}
@@ -68,7 +69,10 @@ def weights_of(model: Any) -> dict[str, Tensor]:
 def build(
     model: Any, weights: Mapping[str, Tensor], folder: Path, least_rows: int, progress: Callable[[str], None]
 ) -> dict[str, Run]:
-    """Libraries, made now or at an earlier start, for steps of `least_rows` and more. Raises: BackendUnavailable."""
+    """Load the libraries for steps of `least_rows` rows and more: those of an earlier start, or newly compiled ones.
+
+    Raises: BackendUnavailable.
+    """
     _make_private(folder)
     name = _name_of(model)
     files = {
@@ -109,8 +113,7 @@ def _compile_for(rows: str, model: Any, file: Path, progress: Callable[[str], No
 
 
 def _tidy(folder: Path, used: Collection[Path]) -> None:
-    """Delete libraries that no start has used for UNUSED_S. Other files stay, and so do libraries in a read-only
-    folder."""
+    """Delete libraries that no start has used for UNUSED_S. Keeps other files, and libraries in a read-only folder."""
     for file in folder.glob("*.pt2"):
         if LIBRARY.fullmatch(file.name):
             with suppress(OSError):
@@ -121,7 +124,10 @@ def _tidy(folder: Path, used: Collection[Path]) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Check that only this user or root can write there: its files are run. Raises: BackendUnavailable."""
+    """Make the folder. Its files are executed, so it must not be another user's, nor writable by everybody.
+
+    Raises: BackendUnavailable.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = folder.stat()
@@ -138,12 +144,12 @@ def _make_private(folder: Path) -> None:
 
 
 def _compile(module: nn.Module, num_rows: int, file: Path) -> None:
-    # Three tensors of different sizes: the exporter takes equal sizes for the same symbol.
+    # Fewer wanted rows than rows: the exporter takes equal sizes for the same symbol.
     example = (torch.zeros(num_rows, dtype=torch.long), torch.arange(num_rows), torch.arange((num_rows + 1) // 2))
     dynamic = None if num_rows == 1 else ({0: Dim.DYNAMIC},) * 3
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch's own code
+            warnings.simplefilter("ignore")  # torch's warnings about its own code
             program = torch.export.export(module, example, dynamic_shapes=dynamic)
             _check_ranges(program)
             with tempfile.TemporaryDirectory(dir=file.parent) as aside:  # the file appears whole or not at all
@@ -158,14 +164,17 @@ def _compile(module: nn.Module, num_rows: int, file: Path) -> None:
 
 
 def _check_ranges(program: torch.export.ExportedProgram) -> None:
-    """A library does not check its number of rows. Raises: BackendUnavailable unless it is made for any number."""
+    """Check that the code is valid for any number of rows, because a library does not check its inputs.
+
+    Raises: BackendUnavailable.
+    """
     for rows in program.range_constraints.values():
         if rows.lower > 2 or rows.upper < MAX_ROWS:
             raise BackendUnavailable(f"its code is wrong above {rows.upper} rows, or below {rows.lower}")
 
 
 def _load(file: Path, weights: Mapping[str, Tensor]) -> Run:
-    """Load one library. Raises: BackendUnavailable."""
+    """Raises: BackendUnavailable."""
     try:
         library = torch._inductor.aoti_load_package(str(file), run_single_threaded=True)
         names = library.get_constant_fqns()
@@ -197,7 +206,7 @@ def _shape_of(model: Any) -> str:
 
 
 def _machine() -> tuple[str, ...]:
-    """The CPU and the compilers."""
+    """Features of the CPU, and versions of torch and transformers."""
     flags = Path("/proc/cpuinfo")
     features = (
         next((line for line in flags.read_text().splitlines() if line.startswith(("flags", "Features"))), "")

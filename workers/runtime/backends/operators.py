@@ -1,6 +1,6 @@
-"""Operators that recorded code calls back into Python: attention and packed products.
+"""Operators through which recorded code calls back into Python: attention and packed products.
 
-They need the step's plan and the model's packed products, which are not tensors: a thread sets them for each pass.
+They need the step's plan and the model's packed products, which are not tensors. So a thread sets both for each pass.
 Knows torch's operator registry. Must not know models.
 """
 
@@ -23,7 +23,7 @@ _pass = threading.local()
 
 @contextmanager
 def forward_pass(plan: Plan, products: Sequence[PackedProduct]) -> Iterator[None]:
-    """Sets what the operators of this thread use within the `with` block."""
+    """Set the plan and the products that this thread's operators use within the `with` block."""
     _pass.plan, _pass.products = plan, products
     try:
         yield
@@ -52,7 +52,7 @@ def _attend(
 
 
 def _attend_in(query: Tensor, key: Tensor, value: Tensor, layer: Tensor, *kind: Any) -> Tensor:
-    """The layer's number is a tensor on the host, so that compiled layers share their code."""
+    """`_attend` with the layer's number as a host tensor, so that compiled layers share their code."""
     return _attend(query, key, value, int(layer), *kind)
 
 

@@ -1,4 +1,4 @@
-"""On a CPU: the model's own code over packed weights (`workers.runtime.backends.packed_weights`).
+"""Backend for a CPU: the model's own code with packed weights (`workers.runtime.backends.packed_weights`).
 
 Knows how much memory packing may take. Must not know how products are computed.
 """
@@ -19,11 +19,11 @@ from workers.runtime.memory import GIB, free_bytes
 logger = logging.getLogger(__name__)
 
 WARM_UP_ROWS: Final = 64
-"""Steps of up to this number of rows find their kernels made."""
+"""Kernels are made at start for steps of up to this number of rows."""
 
 
 class PackedBackend(EagerBackend):
-    """As eager, with packed weights; without kernels or memory for them the weights stay as they are."""
+    """Eager with packed weights. Without kernels or memory for them, weights stay as they are."""
 
     @classmethod
     def suits(cls, config: EngineConfig) -> bool:
@@ -50,7 +50,7 @@ class PackedBackend(EagerBackend):
 
 
 def _has_memory(model: Any, config: EngineConfig, *, keeps_rows: bool) -> bool:
-    """Whether packing takes at most half of the free memory; the log says when it does not."""
+    """Whether packing takes at most half of the free memory. Logs a warning if not."""
     needed = packed_weights.bytes_needed(model, keeps_rows=keeps_rows)
     free = free_bytes(torch.device(config.device), config.tensor_parallel)
     if not needed or free is None or needed <= free // 2:

@@ -1,11 +1,11 @@
 """Packed weights: weights of linear layers in the blocked layout that the CPU's matrix kernels read.
 
-torch multiplies by a weight in row-major layout. oneDNN, part of every torch for x86, has kernels for weights in
-blocks: two to three times as fast for the few rows of a verification, and near the memory's bandwidth for one. They
-also sum up each row in the same order for any number of rows, which deterministic steps need (adr/cpu-runtime).
-torch's own compiler emits the same operators for weights that do not change (`torch._inductor.config.freezing`).
+torch multiplies by weights in row-major layout. oneDNN, part of every torch for x86, has kernels for weights in blocks.
+They are two to three times as fast for the few rows of a verification, and near the memory bandwidth for one row. They
+also sum each row in the same order for any number of rows, which deterministic steps need (adr/cpu-runtime). torch's
+own compiler emits the same operators for weights that do not change (`torch._inductor.config.freezing`).
 
-Knows modules and kernels. Must not know what the rows are.
+Knows modules and kernels. Must not know what the rows stand for.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from transformers.pytorch_utils import Conv1D
 from workers.attention import is_recorded
 
 MIN_WEIGHTS: Final = 1 << 19
-"""Smallest number of weights of a matrix that is worth packing: a call into oneDNN costs 30 µs more."""
+"""Smallest matrix, in weights, that is worth packing: a call into oneDNN costs 30 µs more."""
 SIBLINGS: Final = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 """Names of layers that take the same input rows: one product reads their weights faster than three."""
 LAYOUT_ROWS: Final = 8
-"""The number of rows that the layout is chosen for; it is not much worse for others."""
+"""Number of rows that the layout is chosen for; it is not much worse for others."""
 TILE_UNIT_ROWS: Final = 32
-"""A CPU's tile unit (AMX) sums up products of up to this number of rows in one order, and larger ones in others, by
-shape. Parts of 32 rows take 1.7 times as long for 64 rows, and 3.6 times for 256, which without the unit take ten."""
+"""A CPU's tile unit (AMX) sums products of up to this number of rows in one order; above, the order depends on the
+shape. In parts of 32 rows, 64 rows take 1.7 times as long and 256 rows 3.6 times; without the unit 256 take ten times
+as long."""
 
 
 def is_available(dtype: torch.dtype, device: torch.device) -> bool:
@@ -38,7 +39,7 @@ def is_available(dtype: torch.dtype, device: torch.device) -> bool:
     if device.type != "cpu" or not has_onednn:
         return False
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
-        return False  # elsewhere the operators may exist, with slower kernels behind them
+        return False  # on other CPUs the operators may exist, but with slower kernels
     return dtype in (torch.float32, torch.bfloat16)
 
 
@@ -49,12 +50,12 @@ def has_bfloat16() -> bool:
 
 
 def has_tile_unit() -> bool:
-    """Whether this CPU has a unit for products of tiles in bfloat16 (AMX)."""
+    """Whether this CPU has a tile unit for bfloat16 products (AMX)."""
     return has_bfloat16() and bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
 def bytes_needed(model: nn.Module, *, keeps_rows: bool) -> int:
-    """Bytes that `pack` takes in addition to the present weights."""
+    """Bytes that `pack` takes in addition to the current weights."""
     if next(model.parameters()).dtype != torch.bfloat16 or has_bfloat16():
         return 0
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -68,13 +69,13 @@ def bytes_needed(model: nn.Module, *, keeps_rows: bool) -> int:
 def pack(
     model: nn.Module, min_weights: int = MIN_WEIGHTS, *, keeps_rows: bool = True, max_rows: int | None = None
 ) -> tuple[int, int]:
-    """Pack each linear layer of at least `min_weights`; returns the numbers of layers packed, and left as they are.
+    """Pack each linear layer of at least `min_weights`. Returns the numbers of packed and of unpacked layers.
 
     Siblings with the same input become one product. The `weight` of a packed layer is replaced by a placeholder of NaN
     with its shape, dtype and device, because keeping both would take twice the memory. Another module that shares the
     weight, such as an embedding, keeps it.
     `keeps_rows`: on a CPU that has to widen bfloat16, multiply single rows by the original weights.
-    `max_rows`: the largest number of rows that are multiplied at once; None for any number.
+    `max_rows`: largest number of rows multiplied at once; None for any number.
     """
     is_widened = next(model.parameters()).dtype == torch.bfloat16 and not has_bfloat16()
     make = partial(WidenedProduct, keeps_rows=keeps_rows) if is_widened else partial(PackedProduct, max_rows=max_rows)
@@ -86,7 +87,7 @@ def pack(
             continue
         product, first = make(group, index), 0
         fused = FusedProduct(product, len(group))
-        for layer in group:  # hooks of a layer stay
+        for layer in group:  # the layer stays a module and keeps its hooks
             num_outputs = _weight(layer).shape[0]
             layer.forward = FusedOutput(fused, slice(first, first + num_outputs)) if len(group) > 1 else product
             layer.weight = nn.Parameter(
@@ -125,7 +126,7 @@ class PackedProduct:
     """The forward of a linear layer, or of several with the same input rows, with the weights in blocks."""
 
     def __init__(self, layers: Sequence[Any], index: int = 0, max_rows: int | None = None) -> None:
-        """`index` counts the products of a model; `max_rows` as in `pack`."""
+        """`index`: number of this product in the model; `max_rows`: as in `pack`."""
         self.index = index
         self._max_rows = max_rows
         weights = [_weight(layer) for layer in layers]
@@ -145,7 +146,7 @@ class PackedProduct:
         return self.multiply(rows)
 
     def multiply(self, rows: Tensor) -> Tensor:
-        """As `__call__`, also for that operator."""
+        """`__call__` without recording; the operator calls it, too."""
         if not rows.numel():
             return rows.new_empty(*rows.shape[:-1], self.shape[0])
         num_rows = rows.numel() // rows.shape[-1]
@@ -163,8 +164,8 @@ class PackedProduct:
 class WidenedProduct(PackedProduct):
     """For bfloat16 on a CPU without bfloat16 instructions, where 8 rows would take 7 times as long as one.
 
-    It multiplies in float32 and rounds the result, as such instructions do. The cost of a single row is reading the
-    weights, so for single rows the bfloat16 weights are kept.
+    It multiplies in float32 and rounds the result, as such instructions do. A single row's time is that of reading the
+    weights, so the bfloat16 weights are kept for single rows.
     """
 
     def __init__(self, layers: Sequence[Any], index: int = 0, *, keeps_rows: bool = True) -> None:
@@ -182,7 +183,7 @@ class WidenedProduct(PackedProduct):
 
 
 class FusedProduct:
-    """One product for several layers: the first layer that is called computes for all of them.
+    """One product for several layers: the first layer called computes for all of them.
 
     Invariant: no code changes the rows in place between two siblings of one pass; no served model does.
     """
@@ -195,7 +196,7 @@ class FusedProduct:
         self._num_taken = 0
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """The product of `rows`; computed once for all layers that are called with the same tensor."""
+        """The product of `rows`, computed once for all layers that are called with the same tensor."""
         if self._outputs is None or rows is not self._rows:
             self._rows, self._outputs, self._num_taken = rows, self.product(rows), 0
         outputs = self._outputs
@@ -226,7 +227,7 @@ def packed(model: nn.Module) -> list[PackedProduct]:
 
 @torch.inference_mode()
 def warm_up(model: nn.Module, max_rows: int) -> None:
-    """Let oneDNN make its kernels for up to `max_rows` rows: the first product of each shape takes 1 ms more."""
+    """Make oneDNN's kernels for up to `max_rows` rows: the first product of each shape takes 1 ms more."""
     products = {(product.shape, product.has_bias): product for product in packed(model)}
     dtype = next(model.parameters()).dtype
     for ((_, num_inputs), _), product in products.items():

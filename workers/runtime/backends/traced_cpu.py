@@ -1,10 +1,10 @@
-"""On a CPU: the operators of the model's own code, recorded once at start and run without that code.
+"""Backend for a CPU: records the operators of the model's own code at start, and runs them without that code.
 
-Almost half of a small model's pass is Python between operators: calls of modules, keyword arguments, shapes.
-`torch.jit.trace` follows the code once, and torch's interpreter runs what was recorded: the same operators in the same
-order, so logits have the same bits. It takes a tenth of a second at start, and no compiler (adr/cpu-runtime).
+Almost half of a small model's pass is Python between operators: module calls, keyword arguments, shapes.
+`torch.jit.trace` records the operators once, and torch's interpreter runs them in the same order, so logits have the
+same bits. Recording takes a tenth of a second and needs no compiler (adr/cpu-runtime).
 
-Knows models and torch's tracer. Must not know what the rows are.
+Knows models and torch's tracer. Must not know what the rows stand for.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from workers.step import Step, StepRows, lay_out
 
 _JIT: Any = torch.jit  # it has no types
 Run: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Ids, positions and wanted rows to logits."""
+"""(ids, positions, wanted rows) -> logits."""
 MAX_WEIGHTS: Final = 1 << 26
-"""Of a model that is worth it: with more, the test at start takes seconds."""
+"""Largest number of weights of a model that is traced. With more, the self-test at start takes seconds."""
 
 
 class TracedBackend(Backend):
-    """Runs what was recorded of the model's code.
+    """Runs the recorded operators of the model's code.
 
     Not for tensor parallelism: recording would need the other ranks in its collectives.
     """
@@ -54,7 +54,7 @@ class TracedBackend(Backend):
         return num_weights <= MAX_WEIGHTS
 
     def warm_up(self, progress: Callable[[str], None]) -> None:  # noqa: ARG002
-        """Record the model's code. Raises: BackendUnavailable where that depends on what is computed."""
+        """Record the model's code. Raises: BackendUnavailable if the code depends on computed values."""
         cache = self.context.cache
         kv = cache.new_sequence()
         try:
@@ -74,9 +74,9 @@ class TracedBackend(Backend):
         plan = self.context.gathering(example.spans, len(example.ids))
         try:
             with torch.no_grad(), quiet_transformers(), warnings.catch_warnings(), forward_pass(plan, self._products):
-                warnings.simplefilter("ignore")  # the tracer is deprecated; without it the model's code runs
-                warnings.simplefilter("error", _JIT.TracerWarning)  # it would hold for such an example alone
-                _JIT.TracerWarning.ignore_lib_warnings()  # torch's own code asks for shapes of weights
+                warnings.simplefilter("ignore")  # the tracer is deprecated; without it the model's code would run
+                warnings.simplefilter("error", _JIT.TracerWarning)  # the trace would hold for this example only
+                _JIT.TracerWarning.ignore_lib_warnings()  # torch's own code reads the shapes of weights
                 traced = _JIT.trace(module, example.tensors(self.context.cache.device), check_trace=False)
                 run: Run = _JIT.freeze(traced, optimize_numerics=False)
         except Exception as error:  # torch raises many kinds, and model code any
