@@ -107,7 +107,7 @@ class SimPort(Generic[Request, Reply]):
         def take_answer(reply: Reply) -> None:
             if reply.stamp.session in sessions:  # otherwise the reply is to an offer
                 sessions.remove(reply.stamp.session)
-                self.unanswered.remove(reply.stamp.session)
+                self.unanswered.discard(reply.stamp.session)
             take(reply)
 
         try:

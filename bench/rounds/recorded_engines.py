@@ -14,15 +14,13 @@ import logging
 import selectors
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from core.config import EngineConfig
 from core.costs import PASS_LAWS
 from core.errors import WorkerLost
-from core.records import DraftRequest, EngineStats, Findings, ModelInfo
-from core.speculation import TreeSpec
+from core.records import EngineStats, Findings, ModelInfo
 from deploy.app import Engines
 from deploy.engines import DraftActor, EngineActor, TargetActor
 from simulation.engines import EngineLaw, SimDraft, SimTarget, Text, TraceLaw
@@ -47,16 +45,12 @@ class RecordedLoop:
         # Its waits are as long as requested; epoll's are whole milliseconds.
         self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ready: dict[Receiver, list[tuple[int, Any]]] = {}
+        self._ready: dict[Receiver, list[Any]] = {}
         """Replies of the pass that has just ended; they are sent together."""
         threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
 
-    def post(self, batch: Sequence[tuple[int, Any]], receiver: Receiver) -> None:
+    def post(self, batch: Sequence[Any], receiver: Receiver) -> None:
         self._loop.call_soon_threadsafe(self._take, batch, receiver)
-
-    async def submit(self, batch: Sequence[Any]) -> list[Any]:
-        replies: list[Any] = await self._on_thread(self._engine.answer(batch))
-        return replies
 
     async def release(self, sessions: Sequence[str]) -> None:
         self._loop.call_soon_threadsafe(self._engine.release, sessions)
@@ -88,38 +82,27 @@ class RecordedLoop:
             engine.busy_s,
         )
 
-    async def _on_thread(self, work: Coroutine[Any, Any, Any]) -> Any:
-        future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        return await asyncio.wrap_future(future)
-
     # On the engine's thread
 
-    def _take(self, batch: Sequence[tuple[int, Any]], receiver: Receiver) -> None:
-        for number, request in batch:
-            task = self._loop.create_task(self._answer(number, request, receiver))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _take(self, batch: Sequence[Any], receiver: Receiver) -> None:
+        task = self._loop.create_task(self._answer(batch, receiver))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, number: int, request: Any, receiver: Receiver) -> None:
-        reply: Any
+    async def _answer(self, batch: Sequence[Any], receiver: Receiver) -> None:
         try:
-            if isinstance(request, DraftRequest) and isinstance(request.growth, TreeSpec):
-                reply = await cast("SimDraft", self._engine).grow(request, lambda told: receiver.take([(number, told)]))
-            else:
-                [reply] = await self._engine.answer([request])
+            await self._engine.exchange(batch, lambda reply: self._say(reply, receiver))
         except WorkerLost as lost:
             receiver.lose(lost)
         except Exception as error:
             logger.exception("a simulated engine failed")
             receiver.lose(WorkerLost(f"the engine failed: {error}"))
-        else:
-            self._say(number, reply, receiver)
 
-    def _say(self, number: int, reply: Any, receiver: Receiver) -> None:
+    def _say(self, reply: Any, receiver: Receiver) -> None:
         if receiver not in self._ready:
             self._ready[receiver] = []
             self._loop.call_soon(lambda: receiver.take(self._ready.pop(receiver)))
-        self._ready[receiver].append((number, reply))
+        self._ready[receiver].append(reply)
 
 
 class _Recorded(EngineActor[Any, Any]):
@@ -129,6 +112,7 @@ class _Recorded(EngineActor[Any, Any]):
     """Temperature at which agreement was recorded."""
 
     async def load(self, meeting: object = None, known: Findings | None = None) -> tuple[ModelInfo, Findings]:  # noqa: ARG002
+        self._bind_links()
         from workers.runtime import this_machine  # imports torch: only in the engine's process, as in real engines
 
         text = Text(TraceLaw.load(self.temperature), VOCAB_SIZE)

@@ -48,11 +48,15 @@ class Batcher(Generic[Request, Reply]):
         exchange: Callable[[Sequence[Request], Callable[[Reply], None]], Awaitable[None]],
         deliver: Callable[[Request, Reply | WorkerLost], None],
         max_calls: int | None = 1,
+        is_joint: Callable[[Request], bool] = lambda _: False,
     ) -> None:
-        """`max_calls`: maximum number of gathered calls without a reply; None sets no limit."""
+        """`max_calls`: maximum number of gathered calls without a reply; None sets no limit. `is_joint`: whether the
+        one reply to a request waits for those to the other joint requests of its call.
+        """
         self._exchange = exchange
         self._deliver = deliver
         self._max_calls = max_calls
+        self._is_joint = is_joint
         self._open: dict[Stamp, Request] = {}
         """Requests without a last reply."""
         self._waiting: list[Request] = []
@@ -132,6 +136,8 @@ class Batcher(Generic[Request, Reply]):
         called before the first reply is delivered.
         """
         self._open.update({request.stamp: request for request in batch})
+        joint = {request.stamp for request in batch if self._is_joint(request)}
+        held_back: list[Reply] = []
         has_answered = False
 
         def take(reply: Reply) -> None:
@@ -139,7 +145,13 @@ class Batcher(Generic[Request, Reply]):
             if not has_answered:
                 has_answered = True
                 saw_pass()
-            self._take(reply)
+            if reply.stamp not in joint:
+                self._take(reply)
+                return
+            joint.remove(reply.stamp)
+            held_back.append(reply)
+            for each in () if joint else held_back:
+                self._take(each)
 
         try:
             await self._exchange(batch, take)

@@ -34,11 +34,13 @@ class EnginePool(Generic[Request, Reply]):
         take: Callable[[str, Sequence[int]], Awaitable[Lease[EnginePort[Request, Reply]]]],
         deliver: Callable[[Request, Reply | WorkerLost], None],
         max_calls: int | None = None,
+        is_joint: Callable[[Request], bool] = lambda _: False,
     ) -> None:
-        """`max_calls`: maximum number of decoding calls to one engine without a reply; None sets no limit."""
+        """`max_calls` and `is_joint`: as for `Batcher`."""
         self._take = take
         self._deliver = deliver
         self._max_calls = max_calls
+        self._is_joint = is_joint
         self._batchers: dict[str, Batcher[Request, Reply]] = {}
         """Batchers by engine id."""
         self._num_leases: Counter[str] = Counter()
@@ -65,7 +67,7 @@ class EnginePool(Generic[Request, Reply]):
         key = lease.engine_id
         batcher = self._batchers.get(key)
         if batcher is None:
-            batcher = self._batchers[key] = Batcher(lease.port.exchange, self._deliver, self._max_calls)
+            batcher = self._batchers[key] = Batcher(lease.port.exchange, self._deliver, self._max_calls, self._is_joint)
         return batcher
 
     def give_back(self, lease: Lease[EnginePort[Request, Reply]]) -> None:

@@ -72,7 +72,8 @@ class Runner:
             leases.take_target, self._on_target_answer, MAX_TARGET_CALLS
         )
         self._drafts: list[EnginePool[DraftRequest, DraftReply]] = [
-            EnginePool(partial(leases.take_draft, draft=number), self._on_draft_answer) for number in range(num_drafts)
+            EnginePool(partial(leases.take_draft, draft=number), self._on_draft_answer, is_joint=_is_block)
+            for number in range(num_drafts)
         ]
         self._carry_out: dict[type[m.Command], Callable[[_Running, Any], None]] = {
             m.LeaseTarget: self._lease_target,
@@ -263,3 +264,8 @@ class Runner:
     async def _end_at(self, session_id: str, deadline: float) -> None:
         await self._clock.sleep(deadline - self._clock.now())
         self._handle(session_id, m.Abandoned(DeadlinePassed("the request's time ran out")))
+
+
+def _is_block(request: DraftRequest) -> bool:
+    """Whether a round waits for the end of this growth. Blocks that come together share a pass of the target."""
+    return request.growth.ends

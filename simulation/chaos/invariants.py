@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable
 from core.records import Call, Chunk, FinishReason, SequenceSpec
@@ -150,12 +149,10 @@ class Watch:
         cluster, runner = self.rig.cluster, self.rig.service._runner
         for problem in (*self.problems, *cluster.targets.breaches, *cluster.drafts.breaches):
             raise problem
-        pools: tuple[Any, ...] = (runner._targets, *runner._drafts)
-        for pool in pools:
-            for batcher in pool._batchers.values():
-                if len(waiting := batcher._waiting) > 1:
-                    names = [request.stamp.session for request in waiting]
-                    require(len(set(names)) == len(names), f"a session asks twice: {names} wait for one engine")
+        for batcher in runner._targets._batchers.values():
+            if len(waiting := batcher._waiting) > 1:
+                names = [request.stamp.session for request in waiting]
+                require(len(set(names)) == len(names), f"a session asks twice: {names} wait for one engine")
         num_live = sum(stream.is_live for stream in self.streams)
         if len(runner._running) > num_live:
             raise AssertionError(f"{len(runner._running)} sessions run for {num_live} clients: {list(runner._running)}")

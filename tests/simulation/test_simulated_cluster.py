@@ -17,7 +17,8 @@ from simulation.cluster import Fleet
 from simulation.engines.hardware import EngineLaw, HopLaw, PassLaw
 from simulation.engines.target import SimTarget
 from simulation.engines.texts import SteadyLaw, Text
-from simulation.wire import Wire, unread
+from simulation.wire import Wire
+from tests.exchange import replies_of
 
 HOP_S = 2.0
 PASS_S = 5.0
@@ -40,6 +41,10 @@ def fleet(num_replicas: int = 3) -> Fleet[SimTarget]:
     return Fleet("target", num_replicas, lambda name, epoch: SimTarget(name, epoch, text, law), wire, limits)
 
 
+def ignore(_reply: object) -> None:
+    """For replies that do not matter."""
+
+
 def prefill(lease) -> VerifyRequest:
     return VerifyRequest(Stamp(lease.name, lease.epoch, 1), TokenLog().base(0), (5,), spec=SequenceSpec(1, Sampling()))
 
@@ -54,10 +59,10 @@ class FakeDraft:
     def __init__(self):
         self.asked = []
 
-    async def grow(self, request, send):
-        self.asked.append(request)
-        send(request)
-        return request
+    async def exchange(self, batch, take):
+        self.asked += batch
+        for request in batch:
+            take(request)
 
 
 def test_nothing_overtakes_what_belongs_to_the_same_session():
@@ -72,7 +77,8 @@ def test_nothing_overtakes_what_belongs_to_the_same_session():
         ]
 
         async def grow(request):
-            ended.append(await wire.grow(draft, request, told.append))
+            await wire.grow(draft, request, told.append)
+            ended.append(request)
 
         await asyncio.gather(*map(grow, asked))
         for name in ("one", "other"):
@@ -90,12 +96,11 @@ class FakeTarget:
     def __init__(self, engine_id):
         self.engine_id = engine_id
 
-    async def answer(self, batch, take):
+    async def exchange(self, batch, take):
         loop = asyncio.get_running_loop()
         await asyncio.sleep(PASS_S - loop.time() % PASS_S)
         for reply in batch:
             take(reply)
-        return batch
 
 
 def test_the_replies_of_a_step_arrive_together():
@@ -107,7 +112,7 @@ def test_the_replies_of_a_step_arrive_together():
 
         async def back_s(target, number):
             await asyncio.sleep(number * 1e-3)
-            await wire.call(target, [number], unread)
+            await wire.call(target, [number], ignore)
             return loop.time()
 
         of_one = await asyncio.gather(*(back_s(one, number) for number in range(8)))
@@ -147,8 +152,8 @@ def test_a_dead_replica_gives_no_place_until_another_incarnation_lives():
         assert num_leases(targets) == [2, 0]
         assert after.epoch > before.epoch
         with pytest.raises(WorkerLost):
-            await before.port.verify([prefill(before)])
-        assert len(await after.port.verify([prefill(after)])) == 1
+            await replies_of(before.port, [prefill(before)])
+        assert len(await replies_of(after.port, [prefill(after)])) == 1
 
     run_bounded(main)
 
@@ -170,7 +175,7 @@ def test_a_replica_has_been_busy_in_all_its_incarnations():
         targets = fleet(2)
         for number in range(3):
             lease = await targets.take(f"s{number}")
-            await lease.port.verify([prefill(lease)])
+            await replies_of(lease.port, [prefill(lease)])
             targets.replicas[number % 2].restart()
         assert [replica.busy_s for replica in targets.replicas] == [2 * PASS_S, PASS_S]
         assert targets.busy_s == 3 * PASS_S
@@ -184,7 +189,7 @@ def test_an_engine_that_stands_still_is_lost_to_who_waits_for_it():
         lease = await targets.take("s")
         targets.replicas[0].engine.freeze()
         with pytest.raises(WorkerLost, match="30 s"):
-            await lease.port.verify([prefill(lease)])
+            await replies_of(lease.port, [prefill(lease)])
         assert not lease.port.unanswered
         return asyncio.get_running_loop().time()
 
@@ -199,14 +204,14 @@ def test_who_waits_for_many_steps_has_lost_no_engine_unless_that_stops_or_never_
         targets.replicas[0].engine._law = EngineLaw(PassLaw.flat(PASS_S), max_step_tokens=10)
         lease = await targets.take("s")
         long = replace(prefill(lease), suffix=(5,) * 200)
-        assert isinstance((await lease.port.verify([long]))[0], Verdict)
+        assert isinstance((await replies_of(lease.port, [long]))[0], Verdict)
         assert asyncio.get_running_loop().time() > 100.0
         for faults in (targets.replicas[0].engine.freeze, lambda: targets.replicas[0].engine._jobs.clear()):
             other = await targets.take("other")
             asyncio.get_running_loop().call_later(60.0, faults)
             asked_s = asyncio.get_running_loop().time()
             with pytest.raises(WorkerLost, match="30 s"):
-                await other.port.verify([replace(long, stamp=Stamp(other.name, other.epoch, 1))])
+                await replies_of(other.port, [replace(long, stamp=Stamp(other.name, other.epoch, 1))])
             assert 90.0 - 2 * PASS_S <= asyncio.get_running_loop().time() - asked_s <= 90.0 + PASS_S
             targets.replicas[0].engine.thaw()
 
@@ -223,7 +228,8 @@ def test_an_engine_that_stands_still_reads_no_message_until_it_goes_on_or_dies()
             replica.engine.freeze()
         of_another_life = [replace(prefill(lease), stamp=Stamp(lease.name, 99, 1)) for lease in leases]
         asked = [
-            asyncio.create_task(lease.port.verify([each])) for lease, each in zip(leases, of_another_life, strict=True)
+            asyncio.create_task(replies_of(lease.port, [each]))
+            for lease, each in zip(leases, of_another_life, strict=True)
         ]
         await asyncio.sleep(2 * HOP_S)
         assert not any(task.done() for task in asked)
@@ -241,11 +247,11 @@ def test_a_session_that_asks_before_it_was_answered_breaks_the_protocol():
     async def main():
         targets = fleet(1)
         one, other = [await targets.take(name) for name in ("one", "other")]
-        await asyncio.gather(*(lease.port.verify([prefill(lease)]) for lease in (one, other)))
+        await asyncio.gather(*(replies_of(lease.port, [prefill(lease)]) for lease in (one, other)))
         assert not targets.breaches
-        await asyncio.gather(one.port.verify([prefill(one)]), one.port.verify([prefill(one)]))
+        await asyncio.gather(one.port.exchange([prefill(one)], ignore), one.port.exchange([prefill(one)], ignore))
         assert len(targets.breaches) == 1
-        await one.port.verify([prefill(one), prefill(one)])
+        await one.port.exchange([prefill(one), prefill(one)], ignore)
         assert len(targets.breaches) == 2, "and in one batch"
 
     run_bounded(main)

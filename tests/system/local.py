@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import Unavailable
-from core.records import Chunk, DraftUpdate, GenerationRequest, ModelInfo, Sampling
+from core.records import Chunk, GenerationRequest, ModelInfo, Sampling
 from deploy.clock import MonotonicClock
 from orchestrator.policy.policies import Policies
 from orchestrator.service import Service
@@ -38,25 +38,15 @@ MAX_RELEASE_S = 10.0
 
 
 class LocalPort:
-    """Both ports of core.ports, straight to an engine's loop."""
+    """`core.ports.EnginePort`, straight to an engine's loop."""
 
     def __init__(self, loop: EngineLoop[Any, Any]) -> None:
         self._loop = loop
         self.num_calls = 0
 
-    async def verify(self, batch: Sequence[Any], take: Callable[[Any], None] | None = None) -> Sequence[Any]:
+    async def exchange(self, batch: Sequence[Any], take: Callable[[Any], None]) -> None:
         self.num_calls += 1
-        return await self._loop.submit(batch, take)
-
-    draft = verify
-
-    async def grow(self, request: Any, take: Callable[[DraftUpdate], None]) -> Any:
-        self.num_calls += 1
-        async for each in self._loop.replies(request):
-            if not isinstance(each, DraftUpdate):
-                return each
-            take(each)
-        raise AssertionError("the last reply is no growth")
+        await self._loop.exchange(batch, take)
 
     async def release(self, sessions: Sequence[str]) -> None:
         await self._loop.release(sessions)

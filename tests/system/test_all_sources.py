@@ -18,7 +18,7 @@ from test_law import SIGNIFICANCE, copying, law_of, perturbed
 from test_structured import SCHEMAS, schema_grammar
 
 from core.config import SpeculationConfig
-from core.records import DraftDone, DraftUpdate, Sampling, Verification
+from core.records import DraftUpdate, Sampling, Verification
 from orchestrator.guessers import NEED_INDEX, SOURCES
 from simulation.chaos.lies import GROWTH_LIES
 from tests import checkpoints
@@ -116,21 +116,17 @@ async def test_a_lying_extra_draft_changes_no_token(other, plain, policy, monkey
         dice, told = Random(5), Counter()
 
         def perhaps(reply):
-            said = lying(reply, dice) if isinstance(reply, (DraftUpdate, DraftDone)) and dice.random() < 0.3 else reply
+            said = lying(reply, dice) if isinstance(reply, DraftUpdate) and dice.random() < 0.3 else reply
             told["lies"] += said is not reply
             return said
 
         port = served.leases.ports["draft1"]
-        grow, draft = port.grow, port.draft
+        exchange = port.exchange
 
-        async def lying_grow(asked, take):
-            return perhaps(await grow(asked, lambda each: take(perhaps(each))))
+        async def lying_exchange(batch, take):
+            await exchange(batch, lambda reply: take(perhaps(reply)))
 
-        async def lying_draft(batch):
-            return [perhaps(reply) for reply in await draft(batch)]
-
-        monkeypatch.setattr(port, "grow", lying_grow)
-        monkeypatch.setattr(port, "draft", lying_draft)
+        monkeypatch.setattr(port, "exchange", lying_exchange)
         await check_outputs(served, plain)
     assert told["lies"] or policy.startswith("adaptive"), "a draft that does not lie tests nothing"
 

@@ -39,7 +39,7 @@ class FakeReceiver:
         for reply in replies:
             self.said.put(reply)
 
-    def working(self, numbers):
+    def working(self, stamps):
         """It waits for as long as it takes."""
 
     def lose(self, end):
@@ -56,9 +56,9 @@ def served(kind):
 def test_a_target_says_its_own_text_after_as_long_as_the_law_says():
     loop, receiver = served(SimTarget), FakeReceiver()
     began_s = time.monotonic()
-    loop.post([(7, VerifyRequest(Stamp("s", 1, 1), TokenLog().base(0), PROMPT, spec=SPEC))], receiver)
-    number, verdict = receiver.next()
-    assert (number, type(verdict)) == (7, Verdict)
+    loop.post([VerifyRequest(Stamp("s", 1, 1), TokenLog().base(0), PROMPT, spec=SPEC)], receiver)
+    verdict = receiver.next()
+    assert isinstance(verdict, Verdict)
     assert verdict.next_token == TEXT.plain(PROMPT, 0, 1)[0]
     assert time.monotonic() - began_s >= PASS_S
     assert (loop.stats().num_steps, loop.stats().num_sessions) == (1, 1)
@@ -67,11 +67,11 @@ def test_a_target_says_its_own_text_after_as_long_as_the_law_says():
 def test_a_draft_tells_pass_by_pass_what_will_come():
     loop, receiver = served(SimDraft), FakeReceiver()
     request = DraftRequest(Stamp("s", 1, 1), TokenLog().base(0), PROMPT, TreeSpec(4, 3, tail=(0.2,)), spec=SPEC)
-    loop.post([(0, request)], receiver)
+    loop.post([request], receiver)
     updates = []
     while not (updates and updates[-1].is_over):
-        number, update = receiver.next()
-        assert (number, type(update)) == (0, DraftUpdate)
+        update = receiver.next()
+        assert isinstance(update, DraftUpdate)
         updates.append(update)
     tokens = [update.new_nodes.tokens.tolist() for update in updates if len(update.new_nodes)]
     assert [each[0] for each in tokens[:3]] == TEXT.plain(PROMPT, 0, 3)
@@ -81,5 +81,5 @@ def test_a_draft_tells_pass_by_pass_what_will_come():
 def test_what_the_engine_does_not_take_is_lost_to_whoever_asked():
     loop, receiver = served(SimTarget), FakeReceiver()
     loop._engine.is_dead = True
-    loop.post([(0, VerifyRequest(Stamp("s", 1, 1), TokenLog().base(0), PROMPT, spec=SPEC))], receiver)
+    loop.post([VerifyRequest(Stamp("s", 1, 1), TokenLog().base(0), PROMPT, spec=SPEC)], receiver)
     assert "is gone" in str(receiver.next())

@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -16,21 +15,21 @@ import torch
 from ray.exceptions import RayActorError
 
 from core.config import EngineConfig
-from core.errors import CheckpointError, WorkerLost
+from core.errors import CheckpointError, StartupError, WorkerLost
 from core.records import (
     Base,
     DraftRequest,
-    DraftUpdate,
     Findings,
-    Missing,
     Sampling,
     SequenceSpec,
     Stamp,
     VerifyRequest,
 )
-from core.speculation.growth import NewNodes, TreeSpec
+from core.speculation.growth import TreeSpec
 from deploy.engines import actors
-from tests.deploy.fake_engines import FAIL, INFO, SLOW, FakeDraftActor, FakeDraftEngine, FakeTargetActor
+from deploy.link.client import Link
+from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeTargetActor
+from tests.exchange import replies_of
 from workers.runtime import this_machine
 
 EPOCH = 5
@@ -47,37 +46,30 @@ async def target():
     info, findings = await actor.load()
     assert (info, findings.machine) == (INFO, this_machine())
     yield actor
+    await closed(actor)
+
+
+async def closed(actor):
+    actor._links.close()
     await actor._running.close()
 
 
 async def test_replies_come_in_the_order_of_the_requests(target):
-    replies = await target.verify([verify_request("a", 7), verify_request("b", 3)])
+    replies = await replies_of(target._running, [verify_request("a", 7), verify_request("b", 3)])
     assert [(reply.stamp.session, reply.next_token) for reply in replies] == [("a", 8), ("b", 4)]
 
 
 async def test_released_sessions_are_gone_from_the_statistics(target):
-    await target.verify([verify_request("a"), verify_request("b")])
+    await replies_of(target._running, [verify_request("a"), verify_request("b")])
     assert (await target.stats()).num_sessions == 2
     await target.release(["a", "unknown"])
     assert (await target.stats()).num_sessions == 1
     await target.check_integrity()
 
 
-async def test_an_engine_says_that_it_works_between_two_steps_alone(target):
-    await target.works()
-    ended = []
-    step = asyncio.create_task(target.verify([verify_request(last=SLOW)]))
-    step.add_done_callback(lambda _: ended.append("step"))
-    await asyncio.sleep(0.2)  # until it is in the step
-    works = asyncio.create_task(target.works())
-    works.add_done_callback(lambda _: ended.append("works"))
-    await asyncio.gather(step, works)
-    assert ended == ["step", "works"]
-
-
 async def test_an_engine_that_failed_is_never_ready_again(target):
     with pytest.raises(WorkerLost, match="told to fail"):
-        await target.verify([verify_request(last=FAIL)])
+        await replies_of(target._running, [verify_request(last=FAIL)])
     with pytest.raises(WorkerLost, match="told to fail"):
         await target.ready()
 
@@ -87,7 +79,7 @@ async def test_what_is_known_of_the_place_reaches_the_engine():
     known = Findings("anywhere", is_compiled=True, tile_rows=4, step_times_s=((1, 0.5),))
     actor = FakeTargetActor(EngineConfig("fake"), EPOCH)
     assert (await actor.load(None, known))[1] is known
-    await actor._running.close()
+    await closed(actor)
 
 
 @pytest.mark.thorough
@@ -112,40 +104,31 @@ async def test_torch_and_what_is_below_it_are_told_of_the_threads(monkeypatch):
         assert await asyncio.to_thread(torch.get_num_threads) == 3
     finally:
         torch.set_num_threads(before)
-        await actor._running.close()
+        await closed(actor)
 
 
 async def test_a_draft_actor_drafts():
     actor = FakeDraftActor(EngineConfig("fake"), EPOCH, 64)
     await actor.load()
-    (drafted,) = await actor.draft([DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1, 2), TreeSpec.chain(2), SPEC)])
+    (drafted,) = await replies_of(
+        actor._running, [DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1, 2), TreeSpec.chain(2), SPEC)]
+    )
     assert drafted.new_nodes.tokens.tolist() == [3, 4]
-    await actor._running.close()
+    await closed(actor)
 
 
-GROW = DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1, 2), TreeSpec(1, 1), spec=SPEC)
+async def test_an_engine_without_a_free_port_ends_its_start_before_it_loads(target):
+    port = target._links._listener.getsockname()[1]
+    actor = FakeTargetActor(EngineConfig("broken", link_ports=(port, port)), EPOCH)
+    with pytest.raises(StartupError, match=rf"ports {port} to {port} of .* are all in use; engine\.link_ports sets"):
+        await actor.load()
 
 
-async def test_a_draft_actor_says_what_grows_until_there_is_an_end(monkeypatch):
-    said = [DraftUpdate(GROW.stamp, NewNodes(0), 2), DraftUpdate(GROW.stamp, NewNodes(3), 2), Missing(GROW.stamp, 0)]
-    actor = FakeDraftActor(EngineConfig("fake"), EPOCH, 64)
-    await actor.load()
-
-    def step(engine):
-        ((ticket, _),) = engine._waiting
-        engine._waiting.clear()
-        return [(ticket, each) for each in said]
-
-    monkeypatch.setattr(FakeDraftEngine, "step", step)
-    assert [each async for each in actor.grow(GROW)] == said
-    await actor._running.close()
-
-
-async def test_growth_on_a_draft_actor_that_fails_is_lost():
-    actor = FakeDraftActor(EngineConfig("fake"), EPOCH, 64)
-    await actor.load()
-    with pytest.raises(WorkerLost, match="told to fail"):
-        _ = [each async for each in actor.grow(replace(GROW, suffix=(1, FAIL)))]
+async def test_requests_over_an_actors_link_are_answered(target):
+    link = await Link.open(await target.open_links())
+    (reply,) = await replies_of(link, [verify_request("a", 7)])
+    assert reply.next_token == 8
+    link.close("the test is over")
 
 
 @pytest.mark.ray

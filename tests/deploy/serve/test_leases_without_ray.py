@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import grpc
@@ -16,12 +17,15 @@ from ray.serve.exceptions import RayServeException
 
 from core.config import Limits
 from core.errors import Unavailable, WorkerLost, WorkerStopping
-from core.records import Base, DraftDone, DraftRequest, Refused, Stamp, Verdict, VerifyRequest
+from core.records import Base, DraftRequest, DraftUpdate, Refused, Stamp, Verdict, VerifyRequest
 from core.speculation.growth import NewNodes, TreeSpec
+from deploy.link.address import LinkAddress, LinkTroubles
+from deploy.link.stream import LinkError
 from deploy.serve import leases
 from deploy.serve.deployments import LeaseGrant, Refusal
 from deploy.serve.leases import ServeLeases
 from orchestrator.session.statistics import DraftWait
+from tests.exchange import replies_of
 
 REQUESTS = [VerifyRequest(Stamp(name, 1, 1), Base(0, 0), (1,)) for name in "abc"]
 VERDICTS = [Verdict(request.stamp, (), 5, 1) for request in REQUESTS]
@@ -31,6 +35,7 @@ BROKEN = grpc.aio.AioRpcError(
 )
 """Where gRPC says anything but UNAVAILABLE, Serve passes it on."""
 CALLER = contextvars.ContextVar("CALLER", default="nobody")
+ADDRESS = LinkAddress("127.0.0.1", 1, 1, b"key")
 
 
 class FakeStream:
@@ -69,43 +74,56 @@ class FakeStream:
 
 
 class FakeEngine:
-    """An engine actor: answers what it was told to, or whatever it is asked."""
+    """An engine actor and the link to it: answers what it was told to, or whatever it is asked."""
 
     def __init__(self) -> None:
-        self.replies: object = VERDICTS
+        self.replies: list[object] = [*VERDICTS]
         self.failure: Exception | None = None
-        self.is_stuck = False
-        self.stuck: asyncio.Future[object] | None = None
+        self.num_asked = 0
         self.callers: list[str] = []
         self.released: list[str] = []
-        self.verify = self.draft = SimpleNamespace(remote=self._answer)
         self.release = SimpleNamespace(remote=self._release)
-        self.works = SimpleNamespace(remote=self._works)
-        self.num_steps = 0
-        """Number of times that it says to work although it gives no answer."""
 
-    def _answer(self, _batch: object) -> asyncio.Future[object]:
+    def _release(self, sessions: list[str]) -> asyncio.Future[None]:
         self.callers.append(CALLER.get())
-        future = asyncio.get_running_loop().create_future()
-        if self.failure is not None:
-            future.set_exception(self.failure)
-        elif self.is_stuck:
-            self.stuck = future
-        else:
-            future.set_result(self.replies)
-        return future
-
-    async def _works(self) -> None:
-        """The last of them answers what was asked, if anything has."""
-        if self.num_steps == 0:
-            await asyncio.Event().wait()
-        self.num_steps -= 1
-        if self.num_steps == 0 and self.stuck is not None:
-            self.stuck.set_result(self.replies)
-
-    def _release(self, sessions: list[str]) -> asyncio.Future[object]:
         self.released += sessions
-        return self._answer(sessions)
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None) if self.failure is None else done.set_exception(self.failure)
+        return done
+
+
+class FakeLink:
+    """The link to a fake engine."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+        self.is_closed = False
+
+    async def exchange(self, _batch: object, take: Callable[[object], None], _silence_s: float) -> None:
+        self._engine.num_asked += 1
+        for reply in self._engine.replies:
+            take(reply)
+
+    def close(self, _reason: str) -> None:
+        self.is_closed = True
+
+
+class FakeLinks:
+    """Opens one link after the other, or says why not."""
+
+    troubles = LinkTroubles()
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+        self.problems: list[str] = []
+        self._link: FakeLink | None = None
+
+    async def to(self, _engine_id: str, _address: LinkAddress) -> FakeLink:
+        if self.problems:
+            raise LinkError(self.problems.pop(0))
+        if self._link is None or self._link.is_closed:
+            self._link = FakeLink(self._engine)
+        return self._link
 
 
 class FakeHandle:
@@ -134,7 +152,7 @@ class FakeHandle:
     def _lease(self, name: str, prefix: tuple[object, ...], refused_by: frozenset[str]) -> FakeStream:
         self.asked.append((name, prefix))
         self.had_refused.append(refused_by)
-        grant = LeaseGrant("engine 1", 1, self.engine, self.replica_id)
+        grant = LeaseGrant("engine 1", 1, self.engine, self.replica_id, ADDRESS)
         stream = FakeStream(Refusal(self.refusals.pop(0)) if self.refusals else grant)
         if self.failures:
             stream.failure = self.failures.pop(0)
@@ -159,6 +177,8 @@ class Served:
         self.target = FakeHandle("target", grants_at_once=grants_at_once)
         self.draft = FakeHandle("draft", grants_at_once=grants_at_once)
         self.leases = ServeLeases(self.target, [(self.draft, None)], Limits(**limits))
+        self.links = self.leases._target.links = FakeLinks(self.target.engine)
+        self.leases._drafts[0].links = FakeLinks(self.draft.engine)
 
 
 async def settle() -> None:
@@ -229,14 +249,30 @@ async def test_who_was_refused_to_the_end_is_told_why():
         await served.leases.take_target("a")
 
 
-async def test_where_a_link_has_broken_and_no_other_opens_calls_go_by_ray(served):
-    """The engine may be well; whoever holds a lease by the broken link has to move all the same."""
+async def test_where_a_link_has_broken_another_is_opened(served):
+    """The engine may be well; a session with a lease by the broken link has to move all the same."""
     before = await served.leases.take_target("a")
-    before.port.use(SimpleNamespace(is_closed=True))
+    before.port._link.close("it broke")
     after = await served.leases.take_target("b")
     assert after.port is not before.port
-    assert await after.port.verify(REQUESTS) == VERDICTS
+    assert await replies_of(after.port, REQUESTS) == VERDICTS
     assert (await served.leases.take_target("c")).port is after.port
+
+
+async def test_a_grant_without_a_link_is_given_back_and_another_replica_is_asked(served):
+    served.links.problems = ["refused"]
+    await served.leases.take_target("a")
+    assert [stream.cancelled() for stream in served.target.streams] == [True, False]
+    assert served.target.had_refused == [frozenset(), frozenset({"replica 1"})]
+
+
+async def test_without_any_link_the_reason_is_told():
+    served = Served(lease_timeout_s=0.05)
+    served.links.problems = ["no answer within 5 s"] * 100_000
+    with pytest.raises(
+        Unavailable, match=r"granted a lease within 0\.05 s: no link to an engine: no answer within 5 s$"
+    ):
+        await served.leases.take_target("a")
 
 
 async def test_without_any_grant_the_last_problem_is_told(monkeypatch):
@@ -261,63 +297,29 @@ async def test_the_beginning_of_the_text_goes_with_the_wish_for_a_lease(served):
     assert long[0] == short[0]
 
 
-ANSWERS = {
-    "too few": VERDICTS[:-1],
-    "too many": [*VERDICTS, VERDICTS[0]],
-    "none": [],
-    "no list": tuple(VERDICTS),
-    "nothing": None,
-    "somebody else's": [DraftDone(request.stamp, NewNodes(0), 1) for request in REQUESTS],
-    "in part no answer": [*VERDICTS[:-1], None],
-}
-
-
-@pytest.mark.parametrize("answer", ANSWERS)
-async def test_what_does_not_answer_each_request_is_no_answer(served, answer):
-    lease = await served.leases.take_target("a")
-    served.target.engine.replies = ANSWERS[answer]
-    with pytest.raises(WorkerLost, match="did not give one reply for each of 3 requests"):
-        await lease.port.verify(REQUESTS)
-
-
-async def test_an_answer_to_each_request_is_passed_on(served):
+async def test_replies_of_each_kind_are_passed_on(served):
     lease, other = await served.leases.take_target("a"), await served.leases.take_draft("a")
-    replies = [*VERDICTS[:2], Refused(REQUESTS[2].stamp, "over")]
-    served.target.engine.replies = replies
-    assert await lease.port.verify(REQUESTS) == replies
-    served.draft.engine.replies = [DraftDone(DRAFT_REQUEST.stamp, NewNodes(0), 1)]
-    assert await other.port.draft([DRAFT_REQUEST]) == served.draft.engine.replies
+    replies = served.target.engine.replies = [*VERDICTS[:2], Refused(REQUESTS[2].stamp, "over")]
+    assert await replies_of(lease.port, REQUESTS) == replies
+    served.draft.engine.replies = [DraftUpdate(DRAFT_REQUEST.stamp, NewNodes(0), 1, is_over=True)]
+    assert await replies_of(other.port, [DRAFT_REQUEST]) == served.draft.engine.replies
     served.draft.engine.replies = [VERDICTS[0]]
-    with pytest.raises(WorkerLost, match="did not give one reply for each of 1 requests"):
-        await other.port.draft([DRAFT_REQUEST])
+    with pytest.raises(WorkerLost, match="engine 1 failed: it answered with a Verdict"):
+        await replies_of(other.port, [DRAFT_REQUEST])
 
 
 async def test_a_call_belongs_to_no_clients_request(served):
     lease = await served.leases.take_target("a")
     CALLER.set("a client")
-    await lease.port.verify(REQUESTS)
+    await lease.port.release(["a"])
     assert served.target.engine.callers == ["nobody"]
 
 
-async def test_an_engine_that_does_not_answer_or_fails_is_lost():
-    served = Served(reply_timeout_s=0.01)
+async def test_an_engine_that_cannot_free_a_session_is_lost(served):
     lease = await served.leases.take_target("a")
-    served.target.engine.is_stuck = True
-    with pytest.raises(WorkerLost, match=r"engine 1 has not answered for 0\.01 s"):
-        await lease.port.verify(REQUESTS)
     served.target.engine.failure = RayError("\n  the actor died\nand so on")
     with pytest.raises(WorkerLost, match=r"engine 1 failed: the actor died$"):
-        await lease.port.verify(REQUESTS)
-
-
-async def test_an_engine_that_works_may_take_longer_than_the_timeout():
-    """Its answer comes after fifty times the tenth of it after which it is asked."""
-    served = Served(reply_timeout_s=0.05)
-    lease = await served.leases.take_target("a")
-    served.target.engine.is_stuck, served.target.engine.num_steps = True, 50
-    assert await lease.port.verify(REQUESTS) == VERDICTS
-    with pytest.raises(WorkerLost, match=r"engine 1 has not answered for 0\.05 s"):
-        await lease.port.verify(REQUESTS)
+        await lease.port.release(["a"])
 
 
 @pytest.mark.parametrize("failure", [None, RayError("killed"), BROKEN])
@@ -328,8 +330,8 @@ async def test_a_lease_that_ends_by_itself_takes_all_of_its_engine_along(served,
     await settle()
     for port in (lease.port, other.port):
         with pytest.raises(WorkerLost, match="engine 1 is gone"):
-            await port.verify(REQUESTS)
-    assert not served.target.engine.callers, "nobody is asked any more"
+            await replies_of(port, REQUESTS)
+    assert not served.target.engine.num_asked, "nobody is asked any more"
     assert "ended" in repr(lease)
 
 
@@ -340,7 +342,7 @@ async def test_a_lease_that_is_given_back_harms_nobody_else(served):
     await settle()
     assert served.target.streams[0].cancelled()
     assert not served.target.streams[1].cancelled()
-    assert await other.port.verify(REQUESTS) == VERDICTS
+    assert await replies_of(other.port, REQUESTS) == VERDICTS
     await other.port.release(["a", "b"])
     assert served.target.engine.released == ["a", "b"]
 
@@ -350,17 +352,17 @@ async def test_a_target_that_is_to_stop_is_left_after_the_grace_and_a_draft_at_o
     target, draft = await served.leases.take_target("a"), await served.leases.take_draft("a")
     served.leases.leave(frozenset({"another replica"}))
     await asyncio.sleep(0.1)
-    assert await target.port.verify(REQUESTS) == VERDICTS
+    assert await replies_of(target.port, REQUESTS) == VERDICTS
     served.leases.leave(frozenset({"replica 1"}))
     await settle()
     assert served.draft.streams[0].cancelled(), "a draft that rests is not called: its lease is given back for it"
     with pytest.raises(WorkerStopping):
-        await draft.port.draft([DRAFT_REQUEST])
-    assert await target.port.verify(REQUESTS) == VERDICTS, "it has its grace"
+        await replies_of(draft.port, [DRAFT_REQUEST])
+    assert await replies_of(target.port, REQUESTS) == VERDICTS, "it has its grace"
     served.leases.leave(frozenset({"replica 1"}))
     await asyncio.sleep(0.1)
     with pytest.raises(WorkerStopping, match="engine 1 is about to stop"):
-        await target.port.verify(REQUESTS)
+        await replies_of(target.port, REQUESTS)
     assert not served.target.streams[0].cancelled(), "what it holds is given back by the session"
 
 

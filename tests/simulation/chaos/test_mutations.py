@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from core.errors import Unavailable
-from core.records import DraftRequest, VerifyRequest
+from core.records import DraftRequest, VerifyRequest, is_last
 from core.speculation.guesser import NO_GUESSES, Guesses
 from orchestrator.admission import Admission
-from orchestrator.dispatch.batcher import _Call
+from orchestrator.dispatch.batcher import Batcher
 from orchestrator.dispatch.engine_pool import EnginePool
 from orchestrator.dispatch.runner import Runner
 from orchestrator.guessers.panel import Panel
@@ -116,8 +116,9 @@ def engine_not_told_of_the_end(patch):
 
 
 def wait_that_does_not_end(patch):
-    """A draft that is late is waited for."""
+    """A draft that is late is waited for, even when its engine is lost."""
     patch(DraftSide, "late", lambda self, stamp: [])
+    patch(DraftSide, "lost", lambda self, epoch: [])
 
 
 def wrong_block_after_an_offer(patch):
@@ -187,19 +188,13 @@ def guessers_not_guarded(patch):
 
 
 def replies_not_matched(patch):
-    """A call's replies are taken for those of its requests, whoever they are for."""
+    """A reply to no open request is taken for the oldest one's, whoever it is for."""
 
-    end = _Call.end
+    def trusting(self, reply):
+        stamp = reply.stamp if reply.stamp in self._open else next(iter(self._open))
+        self._deliver(self._open.pop(stamp) if is_last(reply) else self._open[stamp], reply)
 
-    def trusting(self, replies):
-        if len(self._open) < len(self._stamps):  # they came one by one
-            end(self, replies)
-            return
-        self._note_pass()
-        for request, reply in zip(self._open.values(), replies, strict=False):
-            self._deliver(request, reply)
-
-    patch(_Call, "end", trusting)
+    patch(Batcher, "_take", trusting)
 
 
 def loss_of_the_target_not_noticed(patch):

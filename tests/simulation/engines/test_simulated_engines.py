@@ -27,6 +27,7 @@ from simulation.engines.draft import SimDraft
 from simulation.engines.hardware import EngineLaw, PassLaw
 from simulation.engines.target import SimTarget
 from simulation.engines.texts import SteadyLaw, Text
+from tests.exchange import replies_of
 
 EPOCH = 1
 BLOCK = TokenTree.chain((1, 2, 3))
@@ -47,7 +48,7 @@ def answered(engine: SimTarget, *requests: VerifyRequest) -> list[tuple[int, int
     """When each is answered that has come at time 0, and the rows of the passes that it took part in."""
 
     async def answer(request: VerifyRequest) -> tuple[int, int]:
-        (reply,) = await engine.answer([request])
+        (reply,) = await replies_of(engine, [request])
         return round(asyncio.get_running_loop().time()), reply.timing.num_rows
 
     async def all_of_them() -> list[tuple[int, int]]:
@@ -97,9 +98,9 @@ def overtaken_prefill(later: VerifyRequest) -> tuple[object, object, int]:
     engine = target(max_step_tokens=32)
 
     async def both() -> tuple[object, object, int]:
-        first = asyncio.create_task(engine.answer([request("s", 100)]))
+        first = asyncio.create_task(replies_of(engine, [request("s", 100)]))
         await asyncio.sleep(0.5)
-        (second,) = await engine.answer([later])
+        (second,) = await replies_of(engine, [later])
         answered_s = round(asyncio.get_running_loop().time())
         return (await first)[0], second, answered_s
 
@@ -125,7 +126,7 @@ def test_a_call_that_is_broken_off_is_told_of_none_of_its_requests():
     engine, taken = target(max_step_tokens=8), list[object]()
 
     async def break_off() -> None:
-        call = asyncio.create_task(engine.answer([request("a"), request("b")], taken.append))
+        call = asyncio.create_task(engine.exchange([request("a"), request("b")], taken.append))
         await asyncio.sleep(0.5)
         call.cancel()
         await asyncio.sleep(5.0)
@@ -140,7 +141,7 @@ def asked_of_draft(*requests: DraftRequest) -> tuple[list[object], SimDraft]:
     engine = SimDraft("draft", EPOCH, Text(SteadyLaw()), EngineLaw(PassLaw.flat(1.0, 10_000), 64, 64))
 
     async def ask() -> list[object]:
-        return [(await engine.answer([request]))[0] for request in requests]
+        return [(await replies_of(engine, [request]))[0] for request in requests]
 
     return run(ask()), engine
 
