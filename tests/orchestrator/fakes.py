@@ -33,7 +33,7 @@ from core.speculation.token_tree import SparseDistribution, TokenTree
 from core.speculation.tree_nodes import Part
 from core.text.token_log import TokenLog
 from orchestrator.policy.policy import ControlReport, RoundOutcome
-from orchestrator.policy.tree_policy import CATCH_UP
+from orchestrator.policy.growth import CATCH_UP
 from tests.core.toys import nodes_of, tree_of
 
 VOCAB_SIZE = 50
@@ -178,6 +178,8 @@ class FakePolicy:
     def begin_drafting(self) -> None: ...
 
     def end_drafting(self) -> None: ...
+
+    def observe_silence(self, *, is_silent: bool) -> None: ...
 
     @property
     def max_depth(self) -> int:

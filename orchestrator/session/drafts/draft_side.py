@@ -306,7 +306,7 @@ class DraftSide:
     def _is_worth_waiting(self) -> bool:
         if self._policy.is_in_turn:
             return self._turn > 0
-        return self._policy.is_worth_waiting(self._num_passes, has_drafted=self.blocks.tree.has_drafted)
+        return self._policy.is_worth_waiting(self._num_passes, self.blocks.tree.has_drafted)
 
     # Explanation, if the client asked for one
 

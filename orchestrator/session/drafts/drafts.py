@@ -68,7 +68,7 @@ class Drafts:
 
     def _note_silence(self) -> None:
         """Tell the first policy, which decides for the session, whether all drafts are silent."""
-        self._policies[0].lacks_draft = all(draft.is_silent for draft in self._all)
+        self._policies[0].observe_silence(is_silent=all(draft.is_silent for draft in self._all))
 
     def used(self, block: Guess) -> None:
         """Record that this block is verified next."""

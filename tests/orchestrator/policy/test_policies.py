@@ -25,10 +25,12 @@ from core.speculation.guesser import Guesses
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT
 from core.speculation.tree_nodes import Part
+from orchestrator.policy.choice import TreeView
+from orchestrator.policy.growth import TIMEOUT_PASSES
 from orchestrator.policy.policies import Controller, Policies
 from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.shared_estimates import MAX_HELD, SharedEstimates
-from orchestrator.policy.tree_policy import TIMEOUT_PASSES, TreePolicy, TreeView
+from orchestrator.policy.tree_policy import TreePolicy
 
 POLICIES = get_args(Policy)
 

@@ -24,11 +24,12 @@ from core.records import (
 )
 from core.speculation.growth import UNRANKED, NewNodes, TreeSpec
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TokenTree
-from orchestrator.policy.adaptive import REST_ROUNDS, AdaptivePolicy
+from orchestrator.policy.adaptive import AdaptivePolicy
+from orchestrator.policy.growth import CATCH_UP
+from orchestrator.policy.offers import REST_ROUNDS
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.shared_estimates import REFRESH_ROUNDS, SharedEstimates
-from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.backoff import MAX_PAUSE_S
 from orchestrator.session.drafts.silence import MAX_OPEN
@@ -63,7 +64,7 @@ class FakeMargin(AdaptivePolicy):
     def is_worth_a_plain_step(self, num_now):
         return False
 
-    def is_worth_waiting(self, num_passes, *, has_drafted):
+    def is_worth_waiting(self, num_passes, has_drafted):
         return self.is_patient
 
     @property

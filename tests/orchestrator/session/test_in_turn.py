@@ -22,16 +22,17 @@ from core.records import (
 )
 from core.speculation.token_tree import EMPTY_BLOCK
 from core.text.token_log import TokenLog
-from orchestrator.policy.adaptive import REST_ROUNDS, TRIAL_ROUNDS, AdaptivePolicy
+from orchestrator.policy.adaptive import TRIAL_ROUNDS, AdaptivePolicy
+from orchestrator.policy.growth import CATCH_UP
+from orchestrator.policy.offers import REST_ROUNDS
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found
-from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.draft_side import DraftSide
 from orchestrator.session.engine_view import SessionText
 from orchestrator.session.pair import Pair
-from orchestrator.session.session import Session
 from orchestrator.session.statistics import Statistics
+from orchestrator.session.session import Session
 from orchestrator.text.detokenize import IncrementalDetokenizer
 from tests.orchestrator.fakes import FakeDraftEngine, FakeTargetEngine, candidates, model_info, plain, request
 
