@@ -100,6 +100,8 @@ class FaultyWire(Wire):
     ) -> Sequence[Reply]:
         """Raises: WorkerLost, and errors that no port should raise."""
         kind = "target" if isinstance(engine, SimTarget) else "draft"
+        trees = [request for request in batch if isinstance(request, VerifyRequest) and not request.block.is_chain]
+        self._happened.counts["tree verified"] += len(trees)
         if not self.strikes(self.rates.target if kind == "target" else self.rates.draft):
             return await super().call(engine, batch, take)
         fault = self._random.choice([*CallFault, *[CallFault.LIE] * 3])
