@@ -28,7 +28,7 @@ class AdaptivePolicy(TreePolicy):
     """Verifies, waits and drafts if the gain is worth more than the time."""
 
     why = "at most, while guesses are worth it"
-    _offers_guesses = True
+    _is_adaptive = True
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         super().__init__(request, config, known)
@@ -40,10 +40,6 @@ class AdaptivePolicy(TreePolicy):
         self._has_draft = False
 
     # Growing
-
-    @property
-    def is_paused(self) -> bool:
-        return self._known.pause.is_paused
 
     def tree_spec(self, room: int, turn: int) -> TreeSpec | None:
         if self.is_paused and min(room, self.max_depth) >= 1:
@@ -201,19 +197,19 @@ class AdaptivePolicy(TreePolicy):
     def wants_rest(self) -> bool:
         return self._num_idle >= REST_ROUNDS
 
-    def rest(self) -> None:
+    def rest(self) -> str:
         super().rest()
         self._num_idle, self._has_draft = 0, False
         self._num_trials = TRIAL_ROUNDS if self.is_in_turn and self._may_try() else 0
         costs = self._known.costs
         plain_ms, more_ms = (1e3 * costs.verify_s(num) for num in (0, 1))
-        self._known.note(
+        reason = (
             f"{self.kind}: gamma {self.max_depth} -> 0, no guess was worth its row for {REST_ROUNDS} rounds: "
             f"{costs.num_verifying:.1f} sessions, a verification {more_ms:.1f} ms with one each, "
-            f"{plain_ms:.1f} ms without",
-            0,
-            0,
+            f"{plain_ms:.1f} ms without"
         )
+        self._known.note(reason, 0, 0)
+        return reason
 
     def _may_try(self) -> bool:
         """Whether losing rounds in turn may be made in order to learn. Over all sessions they cost at most

@@ -41,6 +41,8 @@ class Growth:
     """Confidence measure that the draft reports."""
     _takes_trees = True
     """Whether the policy may have trees verified."""
+    _is_adaptive = False
+    """Whether drafting may pause, and the target be offered guesses, by what is learned of the speed."""
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         asked = request.max_draft_tokens
@@ -92,7 +94,7 @@ class Growth:
     @property
     def is_paused(self) -> bool:
         """Whether drafting is paused for all sessions, including those that hold a lease."""
-        return False
+        return self._is_adaptive and self._known.pause.is_paused
 
     # How to grow
 
@@ -108,9 +110,10 @@ class Growth:
         if not turn:
             return CATCH_UP
         depth = min(room, turn, self.max_depth)
-        if not self._is_sampled:
-            return self._in_turn(depth)
-        return self._drawn_tree(depth) if self.draws_trees else self._chain(depth)
+        grow = self._in_turn if not self._is_sampled else self._drawn_tree if self.draws_trees else self._chain
+        tree_spec = grow(depth)
+        self._num_rows, self._num_passes = tree_spec.rows_per_pass, tree_spec.num_passes
+        return tree_spec
 
     def wants_turn(self) -> bool:
         """Whether to draft before the next block, if drafting is in turn."""
@@ -132,12 +135,10 @@ class Growth:
         return self._tree(math.ceil(self.max_nodes / depth), depth, depth)
 
     def _tree(self, num_rows: int, depth: int, num_passes: int) -> TreeSpec:
-        self._num_rows, self._num_passes = num_rows, num_passes
         return TreeSpec(num_rows, depth, calibration=self._calibration, tail=USUAL_TAIL, num_passes=num_passes)
 
     def _chain(self, depth: int) -> TreeSpec:
         """Draw a chain for one block. The duration must not depend on the draws, since a late block is not used."""
-        self._num_rows, self._num_passes = 1, depth
         return TreeSpec.chain(depth, self.measure)
 
     def _drawn_tree(self, depth: int) -> TreeSpec:
@@ -146,7 +147,6 @@ class Growth:
 
     def _tree_of_draws(self, num_rows: int, depth: int) -> TreeSpec:
         """Draw a tree whose shape is fixed before the draws: each rank has the same probability everywhere."""
-        self._num_rows, self._num_passes = num_rows, depth
         return TreeSpec(
             num_rows,
             depth,
@@ -207,9 +207,10 @@ class Growth:
         """Whether the draft should rest after a number of rounds without a node worth verifying."""
         return False
 
-    def rest(self) -> None:
-        """Record that the session rests its draft for a while."""
+    def rest(self) -> str:
+        """Record that the session rests its draft for a while. Return why."""
         self._is_resting = True
+        return "the policy rests it"
 
     def close(self) -> None:
         self.end_drafting()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 
 from core.config import SpeculationConfig
@@ -125,17 +125,9 @@ class ChainPolicy(NamedPolicy):
         return super()._chain(min(depth, self.gamma))
 
     def _in_turn(self, depth: int) -> TreeSpec:
-        self._num_rows, self._num_passes = 1, min(depth, self.gamma)
-        depth, rule = self._num_passes, self._rule
-        return TreeSpec(
-            1,
-            depth,
-            rule.min_path_prob,
-            self._calibration,
-            num_passes=depth,
-            fanout=1,
-            measure=rule.measure,
-            min_confidence=rule.min_confidence,
+        chain, rule = self._chain(depth), self._rule
+        return replace(
+            chain, calibration=self._calibration, min_path_prob=rule.min_path_prob, min_confidence=rule.min_confidence
         )
 
     def observe_round(self, seen: RoundOutcome) -> None:

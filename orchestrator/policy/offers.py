@@ -27,8 +27,6 @@ Recorded 8B and 0.5B at hand, without this limit: 0.6 to 0.99 of the tokens a se
 class Offers(Choice):
     """Offers plain steps while there is nothing to wait for, and guesses if the policy offers any and they pay."""
 
-    _offers_guesses = False
-
     @property
     def may_offer(self) -> bool:
         """Whether the target should get an offer now. Checked at each message of a draft."""
@@ -43,7 +41,7 @@ class Offers(Choice):
         progress would come too late) or than the time to make a round's offers. Turn and round trip do not matter while
         every draft is silent. During a rest, offers always pay.
         """
-        if not self._offers_guesses:
+        if not self._is_adaptive:
             return 0
         costs = self._known.costs
         is_far = costs.verify_wire_s > max(self.pass_s, MIN_OFFER_WAY_S) and not self.is_in_turn
@@ -60,7 +58,7 @@ class Offers(Choice):
         A message and an offer take equally long to the target, so an offer is due one pass after the message was sent.
         A target that continues by itself began before its verdict arrived, so the round trip is subtracted.
         """
-        if not self._offers_guesses:
+        if not self._is_adaptive:
             return True
         costs = self._known.costs
         if costs.is_shared or self.lacks_draft or self.is_paused or not self._is_with_draft:
@@ -114,4 +112,4 @@ class Offers(Choice):
     def _is_idle(self) -> bool:
         """Whether no session had a guess worth its row for some rounds, while passes are shared and a message a round
         delays all."""
-        return self._offers_guesses and self._known.costs.is_shared and self._learned.idle_rounds >= REST_ROUNDS
+        return self._is_adaptive and self._known.costs.is_shared and self._learned.idle_rounds >= REST_ROUNDS

@@ -19,11 +19,6 @@ class TreePolicy(Offers):
     why = ""
     """The policy's reason, shown in reports."""
 
-    @property
-    def last_reason(self) -> str:
-        """Reason of the last recorded change, in this session or another."""
-        return self._known.reason
-
     def observe_round(self, seen: RoundOutcome) -> None:
         known, shape, timing = self._known, seen.shape, seen.timing
         known.observe_verdict(timing)

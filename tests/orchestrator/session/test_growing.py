@@ -548,7 +548,7 @@ def test_a_trace_tells_which_pass_of_the_draft_a_block_is_from(tokenizer):
     for command in stage.verdict():
         traced += command.trace if isinstance(command, Chunk) else ()
     stage.grows((3, 1))
-    traced += stage.session.stats.trace
+    traced += stage.session._recorder._calls
     assert [(call.num_guesses, call.num_used) for call in traced if call.call is Call.GROWTH] == [(2, 0), (2, 3)]
 
 

@@ -31,7 +31,7 @@ from orchestrator.session import messages as m
 from orchestrator.session.drafts.draft_side import DraftSide
 from orchestrator.session.engine_view import SessionText
 from orchestrator.session.pair import Pair
-from orchestrator.session.statistics import Statistics
+from orchestrator.session.recorder import Recorder
 from orchestrator.session.session import Session
 from orchestrator.text.detokenize import IncrementalDetokenizer
 from tests.orchestrator.fakes import FakeDraftEngine, FakeTargetEngine, candidates, model_info, plain, request
@@ -284,7 +284,7 @@ def test_sessions_that_lose_their_draft_together_do_not_come_back_together():
         pair = Pair(model_info(), (model_info("draft"),), CONFIG, Limits())
         policy = Controller(CONFIG).policy(request())
         text = SessionText(f"r#{number}", TokenLog(), SequenceSpec(0, Sampling()))
-        drafting = DraftSide(text, pair, policy, Statistics())
+        drafting = DraftSide(text, pair, policy, Recorder())
         pauses.add(drafting.lease_later().delay_s)
     assert len(pauses) == 20
     assert max(pauses) - min(pauses) > 0.3
