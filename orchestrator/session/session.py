@@ -135,8 +135,6 @@ class Session:
             case _:
                 return [*self._drafts.handle(event), *self._go_on()]
 
-    # Decisions
-
     def _go_on(self, now_s: float | None = None, *, is_more_to_come: bool = False) -> list[m.Command]:
         """Send a block or an offer if the current state and the draft's updates allow it.
 
@@ -150,106 +148,7 @@ class Session:
                 return self._offer(now_s, is_more_to_come)
         return []
 
-    def _begin_round(self, judged: Judged) -> list[m.Command]:
-        """Start the next round after a verdict."""
-        to_drafts = self._reroot(judged)
-        if not self._is_drawn:
-            self._look_up()
-        if judged.verdict.continued:
-            return [*self._continue_after(judged.verdict), *to_drafts]
-        return [*self._send_or_wait(judged.received_s), *to_drafts]
-
-    def _reroot(self, judged: Judged) -> list[m.Command]:
-        """Apply a verdict to the draft tree, the guessers, the policy and the drafts."""
-        committed = judged.tokens
-        questions, samples = judged.guess.questions, judged.verdict.samples
-        if questions is not None and samples:
-            self._panel.answered(questions.source, [samples[row] for row in questions.rows])
-        unverified = self._blocks.unverified(committed)
-        found = self._blocks.reroot(committed)
-        self._panel.observe(committed)
-        self._recorder.next_block_found(found)
-        self._policy.observe_round(judged.seen(found, unverified, self._blocks.late_hit))
-        return self._drafts.begin_round(judged, self._max_depth)
-
-    def _continue_after(self, verdict: Verdict) -> list[m.Command]:
-        """Follow a target that has continued by itself with an offered block."""
-        guess = self._target.continue_after(verdict)
-        self._drafts.used(guess)
-        self._blocks.continue_with(guess)
-        self._recorder.target_continued(self._blocks.taken)
-        return self._go_on(self._target.began_s)
-
-    def _offer(self, now_s: float | None, is_more_to_come: bool) -> list[m.Command]:
-        """Offer blocks with which the target may continue by itself after the awaited verdict."""
-        policy, block = self._policy, self._target.guess.block
-        if not (policy.may_offer and self._is_offer_due(now_s, is_more_to_come)):
-            return []
-        offer = self._blocks.offer(block, self._max_depth, self._max_nodes)
-        return [] if offer is None else self._target.offer(offer, min(policy.plain_steps, self._max_depth))
-
-    def _is_offer_due(self, now_s: float | None, is_more_to_come: bool) -> bool:
-        began_s = self._target.began_s
-        if began_s is None or now_s is None:
-            return True
-        return self._policy.is_offer_due(
-            now_s - began_s,
-            len(self._target.guess),
-            is_continued=self._target.is_continued,
-            is_more_to_come=is_more_to_come,
-        )
-
-    def _send_or_wait(self, now_s: float | None) -> list[m.Command]:
-        """Send the best block for verification, unless waiting for the draft's next pass is worth more."""
-        self._drafts.add_guesses(self._max_depth, self._max_nodes)
-        block = self._blocks.block(self._max_depth, self._max_nodes)
-        wait = self._drafts.growth_timeout() if self._max_depth > 0 else None
-        if wait is not None:
-            self._target.wait()
-            return [wait]
-        if self._is_drawn and not self._blocks.tree.has_drafted:
-            self._look_up()
-            block = self._blocks.block(self._max_depth, self._max_nodes)
-        return self._send_block(block, now_s)
-
-    def _look_up(self) -> None:
-        """Add the guessers' guesses to the tree.
-
-        If the draft samples, guessers are used only while there are no draws: choosing a draw because a guesser agrees
-        with it would bias the output (docs/exactness.md, section 4).
-        """
-        if self._max_depth <= 0:
-            return
-        text, panel = self._log.tokens, self._panel
-        found = panel.draw(text, self._seed, self._is_worth_drawing) if self._is_drawn else panel.ask(text)
-        for source, guesses in found:
-            self._blocks.add_guesses(source, guesses)
-
-    def _is_worth_drawing(self, path_prob: Sequence[float]) -> bool:
-        """Whether a guesser should draw one more node, the last in `path_prob`."""
-        has_room = len(path_prob) <= min(self._max_depth, self._max_nodes)
-        return has_room and self._policy.is_worth_drawing(path_prob)
-
-    def _send_block(self, block: Guess, now_s: float | None) -> list[m.Command]:
-        """Send a block for verification, and offer the blocks that may follow it."""
-        self._drafts.used(block)
-        self._recorder.block_sent(self._blocks.taken, lambda: self._blocks.why(self._max_depth))
-        return [self._target.verify(self._with_questions(block), now_s), *self._go_on(now_s)]
-
-    def _with_questions(self, guess: Guess) -> Guess:
-        """Add a guesser's questions to the block if they are worth their rows and all of them fit."""
-        asked = self._panel.questions(self._log.tokens) if not self._is_drawn and self._max_depth > 0 else None
-        if asked is None:
-            return guess
-        asking = guess.asking(*asked)
-        has_room = len(asking) <= min(self._max_nodes, MAX_GUESSES) and max(asking.block.depths) <= self._max_depth
-        return asking if has_room and self._policy.is_worth_asking(len(guess), len(asking)) else guess
-
-    # The target's events
-
-    def _on_target_leased(self, event: m.TargetLeased) -> list[m.Command]:
-        self._recorder.target_leased(len(self._log))
-        return [self._target.leased(event.name, event.epoch), *self._go_on()]
+    # The verdict on a block
 
     def _on_target_replied(self, event: m.TargetReplied) -> list[m.Command]:
         reply = event.reply
@@ -283,6 +182,111 @@ class Session:
         commands = [*self._begin_round(judged), emit]  # messages to the target go before the chunk to the client
         early = self._target.take_early(event.received_s)
         return commands if early is None else [*commands, *self._on_target_replied(early)]
+
+    def _begin_round(self, judged: Judged) -> list[m.Command]:
+        """Start the next round after a verdict."""
+        to_drafts = self._reroot(judged)
+        if not self._is_drawn:
+            self._look_up()
+        if judged.verdict.continued:
+            return [*self._continue_after(judged.verdict), *to_drafts]
+        return [*self._send_or_wait(judged.received_s), *to_drafts]
+
+    def _reroot(self, judged: Judged) -> list[m.Command]:
+        """Apply a verdict to the draft tree, the guessers, the policy and the drafts."""
+        committed = judged.tokens
+        questions, samples = judged.guess.questions, judged.verdict.samples
+        if questions is not None and samples:
+            self._panel.answered(questions.source, [samples[row] for row in questions.rows])
+        unverified = self._blocks.unverified(committed)
+        found = self._blocks.reroot(committed)
+        self._panel.observe(committed)
+        self._recorder.next_block_found(found)
+        self._policy.observe_round(judged.seen(found, unverified, self._blocks.late_hit))
+        return self._drafts.begin_round(judged, self._max_depth)
+
+    def _continue_after(self, verdict: Verdict) -> list[m.Command]:
+        """Follow a target that has continued by itself with an offered block."""
+        guess = self._target.continue_after(verdict)
+        self._drafts.used(guess)
+        self._blocks.continue_with(guess)
+        self._recorder.target_continued(self._blocks.taken)
+        return self._go_on(self._target.began_s)
+
+    # The next block
+
+    def _look_up(self) -> None:
+        """Add the guessers' guesses to the tree.
+
+        If the draft samples, guessers are used only while there are no draws: choosing a draw because a guesser agrees
+        with it would bias the output (docs/exactness.md, section 4).
+        """
+        if self._max_depth <= 0:
+            return
+        text, panel = self._log.tokens, self._panel
+        found = panel.draw(text, self._seed, self._is_worth_drawing) if self._is_drawn else panel.ask(text)
+        for source, guesses in found:
+            self._blocks.add_guesses(source, guesses)
+
+    def _is_worth_drawing(self, path_prob: Sequence[float]) -> bool:
+        """Whether a guesser should draw one more node, the last in `path_prob`."""
+        has_room = len(path_prob) <= min(self._max_depth, self._max_nodes)
+        return has_room and self._policy.is_worth_drawing(path_prob)
+
+    def _send_or_wait(self, now_s: float | None) -> list[m.Command]:
+        """Send the best block for verification, unless waiting for the draft's next pass is worth more."""
+        self._drafts.add_guesses(self._max_depth, self._max_nodes)
+        block = self._blocks.block(self._max_depth, self._max_nodes)
+        wait = self._drafts.growth_timeout() if self._max_depth > 0 else None
+        if wait is not None:
+            self._target.wait()
+            return [wait]
+        if self._is_drawn and not self._blocks.tree.has_drafted:
+            self._look_up()
+            block = self._blocks.block(self._max_depth, self._max_nodes)
+        return self._send_block(block, now_s)
+
+    def _send_block(self, block: Guess, now_s: float | None) -> list[m.Command]:
+        """Send a block for verification, and offer the blocks that may follow it."""
+        self._drafts.used(block)
+        self._recorder.block_sent(self._blocks.taken, lambda: self._blocks.why(self._max_depth))
+        return [self._target.verify(self._with_questions(block), now_s), *self._go_on(now_s)]
+
+    def _with_questions(self, guess: Guess) -> Guess:
+        """Add a guesser's questions to the block if they are worth their rows and all of them fit."""
+        asked = self._panel.questions(self._log.tokens) if not self._is_drawn and self._max_depth > 0 else None
+        if asked is None:
+            return guess
+        asking = guess.asking(*asked)
+        has_room = len(asking) <= min(self._max_nodes, MAX_GUESSES) and max(asking.block.depths) <= self._max_depth
+        return asking if has_room and self._policy.is_worth_asking(len(guess), len(asking)) else guess
+
+    # Offers, while the target verifies
+
+    def _offer(self, now_s: float | None, is_more_to_come: bool) -> list[m.Command]:
+        """Offer blocks with which the target may continue by itself after the awaited verdict."""
+        policy, block = self._policy, self._target.guess.block
+        if not (policy.may_offer and self._is_offer_due(now_s, is_more_to_come)):
+            return []
+        offer = self._blocks.offer(block, self._max_depth, self._max_nodes)
+        return [] if offer is None else self._target.offer(offer, min(policy.plain_steps, self._max_depth))
+
+    def _is_offer_due(self, now_s: float | None, is_more_to_come: bool) -> bool:
+        began_s = self._target.began_s
+        if began_s is None or now_s is None:
+            return True
+        return self._policy.is_offer_due(
+            now_s - began_s,
+            len(self._target.guess),
+            is_continued=self._target.is_continued,
+            is_more_to_come=is_more_to_come,
+        )
+
+    # The target's lease
+
+    def _on_target_leased(self, event: m.TargetLeased) -> list[m.Command]:
+        self._recorder.target_leased(len(self._log))
+        return [self._target.leased(event.name, event.epoch), *self._go_on()]
 
     def _on_refusal(self, refused: Refused) -> list[m.Command]:
         """Fail with the target's refusal; if the client already has output, end that output early instead."""
