@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import typing
+from pathlib import Path
 from types import UnionType
 from typing import get_args
 
@@ -210,6 +212,13 @@ def reaches(held, wanted, seen):
     elif isinstance(held, (list, tuple, set, frozenset)):
         inner += list(held)
     return any(reaches(each, wanted, seen) for each in inner)
+
+
+def test_nobody_sets_an_attribute_of_a_policy_from_outside():
+    setting = re.compile(r"^.*polic(y|ies)\b(\[\w+\])?\.\w+ [-+|&]?= .*$", re.MULTILINE)
+    for package in ("orchestrator", "simulation"):
+        for path in (Path(__file__).parents[3] / package).rglob("*.py"):
+            assert [match[0] for match in setting.finditer(path.read_text())] == [], path
 
 
 @pytest.mark.parametrize("policy", POLICIES)
