@@ -230,7 +230,6 @@ class AdaptivePolicy(TreePolicy):
     def observe_round(self, seen: RoundOutcome) -> None:
         super().observe_round(seen)
         self._learned.untried_rounds += 1
-        self._goes_plainly = None
         if self.max_depth:  # sessions that never draft carry no information about guesses
             self._learned.idle_rounds = 0 if len(seen.shape) else self._learned.idle_rounds + 1
         if self.is_in_turn and len(seen.shape) > seen.shape.num_looked_up:

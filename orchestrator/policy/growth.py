@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from core.config import SpeculationConfig
-from core.records import GenerationRequest
+from core.records import GenerationRequest, Timing
 from core.speculation import (
     DRAFT,
     DRAWN_TAIL,
@@ -110,8 +110,10 @@ class Growth:
         if not turn:
             return CATCH_UP
         depth = min(room, turn, self.max_depth)
-        grow = self._in_turn if not self._is_sampled else self._drawn_tree if self.draws_trees else self._chain
-        tree_spec = grow(depth)
+        if not self._is_sampled:
+            tree_spec = self._in_turn(depth)
+        else:
+            tree_spec = self._drawn_tree(depth) if self.draws_trees else self._chain(depth)
         self._num_rows, self._num_passes = tree_spec.rows_per_pass, tree_spec.num_passes
         return tree_spec
 
@@ -164,7 +166,6 @@ class Growth:
 
     @property
     def _calibration(self) -> tuple[float, float]:
-        """`TreeSpec.calibration`."""
         return self._learned.calibration.shift, 1.0
 
     # How long it takes
@@ -185,6 +186,16 @@ class Growth:
     def timeout_s(self) -> float:
         """Seconds that the draft may take to answer before the round continues without it."""
         return max(self._timeout_s, TIMEOUT_PASSES * self._known.costs.draft_s(self._num_rows, self._num_passes))
+
+    def observe_pass(self, timing: Timing) -> None:
+        self._known.observe_growth(timing)
+        self._known.draft.passes.observe(timing.num_rows, timing.computed_s)
+
+    def observe_draft(self, elapsed_s: float, timing: Timing | None) -> None:
+        """Record a draft's reply with growth. Its size is not passed, since it may depend on the draws."""
+        if timing is not None:
+            self._known.observe_growth(timing)
+            self._known.draft.observe(timing, elapsed_s)
 
     # The draft's lease
 

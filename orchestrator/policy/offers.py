@@ -27,6 +27,9 @@ Recorded 8B and 0.5B at hand, without this limit: 0.6 to 0.99 of the tokens a se
 class Offers(Choice):
     """Offers plain steps while there is nothing to wait for, and guesses if the policy offers any and they pay."""
 
+    _goes_plainly: bool | None = None
+    """Whether this round goes on without guesses; None until computed."""
+
     @property
     def may_offer(self) -> bool:
         """Whether the target should get an offer now. Checked at each message of a draft."""
@@ -90,9 +93,6 @@ class Offers(Choice):
         costs = self._known.costs
         as_usual = self._learned.tokens.value - self.rate * costs.verify_s(num_now)
         return 1.0 - self.rate * (costs.verify_s(0) - costs.verify_wire_s) >= min(as_usual, 0.0)
-
-    _goes_plainly: bool | None = None
-    """Whether this round goes on without guesses; None until computed."""
 
     def goes_on_plainly(self, tree: TreeView) -> bool:
         """Whether no guess was worth its row for some rounds, nor is one of this tree. Computed once per verdict."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from core.records import Timing
 from core.speculation import ROOT, Measure, num_branches
 from orchestrator.policy.offers import Offers
 from orchestrator.policy.policy import Found, RoundOutcome
@@ -21,6 +20,7 @@ class TreePolicy(Offers):
 
     def observe_round(self, seen: RoundOutcome) -> None:
         known, shape, timing = self._known, seen.shape, seen.timing
+        self._goes_plainly = None
         known.observe_verdict(timing)
         if seen.found is not Found.NOT_ASKED:
             known.hits.observe(seen.found is Found.HIT)
@@ -44,14 +44,3 @@ class TreePolicy(Offers):
     @abstractmethod
     def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
         """Record one round, from verdict to verdict. `elapsed_s` in seconds."""
-
-    def observe_pass(self, timing: Timing) -> None:
-        """Record one pass of the draft."""
-        self._known.observe_growth(timing)
-        self._known.draft.passes.observe(timing.num_rows, timing.computed_s)
-
-    def observe_draft(self, elapsed_s: float, timing: Timing | None) -> None:
-        """Record a draft's reply with growth. Its size is not passed, since it may depend on the draws."""
-        if timing is not None:
-            self._known.observe_growth(timing)
-            self._known.draft.observe(timing, elapsed_s)

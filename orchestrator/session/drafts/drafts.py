@@ -70,7 +70,6 @@ class Drafts:
         self._policies[0].observe_silence(is_silent=all(draft.is_silent for draft in self._all))
 
     def used(self, block: Guess) -> None:
-        """Record that this block is verified next."""
         self._first.used(block)
 
     def add_guesses(self, max_depth: int, max_nodes: int) -> None:
@@ -89,7 +88,6 @@ class Drafts:
             policy.observe_interval(num_tokens, elapsed_s)
 
     def close(self) -> list[m.Command]:
-        """Release all leases at the end of the session."""
         self.close_policies()
         for draft in self._all:
             draft.close()
