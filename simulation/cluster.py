@@ -233,6 +233,7 @@ class Cluster:
         self.targets = targets
         self.drafts = drafts
         self._fleets = dict(enumerate((drafts, *other_drafts)))
+        self.fleets: tuple[Fleet[Any], ...] = (targets, drafts, *other_drafts)
 
     async def take_target(self, session: str, tokens: Sequence[int] = ()) -> Lease[TargetPort]:  # noqa: ARG002
         return await self.targets.take(session)

@@ -17,8 +17,8 @@ from google.protobuf.message import DecodeError, Message
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 64 * 2**20
-"""Largest frame in bytes: a prompt of a million tokens takes 3 MiB, the largest block with q 13 MiB. Larger messages
-use actor calls."""
+"""Largest frame in bytes: a prompt of a million tokens takes 3 MiB, the largest block with q 13 MiB. A
+larger request is refused."""
 KEEPALIVE_S = 5
 """Seconds between keep-alive probes. A dead machine is noticed within three times this, even on an idle link."""
 MAX_UNSENT_BYTES = 64 * 2**20

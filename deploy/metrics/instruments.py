@@ -160,7 +160,7 @@ ESTIMATED_WIRE = gauge("estimated_wire_seconds", "Duration of a round trip to an
 
 # Links from this orchestrator to engines
 LINKS_UNOPENED = counter(
-    "links_unopened_total", "Failed attempts to open a link to an engine, which is then called through Ray."
+    "links_unopened_total", "Failed attempts to open a link to an engine; the session then asks another replica."
 )
 LINKS_LOST = counter("links_lost_total", "Links that closed, so that their sessions had to move to another engine.")
 

@@ -1,8 +1,7 @@
 """Policies: the draft length, the nodes to verify, and when to wait."""
 
-from orchestrator.policy.explanation import Explanation
 from orchestrator.policy.policies import Controller, Policies
 from orchestrator.policy.policy import ControlReport, Found, RoundOutcome, Shape
 from orchestrator.policy.tree_policy import TreePolicy
 
-__all__ = ["ControlReport", "Controller", "Explanation", "Found", "Policies", "RoundOutcome", "Shape", "TreePolicy"]
+__all__ = ["ControlReport", "Controller", "Found", "Policies", "RoundOutcome", "Shape", "TreePolicy"]

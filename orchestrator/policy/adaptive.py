@@ -12,31 +12,23 @@ import numpy as np
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
-from core.speculation import USUAL_TAIL, Floats, Ints, Part, TreeSpec, fixed_shape
+from core.speculation import Floats, Ints, Part, TreeSpec, fixed_shape
+from orchestrator.policy.choice import TreeView
+from orchestrator.policy.growth import CATCH_UP
+from orchestrator.policy.offers import REST_ROUNDS
 from orchestrator.policy.policy import Found, RoundOutcome
 from orchestrator.policy.shared_estimates import TRIAL_SHARE, SharedEstimates
-from orchestrator.policy.tree_policy import CATCH_UP, TreePolicy, TreeView
+from orchestrator.policy.tree_policy import TreePolicy
 
-REST_ROUNDS = 32
-"""Rounds in a row without a node worth verifying, after which the draft rests. Resting earns no tokens, but frees the
-draft for other sessions."""
 TRIAL_ROUNDS = 8
 """Number of trial rounds in turn after a rest."""
-OFFERED_OUTCOMES = 16
-"""Number of outcomes of a block for which the target is offered a next block. Simulated, with the target 10 ms away
-each way: worth 1.03 to 1.07 compared with four outcomes, if its pass takes 25 or 60 ms (adr/offers)."""
-OFFER_PASSES = 2.0
-"""Half-width, in draft passes, of the window around the expected verdict in which offers are made. Paced 70B and 1B, 10
-ms away each way: worth 1.13 compared with an offer after each pass (adr/offers)."""
-MIN_OFFER_WAY_S = 0.0025
-"""Minimum round trip to the target, in seconds, for which guesses are offered: an offer takes the orchestrator 1 ms.
-Recorded 8B and 0.5B at hand, without this limit: 0.6 to 0.99 of the tokens a second."""
 
 
 class AdaptivePolicy(TreePolicy):
     """Verifies, waits and drafts if the gain is worth more than the time."""
 
     why = "at most, while guesses are worth it"
+    _is_adaptive = True
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         super().__init__(request, config, known)
@@ -45,21 +37,9 @@ class AdaptivePolicy(TreePolicy):
         self._num_trials = 0
         """Number of rounds left that draft in turn, in order to learn, although plain decoding is forecast to be
         faster."""
-        self._is_resting = False
         self._has_draft = False
-        self._goes_plainly: bool | None = None
-        """Whether this round goes on without guesses; None until computed."""
-
-    @property
-    def rate(self) -> float:
-        """Price of a second, in tokens."""
-        return self._known.rate(self.kind)
 
     # Growing
-
-    @property
-    def is_paused(self) -> bool:
-        return self._known.pause.is_paused
 
     def tree_spec(self, room: int, turn: int) -> TreeSpec | None:
         if self.is_paused and min(room, self.max_depth) >= 1:
@@ -103,25 +83,20 @@ class AdaptivePolicy(TreePolicy):
 
     def _in_turn(self, depth: int) -> TreeSpec:
         """Grow for the number of passes that is forecast to yield most."""
-        self._num_rows, self._num_passes = self._known.costs.rows_worth, max(1, min(depth, self._forecast()))
-        return TreeSpec(
-            self._num_rows, depth, calibration=self._calibration, tail=USUAL_TAIL, num_passes=self._num_passes
-        )
+        return self._tree(self._known.costs.rows_worth, depth, max(1, min(depth, self._forecast())))
 
     def _drawn_tree(self, depth: int) -> TreeSpec:
         """Draw a tree of the best forecast depth, with as many nodes as are worth their rows; or a chain."""
-        tree_spec = super()._drawn_tree(max(1, min(depth, self._forecast())))
+        depth = max(1, min(depth, self._forecast()))
+        tree_spec = self._tree_of_draws(self._known.costs.rows_worth, depth)
         shape = fixed_shape(tree_spec, self.max_nodes)
-        chain = self._first_chance ** np.arange(1.0, 1.0 + tree_spec.max_depth)
+        chain = self._first_chance ** np.arange(1.0, 1.0 + depth)
         gained = self.net(shape.path_prob, shape.branches() if self.minds_branches else None)
         if self.net(chain).max() >= gained.max():
-            self._num_drawn = tree_spec.max_depth
-            return self._chain(tree_spec.max_depth)
+            self._num_drawn = depth
+            return self._chain(depth)
         self._num_drawn = max(1, int(np.argmax(gained)))
         return tree_spec
-
-    def _drawn_rows(self, depth: int) -> int:  # noqa: ARG002
-        return self._known.costs.rows_worth
 
     @property
     def _first_chance(self) -> float:
@@ -175,7 +150,7 @@ class AdaptivePolicy(TreePolicy):
 
     # Waiting
 
-    def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:  # noqa: ARG002
+    def is_worth_waiting(self, _num_passes: int, has_drafted: bool) -> bool:
         """Whether the draft's first guesses are worth more than the time until they arrive.
 
         It waits for nothing else: nodes that grow during the next verification are not lost, and a session that shares
@@ -216,82 +191,25 @@ class AdaptivePolicy(TreePolicy):
             f"first guesses come in {wait_ms:.1f} ms, one stands with {chance:.2f}, a second is {self.rate:.0f} tokens"
         )
 
-    # Offers
-
-    @property
-    def num_outcomes(self) -> int:
-        """Number of outcomes to offer; 0 if offers do not pay.
-
-        Offers do not pay if passes are shared, because one session that waits for a block delays all. They do not pay
-        if drafting is in turn, or if the round trip to the target is shorter than a draft pass (nodes of the pass in
-        progress would come too late) or than the time to make a round's offers. Turn and round trip do not matter while
-        every draft is silent. During a rest, offers always pay.
-        """
-        costs = self._known.costs
-        is_far = costs.verify_wire_s > max(self.pass_s, MIN_OFFER_WAY_S) and not self.is_in_turn
-        is_better = (is_far or self.lacks_draft) and not costs.is_shared
-        return OFFERED_OUTCOMES if self._is_resting or is_better else 0
-
-    @property
-    def may_offer(self) -> bool:
-        return super().may_offer or self._is_idle
-
-    @property
-    def _is_idle(self) -> bool:
-        """Whether no session had a guess worth its row for some rounds, while passes are shared and a message a round
-        delays all."""
-        return self._known.costs.is_shared and self._learned.idle_rounds >= REST_ROUNDS
-
-    def goes_on_plainly(self, tree: TreeView) -> bool:
-        """Whether no guess was worth its row for some rounds, nor is one of this tree. Computed once per verdict."""
-        if self._goes_plainly is None:
-            is_idle = self._is_idle
-            self._goes_plainly = is_idle and not len(self.choose(tree, self.max_nodes, self.max_depth))
-            if is_idle and not self._goes_plainly:
-                self._learned.idle_rounds = 0
-        return self._goes_plainly
-
-    def is_offer_due(self, elapsed_s: float, num_now: int, *, is_continued: bool, is_more_to_come: bool) -> bool:
-        """Whether the offer would arrive about when the verdict is given. The last offer before the verdict counts.
-
-        A message and an offer take equally long to the target, so an offer is due one pass after the message was sent.
-        A target that continues by itself began before its verdict arrived, so the round trip is subtracted.
-        """
-        costs = self._known.costs
-        if costs.is_shared or self.lacks_draft or self.is_paused or not self._is_with_draft:
-            return True
-        num_ways = 2.0 if is_continued else 1.0
-        late_s = elapsed_s - (costs.verify_s(num_now) - num_ways * costs.verify_wire_s)
-        tolerated_s = OFFER_PASSES * self.pass_s
-        return late_s <= tolerated_s and (late_s >= -tolerated_s or not is_more_to_come)
-
-    def is_worth_a_plain_step(self, num_now: int) -> bool:
-        """Whether a plain step yields more tokens per second than a usual round with its round trip to the target."""
-        is_plain = super().is_worth_a_plain_step(num_now)
-        if is_plain or not self.num_outcomes:
-            return is_plain
-        costs = self._known.costs
-        as_usual = self._learned.tokens.value - self.rate * costs.verify_s(num_now)
-        return 1.0 - self.rate * (costs.verify_s(0) - costs.verify_wire_s) >= min(as_usual, 0.0)
-
     # Rests
 
     @property
     def wants_rest(self) -> bool:
         return self._num_idle >= REST_ROUNDS
 
-    def rest(self) -> None:
-        self._num_idle, self._is_resting, self._has_draft = 0, True, False
+    def rest(self) -> str:
+        super().rest()
+        self._num_idle, self._has_draft = 0, False
         self._num_trials = TRIAL_ROUNDS if self.is_in_turn and self._may_try() else 0
         costs = self._known.costs
         plain_ms, more_ms = (1e3 * costs.verify_s(num) for num in (0, 1))
-        self._known.note(
+        reason = (
             f"{self.kind}: gamma {self.max_depth} -> 0, no guess was worth its row for {REST_ROUNDS} rounds: "
             f"{costs.num_verifying:.1f} sessions, a verification {more_ms:.1f} ms with one each, "
-            f"{plain_ms:.1f} ms without",
-            0,
-            0,
+            f"{plain_ms:.1f} ms without"
         )
+        self._known.note(reason, 0, 0)
+        return reason
 
     def _may_try(self) -> bool:
         """Whether losing rounds in turn may be made in order to learn. Over all sessions they cost at most
@@ -312,7 +230,6 @@ class AdaptivePolicy(TreePolicy):
     def observe_round(self, seen: RoundOutcome) -> None:
         super().observe_round(seen)
         self._learned.untried_rounds += 1
-        self._goes_plainly = None
         if self.max_depth:  # sessions that never draft carry no information about guesses
             self._learned.idle_rounds = 0 if len(seen.shape) else self._learned.idle_rounds + 1
         if self.is_in_turn and len(seen.shape) > seen.shape.num_looked_up:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
-from core.speculation import USUAL_TAIL, Measure, Part, TreeSpec
+from core.speculation import Measure, Part, TreeSpec
+from orchestrator.policy.choice import TreeView
 from orchestrator.policy.policy import RoundOutcome
 from orchestrator.policy.shared_estimates import SharedEstimates
-from orchestrator.policy.tree_policy import TreePolicy, TreeView
+from orchestrator.policy.tree_policy import TreePolicy
 
 FIRST_GAMMA = 4
 """Initial gamma of the heuristic. Source: transformers' schedule."""
@@ -73,8 +74,17 @@ class NamedPolicy(TreePolicy):
         chosen = self._chosen(tree, nodes, depth)
         return chosen if len(chosen) or tree.has_drafted else tree.best(nodes, depth)
 
-    def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:  # noqa: ARG002
+    def why_block(self, _path_prob: Sequence[float], _branches: int, _tree: TreeView) -> str:
+        return f"policy {self.why}"
+
+    def is_worth_asking(self, _num_nodes: int, _num_with: int) -> bool:
+        return True
+
+    def is_worth_waiting(self, num_passes: int, _has_drafted: bool) -> bool:
         return not self._is_whole and num_passes <= self.gamma
+
+    def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
+        """A rule does not depend on the speed."""
 
     def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         raise NotImplementedError
@@ -115,17 +125,9 @@ class ChainPolicy(NamedPolicy):
         return super()._chain(min(depth, self.gamma))
 
     def _in_turn(self, depth: int) -> TreeSpec:
-        self._num_rows, self._num_passes = 1, min(depth, self.gamma)
-        depth, rule = self._num_passes, self._rule
-        return TreeSpec(
-            1,
-            depth,
-            rule.min_path_prob,
-            self._calibration,
-            num_passes=depth,
-            fanout=1,
-            measure=rule.measure,
-            min_confidence=rule.min_confidence,
+        chain, rule = self._chain(depth), self._rule
+        return replace(
+            chain, calibration=self._calibration, min_path_prob=rule.min_path_prob, min_confidence=rule.min_confidence
         )
 
     def observe_round(self, seen: RoundOutcome) -> None:
@@ -154,8 +156,3 @@ class StaticTreePolicy(NamedPolicy):
         nodes = tree.best(max_nodes, max_depth).drafted()
         self._is_whole = len(nodes) == max_nodes
         return nodes
-
-    def _in_turn(self, depth: int) -> TreeSpec:
-        """Grow with a fixed number of rows per pass: the average width of the tree."""
-        self._num_rows, self._num_passes = math.ceil(self.max_nodes / depth), depth
-        return TreeSpec(self._num_rows, depth, calibration=OWN, tail=USUAL_TAIL, num_passes=depth)

@@ -13,19 +13,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from core.errors import InvalidRequest, OutriderError, ServiceError, Unavailable, UnsoundScores
-from core.records import Chunk, GenerationRequest, Missing, Refused, SequenceSpec, Verdict, is_last
+from core.records import GenerationRequest, Missing, Refused, SequenceSpec, Verdict, is_last
 from core.speculation import DRAFT, MAX_GUESSES
 from core.text import TokenLog
 from orchestrator.guessers import OutputForm, Panel
-from orchestrator.policy import Explanation, Found, TreePolicy
+from orchestrator.policy import Found, TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts import Drafts
 from orchestrator.session.engine_view import SessionText
 from orchestrator.session.guess import Guess
 from orchestrator.session.output import Output
 from orchestrator.session.pair import Pair
+from orchestrator.session.recorder import Recorder
 from orchestrator.session.states import Target
-from orchestrator.session.statistics import Statistics
 from orchestrator.session.target_side import TargetSide
 from orchestrator.session.verdicts import Judged
 from orchestrator.text import IncrementalDetokenizer
@@ -49,7 +49,6 @@ class Session:
     ) -> None:
         """`extra_policies`: one for each of the pair's extra drafts."""
         self.id = session_id
-        self.stats = Statistics(request.wants_trace, Explanation() if request.wants_explanation else None)
         self._request = request
         self._pair = pair
         self._policy = policy
@@ -61,8 +60,6 @@ class Session:
         self._target = TargetSide(text, pair.target.vocab_size)
         temperature = request.draft_temperature or pair.speculation.draft_temperature
         draft_text = replace(text, spec=spec.at_draft_temperature(temperature))
-        self._drafts = Drafts(draft_text, pair, [policy, *extra_policies], self.stats)
-        self._blocks = self._drafts.blocks
         self._sources = request.guessers or pair.speculation.guessers
         self._panel: Panel = pair.guessers.panel(
             self._sources,
@@ -72,7 +69,12 @@ class Session:
             pair.target.vocab_size,
             OutputForm(spec.prompt_len, spec.grammar, request.template, request.isolation),
         )
-        self.stats.source_failures = self._panel.failures
+        self._recorder = Recorder(
+            self._panel.failures, is_traced=request.wants_trace, is_explained=request.wants_explanation
+        )
+        self.stats = self._recorder.stats
+        self._drafts = Drafts(draft_text, pair, [policy, *extra_policies], self._recorder)
+        self._blocks = self._drafts.blocks
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self._target} {self._drafts} {self._log}>"
@@ -99,11 +101,11 @@ class Session:
 
     def start(self, now_s: float = 0.0) -> list[m.Command]:
         """Request leases, or end at once if the resumed output is already complete."""
-        self.stats.began_s = now_s
+        self._recorder.started(now_s)
         if self._request.resume_tokens:
             self._log.extend(self._request.resume_tokens)
             if (chunk := self._output.resume(self._request.resume_tokens)) is not None:
-                return [self._emit(chunk), *self._close()]
+                return [self._recorder.add_to(chunk), *self._close()]
         may_draft = self._request.max_draft_tokens != 0 and self._pair.speculation.max_draft_tokens > 0
         wants_draft = may_draft and DRAFT in self._sources
         return [m.LeaseTarget(), *(self._drafts.begin() if wants_draft else [])]
@@ -131,8 +133,6 @@ class Session:
             case _:
                 return [*self._drafts.handle(event), *self._go_on()]
 
-    # Decisions
-
     def _go_on(self, now_s: float | None = None, *, is_more_to_come: bool = False) -> list[m.Command]:
         """Send a block or an offer if the current state and the draft's updates allow it.
 
@@ -145,6 +145,41 @@ class Session:
             case Target.VERIFYING if not self._is_drawn:  # the target never continues by itself with sampled drafts
                 return self._offer(now_s, is_more_to_come)
         return []
+
+    # The verdict on a block
+
+    def _on_target_replied(self, event: m.TargetReplied) -> list[m.Command]:
+        reply = event.reply
+        if not self._target.awaits(reply.stamp):
+            if not self._target.set_aside(event):
+                self._recorder.reply_was_stale()
+            return []
+        match reply:
+            case Verdict():
+                return self._on_verdict(reply, event)
+            case Missing():
+                again = self._target.resend(reply)
+                return [again] if again is not None else self._lose_target("it does not keep what it is sent")
+            case Refused():
+                return self._on_refusal(reply)
+
+    def _on_verdict(self, verdict: Verdict, event: m.TargetReplied) -> list[m.Command]:
+        """Commit a verdict and go on, or leave the target if the verdict is invalid."""
+        if (problem := self._target.problem_of(verdict)) is not None:
+            return self._lose_target(problem)
+        judged = self._target.commit(verdict, event.sent_s, event.received_s)
+        if judged.interval_s is not None:
+            self._drafts.observe_interval(len(judged.tokens), judged.interval_s)
+        self._output.found_cached(verdict.num_cached)
+        chunk = self._output.commit(judged.tokens, verdict.logprobs, verdict.prompt_logprobs)
+        self._recorder.block_judged(judged)
+        emit = self._recorder.add_to(chunk)
+        if chunk.finish_reason is not None:
+            self._policy.observe_round(judged.seen(Found.NOT_ASKED))
+            return [emit, *self._close()]
+        commands = [*self._begin_round(judged), emit]  # messages to the target go before the chunk to the client
+        early = self._target.take_early(event.received_s)
+        return commands if early is None else [*commands, *self._on_target_replied(early)]
 
     def _begin_round(self, judged: Judged) -> list[m.Command]:
         """Start the next round after a verdict."""
@@ -164,7 +199,7 @@ class Session:
         unverified = self._blocks.unverified(committed)
         found = self._blocks.reroot(committed)
         self._panel.observe(committed)
-        self.stats.record_found(found)
+        self._recorder.next_block_found(found)
         self._policy.observe_round(judged.seen(found, unverified, self._blocks.late_hit))
         return self._drafts.begin_round(judged, self._max_depth)
 
@@ -173,7 +208,58 @@ class Session:
         guess = self._target.continue_after(verdict)
         self._drafts.used(guess)
         self._blocks.continue_with(guess)
+        self._recorder.target_continued(self._blocks.taken)
         return self._go_on(self._target.began_s)
+
+    # The next block
+
+    def _look_up(self) -> None:
+        """Add the guessers' guesses to the tree.
+
+        If the draft samples, guessers are used only while there are no draws: choosing a draw because a guesser agrees
+        with it would bias the output (docs/exactness.md, section 4).
+        """
+        if self._max_depth <= 0:
+            return
+        text, panel = self._log.tokens, self._panel
+        found = panel.draw(text, self._seed, self._is_worth_drawing) if self._is_drawn else panel.ask(text)
+        for source, guesses in found:
+            self._blocks.add_guesses(source, guesses)
+
+    def _is_worth_drawing(self, path_prob: Sequence[float]) -> bool:
+        """Whether a guesser should draw one more node, the last in `path_prob`."""
+        has_room = len(path_prob) <= min(self._max_depth, self._max_nodes)
+        return has_room and self._policy.is_worth_drawing(path_prob)
+
+    def _send_or_wait(self, now_s: float | None) -> list[m.Command]:
+        """Send the best block for verification, unless waiting for the draft's next pass is worth more."""
+        self._drafts.add_guesses(self._max_depth, self._max_nodes)
+        block = self._blocks.block(self._max_depth, self._max_nodes)
+        wait = self._drafts.growth_timeout() if self._max_depth > 0 else None
+        if wait is not None:
+            self._target.wait()
+            return [wait]
+        if self._is_drawn and not self._blocks.tree.has_drafted:
+            self._look_up()
+            block = self._blocks.block(self._max_depth, self._max_nodes)
+        return self._send_block(block, now_s)
+
+    def _send_block(self, block: Guess, now_s: float | None) -> list[m.Command]:
+        """Send a block for verification, and offer the blocks that may follow it."""
+        self._drafts.used(block)
+        self._recorder.block_sent(self._blocks.taken, lambda: self._blocks.why(self._max_depth))
+        return [self._target.verify(self._with_questions(block), now_s), *self._go_on(now_s)]
+
+    def _with_questions(self, guess: Guess) -> Guess:
+        """Add a guesser's questions to the block if they are worth their rows and all of them fit."""
+        asked = self._panel.questions(self._log.tokens) if not self._is_drawn and self._max_depth > 0 else None
+        if asked is None:
+            return guess
+        asking = guess.asking(*asked)
+        has_room = len(asking) <= min(self._max_nodes, MAX_GUESSES) and max(asking.block.depths) <= self._max_depth
+        return asking if has_room and self._policy.is_worth_asking(len(guess), len(asking)) else guess
+
+    # Offers, while the target verifies
 
     def _offer(self, now_s: float | None, is_more_to_come: bool) -> list[m.Command]:
         """Offer blocks with which the target may continue by itself after the awaited verdict."""
@@ -194,90 +280,11 @@ class Session:
             is_more_to_come=is_more_to_come,
         )
 
-    def _send_or_wait(self, now_s: float | None) -> list[m.Command]:
-        """Send the best block for verification, unless waiting for the draft's next pass is worth more."""
-        self._drafts.add_guesses(self._max_depth, self._max_nodes)
-        block = self._blocks.block(self._max_depth, self._max_nodes)
-        wait = self._drafts.growth_timeout() if self._max_depth > 0 else None
-        if wait is not None:
-            self._target.wait()
-            return [wait]
-        if self._is_drawn and not self._blocks.tree.has_drafted:
-            self._look_up()
-            block = self._blocks.block(self._max_depth, self._max_nodes)
-        return self._send_block(block, now_s)
-
-    def _look_up(self) -> None:
-        """Add the guessers' guesses to the tree.
-
-        If the draft samples, guessers are used only while there are no draws: choosing a draw because a guesser agrees
-        with it would bias the output (docs/exactness.md, section 4).
-        """
-        if self._max_depth <= 0:
-            return
-        text, panel = self._log.tokens, self._panel
-        found = panel.draw(text, self._seed, self._is_worth_drawing) if self._is_drawn else panel.ask(text)
-        for source, guesses in found:
-            self._blocks.add_guesses(source, guesses)
-
-    def _is_worth_drawing(self, path_prob: Sequence[float]) -> bool:
-        """Whether a guesser should draw one more node, the last in `path_prob`."""
-        has_room = len(path_prob) <= min(self._max_depth, self._max_nodes)
-        return has_room and self._policy.is_worth_drawing(path_prob)
-
-    def _send_block(self, block: Guess, now_s: float | None) -> list[m.Command]:
-        """Send a block for verification, and offer the blocks that may follow it."""
-        self._drafts.used(block)
-        self._blocks.explain(self._max_depth)
-        return [self._target.verify(self._with_questions(block), now_s), *self._go_on(now_s)]
-
-    def _with_questions(self, guess: Guess) -> Guess:
-        """Add a guesser's questions to the block if they are worth their rows and all of them fit."""
-        asked = self._panel.questions(self._log.tokens) if not self._is_drawn and self._max_depth > 0 else None
-        if asked is None:
-            return guess
-        asking = guess.asking(*asked)
-        has_room = len(asking) <= min(self._max_nodes, MAX_GUESSES) and max(asking.block.depths) <= self._max_depth
-        return asking if has_room and self._policy.is_worth_asking(len(guess), len(asking)) else guess
-
-    # The target's events
+    # The target's lease
 
     def _on_target_leased(self, event: m.TargetLeased) -> list[m.Command]:
-        if self.stats.explanation is not None:
-            self.stats.explanation.prefills(len(self._log))
+        self._recorder.target_leased(len(self._log))
         return [self._target.leased(event.name, event.epoch), *self._go_on()]
-
-    def _on_target_replied(self, event: m.TargetReplied) -> list[m.Command]:
-        reply = event.reply
-        if not self._target.awaits(reply.stamp):
-            self.stats.num_stale_replies += self._target.set_aside(event)
-            return []
-        match reply:
-            case Verdict():
-                return self._on_verdict(reply, event)
-            case Missing():
-                again = self._target.resend(reply)
-                return [again] if again is not None else self._lose_target("it does not keep what it is sent")
-            case Refused():
-                return self._on_refusal(reply)
-
-    def _on_verdict(self, verdict: Verdict, event: m.TargetReplied) -> list[m.Command]:
-        """Commit a verdict and go on, or leave the target if the verdict is invalid."""
-        if (problem := self._target.problem_of(verdict)) is not None:
-            return self._lose_target(problem)
-        judged = self._target.commit(verdict, event.sent_s, event.received_s)
-        if judged.interval_s is not None:
-            self._drafts.observe_interval(len(judged.tokens), judged.interval_s)
-        self._output.found_cached(verdict.num_cached)
-        chunk = self._output.commit(judged.tokens, verdict.logprobs, verdict.prompt_logprobs)
-        self.stats.record_verdict(judged, self._drafts.num_guessed(judged.guess))
-        emit = self._emit(chunk)
-        if chunk.finish_reason is not None:
-            self._policy.observe_round(judged.seen(Found.NOT_ASKED))
-            return [emit, *self._close()]
-        commands = [*self._begin_round(judged), emit]  # messages to the target go before the chunk to the client
-        early = self._target.take_early(event.received_s)
-        return commands if early is None else [*commands, *self._on_target_replied(early)]
 
     def _on_refusal(self, refused: Refused) -> list[m.Command]:
         """Fail with the target's refusal; if the client already has output, end that output early instead."""
@@ -285,16 +292,14 @@ class Session:
         if refused.field is None or not has_begun:
             return self._fail(_error_of(refused))
         problem = InvalidRequest(refused.field, refused.reason)
-        return [self._emit(self._output.cut_short(problem)), *self._close()]
+        return [self._recorder.add_to(self._output.cut_short(problem)), *self._close()]
 
     def _lose_target(self, reason: str, *, is_failure: bool = True) -> list[m.Command]:
         """Leave the target and lease another one, which needs only the committed tokens."""
-        self.stats.num_target_failures += is_failure
+        self._recorder.target_lost(reason, is_failure=is_failure)
         self._target.num_losses += is_failure
         if self._target.num_losses > self._pair.limits.max_target_retries:
             return self._fail(Unavailable(f"the target failed {self._target.num_losses} times in a row: {reason}"))
-        if self.stats.explanation is not None:
-            self.stats.explanation.say(f"the target was left ({reason}), and another is asked")
         return self._target.lease_another()
 
     # The end
@@ -302,17 +307,6 @@ class Session:
     def break_off(self) -> None:
         """Release what the policies share with other sessions, after a defect left this session in an unknown state."""
         self._drafts.close_policies()
-
-    def _emit(self, chunk: Chunk) -> Chunk:
-        """Add the trace, the explanation and, to the last chunk, the statistics."""
-        if self._request.wants_trace:
-            chunk = replace(chunk, trace=self.stats.take_trace(), began_s=self.stats.began_s)
-        if self.stats.explanation is not None:
-            chunk = replace(chunk, explanation=self.stats.explanation.take())
-        if chunk.finish_reason is None:
-            return chunk
-        self.stats.num_draft_failures += self._drafts.num_extra_failures
-        return replace(chunk, stats=self.stats.snapshot())
 
     def _fail(self, error: OutriderError) -> list[m.Command]:
         return [m.Fail(error), *self._close()]

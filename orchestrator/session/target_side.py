@@ -141,15 +141,15 @@ class TargetSide:
         return self._view.answers(stamp)
 
     def set_aside(self, event: m.TargetReplied) -> bool:
-        """Keep an early reply to an offer. Return whether the reply is stale instead."""
+        """Keep an early reply to an offer. Return False if the reply is stale instead."""
         reply = event.reply
         if not self._offers.has(reply.stamp):
-            return not isinstance(reply, Refused)
+            return isinstance(reply, Refused)
         if isinstance(reply, Refused) and not reply.is_final:
             self._offers.drop(reply.stamp)  # a verdict that continues with this offer all the same is then refused
         else:
             self._early[reply.stamp] = event
-        return False
+        return True
 
     def take_early(self, now_s: float) -> m.TargetReplied | None:
         """Return the reply that was set aside, if the target has continued with its offer."""

@@ -100,6 +100,8 @@ class FaultyWire(Wire):
     ) -> None:
         """Raises: WorkerLost, and errors that no port should raise."""
         kind = "target" if isinstance(engine, SimTarget) else "draft"
+        trees = [request for request in batch if isinstance(request, VerifyRequest) and not request.block.is_chain]
+        self._happened.counts["tree verified"] += len(trees)
         if not self.strikes(self.rates.target if kind == "target" else self.rates.draft):
             await super().call(engine, batch, take)
             return

@@ -146,18 +146,20 @@ class Watch:
 
         Raises: AssertionError.
         """
-        cluster, runner = self.rig.cluster, self.rig.service._runner
-        for problem in (*self.problems, *cluster.targets.breaches, *cluster.drafts.breaches):
-            raise problem
+        runner = self.rig.service._runner
+        for breaches in (self.problems, *[fleet.breaches for fleet in self.rig.cluster.fleets]):
+            for problem in breaches:
+                raise problem
         for batcher in runner._targets._batchers.values():
             if len(waiting := batcher._waiting) > 1:
                 names = [request.stamp.session for request in waiting]
                 require(len(set(names)) == len(names), f"a session asks twice: {names} wait for one engine")
+        max_tasks = MAX_TASKS_A_SESSION + MAX_TASKS_A_DRAFT * (len(runner._drafts) - 1)
         num_live = sum(stream.is_live for stream in self.streams)
         if len(runner._running) > num_live:
             raise AssertionError(f"{len(runner._running)} sessions run for {num_live} clients: {list(runner._running)}")
         for running in runner._running.values():
-            if len(running.tasks) > MAX_TASKS_A_SESSION + MAX_TASKS_A_DRAFT * self.rig.blueprint.num_extra_drafts:
+            if len(running.tasks) > max_tasks:
                 raise AssertionError(f"{running.session!r} has {len(running.tasks)} tasks")
         if self.loop.time() > HORIZON_S:
             raise AssertionError(f"a stream does not end: {list(runner._running.values())}")
@@ -196,9 +198,8 @@ class Watch:
 
     def check_nothing_is_left(self) -> None:
         """Check for leaks after the service was closed. Raises: AssertionError."""
-        service, cluster = self.rig.service, self.rig.cluster
-        _check_is_idle(service)
-        for fleet in (cluster.targets, cluster.drafts):
+        _check_is_idle(self.rig.service)
+        for fleet in self.rig.cluster.fleets:
             require(not fleet.held, f"leases are still held: {sorted(fleet.held)}")
             for replica in fleet.replicas:
                 sessions = replica.engine.sessions

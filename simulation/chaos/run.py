@@ -15,10 +15,7 @@ from random import Random
 from typing import Any
 
 from core.errors import OutriderError
-from core.records import GenerationRequest
-from core.speculation import ROOT
 from orchestrator.guessers import CorpusIndex, Panel, encode_index
-from orchestrator.policy import RoundOutcome, TreePolicy
 from simulation.chaos.faults import FaultyWire, Happened, LyingGuesser, break_out
 from simulation.chaos.invariants import Stream, Watch, require
 from simulation.chaos.script import Script, script_of
@@ -70,7 +67,6 @@ class _Run:
         self._watch = Watch(self._rig, self._loop, self._happened, self._streams)
         self._let_guessers_lie()
         self._deliver_some_twice()
-        self._count_what_policies_see()
 
     def run(self) -> Story:
         error: AssertionError | None = None
@@ -171,25 +167,6 @@ class _Run:
                 self._loop.call_later(self._random.expovariate(5.0), deliver, request, answer)
 
         return deliver_perhaps_twice
-
-    def _count_what_policies_see(self) -> None:
-        """Count hits, misses and trees, so that runs without them are noticed."""
-        policies = self._rig.service._policies
-        make, counts = policies.policy, self._happened.counts
-
-        def watched(request: GenerationRequest) -> TreePolicy:
-            policy = make(request)
-            observe_round = policy.observe_round
-
-            def count_and_pass_on(seen: RoundOutcome) -> None:
-                counts[f"next: {seen.found}"] += 1
-                counts["tree verified"] += seen.shape.parents != tuple(range(ROOT, len(seen.shape) - 1))
-                observe_round(seen)
-
-            policy.observe_round = count_and_pass_on  # type: ignore[method-assign]
-            return policy
-
-        policies.policy = watched  # type: ignore[method-assign]
 
     def _counts(self) -> Counter[str]:
         counts = Counter(self._happened.counts)

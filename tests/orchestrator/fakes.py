@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from core.config import SpeculationConfig
 from core.protocol import HeldTokens, missing_of
 from core.records import (
     DraftReply,
@@ -26,14 +27,11 @@ from core.records import (
 )
 from core.reference import decode, verify
 from core.speculation.candidates import Candidates
-from core.speculation.growth import TreeSpec
-from core.speculation.source_worth import SourceWorth
-from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import SparseDistribution, TokenTree
-from core.speculation.tree_nodes import Part
 from core.text.token_log import TokenLog
+from orchestrator.policy.named import ChainPolicy
 from orchestrator.policy.policy import ControlReport, RoundOutcome
-from orchestrator.policy.tree_policy import CATCH_UP
+from orchestrator.policy.shared_estimates import SharedEstimates
 from tests.core.toys import nodes_of, tree_of
 
 VOCAB_SIZE = 50
@@ -159,72 +157,20 @@ class FakeDraftEngine:
         self.held.pop(session, None)
 
 
-@dataclass
-class FakePolicy:
-    """Always the same: in turn, chains of `gamma`."""
+class FakePolicy(ChainPolicy):
+    """Always the same: in turn, chains of `gamma`. It learns nothing, and offers nothing."""
 
-    gamma: int = 4
-    timeout_s: float = 2.0
-    seen: list[object] = field(default_factory=list)
-    is_closed: bool = False
-    sources: SourceWorth = field(default_factory=SourceWorth)
-    is_in_turn = True
     may_offer = False
-    num_outcomes = 0
-    plain_steps = 1
-    wants_rest = False
-    is_paused = False
+    timeout_s = 2.0
 
-    def begin_drafting(self) -> None: ...
-
-    def end_drafting(self) -> None: ...
-
-    @property
-    def max_depth(self) -> int:
-        return self.gamma
-
-    @property
-    def max_grown_depth(self) -> int:
-        return max(1, self.gamma)
-
-    def tree_spec(self, room: int, turn: int) -> TreeSpec | None:
-        if min(room, self.gamma) < 1:
-            return None
-        return TreeSpec.chain(min(room, turn, self.gamma)) if turn else CATCH_UP
-
-    def wants_turn(self) -> bool:
-        return True
-
-    def choose(self, tree: SpeculationTree, max_nodes: int, max_depth: int) -> Part:
-        chain = tree.first_chain(min(max_nodes, max_depth, self.gamma))
-        return chain if tree.has_drafted else tree.best(min(max_nodes, self.gamma), max_depth)
-
-    def keeps(self, confidences: Sequence[float]) -> bool:
-        return True
-
-    def is_worth_waiting(self, *_: object, **__: object) -> bool:
-        return False
-
-    def is_worth_asking(self, num_nodes: int, num_with: int) -> bool:
-        return True
-
-    def is_offer_due(self, *_: object, **__: object) -> bool:
-        return True
-
-    def is_worth_a_plain_step(self, *_: object) -> bool:
-        return False
-
-    def goes_on_plainly(self, *_: object) -> bool:
-        return False
+    def __init__(self, gamma: int = 4) -> None:
+        config = SpeculationConfig(policy="static", pipelining=False, max_draft_tokens=gamma)
+        super().__init__(request(), config, SharedEstimates())
+        self.seen: list[object] = []
+        self.is_closed = False
 
     def observe_round(self, seen: RoundOutcome) -> None:
         self.seen.append(seen)
-
-    def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
-        """It does not learn."""
-
-    def observe_pass(self, timing: Timing) -> None:
-        """It does not learn."""
 
     def observe_draft(self, elapsed_s: float, timing: Timing | None) -> None:
         self.seen.append((elapsed_s, timing))

@@ -13,16 +13,16 @@ from core.records import GenerationRequest
 from core.speculation.calibration import USUAL_TAIL
 from core.speculation.growth import Measure, TreeSpec
 from core.speculation.token_tree import ROOT
+from orchestrator.policy.named import NamedPolicy
 from orchestrator.policy.policy import ControlReport, RoundOutcome
 from orchestrator.policy.shared_estimates import SharedEstimates
-from orchestrator.policy.tree_policy import TreePolicy
 
 MAX_NODES = 24
 PATIENT = SpeculationConfig(draft_retry_s=0.01, breaker_rounds=10**6)
 """No breaker: dice are often impatient, and a draft that is given back guesses nothing."""
 
 
-class WildPolicy(TreePolicy):
+class WildPolicy(NamedPolicy):
     """The dice of one session."""
 
     measure = Measure.MARGIN
@@ -76,7 +76,7 @@ class WildPolicy(TreePolicy):
         """By what was said up to the guess in question."""
         return len(path_prob) <= self.max_depth and self.random.random() < 0.5 + 0.5 * path_prob[-1]
 
-    def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:
+    def is_worth_waiting(self, num_passes: int, has_drafted: bool) -> bool:
         return self.random.random() < 0.5
 
     @property

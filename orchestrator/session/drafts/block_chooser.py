@@ -9,26 +9,26 @@ from collections.abc import Sequence
 from functools import partial
 
 from core.speculation import EMPTY_PART, Guesses, Part, SpeculationTree, TokenTree, num_branches
-from orchestrator.policy import Explanation, Found, Shape, TreePolicy
+from orchestrator.policy import Found, Shape, TreePolicy
 from orchestrator.session.guess import NO_GUESS, Guess, Offer
 
 
 class BlockChooser:
     """The draft tree of one session, and the last block taken from it."""
 
-    def __init__(self, policy: TreePolicy, explanation: Explanation | None, *, is_drawn: bool) -> None:
+    def __init__(self, policy: TreePolicy, *, is_drawn: bool) -> None:
         """`is_drawn`: whether the draft samples. Its draws can then be used for one block only."""
         self._policy = policy
-        self._explanation = explanation
         self._is_drawn = is_drawn
         self.reset()
 
     def __repr__(self) -> str:
-        return f"<BlockChooser {self.tree}, {len(self._taken)} taken>"
+        return f"<BlockChooser {self.tree}, {len(self.taken)} taken>"
 
     def reset(self) -> None:
         self.tree = SpeculationTree(self._policy.max_grown_depth, is_drawn=self._is_drawn)
-        self._taken = EMPTY_PART
+        self.taken = EMPTY_PART
+        """The last block, as a part of the tree."""
         self._is_missed = False
         """Whether the draft had no nodes below the root at the time of the last verdict."""
         self.late_hit: bool | None = None
@@ -40,7 +40,7 @@ class BlockChooser:
 
     def unverified(self, tokens: Sequence[int]) -> tuple[float, bool] | None:
         """`RoundOutcome.unverified` of a verdict that commits `tokens`."""
-        first = None if self._is_drawn else self.tree.unverified(tokens[:-1], self._taken)
+        first = None if self._is_drawn else self.tree.unverified(tokens[:-1], self.taken)
         return None if first is None else (first[1], first[0] == tokens[-1])
 
     def reroot(self, tokens: Sequence[int]) -> Found:
@@ -51,7 +51,7 @@ class BlockChooser:
         had_nodes = self.tree.has_drafted
         self.late_hit = self.tree.has_told_alone(tokens[0]) if self._is_missed and had_nodes else None
         self.tree.reroot(tokens)
-        self._taken = EMPTY_PART
+        self.taken = EMPTY_PART
         if not had_nodes or self._policy.is_in_turn:
             return Found.NOT_ASKED
         self._is_missed = not self.tree.has_drafted
@@ -66,7 +66,7 @@ class BlockChooser:
 
     def block(self, max_depth: int, max_nodes: int) -> Guess:
         """Return the nodes of the tree that the policy chooses for verification."""
-        self._taken = part = self._part(max_depth, max_nodes)
+        self.taken = part = self._part(max_depth, max_nodes)
         return self._guess(part) if len(part) else NO_GUESS
 
     def _guess(self, part: Part) -> Guess:
@@ -98,7 +98,7 @@ class BlockChooser:
         The policy chooses the block of each outcome. An outcome without a block is offered only if a plain step is
         worth it. None if there is nothing to offer, or if the tree has changed since `block` was taken.
         """
-        policy, taken = self._policy, self._taken
+        policy, taken = self._policy, self.taken
         is_plain = policy.is_worth_a_plain_step(len(taken)) or policy.goes_on_plainly(self.tree)
         is_open = is_plain and taken.depth < max_depth
         if len(taken) != len(block) or not (policy.num_outcomes or is_open):
@@ -113,16 +113,10 @@ class BlockChooser:
 
     def continue_with(self, guess: Guess) -> None:
         """Follow the target, which has taken an offer and verifies this block without being asked."""
-        self._taken = self.tree.part_of(guess.block) or EMPTY_PART
-        if self._explanation is not None:
-            self._explanation.goes_on(self._taken.depth, self._taken.sources)
+        self.taken = self.tree.part_of(guess.block) or EMPTY_PART
 
-    def explain(self, max_depth: int) -> None:
-        """Explain why the last block was chosen. `max_depth`: the depth that it could have had."""
-        if self._explanation is None:
-            return
-        taken = self._taken
-        path_prob, branches = tuple(taken.path_prob), num_branches(taken.parents)
-        is_last = max_depth < 1
-        reason = "one token is left" if is_last else self._policy.why_block(path_prob, branches, self.tree)
-        self._explanation.verifies(taken.depth, taken.sources, reason)
+    def why(self, max_depth: int) -> str:
+        """Return why the last block was chosen. `max_depth`: the depth that it could have had."""
+        if max_depth < 1:
+            return "one token is left"
+        return self._policy.why_block(tuple(self.taken.path_prob), num_branches(self.taken.parents), self.tree)

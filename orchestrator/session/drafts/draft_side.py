@@ -20,8 +20,8 @@ from orchestrator.session.drafts.silence import MAX_OPEN, Silence
 from orchestrator.session.engine_view import EngineView, SessionText
 from orchestrator.session.guess import Guess
 from orchestrator.session.pair import Pair
+from orchestrator.session.recorder import Recorder
 from orchestrator.session.states import GROWING_TABLE, Growing, Machine, Trigger
-from orchestrator.session.statistics import Statistics
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,9 @@ class DraftSide:
     Several messages may be in flight: each overtakes the earlier ones, and the draft reports that.
     """
 
-    def __init__(self, text: SessionText, pair: Pair, policy: TreePolicy, stats: Statistics, number: int = 0) -> None:
+    def __init__(self, text: SessionText, pair: Pair, policy: TreePolicy, recorder: Recorder, number: int = 0) -> None:
         """`number`: which of the pair's drafts this is; 0 is the first."""
-        self.stats = stats
+        self._recorder = recorder
         self._number = number
         self._model = pair.drafts[number]
         self._pair = pair
@@ -43,7 +43,7 @@ class DraftSide:
         self._machine = Machine(GROWING_TABLE, Growing.ABSENT)
         self._view = EngineView(text)
         self._is_drawn = text.spec.needs_q
-        self.blocks = BlockChooser(policy, stats.explanation, is_drawn=self._is_drawn)
+        self.blocks = BlockChooser(policy, is_drawn=self._is_drawn)
         self._turn = 0
         """If drafting and verification alternate: maximum depth of the next block, while the draft grows for it. Else
         0."""
@@ -83,8 +83,7 @@ class DraftSide:
 
     def lose(self, reason: str = "it told nothing for several rounds") -> list[m.Command]:
         """Leave this draft after a failure, and request another."""
-        self._explain(f"the draft was left, as {reason}; another is asked")
-        self.stats.num_draft_failures += 1
+        self._recorder.draft_lost(reason)
         self._leave()
         return [self.release(), self.lease_later()]
 
@@ -95,14 +94,13 @@ class DraftSide:
         self._machine.fire(Trigger.LOST)
         self._policy.end_drafting()
         self._silence.left()
-        self.stats.trace_pass()
+        self._recorder.guesses_used(0)
         self.blocks.reset()
         self._view.awaiting, self._waits_for, self._turn = None, None, 0
 
     def rest(self) -> list[m.Command]:
         """Leave the draft for a while, since its guesses are not worth verifying. Growth then starts anew."""
-        self._policy.rest()
-        self._explain(f"the draft rests ({self._policy.last_reason})")
+        self._recorder.draft_rested(self._policy.rest())
         self._leave()
         return [self.release(), self.lease_later()]
 
@@ -142,8 +140,7 @@ class DraftSide:
             if max_depth < 1:
                 return []
             if not self._policy.wants_turn():
-                if self.stats.explanation is not None:
-                    self.stats.explanation.note(self._policy.why_no_turn())
+                self._recorder.turn_skipped(self._policy.why_no_turn)
                 return []
             self._turn = 0 if self._view.num_behind > DECODE_TOKENS else max_depth
         return self.update()
@@ -189,7 +186,7 @@ class DraftSide:
         reply = event.reply
         is_open = self._is_leased(reply.stamp) and reply.stamp.round in self._open
         if self._machine.state is not Growing.GROWING or not is_open:  # or this is a duplicate reply
-            self.stats.num_stale_replies += 1
+            self._recorder.reply_was_stale()
             return []
         if isinstance(reply, DraftUpdate):
             is_bounded = self._open.is_bounded(reply.stamp.round)
@@ -208,7 +205,7 @@ class DraftSide:
             self._num_passes += update.timing is not None
         if update.timing is not None:
             self._policy.observe_pass(update.timing)
-            self.stats.record_pass(len(update.new_nodes), update.timing, event.received_s)
+            self._recorder.pass_made(len(update.new_nodes), update.timing, event.received_s)
         must_send = self.blocks.tree.needs_full_report or (update.is_over and self._has_backlog)
         return self.update() if must_send else []
 
@@ -225,9 +222,8 @@ class DraftSide:
         is_turn, timing = self._turn > 0, update.timing
         call = Call.BLOCK if is_turn else Call.PREFILL
         trace = CallTrace(call, event.sent_s, event.received_s, len(update.new_nodes), timing=timing)
-        self.stats.trace_call(trace)
+        self._recorder.draft_replied(trace)
         if is_turn:
-            self.stats.record_draft(event.sent_s, event.received_s)
             self._policy.observe_draft(event.received_s - event.sent_s, timing)
         return []
 
@@ -276,7 +272,7 @@ class DraftSide:
         num_used = len(guess) - guess.shape.num_looked_up
         if num_used:
             self._backoff.reset()
-        self.stats.trace_pass(num_used)
+        self._recorder.guesses_used(num_used)
 
     def late(self, stamp: Stamp) -> list[m.Command]:
         """Handle a timeout: the round goes on without the draft. After several timeouts the lease is given up."""
@@ -284,12 +280,8 @@ class DraftSide:
             return []
         self._waits_for = None
         self._silence.late()
-        if self.stats.explanation is not None:
-            self.stats.explanation.note("the draft did not answer in time")
-        if self._silence.is_final:
-            return self.lose()
-        self.stats.num_draft_failures += 1
-        return []
+        self._recorder.draft_was_late(is_left=self._silence.is_final)
+        return self.lose() if self._silence.is_final else []
 
     # Waiting
 
@@ -304,17 +296,11 @@ class DraftSide:
         if not self._is_worth_waiting():
             return None
         self._waits_for = stamp
-        if self.stats.explanation is not None:
-            self.stats.explanation.waits(self._policy.why_wait(), self._policy.timeout_s)
-        return m.Await(stamp, self._policy.timeout_s)
+        timeout_s = self._policy.timeout_s
+        self._recorder.draft_awaited(self._policy.why_wait, timeout_s)
+        return m.Await(stamp, timeout_s)
 
     def _is_worth_waiting(self) -> bool:
         if self._policy.is_in_turn:
             return self._turn > 0
-        return self._policy.is_worth_waiting(self._num_passes, has_drafted=self.blocks.tree.has_drafted)
-
-    # Explanation, if the client asked for one
-
-    def _explain(self, line: str) -> None:
-        if self.stats.explanation is not None:
-            self.stats.explanation.say(line)
+        return self._policy.is_worth_waiting(self._num_passes, self.blocks.tree.has_drafted)

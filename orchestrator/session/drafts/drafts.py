@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.speculation import UNRANKED
 from orchestrator.policy import TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.draft_side import DraftSide
@@ -12,19 +11,19 @@ from orchestrator.session.drafts.extra_draft import ExtraDraft
 from orchestrator.session.engine_view import SessionText
 from orchestrator.session.guess import Guess
 from orchestrator.session.pair import Pair
-from orchestrator.session.statistics import Statistics
+from orchestrator.session.recorder import Recorder
 from orchestrator.session.verdicts import Judged
 
 
 class Drafts:
     """The drafts of one session. Sampling uses only the first, because the draws of a block come from one q."""
 
-    def __init__(self, text: SessionText, pair: Pair, policies: Sequence[TreePolicy], stats: Statistics) -> None:
+    def __init__(self, text: SessionText, pair: Pair, policies: Sequence[TreePolicy], recorder: Recorder) -> None:
         """`policies`: one for the first draft, then one for each extra draft."""
         self._policies = policies
-        self._first = DraftSide(text, pair, policies[0], stats)
+        self._first = DraftSide(text, pair, policies[0], recorder)
         extra = [] if text.spec.needs_q else enumerate(policies[1:], 1)
-        self._extra = [ExtraDraft(text, pair, policy, number) for number, policy in extra]
+        self._extra = [ExtraDraft(text, pair, policy, recorder, number) for number, policy in extra]
         self._all: list[DraftSide] = [self._first, *self._extra]
         self.blocks = self._first.blocks
 
@@ -66,10 +65,9 @@ class Drafts:
 
     def _note_silence(self) -> None:
         """Tell the first policy, which decides for the session, whether all drafts are silent."""
-        self._policies[0].lacks_draft = all(draft.is_silent for draft in self._all)
+        self._policies[0].observe_silence(is_silent=all(draft.is_silent for draft in self._all))
 
     def used(self, block: Guess) -> None:
-        """Record that this block is verified next."""
         self._first.used(block)
 
     def add_guesses(self, max_depth: int, max_nodes: int) -> None:
@@ -87,19 +85,7 @@ class Drafts:
         for policy in self._policies:
             policy.observe_interval(num_tokens, elapsed_s)
 
-    @property
-    def num_extra_failures(self) -> int:
-        """Number of failures of extra drafts. The session's statistics count those of the first."""
-        return sum(draft.stats.num_draft_failures for draft in self._extra)
-
-    def num_guessed(self, guess: Guess) -> int:
-        """Return the number of nodes in a block that only extra drafts proposed."""
-        extra = {draft.source for draft in self._extra}
-        nodes = zip(guess.sources, guess.shape.ranks, strict=True) if extra else ()
-        return sum(source in extra and rank == UNRANKED for source, rank in nodes)
-
     def close(self) -> list[m.Command]:
-        """Release all leases at the end of the session."""
         self.close_policies()
         for draft in self._all:
             draft.close()

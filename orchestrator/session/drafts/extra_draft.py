@@ -17,7 +17,7 @@ from orchestrator.session.drafts.draft_side import DraftSide
 from orchestrator.session.engine_view import SessionText
 from orchestrator.session.guess import Guess
 from orchestrator.session.pair import Pair
-from orchestrator.session.statistics import Statistics
+from orchestrator.session.recorder import Recorder
 from orchestrator.session.verdicts import Judged
 
 MENTIONED = 1
@@ -26,9 +26,9 @@ with."""
 
 
 class ExtraDraft(DraftSide):
-    def __init__(self, text: SessionText, pair: Pair, policy: TreePolicy, number: int) -> None:
-        super().__init__(text, pair, policy, Statistics(is_traced=False), number)
+    def __init__(self, text: SessionText, pair: Pair, policy: TreePolicy, recorder: Recorder, number: int) -> None:
         self.source = f"{EXTRA_DRAFT}{number + 1}"
+        super().__init__(text, pair, policy, recorder.for_extra_draft(self.source), number)
 
     def follow(self, judged: Judged, max_depth: int) -> list[m.Command]:
         """Apply a verdict: calibrate on each committed token, then re-root the tree and start the next round."""

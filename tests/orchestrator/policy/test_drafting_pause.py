@@ -14,8 +14,8 @@ from orchestrator.policy.drafting_pause import (
     WINDOW_ROUNDS,
     DraftingPause,
 )
+from orchestrator.policy.growth import CATCH_UP
 from orchestrator.policy.policies import Controller
-from orchestrator.policy.tree_policy import CATCH_UP
 from tests.orchestrator.policy.test_policies import chain, request, verdict
 
 

@@ -12,9 +12,9 @@ from core.speculation.growth import Measure, NewNodes
 from core.speculation.guesser import Guesses
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT
+from orchestrator.policy.growth import CATCH_UP
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundOutcome, Shape
-from orchestrator.policy.tree_policy import CATCH_UP
 from tests.orchestrator.fakes import request
 
 CHAIN = ("static", "heuristic", "confidence", "path_probability", "entropy")
@@ -81,7 +81,7 @@ def test_looked_up_guesses_are_taken_where_the_draft_has_told_of_none(policy):
 
 def waits(each, grown, num_passes=1):
     each.choose(grown, 100, 100)
-    return each.is_worth_waiting(num_passes, has_drafted=grown.has_drafted)
+    return each.is_worth_waiting(num_passes, grown.has_drafted)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import typing
+from pathlib import Path
 from types import UnionType
 from typing import get_args
 
@@ -25,10 +27,12 @@ from core.speculation.guesser import Guesses
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT
 from core.speculation.tree_nodes import Part
+from orchestrator.policy.choice import TreeView
+from orchestrator.policy.growth import TIMEOUT_PASSES
 from orchestrator.policy.policies import Controller, Policies
 from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.shared_estimates import MAX_HELD, SharedEstimates
-from orchestrator.policy.tree_policy import TIMEOUT_PASSES, TreePolicy, TreeView
+from orchestrator.policy.tree_policy import TreePolicy
 
 POLICIES = get_args(Policy)
 
@@ -208,6 +212,13 @@ def reaches(held, wanted, seen):
     elif isinstance(held, (list, tuple, set, frozenset)):
         inner += list(held)
     return any(reaches(each, wanted, seen) for each in inner)
+
+
+def test_nobody_sets_an_attribute_of_a_policy_from_outside():
+    setting = re.compile(r"^.*polic(y|ies)\b(\[\w+\])?\.\w+ [-+|&]?= .*$", re.MULTILINE)
+    for package in ("orchestrator", "simulation"):
+        for path in (Path(__file__).parents[3] / package).rglob("*.py"):
+            assert [match[0] for match in setting.finditer(path.read_text())] == [], path
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -75,7 +75,7 @@ def test_after_a_rest_a_session_tries_again_when_enough_rounds_have_been_made_wi
     policy.rest()
     assert not policy.wants_turn(), "no round of any session has paid for a trial"
     policy.tree_spec(100, 0)
-    assert "where it is forecast to pay" in policy.last_reason
+    assert "where it is forecast to pay" in policy._known.reason
     for _ in range(int(TRIAL_ROUNDS / TRIAL_SHARE)):
         policy.observe_round(verdict(chain(0), 0))
     policy._learned.accepted.value = 0.01

@@ -22,11 +22,11 @@ from core.rules import Outcome
 from core.speculation.growth import NewNodes
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT, TokenTree
-from orchestrator.policy.adaptive import OFFERED_OUTCOMES, REST_ROUNDS, AdaptivePolicy
+from orchestrator.policy.adaptive import AdaptivePolicy
+from orchestrator.policy.offers import OFFERED_OUTCOMES, PAUSED_STEPS, PLAIN_STEPS, REST_ROUNDS
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.shared_estimates import SharedEstimates
-from orchestrator.policy.tree_policy import PAUSED_STEPS, PLAIN_STEPS
 from orchestrator.session import messages as m
 from orchestrator.session.guess import NO_GUESS, Offer
 from tests.orchestrator.fakes import plain, request
@@ -566,9 +566,9 @@ def test_without_growth_that_follows_and_where_passes_are_shared_each_offer_is_d
     policy._known.pause.is_paused = True
     assert due(policy, 0.0)
     policy._known.pause.is_paused = False
-    policy.lacks_draft = True
+    policy.observe_silence(is_silent=True)
     assert due(policy, 0.0), "plain steps are offered, several ahead"
-    policy.lacks_draft = False
+    policy.observe_silence(is_silent=False)
     for _ in range(3):
         AdaptivePolicy(request(PROMPT, 40), CONFIG, policy._known)
     assert due(policy, 0.0)
@@ -584,7 +584,7 @@ def test_who_lacks_its_draft_goes_on_at_once_unless_others_may_guess(named, wher
         policy = Controller(config).policy(asked)
         sees_rounds(policy, 4, 0.008)
         assert not policy.is_worth_a_plain_step(4)
-        policy.lacks_draft = True
+        policy.observe_silence(is_silent=True)
         assert policy.is_worth_a_plain_step(4) == is_at_once
         assert policy.may_offer == (is_at_once or policy.num_outcomes > 0)
 
@@ -596,7 +596,7 @@ def test_what_an_output_must_look_like_guesses_and_a_template_whomever_the_reque
     asked = request(PROMPT, 40, guessers=guessers, **{form: Grammar(GrammarKind.REGEX, "a+")})
     policy = Controller(replace(CONFIG, policy=named)).policy(asked)
     sees_rounds(policy, 4, 0.008)
-    policy.lacks_draft = True
+    policy.observe_silence(is_silent=True)
     assert not policy.is_worth_a_plain_step(4)
 
 
@@ -614,7 +614,8 @@ def test_plain_steps_are_offered_ahead_where_nothing_is_to_change_soon(
     max_draft_tokens, guessers, is_paused, lacks_draft, num_steps
 ):
     policy = Controller(CONFIG).policy(request(PROMPT, 40, max_draft_tokens=max_draft_tokens, guessers=guessers))
-    policy._known.pause.is_paused, policy.lacks_draft = is_paused, lacks_draft
+    policy._known.pause.is_paused = is_paused
+    policy.observe_silence(is_silent=lacks_draft)
     assert policy.plain_steps == num_steps
 
 
@@ -623,7 +624,7 @@ def test_who_lacks_its_draft_is_offered_what_others_guess_where_it_has_its_passe
         policy.observe_pass(Timing(0.0, 0.004, 1, 1))
     policy._known._costs = None
     assert policy.num_outcomes == 0
-    policy.lacks_draft = True
+    policy.observe_silence(is_silent=True)
     assert policy.num_outcomes == OFFERED_OUTCOMES
     AdaptivePolicy(request(PROMPT, 40), CONFIG, policy._known)
     assert policy.num_outcomes == 0

@@ -14,10 +14,10 @@ from core.speculation.token_tree import EMPTY_BLOCK, NO_Q, ROOT, SparseDistribut
 from orchestrator.guessers.drawing import draw_from
 from orchestrator.guessers.registry import GUESSERS
 from orchestrator.policy.adaptive import AdaptivePolicy
+from orchestrator.policy.growth import CATCH_UP
 from orchestrator.policy.named import ChainPolicy
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundOutcome, Shape
-from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
 from tests.orchestrator.fakes import candidates, next_token, plain, request
 from tests.orchestrator.session.test_in_turn import GAMMA, PROMPT, Stage, kinds

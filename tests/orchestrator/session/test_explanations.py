@@ -6,13 +6,13 @@ import re
 from dataclasses import replace
 
 from core.config import SpeculationConfig
-from core.records import Chunk
-from orchestrator.policy import Explanation
-from orchestrator.policy.explanation import MAX_LINES
+from core.records import Chunk, Usage
 from orchestrator.session import messages as m
+from orchestrator.session.recorder import MAX_LINES, Recorder
 from tests.orchestrator.fakes import plain
 from tests.orchestrator.session.test_in_turn import CONFIG, PROMPT, Stage
 
+CHUNK = Chunk("", (5,), (False,), Usage(3, 1))
 ADAPTIVE = SpeculationConfig(policy="adaptive", max_draft_tokens=3, guessers=("draft",))
 
 
@@ -40,18 +40,6 @@ def test_each_round_has_a_line_with_its_block_its_reason_and_what_stood(tokenize
         )
     assert len(lines(stage)) == 4
     assert stage.tokens == plain(PROMPT, len(stage.tokens))
-
-
-def test_who_has_not_asked_gets_none_and_the_same_stream(tokenizer):
-    asked, silent = in_turn(tokenizer), Stage(tokenizer)
-    silent.grown()
-    for stage in (asked, silent):
-        for _ in range(5):
-            stage.verdict()
-            stage.grown()
-    assert lines(silent) == []
-    assert [type(command) for command in silent.sent] == [type(command) for command in asked.sent]
-    assert silent.tokens == asked.tokens
 
 
 def test_adaptive_control_gives_the_figures_that_decided(tokenizer):
@@ -101,10 +89,10 @@ def test_what_is_left_and_why(tokenizer):
 
 
 def test_there_is_a_bound_and_the_last_line_says_so():
-    explanation = Explanation()
+    recorder = Recorder(is_explained=True)
     for number in range(2 * MAX_LINES):
-        explanation.say(str(number))
-    taken = explanation.take()
+        recorder.draft_rested(str(number))
+    taken = recorder.add_to(CHUNK).explanation
     assert len(taken) == MAX_LINES
     assert taken[-1] == f"no more: {MAX_LINES} lines are explained of a stream"
-    assert explanation.take() == ()
+    assert recorder.add_to(CHUNK).explanation == ()

@@ -23,11 +23,12 @@ from core.records import (
 )
 from core.speculation.growth import UNRANKED, NewNodes, TreeSpec
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TokenTree
-from orchestrator.policy.adaptive import REST_ROUNDS, AdaptivePolicy
+from orchestrator.policy.adaptive import AdaptivePolicy
+from orchestrator.policy.growth import CATCH_UP
+from orchestrator.policy.offers import REST_ROUNDS
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.shared_estimates import REFRESH_ROUNDS, SharedEstimates
-from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.backoff import MAX_PAUSE_S
 from orchestrator.session.drafts.silence import MAX_OPEN
@@ -62,7 +63,7 @@ class FakeMargin(AdaptivePolicy):
     def is_worth_a_plain_step(self, num_now):
         return False
 
-    def is_worth_waiting(self, num_passes, *, has_drafted):
+    def is_worth_waiting(self, num_passes, has_drafted):
         return self.is_patient
 
     @property
@@ -548,7 +549,7 @@ def test_a_trace_tells_which_pass_of_the_draft_a_block_is_from(tokenizer):
     for command in stage.verdict():
         traced += command.trace if isinstance(command, Chunk) else ()
     stage.grows((3, 1))
-    traced += stage.session.stats.trace
+    traced += stage.session._recorder._calls
     assert [(call.num_guesses, call.num_used) for call in traced if call.call is Call.GROWTH] == [(2, 0), (2, 3)]
 
 

@@ -22,16 +22,17 @@ from core.records import (
 )
 from core.speculation.token_tree import EMPTY_BLOCK
 from core.text.token_log import TokenLog
-from orchestrator.policy.adaptive import REST_ROUNDS, TRIAL_ROUNDS, AdaptivePolicy
+from orchestrator.policy.adaptive import TRIAL_ROUNDS, AdaptivePolicy
+from orchestrator.policy.growth import CATCH_UP
+from orchestrator.policy.offers import REST_ROUNDS
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found
-from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.draft_side import DraftSide
 from orchestrator.session.engine_view import SessionText
 from orchestrator.session.pair import Pair
+from orchestrator.session.recorder import Recorder
 from orchestrator.session.session import Session
-from orchestrator.session.statistics import Statistics
 from orchestrator.text.detokenize import IncrementalDetokenizer
 from tests.orchestrator.fakes import FakeDraftEngine, FakeTargetEngine, candidates, model_info, plain, request
 
@@ -283,7 +284,7 @@ def test_sessions_that_lose_their_draft_together_do_not_come_back_together():
         pair = Pair(model_info(), (model_info("draft"),), CONFIG, Limits())
         policy = Controller(CONFIG).policy(request())
         text = SessionText(f"r#{number}", TokenLog(), SequenceSpec(0, Sampling()))
-        drafting = DraftSide(text, pair, policy, Statistics())
+        drafting = DraftSide(text, pair, policy, Recorder())
         pauses.add(drafting.lease_later().delay_s)
     assert len(pauses) == 20
     assert max(pauses) - min(pauses) > 0.3

@@ -24,8 +24,8 @@ from core.records import (
 from core.speculation.growth import NewNodes
 from core.speculation.guesser import DRAFT, Guesses
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TokenTree
+from orchestrator.policy.growth import CATCH_UP
 from orchestrator.policy.policy import Shape
-from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
 from orchestrator.session.guess import Guess
 from tests.orchestrator.fakes import EOS, FakeTokenizer, next_token, plain, request
