@@ -17,7 +17,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grpc_tools
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
+
+from protos.client_parameters import module_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("protos/outrider/v1/generation.proto",)
@@ -26,6 +29,7 @@ LINK_SOURCES = ("protos/outrider/link/v1/link.proto",)
 """What orchestrators and engines say to each other; no services."""
 MESSAGE_SUFFIXES = ("_pb2.py", "_pb2.pyi")
 CLIENT = "clients/python/outrider_client/_proto"
+CLIENT_PARAMETERS = f"{CLIENT}/parameters.py"
 CLIENT_SOURCES = (f"{CLIENT}/details.proto",)
 """What the client alone needs; no services."""
 LANGUAGES = {
@@ -45,6 +49,7 @@ def generate(out: Path) -> None:
     _compile((*LINK_SOURCES, *CLIENT_SOURCES), f"--python_out={out}", f"--pyi_out={out}")
     for source, copy in _client_copies():
         (out / copy).write_text(_standalone((out / source).read_text(encoding="utf-8")), encoding="utf-8")
+    (out / CLIENT_PARAMETERS).write_text(module_of(_described(SOURCES[0])), encoding="utf-8")
 
 
 def publish(language: str, out: Path, plugins: Path | None = None) -> None:
@@ -73,7 +78,16 @@ def generated_paths() -> Iterator[str]:
     """All generated files, relative to the root."""
     yield from _outputs(SOURCES, SUFFIXES)
     yield from (copy for _, copy in _client_copies())
+    yield CLIENT_PARAMETERS
     yield from _outputs((*LINK_SOURCES, *CLIENT_SOURCES), MESSAGE_SUFFIXES)
+
+
+def _described(source: str) -> FileDescriptorProto:
+    """The file as protoc understands it, with its comments."""
+    with tempfile.TemporaryDirectory() as directory:
+        found = Path(directory) / "descriptors"
+        _compile((source,), "--include_source_info", f"--descriptor_set_out={found}")
+        return FileDescriptorSet.FromString(found.read_bytes()).file[0]
 
 
 def _compile(sources: Sequence[str], *outputs: str) -> None:
