@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, repeat
 
-from core.ranges import DRAFT_TOKENS
+from core.ranges import Range
 from core.speculation.growth import UNRANKED, NewNodes, Unread, places_of
 from core.speculation.guesser import Guesses
 from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution, TokenTree, depths
@@ -23,6 +23,8 @@ MAX_NUMBERS = 1 << 30
 """That a draft may use until it is asked to tell all anew, from 0: a message has room for twice as many."""
 MAX_TRAIL = 512
 """Committed tokens that are remembered: what a draft tells hangs below one of the last few of them."""
+DRAFT_TOKENS = Range(0, 64, is_whole=True)
+"""Longest draft that the settings and a request may ask for, in tokens. A request may ask for more than the service."""
 MAX_DEPTH = int(2 * DRAFT_TOKENS.high + 1)
 """Of what any policy has a draft grow, below the last token that it knows."""
 

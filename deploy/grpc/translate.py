@@ -11,10 +11,9 @@ from typing import Any
 from google.protobuf.message import Message
 
 from core.errors import InvalidRequest
-from core.records import GenerationRequest, Verification
+from core.records import GIVEN_SAMPLING, GenerationRequest, Verification
 from deploy import api
 from deploy.api import (
-    GIVEN_SAMPLING,
     SERVICE_TIERS,
     Given,
     GivenTool,

@@ -10,7 +10,7 @@ import pytest
 
 from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import CheckpointError, InvalidRequest
-from core.ranges import SAMPLING
+from core.ranges import ranges_of
 from core.records import GenerationRequest, Grammar, GrammarKind, ModelInfo, Sampling, Verification
 from deploy.api import Served, sample_seed
 from deploy.api.checks import bad_words
@@ -456,7 +456,7 @@ REFUSED = [
         for timeout_s in (0.0, -1.0, math.nan, math.inf, 86_401.0)
     ],
     *[
-        (sampling(**{name: value}), f"sampling.{name}", f"must be {SAMPLING[name]}, got ")
+        (sampling(**{name: value}), f"sampling.{name}", f"must be {ranges_of(Sampling)[name]}, got ")
         for name, values in (
             ("temperature", (-1.0, 1e-9, 5e-324, 101.0)),
             ("top_k", (2**31, 2**32 - 1)),
