@@ -49,7 +49,7 @@ def generate(out: Path) -> None:
     _compile((*LINK_SOURCES, *CLIENT_SOURCES), f"--python_out={out}", f"--pyi_out={out}")
     for source, copy in _client_copies():
         (out / copy).write_text(_standalone((out / source).read_text(encoding="utf-8")), encoding="utf-8")
-    (out / CLIENT_PARAMETERS).write_text(module_of(_described(SOURCES[0])), encoding="utf-8")
+    (out / CLIENT_PARAMETERS).write_text(module_of(described(SOURCES[0])), encoding="utf-8")
 
 
 def publish(language: str, out: Path, plugins: Path | None = None) -> None:
@@ -82,7 +82,7 @@ def generated_paths() -> Iterator[str]:
     yield from _outputs((*LINK_SOURCES, *CLIENT_SOURCES), MESSAGE_SUFFIXES)
 
 
-def _described(source: str) -> FileDescriptorProto:
+def described(source: str) -> FileDescriptorProto:
     """The file as protoc understands it, with its comments."""
     with tempfile.TemporaryDirectory() as directory:
         found = Path(directory) / "descriptors"
