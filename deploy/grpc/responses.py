@@ -5,7 +5,7 @@ Pure functions; `deploy.grpc.translate` goes the other way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -26,7 +26,6 @@ from core.records import (
 )
 from deploy.api import Served, speculation_fields
 from deploy.grpc.translate import VERIFICATION_PREFIX
-from deploy.messages import sampling_message
 from deploy.receipts import receipt_fields
 from orchestrator.policy import ControlReport
 from protos.outrider.v1 import generation_pb2 as pb
@@ -163,9 +162,16 @@ def _receipt(receipt: Receipt) -> pb.Receipt:
         **{
             **fields,
             "verification": VERIFICATION_PREFIX + receipt.request.verification.name,
-            "sampling": sampling_message(receipt.request.sampling),
+            "sampling": _receipt_sampling(fields["sampling"]),
         }
     )
+
+
+def _receipt_sampling(fields: Mapping[str, Any]) -> pb.SamplingParams:
+    """Build the message from the receipt's JSON form, in which keys are strings and bad words are lists."""
+    bias = {int(token_id): value for token_id, value in fields["logit_bias"].items()}
+    words = [pb.TokenIds(ids=ids) for ids in fields["bad_word_ids"]]
+    return pb.SamplingParams(**{**fields, "logit_bias": bias, "bad_word_ids": words})
 
 
 def _call(trace: CallTrace) -> pb.CallTrace:

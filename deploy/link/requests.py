@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from core.errors import InvalidRequest
 from core.records import (
+    GIVEN_SAMPLING,
     Base,
     Continuation,
     DraftRequest,
@@ -20,8 +21,8 @@ from core.records import (
 )
 from deploy.link.stream import LinkError, parse
 from deploy.link.trees import decode_tree, decode_tree_spec, encode_tree, encode_tree_spec
-from deploy.messages import sampling_message, sampling_of
 from protos.outrider.link.v1 import link_pb2 as pb
+from protos.outrider.v1.generation_pb2 import SamplingParams, TokenIds
 
 Request = VerifyRequest | Continuation | DraftRequest
 
@@ -151,10 +152,25 @@ def _decode_grammar(message: pb.Grammar) -> Grammar:
 
 def _encode_sampling(sampling: Sampling) -> pb.Sampling:
     return pb.Sampling(
-        params=sampling_message(sampling), min_tokens=sampling.min_tokens, suppressed_ids=sampling.suppressed_ids
+        params=SamplingParams(
+            **{name: getattr(sampling, name) for name in GIVEN_SAMPLING},
+            logit_bias=dict(sampling.logit_bias),
+            allowed_token_ids=sampling.allowed_token_ids,
+            bad_word_ids=[TokenIds(ids=word) for word in sampling.bad_words],
+        ),
+        min_tokens=sampling.min_tokens,
+        suppressed_ids=sampling.suppressed_ids,
     )
 
 
 def _decode_sampling(message: pb.Sampling) -> Sampling:
     """Raises: InvalidRequest."""
-    return sampling_of(message.params, min_tokens=message.min_tokens, suppressed_ids=tuple(message.suppressed_ids))
+    params = message.params
+    return Sampling(
+        **{name: getattr(params, name) for name in GIVEN_SAMPLING},
+        logit_bias=tuple(sorted(params.logit_bias.items())),
+        allowed_token_ids=tuple(params.allowed_token_ids),
+        bad_words=tuple(tuple(word.ids) for word in params.bad_word_ids),
+        min_tokens=message.min_tokens,
+        suppressed_ids=tuple(message.suppressed_ids),
+    )
