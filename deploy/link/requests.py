@@ -29,7 +29,9 @@ Request = VerifyRequest | Continuation | DraftRequest
 VERIFICATION_PREFIX = "VERIFICATION_"
 """Prefix of rule names in the proto."""
 _WANTS_BY_NUMBER = {pb.Want.Value(f"WANT_{want.name}"): want for want in Want}
-_OPTIONAL = ("num_logprobs", "num_prompt_logprobs", "lenience")
+_OPTIONAL = tuple(
+    each.name for each in pb.SequenceSpec.DESCRIPTOR.fields if each.has_presence and not each.message_type
+)
 """Numbers of a `SequenceSpec` that may be absent."""
 _KINDS_BY_NUMBER = {pb.GrammarKind.Value(f"GRAMMAR_KIND_{kind.name}"): kind for kind in GrammarKind}
 
