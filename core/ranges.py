@@ -1,23 +1,20 @@
-"""The ranges of a request's numbers, each defined here and nowhere else.
+"""Ranges of numbers, and fields of dataclasses that have one: a parameter's range and text stand beside its name.
 
-Inside these ranges float32 holds. Logits of a real model stay below 1e4. A bias adds at most 100, the repetition
-penalty multiplies by at most 10, and the other penalties subtract at most 2 and 2 for each occurrence: so scores stay
-below 1e7, where float32 still represents every integer. Temperature divides the distance to the largest score, so the
-largest is 0, and what overflows has probability zero. A row whose scores are NaN or infinite all the same is refused
-(`core.exact.sampling.log_probs`, `workers.engine.target`).
-
-The proto's comments repeat these ranges; tests/protos/test_comments.py compares.
+The proto's comments repeat the ranges; tests/protos/test_comments.py compares.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from core.errors import InvalidRequest
 
-MAX_SEED = 2**64 - 1
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,38 +40,35 @@ class Range:
         return f"0 ({self.zero}) or {within}" if self.zero else within
 
 
-SAMPLING: Mapping[str, Range] = {
-    "temperature": Range(0.001, 100.0, zero="greedy"),
-    "top_k": Range(1, 2**31 - 1, zero="keeps all", is_whole=True),
-    "top_p": Range(0.0, 1.0, excludes_low=True),
-    "min_p": Range(0.0, 1.0),
-    "repetition_penalty": Range(0.1, 10.0),
-    "presence_penalty": Range(-2.0, 2.0),
-    "frequency_penalty": Range(-2.0, 2.0),
-    "min_tokens": Range(0, 2**31 - 1, is_whole=True),
-    "seed": Range(0, MAX_SEED, is_whole=True),
-}
-"""Of the fields of `core.records.Sampling`. A temperature below the range is refused, not taken for greedy: greedy is
-0."""
-LOGIT_BIAS = Range(-100.0, 100.0)
-LENIENCE = Range(0.0, 1.0, excludes_low=True)
-"""Of `GenerationRequest.lenience`."""
-DRAFT_TEMPERATURE = Range(0.001, 100.0)
-"""Of `GenerationRequest.draft_temperature`: as a temperature, but for 0, which is the target's to say."""
-DRAFT_TOKENS = Range(0, 64, is_whole=True)
-"""Of the most tokens drafted, a service's and a request's, which may ask for more than the service: both are bounds."""
-PRIORITY = Range(-(2**31), 2**31 - 1, is_whole=True)
-"""Of `GenerationRequest.priority`."""
-QUOTA = Range(0, 2**31 - 1, is_whole=True)
-"""Of the numbers of a `Quota`."""
+def parameter(default: Any, allowed: Range, text: str = "") -> Any:
+    """A dataclass field whose value lies in a range, or is None. `text` describes it in a command's help."""
+    return field(default=default, metadata={"range": allowed, "text": text})
 
 
-def check(field: str, value: float, allowed: Range) -> None:
+@cache
+def ranges_of(record: type[DataclassInstance]) -> Mapping[str, Range]:
+    """The ranges of a dataclass's parameters, by name."""
+    return {each.name: each.metadata["range"] for each in fields(record) if "range" in each.metadata}
+
+
+def text_of(record: type[DataclassInstance], name: str) -> str:
+    """The text of a parameter."""
+    return next(str(each.metadata["text"]) for each in fields(record) if each.name == name)
+
+
+def check_parameters(record: DataclassInstance) -> None:
+    """Raises: InvalidRequest, which names the first parameter outside its range."""
+    for name, allowed in ranges_of(type(record)).items():
+        if (value := getattr(record, name)) is not None:
+            check(name, value, allowed)
+
+
+def check(name: str, value: float, allowed: Range) -> None:
     """Raises: InvalidRequest, which names the field and the range."""
     if allowed.is_whole and not isinstance(value, int):
-        raise InvalidRequest(field, f"must be a whole number, got {value!r}")
+        raise InvalidRequest(name, f"must be a whole number, got {value!r}")
     if value not in allowed:
-        raise InvalidRequest(field, f"must be {allowed}, got {shown(value)}")
+        raise InvalidRequest(name, f"must be {allowed}, got {shown(value)}")
 
 
 def shown(value: object) -> str:

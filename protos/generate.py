@@ -17,7 +17,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grpc_tools
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
+
+from protos.client_parameters import module_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("protos/outrider/v1/generation.proto",)
@@ -27,6 +30,7 @@ LINK_SOURCES = ("protos/outrider/link/v1/link.proto",)
 MESSAGE_SUFFIXES = ("_pb2.py", "_pb2.pyi")
 CLIENT = "clients/python/outrider_client/_proto"
 """Where the code of SOURCES lies."""
+CLIENT_PARAMETERS = f"{CLIENT}/parameters.py"
 CLIENT_SOURCES = (f"{CLIENT}/details.proto",)
 """What the client alone needs; no services."""
 LANGUAGES = {
@@ -48,6 +52,7 @@ def generate(out: Path) -> None:
         for path in _outputs(SOURCES, SUFFIXES):
             code = _standalone(Path(directory, path).read_text(encoding="utf-8"))
             (out / _in_client(path)).write_text(code, encoding="utf-8")
+    (out / CLIENT_PARAMETERS).write_text(module_of(described(SOURCES[0])), encoding="utf-8")
 
 
 def publish(language: str, out: Path, plugins: Path | None = None) -> None:
@@ -75,7 +80,16 @@ def drifted() -> list[str]:
 def generated_paths() -> Iterator[str]:
     """All generated files, relative to the root."""
     yield from map(_in_client, _outputs(SOURCES, SUFFIXES))
+    yield CLIENT_PARAMETERS
     yield from _outputs((*LINK_SOURCES, *CLIENT_SOURCES), MESSAGE_SUFFIXES)
+
+
+def described(source: str) -> FileDescriptorProto:
+    """The file as protoc understands it, with its comments."""
+    with tempfile.TemporaryDirectory() as directory:
+        found = Path(directory) / "descriptors"
+        _compile((source,), "--include_source_info", f"--descriptor_set_out={found}")
+        return FileDescriptorSet.FromString(found.read_bytes()).file[0]
 
 
 def _compile(sources: Sequence[str], *outputs: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.config.checks import ABOVE_0, Settings, at_least, whole
-from core.ranges import PRIORITY
+from core.records import PRIORITY
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 """Largest value of `max_grammar_bytes`: the stack on which grammars are compiled is large enough for texts up to this

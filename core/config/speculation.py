@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from core.config.checks import ABOVE_0, SHARE, Settings, at_least, check, whole
-from core.ranges import DRAFT_TEMPERATURE, DRAFT_TOKENS, Range
-from core.records import Policy, Verification
+from core.ranges import Range, ranges_of
+from core.records import GenerationRequest, Policy, Verification
 
 Continuation = Literal["latest", "most_frequent"]
 MAX_LOOKUP_MATCH = 16
@@ -119,7 +119,7 @@ class SpeculationConfig(Settings):
         check(self.policy in get_args(Policy), "policy", f"one of {', '.join(get_args(Policy))}", self.policy)
         lossless = [each for each in Verification if each.rule.is_lossless]
         check(self.verification in lossless, "verification", f"one of {', '.join(lossless)}", str(self.verification))
-        self._check(DRAFT_TOKENS, "max_draft_tokens")
+        self._check(ranges_of(GenerationRequest)["max_draft_tokens"], "max_draft_tokens")
         self._check(Range(1, 256), "max_block_tokens")
         self._check(SHARE, "min_confidence", "min_path_probability")
         self._check(at_least(0), "max_entropy")
@@ -127,7 +127,7 @@ class SpeculationConfig(Settings):
         check(len(set(self.guessers)) == len(self.guessers), "guessers", "different names", self.guessers)
         self._check_guessers()
         self._check(whole(1, 4096), "q_top_tokens")
-        self._check(DRAFT_TEMPERATURE, "draft_temperature")
+        self._check(ranges_of(GenerationRequest)["draft_temperature"], "draft_temperature")
         self._check(ABOVE_0, "draft_timeout_s", "draft_retry_s")
         self._check(at_least(1), "breaker_rounds")
 

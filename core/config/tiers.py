@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.config.checks import Settings, whole
-from core.ranges import PRIORITY
+from core.records import PRIORITY
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,16 @@ from core.records.engine import (
 from core.records.model import Findings, ModelInfo
 from core.records.output import Chunk, FinishReason, Usage
 from core.records.receipt import Receipt
-from core.records.request import GenerationRequest, Grammar, GrammarKind, Policy, Quota, Sampling
+from core.records.request import (
+    PRIORITY,
+    GenerationRequest,
+    Grammar,
+    GrammarKind,
+    Policy,
+    Quota,
+    SpeculationFields,
+)
+from core.records.sampling import BIAS, GIVEN_SAMPLING, MODEL_SAMPLING, Sampling, SamplingFields
 from core.records.statistics import EngineStats, SourceStats, SpeculationStats
 from core.records.trace import Call, CallTrace, VerifiedBlock
 from core.rules import Verification

@@ -7,11 +7,12 @@ call (prefill), a lost message, a restart and a preempted KV cache are therefore
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
-from core import ranges
-from core.records.request import GenerationRequest, Grammar, Sampling
+from core.ranges import check_parameters, parameter, ranges_of
+from core.records.request import GenerationRequest, Grammar
+from core.records.sampling import Sampling
 from core.rules import Rule, Verification
 from core.speculation import EMPTY_BLOCK, NewNodes, TokenTree, TreeSpec
 
@@ -29,24 +30,16 @@ class SequenceSpec:
     """As `num_logprobs`, for each prompt token but the first."""
     grammar: Grammar | None = None
     """Grammar of the output. Both draft and target mask their logits with it."""
-    lenience: float = 1.0
-    """For rules that take one: how much less likely than the best token a guess may be, in (0, 1]."""
+    lenience: float = parameter(1.0, ranges_of(GenerationRequest)["lenience"])
 
     def __post_init__(self) -> None:
-        ranges.check("lenience", self.lenience, ranges.LENIENCE)
+        check_parameters(self)
 
     @classmethod
     def of(cls, request: GenerationRequest) -> SequenceSpec:
         """Extract the part of a request that engines receive."""
-        return cls(
-            prompt_len=len(request.prompt),
-            sampling=request.sampling,
-            verification=request.verification,
-            num_logprobs=request.num_logprobs,
-            num_prompt_logprobs=request.num_prompt_logprobs,
-            grammar=request.grammar,
-            lenience=request.lenience,
-        )
+        alike = {each.name: getattr(request, each.name) for each in fields(cls) if each.name != "prompt_len"}
+        return cls(prompt_len=len(request.prompt), **alike)
 
     def at_draft_temperature(self, temperature: float | None) -> SequenceSpec:
         """Return the spec for a draft that guesses at this temperature. None, or greedy decoding, keeps the target's.

@@ -2,79 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from core import ranges
+from core.ranges import Range, check_parameters, parameter
+from core.records.sampling import Sampling
 from core.rules import Rule, Verification
+from core.speculation import DRAFT_TOKENS
 
 Policy = Literal["adaptive", "static", "static_tree", "heuristic", "confidence", "path_probability", "entropy"]
 """Policies for the draft length (docs/control.md)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Parameters that turn the target's logits into p, and the seed of the sampling noise.
-
-    Raises: InvalidRequest for a value outside its range in `core.ranges`. Checks that need the model are made at
-    admission.
-    """
-
-    temperature: float = 1.0
-    """0 is greedy."""
-    top_k: int = 0
-    """Keep the k likeliest tokens; 0 keeps all."""
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    """Applies to prompt and output (Keskar et al. 2019, section 4.1)."""
-    presence_penalty: float = 0.0
-    """Applies to the output only."""
-    frequency_penalty: float = 0.0
-    """Applies to the output only."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    min_tokens: int = 0
-    """Number of output tokens before `suppressed_ids` may appear."""
-    suppressed_ids: tuple[int, ...] = ()
-    """Token ids that end the output. They are masked for the first `min_tokens` tokens."""
-    allowed_token_ids: tuple[int, ...] = ()
-    """All other ids are masked; () allows all."""
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    """Sequences that the output must not contain. The last id of each is masked wherever the output ends in the ids
-    before it."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, allowed in ranges.SAMPLING.items():
-            ranges.check(name, getattr(self, name), allowed)
-        for token_id, bias in self.logit_bias:
-            ranges.check(f"logit_bias[{token_id}]", bias, ranges.LOGIT_BIAS)
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0
-
-    @property
-    def has_penalties(self) -> bool:
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-
-    @property
-    def reads_tokens(self) -> bool:
-        """Whether the distribution of a token depends on earlier tokens by more than the logits."""
-        return self.has_penalties or any(len(word) > 1 for word in self.bad_words)
-
-    def bad_after(self, tokens: Sequence[int], prompt_len: int) -> list[int]:
-        """Return the ids that would complete a bad word after `tokens` (prompt included). Bad words of one id always
-        count.
-        """
-        found = []
-        for *prefix, last in self.bad_words:
-            start = len(tokens) - len(prefix)
-            if not prefix or (start >= prompt_len and list(tokens[start:]) == prefix):
-                found.append(last)
-        return found
 
 
 class GrammarKind(StrEnum):
@@ -92,19 +30,38 @@ class Grammar:
     text: str
 
 
+PRIORITY = Range(-(2**31), 2**31 - 1, is_whole=True)
+LIMIT = Range(0, 2**31 - 1, is_whole=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Quota:
     """Limits of one caller on one orchestrator, in place of the service's limits. None keeps the service's limit; 0
     means no limit.
     """
 
-    max_requests_per_minute: int | None = None
-    max_tokens_per_minute: int | None = None
-    max_sessions: int | None = None
+    max_requests_per_minute: int | None = parameter(None, LIMIT)
+    max_tokens_per_minute: int | None = parameter(None, LIMIT)
+    max_sessions: int | None = parameter(None, LIMIT)
     """Number of concurrent completions."""
 
 
 NO_QUOTA = Quota()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationFields:
+    """Parameters of speculation as a caller gives them; `GenerationRequest` has their ranges. None takes the service's
+    setting.
+    """
+
+    max_draft_tokens: int | None = None
+    """0 disables speculation."""
+    lenience: float | None = None
+    """Required by lenient rules of verification; others have none."""
+    pipelining: bool | None = None
+    draft_temperature: float | None = None
+    """Temperature of the draft; does not change the output distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +73,13 @@ class GenerationRequest:
     sampling: Sampling
     max_tokens: int
     verification: Verification = Verification.COUPLED
-    lenience: float = 1.0
-    """For rules that take one (`Rule.takes_lenience`), in (0, 1]; otherwise 1."""
-    max_draft_tokens: int | None = None
+    lenience: float = parameter(
+        1.0,
+        Range(0.0, 1.0, excludes_low=True),
+        "For lenient rules: a guess may be less likely than the best token by this factor",
+    )
+    """1 for rules that take none (`Rule.takes_lenience`)."""
+    max_draft_tokens: int | None = parameter(None, DRAFT_TOKENS)
     """Most tokens drafted from the root down. 0 disables speculation; None takes the service's setting."""
     policy: Policy | None = None
     """None takes the service's setting; so does None for `pipelining`."""
@@ -128,8 +89,10 @@ class GenerationRequest:
     """Names of the guessers to use; empty takes the service's. Include "draft" to use the draft model."""
     template: Grammar | None = None
     """Grammar of the usual output. A hint for the guesser "template"; does not constrain the output."""
-    draft_temperature: float | None = None
-    """Temperature of the draft's distribution q if the target samples. None takes the service's setting."""
+    draft_temperature: float | None = parameter(
+        None, Range(0.001, 100.0), "Temperature of the draft; the output's distribution stays the target's"
+    )
+    """Has an effect only if the target samples. None takes the service's setting."""
     resume_tokens: tuple[int, ...] = ()
     """Output that the client already has. The stream continues after it as if it had never stopped."""
     stop: tuple[str, ...] = ()
@@ -149,7 +112,7 @@ class GenerationRequest:
     """A complete output matches this grammar; an output cut short by max_tokens or a stop is a prefix of a match."""
     deadline: float | None = None
     """Seconds on the service's clock."""
-    priority: int = 0
+    priority: int = parameter(0, PRIORITY)
     """Order in the admission queue: lower numbers go first."""
     caller: str = ""
     """Caller whose share of sessions, queue and quota this uses; empty for all anonymous callers."""
@@ -162,9 +125,7 @@ class GenerationRequest:
     outputs in the speed of theirs. Empty: nobody."""
 
     def __post_init__(self) -> None:
-        ranges.check("lenience", self.lenience, ranges.LENIENCE)
-        if self.draft_temperature is not None:
-            ranges.check("draft_temperature", self.draft_temperature, ranges.DRAFT_TEMPERATURE)
+        check_parameters(self)
 
     @property
     def is_repeatable(self) -> bool:

@@ -31,7 +31,7 @@ from core.speculation.guesser import (
 )
 from core.speculation.passes import feed_likeliest, take_all
 from core.speculation.source_worth import SourceWorth
-from core.speculation.speculation_tree import SpeculationTree
+from core.speculation.speculation_tree import DRAFT_TOKENS, SpeculationTree
 from core.speculation.token_tree import (
     EMPTY_BLOCK,
     NO_Q,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, repeat
 
-from core.ranges import DRAFT_TOKENS
+from core.ranges import Range
 from core.speculation.growth import UNRANKED, NewNodes, Unread, places_of
 from core.speculation.guesser import Guesses
 from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution, TokenTree, depths
@@ -24,6 +24,8 @@ MAX_NUMBERS = 1 << 30
 twice as many."""
 MAX_TRAIL = 512
 """Number of committed tokens that stay nodes. The draft's nodes hang below one of the last few of them."""
+DRAFT_TOKENS = Range(0, 64, is_whole=True)
+"""Longest draft that the settings and a request may ask for, in tokens. A request may ask for more than the service."""
 MAX_DEPTH = int(2 * DRAFT_TOKENS.high + 1)
 """Largest depth that any policy lets a draft grow below the last token it knows."""
 

@@ -3,8 +3,6 @@
 from deploy.api.authentication import Authenticator, Caller, KeyLimits, new_key, tokens_path
 from deploy.api.checks import check_length, check_tools, json_object, require, token_ids
 from deploy.api.given import (
-    GIVEN_SAMPLING,
-    MODEL_SAMPLING,
     SERVICE_TIERS,
     Given,
     GivenTool,
@@ -30,9 +28,7 @@ from deploy.api.samples import (
 )
 
 __all__ = [
-    "GIVEN_SAMPLING",
     "LONG_BYTES",
-    "MODEL_SAMPLING",
     "RETRY_S",
     "SERVICE_TIERS",
     "Authenticator",

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from core.errors import ConfigError, Unauthenticated
-from core.ranges import PRIORITY, QUOTA, Range
-from core.records import Quota
+from core.ranges import Range, ranges_of
+from core.records import PRIORITY, Quota
 from deploy.files import Reread
 
 TOKENS_FILE = "OUTRIDER_TOKENS_FILE"
@@ -59,9 +59,7 @@ class KeyLimits:
 NO_LIMITS = KeyLimits()
 LIMITS: Mapping[str, Range] = {
     "max_priority": PRIORITY,
-    "max_requests_per_minute": QUOTA,
-    "max_tokens_per_minute": QUOTA,
-    "max_sessions": QUOTA,
+    **ranges_of(Quota),
 }
 """Fields of a key's line with a number, and their ranges."""
 

@@ -7,13 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from core.errors import InvalidRequest
-from core.records import Verification
+from core.records import GIVEN_SAMPLING, SpeculationFields, Verification
 from workers.grammar import Structure
-
-MODEL_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Sampling fields for which a model may have its own defaults."""
-GIVEN_SAMPLING = (*MODEL_SAMPLING, "presence_penalty", "frequency_penalty", "seed")
-"""Sampling fields that are passed on unchanged."""
 
 JSON_SEEDS = 2**53
 """Upper bound of seeds drawn here. A double, as in JavaScript's JSON, represents all of them exactly."""
@@ -68,7 +63,7 @@ def template_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Given(SpeculationFields):
     """The fields of a request before they are checked, by the proto's names. Unset fields are None or empty."""
 
     text: str | None = None
@@ -95,13 +90,9 @@ class Given:
     ignore_eos: bool = False
     include_stop: bool = False
     verification: Verification | None = None
-    lenience: float | None = None
-    max_draft_tokens: int | None = None
     policy: str = ""
-    pipelining: bool | None = None
     guessers: Sequence[str] = ()
     template: str | None = None
-    draft_temperature: float | None = None
     trace: bool = False
     explain: bool = False
     receipt: bool = False

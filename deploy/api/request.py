@@ -17,8 +17,8 @@ from pathlib import Path
 
 from core.config import Limits, ServiceConfig
 from core.errors import CheckpointError, InvalidRequest
-from core.ranges import PRIORITY, Range, shown
-from core.records import GenerationRequest, Grammar, ModelInfo, Sampling
+from core.ranges import Range, shown
+from core.records import MODEL_SAMPLING, PRIORITY, GenerationRequest, Grammar, ModelInfo, Sampling
 from deploy.api.authentication import NO_LIMITS, Caller, KeyLimits
 from deploy.api.checks import (
     allowed_token_ids,
@@ -33,7 +33,7 @@ from deploy.api.checks import (
     token_ids,
     within,
 )
-from deploy.api.given import JSON_SEEDS, MODEL_SAMPLING, Chat, Given
+from deploy.api.given import JSON_SEEDS, Chat, Given
 from deploy.api.hosted import Served
 from deploy.api.speculation import with_speculation
 from deploy.calls import MAX_REQUEST_ID_CHARS, is_request_id

@@ -6,13 +6,14 @@ Pure functions, part of `request`. Every refusal names the field by its path in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import get_args
+from dataclasses import fields, replace
+from typing import Any, get_args
 
 from core.config import Limits, ServiceConfig, SpeculationConfig
 from core.errors import InvalidRequest
-from core.ranges import DRAFT_TEMPERATURE, DRAFT_TOKENS, LENIENCE
-from core.records import GenerationRequest, Grammar, ModelInfo, Policy, Verification
+from core.ranges import ranges_of
+from core.records import GenerationRequest, Grammar, ModelInfo, Policy, SpeculationFields, Verification
+from core.rules import Rule
 from deploy.api.authentication import Caller
 from deploy.api.checks import require, require_eos, within
 from deploy.api.given import Given
@@ -25,17 +26,15 @@ POLICIES: dict[str, Policy] = {policy: policy for policy in get_args(Policy)}
 
 def with_speculation(request: GenerationRequest, given: Given, served: Served) -> GenerationRequest:
     """The request with its speculation fields; all others are already set. Raises: InvalidRequest."""
-    config = served.config
+    config, verification = served.config, _verification(given, served.config)
+    _check_lenience(given, verification.rule)
     request = replace(
         request,
-        verification=_verification(given, config),
-        lenience=_lenience(given, config),
-        max_draft_tokens=within(given.max_draft_tokens, DRAFT_TOKENS, "speculation.max_draft_tokens"),
+        verification=verification,
         policy=_policy(given.policy),
-        pipelining=given.pipelining,
         guessers=_guessers(given.guessers, config.speculation),
         template=_template(given.template, served.target, config.limits),
-        draft_temperature=within(given.draft_temperature, DRAFT_TEMPERATURE, "speculation.draft_temperature"),
+        **_parameters(given),
     )
     _check_resumable(request)
     return replace(request, isolation=_isolation(given, request))
@@ -50,18 +49,23 @@ def _verification(given: Given, config: ServiceConfig) -> Verification:
     return verification
 
 
-def _lenience(given: Given, config: ServiceConfig) -> float:
-    """The lenience of a rule that takes one, which requires it; other rules forbid it."""
-    field, rule = "speculation.lenience", (given.verification or config.speculation.verification).rule
-    if given.lenience is None:
-        if rule.takes_lenience:
-            raise InvalidRequest(field, f"must be given with {rule.name} verification")
-        return 1.0
-    if not rule.takes_lenience:
+def _check_lenience(given: Given, rule: Rule) -> None:
+    """Lenient rules require a lenience; others forbid it. Raises: InvalidRequest."""
+    field = "speculation.lenience"
+    if given.lenience is None and rule.takes_lenience:
+        raise InvalidRequest(field, f"must be given with {rule.name} verification")
+    if given.lenience is not None and not rule.takes_lenience:
         lenient = ", ".join(each for each in Verification if each.rule.takes_lenience)
         raise InvalidRequest(field, f"must not be given with {rule.name} verification: it is for {lenient}")
-    require(given.lenience in LENIENCE, field, str(LENIENCE), given.lenience)
-    return given.lenience
+
+
+def _parameters(given: Given) -> dict[str, Any]:
+    """The given parameters of speculation, each in its range. Raises: InvalidRequest."""
+    names = [each.name for each in fields(SpeculationFields)]
+    values = {name: value for name in names if (value := getattr(given, name)) is not None}
+    for name, allowed in ranges_of(GenerationRequest).items():
+        within(values.get(name), allowed, f"speculation.{name}")
+    return values
 
 
 def _policy(given: str) -> Policy | None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Literal, cast
 
 import grpc
 from typer import Option
 
-from core.ranges import DRAFT_TEMPERATURE, LENIENCE, SAMPLING, Range
-from core.records import Policy
-from deploy.cli.options import number
+from core.ranges import Range, ranges_of
+from core.records import GenerationRequest, Policy, Sampling
+from deploy.cli.options import number, parameter
 from outrider_client import Chunk, Client, Finish, GenerateFields, OutriderError, Stream, Verification
 
 DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT = 9000, 8000
@@ -51,16 +51,13 @@ class CallOptions:
     )
     model: Annotated[str | None, Option(metavar="NAME", help="One of the models that the server has.")] = None
     max_tokens: Annotated[int | None, number(Range(1, 2**31 - 1, is_whole=True), "Tokens of output at most")] = None
-    temperature: Annotated[float | None, number(SAMPLING["temperature"], "Sampling temperature", metavar="T")] = None
-    top_k: Annotated[int | None, number(SAMPLING["top_k"], "Sample from the N likeliest tokens")] = None
-    top_p: Annotated[
-        float | None,
-        number(SAMPLING["top_p"], "Sample from the likeliest tokens with a total probability of P", metavar="P"),
-    ] = None
+    temperature: Annotated[float | None, parameter(Sampling, "temperature", metavar="T")] = None
+    top_k: Annotated[int | None, parameter(Sampling, "top_k")] = None
+    top_p: Annotated[float | None, parameter(Sampling, "top_p", metavar="P")] = None
     seed: Annotated[
         int | None,
         number(
-            SAMPLING["seed"],
+            ranges_of(Sampling)["seed"],
             "The same seed gives the same text, except with a --verification other than coupled",
             metavar="S",
         ),
@@ -69,12 +66,7 @@ class CallOptions:
         list[str] | None, Option(metavar="TEXT", help="End the output before this text; may be repeated.")
     ] = None
     verification: Annotated[Verification | None, Option(help="How the target verifies the draft's guesses.")] = None
-    lenience: Annotated[
-        float | None,
-        number(
-            LENIENCE, "For lenient rules: a guess may be less likely than the best token by this factor", metavar="L"
-        ),
-    ] = None
+    lenience: Annotated[float | None, parameter(GenerationRequest, "lenience", metavar="L")] = None
     policy: Annotated[Policy | None, Option(help="How the draft length is chosen.")] = None
     pipelining: Annotated[
         bool | None,
@@ -94,12 +86,7 @@ class CallOptions:
         str | None,
         Option(metavar="REGEX", help="What the output usually looks like, to be guessed; it is held to nothing."),
     ] = None
-    draft_temperature: Annotated[
-        float | None,
-        number(
-            DRAFT_TEMPERATURE, "Temperature of the draft; the output's distribution stays the target's", metavar="T"
-        ),
-    ] = None
+    draft_temperature: Annotated[float | None, parameter(GenerationRequest, "draft_temperature", metavar="T")] = None
     no_draft: Annotated[bool, Option("--no-draft", help="Decode without a draft.")] = False
     color: Annotated[
         Literal["auto", "always", "never"], Option(help="Colour guessed tokens; auto does so in a terminal.")
@@ -107,23 +94,12 @@ class CallOptions:
 
     def fields(self) -> GenerateFields:
         """The fields of each request."""
-        return {
-            "model": self.model,
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "seed": self.seed,
-            "stop": self.stop,
-            "verification": self.verification,
-            "lenience": self.lenience,
-            "policy": self.policy,
-            "pipelining": self.pipelining,
+        given = {
+            **{each.name: getattr(self, each.name) for each in fields(CallOptions)},
             "guessers": self.guesser,
-            "template": self.template,
-            "draft_temperature": self.draft_temperature,
             "max_draft_tokens": 0 if self.no_draft else None,
         }
+        return cast("GenerateFields", {name: given[name] for name in given if name in GenerateFields.__annotations__})
 
 
 @dataclass

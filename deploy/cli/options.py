@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import typer
 
 from core.errors import ConfigError
-from core.ranges import Range
+from core.ranges import Range, ranges_of, text_of
 
 Options = TypeVar("Options")
 
@@ -29,6 +29,11 @@ def number(allowed: Range, help_text: str, *, metavar: str = "N", panel: str | N
         return value
 
     return typer.Option(help=f"{help_text}; {allowed}.", metavar=metavar, callback=check, rich_help_panel=panel)
+
+
+def parameter(record: Any, name: str, *, metavar: str = "N") -> Any:
+    """An option for a parameter of a request, with its range and text."""
+    return number(ranges_of(record)[name], text_of(record, name), metavar=metavar)
 
 
 def check_folders(*files: Path | None) -> None:

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from core.config import ServiceConfig
 from core.records import (
+    MODEL_SAMPLING,
     CallTrace,
     Chunk,
     GenerationRequest,
@@ -23,7 +24,7 @@ from core.records import (
     Usage,
     VerifiedBlock,
 )
-from deploy.api import MODEL_SAMPLING, Served, speculation_fields
+from deploy.api import Served, speculation_fields
 from deploy.grpc.translate import VERIFICATION_PREFIX
 from deploy.receipts import receipt_fields
 from orchestrator.policy import ControlReport

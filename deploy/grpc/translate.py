@@ -6,15 +6,13 @@ other way).
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
-from google.protobuf.message import Message
-
 from core.errors import InvalidRequest
-from core.records import GenerationRequest, Verification
+from core.records import GIVEN_SAMPLING, GenerationRequest, Verification
 from deploy import api
 from deploy.api import (
-    GIVEN_SAMPLING,
     SERVICE_TIERS,
     Given,
     GivenTool,
@@ -31,6 +29,7 @@ from workers.grammar import STRUCTURES, Structure
 
 MAX_TOOLS = 128
 """Same limit as for HTTP."""
+GIVEN = frozenset(each.name for each in fields(Given))
 VERIFICATION_PREFIX = "VERIFICATION_"
 VERIFICATIONS = {pb.Verification.Value(VERIFICATION_PREFIX + each.name): each for each in Verification}
 TIERS = {pb.ServiceTier.Value(f"SERVICE_TIER_{each.upper()}"): each for each in SERVICE_TIERS}
@@ -51,36 +50,27 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
 
     Raises: InvalidRequest for an unknown verification or service tier.
     """
-    sampling, prompt = message.sampling, message.WhichOneof("prompt")
+    set_fields = {
+        field.name: value
+        for group in (message, message.sampling, message.stopping, message.speculation)
+        for field, value in group.ListFields()
+    }
+    prompt = message.WhichOneof("prompt")
     return Given(
-        text=message.text if prompt == "text" else None,
-        token_ids=message.token_ids.ids if prompt == "token_ids" else None,
-        **(_chat(message.chat) if prompt == "chat" else {}),
-        request_id=message.request_id or (call.request_id if call is not None else ""),
-        caller=call.caller if call is not None else "",
-        priority=message.priority,
-        service_tier=_service_tier(message.service_tier),
-        sampling={name: getattr(sampling, name) for name in GIVEN_SAMPLING if sampling.HasField(name)},
-        logit_bias=sampling.logit_bias,
-        allowed_token_ids=sampling.allowed_token_ids or None,
-        bad_words=sampling.bad_words,
-        bad_word_ids=[word.ids for word in sampling.bad_word_ids],
-        **_set(message.stopping),
-        **{**_set(message.speculation), "verification": _verification(message.speculation.verification)},
-        receipt=message.receipt,
-        logprobs=_given(message, "logprobs"),
-        prompt_logprobs=_given(message, "prompt_logprobs"),
-        resume_token_ids=message.resume_token_ids,
-        n=_given(message, "n"),
-        resume_samples=[output.ids for output in message.resume_samples],
-        timeout_s=_given(message, "timeout_s"),
-        structure=_structure(message.structured_output) if message.HasField("structured_output") else None,
+        **{
+            **{name: value for name, value in set_fields.items() if name in GIVEN},
+            **(_chat(message.chat) if prompt == "chat" else {}),
+            "token_ids": message.token_ids.ids if prompt == "token_ids" else None,
+            "request_id": message.request_id or (call.request_id if call is not None else ""),
+            "caller": call.caller if call is not None else "",
+            "service_tier": _service_tier(message.service_tier),
+            "sampling": {name: set_fields[name] for name in GIVEN_SAMPLING if name in set_fields},
+            "bad_word_ids": [word.ids for word in message.sampling.bad_word_ids],
+            "verification": _verification(message.speculation.verification),
+            "resume_samples": [output.ids for output in message.resume_samples],
+            "structure": _structure(message.structured_output) if message.HasField("structured_output") else None,
+        }
     )
-
-
-def _set(message: Message) -> dict[str, Any]:
-    """The fields that are set, by name; the names match those of `Given`."""
-    return {field.name: value for field, value in message.ListFields()}
 
 
 def _structure(message: pb.StructuredOutput) -> Structure:
@@ -88,11 +78,6 @@ def _structure(message: pb.StructuredOutput) -> Structure:
     if kind is None:
         raise InvalidRequest("structured_output", f"one of {', '.join(STRUCTURES)} must be given")
     return Structure(kind, message.choice.choices if kind == "choice" else getattr(message, kind))
-
-
-def _given(message: Any, name: str) -> Any:
-    """The value of an optional field; None if it is unset."""
-    return getattr(message, name) if message.HasField(name) else None
 
 
 def _chat(message: pb.ChatMessages) -> dict[str, Any]:

@@ -7,11 +7,21 @@ for gRPC and HTTP alike. null means the same as a missing field.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    create_model,
+)
 
 from core.errors import InvalidRequest
+from core.records import SamplingFields, SpeculationFields
 from deploy.api import ServiceTier
 from deploy.http.tools import AskedTools
 from workers.grammar import Structure
@@ -77,6 +87,19 @@ class Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
+def _part_with(record: type) -> type[Part]:
+    """A part with the fields of a dataclass, all of which may be missing."""
+    known: dict[str, Any] = {name: (hint, None) for name, hint in get_type_hints(record).items()}
+    return create_model(record.__name__, __base__=Part, **known)
+
+
+if TYPE_CHECKING:  # pydantic makes these of names and types that mypy does not follow
+    SamplingPart: TypeAlias = Part
+    SpeculationPart: TypeAlias = Part
+else:
+    SamplingPart, SpeculationPart = _part_with(SamplingFields), _part_with(SpeculationFields)
+
+
 class Said(Part):
     """Part of a message's content that has text."""
 
@@ -108,17 +131,13 @@ def text_of(content: str | Sequence[Mapping[str, Any]], kinds: Mapping[str, type
     return "\n".join(part_of(each, kinds, f"{field}[{index}]").text for index, each in enumerate(content))
 
 
-class Speculation(Part):
+class Speculation(SpeculationPart):
     """The proto's SpeculationParams."""
 
-    max_draft_tokens: int | None = None
     verification: str | None = None
-    lenience: float | None = None
     policy: str | None = None
-    pipelining: bool | None = None
     guessers: Annotated[list[str] | None, BeforeValidator(few)] = None
     template: str | None = None
-    draft_temperature: float | None = None
     explain: bool | None = None
     trace: bool | None = None
 
@@ -136,7 +155,7 @@ class StructuredOutputs(Part):
     grammar: str | None = None
 
 
-class Body(Part):
+class Body(SamplingPart):
     """Fields and properties shared by the bodies of all APIs."""
 
     HAS_CHOICES: ClassVar[bool] = False
@@ -144,17 +163,9 @@ class Body(Part):
 
     model: str | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
 
     # This project's own fields, by the names of the proto and of vLLM.
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(few)] = None
-    seed: int | None = None
     allowed_token_ids: Annotated[list[int] | None, FailFast(), BeforeValidator(few)] = None
     bad_words: Annotated[list[str] | None, FailFast(), BeforeValidator(few)] = None
     bad_word_ids: Annotated[list[list[int]] | None, FailFast(), BeforeValidator(few)] = None

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from core.errors import InvalidRequest
-from core.records import GenerationRequest, Verification
+from core.records import GIVEN_SAMPLING, GenerationRequest, Verification
 from deploy import api
-from deploy.api import GIVEN_SAMPLING, Given, Served, given_sampling, require
+from deploy.api import Given, Served, given_sampling, require
 from deploy.http.bodies import EFFORT, MAX_SHOWN_CHARS, Body, Speculation
 from deploy.http.output import Reading, calls_format, has_begun, reasoning_format
 from deploy.http.structured import Held, held_to, refusal_of_tool

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from core.errors import InvalidRequest
-from core.ranges import SAMPLING
 from core.records import (
+    GIVEN_SAMPLING,
     Base,
     Continuation,
     DraftRequest,
@@ -22,12 +22,17 @@ from core.records import (
 from deploy.link.stream import LinkError, parse
 from deploy.link.trees import decode_tree, decode_tree_spec, encode_tree, encode_tree_spec
 from protos.outrider.link.v1 import link_pb2 as pb
+from protos.outrider.v1 import generation_pb2 as api
 
 Request = VerifyRequest | Continuation | DraftRequest
 
 VERIFICATION_PREFIX = "VERIFICATION_"
 """Prefix of rule names in the proto."""
 _WANTS_BY_NUMBER = {pb.Want.Value(f"WANT_{want.name}"): want for want in Want}
+_OPTIONAL = tuple(
+    each.name for each in pb.SequenceSpec.DESCRIPTOR.fields if each.has_presence and not each.message_type
+)
+"""Numbers of a `SequenceSpec` that may be absent."""
 _KINDS_BY_NUMBER = {pb.GrammarKind.Value(f"GRAMMAR_KIND_{kind.name}"): kind for kind in GrammarKind}
 
 
@@ -123,10 +128,8 @@ def _encode_spec(spec: SequenceSpec | None) -> pb.SequenceSpec | None:
         prompt_len=spec.prompt_len,
         sampling=_encode_sampling(spec.sampling),
         verification=VERIFICATION_PREFIX + spec.verification.name,
-        num_logprobs=spec.num_logprobs,
-        num_prompt_logprobs=spec.num_prompt_logprobs,
         grammar=_encode_grammar(spec.grammar),
-        lenience=spec.lenience if spec.lenience != 1.0 else None,
+        **{name: getattr(spec, name) for name in _OPTIONAL},
     )
 
 
@@ -135,10 +138,8 @@ def _decode_spec(message: pb.SequenceSpec) -> SequenceSpec:
         message.prompt_len,
         _decode_sampling(message.sampling),
         Verification[pb.Verification.Name(message.verification).removeprefix(VERIFICATION_PREFIX)],
-        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
-        num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
         grammar=_decode_grammar(message.grammar) if message.HasField("grammar") else None,
-        lenience=message.lenience if message.HasField("lenience") else 1.0,
+        **{name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)},
     )
 
 
@@ -152,21 +153,25 @@ def _decode_grammar(message: pb.Grammar) -> Grammar:
 
 def _encode_sampling(sampling: Sampling) -> pb.Sampling:
     return pb.Sampling(
-        **{name: getattr(sampling, name) for name in SAMPLING},
-        bias_ids=[token_id for token_id, _ in sampling.logit_bias],
-        biases=[bias for _, bias in sampling.logit_bias],
+        params=api.SamplingParams(
+            **{name: getattr(sampling, name) for name in GIVEN_SAMPLING},
+            logit_bias=dict(sampling.logit_bias),
+            allowed_token_ids=sampling.allowed_token_ids,
+            bad_word_ids=[api.TokenIds(ids=word) for word in sampling.bad_words],
+        ),
+        min_tokens=sampling.min_tokens,
         suppressed_ids=sampling.suppressed_ids,
-        allowed_token_ids=sampling.allowed_token_ids,
-        bad_words=[pb.TokenIds(ids=word) for word in sampling.bad_words],
     )
 
 
 def _decode_sampling(message: pb.Sampling) -> Sampling:
-    """Raises: InvalidRequest, or ValueError."""
+    """Raises: InvalidRequest."""
+    params = message.params
     return Sampling(
-        **{name: getattr(message, name) for name in SAMPLING},
-        logit_bias=tuple(zip(message.bias_ids, message.biases, strict=True)),
+        **{name: getattr(params, name) for name in GIVEN_SAMPLING},
+        logit_bias=tuple(sorted(params.logit_bias.items())),
+        allowed_token_ids=tuple(params.allowed_token_ids),
+        bad_words=tuple(tuple(word.ids) for word in params.bad_word_ids),
+        min_tokens=message.min_tokens,
         suppressed_ids=tuple(message.suppressed_ids),
-        allowed_token_ids=tuple(message.allowed_token_ids),
-        bad_words=tuple(tuple(word.ids) for word in message.bad_words),
     )

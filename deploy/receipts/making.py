@@ -13,8 +13,7 @@ from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from core.ranges import SAMPLING
-from core.records import Chunk, GenerationRequest, Grammar, ModelInfo, Receipt, Sampling
+from core.records import GIVEN_SAMPLING, Chunk, GenerationRequest, Grammar, ModelInfo, Receipt, Sampling
 
 DIGEST = "sha256"
 
@@ -108,7 +107,7 @@ def _model_fields(info: ModelInfo) -> dict[str, Any]:
 
 def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
     return {
-        **{name: getattr(sampling, name) for name in SAMPLING if name != "min_tokens"},  # which is of stopping
+        **{name: getattr(sampling, name) for name in GIVEN_SAMPLING},
         "logit_bias": {str(token_id): bias for token_id, bias in sampling.logit_bias},
         "allowed_token_ids": list(sampling.allowed_token_ids),
         "bad_words": [],  # they are among the next

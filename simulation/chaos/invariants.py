@@ -92,7 +92,7 @@ class Stream:
         Each token must be the target's own after the tokens before it, or a guess that the target tolerates.
         """
         request, allowed = self.script.request, list[int]()
-        spec = SequenceSpec(len(request.prompt), request.sampling, request.verification, lenience=request.lenience)
+        spec = SequenceSpec.of(request)
         for token, is_guess in zip(chunk.token_ids, chunk.is_guess, strict=False):
             place = self.script.text.place(TokenLog((*request.prompt, *self.tokens, *allowed)), spec)
             is_own = token == place.next_token

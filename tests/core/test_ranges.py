@@ -9,8 +9,10 @@ import pytest
 
 from core.config import Limits, SpeculationConfig
 from core.errors import ConfigError, InvalidRequest
-from core.ranges import LOGIT_BIAS, MAX_SEED, SAMPLING, Range, shown
-from core.records import Sampling
+from core.ranges import Range, ranges_of, shown
+from core.records import BIAS, Sampling
+
+SAMPLING = ranges_of(Sampling)
 
 SUBNORMAL = 5e-324
 """The smallest positive double; in float32 it is 0."""
@@ -52,7 +54,7 @@ def test_what_is_outside_is_refused_with_the_field_the_range_and_the_value(name)
         assert caught.value.problem.startswith(f"must be {allowed}, got ")
 
 
-@pytest.mark.parametrize("bias", [*outside(LOGIT_BIAS), *NOT_NUMBERS])
+@pytest.mark.parametrize("bias", [*outside(BIAS), *NOT_NUMBERS])
 def test_a_wrong_bias_names_its_token(bias):
     with pytest.raises(InvalidRequest, match=r"logit_bias\[7\]: must be in \[-100, 100\]"):
         Sampling(logit_bias=((8, 100.0), (9, -100.0), (7, bias)))
@@ -86,7 +88,7 @@ def test_ranges_say_themselves():
     assert str(SAMPLING["temperature"]) == "0 (greedy) or in [0.001, 100]"
     assert str(SAMPLING["top_k"]) == "0 (keeps all) or in [1, 2147483647]"
     assert str(SAMPLING["top_p"]) == "in (0, 1]"
-    assert str(SAMPLING["seed"]) == f"in [0, {MAX_SEED}]"
+    assert str(SAMPLING["seed"]) == f"in [0, {2**64 - 1}]"
     assert 0 not in Range(1, 5)
     assert [str(Range(low, math.inf, excludes_low=low == 0)) for low in (0, 1, 0.5)] == [
         "above 0",

@@ -7,12 +7,14 @@ import re
 import pytest
 
 from core.config import Limits
-from core.ranges import DRAFT_TEMPERATURE, DRAFT_TOKENS, LENIENCE, LOGIT_BIAS, SAMPLING
+from core.ranges import ranges_of
+from core.records import BIAS, GenerationRequest, Sampling
 from protos.generate import ROOT, SOURCES
 from protos.outrider.v1 import generation_pb2 as pb
 
 FIELD = re.compile(r"(?:optional |repeated |)(?:map<.*>|\w+) (\w+) = \d+;")
-SAMPLING_FIELDS = {**SAMPLING, "logit_bias": LOGIT_BIAS}
+SAMPLING_FIELDS = {**ranges_of(Sampling), "logit_bias": BIAS}
+SPECULATION = ranges_of(GenerationRequest)
 
 
 def comments(message):
@@ -45,7 +47,6 @@ def test_other_numbers_say_theirs():
     assert f"At most {limits.max_allowed_token_ids}" in comments("SamplingParams")["allowed_token_ids"]
     bounds = f"at most {limits.max_bad_words}, each of at most {limits.max_bad_word_tokens} tokens"
     assert bounds in comments("SamplingParams")["bad_words"]
-    assert str(DRAFT_TOKENS).removeprefix("in ") in comments("SpeculationParams")["max_draft_tokens"]
-    assert str(LENIENCE) in comments("SpeculationParams")["lenience"]
-    assert str(DRAFT_TEMPERATURE) in comments("SpeculationParams")["draft_temperature"]
+    for name in SPECULATION.keys() & comments("SpeculationParams").keys():
+        assert str(SPECULATION[name]) in comments("SpeculationParams")[name], name
     assert f"(0, {MAX_TIMEOUT_S:.0f}]" in comments("GenerateRequest")["timeout_s"]

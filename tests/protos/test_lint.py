@@ -8,12 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc_tools
 import pytest
-from google.protobuf import descriptor_pb2
-from grpc_tools import protoc
 
-from protos.generate import CLIENT_SOURCES, LINK_SOURCES, ROOT, SOURCES
+from protos.generate import CLIENT_SOURCES, LINK_SOURCES, SOURCES, described
 
 RELEASED = json.loads((Path(__file__).parent / "released.json").read_text())
 """Every field, enum value and method that a release has had, by its full name, with its number. Nothing leaves it."""
@@ -26,23 +23,9 @@ SHARED = {"GenerateStream": ("GenerateRequest", "GenerateChunk")}
 """Methods that have not a request and a response of their own name."""
 
 
-def described(path, tmp_path):
-    """The file as protoc understands it, comments included."""
-    out = tmp_path / "descriptor"
-    well_known = Path(grpc_tools.__file__).parent / "_proto"
-    options = [
-        f"--proto_path={ROOT}",
-        f"--proto_path={well_known}",
-        "--include_source_info",
-        f"--descriptor_set_out={out}",
-    ]
-    assert protoc.main(["protoc", *options, path]) == 0
-    return descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file[0]
-
-
 @pytest.fixture(scope="module", params=[*SOURCES, *LINK_SOURCES])
-def file(request, tmp_path_factory):
-    return described(request.param, tmp_path_factory.mktemp("lint"))
+def file(request):
+    return described(request.param)
 
 
 def messages(file) -> Iterator[tuple[tuple[int, ...], str, Any]]:
@@ -95,9 +78,9 @@ def test_each_method_has_messages_of_its_own(file):
             assert (method.input_type, method.output_type) == tuple(f".{file.package}.{name}" for name in expected)
 
 
-def test_everything_public_has_a_comment(tmp_path):
+def test_everything_public_has_a_comment():
     (source,) = SOURCES
-    file = described(source, tmp_path)
+    file = described(source)
     comments = {tuple(place.path) for place in file.source_code_info.location if place.leading_comments.strip()}
     bare = [
         f"{name}.{field.name}"
@@ -113,8 +96,8 @@ def test_everything_public_has_a_comment(tmp_path):
     assert not bare, "what a field means, its unit and its range stand above it"
 
 
-def test_no_released_number_means_something_else_and_no_name_another_number(tmp_path):
-    now = dict(numbered(described(SOURCES[0], tmp_path)))
+def test_no_released_number_means_something_else_and_no_name_another_number():
+    now = dict(numbered(described(SOURCES[0])))
     names = {(name.rpartition(".")[0], number): name for name, number in now.items()}
     for name, number in RELEASED.items():
         owner = name.rpartition(".")[0]
@@ -124,8 +107,8 @@ def test_no_released_number_means_something_else_and_no_name_another_number(tmp_
             assert names.get((owner, number)) is None or number == 0, f"{number} of {owner} was {name}: reserve it"
 
 
-def test_what_was_taken_out_is_reserved(tmp_path):
-    file = described(SOURCES[0], tmp_path)
+def test_what_was_taken_out_is_reserved():
+    file = described(SOURCES[0])
     now = dict(numbered(file))
     for _, name, message in messages(file):
         gone = {n for each, n in RELEASED.items() if each.rpartition(".")[0] == name and each not in now}
@@ -134,11 +117,11 @@ def test_what_was_taken_out_is_reserved(tmp_path):
         assert reserved.isdisjoint(field.number for field in message.field)
 
 
-def test_the_client_s_own_messages_are_those_of_their_sources(tmp_path):
+def test_the_client_s_own_messages_are_those_of_their_sources():
     """Field for field as google.rpc has them: what is compared is what the client was given."""
     from google.rpc import error_details_pb2, status_pb2
 
-    file = described(CLIENT_SOURCES[0], tmp_path)
+    file = described(CLIENT_SOURCES[0])
     theirs = {
         "Status": status_pb2.Status,
         **{n: getattr(error_details_pb2, n) for n in ("RetryInfo", "BadRequest", "RequestInfo")},

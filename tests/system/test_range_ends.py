@@ -30,13 +30,14 @@ from transformers import (
 from core import noise
 from core.errors import UnsoundScores
 from core.noise import Purpose
-from core.ranges import LOGIT_BIAS, MAX_SEED, SAMPLING
-from core.records import Sampling
+from core.ranges import ranges_of
+from core.records import BIAS, Sampling
 from tests.checkpoints import write
 
 PROMPT = "def parse_args(self, args):\n    "
 NUM_TOKENS = 8
 SUBNORMAL = 5e-324
+SAMPLING = ranges_of(Sampling)
 ALMOST_ONE = math.nextafter(1.0, 0.0)
 WARM = Sampling(temperature=1.0, seed=5)
 
@@ -70,10 +71,10 @@ AT_THE_ENDS = [
     *penalties("presence_penalty"),
     *penalties("frequency_penalty"),
     replace(WARM, presence_penalty=SUBNORMAL, frequency_penalty=-SUBNORMAL),
-    *[biased(end, temperature=t) for end in (LOGIT_BIAS.low, LOGIT_BIAS.high) for t in (0.0, 0.001, 1.0, 100.0)],
+    *[biased(end, temperature=t) for end in (BIAS.low, BIAS.high) for t in (0.0, 0.001, 1.0, 100.0)],
     biased(SUBNORMAL, -SUBNORMAL),
     *[replace(sampling, temperature=t) for sampling in ends("seed") for t in (1.0, 100.0)],
-    replace(WARM, seed=MAX_SEED, temperature=100.0, top_p=SUBNORMAL, min_p=1.0, repetition_penalty=10.0),
+    replace(WARM, seed=SAMPLING["seed"].high, temperature=100.0, top_p=SUBNORMAL, min_p=1.0, repetition_penalty=10.0),
     replace(WARM, temperature=0.001, repetition_penalty=0.1, presence_penalty=-2.0, frequency_penalty=-2.0),
     *[replace(WARM, temperature=t, allowed_token_ids=tuple(range(40, 400))) for t in (0.0, 1.0)],
     *[

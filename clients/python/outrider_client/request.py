@@ -10,23 +10,25 @@ import math
 import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, get_args
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
 from outrider_client._proto import generation_pb2 as pb
+from outrider_client._proto.parameters import Parameters
 from outrider_client.errors import InvalidRequest
 from outrider_client.records import ServiceTier, Verification
 
 SEED_BITS = 53
 """Of the seeds that are drawn here: JSON in JavaScript keeps them."""
-_VERIFICATIONS: tuple[str, ...] = get_args(Verification)
-_TIERS: tuple[str, ...] = get_args(ServiceTier)
 
 
-class GenerateFields(TypedDict, total=False):
-    """The keyword arguments of `generate` and `stream`; None leaves a field to the server, as if it were not given."""
+class GenerateFields(Parameters, total=False):
+    """The keyword arguments of `generate` and `stream`; None leaves a field to the server, as if it were not given.
+
+    A `seed` that is not given is drawn by the client, so that a stream can be resumed before its first token.
+    """
 
     token_ids: Sequence[int] | None
     """A prompt of token ids, instead of a text."""
@@ -58,30 +60,7 @@ class GenerateFields(TypedDict, total=False):
     resume_samples: Sequence[Sequence[int]] | None
     """As `resume_token_ids`, for each of `n` samples."""
 
-    temperature: float | None
-    """0 is greedy."""
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    seed: int | None
-    """Drawn by the client when not given, so that a stream can be resumed before its first token."""
-    logit_bias: Mapping[int, float] | None
-    allowed_token_ids: Sequence[int] | None
-    """The only ids that may come; an empty sequence allows all."""
-    bad_words: Sequence[str] | None
-    """What the output may not hold; as token ids: `bad_word_ids`."""
-    bad_word_ids: Sequence[Sequence[int]] | None
-
-    max_tokens: int | None
-    """Most tokens of output, in all."""
-    min_tokens: int | None
     stop: str | Sequence[str] | None
-    stop_token_ids: Sequence[int] | None
-    ignore_eos: bool | None
-    include_stop: bool | None
 
     json_schema: str | Mapping[str, Any] | None
     """What the whole output must look like is said by one of these five."""
@@ -91,28 +70,9 @@ class GenerateFields(TypedDict, total=False):
     grammar: str | None
     """In Lark's notation; the start symbol is `start`."""
 
-    max_draft_tokens: int | None
-    """Longest draft, in tokens from the last one down; 0 decodes plainly."""
     verification: Verification | None
     """How guesses are checked. A stream with a relaxed rule (`lenient_coupled`, `lenient_rejection`, `typical`) is not
     resumed when it breaks after its first chunk: the error is raised."""
-    lenience: float | None
-    """Of the lenient rules, which need one, in (0, 1]: how much less likely than the best a guess may be."""
-    policy: str | None
-    """How to decide how far to draft: "adaptive", "static", "static_tree", "heuristic", "confidence",
-    "path_probability" or "entropy"."""
-    pipelining: bool | None
-    """Whether the next block is prepared while the last one is verified."""
-    guessers: Sequence[str] | None
-    """Who guesses: "draft" for the draft model, and names of guessers that need none, for example "prompt_lookup"."""
-    template: str | None
-    """What the output usually looks like, as a regular expression, to be guessed; it is held to nothing."""
-    draft_temperature: float | None
-    """Of the draft's own law, in [0.001, 100]: how often its guesses are accepted, and nothing of the output's law."""
-    trace: bool | None
-    """Report every call to an engine with the chunk that it led to."""
-    explain: bool | None
-    """Say with each chunk why the decisions that led to it were made."""
     receipt: bool | None
     """Have a receipt with the last chunk: everything that determined the output."""
 
@@ -148,14 +108,6 @@ def _put_token_ids(message: pb.GenerateRequest, token_ids: Sequence[int]) -> Non
     message.token_ids.ids.extend(token_ids)
 
 
-def _put_resume_samples(message: pb.GenerateRequest, outputs: Sequence[Sequence[int]]) -> None:
-    message.resume_samples.extend(pb.TokenIds(ids=ids) for ids in outputs)
-
-
-def _put_bad_word_ids(message: pb.GenerateRequest, words: Sequence[Sequence[int]]) -> None:
-    message.sampling.bad_word_ids.extend(pb.TokenIds(ids=ids) for ids in words)
-
-
 def _put_stop(message: pb.GenerateRequest, stop: str | Sequence[str]) -> None:
     message.stopping.stop.extend([stop] if isinstance(stop, str) else stop)
 
@@ -169,69 +121,13 @@ def _put_choice(message: pb.GenerateRequest, choices: Sequence[str]) -> None:
     message.structured_output.choice.choices.extend([choices] if isinstance(choices, str) else choices)
 
 
-def _put_verification(message: pb.GenerateRequest, verification: Verification) -> None:
-    named = _named("VERIFICATION", _VERIFICATIONS, verification)
-    message.speculation.MergeFrom(pb.SpeculationParams(verification=named))
-
-
-def _put_service_tier(message: pb.GenerateRequest, tier: ServiceTier) -> None:
-    message.MergeFrom(pb.GenerateRequest(service_tier=_named("SERVICE_TIER", _TIERS, tier)))
-
-
-def _named(enum: str, names: Sequence[str], name: str) -> str:
-    """The proto's name of an enum's value. Raises: ValueError for one that it has not."""
-    if name not in names:
-        raise ValueError(f"must be one of {', '.join(names)}, got {name!r}")
-    return f"{enum}_{name.upper()}"
-
-
 _STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar")
+_GROUPS = ("sampling", "stopping", "speculation", "structured_output")
+"""Fields of the request whose own fields are arguments."""
+_UNSET = pb.GenerateRequest()
 _PATHS = {
-    name: f"{group}{name}"
-    for group, names in {
-        "": (
-            "model",
-            "request_id",
-            "timeout_s",
-            "logprobs",
-            "prompt_logprobs",
-            "resume_token_ids",
-            "n",
-            "priority",
-            "service_tier",
-            "receipt",
-            "text",
-        ),
-        "sampling.": (
-            "temperature",
-            "top_k",
-            "top_p",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "seed",
-            "logit_bias",
-            "allowed_token_ids",
-            "bad_words",
-        ),
-        "stopping.": ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop"),
-        "speculation.": (
-            "max_draft_tokens",
-            "verification",
-            "lenience",
-            "policy",
-            "pipelining",
-            "guessers",
-            "template",
-            "draft_temperature",
-            "trace",
-            "explain",
-        ),
-        "structured_output.": _STRUCTURES,
-    }.items()
-    for name in names
-} | {
+    **{name: name for name in _UNSET.DESCRIPTOR.fields_by_name if name not in ("chat", *_GROUPS)},
+    **{name: f"{group}.{name}" for group in _GROUPS for name in getattr(_UNSET, group).DESCRIPTOR.fields_by_name},
     "token_ids": "token_ids.ids",
     "messages": "chat.messages",
     "tools": "chat.tools",
@@ -246,11 +142,7 @@ _SPECIAL: dict[str, Callable[[pb.GenerateRequest, Any], None]] = {
     "tools": _put_tools,
     "template_arguments": _put_template_arguments,
     "token_ids": _put_token_ids,
-    "resume_samples": _put_resume_samples,
-    "bad_word_ids": _put_bad_word_ids,
     "stop": _put_stop,
-    "verification": _put_verification,
-    "service_tier": _put_service_tier,
     "json_schema": _put_json_schema,
     "choice": _put_choice,
 }
@@ -292,20 +184,33 @@ def _put(message: pb.GenerateRequest, name: str, value: Any) -> None:
         if name in _SPECIAL:
             _SPECIAL[name](message, value)
         else:
-            _assign(message, _PATHS[name], value)
+            group = _PATHS[name].partition(".")[0]
+            _assign(getattr(message, group) if group in _GROUPS else message, name, value)
     except (TypeError, ValueError) as error:
         raise _invalid(_PATHS[name], str(error)) from None
 
 
-def _assign(message: Message, path: str, value: Any) -> None:
-    group, _, name = path.rpartition(".")
-    owner = getattr(message, group) if group else message
-    if isinstance(value, Mapping):
+def _assign(owner: Message, name: str, value: Any) -> None:
+    field = owner.DESCRIPTOR.fields_by_name[name]
+    if field.enum_type is not None:
+        setattr(owner, name, _number(field.enum_type, value))
+    elif isinstance(value, Mapping):
         getattr(owner, name).update(value)
     elif isinstance(value, Sequence) and not isinstance(value, str):
-        getattr(owner, name).extend(value)
+        is_of_ids = field.message_type is pb.TokenIds.DESCRIPTOR
+        getattr(owner, name).extend([pb.TokenIds(ids=ids) for ids in value] if is_of_ids else value)
     else:
         setattr(owner, name, value)
+
+
+def _number(enum: Any, name: str) -> int:
+    """The number of an enum's value. Raises: ValueError for a name that it does not have."""
+    unset, *values = enum.values
+    prefix = unset.name.removesuffix("UNSPECIFIED")
+    numbers: dict[str, int] = {each.name.removeprefix(prefix).lower(): each.number for each in values}
+    if name not in numbers:
+        raise ValueError(f"must be one of {', '.join(numbers)}, got {name!r}")
+    return numbers[name]
 
 
 def _invalid(field: str, problem: str) -> InvalidRequest:

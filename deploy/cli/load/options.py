@@ -10,7 +10,8 @@ import typer
 from typer import Option
 
 from core.errors import ConfigError
-from core.ranges import SAMPLING, Range
+from core.ranges import Range, ranges_of
+from core.records import Sampling
 from deploy.cli.load.driver import Arrivals
 from deploy.cli.load.prompts import Lengths
 from deploy.cli.options import check_folders, number
@@ -101,7 +102,7 @@ class BenchOptions:
         ),
     ] = True
     temperature: Annotated[
-        float | None, number(SAMPLING["temperature"], "Sampling temperature", metavar="T", panel=WHAT)
+        float | None, number(ranges_of(Sampling)["temperature"], "Sampling temperature", metavar="T", panel=WHAT)
     ] = None
     no_draft: Annotated[bool, Option("--no-draft", help="Decode without a draft.", rich_help_panel=WHAT)] = False
     cancel_share: Annotated[

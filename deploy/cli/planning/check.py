@@ -12,7 +12,8 @@ from typer import Option
 
 from core.config import EngineConfig, SpeculationConfig
 from core.errors import ConfigError, StartupError
-from core.ranges import DRAFT_TEMPERATURE, SAMPLING, Range
+from core.ranges import Range, ranges_of
+from core.records import GenerationRequest, Sampling
 from core.results import as_json
 from deploy.cli.generate import EXIT_FAILED
 from deploy.cli.options import Numbers, check_folders, number, numbers, read_prompts
@@ -55,7 +56,7 @@ class CheckOptions(MeasuringOptions):
         Option(metavar="FILE", help="One prompt a line, or a .jsonl file of JSON strings.", rich_help_panel=PANEL),
     ] = None
     temperatures: Annotated[
-        Numbers, numbers(SAMPLING["temperature"], "Sampling temperatures", metavar="T[,T...]", panel=PANEL)
+        Numbers, numbers(ranges_of(Sampling)["temperature"], "Sampling temperatures", metavar="T[,T...]", panel=PANEL)
     ] = BOTH
     q_top_tokens: Annotated[
         int,
@@ -67,7 +68,12 @@ class CheckOptions(MeasuringOptions):
     ] = Q_TOP_TOKENS
     draft_temperature: Annotated[
         float | None,
-        number(DRAFT_TEMPERATURE, "Temperature of the draft, in place of --temperatures", metavar="T", panel=PANEL),
+        number(
+            ranges_of(GenerationRequest)["draft_temperature"],
+            "Temperature of the draft, in place of --temperatures",
+            metavar="T",
+            panel=PANEL,
+        ),
     ] = None
     timing: Annotated[
         Preset | None,

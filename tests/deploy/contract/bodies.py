@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from deploy.http.bodies import Part
 from deploy.http.routes import COMPLETIONS
+from tests.deploy.contract.fields import SAMPLING
 
 Fragment = dict[str, Any]
 Sent = Fragment | tuple[Fragment, Fragment]
@@ -53,8 +54,7 @@ def lenient(lenience: float) -> Fragment:
 
 EVERYWHERE: Mapping[str, Sent] = {
     **each(
-        stream=True, temperature=1.5, top_p=0.5, top_k=3, min_p=0.125, repetition_penalty=2.0, presence_penalty=1.0,
-        frequency_penalty=1.0, logit_bias={"9": -1.0}, seed=8, allowed_token_ids=[7, 9], bad_words=["a"],
+        **SAMPLING, stream=True, logit_bias={"9": -1.0}, allowed_token_ids=[7, 9], bad_words=["a"],
         bad_word_ids=[[7, 8]], min_tokens=2, ignore_eos=True, stop_token_ids=[9], include_stop_str_in_output=True,
         timeout_s=60.0, priority=3, guided_json=SCHEMA, guided_regex="a+", guided_choice=["a"],
         guided_grammar='start: "a"',

@@ -10,7 +10,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
-from core.records import Sampling
+from core.ranges import Range, ranges_of
+from core.records import GIVEN_SAMPLING, Sampling
 from outrider_client._proto.generation_pb2_grpc import GenerationServiceStub
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.deploy.grpc.test_translate import INFO, RELAXED, served
@@ -25,6 +26,15 @@ PAIR = replace(
     draft=replace(DRAFT, num_parameters=3),
     defaults=Sampling(temperature=0.5, top_k=9, top_p=0.75, min_p=0.25, repetition_penalty=1.5),
 )
+
+
+def inside(allowed: Range) -> float:
+    """A number of the range that is nobody's default."""
+    return int(allowed.high) // 8 if allowed.is_whole else allowed.low + (allowed.high - allowed.low) * 0.625
+
+
+SAMPLING: Mapping[str, float] = {name: inside(ranges_of(Sampling)[name]) for name in GIVEN_SAMPLING}
+"""A value of each sampling parameter."""
 
 
 def paths(kind: Descriptor, prefix: str = "") -> Iterator[str]:

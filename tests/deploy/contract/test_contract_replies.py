@@ -10,8 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from core.errors import InvalidRequest
-from core.records import TokenLogprobs, Usage
-from deploy.api import MODEL_SAMPLING
+from core.records import MODEL_SAMPLING, TokenLogprobs, Usage
 from outrider_client._proto.generation_pb2_grpc import GenerationServiceStub
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.deploy.contract.fields import PAIR, filled, paths, request_of, told

@@ -10,7 +10,7 @@ import pytest
 
 from outrider_client._proto.generation_pb2_grpc import GenerationServiceStub
 from protos.outrider.v1 import generation_pb2 as pb
-from tests.deploy.contract.fields import PAIR, filled, paths, request_of, told
+from tests.deploy.contract.fields import PAIR, SAMPLING, filled, paths, request_of, told
 from tests.deploy.grpc.rpc import METHODS, Script, greeting, server
 
 CALL = {"id": "1", "name": "f", "arguments": '{"a": 1}'}
@@ -52,9 +52,7 @@ SENT: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{
         f"sampling.{name}": ({"sampling": {name: value}}, {})
         for name, value in {
-            "temperature": 1.5, "top_k": 3, "top_p": 0.5, "min_p": 0.125, "repetition_penalty": 2.0, "seed": 8,
-            "presence_penalty": -1.0, "frequency_penalty": 1.0, "logit_bias": {"9": -1.0}, "bad_words": ["a"],
-            "allowed_token_ids": [7, 9],
+            **SAMPLING, "logit_bias": {"9": -1.0}, "bad_words": ["a"], "allowed_token_ids": [7, 9],
         }.items()
     },
     "sampling.bad_word_ids.ids": ({"sampling": {"badWordIds": [{"ids": [7, 8]}]}}, {}),

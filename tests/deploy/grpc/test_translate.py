@@ -10,8 +10,8 @@ import pytest
 
 from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import CheckpointError, InvalidRequest
-from core.ranges import SAMPLING
-from core.records import GenerationRequest, Grammar, GrammarKind, ModelInfo, Sampling, Verification
+from core.ranges import ranges_of
+from core.records import GIVEN_SAMPLING, GenerationRequest, Grammar, GrammarKind, ModelInfo, Sampling, Verification
 from deploy.api import Served, sample_seed
 from deploy.api.checks import bad_words
 from deploy.api.request import sampling_defaults
@@ -398,6 +398,8 @@ def TOOLS(*tools: pb.Tool, **fields: Any) -> pb.GenerateRequest:  # noqa: N802
     return pb.GenerateRequest(chat=CHAT(messages=[pb.ChatMessage(role="user", content="x")], tools=tools, **fields))
 
 
+NUMBERS = {name: ranges_of(Sampling)[name] for name in GIVEN_SAMPLING if name != "seed"}
+"""Sampling parameters that can be out of range."""
 REFUSED = [
     (pb.GenerateRequest(), "prompt", "one of text, token_ids and chat"),
     (pb.GenerateRequest(token_ids=pb.TokenIds()), "token_ids.ids", "at least one token"),
@@ -456,17 +458,19 @@ REFUSED = [
         for timeout_s in (0.0, -1.0, math.nan, math.inf, 86_401.0)
     ],
     *[
-        (sampling(**{name: value}), f"sampling.{name}", f"must be {SAMPLING[name]}, got ")
+        (sampling(**{name: value}), f"sampling.{name}", f"must be {allowed}, got ")
+        for name, allowed in NUMBERS.items()
+        for value in (allowed.high + 1, *([] if allowed.is_whole else (allowed.low - 1, math.nan, math.inf, -math.inf)))
+    ],
+    *[
+        (sampling(**{name: value}), f"sampling.{name}", f"must be {NUMBERS[name]}, got ")
         for name, values in (
-            ("temperature", (-1.0, 1e-9, 5e-324, 101.0)),
-            ("top_k", (2**31, 2**32 - 1)),
-            ("top_p", (0.0, -0.5, 1.5)),
-            ("min_p", (-0.5, 1.5)),
-            ("repetition_penalty", (0.0, 1e-38, 5e-324, 11.0)),
-            ("presence_penalty", (-3.0, 3.0)),
-            ("frequency_penalty", (-3.0, 3.0)),
+            ("temperature", (1e-9, 5e-324)),
+            ("top_k", (2**32 - 1,)),
+            ("top_p", (0.0,)),
+            ("repetition_penalty", (0.0, 1e-38, 5e-324)),
         )
-        for value in [*values, *([] if name == "top_k" else (math.nan, math.inf, -math.inf))]
+        for value in values
     ],
 ]
 

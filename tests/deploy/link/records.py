@@ -7,7 +7,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from core.ranges import MAX_SEED
+from core.ranges import ranges_of
 from core.records import (
     Base,
     Continuation,
@@ -50,21 +50,24 @@ distributions = st.lists(st.tuples(token_ids, probabilities), max_size=5).map(
 )
 timings = st.builds(Timing, finite, finite, counts, counts, counts)
 logprobs = st.builds(TokenLogprobs, finite | st.just(-math.inf), tuples(st.tuples(token_ids, finite)))
+
+
+def numbers(allowed):
+    """Any number of a range, its ends included."""
+    low, high = allowed.low, allowed.high
+    within = st.integers(low, high) if allowed.is_whole else st.floats(low, high, exclude_min=allowed.excludes_low)
+    return within | st.just(high) | st.just(0 if allowed.zero else high)
+
+
 samplings = st.builds(
     Sampling,
-    temperature=st.just(0.0) | st.floats(1e-3, 100),
-    top_k=st.integers(0, 2**31 - 1),
-    top_p=st.floats(0, 1, exclude_min=True),
-    min_p=shares,
-    repetition_penalty=st.floats(0.1, 10),
-    presence_penalty=st.floats(-2, 2),
-    frequency_penalty=st.floats(-2, 2),
-    logit_bias=tuples(st.tuples(token_ids, st.floats(-100, 100))),
-    min_tokens=st.integers(0, 2**31 - 1),
+    **{name: numbers(allowed) for name, allowed in ranges_of(Sampling).items()},
+    logit_bias=st.dictionaries(token_ids, st.floats(-100, 100), max_size=4).map(
+        lambda given: tuple(sorted(given.items()))
+    ),
     suppressed_ids=tuples(token_ids),
     allowed_token_ids=tuples(token_ids),
     bad_words=tuples(st.lists(token_ids, min_size=1, max_size=3).map(tuple)),
-    seed=st.integers(0, MAX_SEED) | st.just(MAX_SEED),
 )
 specs = st.builds(
     SequenceSpec,

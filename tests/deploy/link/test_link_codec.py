@@ -18,6 +18,7 @@ from deploy.link.replies import decode_replies, encode_loss, encode_replies, enc
 from deploy.link.requests import decode_requests, encode_requests
 from deploy.link.stream import LinkError
 from protos.outrider.link.v1 import link_pb2 as pb
+from protos.outrider.v1 import generation_pb2 as api
 from tests.deploy.link import records
 
 STAMP = Stamp("a", 2**62 - 1, 3)
@@ -71,14 +72,13 @@ def test_a_probability_keeps_all_of_its_bits():
 def test_every_kind_of_record_has_all_its_fields_on_the_wire():
     """One that is added to a record and forgotten here would arrive as its default."""
     by_other_names = {
-        "logit_bias": {"bias_ids", "biases"},
         "calibration": {"calibration_offset", "calibration_slope"},
         "top": {"top_ids", "top_logprobs"},
     }
     from core import records as r
 
     for record, message in (
-        (r.VerifyRequest, pb.VerifyRequest), (r.Sampling, pb.Sampling), (r.SequenceSpec, pb.SequenceSpec),
+        (r.VerifyRequest, pb.VerifyRequest), (r.SequenceSpec, pb.SequenceSpec),
         (r.Stamp, pb.Stamp), (r.Base, pb.Base), (r.Timing, pb.Timing),
         (r.TokenLogprobs, pb.TokenLogprobs), (TreeSpec, pb.TreeSpec),
         (TokenTree, pb.TokenTree), (r.DraftRequest, pb.DraftRequest),
@@ -133,7 +133,9 @@ def test_what_is_told_arrives_unless_it_is_corrupt():
 
 def spec(**fields):
     sampling = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0} | fields
-    return pb.SequenceSpec(verification=pb.VERIFICATION_COUPLED, sampling=pb.Sampling(**sampling))
+    return pb.SequenceSpec(
+        verification=pb.VERIFICATION_COUPLED, sampling=pb.Sampling(params=api.SamplingParams(**sampling))
+    )
 
 
 def tree_spec(**fields):
@@ -150,7 +152,7 @@ def tree_spec(**fields):
         (pb.VerifyRequest(spec=pb.SequenceSpec(verification=9)), "an invalid request"),
         (pb.VerifyRequest(spec=spec(temperature=math.nan)), "temperature"),
         (pb.VerifyRequest(spec=spec(top_p=-1.0)), "top_p"),
-        (pb.VerifyRequest(spec=spec(bias_ids=[1, 2], biases=[0.5])), "an invalid request"),
+        (pb.VerifyRequest(spec=spec(logit_bias={1: 200.0})), "logit_bias"),
         (tree_spec(max_depth=0), "room for a node"),
         (tree_spec(min_path_prob=math.nan), "bounds"),
         (tree_spec(min_confidence=1.5), "bounds"),

@@ -17,8 +17,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from core.ranges import LOGIT_BIAS, SAMPLING
-from core.records import Sampling
+from core.ranges import ranges_of
+from core.records import BIAS, Sampling
 from workers.sampling.logits import Row
 from workers.sampling.sampler import process
 
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.thorough
 VOCAB_SIZE = 500
 NUM_ROWS = 8
 SUBNORMAL = 5e-324
+SAMPLING = ranges_of(Sampling)
 ALMOST_ONE = math.nextafter(1.0, 0.0)
 TOLERANCE = 5e-6
 """Of a chance: 1e-6 was seen, which is TOP_P_SLACK. A token of that chance may be kept by one side alone."""
@@ -36,7 +37,7 @@ VALUES = {
     "top_p": (SUBNORMAL, 1e-38, 0.9, ALMOST_ONE, 1.0),
     "min_p": (0.0, SUBNORMAL, 1e-38, 0.1, ALMOST_ONE, 1.0),
     "repetition_penalty": (SAMPLING["repetition_penalty"].low, 1.0, 1.2, SAMPLING["repetition_penalty"].high),
-    "logit_bias": [((3, bias), (5, -bias)) for bias in (LOGIT_BIAS.low, SUBNORMAL, LOGIT_BIAS.high)],
+    "logit_bias": [((3, bias), (5, -bias)) for bias in (BIAS.low, SUBNORMAL, BIAS.high)],
 }
 
 

@@ -1,3 +1,4 @@
+from protos.outrider.v1 import generation_pb2 as _generation_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -256,42 +257,14 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_ids", "biases", "min_tokens", "suppressed_ids", "seed", "allowed_token_ids", "bad_words")
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    MIN_P_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
-    BIASES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("params", "min_tokens", "suppressed_ids")
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUPPRESSED_IDS_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    bias_ids: _containers.RepeatedScalarFieldContainer[int]
-    biases: _containers.RepeatedScalarFieldContainer[float]
+    params: _generation_pb2.SamplingParams
     min_tokens: int
     suppressed_ids: _containers.RepeatedScalarFieldContainer[int]
-    seed: int
-    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    bad_words: _containers.RepeatedCompositeFieldContainer[TokenIds]
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_ids: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., min_tokens: _Optional[int] = ..., suppressed_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ...) -> None: ...
-
-class TokenIds(_message.Message):
-    __slots__ = ("ids",)
-    IDS_FIELD_NUMBER: _ClassVar[int]
-    ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, params: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., min_tokens: _Optional[int] = ..., suppressed_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("waited_s", "computed_s", "num_passes", "num_rows", "num_sessions")
