@@ -34,7 +34,8 @@ class Links:
     async def to(self, engine_id: str, address: LinkAddress) -> Link:
         """Return the link to this engine, opened if needed. Raises: LinkError, with the reason."""
         self._forget_closed()
-        return self._links.get(engine_id) or await asyncio.shield(self._open(engine_id, address))
+        link = self._links.get(engine_id)
+        return link if link is not None else await asyncio.shield(self._open(engine_id, address))
 
     def _open(self, engine_id: str, address: LinkAddress) -> asyncio.Task[Link]:
         """Start or join an attempt to open the link. It outlives the request that started it."""

@@ -151,7 +151,7 @@ class FaultyWire(Wire):
             yield reply
             yield reply
         elif name != "lost" and self.rates.draft_lies:
-            yield GROWTH_LIES[name](reply, self._random)
+            yield cast("Reply", GROWTH_LIES[name](reply, self._random))
 
     async def grant(self, kind: str, session: str) -> None:
         """Raises: Unavailable, and errors that no cluster should raise."""

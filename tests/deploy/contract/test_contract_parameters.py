@@ -121,9 +121,8 @@ def test_each_value_arrives(way):
 
 def test_each_value_reaches_the_engine():
     spec = SequenceSpec.of(by_python())
-    ((_, arrived),) = decode_requests(
-        encode_requests(0, [VerifyRequest(Stamp("a", 1, 0), Base(0, 0), (1,), spec=spec)])
-    )
+    request = VerifyRequest(Stamp("a", 1, 0), Base(0, 0), (1,), spec=spec)
+    (arrived,) = decode_requests(encode_requests([request]))
     assert arrived.spec == spec
     assert (arrived.spec.sampling, arrived.spec.lenience) == (by_python().sampling, SPECULATION["lenience"])
 
