@@ -50,8 +50,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         rank: Rank | None = None,
         on_loss: Callable[[str], None] = log_loss,
     ) -> DraftEngine:
-        """Load the engine, as `TargetEngine.load` does; `q_top_tokens` is the setting of that name. Raises:
-        StartupError."""
+        """As `TargetEngine.load`; `q_top_tokens` is the setting of that name. Raises: StartupError."""
         return cls(load_runtime(config, progress, rank, on_loss), config, epoch, q_top_tokens)
 
     @property
@@ -101,7 +100,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     @property
     def _trees(self) -> list[TreeJob]:
-        """All jobs of the engine: they have no other type."""
+        """All jobs of the engine, by their only type."""
         return cast("list[TreeJob]", self._jobs)
 
     def _growing(self) -> list[TreeJob]:
@@ -178,7 +177,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1))
 
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
-        return EMPTY_BLOCK  # a tree that does not fit grows as far as memory allows
+        return EMPTY_BLOCK  # a tree grows only as far as memory allows
 
     def _finish(self, jobs: Sequence[TreeJob], logits: Tensor) -> bool:
         if jobs:

@@ -23,7 +23,7 @@ Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 
 @dataclass(eq=False, slots=True)
 class Job(ABC, Generic[Request]):
-    """A request in progress: its pending tokens are computed first; the guesses are computed with the last of them."""
+    """A request in progress. Its guesses are computed in the step of its last pending token."""
 
     request: Request
     held: HeldSequence
@@ -104,7 +104,6 @@ class Job(ABC, Generic[Request]):
         self.num_sessions = num_sessions
 
     def timing(self) -> Timing:
-        """Timing of the job so far."""
         now_s = monotonic()
         started_s = now_s if self.started_s is None else self.started_s
         waited_s, computed_s = started_s - self.arrived_s, now_s - started_s
@@ -170,7 +169,7 @@ class VerifyJob(Job[VerifyRequest]):
         return StepRows(self.held.kv, self.pending, self.block)
 
     def draws(self) -> list[Row]:
-        """Sampling inputs for the tokens after the last committed one and after each node of the block."""
+        """Sampling inputs of the root, then of each node of the block."""
         spec, num_committed = self.held.spec, len(self.held.log)
         masks = self.held.masks(lambda: _paths(self.block, ()))
         if is_argmax(spec.sampling) and masks is None:

@@ -1,7 +1,7 @@
-"""Decides about the blocks of a step: outcomes by their rules, and what follows where the model gave no distribution.
+"""Verifies the blocks of a step by their rules, also where the logits are NaN or infinite.
 
-Knows jobs, logits and rules; must not know KV, messages or continuations. All that decides is sent at once, and read
-back at once; the host sends and waits again only for log probabilities, and for blocks that are verified again.
+Knows jobs, logits and rules; must not know KV, messages or continuations. One upload carries all inputs and one
+readback all results. Only log probabilities, and blocks that are verified again, need another.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from workers.sampling.batched import Decide
 from workers.step import Readback, Uploads, upload
 
 JUDGED_SCORES = 1 << 24
-"""Scores that are judged at a time: those of a hundred rows of a large vocabulary. Truncation by top-p takes 48 bytes
-for each, so that a step of a thousand rows would take more memory than is left beside the KV cache of a GPU."""
+"""Maximum number of scores judged together: a hundred rows of a large vocabulary. Top-p truncation takes 48 bytes for
+each; for a thousand rows at once, this would exceed the memory that the KV cache of a GPU leaves."""
 _UNSOUND = (
     "NaN or infinite scores of the target for this sequence: its logits, or its masks, penalties and bias on them"
 )
@@ -36,42 +36,41 @@ _NOTHING_LEFT = "forbid every token that may come next"
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A job whose logits have been computed, and what is decided about it."""
+    """A job whose logits have been computed, with its outcome or refusal once decided."""
 
     job: VerifyJob
     logits: Tensor
-    """In which its rows are: those of its part of the step."""
+    """Logits of this part of the step; `start` and `rows` index into it."""
     start: int
-    """Index of its first row in them."""
+    """Index of the first row of this job in `logits`."""
     rows: list[Row]
-    """Of the root, then of each node of the block."""
+    """Sampling inputs of the root, then of each node of the block."""
     block: TokenTree
     outcome: Outcome | None = None
     is_refused: bool = False
-    """Whether nothing can be drawn after the root."""
+    """Whether the row of the root has no distribution."""
     is_suspect: bool = False
-    """Whether no distribution was found for some row of it."""
+    """Whether any row had no distribution."""
     is_forbidden: bool = False
-    """Whether the model is sound after the root, and the request's masks leave no token there."""
+    """Whether the row of the root has finite logits, and the request's masks allow no token there."""
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is decided yet."""
+        """Whether neither an outcome nor a refusal is decided yet."""
         return self.outcome is None and not self.is_refused
 
     @property
     def rule(self) -> Rule:
-        """The rule that decides on the block."""
         return self.job.held.spec.rule
 
     def decided(self, outcome: Outcome) -> Judged:
-        """The same with its outcome; `replace` takes several times as long, in each step for each stream."""
+        """Copy with this outcome. `replace` would take several times as long, in each step of each stream."""
         return Judged(
             self.job, self.logits, self.start, self.rows, self.block, outcome, self.is_refused, self.is_suspect
         )
 
     def refusal(self) -> Refused:
-        """Its grammar cannot be followed, its bad words leave no token, or the model is broken."""
+        """Refusal with its cause: the grammar, the bad words, or NaN or infinite scores."""
         stamp, grammar, mask = self.job.request.stamp, self.job.held.grammar, self.rows[0].mask
         if grammar is None or grammar.problem is None or mask is None or mask.any():
             if self.is_forbidden and self.job.held.spec.sampling.bad_words:
@@ -80,7 +79,10 @@ class Judged:
         return Refused(stamp, f"cannot be followed: {grammar.problem}", is_final=True, field=FIELD)
 
     def logprobs(self, outcome: Outcome, readback: Readback) -> Callable[[], Sequence[TokenLogprobs]]:
-        """Log probabilities of each emitted token, from the row that drew it: the root's, then each accepted node's."""
+        """Log probabilities of the output tokens, from the rows of the root and of each accepted node.
+
+        Call the result after the readback.
+        """
         num_top = self.job.held.spec.num_logprobs
         if num_top is None:
             return tuple
@@ -90,7 +92,7 @@ class Judged:
 
 
 def judge(jobs: Sequence[VerifyJob], logits: Tensor) -> list[Judged]:
-    """What is decided about these jobs, by their rows of `logits` [R, V]."""
+    """Verify the blocks of these jobs by their rows of `logits` [R, V]. Each job gets an outcome or is refused."""
     decided: list[Judged] = []
     for part, of_part in _parts(jobs, logits):
         items = list(_items(part, of_part))
@@ -105,7 +107,8 @@ def judge(jobs: Sequence[VerifyJob], logits: Tensor) -> list[Judged]:
 
 
 def _parts(jobs: Sequence[VerifyJob], logits: Tensor) -> Iterator[tuple[Sequence[VerifyJob], Tensor]]:
-    """The jobs of a step with their rows of `logits` [R, V], as many at a time as have JUDGED_SCORES; one at least."""
+    """Split the jobs of a step, with their rows of `logits` [R, V], into parts of at most JUDGED_SCORES; at least one
+    job each."""
     first = first_row = end_row = 0
     for index, job in enumerate(jobs):
         num_rows = 1 + len(job.block)
@@ -127,7 +130,7 @@ def _items(jobs: Sequence[VerifyJob], logits: Tensor) -> Iterator[Judged]:
 def _settle_all(
     items: Sequence[Judged], logits: Tensor, adjusted: Callable[[], Tensor], uploads: Uploads
 ) -> list[Judged]:
-    """The items as far as they are decided now, rule by rule. `adjusted` gives the scores, after the upload."""
+    """Verify the items once, rule by rule; some may stay open. Call `adjusted` for the scores after the upload."""
     by_rule: dict[str, list[Judged]] = {}
     for item in items:
         by_rule.setdefault(item.rule.name, []).append(item)
@@ -146,9 +149,9 @@ def _settle_all(
 
 
 def _soundness(logits: Tensor, scores: Tensor, readback: Readback) -> Callable[[], tuple[list[bool], list[bool]]]:
-    """Which rows give no distribution, and in which of them it is not the masks that leave no token.
+    """For each row: whether it has no distribution, and whether its logits, not the masks, are the cause.
 
-    To be called after the readback.
+    Call the result after the readback.
     """
     of_logits, of_scores = readback.argmax(logits), readback.argmax(scores)
 
@@ -161,8 +164,7 @@ def _soundness(logits: Tensor, scores: Tensor, readback: Readback) -> Callable[[
 
 
 def _verify(rule: str, items: Sequence[Judged], shape: Sequence[int], uploads: Uploads) -> Decide:
-    """How the blocks of one rule are decided by scores of this shape. All of them are greedy or none is; greedy rules
-    need scores alone."""
+    """Decide blocks of one rule by scores of this shape. All are greedy, and need no distribution, or none is."""
     rows = [row for item in items for row in item.rows]
     num_rows, vocab_size = shape
     index = [item.start + row for item in items for row in range(len(item.rows))]
@@ -178,10 +180,10 @@ def _verify(rule: str, items: Sequence[Judged], shape: Sequence[int], uploads: U
 
 
 def _settle(item: Judged, outcome: Outcome, is_bad: Sequence[bool], is_spoilt: Sequence[bool]) -> Judged:
-    """The item as decided; or open, with the guesses that are left, where it is to be verified again.
+    """The decided item; or an open item with fewer guesses, to be verified again.
 
-    `is_bad`: whether nothing can be drawn after the root, and after each guess; `is_spoilt`: whether that is the
-    model's doing.
+    `is_bad`: whether the row of the root, and of each guess, has no distribution. `is_spoilt`: whether the model's
+    logits are the cause.
     """
     scores = item.job.scores
     if not any(is_bad) and scores is None:
@@ -196,29 +198,30 @@ def _settle(item: Judged, outcome: Outcome, is_bad: Sequence[bool], is_spoilt: S
     if not any(guesses):
         return replace(item, outcome=outcome)
     if any(is_spoilt) or not item.rule.needs_q:
-        # With the root alone: plain decoding might never reach the guess after which the model gave NaN.
+        # Keep the root alone: plain decoding might never reach the guess after which the model gave NaN.
         return replace(item, rows=item.rows[:1], block=EMPTY_BLOCK)
     if item.rule.takes_trees:
         return replace(item, outcome=_ending_before(item, outcome, guesses))
     if any(guesses[:-1]):
-        # With the guesses of the chain up to the first of these. Leaving that out as well would select draws by their
-        # values (docs/exactness.md, section 4).
+        # Keep the guesses of the chain up to the first without a distribution after it. Dropping that one too would
+        # select draws by their values (docs/exactness.md, section 4).
         num_guesses = guesses.index(True) + 1
         return replace(item, rows=item.rows[: 1 + num_guesses], block=item.block.prefix(num_guesses))
     return replace(item, outcome=_with_last_as_next(item, outcome))
 
 
 def _with_last_as_next(item: Judged, outcome: Outcome) -> Outcome:
-    """The same tokens, where nothing can be drawn after the last guess of a chain: if accepted, it is the next
-    token."""
+    """The same tokens of a chain without a distribution after its last guess: if accepted, it is the next token."""
     if len(outcome.path) < len(item.block):
         return outcome
     return outcome._replace(path=outcome.path[:-1], next_token=item.block.tokens[-1])
 
 
 def _ending_before(item: Judged, outcome: Outcome, is_bad: Sequence[bool]) -> Outcome:
-    """The same tokens up to the first accepted guess after which nothing can be drawn, which becomes the next token. In
-    a tree of draws no verdict depends on what follows it."""
+    """The same tokens up to the first accepted guess without a distribution after it, which becomes the next token.
+
+    In a tree of draws, no verdict depends on the rows after it.
+    """
     for place, node in enumerate(outcome.path):
         if is_bad[node]:
             return Outcome(outcome.path[:place], item.block.tokens[node])

@@ -32,7 +32,6 @@ class Prefixes:
         """Hashes of blocks that jobs of this step are computing."""
 
     def begin_step(self) -> None:
-        """Reset the record of running jobs."""
         self._coming.clear()
 
     def should_wait(self, job: Job[Any]) -> bool:

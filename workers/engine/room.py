@@ -18,8 +18,8 @@ from workers.step import KVCache, OutOfBlocks
 logger = logging.getLogger(__name__)
 
 SILENT_S: Final = 5.0
-"""Seconds without a message after which an idle session may be preempted, whatever its arrival. Between two rounds a
-session is silent for a small fraction of that."""
+"""Seconds without a message after which an idle session may be preempted, even by a newer one. The pause between two
+rounds is a small fraction of this."""
 
 
 class Room:
@@ -37,7 +37,7 @@ class Room:
         self.num_preemptions = 0
 
     def begin_step(self, jobs: Sequence[Job[Any]]) -> None:
-        """Called with all jobs of the engine before any of them is asked whether it may begin."""
+        """Called with all jobs of the engine, before the calls of `may_begin` for the step."""
 
     def turn(self, job: Job[Any]) -> float:  # noqa: ARG002
         """Sort key for starting jobs; equal keys keep the order of arrival of the messages."""
@@ -145,9 +145,10 @@ class FirstComeRoom(Room):
 
     @property
     def _num_spare(self) -> int:
-        """Blocks that the others need for a round like their last, or it would cost the newcomer its KV again.
+        """Blocks that running sessions need for another round like their last.
 
-        Guesses hold blocks for the length of a round, and are seldom there when the room is looked at.
+        Without this reserve, a new session would soon be preempted. Guesses occupy blocks only during a round, so the
+        number of free blocks does not account for them.
         """
         rows = ((held.kv, held.kv.num_tokens + 1 + held.num_guesses) for held in self._store if held.kv.blocks)
         return sum(max(0, self._cache.num_blocks_for(num_rows) - len(kv.blocks)) for kv, num_rows in rows)
@@ -158,7 +159,7 @@ class FirstComeRoom(Room):
         self._cache.reserve(job.held.kv, job.held.kv.num_tokens + len(job.pending) + job.num_tree_rows)
 
     def _make_in_turn(self, shares: Sequence[Share], jobs: Sequence[Job[Any]]) -> list[Share]:
-        """Oldest session first. A session that finds no memory has been preempted, by an older session or by itself."""
+        """Oldest session first. A session without blocks afterwards was preempted, by an older one or by itself."""
         waiting = {job.held.session: job for job in jobs}
         self._busy = waiting.keys()
         for share in sorted(shares, key=lambda share: share.job.held.arrival):

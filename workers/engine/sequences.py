@@ -121,7 +121,7 @@ class SequenceStore:
             self._cache.free(held.kv)
 
     def release(self, session: str) -> None:
-        """Free a session's KV for good: a late message must not open it again."""
+        """Free a session's KV for good; late messages cannot open the session again."""
         self.drop(session)
         self._ended.add(session)
 

@@ -118,7 +118,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         asked = []
         for share, rows in zip(shares, batch, strict=True):
             job = share.job
-            assert isinstance(job, VerifyJob), "a target has no others"
+            assert isinstance(job, VerifyJob), "a target has no other jobs"
             following = job.pending[1 : share.num_tokens + 1]
             asked.append((rows, job.scores, len(job.held.log), following, share.is_last))
         return take_scores(asked, logits)
@@ -138,7 +138,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         return bool(jobs)
 
     def _conclude(self, judged: Sequence[tuple[Judged, Outcome]]) -> None:
-        """Answer these jobs, all from one pass."""
+        """Answer these jobs of one pass, and verify the offered continuations of their verdicts."""
         readback = Readback()
         asked = [item.logprobs(outcome, readback) for item, outcome in judged]
         readback.wait()
@@ -183,4 +183,4 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
 
 def _nothing() -> None:
-    """Default of `take_offers`: without a thread, offers arrive between steps."""
+    """Default of `take_offers`: without a thread, offers arrive only between steps."""

@@ -42,8 +42,10 @@ class Receiver(Protocol):
         ...
 
     def working(self, stamps: Sequence[Stamp]) -> None:
-        """The engine is running steps, and the requests with these stamps have no last reply yet. Called about once a
-        second, at most once a step."""
+        """The engine is running, and the requests with these stamps have no last reply yet.
+
+        Called about once a second, between steps.
+        """
         ...
 
     def lose(self, end: WorkerLost) -> None:
@@ -206,7 +208,7 @@ class EngineLoop(Generic[Request, Reply]):
     def _add(self, batch: Sequence[Request], receiver: Receiver, arrived_s: float | None = None) -> None:
         """`arrived_s`: time of the order; None if the reply excludes the time in the queue."""
         for request in batch:
-            if (first := self._open.get(request.stamp)) is not None:  # it arrived twice, and is answered once
+            if (first := self._open.get(request.stamp)) is not None:  # a duplicate is answered once
                 if first is not receiver:
                     receiver.take([Refused(request.stamp, "another caller has sent this message")])
                 continue
