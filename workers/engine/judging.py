@@ -19,7 +19,7 @@ from core.rules import Outcome, Rule
 from core.speculation import EMPTY_BLOCK, TokenTree
 from workers.engine.jobs import VerifyJob
 from workers.grammar import FIELD
-from workers.sampling import Row, adjusting, sampler, verify
+from workers.sampling import Row, prepare_adjustment, sampler, verify
 from workers.sampling.batched import Decide
 from workers.step import Readback, Uploads, upload
 
@@ -97,7 +97,7 @@ def judge(jobs: Sequence[VerifyJob], logits: Tensor) -> list[Judged]:
     for part, of_part in _parts(jobs, logits):
         items = list(_items(part, of_part))
         uploads = Uploads(logits.device)
-        adjust = adjusting([row for item in items for row in item.rows], logits.shape[1], uploads)
+        adjust = prepare_adjustment([row for item in items for row in item.rows], logits.shape[1], uploads)
         scores = cache(partial(adjust, of_part))
         while items:
             settled = _settle_all(items, of_part, scores, uploads)
@@ -169,7 +169,7 @@ def _verify(rule: str, items: Sequence[Judged], shape: Sequence[int], uploads: U
     num_rows, vocab_size = shape
     index = [item.start + row for item in items for row in range(len(item.rows))]
     where = uploads.ask(index) if len(rows) < num_rows else None
-    distribution = None if rows[0].sampling.is_greedy else sampler.distributing(rows, vocab_size, uploads)
+    distribution = None if rows[0].sampling.is_greedy else sampler.prepare_distribution(rows, vocab_size, uploads)
     decide = verify.verify(rule, [item.block for item in items], rows, vocab_size, uploads)
 
     def decide_by(scores: Tensor, readback: Readback) -> Callable[[], list[Outcome]]:
@@ -190,9 +190,9 @@ def _settle(item: Judged, outcome: Outcome, is_bad: Sequence[bool], is_spoilt: S
         return item.decided(outcome)
     root, *guesses = is_bad
     is_suspect = item.is_suspect or any(is_bad)
-    is_unsound = scores is not None and scores.is_unsound
-    is_forbidden = root and not is_spoilt[0] and not is_unsound
-    item = replace(item, is_suspect=is_suspect, is_refused=root or is_unsound, is_forbidden=is_forbidden)
+    has_nan = scores is not None and scores.has_nan
+    is_forbidden = root and not is_spoilt[0] and not has_nan
+    item = replace(item, is_suspect=is_suspect, is_refused=root or has_nan, is_forbidden=is_forbidden)
     if item.is_refused:
         return item
     if not any(guesses):

@@ -27,7 +27,7 @@ from workers.engine.room import FirstComeRoom
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_loss
 from workers.runtime import ModelRuntime
-from workers.sampling.prompt_scores import take_scores
+from workers.sampling.prompt_scores import store_scores
 from workers.step import Readback, StepRows
 
 
@@ -121,7 +121,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             assert isinstance(job, VerifyJob), "a target has no other jobs"
             following = job.pending[1 : share.num_tokens + 1]
             asked.append((rows, job.scores, len(job.held.log), following, share.is_last))
-        return take_scores(asked, logits)
+        return store_scores(asked, logits)
 
     def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> bool:
         sound: list[tuple[Judged, Outcome]] = []

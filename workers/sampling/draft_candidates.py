@@ -23,7 +23,7 @@ from core.records import Sampling, Verification
 from core.speculation import MAX_RANKS, NO_Q, NO_TOKEN, Candidates, SparseDistribution
 from workers.noise import gumbel_at
 from workers.sampling import sampler
-from workers.sampling.logits import Change, Row, adjusting
+from workers.sampling.logits import LogitsTransform, Row, prepare_adjustment
 from workers.step import Readback, Uploads
 
 
@@ -65,14 +65,14 @@ CPU_CACHE_NUMBERS = 1 << 18
 GPU_NUMBERS = 1 << 24
 """Numbers of one batch on a GPU: a hundred rows of a large vocabulary. Top-p truncation takes 48 bytes for each."""
 _Draw: TypeAlias = tuple[int, SparseDistribution]
-_Sound: TypeAlias = Callable[[], list[Candidates | None]]
+_CandidatesReader: TypeAlias = Callable[[], list[Candidates | None]]
 _DrawAll: TypeAlias = Callable[[Tensor, Tensor, Readback], Callable[[], list[_Draw]]]
 """(q [R, M] after `cut`, its token ids, readback) -> draws. Call it after the upload, and its result after the
 readback."""
 _NO_DRAW: _Draw = (NO_TOKEN, NO_Q)
 
 
-def propose(logits: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, readback: Readback) -> _Sound:
+def propose(logits: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, readback: Readback) -> _CandidatesReader:
     """Candidates of each row of `logits` [R, V]; call the result after the readback.
 
     None for a row without a distribution: after bias and penalties its largest score is NaN or infinite.
@@ -117,26 +117,28 @@ def _batches(draft_rows: Sequence[DraftRow], logits: Tensor) -> Iterator[list[in
 
 def _of_kind(
     kind: Kind, draft_rows: Sequence[DraftRow], vocab_size: int, q_top_tokens: int, uploads: Uploads
-) -> Callable[[Tensor, Readback], _Sound]:
+) -> Callable[[Tensor, Readback], _CandidatesReader]:
     """(logits [R, V], readback) -> candidates. Call it after the upload."""
     rows = [draft_row.row for draft_row in draft_rows]
-    adjust = adjusting(rows, vocab_size, uploads)
+    adjust = prepare_adjustment(rows, vocab_size, uploads)
     if kind is Kind.GREEDY:
         return lambda logits, readback: _ranked(adjust(logits), None, draft_rows, readback)
-    distribution = sampler.distributing(rows, vocab_size, uploads)
+    distribution = sampler.prepare_distribution(rows, vocab_size, uploads)
     if kind is Kind.DRAWN:
         draw = _draws(draft_rows, uploads)
         return lambda logits, readback: _drawn(adjust(logits), distribution, draw, q_top_tokens, readback)
-    perturb = sampler.perturbing(rows, vocab_size, uploads)
+    perturb = sampler.prepare_perturbation(rows, vocab_size, uploads)
 
-    def coupled(logits: Tensor, readback: Readback) -> _Sound:
+    def coupled(logits: Tensor, readback: Readback) -> _CandidatesReader:
         log_q = distribution(adjust(logits))
         return _ranked(perturb(log_q), log_q, draft_rows, readback)
 
     return coupled
 
 
-def _ranked(scores: Tensor, log_q: Tensor | None, draft_rows: Sequence[DraftRow], readback: Readback) -> _Sound:
+def _ranked(
+    scores: Tensor, log_q: Tensor | None, draft_rows: Sequence[DraftRow], readback: Readback
+) -> _CandidatesReader:
     """The best candidates by score [R, V], with the entropy of q. Without `log_q`, q is the softmax of the scores.
 
     `log_q` is overwritten. A row whose largest score is NaN or infinite gets None.
@@ -166,7 +168,9 @@ def _entropy(log_p: Tensor) -> Tensor:
     return weighted.sum(dim=-1).neg_()
 
 
-def _drawn(scores: Tensor, distribution: Change, draw: _DrawAll, q_top_tokens: int, readback: Readback) -> _Sound:
+def _drawn(
+    scores: Tensor, distribution: LogitsTransform, draw: _DrawAll, q_top_tokens: int, readback: Readback
+) -> _CandidatesReader:
     argmax = readback.argmax(scores)
     probs, ids = sampler.cut(distribution(scores), q_top_tokens)
     draws = draw(probs, ids, readback)

@@ -30,7 +30,7 @@ class PromptScores:
         """One for each token of the prompt after the first."""
 
     @property
-    def is_unsound(self) -> bool:
+    def has_nan(self) -> bool:
         """Whether a score is NaN: the model gave no distribution for a token."""
         return any(math.isnan(each.logprob) for each in self.found)
 
@@ -48,12 +48,12 @@ class PromptScores:
         return sampler.logprobs(logits[:count], following[:count], self._num_top, readback)
 
 
-Asked = tuple[StepRows, PromptScores | None, int, Sequence[int], bool]
+ScoredRows = tuple[StepRows, PromptScores | None, int, Sequence[int], bool]
 """Rows of a step, the scores of their prompt (or None), the position of the first row, the tokens after the rows, and
 whether the rows end with the last pending token, whose logits are needed for sampling too."""
 
 
-def take_scores(asked: Sequence[Asked], logits: Tensor) -> Tensor:
+def store_scores(asked: Sequence[ScoredRows], logits: Tensor) -> Tensor:
     """Store the scores of prompt rows in their `PromptScores`. Returns logits [R, V] of the rows to sample from."""
     readback, kept, found, start = Readback(), [], [], 0
     for rows, scores, first, following, is_last in asked:

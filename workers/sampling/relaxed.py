@@ -20,7 +20,7 @@ from workers.step import Readback, Uploads
 
 def follow_leniently(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
     """Lenient coupled verification. Greedy rows have no noise: their differences of scores are those of log p."""
-    perturb, of_guess = sampler.perturbing(rows, vocab_size, uploads), at_guesses(blocks, vocab_size, uploads)
+    perturb, of_guess = sampler.prepare_perturbation(rows, vocab_size, uploads), at_guesses(blocks, vocab_size, uploads)
 
     def decide(log_p: Tensor, readback: Readback) -> Outcomes:
         scores = perturb(log_p)
@@ -43,7 +43,7 @@ def follow_leniently(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_siz
 
 
 def follow_typical(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
-    perturb, of_guess = sampler.perturbing(rows, vocab_size, uploads), at_guesses(blocks, vocab_size, uploads)
+    perturb, of_guess = sampler.prepare_perturbation(rows, vocab_size, uploads), at_guesses(blocks, vocab_size, uploads)
 
     def decide(log_p: Tensor, readback: Readback) -> Outcomes:
         wide = log_p.double()
