@@ -299,7 +299,7 @@ class Engine(ABC, Generic[Request, Reply]):
         logits = self._runtime.forward(batch)
         if self._pacer is not None:
             self._pacer.wait(num_rows, forward_s)
-        logits = self._take_scores(shares, batch, logits)
+        logits = self._store_scores(shares, batch, logits)
         self._forward_time_s += monotonic() - forward_s
         self._num_steps += 1
         self._num_rows += num_rows
@@ -315,7 +315,7 @@ class Engine(ABC, Generic[Request, Reply]):
     def _lose(self, session: str) -> None:
         """Record that a session's KV was dropped to free memory: its open request is answered by `Missing`."""
 
-    def _take_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def _store_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Consume the logits of scored prompt rows; return the logits of all other rows."""
         return logits
 

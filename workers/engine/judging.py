@@ -35,7 +35,7 @@ _NOTHING_LEFT = "forbid every token that may come next"
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedJob:
     """A job whose logits have been computed, with its outcome or refusal once decided."""
 
     job: VerifyJob
@@ -63,9 +63,9 @@ class Judged:
     def rule(self) -> Rule:
         return self.job.held.spec.rule
 
-    def decided(self, outcome: Outcome) -> Judged:
+    def decided(self, outcome: Outcome) -> JudgedJob:
         """Copy with this outcome. `replace` would take several times as long, in each step of each stream."""
-        return Judged(
+        return JudgedJob(
             self.job, self.logits, self.start, self.rows, self.block, outcome, self.is_refused, self.is_suspect
         )
 
@@ -91,9 +91,9 @@ class Judged:
         return sampler.logprobs(self.logits[upload(index, self.logits.device)], tokens, num_top, readback)
 
 
-def judge(jobs: Sequence[VerifyJob], logits: Tensor) -> list[Judged]:
+def judge(jobs: Sequence[VerifyJob], logits: Tensor) -> list[JudgedJob]:
     """Verify the blocks of these jobs by their rows of `logits` [R, V]. Each job gets an outcome or is refused."""
-    decided: list[Judged] = []
+    decided: list[JudgedJob] = []
     for part, of_part in _parts(jobs, logits):
         items = list(_items(part, of_part))
         uploads = Uploads(logits.device)
@@ -120,35 +120,37 @@ def _parts(jobs: Sequence[VerifyJob], logits: Tensor) -> Iterator[tuple[Sequence
         yield jobs[first:], logits[first_row:end_row] if first_row else logits
 
 
-def _items(jobs: Sequence[VerifyJob], logits: Tensor) -> Iterator[Judged]:
+def _items(jobs: Sequence[VerifyJob], logits: Tensor) -> Iterator[JudgedJob]:
     start = 0
     for job in jobs:
-        yield Judged(job, logits, start, job.draws(), job.block)
+        yield JudgedJob(job, logits, start, job.draws(), job.block)
         start += 1 + len(job.block)
 
 
 def _settle_all(
-    items: Sequence[Judged], logits: Tensor, adjusted: Callable[[], Tensor], uploads: Uploads
-) -> list[Judged]:
+    items: Sequence[JudgedJob], logits: Tensor, adjusted: Callable[[], Tensor], uploads: Uploads
+) -> list[JudgedJob]:
     """Verify the items once, rule by rule; some may stay open. Call `adjusted` for the scores after the upload."""
-    by_rule: dict[str, list[Judged]] = {}
+    by_rule: dict[str, list[JudgedJob]] = {}
     for item in items:
         by_rule.setdefault(item.rule.name, []).append(item)
     deciding = [(of_rule, _verify(name, of_rule, logits.shape, uploads)) for name, of_rule in by_rule.items()]
     uploads.send()
     readback, scores = Readback(), adjusted()
-    soundness = _soundness(logits, scores, readback)
-    asked = [(of_rule, decide(scores, readback)) for of_rule, decide in deciding]
+    bad_rows = _find_bad_rows(logits, scores, readback)
+    outcome_readers = [(of_rule, decide(scores, readback)) for of_rule, decide in deciding]
     readback.wait()
-    is_bad, is_spoilt = soundness()
+    is_bad, are_logits_bad = bad_rows()
     settled = []
-    for item, outcome in chain.from_iterable(zip(of_rule, outcomes(), strict=True) for of_rule, outcomes in asked):
+    for item, outcome in chain.from_iterable(
+        zip(of_rule, outcomes(), strict=True) for of_rule, outcomes in outcome_readers
+    ):
         where = slice(item.start, item.start + len(item.rows))
-        settled.append(_settle(item, outcome, is_bad[where], is_spoilt[where]))
+        settled.append(_settle(item, outcome, is_bad[where], are_logits_bad[where]))
     return settled
 
 
-def _soundness(logits: Tensor, scores: Tensor, readback: Readback) -> Callable[[], tuple[list[bool], list[bool]]]:
+def _find_bad_rows(logits: Tensor, scores: Tensor, readback: Readback) -> Callable[[], tuple[list[bool], list[bool]]]:
     """For each row: whether it has no distribution, and whether its logits, not the masks, are the cause.
 
     Call the result after the readback.
@@ -163,7 +165,7 @@ def _soundness(logits: Tensor, scores: Tensor, readback: Readback) -> Callable[[
     return found
 
 
-def _verify(rule: str, items: Sequence[Judged], shape: Sequence[int], uploads: Uploads) -> Decide:
+def _verify(rule: str, items: Sequence[JudgedJob], shape: Sequence[int], uploads: Uploads) -> Decide:
     """Decide blocks of one rule by scores of this shape. All are greedy, and need no distribution, or none is."""
     rows = [row for item in items for row in item.rows]
     num_rows, vocab_size = shape
@@ -179,10 +181,10 @@ def _verify(rule: str, items: Sequence[Judged], shape: Sequence[int], uploads: U
     return decide_by
 
 
-def _settle(item: Judged, outcome: Outcome, is_bad: Sequence[bool], is_spoilt: Sequence[bool]) -> Judged:
+def _settle(item: JudgedJob, outcome: Outcome, is_bad: Sequence[bool], are_logits_bad: Sequence[bool]) -> JudgedJob:
     """The decided item; or an open item with fewer guesses, to be verified again.
 
-    `is_bad`: whether the row of the root, and of each guess, has no distribution. `is_spoilt`: whether the model's
+    `is_bad`: whether the row of the root, and of each guess, has no distribution. `are_logits_bad`: whether the model's
     logits are the cause.
     """
     scores = item.job.scores
@@ -191,13 +193,13 @@ def _settle(item: Judged, outcome: Outcome, is_bad: Sequence[bool], is_spoilt: S
     root, *guesses = is_bad
     is_suspect = item.is_suspect or any(is_bad)
     has_nan = scores is not None and scores.has_nan
-    is_forbidden = root and not is_spoilt[0] and not has_nan
+    is_forbidden = root and not are_logits_bad[0] and not has_nan
     item = replace(item, is_suspect=is_suspect, is_refused=root or has_nan, is_forbidden=is_forbidden)
     if item.is_refused:
         return item
     if not any(guesses):
         return replace(item, outcome=outcome)
-    if any(is_spoilt) or not item.rule.needs_q:
+    if any(are_logits_bad) or not item.rule.needs_q:
         # Keep the root alone: plain decoding might never reach the guess after which the model gave NaN.
         return replace(item, rows=item.rows[:1], block=EMPTY_BLOCK)
     if item.rule.takes_trees:
@@ -210,14 +212,14 @@ def _settle(item: Judged, outcome: Outcome, is_bad: Sequence[bool], is_spoilt: S
     return replace(item, outcome=_with_last_as_next(item, outcome))
 
 
-def _with_last_as_next(item: Judged, outcome: Outcome) -> Outcome:
+def _with_last_as_next(item: JudgedJob, outcome: Outcome) -> Outcome:
     """The same tokens of a chain without a distribution after its last guess: if accepted, it is the next token."""
     if len(outcome.path) < len(item.block):
         return outcome
     return outcome._replace(path=outcome.path[:-1], next_token=item.block.tokens[-1])
 
 
-def _ending_before(item: Judged, outcome: Outcome, is_bad: Sequence[bool]) -> Outcome:
+def _ending_before(item: JudgedJob, outcome: Outcome, is_bad: Sequence[bool]) -> Outcome:
     """The same tokens up to the first accepted guess without a distribution after it, which becomes the next token.
 
     In a tree of draws, no verdict depends on the rows after it.

@@ -22,7 +22,7 @@ from core.rules import Outcome
 from core.speculation import TokenTree
 from workers.engine.base import Engine
 from workers.engine.jobs import Job, Share, VerifyJob, scores_of
-from workers.engine.judging import Judged, judge
+from workers.engine.judging import JudgedJob, judge
 from workers.engine.room import FirstComeRoom
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_loss
@@ -112,35 +112,35 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             job.begin_again()
             self._store.truncate(job.held, 0)
 
-    def _take_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: Tensor) -> Tensor:
+    def _store_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: Tensor) -> Tensor:
         if not any(rows.wants_all for rows in batch):
             return logits
-        asked = []
+        scored = []
         for share, rows in zip(shares, batch, strict=True):
             job = share.job
             assert isinstance(job, VerifyJob), "a target has no other jobs"
             following = job.pending[1 : share.num_tokens + 1]
-            asked.append((rows, job.scores, len(job.held.log), following, share.is_last))
-        return store_scores(asked, logits)
+            scored.append((rows, job.scores, len(job.held.log), following, share.is_last))
+        return store_scores(scored, logits)
 
     def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> bool:
-        sound: list[tuple[Judged, Outcome]] = []
+        judged: list[tuple[JudgedJob, Outcome]] = []
         for item in judge(jobs, logits):
             if item.is_suspect:
                 self._runtime.cache.suspect(item.job.held.kv)
             if item.outcome is not None:
-                sound.append((item, item.outcome))
+                judged.append((item, item.outcome))
             else:
                 self._roll_back(item.job, ())
                 self._answer(item.job, item.refusal())
         if jobs:
-            self._conclude(sound)
+            self._conclude(judged)
         return bool(jobs)
 
-    def _conclude(self, judged: Sequence[tuple[Judged, Outcome]]) -> None:
+    def _conclude(self, judged: Sequence[tuple[JudgedJob, Outcome]]) -> None:
         """Answer these jobs of one pass, and verify the offered continuations of their verdicts."""
         readback = Readback()
-        asked = [item.logprobs(outcome, readback) for item, outcome in judged]
+        logprob_readers = [item.logprobs(outcome, readback) for item, outcome in judged]
         readback.wait()
         for item, outcome in judged:
             self._roll_back(item.job, outcome.path)
@@ -148,7 +148,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         verified = [(item.job.request, item.job.held.log, outcome) for item, outcome in judged]
         self.take_offers()
         continued, following, refused = self._continuations.after_pass(verified, self._can_go_on)
-        for (item, outcome), logprobs, number in zip(judged, asked, continued, strict=True):
+        for (item, outcome), logprobs, number in zip(judged, logprob_readers, continued, strict=True):
             self._answer(item.job, self._verdict(item.job, outcome, tuple(logprobs()), number))
         self._replies += refused
         for request in following:

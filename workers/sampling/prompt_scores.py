@@ -38,10 +38,13 @@ class PromptScores:
         """Drop all scores, because the prompt is computed again from its first token."""
         self.found.clear()
 
-    def ask(
+    def read(
         self, logits: Tensor, first: int, following: Sequence[int], readback: Readback
     ) -> Callable[[], list[TokenLogprobs]]:
-        """Scores of the tokens that follow positions `first`, `first` + 1, ..., up to the end of the prompt."""
+        """Scores of the tokens that follow positions `first`, `first` + 1, ..., up to the end of the prompt.
+
+        Call the result after the readback.
+        """
         count = max(0, min(len(following), self._prompt_len - 1 - first))
         if count == 0:
             return list
@@ -53,17 +56,17 @@ ScoredRows = tuple[StepRows, PromptScores | None, int, Sequence[int], bool]
 whether the rows end with the last pending token, whose logits are needed for sampling too."""
 
 
-def store_scores(asked: Sequence[ScoredRows], logits: Tensor) -> Tensor:
+def store_scores(scored: Sequence[ScoredRows], logits: Tensor) -> Tensor:
     """Store the scores of prompt rows in their `PromptScores`. Returns logits [R, V] of the rows to sample from."""
-    readback, kept, found, start = Readback(), [], [], 0
-    for rows, scores, first, following, is_last in asked:
+    readback, kept, readers, start = Readback(), [], [], 0
+    for rows, scores, first, following, is_last in scored:
         stretch = logits[start : start + rows.num_wanted]
         start += rows.num_wanted
         if scores is not None:
-            found.append((scores, scores.ask(stretch, first, following, readback)))
+            readers.append((scores, scores.read(stretch, first, following, readback)))
             stretch = stretch[len(rows.tokens) - 1 :] if is_last else stretch[:0]
         kept.append(stretch)
     readback.wait()
-    for scores, read in found:
+    for scores, read in readers:
         scores.found += read()
     return torch.cat(kept)

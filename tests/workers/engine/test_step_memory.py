@@ -48,7 +48,7 @@ def failing(engine, place, fails):
     """
     forward, erase, seen = engine._runtime.forward, engine._runtime.cache.erase, []
     methods = {
-        name: getattr(engine, name) for name in ("_finish", "_take_scores", "_roll_back") if hasattr(engine, name)
+        name: getattr(engine, name) for name in ("_finish", "_store_scores", "_roll_back") if hasattr(engine, name)
     }
     num_rolled_back = 0
 
@@ -69,7 +69,7 @@ def failing(engine, place, fails):
         return methods["_finish"](jobs, logits)
 
     def failing_scores(*arguments):
-        logits = methods["_take_scores"](*arguments)
+        logits = methods["_store_scores"](*arguments)
         fail_at("after scores")
         return logits
 
@@ -86,7 +86,7 @@ def failing(engine, place, fails):
         fail_at("while room is made")
         erase(blocks)
 
-    replaced = {"_finish": failing_finish, "_take_scores": failing_scores, "_roll_back": failing_roll_back}
+    replaced = {"_finish": failing_finish, "_store_scores": failing_scores, "_roll_back": failing_roll_back}
     with (
         patch.object(engine._runtime, "forward", failing_forward),
         patch.object(engine._runtime.cache, "erase", failing_erase),
