@@ -138,13 +138,11 @@ def _settle_all(
     uploads.send()
     readback, scores = Readback(), adjusted()
     bad_rows = _find_bad_rows(logits, scores, readback)
-    outcome_readers = [(of_rule, decide(scores, readback)) for of_rule, decide in deciding]
+    readers = [(of_rule, decide(scores, readback)) for of_rule, decide in deciding]
     readback.wait()
     is_bad, are_logits_bad = bad_rows()
     settled = []
-    for item, outcome in chain.from_iterable(
-        zip(of_rule, outcomes(), strict=True) for of_rule, outcomes in outcome_readers
-    ):
+    for item, outcome in chain.from_iterable(zip(of_rule, outcomes(), strict=True) for of_rule, outcomes in readers):
         where = slice(item.start, item.start + len(item.rows))
         settled.append(_settle(item, outcome, is_bad[where], are_logits_bad[where]))
     return settled
@@ -170,7 +168,7 @@ def _verify(rule: str, items: Sequence[JudgedJob], shape: Sequence[int], uploads
     rows = [row for item in items for row in item.rows]
     num_rows, vocab_size = shape
     index = [item.start + row for item in items for row in range(len(item.rows))]
-    where = uploads.ask(index) if len(rows) < num_rows else None
+    where = uploads.add(index) if len(rows) < num_rows else None
     distribution = None if rows[0].sampling.is_greedy else sampler.prepare_distribution(rows, vocab_size, uploads)
     decide = verify.verify(rule, [item.block for item in items], rows, vocab_size, uploads)
 

@@ -84,10 +84,10 @@ def propose(logits: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, r
         for batch in [[draft_rows[i] for i in index]]
     ]
     uploads.send()
-    asked = [(index, of_kind(rows(logits), readback)) for index, rows, of_kind in batches]
+    readers = [(index, of_kind(rows(logits), readback)) for index, rows, of_kind in batches]
 
     def found() -> list[Candidates | None]:
-        by_row = {i: candidates for index, batch in asked for i, candidates in zip(index, batch(), strict=True)}
+        by_row = {i: candidates for index, batch in readers for i, candidates in zip(index, batch(), strict=True)}
         return [by_row[i] for i in range(len(draft_rows))]
 
     return found
@@ -98,7 +98,7 @@ def _rows(index: Sequence[int], uploads: Uploads) -> Callable[[Tensor], Tensor]:
     first, end = index[0], index[-1] + 1
     if end - first == len(index):
         return lambda logits: logits[first:end]
-    there = uploads.ask(list(index))
+    there = uploads.add(list(index))
     return lambda logits: logits[there()]
 
 
@@ -147,8 +147,8 @@ def _ranked(
     log_p = scores.log_softmax(dim=-1)
     shares = log_p.gather(1, ids).exp_()
     entropy = _entropy(log_p if log_q is None else log_q)
-    asked = [readback.ask(tensor) for tensor in (values, ids, shares, entropy)]
-    return lambda: [_of_row(*parts) for parts in zip(*(values() for values in asked), strict=True)]
+    readers = [readback.add(tensor) for tensor in (values, ids, shares, entropy)]
+    return lambda: [_of_row(*parts) for parts in zip(*(values() for values in readers), strict=True)]
 
 
 def _of_row(values: list[float], ids: list[int], shares: list[float], entropy: float) -> Candidates | None:
@@ -175,11 +175,11 @@ def _drawn(
     probs, ids = sampler.cut(distribution(scores), q_top_tokens)
     draws = draw(probs, ids, readback)
     counts = (probs[:, :MAX_RANKS] > 0).sum(dim=1)
-    asked = [readback.ask(tensor) for tensor in (ids[:, :MAX_RANKS], counts, probs[:, 0], _entropy(probs.log()))]
+    readers = [readback.add(tensor) for tensor in (ids[:, :MAX_RANKS], counts, probs[:, 0], _entropy(probs.log()))]
     return lambda: [
         Candidates(tuple(row_ids[:count]), confidence, entropy, sampled, q) if math.isfinite(largest) else None
         for largest, row_ids, count, confidence, entropy, (sampled, q) in zip(
-            argmax()[1], *(values() for values in asked), draws(), strict=True
+            argmax()[1], *(values() for values in readers), draws(), strict=True
         )
     ]
 
@@ -199,13 +199,13 @@ def _draws(draft_rows: Sequence[DraftRow], uploads: Uploads) -> _DrawAll:
         if wanted:
             keys = list(wanted.values())
             draw = draw_guesses(keys, uploads, num_draws, with_replacement=with_replacement)
-            together.append((list(wanted), uploads.ask(list(wanted)), draw))
+            together.append((list(wanted), uploads.add(list(wanted)), draw))
 
     def draw_all(probs: Tensor, ids: Tensor, readback: Readback) -> Callable[[], list[_Draw]]:
-        asked = [(wanted, draw(probs[index()], ids[index()], readback)) for wanted, index, draw in together]
+        readers = [(wanted, draw(probs[index()], ids[index()], readback)) for wanted, index, draw in together]
 
         def found() -> list[_Draw]:
-            by_row = {i: each for wanted, drawn in asked for i, each in zip(wanted, drawn(), strict=True)}
+            by_row = {i: each for wanted, drawn in readers for i, each in zip(wanted, drawn(), strict=True)}
             return [by_row.get(i, _NO_DRAW) for i in range(len(draft_rows))]
 
         return found
@@ -221,7 +221,7 @@ def draw_guesses(
     Without replacement, the draws are the tokens with the largest log q + noise, in order. With replacement, each draw
     has its own noise, `ROWS_APART` rows after that of the previous draw.
     """
-    there = [uploads.ask(_apart(keys, draw)) for draw in range(num_draws if with_replacement else 1)]
+    there = [uploads.add(_apart(keys, draw)) for draw in range(num_draws if with_replacement else 1)]
 
     def draw(probs: Tensor, ids: Tensor, readback: Readback) -> Callable[[], list[_Draw]]:
         log_probs = probs.double().log().float()
@@ -230,10 +230,10 @@ def draw_guesses(
             order = torch.stack([scores.argmax(dim=-1) for scores in perturbed], dim=1)
         else:
             order = next(perturbed).topk(min(num_draws, ids.shape[1])).indices
-        asked = [readback.ask(tensor) for tensor in (order, ids, probs)]
+        readers = [readback.add(tensor) for tensor in (order, ids, probs)]
         return lambda: [
             _one_place(picks, token_ids, row_probs)
-            for picks, token_ids, row_probs in zip(*(values() for values in asked), strict=True)
+            for picks, token_ids, row_probs in zip(*(values() for values in readers), strict=True)
         ]
 
     return draw

@@ -90,10 +90,10 @@ def _verify(
     def decide(log_p: Tensor, readback: Readback) -> Outcomes:
         places = padded() if padded else None
         residuals, chances_by_row = _try_draws(by_row, places, log_p.double().softmax(dim=-1), judge, readback)
-        asked = readback.ask((residuals.log().float() + gumbel()).argmax(dim=-1))
+        read_tokens = readback.add((residuals.log().float() + gumbel()).argmax(dim=-1))
 
         def outcomes() -> list[Outcome]:
-            chances, next_tokens = chances_by_row(), of_nodes(asked(), blocks)
+            chances, next_tokens = chances_by_row(), of_nodes(read_tokens(), blocks)
             return [
                 walk(
                     block,
@@ -118,8 +118,8 @@ def _try_draws(
     if places is None:
         return p, dict
     judged = _judge(places, p, judge)
-    asked = readback.ask(judged.chances)
-    return _with_residuals(p, places, judged), lambda: dict(zip(by_row, asked(), strict=True))
+    read_chances = readback.add(judged.chances)
+    return _with_residuals(p, places, judged), lambda: dict(zip(by_row, read_chances(), strict=True))
 
 
 def _chances_at(
@@ -142,8 +142,8 @@ def _padded(by_row: Mapping[int, Drawn], uploads: Uploads) -> Callable[[], _Plac
         picks[i, : len(drawn.tokens)] = [drawn.ids.index(token) for token in drawn.tokens]
     num_draws = np.array([len(drawn.tokens) for drawn in by_row.values()])
     tokens = np.flatnonzero(q > 0.0)
-    asked = [uploads.ask(each) for each in (np.array(list(by_row)), ids, q, picks, num_draws, tokens)]
-    return lambda: _Places(*(there() for there in asked))
+    uploaded = [uploads.add(each) for each in (np.array(list(by_row)), ids, q, picks, num_draws, tokens)]
+    return lambda: _Places(*(there() for there in uploaded))
 
 
 def _judge(places: _Places, p: Tensor, judge: _Judge) -> _Trials:

@@ -114,7 +114,7 @@ def samplings(rows: Sequence[Row]) -> Iterable[Sampling]:
 
 def column(values: Sequence[float], uploads: Uploads, dtype: torch.dtype | None = None) -> Callable[[], Tensor]:
     """One value for each row.  # [R, 1]"""
-    there = uploads.ask(list(values), dtype)
+    there = uploads.add(list(values), dtype)
     return lambda: there()[:, None]
 
 
@@ -122,8 +122,8 @@ def _allowed(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> LogitsTr
     return compose(
         [
             _only(
-                uploads.ask([i for i, row in enumerate(rows) if row.sampling.allowed_token_ids == allowed]),
-                uploads.ask([token for token in allowed if 0 <= token < vocab_size], torch.int64),
+                uploads.add([i for i, row in enumerate(rows) if row.sampling.allowed_token_ids == allowed]),
+                uploads.add([token for token in allowed if 0 <= token < vocab_size], torch.int64),
             )
             for allowed in {row.sampling.allowed_token_ids for row in rows} - {()}
         ]
@@ -153,7 +153,7 @@ def _without(places: Iterable[tuple[int, int]], vocab_size: int, uploads: Upload
     wanted = [(row, token_id) for row, token_id in places if 0 <= token_id < vocab_size]
     if not wanted:
         return identity
-    there = uploads.ask(wanted)
+    there = uploads.add(wanted)
     return lambda logits: logits.index_put(there().unbind(dim=1), logits.new_full((), NEVER))
 
 
@@ -166,7 +166,7 @@ def _biased(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> LogitsTra
     ]
     if not biases:
         return identity
-    index, ids, values = (uploads.ask(part) for part in zip(*biases, strict=True))
+    index, ids, values = (uploads.add(part) for part in zip(*biases, strict=True))
     return lambda logits: logits.index_put((index(), ids()), values().float(), accumulate=True)
 
 
@@ -197,7 +197,7 @@ def _apply_grammar_masks(rows: Sequence[Row], uploads: Uploads) -> LogitsTransfo
     chosen = [(index, row.mask) for index, row in enumerate(rows) if row.mask is not None]
     if not chosen:
         return identity
-    masks = uploads.ask(np.stack([mask for _, mask in chosen]))  # [M, ceil(V / 8)]
+    masks = uploads.add(np.stack([mask for _, mask in chosen]))  # [M, ceil(V / 8)]
 
     def masked(logits: Tensor) -> Tensor:
         bits = masks()[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1
@@ -211,7 +211,7 @@ def in_rows(chosen: Sequence[int], num_rows: int, transform: LogitsTransform, up
     """Limit a transform to the chosen rows."""
     if len(chosen) == num_rows:
         return transform
-    index = uploads.ask(list(chosen))
+    index = uploads.add(list(chosen))
     return lambda logits: logits.index_copy(0, index(), transform(logits[index()]))
 
 
@@ -240,7 +240,7 @@ def _counts(token_lists: Sequence[Sequence[int]], uploads: Uploads) -> LogitsTra
     """Count each id in each row's list, in the shape and dtype of given logits [R, V]."""
     lengths = [len(tokens) for tokens in token_lists]
     ids = np.fromiter(chain.from_iterable(token_lists), np.int64, sum(lengths))
-    there = uploads.ask(np.stack([np.repeat(np.arange(len(lengths)), lengths), ids]))
+    there = uploads.add(np.stack([np.repeat(np.arange(len(lengths)), lengths), ids]))
 
     def counts(like: Tensor) -> Tensor:
         return torch.zeros_like(like).index_put(there().unbind(), like.new_ones(()), accumulate=True)

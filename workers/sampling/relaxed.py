@@ -24,7 +24,7 @@ def follow_leniently(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_siz
 
     def decide(log_p: Tensor, readback: Readback) -> Outcomes:
         scores = perturb(log_p)
-        argmax, at = readback.argmax(scores), readback.ask(of_guess(scores))
+        argmax, at = readback.argmax(scores), readback.add(of_guess(scores))
 
         def outcomes() -> list[Outcome]:
             samples, largest, of_guesses = (of_nodes(values, blocks) for values in (*argmax(), at()))
@@ -49,7 +49,7 @@ def follow_typical(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size:
         wide = log_p.double()
         entropies = -(wide.exp() * wide.masked_fill(wide.isinf(), 0.0)).sum(dim=-1)
         argmax = readback.argmax(perturb(log_p))
-        entropy, at = readback.ask(entropies), readback.ask(of_guess(log_p))
+        entropy, at = readback.add(entropies), readback.add(of_guess(log_p))
 
         def outcomes() -> list[Outcome]:
             samples, of_rows, of_guesses = (of_nodes(values, blocks) for values in (argmax()[0], entropy(), at()))

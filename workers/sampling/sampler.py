@@ -188,7 +188,7 @@ def prepare_perturbation(rows: Sequence[Row], vocab_size: int, uploads: Uploads)
     gumbel = ask_gumbel_rows([_shared_key(rows[i]) for i in chosen], vocab_size, uploads)
     if len(chosen) == len(rows):
         return lambda log_p: gumbel().add_(log_p)  # in place: a temporary of this size costs more than the addition
-    index = uploads.ask(chosen)
+    index = uploads.add(chosen)
     return lambda log_p: log_p.index_add(0, index(), gumbel())
 
 
@@ -277,8 +277,8 @@ def logprobs(
     log_p = raw_logits.float().log_softmax(dim=-1)
     values, ids = log_p.topk(min(num_top, log_p.shape[1]))
     chosen = log_p.gather(1, upload(list(token_ids), log_p.device)[:, None]).flatten()
-    asked = [readback.ask(tensor) for tensor in (chosen, ids, values)]
+    readers = [readback.add(tensor) for tensor in (chosen, ids, values)]
     return lambda: [
         TokenLogprobs(logprob, tuple(zip(top_ids, top_values, strict=True)))
-        for logprob, top_ids, top_values in zip(*(values() for values in asked), strict=True)
+        for logprob, top_ids, top_values in zip(*(values() for values in readers), strict=True)
     ]

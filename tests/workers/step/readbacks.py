@@ -102,7 +102,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
         patch.setattr(sampler, "argmax", lambda scores: torch.Tensor.argmax(scores, dim=-1))  # as on a GPU
         patch.setattr(sampler, "_outside_nucleus_on_cpu", sampler._outside_nucleus)
         patch.setattr(sampler, "_drawn_on_cpu", sampler._drawn)
-        patch.setattr(Readback, "argmax", Readback._ask_argmax)
+        patch.setattr(Readback, "argmax", Readback._add_argmax)
         for name in ("tolist", "numpy", "cpu", "new_tensor"):
             spied(torch.Tensor, name)
         for name in ("__getitem__", "__setitem__"):
