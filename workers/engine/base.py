@@ -283,7 +283,7 @@ class Engine(ABC, Generic[Request, Reply]):
     def _undo(self, job: Job[Request], num_tokens: int, pending: list[int]) -> None:
         """Restore the job's state before a step: `num_tokens` tokens computed, `pending` still to compute."""
         held = job.held
-        self._runtime.cache.suspect(held.kv)  # the results were never checked for NaN
+        self._runtime.cache.mark_nan(held.kv)  # the results were never checked for NaN
         if len(held.log) > num_tokens:
             self._store.truncate(held, num_tokens)
         self._store.drop_rows_ahead(held)  # the rows of this step

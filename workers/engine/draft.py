@@ -223,7 +223,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         sound = [job for job, each in zip(jobs, proposals, strict=True) if job.take_proposals(each)]
         for job, each in zip(jobs, proposals, strict=True):
             if None in each:  # rows ahead included
-                self._runtime.cache.suspect(job.held.kv)
+                self._runtime.cache.mark_nan(job.held.kv)
         for job in jobs:
             if job not in sound:
                 self._end_unsound(job)

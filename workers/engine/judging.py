@@ -49,8 +49,8 @@ class JudgedJob:
     outcome: Outcome | None = None
     is_refused: bool = False
     """Whether the row of the root has no distribution."""
-    is_suspect: bool = False
-    """Whether any row had no distribution."""
+    may_hold_nan: bool = False
+    """Whether any row had no distribution, so that its KV may hold NaN."""
     is_forbidden: bool = False
     """Whether the row of the root has finite logits, and the request's masks allow no token there."""
 
@@ -66,7 +66,7 @@ class JudgedJob:
     def decided(self, outcome: Outcome) -> JudgedJob:
         """Copy with this outcome. `replace` would take several times as long, in each step of each stream."""
         return JudgedJob(
-            self.job, self.logits, self.start, self.rows, self.block, outcome, self.is_refused, self.is_suspect
+            self.job, self.logits, self.start, self.rows, self.block, outcome, self.is_refused, self.may_hold_nan
         )
 
     def refusal(self) -> Refused:
@@ -189,10 +189,10 @@ def _settle(item: JudgedJob, outcome: Outcome, is_bad: Sequence[bool], are_logit
     if not any(is_bad) and scores is None:
         return item.decided(outcome)
     root, *guesses = is_bad
-    is_suspect = item.is_suspect or any(is_bad)
+    may_hold_nan = item.may_hold_nan or any(is_bad)
     has_nan = scores is not None and scores.has_nan
     is_forbidden = root and not are_logits_bad[0] and not has_nan
-    item = replace(item, is_suspect=is_suspect, is_refused=root or has_nan, is_forbidden=is_forbidden)
+    item = replace(item, may_hold_nan=may_hold_nan, is_refused=root or has_nan, is_forbidden=is_forbidden)
     if item.is_refused:
         return item
     if not any(guesses):

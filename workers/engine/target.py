@@ -126,8 +126,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> bool:
         judged: list[tuple[JudgedJob, Outcome]] = []
         for item in judge(jobs, logits):
-            if item.is_suspect:
-                self._runtime.cache.suspect(item.job.held.kv)
+            if item.may_hold_nan:
+                self._runtime.cache.mark_nan(item.job.held.kv)
             if item.outcome is not None:
                 judged.append((item, item.outcome))
             else:

@@ -24,7 +24,7 @@ from workers.model import layer_list, probe_layers
 from workers.products import join_projections, use_tiles
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, Plan, model_logits
 from workers.runtime.backends.operators import forward_pass
-from workers.step import Step, StepRows, lay_out
+from workers.step import Step, StepRows, flatten
 
 NUM_ROWS = (1, 8)
 """Rows of the steps compiled at start. A single row is compiled as a special case; all other numbers share one."""
@@ -100,7 +100,7 @@ class CompiledLayersBackend(Backend):
         try:
             rows = StepRows(kv, [0] * num_rows)
             cache.reserve(kv, num_rows)
-            self.run(lay_out([rows]))
+            self.run(flatten([rows]))
         finally:
             cache.free(kv)
 

@@ -23,7 +23,7 @@ from workers.model import quiet_transformers
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, LogitsModule
 from workers.runtime.backends import packed_weights
 from workers.runtime.backends.operators import forward_pass
-from workers.step import Step, StepRows, lay_out
+from workers.step import Step, StepRows, flatten
 
 _JIT: Any = torch.jit  # it has no types
 Run: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -60,7 +60,7 @@ class TracedBackend(Backend):
         try:
             example = StepRows(kv, [0] * 5, TokenTree.chain((0, 0, 0)))  # 8 rows, of which 4 are wanted
             cache.reserve(kv, example.num_rows)
-            self.recorded = self._record(lay_out([example]))
+            self.recorded = self._record(flatten([example]))
         finally:
             cache.free(kv)
 
