@@ -26,12 +26,12 @@ FRESH_NUMBERS = 1 << 23
 def gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
     """Gumbel noise [R, V] of each key, with the bits of `core.noise.gumbel_rows`. Recent rows come from a cache."""
     uploads = Uploads(device)
-    rows = ask_gumbel_rows(keys, vocab_size, uploads)
+    rows = prepare_gumbel_rows(keys, vocab_size, uploads)
     uploads.send()
     return rows()
 
 
-def ask_gumbel_rows(keys: Sequence[Key], vocab_size: int, uploads: Uploads) -> Callable[[], Tensor]:
+def prepare_gumbel_rows(keys: Sequence[Key], vocab_size: int, uploads: Uploads) -> Callable[[], Tensor]:
     """`gumbel_rows` as a function to call after the upload."""
     unique = list(dict.fromkeys(keys))
     make = _maker(unique, vocab_size, uploads)

@@ -17,7 +17,7 @@ from core.noise import Purpose
 from core.rules import NEGLIGIBLE_MASS, Outcome
 from core.rules import chains as reference
 from core.speculation import TokenTree
-from workers.noise import ask_gumbel_rows
+from workers.noise import prepare_gumbel_rows
 from workers.sampling.batched import Decide, Outcomes, of_nodes, starts_of
 from workers.sampling.logits import Row
 from workers.step import Readback, Uploads
@@ -110,7 +110,7 @@ def _residual_draws(
     index, ids, probs = _q_entries(chains)
     rows, columns = uploads.add(index, torch.int64), uploads.add(ids, torch.int64)
     q = uploads.add(probs, torch.float64)
-    gumbel = ask_gumbel_rows(_keys(chains, roots), vocab_size, uploads)
+    gumbel = prepare_gumbel_rows(_keys(chains, roots), vocab_size, uploads)
 
     def draw(p: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         residual = p.clone() if weights is None else p * weights.masked_fill(is_last(), 1.0)[:, None]

@@ -21,7 +21,7 @@ from core.rules import NEGLIGIBLE_MASS, Outcome
 from core.rules.drawn_trees import SURE, Drawn, draws_of, walk
 from core.rules.sequential_selection import NUM_HALVINGS
 from core.speculation import TokenTree
-from workers.noise import ask_gumbel_rows
+from workers.noise import prepare_gumbel_rows
 from workers.sampling.batched import Decide, Outcomes, of_nodes, starts_of
 from workers.sampling.logits import Row
 from workers.step import Readback, Uploads
@@ -85,7 +85,7 @@ def _verify(
         for place, drawn in of_block.items()
     }
     padded = _padded(by_row, uploads) if by_row else None
-    gumbel = ask_gumbel_rows(_keys(blocks, rows, by_row), vocab_size, uploads)
+    gumbel = prepare_gumbel_rows(_keys(blocks, rows, by_row), vocab_size, uploads)
 
     def decide(log_p: Tensor, readback: Readback) -> Outcomes:
         places = padded() if padded else None

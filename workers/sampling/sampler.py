@@ -19,7 +19,7 @@ from core import noise
 from core.exact import Q_MASS, TOP_P_SLACK
 from core.noise import Purpose
 from core.records import Sampling, TokenLogprobs
-from workers.noise import ask_gumbel_rows, largest_with_gumbel
+from workers.noise import largest_with_gumbel, prepare_gumbel_rows
 from workers.sampling.logits import (
     NEVER,
     LogitsTransform,
@@ -185,7 +185,7 @@ def prepare_perturbation(rows: Sequence[Row], vocab_size: int, uploads: Uploads)
     chosen = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
     if not chosen:
         return identity
-    gumbel = ask_gumbel_rows([_shared_key(rows[i]) for i in chosen], vocab_size, uploads)
+    gumbel = prepare_gumbel_rows([_shared_key(rows[i]) for i in chosen], vocab_size, uploads)
     if len(chosen) == len(rows):
         return lambda log_p: gumbel().add_(log_p)  # in place: a temporary of this size costs more than the addition
     index = uploads.add(chosen)
