@@ -155,7 +155,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def _begin(self, request: DraftRequest, held: HeldSequence, arrived_s: float) -> None:
         rebased = held.rebase_to_grow(request, self._within_context(request))
-        self._store.follow(held, rebased.num_tokens, rebased.guesses)
+        self._store.keep_rows(held, rebased.num_tokens, rebased.guesses)
         job = TreeJob(request, held, rebased.pending, arrived_s)
         if job.ends:
             self._jobs.append(job)

@@ -83,8 +83,8 @@ class TreeJob(Job[DraftRequest]):
         self.ahead = []
         if most > 0:
             text = [*self.held.log.tokens, *self.pending] if self.pending else self.held.log.tokens
-            self.held.index.follow(text)
-            self.ahead = self.held.index.after(text, self.builder.path(self._tip), most)
+            self.held.index.update(text)
+            self.ahead = self.held.index.lookup(text, self.builder.path(self._tip), most)
 
     @property
     def _most_ahead(self) -> int:

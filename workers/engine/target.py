@@ -102,7 +102,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         if scores is not None:
             self._store.truncate(held, 0)
         rebased = held.rebase_to_verify(request)
-        self._store.follow(held, rebased.num_tokens, rebased.guesses)
+        self._store.keep_rows(held, rebased.num_tokens, rebased.guesses)
         held.num_guesses = len(request.block)
         self._jobs.append(VerifyJob(request, held, rebased.pending, arrived_s, scores=scores))
 
