@@ -14,7 +14,7 @@ from workers.sampling.logits import Row
 from workers.step import Readback, Uploads
 
 
-def follow(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
+def verify(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
     """Accept a guess if the target draws the same token with the shared noise. Greedy rows have no noise."""
     draw = sampler.prepare_draw(rows, vocab_size, uploads)
 

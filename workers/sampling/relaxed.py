@@ -18,7 +18,7 @@ from workers.sampling.logits import Row
 from workers.step import Readback, Uploads
 
 
-def follow_leniently(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
+def verify_lenient(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
     """Lenient coupled verification. Greedy rows have no noise: their differences of scores are those of log p."""
     perturb, of_guess = sampler.prepare_perturbation(rows, vocab_size, uploads), at_guesses(blocks, vocab_size, uploads)
 
@@ -42,7 +42,7 @@ def follow_leniently(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_siz
     return decide
 
 
-def follow_typical(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
+def verify_typical(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
     perturb, of_guess = sampler.prepare_perturbation(rows, vocab_size, uploads), at_guesses(blocks, vocab_size, uploads)
 
     def decide(log_p: Tensor, readback: Readback) -> Outcomes:
