@@ -23,7 +23,7 @@ from workers.attention import number_layers, paged_inputs
 from workers.model import layer_list, probe_layers
 from workers.products import join_projections, use_tiles
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, Plan, model_logits
-from workers.runtime.backends.operators import forward_pass
+from workers.runtime.backends.operators import operator_context
 from workers.step import Step, StepRows, flatten
 
 NUM_ROWS = (1, 8)
@@ -50,7 +50,7 @@ class CompiledLayersBackend(Backend):
         ]
 
     @classmethod
-    def suits(cls, config: EngineConfig) -> bool:
+    def supports(cls, config: EngineConfig) -> bool:
         return config.compile and torch.device(config.device).type != "cpu" and config.tensor_parallel == 1
 
     @classmethod
@@ -80,7 +80,7 @@ class CompiledLayersBackend(Backend):
         return self.logits(*paged_inputs(step, context.cache, context.kernel, context.tiling))
 
     def logits(self, ids: Tensor, positions: Tensor, wanted: Tensor, plan: Plan) -> Tensor:
-        with forward_pass(plan, ()), self._in_place():
+        with operator_context(plan, ()), self._in_place():
             return model_logits(self.context.model, ids, positions, wanted, None)
 
     @contextmanager

@@ -285,7 +285,7 @@ def mistaken(factor: float) -> type[Backend]:
 
     class Mistaken(Backend):
         @classmethod
-        def suits(cls, config: EngineConfig) -> bool:
+        def supports(cls, config: EngineConfig) -> bool:
             return config.compile
 
         def run(self, step: Step) -> torch.Tensor:
