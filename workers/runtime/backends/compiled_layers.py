@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from core.config import EngineConfig
 from workers.attention import number_layers, paged_inputs
 from workers.model import layer_list, probe_layers
-from workers.products import join_projections, use_tiles
+from workers.products import fuse_projections, use_tiles
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, Plan, model_logits
 from workers.runtime.backends.operators import operator_context
 from workers.step import Step, StepRows, flatten
@@ -31,7 +31,7 @@ NUM_ROWS = (1, 8)
 
 
 OPTIONS: Final[dict[str, Any]] = {"combo_kernels": True, "deterministic": True}
-"""Independent small kernels are joined. None is chosen by timing, which would change bits from start to start."""
+"""Independent small kernels are fused. None is chosen by timing, which would change bits from start to start."""
 
 
 class CompiledLayersBackend(Backend):
@@ -55,7 +55,7 @@ class CompiledLayersBackend(Backend):
 
     @classmethod
     def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
-        join_projections(model, lambda: probe_layers(model, model.config), is_tiled=config.deterministic)
+        fuse_projections(model, lambda: probe_layers(model, model.config), is_tiled=config.deterministic)
         use_tiles(model, is_tiled=config.deterministic)
 
     @torch.inference_mode()
