@@ -23,7 +23,7 @@ from workers.engine.base import Engine
 from workers.engine.draft_growth import TreeJob
 from workers.engine.jobs import Job
 from workers.engine.sequences import HeldSequence
-from workers.parallel import Rank, load_runtime, log_loss
+from workers.parallel import Rank, load_runtime, log_rank_lost
 from workers.runtime import ModelRuntime
 from workers.sampling import DraftRow, propose
 from workers.step import Readback
@@ -48,7 +48,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         q_top_tokens: int,
         progress: Callable[[str], None],
         rank: Rank | None = None,
-        on_loss: Callable[[str], None] = log_loss,
+        on_loss: Callable[[str], None] = log_rank_lost,
     ) -> DraftEngine:
         """As `TargetEngine.load`; `q_top_tokens` is the setting of that name. Raises: StartupError."""
         return cls(load_runtime(config, progress, rank, on_loss), config, epoch, q_top_tokens)

@@ -25,7 +25,7 @@ from workers.engine.jobs import Job, Share, VerifyJob, scores_of
 from workers.engine.judging import JudgedJob, judge
 from workers.engine.room import FirstComeRoom
 from workers.engine.sequences import HeldSequence
-from workers.parallel import Rank, load_runtime, log_loss
+from workers.parallel import Rank, load_runtime, log_rank_lost
 from workers.runtime import ModelRuntime
 from workers.sampling.prompt_scores import store_scores
 from workers.step import Readback, StepRows
@@ -43,7 +43,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         epoch: int,
         progress: Callable[[str], None],
         rank: Rank | None = None,
-        on_loss: Callable[[str], None] = log_loss,
+        on_loss: Callable[[str], None] = log_rank_lost,
     ) -> TargetEngine:
         """Load the engine; with several ranks it is rank 0 (`workers.parallel`).
 

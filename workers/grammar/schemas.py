@@ -79,9 +79,9 @@ def _is_neutral(name: str, value: Any) -> bool:
     if name == "format":
         return isinstance(value, str) and value not in FORMATS
     if name == "propertyNames":  # zod writes it for each record
-        said = {} if value is True else value
-        is_type = isinstance(said, dict) and said.get("type", "string") == "string"
-        return is_type and not {*said} - {"type"} - ANNOTATIONS
+        key_schema = {} if value is True else value
+        is_type = isinstance(key_schema, dict) and key_schema.get("type", "string") == "string"
+        return is_type and not {*key_schema} - {"type"} - ANNOTATIONS
     return any(value == each and type(value) is type(each) for each in NEUTRAL.get(name, ()))
 
 

@@ -39,12 +39,12 @@ from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
 from workers.runtime.backend_stack import BackendStack
 from workers.step import KVCache, Step
 
-__all__ = ["Rank", "follow", "load_runtime", "log_loss"]
+__all__ = ["Rank", "follow", "load_runtime", "log_rank_lost"]
 
 logger = logging.getLogger(__name__)
 
 
-def log_loss(reason: str) -> None:
+def log_rank_lost(reason: str) -> None:
     """Default for `on_loss`: only log the loss. The owner notices it at its next step."""
     logger.error("the ranks of the model have lost each other: %s", reason)
 
@@ -53,7 +53,7 @@ def load_runtime(
     config: EngineConfig,
     progress: Callable[[str], None],
     rank: Rank | None = None,
-    on_loss: Callable[[str], None] = log_loss,
+    on_loss: Callable[[str], None] = log_rank_lost,
 ) -> ModelRuntime:
     """Load a runtime of the whole model, or of rank 0, which the others follow. Raises: StartupError."""
     if rank is None:
@@ -69,7 +69,7 @@ def load_runtime(
 
 def follow(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) -> None:
     """Carry out rank 0's commands until it stops. Raises: StartupError; WorkerLost when any rank is lost."""
-    group = _meet(config, rank, progress, log_loss)
+    group = _meet(config, rank, progress, log_rank_lost)
     loaded = _load(config, group, progress)
     with _all_or_none(group):
         runtime = ModelRuntime(loaded, config, all_min=group.all_min)
@@ -149,14 +149,14 @@ class LeaderBackends(BackendStack):
 
 @contextmanager
 def _all_or_none(group: RankGroup) -> Iterator[None]:
-    """If this rank fails, make the others give up: otherwise they would wait for it forever."""
+    """If this rank fails, abort the group: otherwise they would wait for it forever."""
     try:
         yield
     except NoRoomForKV:  # raised by all ranks
         group.close()
         raise
     except BaseException:
-        group.give_up()
+        group.abort()
         raise
 
 
