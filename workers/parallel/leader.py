@@ -149,7 +149,7 @@ class LeaderBackends(BackendStack):
 
 @contextmanager
 def _all_or_none(group: RankGroup) -> Iterator[None]:
-    """If this rank fails, abort the group: otherwise they would wait for it forever."""
+    """If this rank fails, abort the group: otherwise the others would wait for it forever."""
     try:
         yield
     except NoRoomForKV:  # raised by all ranks
