@@ -22,8 +22,8 @@ from core.records import DraftReply, EngineStats, Findings, Missing, Refused, Ve
 from core.speculation import TokenTree
 from workers.engine import scheduler
 from workers.engine.jobs import Job, Request, Share
+from workers.engine.kv_room import KVRoom
 from workers.engine.prefix_cache import Prefixes
-from workers.engine.room import Room
 from workers.engine.scheduler import PrefillPace, RowLimit
 from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.grammar import Grammars
@@ -46,7 +46,7 @@ class Engine(ABC, Generic[Request, Reply]):
     Invariant: a session has at most one job; between steps its tokens and its KV agree (`check_integrity`).
     """
 
-    room_type: type[Room] = Room
+    kv_room_type: type[KVRoom] = KVRoom
 
     def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int) -> None:
         self.info = runtime.info
@@ -54,7 +54,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._runtime = runtime
         self._config = config
         self._store = SequenceStore(runtime.cache)
-        self._room = self.room_type(self._store, runtime.cache, self._lose)
+        self._room = self.kv_room_type(self._store, runtime.cache, self._lose)
         self._is_waiting = False
         """Whether no job can run until a message arrives, a session ends, or a session times out."""
         self._prefixes = Prefixes(self._store, runtime.cache, is_shared=config.share_prefixes)
@@ -220,7 +220,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._room.begin_step(self._jobs)
         self._prefixes.begin_step()
         running: set[Job[Request]] = set()
-        for job in sorted(jobs, key=self._room.turn):
+        for job in sorted(jobs, key=self._room.start_order):
             try:
                 if self._may_run(job):
                     running.add(job)
@@ -259,7 +259,7 @@ class Engine(ABC, Generic[Request, Reply]):
         before: list[tuple[Job[Request], int, list[int]]] = []
         try:
             shares = scheduler.plan(self._ready_jobs(), self._limit.rows, self._pace.chunk_rows)
-            shares = self._room.make(shares, self._jobs)
+            shares = self._room.reserve(shares, self._jobs)
             before = [(share.job, len(share.job.held.log), share.job.pending) for share in shares]
             if not shares:
                 return

@@ -23,7 +23,7 @@ from core.speculation import TokenTree
 from workers.engine.base import Engine
 from workers.engine.jobs import Job, Share, VerifyJob, scores_of
 from workers.engine.judging import JudgedJob, judge
-from workers.engine.room import FirstComeRoom
+from workers.engine.kv_room import FirstComeKVRoom
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_rank_lost
 from workers.runtime import ModelRuntime
@@ -34,7 +34,7 @@ from workers.step import Readback, StepRows
 class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     """Verifies blocks of many sessions at once. Prefill is the verification of an empty block after a long suffix."""
 
-    room_type = FirstComeRoom
+    kv_room_type = FirstComeKVRoom
 
     @classmethod
     def load(

@@ -9,7 +9,7 @@ from core.protocol import OVERTAKEN
 from core.records import Missing, Refused, Sampling, Stamp, Verdict
 from tests.workers.engine.driving import EPOCH, Driver, answer, chain, run, step, wrong
 from tests.workers.engine.test_continuing import Offering, steps
-from workers.engine.room import SILENT_S
+from workers.engine.kv_room import SILENT_S
 from workers.engine.target import TargetEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
