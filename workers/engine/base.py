@@ -66,7 +66,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._replies: list[Reply | Missing | Refused] = []
         self._num_steps = 0
         self._num_rows = 0
-        self._began_late: Job[Request] | None = None
+        self._postponed: Job[Request] | None = None
         """Last job that could not start for lack of memory; logged once."""
         self._step_time_s = 0.0
         self._forward_time_s = 0.0
@@ -227,18 +227,18 @@ class Engine(ABC, Generic[Request, Reply]):
             except torch.OutOfMemoryError as error:  # jobs that started earlier continue
                 if not running:
                     raise
-                self._begin_later(job, first_line(error))
+                self._postpone(job, first_line(error))
                 break
         return [job for job in jobs if job in running]
 
-    def _begin_later(self, job: Job[Request], problem: str) -> None:
+    def _postpone(self, job: Job[Request], problem: str) -> None:
         """Return the job's partially allocated memory; the next step tries it again."""
-        job.begin_again()
+        job.restart()
         self._store.truncate(job.held, 0)
         torch.cuda.empty_cache()  # no effect on other devices
-        if self._began_late is not job:
+        if self._postponed is not job:
             logger.error("no memory to begin a sequence; %d others go on: %s", len(self._jobs) - 1, problem)
-        self._began_late = job
+        self._postponed = job
 
     def _may_run(self, job: Job[Request]) -> bool:
         """Start a job without KV from cached blocks, unless it must wait for memory or for a prefix being computed."""
@@ -247,7 +247,7 @@ class Engine(ABC, Generic[Request, Reply]):
                 return False
             self._prefixes.adopt(job)
             self._room.begin(job)
-        self._prefixes.runs(job)
+        self._prefixes.mark_running(job)
         return True
 
     def _make_step(self, started_s: float) -> None:
@@ -269,7 +269,7 @@ class Engine(ABC, Generic[Request, Reply]):
                 raise
             problem = first_line(error)  # keep no reference to the error: its frames hold the step's tensors
         else:
-            self._limit.made_step()
+            self._limit.record_success()
             return
         for job, num_tokens, pending in before:
             if job in self._jobs:  # otherwise it has been answered
@@ -277,7 +277,7 @@ class Engine(ABC, Generic[Request, Reply]):
         torch.cuda.empty_cache()  # no effect on other devices
         num_rows = sum(share.num_rows for share in shares)
         logger.error("no memory for a step of %d rows of %d sessions: %s", num_rows, len(shares), problem)
-        if (to_blame := self._limit.take_less(shares, problem, monotonic())) is not None:
+        if (to_blame := self._limit.handle_out_of_memory(shares, problem, monotonic())) is not None:
             self._refuse(to_blame, f"{num_rows} rows of this sequence in a step need more memory than this engine has")
 
     def _undo(self, job: Job[Request], num_tokens: int, pending: list[int]) -> None:
@@ -305,8 +305,8 @@ class Engine(ABC, Generic[Request, Reply]):
         self._num_rows += num_rows
         num_sessions = len(self._store)
         for share in shares:
-            share.job.took_part(started_s, num_rows, num_sessions)
-            share.job.has_kv_of(share.num_tokens)
+            share.job.record_step(started_s, num_rows, num_sessions)
+            share.job.advance(share.num_tokens)
         if self._finish([share.job for share in shares if share.is_last], logits):
             self._pace.observe(num_rows, monotonic() - forward_s)
 

@@ -72,8 +72,8 @@ class TreeJob(Job[DraftRequest]):
         """Whether the guesses were dropped, so that the candidates after the text must be computed again."""
         return not self.pending and self.held.tree.root is None
 
-    def took_part(self, started_s: float, num_rows: int, num_sessions: int) -> None:
-        Job.took_part(self, started_s, num_rows, num_sessions)  # a class with slots has no super() without arguments
+    def record_step(self, started_s: float, num_rows: int, num_sessions: int) -> None:
+        Job.record_step(self, started_s, num_rows, num_sessions)  # a class with slots has no super() without arguments
         self._pass = (started_s, num_rows)
 
     def look_ahead(self, most: int) -> None:
@@ -179,7 +179,7 @@ class TreeJob(Job[DraftRequest]):
         self.builder.made_pass()
         return candidates
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         self.pending = [*self.held.log.tokens, *self.pending]
         self.held.tree.clear()
         self.ahead = []

@@ -66,7 +66,7 @@ class Job(ABC, Generic[Request]):
         return self.num_passes > 0
 
     @property
-    def most_tokens(self) -> int:
+    def max_chunk_tokens(self) -> int:
         """Maximum number of pending tokens in one step."""
         return len(self.pending)
 
@@ -85,17 +85,17 @@ class Job(ABC, Generic[Request]):
             return self.last_rows()
         return StepRows(self.held.kv, self.pending[: share.num_tokens], wants_logits=False)
 
-    def has_kv_of(self, num_tokens: int) -> None:
+    def advance(self, num_tokens: int) -> None:
         """Record that the KV of the first `num_tokens` pending tokens was computed or adopted."""
         self.held.log.extend(self.pending[:num_tokens])
         self.pending = self.pending[num_tokens:]
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         """Mark the computed tokens as pending again, because their KV is about to be freed."""
         self.pending = [*self.held.log.tokens, *self.pending]
         self.started_s = None  # the time until the restart counts as waiting
 
-    def took_part(self, started_s: float, num_rows: int, num_sessions: int) -> None:
+    def record_step(self, started_s: float, num_rows: int, num_sessions: int) -> None:
         """Record a step with `num_rows` rows of all jobs that began at `started_s`, with `num_sessions` sessions
         open."""
         self.started_s = started_s if self.started_s is None else self.started_s
@@ -141,7 +141,7 @@ class VerifyJob(Job[VerifyRequest]):
     """Prompt scores, if log probabilities of the prompt were requested."""
 
     @property
-    def most_tokens(self) -> int:
+    def max_chunk_tokens(self) -> int:
         return len(self.pending) if self.scores is None else SCORED_ROWS
 
     @property
@@ -152,10 +152,10 @@ class VerifyJob(Job[VerifyRequest]):
         rows = Job.rows(self, share)  # a class with slots has no super() without arguments
         return rows if self.scores is None else replace(rows, wants_logits=True, wants_all=True)
 
-    def begin_again(self) -> None:
-        Job.begin_again(self)
+    def restart(self) -> None:
+        Job.restart(self)
         if self.scores is not None:
-            self.scores.begin_again()
+            self.scores.restart()
 
     @property
     def block(self) -> TokenTree:

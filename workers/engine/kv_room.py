@@ -93,7 +93,7 @@ class KVRoom:
 
     def preempt(self, victim: HeldSequence, waiting: Mapping[str, Job[Any]]) -> None:
         if victim.session in waiting:
-            waiting[victim.session].begin_again()
+            waiting[victim.session].restart()
             self._store.truncate(victim, 0)
         else:
             self._store.drop(victim.session)
@@ -175,7 +175,7 @@ class FirstComeKVRoom(KVRoom):
         """
         job = waiting.get(victim.session)
         if job is not None and job.request.base.num_tokens == 0:
-            job.begin_again()
+            job.restart()
         else:
             self._lose(victim.session)
         victim.was_preempted = True

@@ -109,7 +109,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     def _undo(self, job: Job[VerifyRequest], num_tokens: int, pending: list[int]) -> None:
         super()._undo(job, num_tokens, pending)
         if isinstance(job, VerifyJob) and job.scores is not None:  # some scores may have been consumed
-            job.begin_again()
+            job.restart()
             self._store.truncate(job.held, 0)
 
     def _store_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: Tensor) -> Tensor:

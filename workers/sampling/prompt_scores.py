@@ -34,7 +34,7 @@ class PromptScores:
         """Whether a score is NaN: the model gave no distribution for a token."""
         return any(math.isnan(each.logprob) for each in self.found)
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         """Drop all scores, because the prompt is computed again from its first token."""
         self.found.clear()
 
