@@ -70,7 +70,7 @@ class RankGroup:
             raise StartupError("this process is already in a group of ranks; start each rank in a process of its own")
         try:
             store = TCPStore(rank.master_address, rank.master_port, rank.size, rank.index == 0, self._timeout)
-            self._meet(PrefixStore("ranks", store))
+            self._connect(PrefixStore("ranks", store))
             self._heartbeat = Heartbeat(_connections(rank, store), on_loss)
         except (RuntimeError, OSError) as error:  # torch's own are RuntimeErrors
             if dist.is_initialized():
@@ -80,7 +80,7 @@ class RankGroup:
                 f"within {rank.timeout_s:g} s: {first_line(error)}"
             ) from error
 
-    def _meet(self, store: Store) -> None:
+    def _connect(self, store: Store) -> None:
         on_gpu = self._device.type == "cuda"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
