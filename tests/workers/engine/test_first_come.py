@@ -39,7 +39,7 @@ def plain(load):
 def clock(monkeypatch):
     """The time by which sessions are silent, in a list."""
     now_s = [1000.0]
-    for module in ("base", "room"):
+    for module in ("base", "kv_room"):
         monkeypatch.setattr(f"workers.engine.{module}.monotonic", lambda: now_s[0])
     return now_s
 
