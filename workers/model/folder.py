@@ -22,7 +22,7 @@ OTHER_WEIGHTS = ("bin", "pt", "pth", "gguf", "safetensors", "h5")
 def check_files(path: Path) -> Sequence[Path]:
     """Return the weight files. Raises: CheckpointError for a directory without a file that every checkpoint has."""
     if path.suffix == ".gguf":
-        raise CheckpointError(f"{path} is a GGUF file; only a directory with safetensors weights is served")
+        raise CheckpointError(f"{path} is a GGUF file; convert it first: outrider convert {path} DIR")
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a directory")
     files = _weight_files(path)
@@ -46,8 +46,10 @@ def _weight_files(path: Path) -> Sequence[Path]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index} is not an index of shards: {error!r}") from error
     others = sorted(file.name for suffix in OTHER_WEIGHTS for file in path.glob(f"*.{suffix}"))
+    gguf = next((name for name in others if name.endswith(".gguf")), None)
     found = f"found {', '.join(others)}" if others else "found no weights at all"
-    raise CheckpointError(f"{path} has no {SINGLE} ({found}); only safetensors weights are served")
+    hint = f"; convert it first: outrider convert {path / gguf} DIR" if gguf else ""
+    raise CheckpointError(f"{path} has no {SINGLE} ({found}); only safetensors weights are served{hint}")
 
 
 def read_config(path: Path) -> Any:
