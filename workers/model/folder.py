@@ -13,7 +13,8 @@ from typing import Any
 from transformers import AutoConfig, GenerationConfig
 
 from core.errors import CheckpointError, UnsupportedModel, cause, first_line
-from workers.model.checkpoint import INDEX, check_not_quantized
+from workers.model.checkpoint import INDEX
+from workers.model.scaled import DECLARED, ScaledWeights, read_scheme
 
 SINGLE = "model.safetensors"
 OTHER_WEIGHTS = ("bin", "pt", "pth", "gguf", "safetensors", "h5")
@@ -52,8 +53,11 @@ def _weight_files(path: Path) -> Sequence[Path]:
     raise CheckpointError(f"{path} has no {SINGLE} ({found}); only safetensors weights are served{hint}")
 
 
-def read_config(path: Path) -> Any:
-    """Raises: CheckpointError for an invalid config; UnsupportedModel for one that transformers has no code for."""
+def read_config(path: Path) -> tuple[Any, ScaledWeights | None]:
+    """The configuration, as of a model that is not quantized, and how stored weights are scaled.
+
+    Raises: CheckpointError for an invalid config; UnsupportedModel for one that transformers has no code for.
+    """
     file = path / "config.json"
     try:
         raw = json.loads(file.read_text())
@@ -61,14 +65,16 @@ def read_config(path: Path) -> Any:
         raise CheckpointError(f"{file} is not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise CheckpointError(f"{file} is not a JSON object")
-    check_not_quantized(path, raw)
+    scaled = read_scheme(path, raw)
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the model's own code checks the config, and may raise anything
         raise UnsupportedModel(
             f"{path} is of model type {raw.get('model_type')!r}, which transformers cannot build from its own code: "
             f"{cause(error)}"
         ) from error
+    vars(config).pop(DECLARED, None)  # with it, transformers would quantize the model
+    return config, scaled
 
 
 def read_generation_config(path: Path) -> GenerationConfig | None:
