@@ -108,7 +108,7 @@ def _check_kind(file: Path, metadata: Mapping[str, Any]) -> None:
     """Raises: CheckpointError for a file that is no whole model; UnsupportedModel for another architecture."""
     if (kind := metadata.get("general.type", "model")) != "model":
         raise CheckpointError(f"{file} is of type {kind!r}, not a model")
-    if (num_parts := metadata.get("split.count", 1)) > 1:
+    if (num_parts := metadata.get("split.count", 1)) not in (0, 1):
         raise CheckpointError(f"{file} is one of {num_parts} parts; join them first: llama-gguf-split --merge")
     if (architecture := metadata.get("general.architecture")) not in ARCHITECTURES:
         raise UnsupportedModel(f"{file} is of architecture {architecture!r}; {', '.join(ARCHITECTURES)} are converted")
@@ -118,8 +118,11 @@ def _read_config(file: Path, metadata: Mapping[str, Any], tensors: Mapping[str, 
     """The configuration, which says the same as the file. Raises: UnsupportedModel."""
     prefix = f"{metadata['general.architecture']}."
     stated = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    if stated.get("block_count", 0) > len(tensors):  # so many would not even fit into memory without weights
-        raise CheckpointError(f"{file} states block_count = {stated['block_count']}, but has {len(tensors)} tensors")
+    num_layers = stated.get("block_count")
+    if not isinstance(num_layers, int) or num_layers > len(
+        tensors
+    ):  # so many would not even fit into memory without weights
+        raise CheckpointError(f"{file} states block_count = {num_layers}, but has {len(tensors)} tensors")
     given = {STATEMENTS[key]: stated[key] for key in UNREAD if key in stated}
     try:
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True, **given)

@@ -260,6 +260,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[StartupError], str]] = {
         "states attention.key_length = 32, where transformers has 16",
     ),
     "a part": ({"settings": {"split.count": 3}}, CheckpointError, "is one of 3 parts"),
+    "a part without a number": ({"settings": {"split.count": "x"}}, CheckpointError, "is one of x parts"),
+    "more layers than tensors": (
+        {"change": lambda t: [t.pop(name) for name in list(t) if name != "token_embd.weight"]},
+        CheckpointError,
+        "states block_count = 2, but has 1 tensors",
+    ),
     "an adapter": ({"settings": {"general.type": "adapter"}}, CheckpointError, "is of type 'adapter'"),
     "an unknown split": ({"pre": "novel"}, UnsupportedModel, "splits text by the rule 'novel'"),
 }
