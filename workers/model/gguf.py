@@ -88,6 +88,7 @@ def convert_gguf(file: Path, out: Path, dtype: str, progress: Callable[[str], No
     GenerationConfig(**_token_ids(metadata)).save_pretrained(out)
     tokenizer.save_pretrained(out)
     save_file(weights, out / SINGLE, metadata={"format": "pt"})
+    (out / SINGLE).chmod((out / "config.json").stat().st_mode)  # safetensors lets nobody else read it
 
 
 def _open(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:

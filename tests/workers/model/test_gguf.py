@@ -297,6 +297,7 @@ def test_the_command_writes_a_checkpoint_or_nothing(tmp_path: Path, capsys: pyte
     said = capsys.readouterr()
     assert f"{file} has 1 MB of weights; they are dequantized to bfloat16" in said.err
     assert f"outrider serve --target {out} --dtype bfloat16" in said.out
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1, "all files are readable by whoever may read one"
     assert main.main(("check", "--target", str(out), "--draft", str(out))) == 0
     assert main.main(("convert", str(file), str(out))) == 2
     cut(file)
