@@ -9,7 +9,7 @@ from itertools import pairwise
 from outrider_client import Speculation
 
 
-class Ending(StrEnum):
+class RequestOutcome(StrEnum):
     """How a request ended."""
 
     COMPLETED = "completed"
@@ -21,7 +21,7 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class LoadRequest:
     """A request to send."""
 
     prompt: str | tuple[int, ...]
@@ -65,7 +65,7 @@ class RequestRecord:
     pieces: list[tuple[float, int]] = field(default_factory=list)
     """Arrival time and number of tokens of each piece that has tokens."""
     ended_s: float = 0.0
-    outcome: Ending = Ending.FAILED
+    outcome: RequestOutcome = RequestOutcome.FAILED
     error: str = ""
     prompt_tokens: int = 0
     counts: Counts | None = None
