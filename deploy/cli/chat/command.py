@@ -15,7 +15,7 @@ from typing import Annotated
 from typer import Option
 
 from deploy.cli import terminal
-from deploy.cli.chat.conversation import FENCE, Conversation, command_in, typed
+from deploy.cli.chat.conversation import FENCE, Conversation, command_in, read_input
 from deploy.cli.jobs import MAX_RETRIES, CallOptions, Job, bearer_token, explain, problem_of_token
 from outrider_client import Client, OutriderError, Retry
 
@@ -49,11 +49,11 @@ def chat(options: ChatOptions) -> int:
         return EXIT_FAILED
     is_typed = sys.stdin.isatty() and sys.stdout.isatty()
     with Client(options.address, token=bearer_token(), retry=Retry(max_retries=MAX_RETRIES)) as client:
-        talk = _Talk(client, options)
-        return talk.with_person() if is_typed else talk.with_lines()
+        session = _ChatSession(client, options)
+        return session.with_person() if is_typed else session.with_lines()
 
 
-class _Talk:
+class _ChatSession:
     """One conversation with one server."""
 
     def __init__(self, client: Client, options: ChatOptions) -> None:
@@ -76,7 +76,7 @@ class _Talk:
             return EXIT_FAILED
         while True:
             try:
-                self._take(typed(input))
+                self._take(read_input(input))
             except OutriderError as error:
                 self._tell(error)
             except KeyboardInterrupt:
@@ -89,7 +89,7 @@ class _Talk:
         """Send the messages from standard input, up to its end or the first error. Returns the exit status."""
         while True:
             try:
-                self._take(typed(lambda _: input()))
+                self._take(read_input(lambda _: input()))
             except OutriderError as error:
                 self._tell(error)
                 return EXIT_FAILED
