@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
-def in_no_request(call: Callable[..., Result], *arguments: Any) -> Result:
+def outside_request_context(call: Callable[..., Result], *arguments: Any) -> Result:
     """Make a Ray call that belongs to no client's request.
 
     Ray and Serve keep the current request in context variables, and cancel every call made under it together with it. A
@@ -99,7 +99,9 @@ class EnginePort:
     async def release(self, sessions: Sequence[str]) -> None:
         """Free what these sessions hold; unknown ones are ignored. Raises: WorkerLost."""
         with self._calling():
-            await asyncio.wait_for(in_no_request(self._engine.release.remote, list(sessions)), self._timeout_s)
+            await asyncio.wait_for(
+                outside_request_context(self._engine.release.remote, list(sessions)), self._timeout_s
+            )
 
     def _check(self) -> None:
         """Raises: WorkerLost when the engine is lost."""
