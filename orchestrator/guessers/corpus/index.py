@@ -38,7 +38,7 @@ MAX_COUNTED_TOKENS, MAX_LAWS = 256, 1024
 """Maximum tokens per distribution, and maximum distributions cached: about 25 MB at most."""
 LENGTH = struct.Struct("<I")
 LITTLE, BIG = np.dtype("<u4"), np.dtype(">u4")
-MISFIT = "build it again with `outrider index`"
+REBUILD_HINT = "build it again with `outrider index`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,10 @@ class CorpusIndex:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             header, body = _parted(data)
         except (OSError, ValueError, TypeError, struct.error) as error:
-            raise ConfigError(f"speculation.retrieval_index: {path} is no index: {error}; {MISFIT}") from error
+            raise ConfigError(f"speculation.retrieval_index: {path} is no index: {error}; {REBUILD_HINT}") from error
         if header.vocabulary != vocabulary:
             problem = "was made with another tokenizer than the target's, so its ids mean other tokens"
-            raise ConfigError(f"speculation.retrieval_index: {path} {problem}; {MISFIT} --tokenizer TARGET")
+            raise ConfigError(f"speculation.retrieval_index: {path} {problem}; {REBUILD_HINT} --tokenizer TARGET")
         return cls(header, body)
 
     def find(self, ending: Sequence[int], min_match: int) -> tuple[int, range]:
