@@ -31,9 +31,6 @@ def _byte_of_char() -> dict[str, int]:
 
 
 BYTE_OF_CHAR = _byte_of_char()
-SHORT_CHARS = 4096
-"""Maximum length, in characters, of a text that is tokenized with the interpreter lock held: for about a millisecond at
-this length."""
 CONTINUED = "<continued here>"
 """Marker for the end of a message to be continued, so that the text added by the template can be cut off."""
 SHOWN_MARKS = frozenset({"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"})
@@ -108,9 +105,8 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return the token ids. Special tokens are added by the tokenizer's own post-processor."""
-        if len(text) <= SHORT_CHARS:
-            return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        # Unlike `encode`, this releases the interpreter lock (tokenizers 0.23, measured with a second thread).
+        # Unlike `encode`, this releases the interpreter lock (tokenizers 0.23, measured with a second thread). It is
+        # also faster at every length: 13 instead of 15 us for 10 characters, 53 instead of 79 ms for 64,000.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
