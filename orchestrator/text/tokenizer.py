@@ -31,9 +31,9 @@ def _byte_of_char() -> dict[str, int]:
 
 
 BYTE_OF_CHAR = _byte_of_char()
-CONTINUED = "<continued here>"
+CONTINUATION_MARKER = "<continued here>"
 """Marker for the end of a message to be continued, so that the text added by the template can be cut off."""
-SHOWN_MARKS = frozenset({"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"})
+VISIBLE_SPECIAL_TOKENS = frozenset({"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"})
 """Tokens kept in decoded text even if a tokenizer calls them special: they separate tool calls and reasoning from
 answers."""
 MAX_COMPOSITION = 4
@@ -49,7 +49,7 @@ class Tokenizer:
 
     def __init__(self, read: Any) -> None:
         """Wrap a `PreTrainedTokenizerFast` of transformers. Raises: CheckpointError for an invalid template."""
-        backend = _with_marks(read.backend_tokenizer)
+        backend = _with_visible_tokens(read.backend_tokenizer)
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -155,28 +155,28 @@ class Tokenizer:
         others = {name: value for name, value in (arguments or {}).items() if name in self._arguments}
         shown = [dict(message) for message in messages]
         if continues:
-            shown[-1]["content"] += CONTINUED
+            shown[-1]["content"] += CONTINUATION_MARKER
         try:
             text: str = self._read.apply_chat_template(
                 shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=not continues, **others
             )
         except Exception as error:  # a template is a program by the model's author, and may raise anything
             raise InvalidRequest("chat", f"the model's chat template refuses these messages: {error}") from error
-        if continues and CONTINUED not in text:
+        if continues and CONTINUATION_MARKER not in text:
             raise InvalidRequest(
                 "chat", "the last message cannot be continued: the model's chat template leaves it out"
             )
-        return text.rpartition(CONTINUED)[0] if continues else text
+        return text.rpartition(CONTINUATION_MARKER)[0] if continues else text
 
 
-def _with_marks(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Return the tokenizer with SHOWN_MARKS decoded as text."""
+def _with_visible_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Return the tokenizer with VISIBLE_SPECIAL_TOKENS decoded as text."""
     tokens = backend.get_added_tokens_decoder().values()
-    if not any(token.special and token.content in SHOWN_MARKS for token in tokens):
+    if not any(token.special and token.content in VISIBLE_SPECIAL_TOKENS for token in tokens):
         return backend
     parts = json.loads(backend.to_str())
     for token in parts["added_tokens"]:
-        token["special"] = token["special"] and token["content"] not in SHOWN_MARKS
+        token["special"] = token["special"] and token["content"] not in VISIBLE_SPECIAL_TOKENS
     return tokenizers.Tokenizer.from_str(json.dumps(parts))
 
 
