@@ -86,8 +86,8 @@ class MeasuredModel:
         with self._sequence() as kv:
             logits = torch.cat([self._prefill(kv, text.prompt), *self._read(kv, text.output[:-1])])
         rows = [
-            Row(sampling, place, tokens[:place], start, _mask(grammar, tokens[start:place]))
-            for place in range(start, len(tokens))
+            Row(sampling, position, tokens[:position], start, _mask(grammar, tokens[start:position]))
+            for position in range(start, len(tokens))
         ]
         log_q = process(logits, rows)
         guesses = perturbed(log_q, rows).argmax(dim=-1).tolist()
