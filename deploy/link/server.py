@@ -165,7 +165,7 @@ class EngineLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for frame in self._reader.feed(data):
-                self._take_requests(frame) if self._is_admitted else self._let_in(frame)
+                self._take_requests(frame) if self._is_admitted else self._admit(frame)
         except LinkError as error:
             self._close_for(str(error))
 
@@ -191,7 +191,7 @@ class EngineLink(asyncio.Protocol):
     def _is_admitted(self) -> bool:
         return self._reader.max_bytes == MAX_FRAME_BYTES
 
-    def _let_in(self, frame: bytes) -> None:
+    def _admit(self, frame: bytes) -> None:
         welcome = admit(parse(pb.Hello, frame), self._challenge, self._server.epoch, self._server.key)
         self._handshake_timer.cancel()
         self._server.strangers.discard(self)
