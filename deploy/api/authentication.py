@@ -57,10 +57,7 @@ class KeyLimits:
 
 
 NO_LIMITS = KeyLimits()
-LIMITS: Mapping[str, Range] = {
-    "max_priority": PRIORITY,
-    **ranges_of(Quota),
-}
+LIMITS: Mapping[str, Range] = {"max_priority": PRIORITY, **ranges_of(Quota)}
 """Fields of a key's line with a number, and their ranges."""
 
 

@@ -71,8 +71,7 @@ class CallOptions:
     pipelining: Annotated[
         bool | None,
         Option(
-            "--pipelining/--no-pipelining",
-            help="Draft the next block while the last one is verified, or alternate.",
+            "--pipelining/--no-pipelining", help="Draft the next block while the last one is verified, or alternate."
         ),
     ] = None
     guesser: Annotated[

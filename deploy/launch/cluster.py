@@ -27,10 +27,7 @@ from ray._private import worker as ray_worker
 from core.errors import StartupError, first_line
 from deploy.grpc import GRPC_HOST
 
-SERVICERS = (
-    "deploy.grpc.proxy.add_generation_service",
-    "deploy.grpc.proxy.add_health_service",
-)
+SERVICERS = ("deploy.grpc.proxy.add_generation_service", "deploy.grpc.proxy.add_health_service")
 """The services of Serve's gRPC proxy; Kubernetes manifests name the same."""
 HOST = "127.0.0.1"
 PORTS = range(20_000, 32_768)

@@ -17,13 +17,7 @@ from typing import Any, NoReturn, cast
 from core.errors import StartupError, WorkerLost
 from core.records import Stamp, is_last
 from deploy.link.address import LinkAddress
-from deploy.link.handshake import (
-    HANDSHAKE_TIMEOUT_S,
-    KEY_BYTES,
-    MAX_HANDSHAKE_BYTES,
-    admit,
-    challenge,
-)
+from deploy.link.handshake import HANDSHAKE_TIMEOUT_S, KEY_BYTES, MAX_HANDSHAKE_BYTES, admit, challenge
 from deploy.link.replies import Reply, encode_loss, encode_replies, encode_working
 from deploy.link.requests import Request, decode_requests
 from deploy.link.stream import (

@@ -117,11 +117,7 @@ def _check_lengths(plan: Plan, models: Mapping[str, MeasuredModel]) -> None:
 
 
 def _texts(
-    plan: Plan,
-    target: MeasuredModel,
-    draft: MeasuredModel | None,
-    temperature: float,
-    progress: Callable[[str], None],
+    plan: Plan, target: MeasuredModel, draft: MeasuredModel | None, temperature: float, progress: Callable[[str], None]
 ) -> Iterator[Recording]:
     """A recording of each prompt, each with its own seed."""
     for number, prompt in enumerate(plan.prompts):

@@ -256,11 +256,7 @@ class DraftWorker(EngineWorker):
     role = "draft"
 
     async def __init__(  # type: ignore[misc]  # as in EngineWorker
-        self,
-        config: WorkerConfig,
-        model_name: str,
-        q_top_tokens: int,
-        actor: type[EngineActor[Any, Any]] = DraftActor,
+        self, config: WorkerConfig, model_name: str, q_top_tokens: int, actor: type[EngineActor[Any, Any]] = DraftActor
     ) -> None:
         self._waited_s = self._round_s = 0.0
         self._reported_s, self._reported_step_time_s = time.monotonic(), 0.0

@@ -33,9 +33,7 @@ class Router(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Serve has no ty
     """Routes to replicas that have not refused the session; of these Serve takes the one with the shortest queue."""
 
     async def choose_replicas(
-        self,
-        candidate_replicas: list[RunningReplica],
-        pending_request: PendingRequest | None = None,
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         if pending_request is not None:  # else Serve retries without a pause while all are full
             pending_request.routing_context.should_backoff = True

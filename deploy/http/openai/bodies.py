@@ -12,14 +12,7 @@ from pydantic import Field, PlainValidator
 
 from core.errors import InvalidRequest
 from deploy.api import ServiceTier, require
-from deploy.http.bodies import (
-    Body,
-    Ignored,
-    Part,
-    Said,
-    neutral,
-    strings,
-)
+from deploy.http.bodies import Body, Ignored, Part, Said, neutral, strings
 from workers.grammar import Structure
 
 PROMPTS = "must be a string, a list of token ids, or a list of several of either"
