@@ -34,8 +34,6 @@ FRACTIONS = {"target": 0.7, "draft": 0.3}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts about the machine and the checkpoints."""
-
     num_gpus: int
     num_cpus: int
     dtypes: dict[str, str | None]

@@ -62,8 +62,6 @@ LIMITS: Mapping[str, Range] = {"max_priority": PRIORITY, **ranges_of(Quota)}
 
 
 class Caller(str):
-    """A caller's name, limits and tenant."""
-
     __slots__ = ("limits", "tenant")
     limits: KeyLimits
     tenant: str

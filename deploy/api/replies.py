@@ -51,7 +51,6 @@ def speculation_fields(stats: SpeculationStats) -> dict[str, Any]:
 
 
 def _source_fields(source: SourceStats) -> dict[str, Any]:
-    """The fields of the proto's SourceStats."""
     return {
         "name": source.name,
         "drafted_tokens": source.num_drafted_tokens,

@@ -133,7 +133,6 @@ class Job:
 
     @property
     def finish(self) -> Finish:
-        """How the stream ended."""
         finish = self.chunks[-1].finish
         assert finish is not None, "a stream without a last chunk raises"
         return finish

@@ -93,7 +93,6 @@ class Servicer:
 
     @_rpc(pb.GenerateRequest, pb.GenerateResponse)
     async def Generate(self, message: pb.GenerateRequest) -> pb.GenerateResponse:
-        """One completion, returned whole."""
         model = self._models[message.model]
         with model.request() as watch:
             requests = await self._check(message, model.served)
@@ -124,7 +123,6 @@ class Servicer:
 
     @_rpc(pb.ListModelsRequest, pb.ListModelsResponse)
     async def ListModels(self, _message: pb.ListModelsRequest) -> pb.ListModelsResponse:
-        """The models that requests can name."""
         return responses.to_model_list([model.served for model in self._models.all])
 
     @_rpc(pb.GetModelInfoRequest, pb.GetModelInfoResponse)

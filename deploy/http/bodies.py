@@ -208,7 +208,6 @@ class Body(SamplingPart):
 
     @property
     def template_arguments(self) -> Mapping[str, Any]:
-        """Extra variables for the chat template."""
         return {}
 
     @property

@@ -198,7 +198,6 @@ class _Exchange:
             await self.write(failure.body)
 
     async def end(self) -> None:
-        """Complete the reply."""
         await self._begin()
         if self._has_begun:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -51,7 +51,6 @@ JSON_GROWTH = 6
 
 
 def is_known(path: str) -> bool:
-    """Whether `path` exists."""
     return path in (*COMPLETIONS, COUNT_TOKENS, MODELS, HEALTH, METRICS, STATUS, PAGE)
 
 

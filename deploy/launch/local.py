@@ -69,7 +69,7 @@ def served(
         ) as endpoints,
         _interrupted_by_sigterm(),
     ):
-        report(f"{_what_is_done(fleet)} {', '.join(map(describe_models, single_models(fleet)))}")
+        report(f"{_startup_work(fleet)} {', '.join(map(describe_models, single_models(fleet)))}")
         application.run(fleet, report, engines)
         _wait_until_serving(endpoints.grpc)
         yield endpoints
@@ -114,8 +114,7 @@ def _streams(num: int) -> str:
     return f"{num} stream{'s' if num > 1 else ''}"
 
 
-def _what_is_done(fleet: FleetConfig) -> str:
-    """The work on the models before they serve."""
+def _startup_work(fleet: FleetConfig) -> str:
     own = [worker for model in fleet.models for worker in (model.target, model.draft, *model.extra_drafts)]
     if any(worker.engine.compile for worker in (*own, *fleet.drafts.values()) if worker is not None):
         return "loading, compiling (one or two minutes the first time a model is used here) and warming up"

@@ -91,7 +91,6 @@ class LinkServer:
         return LinkAddress(host, port, self.epoch, self.key, has_tls=self._certificates is not None)
 
     def close(self) -> None:
-        """Stop accepting links, and close the open ones."""
         if self._accepting is not None:
             self._accepting.cancel()
         if self._listener is not None:

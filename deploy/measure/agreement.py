@@ -41,7 +41,6 @@ class Agreement:
 
     @property
     def coverage(self) -> float:
-        """Share of positions that have a guess."""
         return _ratio(self.guessed[0], self.reached[0])
 
     @property

@@ -66,8 +66,6 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The results of a survey."""
-
     sources: Sequence[Source]
     timing: Timing
     """Pass times on this machine."""

@@ -232,8 +232,6 @@ class EngineWorker(ABC):
 
 
 class TargetWorker(EngineWorker):
-    """A replica of the target."""
-
     role = "target"
 
     async def __init__(  # type: ignore[misc]  # as in EngineWorker
@@ -251,8 +249,6 @@ class TargetWorker(EngineWorker):
 
 
 class DraftWorker(EngineWorker):
-    """A replica of the draft."""
-
     role = "draft"
 
     async def __init__(  # type: ignore[misc]  # as in EngineWorker

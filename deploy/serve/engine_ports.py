@@ -71,7 +71,6 @@ class EnginePort:
         self._link.close(f"{self.engine_id} is gone")
 
     def add(self, lease: ServeLease[Any]) -> None:
-        """Add a lease on this engine."""
         self._leases.add(lease)
 
     def leave(self, stopping: Set[str], grace_s: float) -> None:
@@ -123,14 +122,10 @@ class EnginePort:
 
 
 class TargetEnginePort(EnginePort):
-    """A target engine as the orchestrator sees it."""
-
     _kinds = (Verdict, Missing, Refused)
 
 
 class DraftEnginePort(EnginePort):
-    """A draft engine as the orchestrator sees it."""
-
     _kinds = (DraftUpdate, Missing, Refused)
 
     def _move(self) -> None:

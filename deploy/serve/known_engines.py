@@ -34,7 +34,6 @@ class KnownEngines:
         self._asked_s = float("-inf")
 
     def add(self, replica_id: str, engine: Any) -> None:
-        """Add the engine that a replica's grant names."""
         self._engines[replica_id] = engine
 
     def drop(self, replica_ids: Set[str]) -> None:

@@ -102,12 +102,10 @@ def tiers(kv_use: Mapping[Name, float]) -> list[list[Name]]:
 
 
 def draft_router() -> RequestRouterConfig:
-    """The router of draft deployments."""
     return RequestRouterConfig(request_router_class=f"{__name__}:{Router.__name__}")
 
 
 def target_router() -> RequestRouterConfig:
-    """The router of target deployments."""
     return RequestRouterConfig(
         request_router_class=f"{__name__}:{PrefixAwareRouter.__name__}", request_routing_stats_period_s=STATS_PERIOD_S
     )

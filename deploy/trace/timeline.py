@@ -17,8 +17,6 @@ from outrider_client import CallTrace, Chunk
 
 
 class Party(StrEnum):
-    """The party whose work a track shows."""
-
     ORCHESTRATOR = "orchestrator"
     TARGET = "target"
     DRAFT = "draft"

@@ -54,8 +54,6 @@ def chat(options: ChatOptions) -> int:
 
 
 class _ChatSession:
-    """One conversation with one server."""
-
     def __init__(self, client: Client, options: ChatOptions) -> None:
         self._client = client
         self._options = options

@@ -10,8 +10,6 @@ from outrider_client import Speculation
 
 
 class RequestOutcome(StrEnum):
-    """How a request ended."""
-
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     """Cancelled by this program (--cancel-share)."""
@@ -22,8 +20,6 @@ class RequestOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """A request to send."""
-
     prompt: str | tuple[int, ...]
     max_tokens: int
     seed: int
@@ -56,8 +52,6 @@ class Arrival:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request, filled in as its stream arrives."""
-
     index: int
     intended_s: float
     """Scheduled time; all latencies count from here, so that they include delays of the client and queueing."""

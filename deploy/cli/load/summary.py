@@ -30,8 +30,6 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """One kind of latency, in seconds."""
-
     mean_s: float
     percentiles_s: Mapping[int, float]
     max_s: float

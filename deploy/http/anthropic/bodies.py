@@ -41,8 +41,6 @@ NO_EDITS = "this server takes nothing out of a prompt"
 
 
 class ContentBlock(Part):
-    """Base of all blocks."""
-
     cache_control: Ignored = None
 
 
@@ -62,8 +60,6 @@ class ToolUseBlock(ContentBlock):
 
 
 class ToolResultBlock(ContentBlock):
-    """The result of a tool call."""
-
     type: Literal["tool_result"]
     tool_use_id: str
     content: Content = ""
@@ -174,8 +170,6 @@ class OutputFormat(Part):
 
 
 class OutputOptions(Part):
-    """Format of the output, and reasoning effort."""
-
     format: OutputFormat | None = None
     effort: Effort | None = None
 

@@ -45,8 +45,6 @@ class TextPart(Said):
 
 
 class RefusalPart(Said):
-    """A refusal by the assistant."""
-
     text: Annotated[str, Field(alias="refusal")]
 
 
@@ -67,8 +65,6 @@ class JsonSchema(Part):
 
 
 class ResponseFormat(Part):
-    """OpenAI's `response_format`."""
-
     type: str
     json_schema: JsonSchema | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
@@ -76,8 +72,6 @@ class ResponseFormat(Part):
 
 
 class OpenAiBody(Body):
-    """Fields shared by all of OpenAI's bodies."""
-
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
 
     # Hints for other servers. They change no output.

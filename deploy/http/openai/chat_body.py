@@ -113,8 +113,6 @@ class NamedFunction(Part):
 
 
 class NamedTool(Part):
-    """The tool that must be called."""
-
     type: Literal["function"]
     function: NamedFunction
 

@@ -103,8 +103,6 @@ class CallItem(Item):
 
 
 class CallOutputItem(Item):
-    """The result of a tool call."""
-
     type: Literal["function_call_output"]
     call_id: str
     output: Content
@@ -165,15 +163,11 @@ class ResponsesTool(Part):
 
 
 class ResponsesChoice(Part):
-    """The function that must be called."""
-
     type: Literal["function"]
     name: str
 
 
 class ObfuscationOptions(Part):
-    """Options of a stream."""
-
     include_obfuscation: Ignored = None
 
 

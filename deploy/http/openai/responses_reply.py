@@ -20,8 +20,6 @@ PREFIXES: Mapping[Kind, str] = {Kind.TEXT: "msg_", Kind.REASONING: "rs_", Kind.C
 
 
 class ResponsesReply(Reply):
-    """One response."""
-
     def __init__(self, order: ReplyOrder) -> None:
         assert isinstance(order.body, ResponsesBody)
         self._body = order.body
