@@ -105,7 +105,7 @@ def add_generation_service(servicer: Any, server: Any) -> None:
         is_completion = method in COMPLETIONS
         explained = refusing(handler)
         inner = punctual(explained) if is_completion else explained
-        return identified(admitted(inner, admission, reader, is_completion=is_completion))
+        return admitted(inner, admission, reader, is_completion=is_completion)
 
     with _wrapped(server, wrap):
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, RawServer(server))
@@ -119,7 +119,7 @@ def add_health_service(servicer: Any, server: Any) -> None:
     def wrap(handler: Handler, method: str) -> Handler:
         is_check = method == "Check" and not inspect.isasyncgenfunction(handler)
         refused = refusing(honest(handler, proxy._is_draining) if is_check else handler)
-        return identified(one_message(refused, reader))
+        return one_message(refused, reader)
 
     with _wrapped(server, wrap):
         health_pb2_grpc.add_HealthServicer_to_server(servicer, RawServer(server))
@@ -171,18 +171,23 @@ def _unheard() -> None:
 
 
 def _taking(handler: Handler, call: Callable[..., AbstractAsyncContextManager[_Read]]) -> Handler:
-    """A handler for a stream of messages. It gets the only message from `call`, and answers within that context."""
+    """A handler for a stream of messages. It gets the only message from `call`, and answers within that context.
+
+    Each call has a request id.
+    """
 
     async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
-        async with call(messages, context) as (message, _):
-            answer: bytes = await handler(message, context)
-            return answer
+        with identified(context):
+            async with call(messages, context) as (message, _):
+                answer: bytes = await handler(message, context)
+                return answer
 
     async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
-        async with call(messages, context) as (message, answered), aclosing(handler(message, context)) as replies:
-            async for reply in replies:
-                answered()
-                yield reply
+        with identified(context):
+            async with call(messages, context) as (message, answered), aclosing(handler(message, context)) as replies:
+                async for reply in replies:
+                    answered()
+                    yield reply
 
     return stream if inspect.isasyncgenfunction(handler) else unary
 
