@@ -15,7 +15,7 @@ MAX_DETAILS_CHARS = 500
 """gRPC's trailers must fit in 8 KiB, and a character may take twelve bytes."""
 
 
-def told(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """The error in one line. An unexpected error is logged, and the line shows only the id of the log entry."""
     if isinstance(error, OutriderError):
         return shortened(str(error))

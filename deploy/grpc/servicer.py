@@ -53,7 +53,7 @@ def _rpc(
                     reply = await answer_to(self, message)
                     answer.status = "OK"
                 except Exception as error:  # noqa: BLE001 - the outermost handler: no client may see a stack trace
-                    answer.status = _tell(grpc_context, error)
+                    answer.status = _set_error(grpc_context, error)
                     return empty()
                 return reply
 
@@ -118,7 +118,7 @@ class Servicer:
                         yield chunk
                 answer.status = "OK"
             except Exception as error:  # noqa: BLE001 - the outermost handler: no client may see a stack trace
-                answer.status = _tell(grpc_context, error)
+                answer.status = _set_error(grpc_context, error)
                 yield pb.GenerateChunk()
 
     @_rpc(pb.ListModelsRequest, pb.ListModelsResponse)
@@ -166,7 +166,7 @@ class Servicer:
         try:
             message = self._admit_watch(request)
         except Exception as error:  # noqa: BLE001 - the outermost handler: no client may see a stack trace
-            _tell(grpc_context, error)
+            _set_error(grpc_context, error)
             yield HealthCheckResponse()
             return
         self._num_watches += 1
@@ -259,7 +259,7 @@ def _has_grammar(message: pb.GenerateRequest) -> bool:
     return message.HasField("structured_output") or message.speculation.HasField("template")
 
 
-def _tell(context: CallContext, error: Exception) -> str:
+def _set_error(context: CallContext, error: Exception) -> str:
     """Set the error's status and details on the call, to go out with its next message. Returns the status's name."""
     status = status_of(error)
     context.set_code(status.code)

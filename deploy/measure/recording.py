@@ -157,8 +157,8 @@ def record(
     text = target.write(prompt, sampling, max_tokens)
     if draft is None:
         return text
-    told = SequenceSpec(len(prompt), sampling).at_draft_temperature(draft_temperature)
-    return draft.follow(text, told.sampling)
+    spec = SequenceSpec(len(prompt), sampling).at_draft_temperature(draft_temperature)
+    return draft.follow(text, spec.sampling)
 
 
 def _chain(kv: SequenceKV, tokens: Sequence[int]) -> StepRows:

@@ -76,7 +76,7 @@ class _ChatSession:
             try:
                 self._take(read_input(input))
             except OutriderError as error:
-                self._tell(error)
+                self._print_error(error)
             except KeyboardInterrupt:
                 _end_line()
             except EOFError:
@@ -89,7 +89,7 @@ class _ChatSession:
             try:
                 self._take(read_input(lambda _: input()))
             except OutriderError as error:
-                self._tell(error)
+                self._print_error(error)
                 return EXIT_FAILED
             except KeyboardInterrupt:
                 return EXIT_INTERRUPTED
@@ -101,7 +101,7 @@ class _ChatSession:
         try:
             info = self._client.model_info(model=self._options.model)
         except OutriderError as error:
-            self._tell(error)
+            self._print_error(error)
             return False
         terminal.say(f"{info.model} at {self._options.address}; /help shows what can be typed, Ctrl-D leaves")
         return True
@@ -145,7 +145,7 @@ class _ChatSession:
     def _set_system(self, text: str) -> None:
         self._conversation.system = text or None
 
-    def _tell(self, error: OutriderError) -> None:
+    def _print_error(self, error: OutriderError) -> None:
         sys.stdout.flush()
         terminal.say(f"outrider: {explain(error, self._client, self._options.address)}")
 

@@ -23,7 +23,7 @@ from deploy.http.bodies import (
     Effort,
     Ignored,
     Part,
-    Said,
+    TextContent,
     few,
     neutral,
     part_of,
@@ -44,7 +44,7 @@ class ContentBlock(Part):
     cache_control: Ignored = None
 
 
-class TextBlock(ContentBlock, Said):
+class TextBlock(ContentBlock, TextContent):
     citations: Annotated[Any, neutral([], reason="this server cites nothing")] = None
 
 
@@ -80,7 +80,7 @@ class ThinkingBlock(ContentBlock):
     signature: Ignored = None
 
 
-_TEXTS: Mapping[str, type[Said]] = {"text": TextBlock}
+_TEXTS: Mapping[str, type[TextContent]] = {"text": TextBlock}
 _BLOCKS: Mapping[str, Mapping[str, type[ContentBlock]]] = {
     "system": {"text": TextBlock},
     "user": {"text": TextBlock, "tool_result": ToolResultBlock},

@@ -12,7 +12,7 @@ from pydantic import Field, PlainValidator
 
 from core.errors import InvalidRequest
 from deploy.api import ServiceTier, require
-from deploy.http.bodies import Body, Ignored, Part, Said, neutral, strings
+from deploy.http.bodies import Body, Ignored, Part, TextContent, neutral, strings
 from workers.grammar import Structure
 
 PROMPTS = "must be a string, a list of token ids, or a list of several of either"
@@ -40,11 +40,11 @@ ROLES = {"developer": "system"}
 """Roles that chat templates do not know, and the roles that replace them."""
 
 
-class TextPart(Said):
+class TextPart(TextContent):
     prompt_cache_breakpoint: Ignored = None
 
 
-class RefusalPart(Said):
+class RefusalPart(TextContent):
     text: Annotated[str, Field(alias="refusal")]
 
 

@@ -21,7 +21,7 @@ from deploy.http.bodies import (
     Effort,
     Ignored,
     Part,
-    Said,
+    TextContent,
     few,
     neutral,
     part_of,
@@ -65,15 +65,15 @@ class OutputPart(TextPart):
     logprobs: Ignored = None
 
 
-_PARTS: Mapping[str, type[Said]] = {
+_PARTS: Mapping[str, type[TextContent]] = {
     "input_text": TextPart,
     "output_text": OutputPart,
     "text": TextPart,
     "refusal": RefusalPart,
 }
-_RESULTS: Mapping[str, type[Said]] = {"input_text": TextPart, "text": TextPart, "output_text": OutputPart}
-_SUMMARIES: Mapping[str, type[Said]] = {"summary_text": TextPart}
-_THOUGHTS: Mapping[str, type[Said]] = {"reasoning_text": TextPart, "text": TextPart}
+_RESULTS: Mapping[str, type[TextContent]] = {"input_text": TextPart, "text": TextPart, "output_text": OutputPart}
+_SUMMARIES: Mapping[str, type[TextContent]] = {"summary_text": TextPart}
+_THOUGHTS: Mapping[str, type[TextContent]] = {"reasoning_text": TextPart, "text": TextPart}
 
 
 class Item(Part):

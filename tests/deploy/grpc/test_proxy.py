@@ -28,7 +28,7 @@ from deploy.grpc.proxy import (
     refusing,
     take_bursts,
 )
-from deploy.grpc.proxy_deadline import punctual
+from deploy.grpc.proxy_deadline import with_deadline
 from deploy.grpc.proxy_names import LastingContext
 from deploy.grpc.status import DETAILS_KEY
 from protos.outrider.v1 import generation_pb2 as pb
@@ -215,7 +215,7 @@ async def test_the_name_that_a_message_brings_is_told_to_serve():
         return message
 
     message = pb.GenerateRequest(request_id="its own").SerializeToString()
-    await one_message(punctual(handler))(messages(message), named())
+    await one_message(with_deadline(handler))(messages(message), named())
     assert seen == ["its own"]
 
 
@@ -239,9 +239,9 @@ async def nobody():
     [
         one_message,
         lambda handler: admitted(handler, ProxyAdmission(nobody), is_completion=True),
-        lambda handler: one_message(punctual(handler)),
+        lambda handler: one_message(with_deadline(handler)),
     ],
-    ids=["one message", "admitted", "punctual"],
+    ids=["one message", "admitted", "with_deadline"],
 )
 async def test_a_stream_that_is_left_has_closed_what_it_reads(wrapped):
     """And leaves it to no collector of garbage, which may come when the loop is closed."""
