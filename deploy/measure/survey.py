@@ -17,7 +17,7 @@ from core.speculation import DRAFT, Guesser
 from deploy.measure.agreement import Agreement, GuesserAgreement, coupled, of_guesser, rejection
 from deploy.measure.prediction import Timing
 from deploy.measure.recording import MeasuredModel, Recording, record
-from orchestrator.guessers import ASKING, BY_TEXT, CONTROLS, GUESSERS, GuesserInputs, available_sources
+from orchestrator.guessers import ASKING, BY_TEXT, CONTROLS, GUESSERS, Means, available_sources
 
 THIS_MACHINE = "this machine"
 
@@ -66,6 +66,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
+    """The results of a survey."""
+
     sources: Sequence[Source]
     timing: Timing
     """Pass times on this machine."""
@@ -115,7 +117,11 @@ def _check_lengths(plan: Plan, models: Mapping[str, MeasuredModel]) -> None:
 
 
 def _texts(
-    plan: Plan, target: MeasuredModel, draft: MeasuredModel | None, temperature: float, progress: Callable[[str], None]
+    plan: Plan,
+    target: MeasuredModel,
+    draft: MeasuredModel | None,
+    temperature: float,
+    progress: Callable[[str], None],
 ) -> Iterator[Recording]:
     """A recording of each prompt, each with its own seed."""
     for number, prompt in enumerate(plan.prompts):
@@ -152,6 +158,6 @@ def _of_guesser(new: Callable[[], Guesser], texts: Sequence[Recording], depth: i
 
 def guessers(depth: int) -> Mapping[str, Callable[[], Guesser]]:
     """The guessers that need only the text, by name, with default settings; each value makes one session's guesser."""
-    inputs = GuesserInputs(SpeculationConfig(), depth)
-    names = [name for name in available_sources(inputs.config) if name in BY_TEXT and name not in {*ASKING, *CONTROLS}]
-    return {name: partial(GUESSERS[name], inputs) for name in names}
+    means = Means(SpeculationConfig(), depth)
+    names = [name for name in available_sources(means.config) if name in BY_TEXT and name not in {*ASKING, *CONTROLS}]
+    return {name: partial(GUESSERS[name], means) for name in names}

@@ -38,7 +38,7 @@ MAX_COUNTED_TOKENS, MAX_LAWS = 256, 1024
 """Maximum tokens per distribution, and maximum distributions cached: about 25 MB at most."""
 LENGTH = struct.Struct("<I")
 LITTLE, BIG = np.dtype("<u4"), np.dtype(">u4")
-REBUILD_HINT = "build it again with `outrider index`"
+MISFIT = "build it again with `outrider index`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,10 @@ class CorpusIndex:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             header, body = _parted(data)
         except (OSError, ValueError, TypeError, struct.error) as error:
-            raise ConfigError(f"speculation.retrieval_index: {path} is no index: {error}; {REBUILD_HINT}") from error
+            raise ConfigError(f"speculation.retrieval_index: {path} is no index: {error}; {MISFIT}") from error
         if header.vocabulary != vocabulary:
             problem = "was made with another tokenizer than the target's, so its ids mean other tokens"
-            raise ConfigError(f"speculation.retrieval_index: {path} {problem}; {REBUILD_HINT} --tokenizer TARGET")
+            raise ConfigError(f"speculation.retrieval_index: {path} {problem}; {MISFIT} --tokenizer TARGET")
         return cls(header, body)
 
     def find(self, ending: Sequence[int], min_match: int) -> tuple[int, range]:
@@ -91,9 +91,9 @@ class CorpusIndex:
         match, found, least, most = 0, range(0), min_match, min(len(ending), SORTED_TOKENS)
         while least <= most:  # longer endings occur only where shorter ones do
             length = (least + most) // 2
-            suffixes = self._beginning_with(ending[len(ending) - length :])
-            if suffixes:
-                match, found, least = length, suffixes, length + 1
+            places = self._beginning_with(ending[len(ending) - length :])
+            if places:
+                match, found, least = length, places, length + 1
             else:
                 most = length - 1
         return match, found
@@ -103,9 +103,9 @@ class CorpusIndex:
 
         It has the `most_tokens` likeliest tokens, at most `MAX_COUNTED_TOKENS`.
         """
-        suffixes = self._beginning_with(context) if context else range(self.num_tokens)
-        num = min(len(suffixes), MAX_COUNTED)
-        chosen = suffixes[0] + (2 * np.arange(num) + 1) * len(suffixes) // (2 * num) if num else np.zeros(0, np.int64)
+        places = self._beginning_with(context) if context else range(self.num_tokens)
+        num = min(len(places), MAX_COUNTED)
+        chosen = places[0] + (2 * np.arange(num) + 1) * len(places) // (2 * num) if num else np.zeros(0, np.int64)
         order, tokens = np.frombuffer(self._order, LITTLE), np.frombuffer(self._tokens, BIG)
         found, counts = np.unique(tokens[order[chosen].astype(np.int64) + len(context)], return_counts=True)
         shares = dict(zip(found.tolist(), counts.tolist(), strict=True))
@@ -134,19 +134,19 @@ class CorpusIndex:
                 high = middle
         return low
 
-    def _prefix(self, suffix: int, num_bytes: int) -> bytes:
-        start = 4 * self._order[suffix]
+    def _prefix(self, place: int, num_bytes: int) -> bytes:
+        start = 4 * self._order[place]
         return self._tokens[start : start + num_bytes].tobytes()
 
-    def tokens_after(self, suffix: int, match: int, num: int) -> list[int]:
+    def tokens_after(self, place: int, match: int, num: int) -> list[int]:
         """Return the tokens after the first `match` tokens of a suffix, up to the end of its document."""
-        found = list(struct.iter_unpack(">I", self._prefix_after(suffix, match, num)))
+        found = list(struct.iter_unpack(">I", self._prefix_after(place, match, num)))
         tokens = [token for (token,) in found]
         end = self._end_of_document
         return tokens[: tokens.index(end)] if end in tokens else tokens
 
-    def _prefix_after(self, suffix: int, match: int, num: int) -> bytes:
-        start = 4 * (self._order[suffix] + match)
+    def _prefix_after(self, place: int, match: int, num: int) -> bytes:
+        start = 4 * (self._order[place] + match)
         return self._tokens[start : start + 4 * num].tobytes()
 
 

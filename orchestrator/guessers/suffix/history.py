@@ -17,7 +17,7 @@ BETWEEN = -1
 """Separator before and after each output. No text has this token, so no match and no continuation extends over it."""
 NUM_PARTS = 2
 """Number of parts of a history. The newer part grows; the older one is dropped as a whole."""
-MAX_INDEXED_PER_LOOKUP = 256
+INDEXED_A_LOOK = 256
 """Maximum number of recent output tokens indexed per look-up. Each blocks all streams for about 3 microseconds."""
 
 
@@ -73,7 +73,7 @@ class History:
 
     def continuations(self, ending: Sequence[int], most: int, max_depth: int) -> Iterator[tuple[int, list[int]]]:
         """Yield the length of each match and the tokens that followed it, the longest matches first in each part."""
-        left = MAX_INDEXED_PER_LOOKUP
+        left = INDEXED_A_LOOK
         for part in reversed(self._parts):
             left -= part.index(left)
         return chain.from_iterable(part.continuations(ending, most, max_depth) for part in reversed(self._parts))

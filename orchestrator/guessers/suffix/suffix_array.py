@@ -1,7 +1,7 @@
 """Suffix array of a reversed text: finds the positions whose preceding tokens match a text's ending best.
 
 In the reversed text, an added token adds one suffix and changes none: it is one insertion. The positions that share the
-longest ending with a text are adjacent to its rank. Knows tokens and positions; must not know their owner.
+longest ending with a text are adjacent to its place. Knows tokens and positions; must not know their owner.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class SuffixArray:
     def __len__(self) -> int:
         return sum(map(len, self._ends.values()))
 
-    def add(self, text: Sequence[int], positions: Iterable[int]) -> None:
+    def add(self, text: Sequence[int], places: Iterable[int]) -> None:
         """Add a few positions, each by binary search."""
-        for end in positions:
+        for end in places:
             last = tuple(text[end - MIN_MATCH : end])
             ends = self._ends.get(last)
             if ends is None:
@@ -39,10 +39,10 @@ class SuffixArray:
             else:
                 ends.insert(_rank(ends, text, _backwards(text, end)), end)
 
-    def add_many(self, text: Sequence[int], positions: Iterable[int]) -> None:
+    def add_many(self, text: Sequence[int], places: Iterable[int]) -> None:
         """Add many positions, sorted at once."""
         added: dict[tuple[int, ...], list[int]] = {}
-        for end in positions:
+        for end in places:
             added.setdefault(tuple(text[end - MIN_MATCH : end]), []).append(end)
         for last, new in added.items():
             merged = [*self._ends.get(last, ()), *new]

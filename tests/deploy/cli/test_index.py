@@ -39,9 +39,9 @@ def test_a_corpus_becomes_an_index_for_its_tokenizer(corpus, tmp_path, capsys):
     texts = [(corpus / name).read_text() for name in ("a.py", "b.py")]
     ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     assert index.num_tokens == sum(map(len, ids)) + 2
-    match, suffixes = index.find(ids[0][2:6], 2)
+    match, places = index.find(ids[0][2:6], 2)
     assert match == 4
-    assert index.tokens_after(suffixes[0], match, 5) == list(ids[0][6:11])
+    assert index.tokens_after(places[0], match, 5) == list(ids[0][6:11])
     assert f"{index.num_tokens:,} tokens" in said.out
 
 

@@ -29,17 +29,17 @@ def remembering(*outputs, max_tokens=10_000):
     return history
 
 
-def match_of(output, position, ending):
+def match_of(output, place, ending):
     match = 0
-    while match < min(position, len(ending), MAX_MATCH) and output[position - 1 - match] == ending[-1 - match]:
+    while match < min(place, len(ending), MAX_MATCH) and output[place - 1 - match] == ending[-1 - match]:
         match += 1
     return match
 
 
 @given(st.lists(st.lists(TOKENS, min_size=1, max_size=30), max_size=6), st.lists(TOKENS, max_size=25))
 def test_the_best_places_of_all_outputs_are_found_and_none_reaches_into_another(outputs, ending):
-    positions = [(output, position) for output in outputs for position in range(1, len(output))]
-    by_hand = [(match_of(output, position, ending), output[position : position + 4]) for output, position in positions]
+    places = [(output, place) for output in outputs for place in range(1, len(output))]
+    by_hand = [(match_of(output, place, ending), output[place : place + 4]) for output, place in places]
     matches = sorted((match for match, _ in by_hand if match >= MIN_MATCH), reverse=True)
     found = list(remembering(*outputs).continuations(ending, 8, 4))
     assert [match for match, _ in found] == matches[:8]
@@ -86,7 +86,7 @@ def test_one_look_up_indexes_no_more_than_its_share():
     while indexed[-1] < 998:
         found = list(history.continuations([997, 998], 8, 4))
         indexed.append(sum(len(part._array) for part in history._parts))
-        assert 0 < indexed[-1] - indexed[-2] <= module.MAX_INDEXED_PER_LOOKUP
+        assert 0 < indexed[-1] - indexed[-2] <= module.INDEXED_A_LOOK
     assert found == [(2, [999])]
 
 
@@ -187,13 +187,13 @@ def test_a_million_tokens_of_many_callers_leave_it_within_its_bounds():
 
 
 def test_a_token_takes_no_more_bytes_than_the_setting_says():
-    """Most where hardly any two tokens come twice: each pair has an entry of its own."""
+    """Most where hardly any two tokens come twice: each pair has a place of its own."""
     dice, most = random.Random(3), 4096
     tracemalloc.start()
     history = History(most)
     for _ in range(most // 500):
         history.add([dice.randrange(150_000) for _ in range(500)], 0)
-    for _ in range(most // module.MAX_INDEXED_PER_LOOKUP + 1):
+    for _ in range(most // module.INDEXED_A_LOOK + 1):
         list(history.continuations([1, 2], 8, 8))
     num_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

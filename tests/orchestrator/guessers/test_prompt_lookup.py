@@ -1,4 +1,4 @@
-"""Looking guesses up in the text: the longest and latest earlier position wins, and the index grows with the text."""
+"""Looking guesses up in the text: the longest and latest earlier place wins, and the index grows with the text."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_continuations_that_differ_are_branches_the_latest_or_the_most_frequent_
     assert tuple(found.tokens[node] for node in at_root) == firsts
     shares = {7: 0.5, 8: 0.25, 9: 0.25}
     assert [found.chances[node] for node in at_root] == [shares[token] for token in firsts]
-    assert [found.tokens[node + 1] for node in at_root] == [1] * len(firsts), "each goes on from its latest position"
+    assert [found.tokens[node + 1] for node in at_root] == [1] * len(firsts), "each goes on from its latest place"
     found.check(vocab_size=10)
 
 
@@ -91,8 +91,8 @@ def test_the_index_is_bounded_and_goes_on_from_the_end_of_the_text(monkeypatch):
     for token in range(1000):
         text += [token % 7, token % 11]
         lookup.propose(text)
-        assert len(lookup._positions) <= 3 * 64
-        assert all(len(positions) <= prompt_lookup.MAX_POSITIONS for positions in lookup._positions.values())
+        assert len(lookup._places) <= 3 * 64
+        assert all(len(places) <= prompt_lookup.MAX_PLACES for places in lookup._places.values())
     text += [50, 51, 52, 50, 51]
     assert lookup.propose(text).tokens == (52, 50)
 

@@ -57,11 +57,11 @@ def test_suffixes_are_sorted_by_their_first_tokens(tokens):
 )
 def test_the_longest_ending_is_found_with_all_its_places(documents, text):
     index = index_of(*documents)
-    match, suffixes = index.find(text[-MAX_MATCH:], MIN_MATCH)
+    match, places = index.find(text[-MAX_MATCH:], MIN_MATCH)
     lengths = [n for n in range(MIN_MATCH, min(len(text), MAX_MATCH) + 1) if occurrences(documents, text[-n:])]
     assert match == max(lengths, default=0)
     if match:
-        found = sorted(tuple(index.tokens_after(suffix, match, 100)) for suffix in suffixes)
+        found = sorted(tuple(index.tokens_after(place, match, 100)) for place in places)
         assert found == sorted(occurrences(documents, text[-match:]))
 
 

@@ -1,4 +1,4 @@
-"""Suffix index: positions with the longest ending in common, their continuations as a tree, in bounded memory."""
+"""The suffix index: the places with the longest ending in common, their continuations as a tree, in bounded memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def match_of(text, end):
 
 def matches_by_hand(text):
     found = sorted((match_of(text, end) for end in range(1, len(text))), reverse=True)
-    return [match for match in found if match >= MIN_MATCH][: suffix.MAX_MATCHES]
+    return [match for match in found if match >= MIN_MATCH][: suffix.MAX_PLACES]
 
 
 @given(st.lists(st.integers(0, 2), max_size=80), st.lists(st.integers(1, 20), max_size=40))
@@ -36,9 +36,9 @@ def test_the_places_with_the_longest_endings_in_common_are_found_however_the_tex
         end = min(len(tokens), end + piece)
         text = tokens[:end]
         index._index(text)
-        found = list(index._array.nearest(text, text, suffix.MAX_MATCHES))
+        found = list(index._array.nearest(text, text, suffix.MAX_PLACES))
         assert [min(match, MAX_MATCH) for _, match in found] == matches_by_hand(text)
-        assert all(min(match, MAX_MATCH) == match_of(text, position) for position, match in found)
+        assert all(min(match, MAX_MATCH) == match_of(text, place) for place, match in found)
 
 
 def test_many_tokens_at_once_are_indexed_as_one_by_one():
@@ -105,7 +105,7 @@ def test_a_million_tokens_leave_it_as_large_as_the_window():
         else:
             text += [dice.randrange(1000) for _ in range(dice.randrange(1, 10))]
         index.propose(text).check(vocab_size=1000)
-        num_positions = len(index._array)
-        assert num_positions <= suffix.MAX_INDEXED_TOKENS * 9 // 8
-        assert len(index._array._ends) <= num_positions
+        num_places = len(index._array)
+        assert num_places <= suffix.MAX_INDEXED_TOKENS * 9 // 8
+        assert len(index._array._ends) <= num_places
     assert index._end == len(text)
