@@ -93,7 +93,6 @@ def belongs_to(caller: str) -> None:
 
 
 def is_request_id(text: str) -> bool:
-    """Whether `text` is a valid request id."""
     return 0 < len(text) <= MAX_REQUEST_ID_CHARS and text.isprintable()
 
 

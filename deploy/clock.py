@@ -10,7 +10,6 @@ class MonotonicClock:
     """The machine's monotonic clock; implements core.ports.Clock."""
 
     def now(self) -> float:
-        """Seconds since an arbitrary start."""
         return time.monotonic()
 
     async def sleep(self, duration_s: float) -> None:

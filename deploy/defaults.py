@@ -1,6 +1,6 @@
 """Default settings of a pair, chosen by the hardware and the checkpoints.
 
-`decide` is pure: facts in, settings and reasons out. `look` collects the facts of this machine.
+`decide` is pure: facts in, settings and reasons out. `detect_facts` collects the facts of this machine.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ FRACTIONS = {"target": 0.7, "draft": 0.3}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts about the machine and the checkpoints."""
-
     num_gpus: int
     num_cpus: int
     dtypes: dict[str, str | None]
@@ -77,7 +75,7 @@ def _on_gpu(role: str, stored: str | None, *, is_shared: bool) -> list[Setting]:
     return [Setting(name, value, SOURCE) for name, value in values.items()]
 
 
-def look(target: Path, draft: Path | None) -> Facts:
+def detect_facts(target: Path, draft: Path | None) -> Facts:
     """The facts of this machine and these checkpoints. Imports torch."""
     import torch
 
@@ -98,14 +96,14 @@ def _stored_dtype(directory: Path) -> str | None:
     return str(found) if found is not None else None
 
 
-def took(config: ServiceConfig) -> list[str]:
+def describe_settings(config: ServiceConfig) -> list[str]:
     """One line for each model, with its final settings."""
     extra = {f"extra_drafts.{number}": worker for number, worker in enumerate(config.extra_drafts)}
     workers = {"target": config.target, "draft": config.draft, **extra}
-    return [f"{role}: {_told(worker)}" for role, worker in workers.items() if worker is not None]
+    return [f"{role}: {_describe(worker)}" for role, worker in workers.items() if worker is not None]
 
 
-def _told(worker: WorkerConfig) -> str:
+def _describe(worker: WorkerConfig) -> str:
     engine = worker.engine
     is_gpu = engine.device.startswith("cuda")
     memory = "the GPU's memory, weights included" if is_gpu else "free memory"

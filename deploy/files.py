@@ -21,7 +21,7 @@ BEGAN_S = time.time()
 """Start of this process. An older stop file is left over from before a container restart."""
 
 
-class Reread(Generic[Content]):
+class ReloadedFiles(Generic[Content]):
     """The content of files, read again when they change, so that they can be replaced at run time.
 
     While the files are invalid, the last valid content stays in use: a half-written Secret breaks nothing.
@@ -35,20 +35,20 @@ class Reread(Generic[Content]):
         self._renewed = renewed
         self._version = self._on_disk()
         self._content = read()
-        self._complaint = ""
+        self._last_error = ""
 
     def now(self) -> Content:
         """The current content, or the last valid one. Each new problem is logged once."""
         version = self._on_disk()
         if version != self._version:
             try:
-                self._content, self._version, self._complaint = self._read(), version, ""
+                self._content, self._version, self._last_error = self._read(), version, ""
                 if self._renewed:
                     logger.info(self._renewed)
             except ConfigError as error:
-                if str(error) != self._complaint:
+                if str(error) != self._last_error:
                     logger.warning("%s: %s", self._kept, error)
-                self._complaint = str(error)
+                self._last_error = str(error)
         return self._content
 
     def _on_disk(self) -> list[tuple[int, ...]]:

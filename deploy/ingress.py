@@ -90,9 +90,9 @@ class Ingress(Servicer):
         super().__init__(models, clock, authenticator, offload)
         self._http = HttpServicer(models, clock, authenticator, offload)
         _collect_less_often()
-        introductions = [introduction for host in self._hosts for introduction in host.introductions]
-        if introductions:
-            await asyncio.wait(introductions, timeout=DRAFT_GRACE_S)
+        draft_tasks = [task for host in self._hosts for task in host.draft_tasks]
+        if draft_tasks:
+            await asyncio.wait(draft_tasks, timeout=DRAFT_GRACE_S)
 
     async def http(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
         """The reply to an HTTP call, for `deploy.http.proxy`."""
@@ -128,8 +128,8 @@ class _Host:
         self._tasks = [asyncio.create_task(self._watch_control())]
         if config.draft is not None and config.draft.autoscaling is not None:
             self._tasks.append(asyncio.create_task(self._report_waits()))
-        self.introductions = [
-            asyncio.create_task(self._introduce_draft(number, draft)) for number, draft in enumerate(_drafts(config))
+        self.draft_tasks = [
+            asyncio.create_task(self._attach_draft(number, draft)) for number, draft in enumerate(_drafts(config))
         ]
         """One task for each draft, done when the draft has been described. Requests do not wait for them."""
 
@@ -147,9 +147,9 @@ class _Host:
         """Publish the number of running replicas; `num_running` is by deployment name."""
         self.hosted.num_replicas = {role: num_running.get(name, 0) for role, name in self._deployments.items()}
 
-    async def _introduce_draft(self, number: int, draft: DraftConfig) -> None:
+    async def _attach_draft(self, number: int, draft: DraftConfig) -> None:
         info = await _described(partial(self.leases.describe_draft, number))
-        if (problem := await asyncio.to_thread(_misfit, self._config.target, draft)) is not None:
+        if (problem := await asyncio.to_thread(_vocabulary_mismatch, self._config.target, draft)) is not None:
             logger.error("%s is served without its draft %s: %s", self._config.model_name, draft.engine.model, problem)
             return
         self._service.use_draft(info, number)
@@ -175,15 +175,15 @@ class _Host:
 
     async def _report_waits(self) -> NoReturn:
         """Report only while sessions use the draft: a call would restart a draft that was scaled to zero."""
-        told = self._service.draft_wait
+        reported = self._service.draft_wait
         while True:
             await self._clock.sleep(WAIT_REPORT_PERIOD_S)
             if not self._service.num_drafted:
                 continue
             now = self._service.draft_wait
             try:
-                await self.leases.report_wait(now - told)
-                told = now
+                await self.leases.report_wait(now - reported)
+                reported = now
             except Unavailable as error:
                 logger.info("waiting times could not be reported to the draft's autoscaling: %s", error)
 
@@ -213,7 +213,7 @@ def _deployments(member: Member) -> dict[str, str]:
     return {role: handle.deployment_name for role, handle in handles.items() if handle is not None}
 
 
-def _misfit(target: TargetConfig, draft: DraftConfig) -> str | None:
+def _vocabulary_mismatch(target: TargetConfig, draft: DraftConfig) -> str | None:
     """Why token ids of draft and target do not match, or None. Skipped if the draft's files are not mounted."""
     directory = Path(draft.engine.model)
     if not directory.is_dir():

@@ -144,9 +144,12 @@ def read_fleet(file: Path) -> FleetConfig | None:
     return parse_fleet(settings, file.resolve().parent, Sources.in_file((), file, text))
 
 
-def alone(fleet: FleetConfig, model: ServiceConfig) -> ServiceConfig:
-    """One model's settings, as if it were served alone."""
-    return replace(model, draft=fleet.draft_of(model), shared_draft=None, orchestrator=fleet.orchestrator)
+def single_models(fleet: FleetConfig) -> list[ServiceConfig]:
+    """The settings of each model, as if it were served alone."""
+    return [
+        replace(model, draft=fleet.draft_of(model), shared_draft=None, orchestrator=fleet.orchestrator)
+        for model in fleet.models
+    ]
 
 
 def as_fleet_yaml(fleet: FleetConfig) -> str:

@@ -65,7 +65,6 @@ class Sources:
         return cls(given, file, dict(_lines(yaml.compose(text, yaml.SafeLoader))))
 
     def of(self, name: str) -> str:
-        """The source of one setting's value."""
         for setting in reversed(self.given):
             if setting.name == name:
                 return setting.source

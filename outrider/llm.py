@@ -15,7 +15,7 @@ from core.errors import ConfigError, InvalidRequest
 from core.records import EngineStats, GenerationRequest
 from deploy.api import to_requests
 from deploy.checkpoints import check_directory
-from deploy.defaults import decide, look
+from deploy.defaults import decide, detect_facts
 from deploy.settings import service_config
 from deploy.sources import Setting
 from outrider.outputs import RequestOutput, to_output
@@ -162,7 +162,7 @@ def _config(
     if target is not None and config is None:  # do not use the demo pair's settings
         name = Path(target).resolve().name
         implied = [Setting("target.engine.deterministic", False, "target"), Setting("model_name", name, "target")]
-        facts = look(Path(target), Path(draft) if draft is not None else None)
+        facts = detect_facts(Path(target), Path(draft) if draft is not None else None)
         plain = [Setting("draft", None, "draft")] if draft is None else []
         given = [*implied, *plain, *decide(facts)[0], *given]
     return service_config(Path(config) if config is not None else None, given)

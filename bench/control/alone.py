@@ -16,7 +16,7 @@ NewGuesser = Callable[[Recording], Guesser]
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class GuesserCost:
     """Acceptance and costs of one guesser."""
 
     alpha: float
@@ -27,19 +27,19 @@ class Alone:
     """Memory of one session at the end of the first text, in kB."""
 
 
-def alone(new: NewGuesser, texts: Sequence[Recording]) -> Alone:
+def measure_guesser(new: NewGuesser, texts: Sequence[Recording]) -> GuesserCost:
     """Measure over all positions of all texts."""
-    num_places, num_right, elapsed_s = 0, 0, 0.0
+    num_positions, num_right, elapsed_s = 0, 0, 0.0
     for text in texts:
         guesser, tokens = new(text), list(text.prompt)
         for token in text.output:
             began_s = time.thread_time()
             guesses = _asked(guesser, tokens)
             elapsed_s += time.thread_time() - began_s
-            num_places, num_right = num_places + 1, num_right + (_first(guesses) == token)
+            num_positions, num_right = num_positions + 1, num_right + (_first(guesses) == token)
             tokens.append(token)
     memory_kb = _memory_bytes(new, texts[0]) / 1e3
-    return Alone(num_right / num_places, 1e6 * elapsed_s / num_places, memory_kb)
+    return GuesserCost(num_right / num_positions, 1e6 * elapsed_s / num_positions, memory_kb)
 
 
 def _asked(guesser: Guesser, tokens: Sequence[int]) -> Guesses:

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from bench.control.alone import alone
+from bench.control.alone import measure_guesser
 from bench.control.guesser_table import Row, draw, table
 from bench.control.recorder import Recorded, Recorder
 from bench.control.replay import PLAIN_WAY, Decoded, GuessingWay, Job, decode
@@ -152,7 +152,7 @@ class _Bench:
         in_turn = self._decode(jobs, _in_turn(row.way, self._index), has_learned=False)
         alpha = recorded.alpha
         if row.way != DRAFT:
-            found = alone(partial(self._guesser, row.way, recorded), recorded.texts)
+            found = measure_guesser(partial(self._guesser, row.way, recorded), recorded.texts)
             row = replace(row, guess_us=found.guess_us, memory_kb=found.memory_kb)
             alpha = in_turn.first_accepted if row.way in ASKING else found.alpha  # depends on what was asked before
         promised, measured = expected_tokens(alpha, DEPTH), in_turn.report.tokens_per_round

@@ -64,7 +64,7 @@ class WatchedStream:
     """Set when the first chunk arrives, or when the stream fails."""
     arrivals: list[Arrival] = field(default_factory=list)
     failure: str = ""
-    has_felt: bool = False
+    was_affected: bool = False
     is_over: bool = False
 
     @property
@@ -166,7 +166,7 @@ async def _die(trial: Trial, streams: Sequence[WatchedStream], chooser: random.R
 
 async def _follow(trial: Trial, index: int, stream: WatchedStream) -> None:
     try:
-        stream.has_felt = await trial.complete(index, stream.take)
+        stream.was_affected = await trial.complete(index, stream.take)
     except (grpc.aio.AioRpcError, OutriderError) as error:
         stream.failure = str(error)
         say(f"stream {index} failed: {' '.join(stream.failure.split())}")
@@ -180,7 +180,7 @@ def _results(title: str, deaths: Sequence[Death]) -> list[Result]:
     failed = [stream for stream in streams if stream.failure]
     changed = [stream for stream in streams if not stream.failure and stream.tokens != stream.expected]
     stalls_s = [stream.stall_s(death.at_s) for death in deaths for stream in death.streams]
-    counts: dict[str, Any] = {"streams": len(streams), "felt": sum(stream.has_felt for stream in streams)}
+    counts: dict[str, Any] = {"streams": len(streams), "felt": sum(stream.was_affected for stream in streams)}
     p99_s = float(np.quantile(stalls_s, 0.99)) if stalls_s else float("nan")
     stall = Result(
         f"{title}: longest gap in a stream, p99", round(p99_s, 3), "s", settings={"max": max(stalls_s, default=0)}

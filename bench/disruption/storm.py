@@ -36,7 +36,7 @@ SETTLE_S = 0.2
 
 
 @dataclass(slots=True)
-class Listener:
+class StreamWatcher:
     """Results of a client that streams the same completion again and again."""
 
     expected: tuple[int, ...]
@@ -49,7 +49,7 @@ class Listener:
     num_changed: int = 0
     """Number of chunks whose tokens differ from plain decoding."""
 
-    def hear(self, tokens: Sequence[int], position: int, at_s: float) -> None:
+    def record(self, tokens: Sequence[int], position: int, at_s: float) -> None:
         """Record a chunk that begins at `position` of the output."""
         self.times_s.append(at_s)
         self.num_tokens += len(tokens)
@@ -80,31 +80,31 @@ async def _measure(address: str, args: argparse.Namespace) -> list[Result]:
         asked = [numbered(prompt, MAX_TOKENS, index, PLAINLY) for index, prompt in enumerate(prompts)]
         plain = await asyncio.gather(*(run(stub, message) for message in asked))
         began_s = time.monotonic()
-        listeners = [Listener(each.tokens, began_s) for each in plain]
+        watchers = [StreamWatcher(each.tokens, began_s) for each in plain]
         calls = [
-            asyncio.create_task(_listen(stub, numbered(prompt, MAX_TOKENS, i), listener))
-            for i, (prompt, listener) in enumerate(zip(prompts, listeners, strict=True))
+            asyncio.create_task(_listen(stub, numbered(prompt, MAX_TOKENS, i), watcher))
+            for i, (prompt, watcher) in enumerate(zip(prompts, watchers, strict=True))
         ]
         await _kill_on(args, began_s)
         ended_s = time.monotonic()
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-    return _results(f"{args.kills} kills in {args.duration_s:g} s", listeners, ended_s)
+    return _results(f"{args.kills} kills in {args.duration_s:g} s", watchers, ended_s)
 
 
-async def _listen(stub: Any, message: pb.GenerateRequest, listener: Listener) -> None:
+async def _listen(stub: Any, message: pb.GenerateRequest, watcher: StreamWatcher) -> None:
     """Stream the completion again and again until cancelled."""
     while True:
-        listener.num_streams += 1
+        watcher.num_streams += 1
         position = 0
         try:
             async for chunk in stub.GenerateStream(message):
                 if chunk.token_ids:
-                    listener.hear(chunk.token_ids, position, time.monotonic())
+                    watcher.record(chunk.token_ids, position, time.monotonic())
                     position += len(chunk.token_ids)
         except grpc.aio.AioRpcError as error:
-            listener.num_failed += 1
+            watcher.num_failed += 1
             say(f"a stream failed: {error.code().name} {error.details()}")
             await asyncio.sleep(SETTLE_S)
 
@@ -123,15 +123,15 @@ async def _kill_on(args: argparse.Namespace, began_s: float) -> None:
     await asyncio.sleep(began_s + args.duration_s - time.monotonic())
 
 
-def _results(title: str, listeners: Sequence[Listener], ended_s: float) -> list[Result]:
-    gaps_s = [listener.longest_gap_s(ended_s) for listener in listeners]
-    num_tokens = sum(listener.num_tokens for listener in listeners)
-    failed = sum(listener.num_failed for listener in listeners)
-    streams = {"streams": sum(listener.num_streams for listener in listeners), "tokens": num_tokens}
+def _results(title: str, watchers: Sequence[StreamWatcher], ended_s: float) -> list[Result]:
+    gaps_s = [watcher.longest_gap_s(ended_s) for watcher in watchers]
+    num_tokens = sum(watcher.num_tokens for watcher in watchers)
+    failed = sum(watcher.num_failed for watcher in watchers)
+    streams = {"streams": sum(watcher.num_streams for watcher in watchers), "tokens": num_tokens}
     return [
         at_most(GAP_GOAL_S, Result(f"{title}: longest time without a token", round(max(gaps_s), 2), "s")),
         at_most(0, Result(f"{title}: failed streams", failed, "streams", settings=streams)),
         at_most(
-            0, Result(f"{title}: tokens unlike plain decoding", sum(each.num_changed for each in listeners), "chunks")
+            0, Result(f"{title}: tokens unlike plain decoding", sum(each.num_changed for each in watchers), "chunks")
         ),
     ]

@@ -148,20 +148,20 @@ class _Builder:
         width, num_units = self._shape.hidden_size, self._shape.intermediate_size
         num_queries, num_keys = self._shape.num_query_rows, self._shape.num_key_rows
         old = {} if is_new else self._old_matrices(prefix)
-        hears = self._source.hidden_size  # number of dimensions of the stream that are not zero
+        source_width = self._source.hidden_size  # number of dimensions of the stream that are not zero
         sizes = {  # rows, columns, number of first columns that are zero in new rows
             "self_attn.q_proj": (num_queries, width, 0),
             "self_attn.k_proj": (num_keys, width, 0),
-            "self_attn.v_proj": (num_keys, width, hears),
+            "self_attn.v_proj": (num_keys, width, source_width),
             "self_attn.o_proj": (width, num_queries, 0 if is_new else old["self_attn.o_proj"].shape[1]),
             "mlp.gate_proj": (num_units, width, 0),
-            "mlp.up_proj": (num_units, width, hears),
+            "mlp.up_proj": (num_units, width, source_width),
             "mlp.down_proj": (width, num_units, 0 if is_new else old["mlp.down_proj"].shape[1]),
         }
         layer = {}
-        for name, (rows, columns, num_muted) in sizes.items():
+        for name, (rows, columns, num_zeroed) in sizes.items():
             full_name = f"{prefix}{name}.weight"
-            layer[full_name] = self._matrix(full_name, (rows, columns), old.get(name), num_muted)
+            layer[full_name] = self._matrix(full_name, (rows, columns), old.get(name), num_zeroed)
         for name in ("input_layernorm", "post_attention_layernorm"):
             layer[f"{prefix}{name}.weight"] = self._norm(self._tensors.get(f"{prefix}{name}.weight"))
         return layer
@@ -181,10 +181,10 @@ class _Builder:
         heads = torch.arange(queries.shape[0]).view(-1, head_dim).repeat_interleave(num_copies, 0).flatten()
         return old | {"self_attn.q_proj": queries[heads], "self_attn.o_proj": output[:, heads].float() / num_copies}
 
-    def _matrix(self, name: str, size: tuple[int, int], old: Tensor | None, num_muted: int = 0) -> Tensor:
-        """Filler with the old weights in its first corner. New rows have zeros in the first `num_muted` columns."""
+    def _matrix(self, name: str, size: tuple[int, int], old: Tensor | None, num_zeroed: int = 0) -> Tensor:
+        """Filler with the old weights in its first corner. New rows have zeros in the first `num_zeroed` columns."""
         grown = self._filler(name, size)
-        grown[:, :num_muted] = 0
+        grown[:, :num_zeroed] = 0
         if old is not None:
             grown[: old.shape[0], : old.shape[1]] = old
         return grown

@@ -22,7 +22,7 @@ from ray._private.state import actors
 from bench.results import Result, at_most
 from deploy.cli.load.callers import Fields, GrpcCaller, LoadCaller
 from deploy.cli.load.http_caller import HttpCaller
-from deploy.cli.load.records import Arrival, Ask
+from deploy.cli.load.records import Arrival, LoadRequest
 from deploy.launch import Endpoints, served
 from deploy.settings import demo_config
 
@@ -104,7 +104,7 @@ async def _times_s(callers: Mapping[str, LoadCaller], num_calls: int) -> dict[st
 async def _first_token_s(caller: LoadCaller, number: int) -> float:
     """Seconds to the first token. Reads the stream to its end."""
     began_s, first_s = time.perf_counter(), None
-    async for arrival in caller.stream(Ask(f"def f{number}(x):\n", OUTPUT_TOKENS, seed=0)):
+    async for arrival in caller.stream(LoadRequest(f"def f{number}(x):\n", OUTPUT_TOKENS, seed=0)):
         if first_s is None and arrival.num_tokens:
             first_s = time.perf_counter()
     assert first_s is not None, "an output has tokens"
@@ -158,7 +158,7 @@ async def _queued(endpoints: Endpoints, num_waiting: int) -> int:
 @asynccontextmanager
 async def _streams(caller: LoadCaller, num: int, max_tokens: int) -> AsyncIterator[list[asyncio.Task[Arrival]]]:
     """Open `num` streams and wait for their first pieces. The streams are abandoned at the end."""
-    streams = [caller.stream(Ask(f"def f{number}(x):\n", max_tokens, seed=0)) for number in range(num)]
+    streams = [caller.stream(LoadRequest(f"def f{number}(x):\n", max_tokens, seed=0)) for number in range(num)]
     pieces = [asyncio.ensure_future(anext(stream)) for stream in streams]
     try:
         yield pieces

@@ -2,19 +2,12 @@
 
 from deploy.api.authentication import Authenticator, Caller, KeyLimits, new_key, tokens_path
 from deploy.api.checks import check_length, check_tools, json_object, require, token_ids
-from deploy.api.given import (
-    SERVICE_TIERS,
-    Given,
-    GivenTool,
-    ServiceTier,
-    given_sampling,
-    template_call,
-)
+from deploy.api.given import SERVICE_TIERS, Given, GivenTool, ServiceTier, given_sampling, template_call
 from deploy.api.hosted import Hosted, Models, Served, Watch, load_of
 from deploy.api.offload import LONG_BYTES, Offload
 from deploy.api.proxy_admission import RETRY_S, Places, ProxyAdmission
 from deploy.api.proxy_places import admission_behind
-from deploy.api.replies import shortened, speculation_fields, told
+from deploy.api.replies import message_of, shortened, speculation_fields
 from deploy.api.request import prompt_ids, sampling_defaults
 from deploy.api.samples import (
     Samples,
@@ -55,6 +48,7 @@ __all__ = [
     "json_object",
     "load_of",
     "merged",
+    "message_of",
     "new_key",
     "prompt_ids",
     "receipt_maker",
@@ -67,5 +61,4 @@ __all__ = [
     "to_requests",
     "token_ids",
     "tokens_path",
-    "told",
 ]

@@ -17,7 +17,7 @@ from pathlib import Path
 from core.errors import ConfigError, Unauthenticated
 from core.ranges import Range, ranges_of
 from core.records import PRIORITY, Quota
-from deploy.files import Reread
+from deploy.files import ReloadedFiles
 
 TOKENS_FILE = "OUTRIDER_TOKENS_FILE"
 """Environment variable that names the file, set by a manifest that mounts it. The setting has priority."""
@@ -57,16 +57,11 @@ class KeyLimits:
 
 
 NO_LIMITS = KeyLimits()
-LIMITS: Mapping[str, Range] = {
-    "max_priority": PRIORITY,
-    **ranges_of(Quota),
-}
+LIMITS: Mapping[str, Range] = {"max_priority": PRIORITY, **ranges_of(Quota)}
 """Fields of a key's line with a number, and their ranges."""
 
 
 class Caller(str):
-    """A caller's name, limits and tenant."""
-
     __slots__ = ("limits", "tenant")
     limits: KeyLimits
     tenant: str
@@ -120,7 +115,9 @@ class Authenticator:
 
     def __init__(self, path: Path | None) -> None:
         """Raises: ConfigError if the file at `path` has no key."""
-        self._callers = None if path is None else Reread([path], lambda: _read(path), "the keys from before stay valid")
+        self._callers = (
+            None if path is None else ReloadedFiles([path], lambda: _read(path), "the keys from before stay valid")
+        )
 
     def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
         """The caller's name, which does not reveal its key; empty without authentication.

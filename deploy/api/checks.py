@@ -37,13 +37,13 @@ def context_exceeded(
 
     Gateways and clients recognize it by OpenAI's wording, and parse the numbers.
     """
-    told = f"{problem}. This model's maximum context length is {context} tokens."
+    message = f"{problem}. This model's maximum context length is {context} tokens."
     if num_prompt is not None:
         total = num_prompt + num_output
-        told += (
+        message += (
             f" However, you requested {total} tokens ({num_prompt} in the messages, {num_output} in the completion)."
         )
-    return ContextExceeded(field, told)
+    return ContextExceeded(field, message)
 
 
 def text_ids(ids: tuple[int, ...], field: str, tokenizer: Tokenizer, info: ModelInfo) -> tuple[int, ...]:

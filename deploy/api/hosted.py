@@ -42,7 +42,6 @@ class Served:
 
     @property
     def context_tokens(self) -> int:
-        """Most tokens of prompt and output together."""
         return min(self.target.max_context_tokens, self.target.kv_cache_tokens)
 
     @property
@@ -96,7 +95,6 @@ class Hosted:
                 yield Watch(meter, spans)
 
     def show_draft(self, draft: ModelInfo) -> None:
-        """Add the draft to the model's description."""
         self.served = replace(self.served, draft=draft)
 
 

@@ -15,7 +15,7 @@ MAX_DETAILS_CHARS = 500
 """gRPC's trailers must fit in 8 KiB, and a character may take twelve bytes."""
 
 
-def told(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """The error in one line. An unexpected error is logged, and the line shows only the id of the log entry."""
     if isinstance(error, OutriderError):
         return shortened(str(error))
@@ -51,7 +51,6 @@ def speculation_fields(stats: SpeculationStats) -> dict[str, Any]:
 
 
 def _source_fields(source: SourceStats) -> dict[str, Any]:
-    """The fields of the proto's SourceStats."""
     return {
         "name": source.name,
         "drafted_tokens": source.num_drafted_tokens,

@@ -71,8 +71,7 @@ class CallOptions:
     pipelining: Annotated[
         bool | None,
         Option(
-            "--pipelining/--no-pipelining",
-            help="Draft the next block while the last one is verified, or alternate.",
+            "--pipelining/--no-pipelining", help="Draft the next block while the last one is verified, or alternate."
         ),
     ] = None
     guesser: Annotated[
@@ -134,7 +133,6 @@ class Job:
 
     @property
     def finish(self) -> Finish:
-        """How the stream ended."""
         finish = self.chunks[-1].finish
         assert finish is not None, "a stream without a last chunk raises"
         return finish

@@ -21,8 +21,7 @@ class NewKeyOptions:
 
     name: Annotated[str, Argument(metavar="NAME", help="Name of the caller, for quotas and logs.")]
     max_priority: Annotated[
-        int | None,
-        Option(metavar="N", help="Most urgent priority that the key allows; overrides limits.max_priority."),
+        int | None, Option(metavar="N", help="Most urgent priority that the key allows; overrides limits.max_priority.")
     ] = None
     max_requests_per_minute: Annotated[
         int | None,

@@ -41,8 +41,7 @@ class ReplayOptions:
         ),
     ]
     request: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="The request as JSON, in the form of the proto or of an HTTP body."),
+        Path | None, Option(metavar="FILE", help="The request as JSON, in the form of the proto or of an HTTP body.")
     ] = None
     address: Annotated[
         list[str] | None,

@@ -27,14 +27,14 @@ from deploy.cli.jobs import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from deploy.cli.options import SettingFlags, number
 from deploy.cli.settings import setting_names
 from deploy.cli.terminal import say
-from deploy.defaults import decide, look, took
+from deploy.defaults import decide, describe_settings, detect_facts
 from deploy.settings import (
-    alone,
     as_explained_yaml,
     as_fleet_yaml,
     environment_settings,
     explained_config,
     read_fleet,
+    single_models,
 )
 from deploy.sources import Setting, Sources
 
@@ -115,7 +115,7 @@ def serve(options: ServeOptions) -> int:
         say(f"[{time.monotonic() - started:5.1f} s] {stage}")
 
     with (
-        _handlers_kept(),
+        _restored_signal_handlers(),
         served(
             config,
             report,
@@ -192,19 +192,19 @@ def _implied(options: ServeOptions) -> Iterator[Setting]:
         if options.config is None:  # the demo pair's settings do not apply to another target
             yield Setting("target.engine.deterministic", False, "--target")
             yield Setting("draft", None, "--target")
-            settings, _ = decide(look(options.target, draft))
+            settings, _ = decide(detect_facts(options.target, draft))
             yield from settings
 
 
 def _reasons(config: ServiceConfig | FleetConfig, options: ServeOptions) -> list[str]:
     """Lines that explain the settings chosen for this machine."""
     if isinstance(config, FleetConfig):
-        models = [(model.model_name, alone(config, model)) for model in config.models]
-        return [f"chosen: {name}: {line}" for name, model in models for line in took(model)]
+        models = single_models(config)
+        return [f"chosen: {model.model_name}: {line}" for model in models for line in describe_settings(model)]
     draft = Path(config.draft.engine.model) if config.draft is not None else None
     is_decided = options.target is not None and options.config is None
-    _, reasons = decide(look(Path(config.target.engine.model), draft)) if is_decided else ((), ())
-    return [*(f"here: {reason}" for reason in reasons), *(f"chosen: {line}" for line in took(config))]
+    _, reasons = decide(detect_facts(Path(config.target.engine.model), draft)) if is_decided else ((), ())
+    return [*(f"here: {reason}" for reason in reasons), *(f"chosen: {line}" for line in describe_settings(config))]
 
 
 def _flags(options: ServeOptions) -> Iterator[Setting]:
@@ -219,7 +219,7 @@ def _flags(options: ServeOptions) -> Iterator[Setting]:
 
 
 @contextmanager
-def _handlers_kept() -> Iterator[None]:
+def _restored_signal_handlers() -> Iterator[None]:
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -230,11 +230,11 @@ def _handlers_kept() -> Iterator[None]:
 
 def _wait_for_signal() -> Event:
     """Wait for SIGINT or SIGTERM; returns an event that the next signal sets."""
-    stop, hurry = Event(), Event()
+    stop, stop_now = Event(), Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda *_: (hurry if stop.is_set() else stop).set())
+        signal.signal(signum, lambda *_: (stop_now if stop.is_set() else stop).set())
     stop.wait()
-    return hurry
+    return stop_now
 
 
 def _ignore_signals() -> None:
@@ -247,7 +247,7 @@ def _say_banner(config: ServiceConfig | FleetConfig, endpoints: Endpoints) -> No
     from deploy.api import tokens_path
     from deploy.launch import changed_settings, describe_models
 
-    models = [alone(config, each) for each in config.models] if isinstance(config, FleetConfig) else [config]
+    models = single_models(config) if isinstance(config, FleetConfig) else [config]
     named = "\n  ".join(f"{model.model_name}: {describe_models(model)}" for model in models)
     is_guarded = tokens_path(config.orchestrator.tokens_file) is not None
     callers = "callers send a token" if is_guarded else "no authentication"

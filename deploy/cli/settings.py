@@ -26,8 +26,6 @@ INDENT = "    "
 
 @dataclass(frozen=True, slots=True)
 class SettingInfo:
-    """One setting."""
-
     name: str
     """Dotted path. The flag is -- and this path."""
     kind: str
@@ -67,7 +65,6 @@ def _shown(info: SettingInfo) -> str:
 
 
 def setting_names() -> tuple[str, ...]:
-    """The dotted names of all settings."""
     return tuple(info.name for info in catalogue())
 
 

@@ -100,8 +100,8 @@ def paint(text: str, is_guess: bool) -> str:
 def summary(job: Job) -> str:
     """One line with tokens, passes, acceptance and time of a stream that has ended."""
     tokens, stats = job.chunks[-1].usage.completion_tokens, job.finish.speculation
-    told = list(_speculation(stats, tokens)) if stats is not None else [f"{tokens} tokens"]
-    return "; ".join([*told, f"{job.duration_s:.2f} s, {tokens / job.duration_s:.1f} tokens/s"])
+    parts = list(_speculation(stats, tokens)) if stats is not None else [f"{tokens} tokens"]
+    return "; ".join([*parts, f"{job.duration_s:.2f} s, {tokens / job.duration_s:.1f} tokens/s"])
 
 
 def _speculation(stats: Speculation, tokens: int) -> Iterator[str]:

@@ -34,7 +34,7 @@ TIMEOUT_S = 40.0
 IDLE_S = 600.0
 """Seconds without running forks after which a server ends, to free its memory."""
 ORDER_TIMEOUT_S = 5.0
-"""Seconds for a connected process to send its order. The server handles no other process meanwhile."""
+"""Seconds for a connected process to send its request. The server handles no other process meanwhile."""
 RETRY_S = 0.02
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 """numpy's OpenBLAS starts threads at import, and a process with threads cannot fork. Engines compute with torch."""
@@ -45,7 +45,7 @@ _LENGTH = struct.Struct("I")
 
 
 @dataclass(frozen=True)
-class Order:
+class ForkRequest:
     """The program of a new process, and its environment."""
 
     script: str
@@ -54,8 +54,8 @@ class Order:
     directory: str
 
     @classmethod
-    def of(cls, arguments: Sequence[str]) -> Order:
-        """Build an order from Python's arguments. Raises: ValueError for options of Python itself."""
+    def of(cls, arguments: Sequence[str]) -> ForkRequest:
+        """Build a request from Python's arguments. Raises: ValueError for options of Python itself."""
         script, *rest = arguments[1:] if arguments[0] == "-u" else arguments
         if script.startswith("-"):
             raise ValueError(f"a fork cannot apply Python's option {script}")
@@ -76,10 +76,10 @@ def command(modules: Sequence[str]) -> str:
 def launch(modules: str, arguments: Sequence[str]) -> None:
     """Run Python with `arguments` in a fork and return when it has ended; without a server, run it in this process."""
     try:
-        order = Order.of(arguments)
+        request = ForkRequest.of(arguments)
         with socket.socket(socket.AF_UNIX) as server:
             _connect(server, modules, arguments)
-            _send(server, order)
+            _send(server, request)
             if server.recv(1) == FORKED:
                 server.settimeout(None)
                 server.recv(1)  # the fork holds the other end as long as it lives
@@ -134,8 +134,8 @@ def _owner(server: socket.socket) -> int:
     return int(uid)
 
 
-def _send(server: socket.socket, order: Order) -> None:
-    message = json.dumps(asdict(order)).encode()
+def _send(server: socket.socket, request: ForkRequest) -> None:
+    message = json.dumps(asdict(request)).encode()
     socket.send_fds(server, [_LENGTH.pack(len(message))], [0, 1, 2])
     server.sendall(message)
 
@@ -144,7 +144,7 @@ def _send(server: socket.socket, order: Order) -> None:
 
 
 class ForkServer:
-    """Forks a process for each order, until its raylet has ended or it has been idle for `IDLE_S`."""
+    """Forks a process for each request, until its raylet has ended or it has been idle for `IDLE_S`."""
 
     def __init__(self, path: str, raylet_pid: int) -> None:
         self._raylet = os.pidfd_open(raylet_pid)
@@ -157,8 +157,8 @@ class ForkServer:
         self._forks: dict[int, int] = {}
         """Process ids, by a descriptor that becomes readable when the process ends."""
 
-    def run(self) -> Order | None:
-        """Serve orders. Returns the order in each fork; None in the server, at its end."""
+    def run(self) -> ForkRequest | None:
+        """Serve requests. Returns the request in each fork; None in the server, at its end."""
         while True:
             timeout_s = None if self._forks else IDLE_S
             watched = [self._listener.fileno(), self._raylet, *self._forks]
@@ -167,24 +167,24 @@ class ForkServer:
                 return None
             for descriptor in self._forks.keys() & set(ready):
                 self._bury(descriptor)
-            if self._listener.fileno() in ready and (order := self._serve()) is not None:
-                return order
+            if self._listener.fileno() in ready and (request := self._serve()) is not None:
+                return request
 
     def _bury(self, descriptor: int) -> None:
         os.close(descriptor)
         pid, status = os.waitpid(self._forks.pop(descriptor), 0)
         print(f"process {pid} has ended with {os.waitstatus_to_exitcode(status)}")  # noqa: T201  its output is its log
 
-    def _serve(self) -> Order | None:
-        """Fork for one connected process. Returns the order in the fork; None in the server."""
+    def _serve(self) -> ForkRequest | None:
+        """Fork for one connected process. Returns the request in the fork; None in the server."""
         connection, _ = self._listener.accept()
         connection.settimeout(ORDER_TIMEOUT_S)
-        order: Order | None = None
+        request: ForkRequest | None = None
         streams: list[int] = []
         pid = None
         try:
             _check_threads()
-            order, streams = _receive(connection)
+            request, streams = _receive(connection)
             connection.send(FORKED)
             pid = os.fork()
         except (OSError, ValueError) as error:
@@ -192,7 +192,7 @@ class ForkServer:
         if pid == 0:
             self._become_fork(streams)
             connection.detach()  # stays open: the other end sees it close when this process ends
-            return order
+            return request
         if pid is not None:
             self._forks[os.pidfd_open(pid)] = pid
         for descriptor in streams:
@@ -216,13 +216,13 @@ def _check_threads() -> None:
         raise OSError(f"this process has {num_threads} threads")
 
 
-def _receive(connection: socket.socket) -> tuple[Order, list[int]]:
-    """An order, and the descriptors of its standard streams. Raises: OSError, ValueError."""
+def _receive(connection: socket.socket) -> tuple[ForkRequest, list[int]]:
+    """A request, and the descriptors of its standard streams. Raises: OSError, ValueError."""
     head, streams, _, _ = socket.recv_fds(connection, _LENGTH.size, 3)
     if len(head) < _LENGTH.size or len(streams) != 3:
-        raise ValueError("the order is incomplete")
+        raise ValueError("the request is incomplete")
     with connection.makefile("rb") as rest:
-        return Order(**json.loads(rest.read(_LENGTH.unpack(head)[0]))), streams
+        return ForkRequest(**json.loads(rest.read(_LENGTH.unpack(head)[0]))), streams
 
 
 def load(module: str) -> None:
@@ -234,7 +234,7 @@ def load(module: str) -> None:
 
 
 def serve(modules: str, path: str, raylet_pid: int) -> None:
-    """Import `modules` and serve until the end; each fork runs its order instead."""
+    """Import `modules` and serve until the end; each fork runs its request instead."""
     lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -245,20 +245,20 @@ def serve(modules: str, path: str, raylet_pid: int) -> None:
         load(module)
     gc.collect()
     gc.freeze()  # a garbage collection would make each fork copy the server's objects
-    order = server.run()
+    request = server.run()
     os.close(lock)  # in a fork it would prevent others from serving
-    if order is not None:
-        _carry_out(order)
+    if request is not None:
+        _execute(request)
 
 
-def _carry_out(order: Order) -> None:
+def _execute(request: ForkRequest) -> None:
     """Run the script as Python would."""
     os.environ.clear()
-    os.environ.update(order.environment)
-    os.chdir(order.directory)
-    sys.argv[:] = [order.script, *order.arguments]
-    sys.path[0] = os.path.dirname(order.script)  # noqa: PTH120  as above
-    runpy.run_path(order.script, run_name="__main__")
+    os.environ.update(request.environment)
+    os.chdir(request.directory)
+    sys.argv[:] = [request.script, *request.arguments]
+    sys.path[0] = os.path.dirname(request.script)  # noqa: PTH120  as above
+    runpy.run_path(request.script, run_name="__main__")
 
 
 if __name__ == "__main__":

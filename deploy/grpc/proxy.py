@@ -37,7 +37,7 @@ from core.errors import OutriderError, Overloaded, RequestError, Unavailable
 from deploy import calls
 from deploy.api import RETRY_S, ProxyAdmission, admission_behind
 from deploy.files import is_to_stop
-from deploy.grpc.proxy_deadline import punctual
+from deploy.grpc.proxy_deadline import with_deadline
 from deploy.grpc.proxy_names import LastingContext, identified, trailers
 from deploy.grpc.reading import RawServer, Reader, reader_behind
 from deploy.grpc.status import DETAILS_KEY, status_of
@@ -104,8 +104,8 @@ def add_generation_service(servicer: Any, server: Any) -> None:
     def wrap(handler: Handler, method: str) -> Handler:
         is_completion = method in COMPLETIONS
         explained = refusing(handler)
-        inner = punctual(explained) if is_completion else explained
-        return identified(admitted(inner, admission, reader, is_completion=is_completion))
+        inner = with_deadline(explained) if is_completion else explained
+        return admitted(inner, admission, reader, is_completion=is_completion)
 
     with _wrapped(server, wrap):
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, RawServer(server))
@@ -118,8 +118,8 @@ def add_health_service(servicer: Any, server: Any) -> None:
 
     def wrap(handler: Handler, method: str) -> Handler:
         is_check = method == "Check" and not inspect.isasyncgenfunction(handler)
-        refused = refusing(honest(handler, proxy._is_draining) if is_check else handler)
-        return identified(one_message(refused, reader))
+        refused = refusing(with_draining(handler, proxy._is_draining) if is_check else handler)
+        return one_message(refused, reader)
 
     with _wrapped(server, wrap):
         health_pb2_grpc.add_HealthServicer_to_server(servicer, RawServer(server))
@@ -161,28 +161,33 @@ def one_message(handler: Handler, reader: Reader | None = None) -> Handler:
             message = await _only(messages, context, reader)
         except RequestError as error:
             await _abort(context, error)
-        yield message, _unheard
+        yield message, _ignore_answer
 
     return _taking(handler, call)
 
 
-def _unheard() -> None:
+def _ignore_answer() -> None:
     """Do nothing: these answers are not counted."""
 
 
 def _taking(handler: Handler, call: Callable[..., AbstractAsyncContextManager[_Read]]) -> Handler:
-    """A handler for a stream of messages. It gets the only message from `call`, and answers within that context."""
+    """A handler for a stream of messages. It gets the only message from `call`, and answers within that context.
+
+    Each call has a request id.
+    """
 
     async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
-        async with call(messages, context) as (message, _):
-            answer: bytes = await handler(message, context)
-            return answer
+        with identified(context):
+            async with call(messages, context) as (message, _):
+                answer: bytes = await handler(message, context)
+                return answer
 
     async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
-        async with call(messages, context) as (message, answered), aclosing(handler(message, context)) as replies:
-            async for reply in replies:
-                answered()
-                yield reply
+        with identified(context):
+            async with call(messages, context) as (message, answered), aclosing(handler(message, context)) as replies:
+                async for reply in replies:
+                    answered()
+                    yield reply
 
     return stream if inspect.isasyncgenfunction(handler) else unary
 
@@ -259,12 +264,12 @@ def _explain(context: Any) -> None:
         call, reason = calls.current(), context.details().partition("\n")[0]
         name = call.request_id if call is not None else "without a name"
         logger.warning("call %s failed between proxy and orchestrator: %s", name, reason)
-        _tell(context, Unavailable("the orchestrator of this call was lost; repeat it, or resume its output"))
+        _set_error(context, Unavailable("the orchestrator of this call was lost; repeat it, or resume its output"))
     elif context.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        _tell(context, Overloaded(f"too many calls are waiting; try again in {RETRY_S:g} s", RETRY_S))
+        _set_error(context, Overloaded(f"too many calls are waiting; try again in {RETRY_S:g} s", RETRY_S))
 
 
-def _tell(context: Any, error: OutriderError) -> None:
+def _set_error(context: Any, error: OutriderError) -> None:
     status = status_of(error)
     context.set_code(status.code)
     context.set_details(status.message)
@@ -277,7 +282,7 @@ async def _abort(context: Any, error: OutriderError) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-def honest(handler: Handler, is_draining: Callable[[], bool]) -> Handler:
+def with_draining(handler: Handler, is_draining: Callable[[], bool]) -> Handler:
     """The health check, answering NOT_SERVING while the proxy drains or its node is about to stop."""
 
     async def check(request: Any, context: Any) -> bytes:

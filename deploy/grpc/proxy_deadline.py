@@ -25,16 +25,16 @@ logger = logging.getLogger(__name__)
 
 Handler = Callable[..., Any]
 
-FAREWELL_S = 5.0
+CANCEL_GRACE_S = 5.0
 """Seconds after the deadline at which a call that has not ended is cancelled."""
 
 TOO_LATE = "the request's time ran out"
 
-_leaving: set[asyncio.Task[None]] = set()
+_detached: set[asyncio.Task[None]] = set()
 """Strong references to tasks; asyncio keeps only weak ones."""
 
 
-def punctual(handler: Handler) -> Handler:
+def with_deadline(handler: Handler) -> Handler:
     """The handler, raising DeadlinePassed as soon as the `timeout_s` of its message has passed."""
 
     async def unary(message: bytes, context: Any) -> bytes:
@@ -75,7 +75,7 @@ def _end_s(message: bytes) -> float | None:
 async def _before(end_s: float, answer: Coroutine[Any, Any, bytes]) -> bytes:
     work = asyncio.ensure_future(answer)
     if not await _is_done(work, end_s):
-        _leave(_nothing_more(work))
+        _run_detached(_drain_late(work))
         raise DeadlinePassed(TOO_LATE)
     return work.result()
 
@@ -84,7 +84,7 @@ async def _stream_before(end_s: float, replies: AsyncGenerator[bytes, None]) -> 
     while True:
         work = asyncio.ensure_future(anext(replies, None))
         if not await _is_done(work, end_s):
-            _leave(_nothing_more(work, replies))
+            _run_detached(_drain_late(work, replies))
             raise DeadlinePassed(TOO_LATE)
         if (reply := work.result()) is None:
             return
@@ -107,19 +107,19 @@ async def _is_done(work: asyncio.Future[Any], end_s: float) -> bool:
     return work.done()
 
 
-async def _nothing_more(work: Awaitable[Any], replies: AsyncGenerator[bytes, None] | None = None) -> None:
-    """Wait for the end of a late call, at most FAREWELL_S."""
+async def _drain_late(work: Awaitable[Any], replies: AsyncGenerator[bytes, None] | None = None) -> None:
+    """Wait for the end of a late call, at most CANCEL_GRACE_S."""
     try:
-        async with asyncio.timeout(FAREWELL_S):
+        async with asyncio.timeout(CANCEL_GRACE_S):
             await work
             if replies is not None:
                 async for _ in replies:
                     pass
     except TimeoutError:
-        logger.warning("a call had not ended %g s after its deadline and is cancelled", FAREWELL_S)
+        logger.warning("a call had not ended %g s after its deadline and is cancelled", CANCEL_GRACE_S)
 
 
-def _leave(rest: Coroutine[Any, Any, None]) -> None:
+def _run_detached(rest: Coroutine[Any, Any, None]) -> None:
     task = asyncio.create_task(rest)
-    _leaving.add(task)
-    task.add_done_callback(_leaving.discard)
+    _detached.add(task)
+    task.add_done_callback(_detached.discard)

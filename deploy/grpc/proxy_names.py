@@ -5,40 +5,22 @@ Knows `deploy.calls` and how Serve uses a call's context; must not know the meth
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from deploy import calls
-
-Handler = Callable[..., Any]
 
 SERVES_REQUEST_ID = "request_id"
 """Metadata key of the id in Serve's own logs."""
 
 
-def identified(handler: Handler) -> Handler:
-    """The handler, with a request id for each call, returned in its trailing metadata."""
-
-    async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
-        calls.begin(context.invocation_metadata())
-        answer: bytes = await handler(messages, context)
-        _echo(context)
-        return answer
-
-    async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
-        calls.begin(context.invocation_metadata())
-        async with aclosing(handler(messages, context)) as replies:
-            async for reply in replies:
-                yield reply
-        _echo(context)
-
-    return stream if inspect.isasyncgenfunction(handler) else unary
-
-
-def _echo(context: Any) -> None:
-    """Add the call's headers to the trailing metadata, unless the orchestrator has done so."""
+@contextmanager
+def identified(context: Any) -> Iterator[None]:
+    """Give the call a request id, which is in its trailing metadata at the end, unless the block raises."""
+    calls.begin(context.invocation_metadata())
+    yield
+    # The orchestrator may have added the headers already.
     trailers, call = list(context.trailing_metadata()), calls.current()
     if call is not None and all(key != calls.REQUEST_ID for key, _ in trailers):
         context.set_trailing_metadata([*trailers, *call.headers])

@@ -118,9 +118,7 @@ def _alike(kind: type[Kind], record: object, **others: Any) -> Kind:
 
 def _usage(usage: Usage) -> pb.Usage:
     return pb.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
+        prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens, cached_tokens=usage.cached_tokens
     )
 
 

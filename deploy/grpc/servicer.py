@@ -53,7 +53,7 @@ def _rpc(
                     reply = await answer_to(self, message)
                     answer.status = "OK"
                 except Exception as error:  # noqa: BLE001 - the outermost handler: no client may see a stack trace
-                    answer.status = _tell(grpc_context, error)
+                    answer.status = _set_error(grpc_context, error)
                     return empty()
                 return reply
 
@@ -93,7 +93,6 @@ class Servicer:
 
     @_rpc(pb.GenerateRequest, pb.GenerateResponse)
     async def Generate(self, message: pb.GenerateRequest) -> pb.GenerateResponse:
-        """One completion, returned whole."""
         model = self._models[message.model]
         with model.request() as watch:
             requests = await self._check(message, model.served)
@@ -119,12 +118,11 @@ class Servicer:
                         yield chunk
                 answer.status = "OK"
             except Exception as error:  # noqa: BLE001 - the outermost handler: no client may see a stack trace
-                answer.status = _tell(grpc_context, error)
+                answer.status = _set_error(grpc_context, error)
                 yield pb.GenerateChunk()
 
     @_rpc(pb.ListModelsRequest, pb.ListModelsResponse)
     async def ListModels(self, _message: pb.ListModelsRequest) -> pb.ListModelsResponse:
-        """The models that requests can name."""
         return responses.to_model_list([model.served for model in self._models.all])
 
     @_rpc(pb.GetModelInfoRequest, pb.GetModelInfoResponse)
@@ -168,7 +166,7 @@ class Servicer:
         try:
             message = self._admit_watch(request)
         except Exception as error:  # noqa: BLE001 - the outermost handler: no client may see a stack trace
-            _tell(grpc_context, error)
+            _set_error(grpc_context, error)
             yield HealthCheckResponse()
             return
         self._num_watches += 1
@@ -261,7 +259,7 @@ def _has_grammar(message: pb.GenerateRequest) -> bool:
     return message.HasField("structured_output") or message.speculation.HasField("template")
 
 
-def _tell(context: CallContext, error: Exception) -> str:
+def _set_error(context: CallContext, error: Exception) -> str:
     """Set the error's status and details on the call, to go out with its next message. Returns the status's name."""
     status = status_of(error)
     context.set_code(status.code)

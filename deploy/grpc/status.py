@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from core.errors import InvalidRequest, OutriderError, Overloaded
 from deploy import calls
-from deploy.api import shortened, told
+from deploy.api import message_of, shortened
 
 DETAILS_KEY = "grpc-status-details-bin"
 """Trailing metadata key of a serialized google.rpc.Status."""
@@ -43,8 +43,8 @@ class Status:
 def status_of(error: Exception) -> Status:
     """The status of any error. An unexpected error is logged, and its status shows only the id of the log entry."""
     if not isinstance(error, OutriderError):
-        return Status(grpc.StatusCode.INTERNAL, told(error), _request_info())
-    return Status(grpc.StatusCode[error.status], told(error), (*_details(error), *_request_info()))
+        return Status(grpc.StatusCode.INTERNAL, message_of(error), _request_info())
+    return Status(grpc.StatusCode[error.status], message_of(error), (*_details(error), *_request_info()))
 
 
 def _request_info() -> tuple[Message, ...]:

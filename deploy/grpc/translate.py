@@ -6,27 +6,19 @@ other way).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 from core.errors import InvalidRequest
 from core.records import GIVEN_SAMPLING, GenerationRequest, Verification
 from deploy import api
-from deploy.api import (
-    SERVICE_TIERS,
-    Given,
-    GivenTool,
-    Served,
-    ServiceTier,
-    check_tools,
-    json_object,
-    require,
-    template_call,
-)
+from deploy.api import SERVICE_TIERS, Given, GivenTool, Served, check_tools, json_object, require, template_call
 from deploy.calls import CallId
 from protos.outrider.v1 import generation_pb2 as pb
 from workers.grammar import STRUCTURES, Structure
 
+Choice = TypeVar("Choice")
 MAX_TOOLS = 128
 """Same limit as for HTTP."""
 GIVEN = frozenset(each.name for each in fields(Given))
@@ -63,10 +55,12 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
             "token_ids": message.token_ids.ids if prompt == "token_ids" else None,
             "request_id": message.request_id or (call.request_id if call is not None else ""),
             "caller": call.caller if call is not None else "",
-            "service_tier": _service_tier(message.service_tier),
+            "service_tier": _chosen(message.service_tier, TIERS, pb.ServiceTier.Name, "service_tier"),
             "sampling": {name: set_fields[name] for name in GIVEN_SAMPLING if name in set_fields},
             "bad_word_ids": [word.ids for word in message.sampling.bad_word_ids],
-            "verification": _verification(message.speculation.verification),
+            "verification": _chosen(
+                message.speculation.verification, VERIFICATIONS, pb.Verification.Name, "speculation.verification"
+            ),
             "resume_samples": [output.ids for output in message.resume_samples],
             "structure": _structure(message.structured_output) if message.HasField("structured_output") else None,
         }
@@ -110,16 +104,7 @@ def _chat_message(message: pb.ChatMessage, field: str) -> dict[str, Any]:
     return {"role": message.role, "content": message.content, **{name: each for name, each in more.items() if each}}
 
 
-def _verification(number: pb.Verification) -> Verification | None:
-    if number == pb.VERIFICATION_UNSPECIFIED:
-        return None
-    allowed = f"one of {', '.join(map(pb.Verification.Name, VERIFICATIONS))}"
-    require(number in VERIFICATIONS, "speculation.verification", allowed, number)
-    return VERIFICATIONS[number]
-
-
-def _service_tier(number: pb.ServiceTier) -> ServiceTier | None:
-    if number == pb.SERVICE_TIER_UNSPECIFIED:
-        return None
-    require(number in TIERS, "service_tier", f"one of {', '.join(map(pb.ServiceTier.Name, TIERS))}", number)
-    return TIERS[number]
+def _chosen(number: int, known: Mapping[int, Choice], name: Callable[[int], str], field: str) -> Choice | None:
+    """The value of an enum's number; None if it is unspecified. Raises: InvalidRequest."""
+    require(not number or number in known, field, f"one of {', '.join(map(name, known))}", number)
+    return known.get(number)

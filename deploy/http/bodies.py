@@ -100,7 +100,7 @@ else:
     SamplingPart, SpeculationPart = _part_with(SamplingFields), _part_with(SpeculationFields)
 
 
-class Said(Part):
+class TextContent(Part):
     """Part of a message's content that has text."""
 
     type: str
@@ -124,7 +124,7 @@ def part_of(
         raise refusal_of(error, field) from None
 
 
-def text_of(content: str | Sequence[Mapping[str, Any]], kinds: Mapping[str, type[Said]], field: str) -> str:
+def text_of(content: str | Sequence[Mapping[str, Any]], kinds: Mapping[str, type[TextContent]], field: str) -> str:
     """The text of the content at `field`. Raises: InvalidRequest."""
     if isinstance(content, str):
         return content
@@ -208,7 +208,6 @@ class Body(SamplingPart):
 
     @property
     def template_arguments(self) -> Mapping[str, Any]:
-        """Extra variables for the chat template."""
         return {}
 
     @property

@@ -21,7 +21,7 @@ from core.errors import (
     UnknownModel,
 )
 from deploy import calls
-from deploy.api import told
+from deploy.api import message_of
 from deploy.http.wire import JSON, Head, Headers, encoded, event, whole
 
 STATUSES: Mapping[str, int] = {
@@ -91,7 +91,7 @@ class Failure:
 
 def failure_of(error: Exception, path: str = "") -> Failure:
     """The failure for any error. An unexpected error is logged, and the client gets only the id of the log entry."""
-    status, message = _status(error), told(error)
+    status, message = _status(error), message_of(error)
     is_anthropic = path.startswith(MESSAGES)
     body = encoded(_by_anthropic(status, message) if is_anthropic else _by_openai(error, status, message))
     head, body = whole(body, status, (*JSON, *_headers(error)))

@@ -58,7 +58,7 @@ class HttpProxy:
         if scope["type"] != "http" or scope["path"] in SERVES_OWN:
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send)
+        exchange = _HttpExchange(scope, receive, send)
         # Serve's own logs show this id, here and in the replica (Ray 2.60).
         serve_context._serve_request_context.set(serve_context._RequestContext(request_id=exchange.name.request_id))
         try:
@@ -72,7 +72,7 @@ class HttpProxy:
     def _admission(self) -> ProxyAdmission:
         return admission_behind(self._proxy.proxy_router)
 
-    async def _answer(self, exchange: _Exchange) -> None:
+    async def _answer(self, exchange: _HttpExchange) -> None:
         """Raises: OutriderError."""
         is_completion = exchange.path in COMPLETIONS
         if exchange.path == HEALTH and (self._proxy._is_draining() or is_to_stop()):
@@ -88,7 +88,7 @@ class HttpProxy:
                     answered()
                     await exchange.write(part)
 
-    async def _parts(self, call: Call, exchange: _Exchange) -> AsyncGenerator[Head | bytes, None]:
+    async def _parts(self, call: Call, exchange: _HttpExchange) -> AsyncGenerator[Head | bytes, None]:
         """The orchestrator's reply; it ends early if the client goes away. Raises: Unavailable."""
         found = self._proxy.proxy_router.get_handle_for_endpoint("")
         if found is None:
@@ -124,7 +124,7 @@ def _most_bytes(admission: ProxyAdmission) -> int:
     return MAX_BODY_BYTES if known is None else min(MAX_BODY_BYTES, JSON_GROWTH * known)
 
 
-class _Exchange:
+class _HttpExchange:
     """One ASGI request and its reply."""
 
     def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -198,7 +198,6 @@ class _Exchange:
             await self.write(failure.body)
 
     async def end(self) -> None:
-        """Complete the reply."""
         await self._begin()
         if self._has_begun:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})

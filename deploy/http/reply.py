@@ -22,8 +22,6 @@ OWNER = "outrider"
 
 @dataclass(frozen=True, slots=True)
 class ReplyOrder:
-    """The inputs from which a reply is built."""
-
     body: Body
     model: str
     requests: Sequence[GenerationRequest]
@@ -53,7 +51,6 @@ class Reply(ABC):
         """The events at the end of the stream, after all samples."""
 
     def failing(self, failure: Failure) -> bytes:
-        """The events that end a failed stream."""
         return failure.event
 
     @abstractmethod
@@ -62,7 +59,6 @@ class Reply(ABC):
 
 
 def text_of(chunks: Sequence[Chunk]) -> str:
-    """The text of one sample."""
     return "".join(chunk.text for chunk in chunks)
 
 

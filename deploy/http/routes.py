@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from deploy.http.anthropic import MessagesBody, MessagesReply
 from deploy.http.bodies import Body
 from deploy.http.failures import MESSAGES
-from deploy.http.openai import (
-    ChatBody,
-    ChatReply,
-    CompletionBody,
-    CompletionReply,
-    ResponsesBody,
-    ResponsesReply,
-)
+from deploy.http.openai import ChatBody, ChatReply, CompletionBody, CompletionReply, ResponsesBody, ResponsesReply
 from deploy.http.reply import Reply, ReplyOrder
 
 
@@ -58,7 +51,6 @@ JSON_GROWTH = 6
 
 
 def is_known(path: str) -> bool:
-    """Whether `path` exists."""
     return path in (*COMPLETIONS, COUNT_TOKENS, MODELS, HEALTH, METRICS, STATUS, PAGE)
 
 

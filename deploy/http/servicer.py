@@ -185,15 +185,7 @@ class HttpServicer:
         is_long = has_grammar or len(body.prompts_given) > MANY_PROMPTS  # compiling a grammar takes long
         work = max(size, LONG_BYTES) if is_long else size
         _check_size(call.body, served.config.limits.max_message_bytes)
-        return await self._offload.run(
-            work,
-            to_requests,
-            body,
-            served,
-            self._clock.now(),
-            call.name.request_id,
-            caller,
-        )
+        return await self._offload.run(work, to_requests, body, served, self._clock.now(), call.name.request_id, caller)
 
 
 def _check_size(body: bytes, most_bytes: int) -> None:

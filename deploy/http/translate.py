@@ -6,9 +6,10 @@ Pure functions (the replies of each API go the other way). Refusals name fields 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from core.errors import InvalidRequest
@@ -63,11 +64,12 @@ def to_requests(body: Body, served: Served, now: float, request_id: str, caller:
     held = _held(body, asked, served)
     given = given_by(body, served, asked, held, request_id, caller)
     if not body.prompts_given:
-        with _fields_named_as_in(body, held), _tools_named(asked, held, served):
+        with _renamed(partial(_named, body, held)), _tools_named(asked, held, served):
             return api.to_requests(given, served, now)
     requests: list[GenerationRequest] = []
     for index, prompt in enumerate(body.prompts_given):
-        with _fields_named_as_in(body, held, f"[{index}]" if len(body.prompts_given) > 1 else ""):
+        which = f"[{index}]" if len(body.prompts_given) > 1 else ""
+        with _renamed(partial(_named, body, held, which_prompt=which)):
             requests += api.to_requests(replace(given, **_prompt(prompt)), served, now)
     return requests
 
@@ -80,7 +82,7 @@ def prompt_of(body: Body, served: Served) -> tuple[int, ...]:
     """The token ids of the prompt. Raises: InvalidRequest."""
     asked = body.tools_asked
     held = _held(body, asked, served)
-    with _fields_named_as_in(body, held):
+    with _renamed(partial(_named, body, held)):
         return api.prompt_ids(given_by(body, served, asked, held), served)
 
 
@@ -97,29 +99,25 @@ def _tools_named(asked: AskedTools | None, held: Held | None, served: Served) ->
         raise refusal_of_tool(asked, form, served.config) or error from None
 
 
-@contextmanager
-def later_named_as_in(body: Body, served: Served) -> Iterator[None]:
+def later_named_as_in(body: Body, served: Served) -> AbstractContextManager[None]:
     """Rename the fields in errors that engines raise for a request which has passed all checks."""
+    return _renamed(partial(named_as_in, body, served))
+
+
+@contextmanager
+def _renamed(rename: Callable[[InvalidRequest], InvalidRequest]) -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        raise named_as_in(body, served, error) from None
+        raise rename(error) from None
 
 
 def named_as_in(body: Body, served: Served, error: InvalidRequest) -> InvalidRequest:
     """The error with the body's own field name."""
-    return _named(error, body, _held(body, body.tools_asked, served))
+    return _named(body, _held(body, body.tools_asked, served), error)
 
 
-@contextmanager
-def _fields_named_as_in(body: Body, held: Held | None, which_prompt: str = "") -> Iterator[None]:
-    try:
-        yield
-    except InvalidRequest as error:
-        raise _named(error, body, held, which_prompt) from None
-
-
-def _named(error: InvalidRequest, body: Body, held: Held | None, which_prompt: str = "") -> InvalidRequest:
+def _named(body: Body, held: Held | None, error: InvalidRequest, which_prompt: str = "") -> InvalidRequest:
     field, problem = param_of(error.field, body, held), error.problem
     if which_prompt and field.partition("[")[0] == body.PROMPT:
         field = body.PROMPT + which_prompt + field.removeprefix(body.PROMPT)

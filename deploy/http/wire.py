@@ -45,7 +45,6 @@ def whole(body: bytes, status: int = HTTPStatus.OK, headers: Headers = JSON) -> 
 
 
 def encoded(value: Mapping[str, Any]) -> bytes:
-    """Compact JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 

@@ -23,7 +23,7 @@ from deploy.app import APPLICATION, ENGINES, Engines, build_with
 from deploy.checkpoints import check_models
 from deploy.link.tls import Certificates
 from deploy.serve import check_devices
-from deploy.settings import alone
+from deploy.settings import single_models
 from orchestrator.guessers import Guessers
 from orchestrator.text import Tokenizer
 
@@ -50,8 +50,8 @@ def check_pair(config: ServiceConfig) -> None:
 def check_fleet(fleet: FleetConfig) -> None:
     """Check the devices of a fleet, and each model as `check_pair` does. Raises: StartupError."""
     check_devices(fleet)
-    for model in fleet.models:
-        check_pair(alone(fleet, model))
+    for model in single_models(fleet):
+        check_pair(model)
 
 
 def run(
@@ -118,12 +118,12 @@ def _reporting(report: Callable[[str], None]) -> Iterator[None]:
 
 
 def _report_health(report: Callable[[str], None], is_over: Event) -> None:
-    told: set[str] = set()
+    reported: set[str] = set()
     while not is_over.wait(STATUS_PERIOD_S):
         application = serve.status().applications.get(APPLICATION)
         for name, deployment in application.deployments.items() if application else ():
-            if deployment.status == "HEALTHY" and name not in told:
-                told.add(name)
+            if deployment.status == "HEALTHY" and name not in reported:
+                reported.add(name)
                 report(f"{name} is loaded and warm" if name.startswith(("target", "draft")) else f"{name} is ready")
 
 

@@ -27,10 +27,7 @@ from ray._private import worker as ray_worker
 from core.errors import StartupError, first_line
 from deploy.grpc import GRPC_HOST
 
-SERVICERS = (
-    "deploy.grpc.proxy.add_generation_service",
-    "deploy.grpc.proxy.add_health_service",
-)
+SERVICERS = ("deploy.grpc.proxy.add_generation_service", "deploy.grpc.proxy.add_health_service")
 """The services of Serve's gRPC proxy; Kubernetes manifests name the same."""
 HOST = "127.0.0.1"
 PORTS = range(20_000, 32_768)
@@ -106,7 +103,7 @@ def local_cluster(
     os.environ[GRPC_HOST] = host
     _shorten_advice()
     try:
-        with _told_in_a_line():
+        with _as_startup_error():
             _start_ray(num_cpus, resources or {}, metrics_port)
             _start_serve(endpoints)
         yield replace(endpoints, metrics_port=ray.nodes()[0]["MetricsExportPort"])
@@ -116,7 +113,7 @@ def local_cluster(
 
 
 @contextmanager
-def _told_in_a_line() -> Iterator[None]:
+def _as_startup_error() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # Ray also raises Exception itself
@@ -167,11 +164,11 @@ def prepare_environment() -> None:
 def _shorten_advice() -> None:
     """Shorten Ray's message about a dead process, which is a kilobyte of advice on memory, to one line."""
     if not isinstance(ray_worker.print_to_stdstream, partial):
-        ray_worker.print_to_stdstream = partial(_tell_in_lines, ray_worker.print_to_stdstream)
+        ray_worker.print_to_stdstream = partial(_print_shortened, ray_worker.print_to_stdstream)
 
 
-def _tell_in_lines(tell: Callable[..., None], data: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-    tell({**data, "lines": [without_advice(message) for message in data["lines"]]}, *args, **kwargs)
+def _print_shortened(print_lines: Callable[..., None], data: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+    print_lines({**data, "lines": [without_advice(message) for message in data["lines"]]}, *args, **kwargs)
 
 
 def without_advice(message: str) -> str:

@@ -21,13 +21,13 @@ from core.errors import ConfigError, StartupError, Unavailable
 from deploy import app
 from deploy.launch import application
 from deploy.launch.cluster import HOST, Endpoints, local_cluster
-from deploy.settings import alone, flat
+from deploy.settings import flat, single_models
 from outrider_client import Client, DeadlinePassed
 
 READY_TIMEOUT_S = 60.0
 """Longest time from the end of loading to the first answer through the proxy, in seconds."""
 DRAIN_PERIOD_S = 0.2
-LAST_WORDS_S = 0.5
+FLUSH_S = 0.5
 """Time that Serve's proxy gets to send the last chunks, in seconds."""
 Worker = TypeVar("Worker", bound=WorkerConfig)
 BUILT_IN_RESOURCES = ("CPU", "GPU")
@@ -53,7 +53,7 @@ def served(
     application.check_fleet(fleet)
     for setting, port in (("--grpc-port", grpc_port), ("--http-port", http_port), ("--metrics-port", metrics_port)):
         _check_free(setting, port)
-    fleet = _anywhere(fleet)
+    fleet = _without_labels(fleet)
     needed = app.resources(fleet)
     custom = {name: amount for name, amount in needed.items() if name not in BUILT_IN_RESOURCES}
     report("starting Ray and Serve")
@@ -69,20 +69,20 @@ def served(
         ) as endpoints,
         _interrupted_by_sigterm(),
     ):
-        report(f"{_what_is_done(fleet)} {', '.join(describe_models(alone(fleet, model)) for model in fleet.models)}")
+        report(f"{_startup_work(fleet)} {', '.join(map(describe_models, single_models(fleet)))}")
         application.run(fleet, report, engines)
         _wait_until_serving(endpoints.grpc)
         yield endpoints
 
 
-def drain(timeout_s: float, hurry: threading.Event, report: Callable[[str], None]) -> bool:
-    """Stop admission, and return when all streams have ended, after `timeout_s`, or when `hurry` is set.
+def drain(timeout_s: float, stop_now: threading.Event, report: Callable[[str], None]) -> bool:
+    """Stop admission, and return when all streams have ended, after `timeout_s`, or when `stop_now` is set.
 
     Returns whether all streams ended by themselves; the others are cut off, with an error that tells callers why.
     Orchestrators that do not answer may still have streams, and are asked again.
     """
     end_s = time.monotonic() + timeout_s
-    told = ""
+    reported = ""
     while True:
         left_s = end_s - time.monotonic()
         try:
@@ -91,12 +91,12 @@ def drain(timeout_s: float, hurry: threading.Event, report: Callable[[str], None
         except Unavailable as error:
             num, left, why = None, "the remaining streams", str(error)
         if num == 0:
-            hurry.wait(LAST_WORDS_S)
+            stop_now.wait(FLUSH_S)
             return True
-        if left != told:
+        if left != reported:
             report(why)
-            told = left
-        if left_s <= 0 or hurry.wait(DRAIN_PERIOD_S):
+            reported = left
+        if left_s <= 0 or stop_now.wait(DRAIN_PERIOD_S):
             report(f"{left} will be cut off")
             _cut_off(report)
             return False
@@ -107,15 +107,14 @@ def _cut_off(report: Callable[[str], None]) -> None:
         application.cut_off()
     except Unavailable as error:
         report(f"some streams may end without an error message: {error}")
-    time.sleep(LAST_WORDS_S)
+    time.sleep(FLUSH_S)
 
 
 def _streams(num: int) -> str:
     return f"{num} stream{'s' if num > 1 else ''}"
 
 
-def _what_is_done(fleet: FleetConfig) -> str:
-    """The work on the models before they serve."""
+def _startup_work(fleet: FleetConfig) -> str:
     own = [worker for model in fleet.models for worker in (model.target, model.draft, *model.extra_drafts)]
     if any(worker.engine.compile for worker in (*own, *fleet.drafts.values()) if worker is not None):
         return "loading, compiling (one or two minutes the first time a model is used here) and warming up"
@@ -143,14 +142,15 @@ def changed_settings(config: ServiceConfig) -> list[str]:
     return [f"{name}={value}" for name, value in flat(asdict(config)) if defaults.get(name) != value]
 
 
-def _anywhere(fleet: FleetConfig) -> FleetConfig:
+def _without_labels(fleet: FleetConfig) -> FleetConfig:
     """The settings without node labels: this cluster has one node."""
     drafts = {name: replace(draft, labels={}) for name, draft in fleet.drafts.items()}
     orchestrator = replace(fleet.orchestrator, labels={})
-    return replace(fleet, models=tuple(map(_placed, fleet.models)), drafts=drafts, orchestrator=orchestrator)
+    models = tuple(map(_model_without_labels, fleet.models))
+    return replace(fleet, models=models, drafts=drafts, orchestrator=orchestrator)
 
 
-def _placed(config: ServiceConfig) -> ServiceConfig:
+def _model_without_labels(config: ServiceConfig) -> ServiceConfig:
     draft = replace(config.draft, labels={}) if config.draft is not None else None
     extra = tuple(replace(each, labels={}) for each in config.extra_drafts)
     return replace(config, target=replace(config.target, labels={}), draft=draft, extra_drafts=extra)

@@ -28,11 +28,11 @@ class _SentBatch:
     open: set[Stamp]
     take: Callable[[Any], None]
     ended: asyncio.Future[None]
-    heard_s: float
+    reported_s: float
     """Loop time at which the engine last reported on one of them, or at which they were sent."""
 
-    def hear(self) -> None:
-        self.heard_s = self.ended.get_loop().time()
+    def note_report(self) -> None:
+        self.reported_s = self.ended.get_loop().time()
 
     def pass_on(self, reply: Reply) -> None:
         """Give a reply to the caller, unless the batch has failed. The last one ends it."""
@@ -56,11 +56,11 @@ class _Watch:
         self._sent = sent
         self._silence_s = silence_s
         self._loop = sent.ended.get_loop()
-        self._timer = self._loop.call_at(sent.heard_s + silence_s, self._look)
+        self._timer = self._loop.call_at(sent.reported_s + silence_s, self._look)
 
     def _look(self) -> None:
         """Checked when the timer fires, not with every reply: most batches have ended by then."""
-        due_s = self._sent.heard_s + self._silence_s
+        due_s = self._sent.reported_s + self._silence_s
         if due_s > self._loop.time():
             self._timer = self._loop.call_at(due_s, self._look)
         elif not self._sent.ended.done():
@@ -206,7 +206,7 @@ class Link(asyncio.Protocol):
         replies, lost, working = decode_replies(frame)
         for stamp in working:
             if (sent := self._open.get(stamp)) is not None:
-                sent.hear()
+                sent.note_report()
         for reply in replies:
             self._on_reply(reply)
         if lost is not None:
@@ -215,7 +215,7 @@ class Link(asyncio.Protocol):
     def _on_reply(self, reply: Reply) -> None:
         sent = self._open.pop(reply.stamp, None) if is_last(reply) else self._open.get(reply.stamp)
         if sent is not None:  # else its caller was cancelled
-            sent.hear()
+            sent.note_report()
             sent.pass_on(reply)
 
 

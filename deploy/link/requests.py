@@ -37,7 +37,6 @@ _KINDS_BY_NUMBER = {pb.GrammarKind.Value(f"GRAMMAR_KIND_{kind.name}"): kind for 
 
 
 def encode_requests(batch: Sequence[Request]) -> bytes:
-    """Encode a batch as one message."""
     offers = [_encode_offer(request) for request in batch if isinstance(request, Continuation)]
     verify = [_encode_verify(request) for request in batch if isinstance(request, VerifyRequest)]
     draft = [_encode_draft(request) for request in batch if isinstance(request, DraftRequest)]

@@ -17,13 +17,7 @@ from typing import Any, NoReturn, cast
 from core.errors import StartupError, WorkerLost
 from core.records import Stamp, is_last
 from deploy.link.address import LinkAddress
-from deploy.link.handshake import (
-    HANDSHAKE_TIMEOUT_S,
-    KEY_BYTES,
-    MAX_HANDSHAKE_BYTES,
-    admit,
-    challenge,
-)
+from deploy.link.handshake import HANDSHAKE_TIMEOUT_S, KEY_BYTES, MAX_HANDSHAKE_BYTES, admit, challenge
 from deploy.link.replies import Reply, encode_loss, encode_replies, encode_working
 from deploy.link.requests import Request, decode_requests
 from deploy.link.stream import (
@@ -43,7 +37,7 @@ from protos.outrider.link.v1 import link_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-MAX_STRANGERS = 64
+MAX_PENDING = 64
 """Most connections with an unfinished handshake; further ones are closed."""
 MAX_OPEN_REQUESTS = 4096
 """Unanswered requests of one link above which the server stops reading from it."""
@@ -67,7 +61,7 @@ class LinkServer:
         self.key = secrets.token_bytes(KEY_BYTES)
         self.links: set[EngineLink] = set()
         """Open connections, including those with an unfinished handshake."""
-        self.strangers: set[EngineLink] = set()
+        self.pending: set[EngineLink] = set()
         """Connections with an unfinished handshake."""
         self._certificates = certificates
         self._listener: socket.socket | None = None
@@ -97,7 +91,6 @@ class LinkServer:
         return LinkAddress(host, port, self.epoch, self.key, has_tls=self._certificates is not None)
 
     def close(self) -> None:
-        """Stop accepting links, and close the open ones."""
         if self._accepting is not None:
             self._accepting.cancel()
         if self._listener is not None:
@@ -116,8 +109,8 @@ class LinkServer:
                 logger.warning("a link could not be taken: %s", error)
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
-            if len(self._joining) + len(self.strangers) >= MAX_STRANGERS:
-                _tell_closed(name_of(peer), f"{MAX_STRANGERS} connections have not ended their handshake")
+            if len(self._joining) + len(self.pending) >= MAX_PENDING:
+                _log_closed(name_of(peer), f"{MAX_PENDING} connections have not ended their handshake")
                 connection.close()
                 continue
             task = asyncio.create_task(self._join(connection, name_of(peer)))
@@ -132,7 +125,7 @@ class LinkServer:
                 lambda: EngineLink(self), connection, ssl=tls, ssl_handshake_timeout=timeout_s
             )
         except OSError as error:
-            _tell_closed(peer, f"TLS failed: {str(error) or LEFT}" if tls is not None else str(error))
+            _log_closed(peer, f"TLS failed: {str(error) or LEFT}" if tls is not None else str(error))
 
 
 class EngineLink(asyncio.Protocol):
@@ -158,14 +151,14 @@ class EngineLink(asyncio.Protocol):
             HANDSHAKE_TIMEOUT_S, self._close_for, f"it has not ended its handshake within {HANDSHAKE_TIMEOUT_S:g} s"
         )
         self._server.links.add(self)
-        self._server.strangers.add(self)
+        self._server.pending.add(self)
         tune(transport)
         self._outbox.send(framed(self._challenge.SerializeToString()))
 
     def data_received(self, data: bytes) -> None:
         try:
             for frame in self._reader.feed(data):
-                self._take_requests(frame) if self._is_admitted else self._let_in(frame)
+                self._take_requests(frame) if self._is_admitted else self._admit(frame)
         except LinkError as error:
             self._close_for(str(error))
 
@@ -177,7 +170,7 @@ class EngineLink(asyncio.Protocol):
         if error is not None:
             self._close_for(f"it broke: {error}")
         self._handshake_timer.cancel()
-        self._server.strangers.discard(self)
+        self._server.pending.discard(self)
         self._server.links.discard(self)
         self._is_closed = True
         self._outbox.close()
@@ -191,10 +184,10 @@ class EngineLink(asyncio.Protocol):
     def _is_admitted(self) -> bool:
         return self._reader.max_bytes == MAX_FRAME_BYTES
 
-    def _let_in(self, frame: bytes) -> None:
+    def _admit(self, frame: bytes) -> None:
         welcome = admit(parse(pb.Hello, frame), self._challenge, self._server.epoch, self._server.key)
         self._handshake_timer.cancel()
-        self._server.strangers.discard(self)
+        self._server.pending.discard(self)
         self._reader.max_bytes = MAX_FRAME_BYTES
         self._outbox.send(framed(welcome.SerializeToString()))
 
@@ -220,7 +213,7 @@ class EngineLink(asyncio.Protocol):
         """Close the link and log the reason; later reasons are ignored."""
         if not self._is_closed:
             self._is_closed = True
-            _tell_closed(self._peer, reason)
+            _log_closed(self._peer, reason)
             self._transport.abort()
 
     # On the engine's thread
@@ -245,12 +238,12 @@ class EngineLink(asyncio.Protocol):
 
 def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=MAX_STRANGERS)
+    listener = socket.create_server((host, port), family=family, backlog=MAX_PENDING)
     listener.setblocking(False)
     return listener
 
 
-def _tell_closed(peer: str, reason: str) -> None:
+def _log_closed(peer: str, reason: str) -> None:
     logger.warning("the link from %s is closed: %s", peer, reason)
 
 

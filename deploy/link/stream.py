@@ -128,7 +128,6 @@ class Outbox:
             self._loop.call_soon_threadsafe(self._write_later, rest)
 
     def close(self) -> None:
-        """Stop writing."""
         with self._lock:
             if self._direct is not None:
                 self._direct.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from core.config import LinkTls
 from core.errors import ConfigError
-from deploy.files import Reread
+from deploy.files import ReloadedFiles
 
 TLS_DIR = "OUTRIDER_LINK_TLS_DIR"
 """Environment variable that names a directory, set by a manifest that mounts a Secret. The setting has priority."""
@@ -28,7 +28,7 @@ class Certificates:
         paths = [Path(path) for path in (files.certificate_file, files.key_file, files.ca_file)]
         kept = "links keep the certificates that were read before"
         renewed = f"new links use the new certificate in {files.certificate_file}"
-        self._contexts = Reread(paths, lambda: _read(files), kept, renewed)
+        self._contexts = ReloadedFiles(paths, lambda: _read(files), kept, renewed)
 
     @classmethod
     def of(cls, setting: LinkTls | None) -> Certificates | None:

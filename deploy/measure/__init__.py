@@ -5,13 +5,4 @@ from deploy.measure.recording import MeasuredModel, Recording
 from deploy.measure.report import lines, results
 from deploy.measure.survey import Plan, Survey, survey
 
-__all__ = [
-    "MeasuredModel",
-    "Plan",
-    "Recording",
-    "Survey",
-    "Timing",
-    "lines",
-    "results",
-    "survey",
-]
+__all__ = ["MeasuredModel", "Plan", "Recording", "Survey", "Timing", "lines", "results", "survey"]

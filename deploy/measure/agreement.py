@@ -41,7 +41,6 @@ class Agreement:
 
     @property
     def coverage(self) -> float:
-        """Share of positions that have a guess."""
         return _ratio(self.guessed[0], self.reached[0])
 
     @property
@@ -59,7 +58,7 @@ def _ratio(part: float, whole: float) -> float:
     return float(part / whole) if whole else 0.0
 
 
-def nothing(depth: int) -> Agreement:
+def empty_agreement(depth: int) -> Agreement:
     """The agreement before any text is counted."""
     return Agreement(np.zeros(depth), np.zeros(depth), np.zeros(depth))
 
@@ -78,8 +77,8 @@ def rejection(log_p: Float32, log_q: Float32, output: Sequence[int], q_top_token
     guess is accepted with probability sum_x min(p, q).
     """
     p, q = np.exp(log_p.astype(np.float64)), _cut(np.exp(log_q.astype(np.float64)), q_top_tokens)
-    places = np.arange(len(output))
-    own_p, own_q = p[places, list(output)], q[places, list(output)]
+    positions = np.arange(len(output))
+    own_p, own_q = p[positions, list(output)], q[positions, list(output)]
     return _chains(np.minimum(own_q / own_p, 1.0), np.minimum(p, q).sum(axis=1), depth)
 
 
@@ -134,21 +133,21 @@ def of_guesser(
     for each of its tokens, so that a token is accepted with p(token).
     """
     text, whole = list(prompt), [*prompt, *output]
-    coupled, rejection, propose_s = nothing(depth), nothing(depth), 0.0
-    for place in range(len(output)):
+    coupled, rejection, propose_s = empty_agreement(depth), empty_agreement(depth), 0.0
+    for position in range(len(output)):
         began_s = time.thread_time()
         guesses = guesser.propose(text)
         propose_s += time.thread_time() - began_s
-        rest = output[place : place + depth]
-        coupled += _followed(guesses, rest, depth)
-        rejection += _judged(guesses, rest, log_p[place : place + depth], depth)
+        rest = output[position : position + depth]
+        coupled += _coupled_agreement(guesses, rest, depth)
+        rejection += _rejection_agreement(guesses, rest, log_p[position : position + depth], depth)
         text.append(whole[len(text)])
     return GuesserAgreement(coupled, rejection, propose_s)
 
 
-def _followed(guesses: Guesses, rest: Sequence[int], depth: int) -> Agreement:
+def _coupled_agreement(guesses: Guesses, rest: Sequence[int], depth: int) -> Agreement:
     """Follow the tree as long as it has the text's next token."""
-    found, node = nothing(depth), ROOT
+    found, node = empty_agreement(depth), ROOT
     for level, token in enumerate(rest):
         below = [each for each, parent in enumerate(guesses.parents) if parent == node]
         right = next((each for each in below if guesses.tokens[each] == token), None)
@@ -159,9 +158,9 @@ def _followed(guesses: Guesses, rest: Sequence[int], depth: int) -> Agreement:
     return found
 
 
-def _judged(guesses: Guesses, rest: Sequence[int], log_p: Float32, depth: int) -> Agreement:
+def _rejection_agreement(guesses: Guesses, rest: Sequence[int], log_p: Float32, depth: int) -> Agreement:
     """Follow the first chain as long as it has the text's next token; each guess counts with its p."""
-    found, node = nothing(depth), ROOT
+    found, node = empty_agreement(depth), ROOT
     for level, token in enumerate(rest):
         found.reached[level] = 1.0
         if node not in guesses.parents:

@@ -22,8 +22,6 @@ PassTime = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The duration of passes on some hardware."""
-
     name: str
     target: PassTime
     draft: PassTime | None = None

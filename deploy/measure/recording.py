@@ -86,8 +86,8 @@ class MeasuredModel:
         with self._sequence() as kv:
             logits = torch.cat([self._prefill(kv, text.prompt), *self._read(kv, text.output[:-1])])
         rows = [
-            Row(sampling, place, tokens[:place], start, _mask(grammar, tokens[start:place]))
-            for place in range(start, len(tokens))
+            Row(sampling, position, tokens[:position], start, _mask(grammar, tokens[start:position]))
+            for position in range(start, len(tokens))
         ]
         log_q = process(logits, rows)
         guesses = perturbed(log_q, rows).argmax(dim=-1).tolist()
@@ -157,8 +157,8 @@ def record(
     text = target.write(prompt, sampling, max_tokens)
     if draft is None:
         return text
-    told = SequenceSpec(len(prompt), sampling).at_draft_temperature(draft_temperature)
-    return draft.follow(text, told.sampling)
+    spec = SequenceSpec(len(prompt), sampling).at_draft_temperature(draft_temperature)
+    return draft.follow(text, spec.sampling)
 
 
 def _chain(kv: SequenceKV, tokens: Sequence[int]) -> StepRows:

@@ -23,8 +23,6 @@ PREFIX = "vllm:"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of one model at this orchestrator."""
-
     model_name: str
     num_running: int
     num_waiting: int

@@ -42,8 +42,6 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An outcome and its reason, on one line."""
-
     outcome: Outcome
     reason: str
 

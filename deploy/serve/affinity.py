@@ -25,7 +25,7 @@ MAX_OVERLOAD: Final = 1.25
 Name = TypeVar("Name")
 
 
-def beginnings(tokens: Sequence[int]) -> tuple[BlockHash, ...]:
+def prefix_hashes(tokens: Sequence[int]) -> tuple[BlockHash, ...]:
     """Hashes of the prefixes of a prompt, the shortest first."""
     return tuple(block_hashes(tokens[: MAX_STRIDES * STRIDE_TOKENS], STRIDE_TOKENS))
 
@@ -37,19 +37,19 @@ class Affinity(Generic[Name]):
         self._replicas: OrderedDict[BlockHash, set[Name]] = OrderedDict()
         self._num_sessions: Counter[Name] = Counter()
 
-    def warm(self, prefix: Sequence[BlockHash], among: Collection[Name]) -> set[Name]:
+    def with_prefix(self, prefix: Sequence[BlockHash], among: Collection[Name]) -> set[Name]:
         """The replicas that have the longest known prefix of these, and have room for one more session."""
-        for beginning in reversed(prefix):
-            if found := self._replicas.get(beginning, set()).intersection(among):
-                return {name for name in found if self._has_place(name, among)}
+        for prefix_hash in reversed(prefix):
+            if found := self._replicas.get(prefix_hash, set()).intersection(among):
+                return {name for name in found if self._has_room(name, among)}
         return set()
 
     def began(self, prefix: Sequence[BlockHash], name: Name) -> None:
         """Note that a session with this prompt went to a replica."""
         self._num_sessions[name] += 1
-        for beginning in prefix:
-            self._replicas.setdefault(beginning, set()).add(name)
-            self._replicas.move_to_end(beginning)
+        for prefix_hash in prefix:
+            self._replicas.setdefault(prefix_hash, set()).add(name)
+            self._replicas.move_to_end(prefix_hash)
         while len(self._replicas) > MAX_REMEMBERED:
             self._replicas.popitem(last=False)
 
@@ -59,6 +59,6 @@ class Affinity(Generic[Name]):
         if self._num_sessions[name] <= 0:
             del self._num_sessions[name]
 
-    def _has_place(self, name: Name, among: Collection[Name]) -> bool:
+    def _has_room(self, name: Name, among: Collection[Name]) -> bool:
         num_sessions = 1 + sum(self._num_sessions[other] for other in among)
         return self._num_sessions[name] < math.ceil(MAX_OVERLOAD * num_sessions / len(among))

@@ -232,8 +232,6 @@ class EngineWorker(ABC):
 
 
 class TargetWorker(EngineWorker):
-    """A replica of the target."""
-
     role = "target"
 
     async def __init__(  # type: ignore[misc]  # as in EngineWorker
@@ -251,16 +249,10 @@ class TargetWorker(EngineWorker):
 
 
 class DraftWorker(EngineWorker):
-    """A replica of the draft."""
-
     role = "draft"
 
     async def __init__(  # type: ignore[misc]  # as in EngineWorker
-        self,
-        config: WorkerConfig,
-        model_name: str,
-        q_top_tokens: int,
-        actor: type[EngineActor[Any, Any]] = DraftActor,
+        self, config: WorkerConfig, model_name: str, q_top_tokens: int, actor: type[EngineActor[Any, Any]] = DraftActor
     ) -> None:
         self._waited_s = self._round_s = 0.0
         self._reported_s, self._reported_step_time_s = time.monotonic(), 0.0

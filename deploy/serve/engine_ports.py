@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
-def in_no_request(call: Callable[..., Result], *arguments: Any) -> Result:
+def outside_request_context(call: Callable[..., Result], *arguments: Any) -> Result:
     """Make a Ray call that belongs to no client's request.
 
     Ray and Serve keep the current request in context variables, and cancel every call made under it together with it. A
@@ -71,7 +71,6 @@ class EnginePort:
         self._link.close(f"{self.engine_id} is gone")
 
     def add(self, lease: ServeLease[Any]) -> None:
-        """Add a lease on this engine."""
         self._leases.add(lease)
 
     def leave(self, stopping: Set[str], grace_s: float) -> None:
@@ -99,7 +98,9 @@ class EnginePort:
     async def release(self, sessions: Sequence[str]) -> None:
         """Free what these sessions hold; unknown ones are ignored. Raises: WorkerLost."""
         with self._calling():
-            await asyncio.wait_for(in_no_request(self._engine.release.remote, list(sessions)), self._timeout_s)
+            await asyncio.wait_for(
+                outside_request_context(self._engine.release.remote, list(sessions)), self._timeout_s
+            )
 
     def _check(self) -> None:
         """Raises: WorkerLost when the engine is lost."""
@@ -121,14 +122,10 @@ class EnginePort:
 
 
 class TargetEnginePort(EnginePort):
-    """A target engine as the orchestrator sees it."""
-
     _kinds = (Verdict, Missing, Refused)
 
 
 class DraftEnginePort(EnginePort):
-    """A draft engine as the orchestrator sees it."""
-
     _kinds = (DraftUpdate, Missing, Refused)
 
     def _move(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ray.exceptions import RayError
 
 from core.errors import WorkerLost
-from deploy.serve.engine_ports import in_no_request
+from deploy.serve.engine_ports import outside_request_context
 
 if TYPE_CHECKING:
     from core.records import EngineStats
@@ -34,7 +34,6 @@ class KnownEngines:
         self._asked_s = float("-inf")
 
     def add(self, replica_id: str, engine: Any) -> None:
-        """Add the engine that a replica's grant names."""
         self._engines[replica_id] = engine
 
     def drop(self, replica_ids: Set[str]) -> None:
@@ -56,7 +55,7 @@ class KnownEngines:
 
     async def _ask_one(self, replica_id: str, engine: Any) -> None:
         try:
-            stats = await asyncio.wait_for(in_no_request(engine.stats.remote), ASK_TIMEOUT_S)
+            stats = await asyncio.wait_for(outside_request_context(engine.stats.remote), ASK_TIMEOUT_S)
         except (TimeoutError, RayError, WorkerLost) as error:
             if not isinstance(error, TimeoutError) and self._engines.get(replica_id) is engine:
                 self.drop({replica_id})

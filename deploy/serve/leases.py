@@ -28,9 +28,9 @@ from deploy.link.client import Link
 from deploy.link.pool import Links
 from deploy.link.stream import LinkError
 from deploy.link.tls import Certificates
-from deploy.serve.affinity import beginnings
+from deploy.serve.affinity import prefix_hashes
 from deploy.serve.deployments import LeaseGrant, Refusal
-from deploy.serve.engine_ports import DraftEnginePort, Port, ServeLease, TargetEnginePort, in_no_request
+from deploy.serve.engine_ports import DraftEnginePort, Port, ServeLease, TargetEnginePort, outside_request_context
 from deploy.serve.known_engines import KnownEngines
 from orchestrator.session import DraftWait
 
@@ -62,7 +62,7 @@ class _Deployment(Generic[Port]):
 
     async def take(self, session: str, tokens: Sequence[int]) -> ServeLease[Port]:
         """A lease from the first replica that grants one. Raises: Unavailable."""
-        prefix = beginnings(tokens)
+        prefix = prefix_hashes(tokens)
         refused_by: set[str] = set()
         problem = ""
         try:
@@ -85,7 +85,9 @@ class _Deployment(Generic[Port]):
     async def describe(self) -> ModelInfo:
         """Raises: Unavailable."""
         try:
-            info: ModelInfo = await asyncio.wait_for(in_no_request(self._describe.remote), self._limits.lease_timeout_s)
+            info: ModelInfo = await asyncio.wait_for(
+                outside_request_context(self._describe.remote), self._limits.lease_timeout_s
+            )
         except (TimeoutError, RayError, RayServeException) as error:
             raise Unavailable(f"no {self._name} answers: {cause_of_death(error)}") from error
         return info
@@ -98,7 +100,7 @@ class _Deployment(Generic[Port]):
 
     async def report_wait(self, wait: DraftWait) -> None:
         """Raises: Unavailable."""
-        report = in_no_request(self._handle.report_wait.remote, wait.waited_s, wait.round_s)
+        report = outside_request_context(self._handle.report_wait.remote, wait.waited_s, wait.round_s)
         try:
             await asyncio.wait_for(report, REPORT_TIMEOUT_S)
         except (TimeoutError, RayError, RayServeException) as error:
@@ -108,7 +110,7 @@ class _Deployment(Generic[Port]):
         self, session: str, prefix: tuple[BlockHash, ...], refused_by: frozenset[str]
     ) -> ServeLease[Port] | Refusal:
         name = f"{session}@{secrets.token_hex(4)}"
-        stream = in_no_request(self._lease.remote, name, prefix, refused_by)
+        stream = outside_request_context(self._lease.remote, name, prefix, refused_by)
         try:
             answer: LeaseGrant | Refusal = await anext(stream)
             if isinstance(answer, Refusal):

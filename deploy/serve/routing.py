@@ -22,7 +22,7 @@ from deploy.serve.autoscaling import KV_USE
 
 TIER = 0.1
 """Width of a tier in the share of KV in use. Within a tier the number of sessions decides."""
-MAX_FULLER = 0.25
+MAX_KV_EXCESS = 0.25
 """A shared prefix decides only if the replica's share of KV in use exceeds the emptiest replica's by less than this."""
 STATS_PERIOD_S = 2.0
 
@@ -33,9 +33,7 @@ class Router(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Serve has no ty
     """Routes to replicas that have not refused the session; of these Serve takes the one with the shortest queue."""
 
     async def choose_replicas(
-        self,
-        candidate_replicas: list[RunningReplica],
-        pending_request: PendingRequest | None = None,
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         if pending_request is not None:  # else Serve retries without a pause while all are full
             pending_request.routing_context.should_backoff = True
@@ -47,7 +45,7 @@ class Router(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Serve has no ty
         return [list(replicas)]
 
 
-class RoomiestRouter(Router):
+class PrefixAwareRouter(Router):
     """Routes sessions to targets: by shared prefix and by tiers of free KV."""
 
     def initialize_state(self, **_: Any) -> None:
@@ -66,7 +64,7 @@ class RoomiestRouter(Router):
 
     def _order(self, replicas: Mapping[Any, RunningReplica], call: PendingRequest | None) -> list[list[Any]]:
         used = {name: float(replica.routing_stats.get(KV_USE, 0.0)) for name, replica in replicas.items()}
-        return order(used, self._affinity.warm(_prefix(call), replicas))
+        return order(used, self._affinity.with_prefix(_prefix(call), replicas))
 
 
 def _prefix(call: PendingRequest | None) -> tuple[Any, ...]:
@@ -87,10 +85,10 @@ def after_refusal(tiers: Sequence[Sequence[Name]], refused: Collection[Name]) ->
     return [tier for tier in (*first, *last) if tier]
 
 
-def order(kv_use: Mapping[Name, float], warm: Collection[Name]) -> list[list[Name]]:
-    """First the replicas of `warm` that are not much fuller than the emptiest one, then all others by KV."""
-    bound = min(kv_use.values(), default=0.0) + MAX_FULLER
-    first = [name for name in kv_use if name in warm and kv_use[name] < bound]
+def order(kv_use: Mapping[Name, float], with_prefix: Collection[Name]) -> list[list[Name]]:
+    """First the replicas of `with_prefix` that are not much fuller than the emptiest one, then all others by KV."""
+    bound = min(kv_use.values(), default=0.0) + MAX_KV_EXCESS
+    first = [name for name in kv_use if name in with_prefix and kv_use[name] < bound]
     others = tiers({name: share for name, share in kv_use.items() if name not in first})
     return [first, *others] if first else others
 
@@ -104,12 +102,10 @@ def tiers(kv_use: Mapping[Name, float]) -> list[list[Name]]:
 
 
 def draft_router() -> RequestRouterConfig:
-    """The router of draft deployments."""
     return RequestRouterConfig(request_router_class=f"{__name__}:{Router.__name__}")
 
 
 def target_router() -> RequestRouterConfig:
-    """The router of target deployments."""
     return RequestRouterConfig(
-        request_router_class=f"{__name__}:{RoomiestRouter.__name__}", request_routing_stats_period_s=STATS_PERIOD_S
+        request_router_class=f"{__name__}:{PrefixAwareRouter.__name__}", request_routing_stats_period_s=STATS_PERIOD_S
     )

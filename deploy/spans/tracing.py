@@ -29,8 +29,6 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 class Tracing:
-    """The spans of one orchestrator's requests."""
-
     def __init__(self, provider: TracerProvider, every_rounds: int, now: Callable[[], float]) -> None:
         """`now` is the service's clock, in seconds; one round in `every_rounds` has spans, or none if that is 0."""
         self._provider = provider
@@ -55,8 +53,6 @@ class Tracing:
 
 
 class RequestSpans:
-    """The spans below one request's span."""
-
     def __init__(self, tracer: Tracer, span: Span, every_rounds: int, now: Callable[[], float]) -> None:
         self.every_rounds = every_rounds
         self._tracer = tracer

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.trace.timeline import Arrow, Side, Slice, SliceKind, Stream, Timeline, Track, timeline
+from deploy.trace.timeline import Arrow, Party, Slice, SliceKind, Stream, Timeline, Track, timeline
 
 NS_PER_US = 1000
 MAX_LANES = 100
-"""Largest number of lanes of one side; used only to number threads in the file."""
+"""Largest number of lanes of one party; used only to number threads in the file."""
 COLORS = {
     SliceKind.ROUND: "generic_work",
     SliceKind.IDLE: "white",
@@ -27,7 +27,7 @@ COLORS = {
     SliceKind.WASTED: "terrible",
 }
 """Names of colours in Chrome's viewer. Perfetto colours by the slice's name instead."""
-_SIDES = list(Side)
+_PARTIES = list(Party)
 
 Event = Mapping[str, Any]
 
@@ -58,7 +58,7 @@ def _names(shown: Timeline) -> Iterator[Event]:
         yield _metadata("process_name", stream + 1, 0, {"name": f"stream {stream + 1}: {name}"})
         yield _metadata("process_sort_index", stream + 1, 0, {"sort_index": stream})
     for track in sorted({piece.track for piece in shown.slices}):
-        name = track.side.value + (f" ({track.lane + 1})" if track.lane else "")
+        name = track.party.value + (f" ({track.lane + 1})" if track.lane else "")
         yield _metadata("thread_name", *_place(track), {"name": name})
         yield _metadata("thread_sort_index", *_place(track), {"sort_index": _place(track)[1]})
 
@@ -69,7 +69,7 @@ def _metadata(name: str, pid: int, tid: int, args: Mapping[str, Any]) -> Event:
 
 def _place(track: Track) -> tuple[int, int]:
     """Process id and thread id of a track."""
-    return track.stream + 1, 1 + _SIDES.index(track.side) * MAX_LANES + track.lane
+    return track.stream + 1, 1 + _PARTIES.index(track.party) * MAX_LANES + track.lane
 
 
 def _complete(piece: Slice) -> Event:

@@ -73,14 +73,14 @@ def _ms(piece: Slice) -> float:
 
 
 def _order(track: Track) -> tuple[int, int, int]:
-    return track.stream, list(type(track.side)).index(track.side), track.lane
+    return track.stream, list(type(track.party)).index(track.party), track.lane
 
 
 def _name(shown: Timeline, track: Track) -> str:
-    """The side; above the first track of a stream also the stream's name."""
-    side = track.side.value + (f" ({track.lane + 1})" if track.lane else "")
+    """The party; above the first track of a stream also the stream's name."""
+    party = track.party.value + (f" ({track.lane + 1})" if track.lane else "")
     is_first = _order(track)[1:] == (0, 0)
-    return f"{shown.streams[track.stream]}\n{side}" if is_first and len(shown.streams) > 1 else side
+    return f"{shown.streams[track.stream]}\n{party}" if is_first and len(shown.streams) > 1 else party
 
 
 def _label(piece: Slice) -> str:

@@ -16,9 +16,7 @@ from enum import StrEnum
 from outrider_client import CallTrace, Chunk
 
 
-class Side(StrEnum):
-    """The party whose work a track shows."""
-
+class Party(StrEnum):
     ORCHESTRATOR = "orchestrator"
     TARGET = "target"
     DRAFT = "draft"
@@ -44,16 +42,16 @@ class Stream:
 
     name: str
     began_s: float
-    """Seconds on a clock that all streams of a picture share."""
+    """Seconds on a clock that all streams of a timeline share."""
     chunks: Sequence[Chunk]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Track:
-    """One line of the picture. Calls to a side that overlap in time have lanes of their own."""
+    """One line of the timeline. Calls to a party that overlap in time have lanes of their own."""
 
     stream: int
-    side: Side
+    party: Party
     lane: int = 0
 
 
@@ -94,13 +92,13 @@ def timeline(streams: Sequence[Stream]) -> Timeline:
     slices: list[Slice] = []
     arrows: list[Arrow] = []
     for index, stream in enumerate(streams):
-        picture = _Picture(index, stream, round((stream.began_s - zero_s) * 1e9))
-        slices += picture.slices()
-        arrows += picture.arrows()
+        one = _StreamTimeline(index, stream, round((stream.began_s - zero_s) * 1e9))
+        slices += one.slices()
+        arrows += one.arrows()
     return Timeline(tuple(stream.name for stream in streams), tuple(slices), tuple(arrows))
 
 
-class _Picture:
+class _StreamTimeline:
     """The calls of one stream, and the slice of each."""
 
     def __init__(self, index: int, stream: Stream, offset_ns: int) -> None:
@@ -110,7 +108,7 @@ class _Picture:
         calls = [call for chunk in stream.chunks for call in chunk.trace]
         self._verified = [call for call in calls if call.call == "verify"]
         self._drafted = [call for call in calls if call.call != "verify"]
-        self._outer = [*self._calls(Side.TARGET, self._verified), *self._calls(Side.DRAFT, self._drafted)]
+        self._outer = [*self._calls(Party.TARGET, self._verified), *self._calls(Party.DRAFT, self._drafted)]
 
     def slices(self) -> Iterator[Slice]:
         """Slices in an order in which parents come before their children."""
@@ -128,14 +126,14 @@ class _Picture:
     def _ns(self, time_s: float) -> int:
         return self._offset_ns + round(time_s * 1e9)
 
-    def _calls(self, side: Side, calls: Sequence[CallTrace]) -> Iterator[tuple[CallTrace, Slice]]:
+    def _calls(self, party: Party, calls: Sequence[CallTrace]) -> Iterator[tuple[CallTrace, Slice]]:
         """Each call with its slice, in the first lane that is free."""
         free_from_ns: list[int] = []
         for call in sorted(calls, key=lambda call: (call.sent_s, call.received_s)):
             start_ns, end_ns = self._ns(call.sent_s), self._ns(call.received_s)
             lane = next((lane for lane, ns in enumerate(free_from_ns) if ns <= start_ns), len(free_from_ns))
             free_from_ns[lane : lane + 1] = [end_ns]
-            track = Track(self._index, side, lane)
+            track = Track(self._index, party, lane)
             yield call, Slice(track, SliceKind.CALL, self._name(call), start_ns, end_ns, facts=_facts(call))
 
     def _name(self, call: CallTrace) -> str:
@@ -169,7 +167,7 @@ class _Picture:
 
     def _rounds(self) -> Iterator[Slice]:
         """Rounds from verdict to verdict, the first from the stream's start, and the target's idle time in each."""
-        track, start_ns = Track(self._index, Side.ORCHESTRATOR), self._offset_ns
+        track, start_ns = Track(self._index, Party.ORCHESTRATOR), self._offset_ns
         for number, (verify, chunk) in enumerate(_verdicts(self._chunks)):
             sent_ns, end_ns = self._ns(verify.sent_s), self._ns(verify.received_s)
             num_tokens = len(chunk.token_ids)

@@ -31,12 +31,9 @@ def _byte_of_char() -> dict[str, int]:
 
 
 BYTE_OF_CHAR = _byte_of_char()
-SHORT_CHARS = 4096
-"""Maximum length, in characters, of a text that is tokenized with the interpreter lock held: for about a millisecond at
-this length."""
-CONTINUED = "<continued here>"
+CONTINUATION_MARKER = "<continued here>"
 """Marker for the end of a message to be continued, so that the text added by the template can be cut off."""
-SHOWN_MARKS = frozenset({"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"})
+VISIBLE_SPECIAL_TOKENS = frozenset({"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"})
 """Tokens kept in decoded text even if a tokenizer calls them special: they separate tool calls and reasoning from
 answers."""
 MAX_COMPOSITION = 4
@@ -52,7 +49,7 @@ class Tokenizer:
 
     def __init__(self, read: Any) -> None:
         """Wrap a `PreTrainedTokenizerFast` of transformers. Raises: CheckpointError for an invalid template."""
-        backend = _with_marks(read.backend_tokenizer)
+        backend = _with_visible_tokens(read.backend_tokenizer)
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -108,9 +105,8 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return the token ids. Special tokens are added by the tokenizer's own post-processor."""
-        if len(text) <= SHORT_CHARS:
-            return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        # Unlike `encode`, this releases the interpreter lock (tokenizers 0.23, measured with a second thread).
+        # Unlike `encode`, this releases the interpreter lock (tokenizers 0.23, measured with a second thread). It is
+        # also faster at every length: 13 instead of 15 us for 10 characters, 53 instead of 79 ms for 64,000.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
@@ -159,28 +155,28 @@ class Tokenizer:
         others = {name: value for name, value in (arguments or {}).items() if name in self._arguments}
         shown = [dict(message) for message in messages]
         if continues:
-            shown[-1]["content"] += CONTINUED
+            shown[-1]["content"] += CONTINUATION_MARKER
         try:
             text: str = self._read.apply_chat_template(
                 shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=not continues, **others
             )
         except Exception as error:  # a template is a program by the model's author, and may raise anything
             raise InvalidRequest("chat", f"the model's chat template refuses these messages: {error}") from error
-        if continues and CONTINUED not in text:
+        if continues and CONTINUATION_MARKER not in text:
             raise InvalidRequest(
                 "chat", "the last message cannot be continued: the model's chat template leaves it out"
             )
-        return text.rpartition(CONTINUED)[0] if continues else text
+        return text.rpartition(CONTINUATION_MARKER)[0] if continues else text
 
 
-def _with_marks(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Return the tokenizer with SHOWN_MARKS decoded as text."""
+def _with_visible_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Return the tokenizer with VISIBLE_SPECIAL_TOKENS decoded as text."""
     tokens = backend.get_added_tokens_decoder().values()
-    if not any(token.special and token.content in SHOWN_MARKS for token in tokens):
+    if not any(token.special and token.content in VISIBLE_SPECIAL_TOKENS for token in tokens):
         return backend
     parts = json.loads(backend.to_str())
     for token in parts["added_tokens"]:
-        token["special"] = token["special"] and token["content"] not in SHOWN_MARKS
+        token["special"] = token["special"] and token["content"] not in VISIBLE_SPECIAL_TOKENS
     return tokenizers.Tokenizer.from_str(json.dumps(parts))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deploy.cli.serve import ServeOptions, explained
-from deploy.defaults import Facts, decide, look, took
+from deploy.defaults import Facts, decide, describe_settings, detect_facts
 from deploy.settings import DEMO_DIRECTORY, service_config
 from deploy.sources import Setting
 from tests.deploy.cli.parsing import parsed
@@ -53,8 +53,8 @@ def test_every_decision_is_a_configuration_and_shares_add_up(num_gpus, dtypes):
     if len(dtypes) > num_gpus:
         assert sum(found[f"{role}.engine.kv_memory_share"] for role in dtypes) <= 1
         assert sum(found[f"{role}.num_gpus"] for role in dtypes) <= 1
-    assert "device cuda" in took(config)[0]
-    assert "attention paged, in place, blocks of 64, steps CUDA graphs" in took(config)[0]
+    assert "device cuda" in describe_settings(config)[0]
+    assert "attention paged, in place, blocks of 64, steps CUDA graphs" in describe_settings(config)[0]
 
 
 def test_reasons_say_what_was_seen():
@@ -66,7 +66,9 @@ def test_reasons_say_what_was_seen():
 
 
 def test_what_is_given_goes_before_what_is_here(monkeypatch):
-    monkeypatch.setattr("deploy.cli.serve.look", lambda *_: Facts(1, 4, {"target": "bfloat16", "draft": "bfloat16"}))
+    monkeypatch.setattr(
+        "deploy.cli.serve.detect_facts", lambda *_: Facts(1, 4, {"target": "bfloat16", "draft": "bfloat16"})
+    )
     argv = ("--target", TARGET, "--draft", DRAFT, "--target.engine.device", "cpu", "--dtype", "float32")
     config, sources = explained(parsed(ServeOptions, argv))
     assert (config.target.engine.device, sources.of("target.engine.device")) == ("cpu", "--target.engine.device")
@@ -76,5 +78,5 @@ def test_what_is_given_goes_before_what_is_here(monkeypatch):
 
 
 def test_the_facts_of_a_checkpoint(tmp_path):
-    assert look(DEMO_DIRECTORY / "target", None).dtypes == {"target": "bfloat16"}
-    assert look(tmp_path, tmp_path).dtypes == {"target": None, "draft": None}
+    assert detect_facts(DEMO_DIRECTORY / "target", None).dtypes == {"target": "bfloat16"}
+    assert detect_facts(tmp_path, tmp_path).dtypes == {"target": None, "draft": None}

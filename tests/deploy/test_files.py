@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from core.errors import ConfigError
-from deploy.files import Reread
+from deploy.files import ReloadedFiles
 
 
 @pytest.fixture
@@ -34,19 +34,19 @@ class Reader:
 def test_a_file_is_read_again_once_for_each_change(secret, caplog):
     caplog.set_level(logging.INFO)
     reader = Reader(secret)
-    reread = Reread([secret], reader, "the old one stays", "a new one is in use")
-    assert [reread.now() for _ in range(3)] == ["first"] * 3
+    reloaded = ReloadedFiles([secret], reader, "the old one stays", "a new one is in use")
+    assert [reloaded.now() for _ in range(3)] == ["first"] * 3
     assert reader.num_reads == 1
     secret.write_text("another")
-    assert [reread.now() for _ in range(3)] == ["another"] * 3
+    assert [reloaded.now() for _ in range(3)] == ["another"] * 3
     assert reader.num_reads == 2
     assert [record.message for record in caplog.records] == ["a new one is in use"]
 
 
 def test_what_cannot_be_read_changes_nothing_and_is_told_of_once(secret, caplog):
-    reread = Reread([secret], Reader(secret), "the old one stays")
+    reloaded = ReloadedFiles([secret], Reader(secret), "the old one stays")
     secret.unlink()
-    assert [reread.now() for _ in range(3)] == ["first"] * 3
+    assert [reloaded.now() for _ in range(3)] == ["first"] * 3
     assert [record.message for record in caplog.records] == ["the old one stays: the file is gone"]
     secret.write_text("back")
-    assert reread.now() == "back"
+    assert reloaded.now() == "back"

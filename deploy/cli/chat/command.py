@@ -15,7 +15,7 @@ from typing import Annotated
 from typer import Option
 
 from deploy.cli import terminal
-from deploy.cli.chat.conversation import FENCE, Conversation, command_in, typed
+from deploy.cli.chat.conversation import FENCE, Conversation, command_in, read_input
 from deploy.cli.jobs import MAX_RETRIES, CallOptions, Job, bearer_token, explain, problem_of_token
 from outrider_client import Client, OutriderError, Retry
 
@@ -49,13 +49,11 @@ def chat(options: ChatOptions) -> int:
         return EXIT_FAILED
     is_typed = sys.stdin.isatty() and sys.stdout.isatty()
     with Client(options.address, token=bearer_token(), retry=Retry(max_retries=MAX_RETRIES)) as client:
-        talk = _Talk(client, options)
-        return talk.with_person() if is_typed else talk.with_lines()
+        session = _ChatSession(client, options)
+        return session.with_person() if is_typed else session.with_lines()
 
 
-class _Talk:
-    """One conversation with one server."""
-
+class _ChatSession:
     def __init__(self, client: Client, options: ChatOptions) -> None:
         self._client = client
         self._options = options
@@ -76,9 +74,9 @@ class _Talk:
             return EXIT_FAILED
         while True:
             try:
-                self._take(typed(input))
+                self._take(read_input(input))
             except OutriderError as error:
-                self._tell(error)
+                self._print_error(error)
             except KeyboardInterrupt:
                 _end_line()
             except EOFError:
@@ -89,9 +87,9 @@ class _Talk:
         """Send the messages from standard input, up to its end or the first error. Returns the exit status."""
         while True:
             try:
-                self._take(typed(lambda _: input()))
+                self._take(read_input(lambda _: input()))
             except OutriderError as error:
-                self._tell(error)
+                self._print_error(error)
                 return EXIT_FAILED
             except KeyboardInterrupt:
                 return EXIT_INTERRUPTED
@@ -103,7 +101,7 @@ class _Talk:
         try:
             info = self._client.model_info(model=self._options.model)
         except OutriderError as error:
-            self._tell(error)
+            self._print_error(error)
             return False
         terminal.say(f"{info.model} at {self._options.address}; /help shows what can be typed, Ctrl-D leaves")
         return True
@@ -147,7 +145,7 @@ class _Talk:
     def _set_system(self, text: str) -> None:
         self._conversation.system = text or None
 
-    def _tell(self, error: OutriderError) -> None:
+    def _print_error(self, error: OutriderError) -> None:
         sys.stdout.flush()
         terminal.say(f"outrider: {explain(error, self._client, self._options.address)}")
 

@@ -21,27 +21,27 @@ class Conversation:
     """Questions and answers in turn, after a system prompt if there is one."""
 
     system: str | None = None
-    _said: list[Mapping[str, str]] = field(default_factory=list)
+    _messages: list[Mapping[str, str]] = field(default_factory=list)
 
     def asking(self, question: str) -> list[Mapping[str, str]]:
         """All messages of a request, with one more question."""
         before = [_message("system", self.system)] if self.system else []
-        return [*before, *self._said, _message("user", question)]
+        return [*before, *self._messages, _message("user", question)]
 
     def add(self, question: str, answer: str) -> None:
         """Keep a question and its answer as context for later questions."""
-        self._said += [_message("user", question), _message("assistant", answer)]
+        self._messages += [_message("user", question), _message("assistant", answer)]
 
     def reset(self) -> None:
         """Forget all but the system prompt."""
-        self._said.clear()
+        self._messages.clear()
 
 
 def _message(role: str, content: str) -> Mapping[str, str]:
     return {"role": role, "content": content}
 
 
-def typed(read: Callable[[str], str]) -> str:
+def read_input(read: Callable[[str], str]) -> str:
     """The next message or command. `read` gets the prompt to show. Raises what `read` raises, mostly EOFError."""
     line = read(PROMPT)
     if not line.startswith(FENCE):

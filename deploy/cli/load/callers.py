@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
-from deploy.cli.load.records import Arrival, Ask, Counts
+from deploy.cli.load.records import Arrival, Counts, LoadRequest
 from outrider_client import AsyncClient, OutriderError, Overloaded, Retry
 
 
@@ -25,7 +25,7 @@ class CallFailed(Exception):
 class LoadCaller(Protocol):
     """Sends requests to one service."""
 
-    def stream(self, ask: Ask) -> AsyncGenerator[Arrival, None]:
+    def stream(self, request: LoadRequest) -> AsyncGenerator[Arrival, None]:
         """The pieces as they arrive; closing the generator cancels the request. Raises: CallFailed."""
         ...
 
@@ -53,16 +53,16 @@ class GrpcCaller:
         self._client = AsyncClient(address, token=token, retry=Retry(max_retries=0))
         self._fields = fields
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[Arrival, None]:
+    async def stream(self, request: LoadRequest) -> AsyncGenerator[Arrival, None]:
         """Raises: CallFailed."""
         fields = self._fields
-        is_text = isinstance(ask.prompt, str)
+        is_text = isinstance(request.prompt, str)
         try:
             async with self._client.stream(
-                ask.prompt if is_text else None,  # type: ignore[arg-type]
-                token_ids=None if is_text else ask.prompt,  # type: ignore[arg-type]
-                max_tokens=ask.max_tokens,
-                seed=ask.seed,
+                request.prompt if is_text else None,  # type: ignore[arg-type]
+                token_ids=None if is_text else request.prompt,  # type: ignore[arg-type]
+                max_tokens=request.max_tokens,
+                seed=request.seed,
                 model=fields.model,
                 temperature=fields.temperature,
                 ignore_eos=fields.ignore_eos,

@@ -16,7 +16,7 @@ from deploy.cli.load.callers import CallFailed, Fields, GrpcCaller, LoadCaller
 from deploy.cli.load.driver import Driver, arrivals_s, starts_s
 from deploy.cli.load.options import DEFAULT_CONCURRENCY, BenchOptions
 from deploy.cli.load.prompts import Workload
-from deploy.cli.load.records import Ending, RequestRecord
+from deploy.cli.load.records import RequestOutcome, RequestRecord
 from deploy.cli.load.report import as_document, table
 from deploy.cli.load.summary import Objectives, summarize
 from deploy.cli.options import read_prompts
@@ -44,7 +44,7 @@ def bench(options: BenchOptions) -> int:
     sys.stdout.write(table(summary, objectives))
     if options.json is not None:
         options.json.write_text(as_document(options, summary, ended))
-    return 0 if summary.outcomes.get(Ending.COMPLETED) else EXIT_FAILED
+    return 0 if summary.outcomes.get(RequestOutcome.COMPLETED) else EXIT_FAILED
 
 
 async def _run(options: BenchOptions, texts: list[str], records: list[RequestRecord]) -> None:
@@ -53,16 +53,16 @@ async def _run(options: BenchOptions, texts: list[str], records: list[RequestRec
     try:
         workload = await _workload(options, texts, caller)
         await _warm_up(options, workload, caller)
-        with _bar(options.requests) as told:
-            driver = _driver(options, caller, told)
+        with _bar(options.requests) as observer:
+            driver = _driver(options, caller, observer)
             driver.records = records
-            asks = workload.asks(options.requests)
+            requests = workload.requests(options.requests)
             if options.rate is not None:
                 times = arrivals_s(options.requests, options.rate, options.arrivals, options.ramp, options.seed)
-                await driver.open_loop(asks, times.tolist())
+                await driver.open_loop(requests, times.tolist())
             else:
                 starts = starts_s(options.concurrency or DEFAULT_CONCURRENCY, options.ramp)
-                await driver.closed_loop(asks, starts.tolist())
+                await driver.closed_loop(requests, starts.tolist())
     finally:
         await caller.close()
 
@@ -77,8 +77,8 @@ def _caller(options: BenchOptions) -> LoadCaller:
     return GrpcCaller(options.address or f"localhost:{DEFAULT_GRPC_PORT}", token, fields)
 
 
-def _driver(options: BenchOptions, caller: LoadCaller, told: Callable[[RequestRecord], None]) -> Driver:
-    return Driver(caller, MonotonicClock(), told, duration_s=options.duration, timeout_s=options.timeout)
+def _driver(options: BenchOptions, caller: LoadCaller, observer: Callable[[RequestRecord], None]) -> Driver:
+    return Driver(caller, MonotonicClock(), observer, duration_s=options.duration, timeout_s=options.timeout)
 
 
 async def _workload(options: BenchOptions, texts: list[str], caller: LoadCaller) -> Workload:
@@ -93,12 +93,12 @@ async def _workload(options: BenchOptions, texts: list[str], caller: LoadCaller)
 
 async def _warm_up(options: BenchOptions, workload: Workload, caller: LoadCaller) -> None:
     """Send the requests of the warm-up. Raises: StartupError when one of them fails, because others would fail too."""
-    asks = islice(workload.asks(options.warmup), options.warmup)
+    requests = islice(workload.requests(options.warmup), options.warmup)
     driver = _driver(options, caller, lambda _: None)
     await driver.closed_loop(
-        asks, starts_s(min(options.warmup, DEFAULT_CONCURRENCY), 0.0).tolist() if options.warmup else []
+        requests, starts_s(min(options.warmup, DEFAULT_CONCURRENCY), 0.0).tolist() if options.warmup else []
     )
-    failed = [record.error for record in driver.records if record.outcome is Ending.FAILED]
+    failed = [record.error for record in driver.records if record.outcome is RequestOutcome.FAILED]
     if failed:
         raise StartupError(f"a request of the warm-up failed: {failed[0]}")
 
@@ -120,11 +120,11 @@ def _bar(num_requests: int) -> Iterator[Callable[[RequestRecord], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task, live = progress.add_task("", total=num_requests, live=""), _Live()
 
-        def told(record: RequestRecord) -> None:
+        def observe(record: RequestRecord) -> None:
             live.observe(record)
             progress.update(task, completed=live.num_ended, live=str(live))
 
-        yield told
+        yield observe
 
 
 class _Live:
@@ -143,7 +143,7 @@ class _Live:
         self._open[record.index] = record.output_tokens
         if record.ended_s:
             self.num_ended += 1
-            self._num_failed += record.outcome in (Ending.FAILED, Ending.REFUSED)
+            self._num_failed += record.outcome in (RequestOutcome.FAILED, RequestOutcome.REFUSED)
             self._ended_tokens += self._open.pop(record.index)
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from core.ports import Clock
 from deploy.cli.load.callers import CallFailed, LoadCaller
-from deploy.cli.load.records import Ask, Ending, RequestRecord
+from deploy.cli.load.records import LoadRequest, RequestOutcome, RequestRecord
 
 Arrivals = Literal["poisson", "constant"]
 
@@ -51,69 +51,70 @@ class Driver:
         self,
         caller: LoadCaller,
         clock: Clock,
-        told: Callable[[RequestRecord], None],
+        observer: Callable[[RequestRecord], None],
         *,
         duration_s: float,
         timeout_s: float,
     ) -> None:
         """No request is sent after `duration_s`, or lasts longer than `timeout_s`.
 
-        `told` is called with a request when it is sent, when a piece arrives, and when it has ended.
+        `observer` is called with a request when it is sent, when a piece arrives, and when it has ended.
         """
         self.records: list[RequestRecord] = []
         self._caller = caller
         self._clock = clock
         self._duration_s = duration_s
         self._timeout_s = timeout_s
-        self._told = told
+        self._notify = observer
         self._began_s = clock.now()
 
-    async def open_loop(self, asks: Iterator[Ask], at_s: Sequence[float]) -> None:
+    async def open_loop(self, requests: Iterator[LoadRequest], at_s: Sequence[float]) -> None:
         """Send each request at its time, and wait for the last to end."""
         self._began_s = self._clock.now()
         async with asyncio.TaskGroup() as group:
-            for ask, intended_s in zip(asks, at_s, strict=True):
+            for request, intended_s in zip(requests, at_s, strict=True):
                 if intended_s > self._duration_s:
                     break
                 await self._until(intended_s)
-                group.create_task(self._send(ask, intended_s))
+                group.create_task(self._send(request, intended_s))
 
-    async def closed_loop(self, asks: Iterator[Ask], starts_s: Sequence[float]) -> None:
+    async def closed_loop(self, requests: Iterator[LoadRequest], starts_s: Sequence[float]) -> None:
         """Run one caller for each start time, until requests or time run out."""
         self._began_s = self._clock.now()
         async with asyncio.TaskGroup() as group:
             for start_s in starts_s:
-                group.create_task(self._one_after_another(asks, start_s))
+                group.create_task(self._one_after_another(requests, start_s))
 
-    async def _one_after_another(self, asks: Iterator[Ask], start_s: float) -> None:
+    async def _one_after_another(self, requests: Iterator[LoadRequest], start_s: float) -> None:
         await self._until(start_s)
-        while (now_s := self._now_s()) <= self._duration_s and (ask := next(asks, None)) is not None:
-            await self._send(ask, now_s)
+        while (now_s := self._now_s()) <= self._duration_s and (request := next(requests, None)) is not None:
+            await self._send(request, now_s)
 
-    async def _send(self, ask: Ask, intended_s: float) -> None:
+    async def _send(self, request: LoadRequest, intended_s: float) -> None:
         record = RequestRecord(len(self.records), intended_s, self._now_s())
         self.records.append(record)
-        self._told(record)
+        self._notify(record)
         try:
             async with asyncio.timeout(self._timeout_s):
-                record.outcome = await self._listen(ask, record)
+                record.outcome = await self._listen(request, record)
         except TimeoutError:
             record.error = "TIMEOUT"
         except CallFailed as failure:
-            record.outcome = Ending.REFUSED if failure.is_refusal else Ending.FAILED
+            record.outcome = RequestOutcome.REFUSED if failure.is_refusal else RequestOutcome.FAILED
             record.error = failure.reason
         record.ended_s = self._now_s()
-        self._told(record)
+        self._notify(record)
 
-    async def _listen(self, ask: Ask, record: RequestRecord) -> Ending:
-        async with aclosing(self._caller.stream(ask)) as pieces:
+    async def _listen(self, request: LoadRequest, record: RequestRecord) -> RequestOutcome:
+        most = request.cancel_after_tokens
+        async with aclosing(self._caller.stream(request)) as pieces:
             async for piece in pieces:
                 record.observe(self._now_s(), piece)
-                self._told(record)
-                is_enough = ask.cancel_after_tokens is not None and record.output_tokens >= ask.cancel_after_tokens
+                self._notify(record)
+                is_enough = most is not None and record.output_tokens >= most
                 if is_enough and piece.counts is None:
-                    return Ending.CANCELLED
-        return Ending.COMPLETED
+                    return RequestOutcome.CANCELLED
+        return RequestOutcome.COMPLETED
 
     def _now_s(self) -> float:
         return self._clock.now() - self._began_s

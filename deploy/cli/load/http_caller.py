@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from deploy.cli.load.callers import CallFailed, Fields
-from deploy.cli.load.records import Arrival, Ask, Counts
+from deploy.cli.load.records import Arrival, Counts, LoadRequest
 
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 """Longest line of a stream."""
@@ -31,10 +31,10 @@ class HttpCaller:
         )
         self._fields = fields
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[Arrival, None]:
+    async def stream(self, request: LoadRequest) -> AsyncGenerator[Arrival, None]:
         """Raises: CallFailed."""
         try:
-            async with self._session.post(self._url, json=self._body(ask)) as response:
+            async with self._session.post(self._url, json=self._body(request)) as response:
                 if response.status != HTTPStatus.OK:
                     raise _refused(response.status, await response.text())
                 async with aclosing(_events(response)) as events:
@@ -43,13 +43,13 @@ class HttpCaller:
         except aiohttp.ClientError as error:
             raise CallFailed(type(error).__name__, str(error), is_refusal=False) from None
 
-    def _body(self, ask: Ask) -> dict[str, Any]:
+    def _body(self, request: LoadRequest) -> dict[str, Any]:
         fields = self._fields
         given = {
             "model": fields.model,
-            "prompt": ask.prompt,
-            "max_tokens": ask.max_tokens,
-            "seed": ask.seed,
+            "prompt": request.prompt,
+            "max_tokens": request.max_tokens,
+            "seed": request.seed,
             "temperature": fields.temperature,
             "ignore_eos": fields.ignore_eos,
             "return_token_ids": True,

@@ -116,8 +116,7 @@ class BenchOptions:
     ] = 0
 
     slo_ttft_ms: Annotated[
-        float | None,
-        number(MILLISECONDS, "Objective of goodput: time to the first token", metavar="MS", panel=GOALS),
+        float | None, number(MILLISECONDS, "Objective of goodput: time to the first token", metavar="MS", panel=GOALS)
     ] = None
     slo_tpot_ms: Annotated[
         float | None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deploy.cli.load.records import Ask
+from deploy.cli.load.records import LoadRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +47,16 @@ class Workload:
     """Share of the requests that are cancelled after a random part of their output."""
     seed: int
 
-    def asks(self, num: int) -> Iterator[Ask]:
+    def requests(self, num: int) -> Iterator[LoadRequest]:
         random = np.random.default_rng(self.seed)
         for index in range(num):
-            yield self._ask(index, random)
+            yield self._request(index, random)
 
-    def _ask(self, index: int, random: np.random.Generator) -> Ask:
+    def _request(self, index: int, random: np.random.Generator) -> LoadRequest:
         max_tokens = self.output_tokens.draw(random)
         is_cancelled = random.random() < self.cancel_share
         after = int(random.integers(1, max_tokens + 1))
-        return Ask(self._prompt(index, random), max_tokens, self.seed + index, after if is_cancelled else None)
+        return LoadRequest(self._prompt(index, random), max_tokens, self.seed + index, after if is_cancelled else None)
 
     def _prompt(self, index: int, random: np.random.Generator) -> str | tuple[int, ...]:
         if self.texts:

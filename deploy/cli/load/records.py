@@ -9,9 +9,7 @@ from itertools import pairwise
 from outrider_client import Speculation
 
 
-class Ending(StrEnum):
-    """How a request ended."""
-
+class RequestOutcome(StrEnum):
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     """Cancelled by this program (--cancel-share)."""
@@ -21,9 +19,7 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A request to send."""
-
+class LoadRequest:
     prompt: str | tuple[int, ...]
     max_tokens: int
     seed: int
@@ -56,8 +52,6 @@ class Arrival:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request, filled in as its stream arrives."""
-
     index: int
     intended_s: float
     """Scheduled time; all latencies count from here, so that they include delays of the client and queueing."""
@@ -65,7 +59,7 @@ class RequestRecord:
     pieces: list[tuple[float, int]] = field(default_factory=list)
     """Arrival time and number of tokens of each piece that has tokens."""
     ended_s: float = 0.0
-    outcome: Ending = Ending.FAILED
+    outcome: RequestOutcome = RequestOutcome.FAILED
     error: str = ""
     prompt_tokens: int = 0
     counts: Counts | None = None

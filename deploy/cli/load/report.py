@@ -44,13 +44,13 @@ def _lines(summary: Summary, objectives: Objectives) -> Iterator[str]:
 
 
 def _speculation(summary: Summary) -> Iterator[str]:
-    told = []
+    figures = []
     if summary.acceptance is not None:
-        told.append(f"{summary.acceptance:.1%} of guesses accepted")
+        figures.append(f"{summary.acceptance:.1%} of guesses accepted")
     if summary.tokens_per_pass is not None:
-        told.append(f"{summary.tokens_per_pass:.2f} tokens a target pass")
-    if told:
-        yield ", ".join(told)
+        figures.append(f"{summary.tokens_per_pass:.2f} tokens a target pass")
+    if figures:
+        yield ", ".join(figures)
 
 
 def as_document(options: BenchOptions, summary: Summary, records: Sequence[RequestRecord]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deploy.cli.load.records import Ending, RequestRecord
+from deploy.cli.load.records import RequestOutcome, RequestRecord
 
 PERCENTILES = (50, 90, 99)
 
@@ -25,13 +25,11 @@ class Objectives:
         """Whether this request completed within all objectives."""
         pairs = ((self.ttft_s, record.ttft_s), (self.tpot_s, record.tpot_s), (self.e2e_s, record.e2e_s))
         is_in_time = all(most is None or took is None or took <= most for most, took in pairs)
-        return record.outcome is Ending.COMPLETED and is_in_time
+        return record.outcome is RequestOutcome.COMPLETED and is_in_time
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """One kind of latency, in seconds."""
-
     mean_s: float
     percentiles_s: Mapping[int, float]
     max_s: float
@@ -73,7 +71,7 @@ class Summary:
 
     @property
     def requests_per_s(self) -> float:
-        return self.outcomes.get(Ending.COMPLETED, 0) / self.duration_s
+        return self.outcomes.get(RequestOutcome.COMPLETED, 0) / self.duration_s
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -82,8 +80,8 @@ class Summary:
 
 def summarize(records: Sequence[RequestRecord], objectives: Objectives) -> Summary:
     """The figures of `records`: requests that have ended, at least one."""
-    completed = [record for record in records if record.outcome is Ending.COMPLETED]
-    kept = [record for record in records if record.outcome is not Ending.CANCELLED]
+    completed = [record for record in records if record.outcome is RequestOutcome.COMPLETED]
+    kept = [record for record in records if record.outcome is not RequestOutcome.CANCELLED]
     duration_s = max(record.ended_s for record in records) - min(record.intended_s for record in records)
     num_good = sum(map(objectives.are_met, records))
     return Summary(

@@ -23,7 +23,7 @@ from deploy.http.bodies import (
     Effort,
     Ignored,
     Part,
-    Said,
+    TextContent,
     few,
     neutral,
     part_of,
@@ -41,12 +41,10 @@ NO_EDITS = "this server takes nothing out of a prompt"
 
 
 class ContentBlock(Part):
-    """Base of all blocks."""
-
     cache_control: Ignored = None
 
 
-class TextBlock(ContentBlock, Said):
+class TextBlock(ContentBlock, TextContent):
     citations: Annotated[Any, neutral([], reason="this server cites nothing")] = None
 
 
@@ -62,8 +60,6 @@ class ToolUseBlock(ContentBlock):
 
 
 class ToolResultBlock(ContentBlock):
-    """The result of a tool call."""
-
     type: Literal["tool_result"]
     tool_use_id: str
     content: Content = ""
@@ -84,7 +80,7 @@ class ThinkingBlock(ContentBlock):
     signature: Ignored = None
 
 
-_TEXTS: Mapping[str, type[Said]] = {"text": TextBlock}
+_TEXTS: Mapping[str, type[TextContent]] = {"text": TextBlock}
 _BLOCKS: Mapping[str, Mapping[str, type[ContentBlock]]] = {
     "system": {"text": TextBlock},
     "user": {"text": TextBlock, "tool_result": ToolResultBlock},
@@ -174,8 +170,6 @@ class OutputFormat(Part):
 
 
 class OutputOptions(Part):
-    """Format of the output, and reasoning effort."""
-
     format: OutputFormat | None = None
     effort: Effort | None = None
 

@@ -24,8 +24,6 @@ DELTAS: Mapping[Kind, tuple[str, str]] = {
 
 
 class MessagesReply(Reply):
-    """One message."""
-
     def __init__(self, order: ReplyOrder) -> None:
         self._order = order
         self._blocks = Blocks(order.reading, "toolu_")

@@ -12,14 +12,7 @@ from pydantic import Field, PlainValidator
 
 from core.errors import InvalidRequest
 from deploy.api import ServiceTier, require
-from deploy.http.bodies import (
-    Body,
-    Ignored,
-    Part,
-    Said,
-    neutral,
-    strings,
-)
+from deploy.http.bodies import Body, Ignored, Part, TextContent, neutral, strings
 from workers.grammar import Structure
 
 PROMPTS = "must be a string, a list of token ids, or a list of several of either"
@@ -47,13 +40,11 @@ ROLES = {"developer": "system"}
 """Roles that chat templates do not know, and the roles that replace them."""
 
 
-class TextPart(Said):
+class TextPart(TextContent):
     prompt_cache_breakpoint: Ignored = None
 
 
-class RefusalPart(Said):
-    """A refusal by the assistant."""
-
+class RefusalPart(TextContent):
     text: Annotated[str, Field(alias="refusal")]
 
 
@@ -74,8 +65,6 @@ class JsonSchema(Part):
 
 
 class ResponseFormat(Part):
-    """OpenAI's `response_format`."""
-
     type: str
     json_schema: JsonSchema | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
@@ -83,8 +72,6 @@ class ResponseFormat(Part):
 
 
 class OpenAiBody(Body):
-    """Fields shared by all of OpenAI's bodies."""
-
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
 
     # Hints for other servers. They change no output.

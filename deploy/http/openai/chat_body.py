@@ -21,7 +21,7 @@ from deploy.http.bodies import (
     Effort,
     Ignored,
     Part,
-    Said,
+    TextContent,
     neutral,
     text_of,
 )
@@ -30,8 +30,8 @@ from deploy.http.tools import AUTO, NAMED, AskedTools, asked_tools
 
 NO_FUNCTIONS = "send tools"
 NO_AUDIO = "this server writes text alone"
-PARTS: Mapping[str, type[Said]] = {"text": TextPart}
-ASSISTANTS_PARTS: Mapping[str, type[Said]] = {**PARTS, "refusal": RefusalPart}
+PARTS: Mapping[str, type[TextContent]] = {"text": TextPart}
+ASSISTANTS_PARTS: Mapping[str, type[TextContent]] = {**PARTS, "refusal": RefusalPart}
 
 
 class CalledFunction(Part):
@@ -113,8 +113,6 @@ class NamedFunction(Part):
 
 
 class NamedTool(Part):
-    """The tool that must be called."""
-
     type: Literal["function"]
     function: NamedFunction
 

@@ -58,7 +58,7 @@ class ChoicesReply(Reply):
         self._usages[index] = chunk.usage
         delta = self._delta(index, chunk, is_first=is_first)
         choice = {"index": index, **delta, **self._common(index, [chunk], is_first=is_first)}
-        if not (is_first or self._has_usage_always or _tells(choice, chunk)):
+        if not (is_first or self._has_usage_always or _has_content(choice, chunk)):
             return b""
         usage = {"usage": self._usage() if self._has_usage_always else None} if self._has_usage_at_end else {}
         of_prompt = self._of_prompt([chunk]) if is_first and not index else {}
@@ -172,7 +172,7 @@ def scored_tokens(chunks: Sequence[Chunk]) -> Iterator[tuple[int, TokenLogprobs]
             yield from zip(chunk.token_ids, chunk.logprobs, strict=True)
 
 
-def _tells(choice: Mapping[str, Any], chunk: Chunk) -> bool:
+def _has_content(choice: Mapping[str, Any], chunk: Chunk) -> bool:
     """Whether a piece has any content: text may lag behind the tokens."""
     names = ("text", "delta", "finish_reason", "token_ids", "outrider", "prompt_logprobs")
     return any(choice.get(name) for name in names) or bool(choice["logprobs"] and chunk.token_ids)

@@ -21,21 +21,14 @@ from deploy.http.bodies import (
     Effort,
     Ignored,
     Part,
-    Said,
+    TextContent,
     few,
     neutral,
     part_of,
     strings,
     text_of,
 )
-from deploy.http.openai.bodies import (
-    NO_MODERATION,
-    ROLES,
-    OpenAiBody,
-    RefusalPart,
-    TextPart,
-    structure_of_format,
-)
+from deploy.http.openai.bodies import NO_MODERATION, ROLES, OpenAiBody, RefusalPart, TextPart, structure_of_format
 from deploy.http.tools import AUTO, NAMED, AskedTools, asked_tools
 from workers.grammar import Structure
 
@@ -72,15 +65,15 @@ class OutputPart(TextPart):
     logprobs: Ignored = None
 
 
-_PARTS: Mapping[str, type[Said]] = {
+_PARTS: Mapping[str, type[TextContent]] = {
     "input_text": TextPart,
     "output_text": OutputPart,
     "text": TextPart,
     "refusal": RefusalPart,
 }
-_RESULTS: Mapping[str, type[Said]] = {"input_text": TextPart, "text": TextPart, "output_text": OutputPart}
-_SUMMARIES: Mapping[str, type[Said]] = {"summary_text": TextPart}
-_THOUGHTS: Mapping[str, type[Said]] = {"reasoning_text": TextPart, "text": TextPart}
+_RESULTS: Mapping[str, type[TextContent]] = {"input_text": TextPart, "text": TextPart, "output_text": OutputPart}
+_SUMMARIES: Mapping[str, type[TextContent]] = {"summary_text": TextPart}
+_THOUGHTS: Mapping[str, type[TextContent]] = {"reasoning_text": TextPart, "text": TextPart}
 
 
 class Item(Part):
@@ -110,8 +103,6 @@ class CallItem(Item):
 
 
 class CallOutputItem(Item):
-    """The result of a tool call."""
-
     type: Literal["function_call_output"]
     call_id: str
     output: Content
@@ -172,15 +163,11 @@ class ResponsesTool(Part):
 
 
 class ResponsesChoice(Part):
-    """The function that must be called."""
-
     type: Literal["function"]
     name: str
 
 
 class ObfuscationOptions(Part):
-    """Options of a stream."""
-
     include_obfuscation: Ignored = None
 
 

@@ -20,8 +20,6 @@ PREFIXES: Mapping[Kind, str] = {Kind.TEXT: "msg_", Kind.REASONING: "rs_", Kind.C
 
 
 class ResponsesReply(Reply):
-    """One response."""
-
     def __init__(self, order: ReplyOrder) -> None:
         assert isinstance(order.body, ResponsesBody)
         self._body = order.body
@@ -69,33 +67,33 @@ class ResponsesReply(Reply):
         return self._event(kind, response=self._response(status, error))
 
     def _events(self, change: BlockChange) -> list[bytes]:
-        place = {"item_id": self._item_id(change.block), "output_index": change.block.index}
+        location = {"item_id": self._item_id(change.block), "output_index": change.block.index}
         if change.block.kind is Kind.CALL:
-            return self._call_events(change, place)
-        part_place = {**place, "content_index": 0}
+            return self._call_events(change, location)
+        of_part = {**location, "content_index": 0}
         name = "output_text" if change.block.kind is Kind.TEXT else "reasoning_text"
         extra: dict[str, Any] = {"logprobs": []} if change.block.kind is Kind.TEXT else {}
         match change.what:
             case Change.BEGIN:
                 part = _part(change.block.kind, "")
-                return [self._item_event("added", change), self._event("content_part.added", **part_place, part=part)]
+                return [self._item_event("added", change), self._event("content_part.added", **of_part, part=part)]
             case Change.ADD:
-                return [self._event(f"{name}.delta", **part_place, delta=change.text, **extra)]
+                return [self._event(f"{name}.delta", **of_part, delta=change.text, **extra)]
         part = _part(change.block.kind, change.block.text)
         return [
-            self._event(f"{name}.done", **part_place, text=change.block.text, **extra),
-            self._event("content_part.done", **part_place, part=part),
+            self._event(f"{name}.done", **of_part, text=change.block.text, **extra),
+            self._event("content_part.done", **of_part, part=part),
             self._item_event("done", change),
         ]
 
-    def _call_events(self, change: BlockChange, place: Mapping[str, Any]) -> list[bytes]:
+    def _call_events(self, change: BlockChange, location: Mapping[str, Any]) -> list[bytes]:
         name = "function_call_arguments"
         match change.what:
             case Change.BEGIN:
                 return [self._item_event("added", change)]
             case Change.ADD:
-                return [self._event(f"{name}.delta", **place, delta=change.text)]
-        done = self._event(f"{name}.done", **place, name=change.block.name, arguments=change.block.text)
+                return [self._event(f"{name}.delta", **location, delta=change.text)]
+        done = self._event(f"{name}.done", **location, name=change.block.name, arguments=change.block.text)
         return [done, self._item_event("done", change)]
 
     def _item_event(self, what: str, change: BlockChange) -> bytes:

@@ -92,7 +92,6 @@ class Blocks:
         return BlockChange(Change.BEGIN, self.all[-1])
 
     def _end(self) -> Iterator[BlockChange]:
-        """End the open block, if any."""
         if self._is_open:
             self._is_open = False
             yield BlockChange(Change.END, self.all[-1])
@@ -102,7 +101,6 @@ class Blocks:
         return any(block.kind is Kind.CALL for block in self.all)
 
     def text(self, kind: Kind) -> str:
-        """The text of all blocks of a kind."""
         return "".join(block.text for block in self.all if block.kind is kind)
 
 

@@ -39,7 +39,6 @@ def num_held(text: str, mark: str) -> int:
 
 
 def joined(pieces: Sequence[OutputPiece], kind: Kind) -> str:
-    """The text of all pieces of a kind."""
     return "".join(piece.text for piece in pieces if piece.kind is kind)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.control import replay, workload_texts, workloads
-from bench.control.alone import alone
+from bench.control.alone import measure_guesser
 from bench.control.guesser_table import Row, draw, table
 from bench.control.recorder import Recorded, Recorder
 from bench.control.replay import PLAIN_WAY, GuessingWay, Job, decode
@@ -121,7 +121,7 @@ def test_a_guesser_alone_is_judged_by_its_likeliest_first_guess():
         Guesses((-1,), (9,), (1.0,)),
         Guesses((-1,), (5,), (1.0,)),
     ]
-    assert alone(lambda _: FromList(answers), [text]).alpha == 0.5
+    assert measure_guesser(lambda _: FromList(answers), [text]).alpha == 0.5
 
 
 def row(way, over_plain, **figures):

@@ -147,7 +147,7 @@ def tensors(model: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @ROLES
 def test_no_part_of_a_matrix_product_can_be_skipped(directory, role, dtype):
-    """No row of a matrix is zero, and no column but where all that reads it is new and must not hear it."""
+    """No row of a matrix is zero, and no column but where all that reads it is new and must ignore it."""
     grown = cached(DEMO / role, WIDER[role], dtype, directory)
     matrices = {name: tensor for name, tensor in tensors(grown).items() if "proj" in name or "lm_head" in name}
     assert len(matrices) == 7 * WIDER[role].num_hidden_layers + 1

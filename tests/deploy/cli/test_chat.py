@@ -21,7 +21,7 @@ import pytest
 
 from deploy.cli import main
 from deploy.cli.chat import command
-from deploy.cli.chat.conversation import Conversation, command_in, typed
+from deploy.cli.chat.conversation import Conversation, command_in, read_input
 from outrider_client._proto import generation_pb2 as pb
 from tests.clients.scripted import Refusal, Scripted, chunk, listening
 
@@ -212,7 +212,7 @@ def _until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-# What is typed
+# Input
 
 
 def reading(lines: str) -> Callable[[str], str]:
@@ -238,12 +238,12 @@ def reading(lines: str) -> Callable[[str], str]:
     ],
 )
 def test_a_message_is_a_line_or_what_stands_between_two_fences(lines, message):
-    assert typed(reading(lines)) == message
+    assert read_input(reading(lines)) == message
 
 
 def test_nothing_more_is_the_end():
     with pytest.raises(EOFError):
-        typed(reading(""))
+        read_input(reading(""))
 
 
 @pytest.mark.parametrize(

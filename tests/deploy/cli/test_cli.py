@@ -13,9 +13,9 @@ from core.errors import Unavailable
 from core.records import Verification
 from deploy.cli import main, terminal
 from deploy.cli.serve import ServeOptions, explained
-from deploy.defaults import took
+from deploy.defaults import describe_settings
 from deploy.launch import local
-from deploy.settings import alone, read_fleet
+from deploy.settings import read_fleet, single_models
 from outrider_client import Chunk, Usage
 from tests.deploy.cli.parsing import parsed
 from tests.deploy.grpc.rpc import Script, greeting, server
@@ -298,7 +298,7 @@ def test_a_pair_may_be_served_without_its_draft():
 def test_a_draft_of_layers_says_so_in_the_lines_of_the_start():
     config = configured("--set", "draft.engine.layers=[0, 2]")
     assert local.describe_models(config).endswith("models/demo/draft (float32, layers 0,2)")
-    assert took(config)[1].startswith("draft: layers 0,2 of /")
+    assert describe_settings(config)[1].startswith("draft: layers 0,2 of /")
 
 
 def test_flags_go_before_the_file(tmp_path):
@@ -369,7 +369,7 @@ def test_a_file_of_several_models_is_printed_as_one_that_says_the_same(tmp_path,
     (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
     fleet = read_fleet(tmp_path / "fleet.yaml")
     assert [each.model_name for each in fleet.models] == ["org/large", "other"]
-    assert alone(fleet, fleet.models[0]).draft.engine.model == str(tmp_path / "c"), "from where the file is"
+    assert single_models(fleet)[0].draft.engine.model == str(tmp_path / "c"), "from where the file is"
     assert read_fleet(tmp_path / "printed.yaml") == fleet
 
 

@@ -28,8 +28,8 @@ from deploy.grpc.proxy import (
     refusing,
     take_bursts,
 )
-from deploy.grpc.proxy_deadline import punctual
-from deploy.grpc.proxy_names import LastingContext, identified
+from deploy.grpc.proxy_deadline import with_deadline
+from deploy.grpc.proxy_names import LastingContext
 from deploy.grpc.status import DETAILS_KEY
 from protos.outrider.v1 import generation_pb2 as pb
 
@@ -173,7 +173,7 @@ async def test_a_call_goes_to_serve_and_comes_back_with_its_name():
         return message
 
     context = named(("authorization", "Bearer x"), ("request_id", "another"))
-    assert await identified(one_message(refusing(handler)))(messages(b"abc"), context) == b"abc"
+    assert await one_message(refusing(handler))(messages(b"abc"), context) == b"abc"
     assert dict(seen)["authorization"] == "Bearer x"
     assert sorted(seen)[1:] == [("request_id", "mine"), ("traceparent", TRACEPARENT), ("x-request-id", "mine")]
     assert context._trailers == (("of", "serve"), ("x-request-id", "mine"), ("traceparent", TRACEPARENT))
@@ -185,7 +185,7 @@ async def test_a_stream_comes_back_with_its_name_and_a_name_of_the_orchestrator_
         context.set_trailing_metadata([("x-request-id", "the message's own")])
 
     context = named()
-    stream = identified(one_message(refusing(handler)))(messages(b"abc"), context)
+    stream = one_message(refusing(handler))(messages(b"abc"), context)
     assert [reply async for reply in stream] == [b"abc"]
     assert context._trailers == (("x-request-id", "the message's own"),)
 
@@ -202,7 +202,7 @@ async def test_what_the_proxy_refuses_is_named_too(is_full):
     admission._refresh()
     await admission._asking
     with pytest.raises(Aborted):
-        await identified(admitted(handler, admission, is_completion=True))(messages(b"too long"), context)
+        await admitted(handler, admission, is_completion=True)(messages(b"too long"), context)
     assert dict(context._trailers)["x-request-id"] == "mine"
     assert context.detail(error_details_pb2.RequestInfo).request_id == "mine"
 
@@ -215,7 +215,7 @@ async def test_the_name_that_a_message_brings_is_told_to_serve():
         return message
 
     message = pb.GenerateRequest(request_id="its own").SerializeToString()
-    await identified(one_message(punctual(handler)))(messages(message), named())
+    await one_message(with_deadline(handler))(messages(message), named())
     assert seen == ["its own"]
 
 
@@ -239,10 +239,9 @@ async def nobody():
     [
         one_message,
         lambda handler: admitted(handler, ProxyAdmission(nobody), is_completion=True),
-        lambda handler: one_message(punctual(handler)),
-        lambda handler: identified(one_message(handler)),
+        lambda handler: one_message(with_deadline(handler)),
     ],
-    ids=["one message", "admitted", "punctual", "identified"],
+    ids=["one message", "admitted", "with_deadline"],
 )
 async def test_a_stream_that_is_left_has_closed_what_it_reads(wrapped):
     """And leaves it to no collector of garbage, which may come when the loop is closed."""

@@ -10,7 +10,7 @@ import pytest
 
 from core.errors import DeadlinePassed
 from deploy.grpc import proxy_deadline
-from deploy.grpc.proxy_deadline import punctual, timeout_of
+from deploy.grpc.proxy_deadline import timeout_of, with_deadline
 from protos.outrider.v1 import generation_pb2 as pb
 
 HASTY = pb.GenerateRequest(timeout_s=0.05).SerializeToString()
@@ -66,14 +66,14 @@ def call():
 @pytest.mark.parametrize("message", [PATIENT, WITHOUT, b"\xff"])
 async def test_what_has_time_is_passed_on_as_it_is(call, message):
     call.goes_on.set()
-    assert await punctual(call.unary)(message, None) == b"answer"
-    assert [reply async for reply in punctual(call.stream)(message, None)] == [b"first", b"second"]
+    assert await with_deadline(call.unary)(message, None) == b"answer"
+    assert [reply async for reply in with_deadline(call.stream)(message, None)] == [b"first", b"second"]
 
 
 async def test_an_answer_that_is_late_is_not_waited_for_and_its_call_ends_by_itself(call):
     """Cancelled, it would be counted as a client's own doing."""
     with pytest.raises(DeadlinePassed, match="time ran out"):
-        await punctual(call.unary)(HASTY, None)
+        await with_deadline(call.unary)(HASTY, None)
     assert not call.ended.is_set()
     call.goes_on.set()
     await call.ended.wait()
@@ -81,7 +81,7 @@ async def test_an_answer_that_is_late_is_not_waited_for_and_its_call_ends_by_its
 
 
 async def test_a_stream_ends_at_its_deadline_with_what_had_come_and_is_read_to_its_end(call):
-    replies = punctual(call.stream)(HASTY, None)
+    replies = with_deadline(call.stream)(HASTY, None)
     assert await anext(replies) == b"first"
     with pytest.raises(DeadlinePassed):
         await anext(replies)
@@ -92,8 +92,8 @@ async def test_a_stream_ends_at_its_deadline_with_what_had_come_and_is_read_to_i
 
 @pytest.mark.parametrize("kind", ["unary", "stream"])
 async def test_a_call_that_does_not_end_by_itself_is_cancelled(call, kind, monkeypatch, caplog):
-    monkeypatch.setattr(proxy_deadline, "FAREWELL_S", 0.05)
-    handler = punctual(getattr(call, kind))
+    monkeypatch.setattr(proxy_deadline, "CANCEL_GRACE_S", 0.05)
+    handler = with_deadline(getattr(call, kind))
     with pytest.raises(DeadlinePassed):
         await all_of(handler(HASTY, None))
     await call.ended.wait()
@@ -104,7 +104,7 @@ async def test_a_call_that_does_not_end_by_itself_is_cancelled(call, kind, monke
 
 @pytest.mark.parametrize("kind", ["unary", "stream"])
 async def test_a_client_that_goes_away_in_time_cancels_its_call(call, kind):
-    handler = punctual(getattr(call, kind))
+    handler = with_deadline(getattr(call, kind))
     reading = asyncio.ensure_future(all_of(handler(PATIENT, None)))
     await asyncio.sleep(0.01)
     reading.cancel()
@@ -114,7 +114,7 @@ async def test_a_client_that_goes_away_in_time_cancels_its_call(call, kind):
 
 
 async def test_a_stream_that_is_dropped_between_messages_is_closed(call):
-    replies = punctual(call.stream)(PATIENT, None)
+    replies = with_deadline(call.stream)(PATIENT, None)
     assert await anext(replies) == b"first"
     await replies.aclose()
     assert call.end == "closed"

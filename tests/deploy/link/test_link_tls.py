@@ -83,7 +83,7 @@ class _Listening:
         self._server.close()
         await asyncio.sleep(0.05)  # until both ends have seen it
         assert not self._server.links, "whoever has left is forgotten"
-        assert not self._server.strangers
+        assert not self._server.pending
         await self._engine.close()
 
 
@@ -246,7 +246,7 @@ async def test_who_says_nothing_is_shut_out_after_a_while(files, caplog, monkeyp
 
 
 async def test_who_waits_within_tls_takes_one_of_the_strangers_places(address, link, monkeypatch):
-    monkeypatch.setattr(server, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(server, "MAX_PENDING", 2)
     quiet = [await asyncio.open_connection(address.host, address.port) for _ in range(2)]
     reader, writer = await asyncio.open_connection(address.host, address.port)
     assert await asyncio.wait_for(reader.read(), 1) == b"", "at once"

@@ -299,7 +299,7 @@ async def test_who_says_nothing_is_shut_out_after_a_while(address, certificates,
 
 
 async def test_strangers_do_not_take_all_places(address, certificates, link, caplog, monkeypatch):
-    monkeypatch.setattr(server, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(server, "MAX_PENDING", 2)
     quiet = [await stranger(address, certificates) for _ in range(2)]
     reader, writer = await asyncio.open_connection(address.host, address.port)
     assert await is_closed(reader)

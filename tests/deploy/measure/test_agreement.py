@@ -79,7 +79,7 @@ def test_greedy_rejection_is_counting():
 
 
 def test_a_guesser_s_tree_is_followed_and_its_first_chain_judged():
-    """Prompt of one token; the text 1 2 3. At the first place two branches: 5, and 1 with 2 and then 4 below."""
+    """Prompt of one token; the text 1 2 3. At the first position two branches: 5, and 1 with 2 and then 4 below."""
     tree = Guesses((ROOT, ROOT, 1, 2), (5, 1, 2, 4), (0.2, 0.8, 1.0, 1.0))
     p = log([0, 0.25, 0, 0, 0, 0.5], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0.5, 0.5, 0])
     found = agreement.of_guesser(Script({1: tree}), [7], [1, 2, 3], p, depth=3)

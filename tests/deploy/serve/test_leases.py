@@ -20,11 +20,11 @@ from core.records import Base, DraftRequest, Sampling, SequenceSpec, Stamp, Veri
 from core.speculation.growth import TreeSpec
 from core.speculation.token_tree import TokenTree
 from deploy.app import worker
-from deploy.serve.affinity import beginnings
+from deploy.serve.affinity import prefix_hashes
 from deploy.serve.deployments import DraftWorker, TargetWorker
 from deploy.serve.draining import replicas_now
 from deploy.serve.leases import ServeLease, ServeLeases
-from deploy.serve.routing import RoomiestRouter, draft_router, target_router
+from deploy.serve.routing import PrefixAwareRouter, draft_router, target_router
 from tests.deploy.fake_engines import FAIL, INFO, SLOW, SLOW_LOAD_S, STUCK, FakeDraftActor, FakeTargetActor, Front
 from tests.exchange import replies_of
 
@@ -353,8 +353,8 @@ async def test_serve_tells_the_router_where_prompts_have_gone_and_when_their_ses
     prompt = list(range(200))
     first = await leases.take_target("first", prompt)
     router = router_of(leases)
-    (warm,) = router._affinity.warm(beginnings(prompt), router.curr_replicas)
-    assert warm.unique_id == first.port._replica_id
+    (with_prefix,) = router._affinity.with_prefix(prefix_hashes(prompt), router.curr_replicas)
+    assert with_prefix.unique_id == first.port._replica_id
     first.release()
     await until(lambda: all_have_left(router))
     places = [await leases.take_target(f"{number}", prompt) for number in range(12)]
@@ -364,7 +364,7 @@ async def test_serve_tells_the_router_where_prompts_have_gone_and_when_their_ses
     await until(lambda: all_have_left(router))
 
 
-async def all_have_left(router: RoomiestRouter) -> bool:
+async def all_have_left(router: PrefixAwareRouter) -> bool:
     """Whether Serve has told the end of every lease."""
     return not router._affinity._num_sessions
 

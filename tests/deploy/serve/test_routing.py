@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from deploy.serve.affinity import beginnings
+from deploy.serve.affinity import prefix_hashes
 from deploy.serve.autoscaling import KV_USE
-from deploy.serve.routing import RoomiestRouter, Router, after_refusal, order, tiers
+from deploy.serve.routing import PrefixAwareRouter, Router, after_refusal, order, tiers
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_the_emptiest_come_first_and_small_differences_do_not_count(kv_use, expe
 
 
 @pytest.mark.parametrize(
-    ("kv_use", "warm", "expected"),
+    ("kv_use", "with_prefix", "expected"),
     [
         ({"a": 0.0, "b": 0.2}, {"b"}, [["b"], ["a"]]),
         ({"a": 0.0, "b": 0.3}, {"b"}, [["a"], ["b"]]),
@@ -34,8 +34,8 @@ def test_the_emptiest_come_first_and_small_differences_do_not_count(kv_use, expe
         ({"a": 0.0}, {"gone"}, [["a"]]),
     ],
 )
-def test_who_knows_the_prompt_comes_first_unless_he_is_much_fuller(kv_use, warm, expected):
-    assert order(kv_use, warm) == expected
+def test_who_knows_the_prompt_comes_first_unless_he_is_much_fuller(kv_use, with_prefix, expected):
+    assert order(kv_use, with_prefix) == expected
 
 
 def replica(name: str, **stats: float) -> Any:
@@ -50,15 +50,15 @@ class FakeId(str):
         return str(self)
 
 
-def new_router() -> RoomiestRouter:
-    router = RoomiestRouter.__new__(RoomiestRouter)
+def new_router() -> PrefixAwareRouter:
+    router = PrefixAwareRouter.__new__(PrefixAwareRouter)
     router.initialize_state()
     return router
 
 
 async def test_sessions_with_one_prompt_go_to_one_replica_until_it_has_more_than_its_share():
     call: Any = SimpleNamespace(
-        routing_context=SimpleNamespace(should_backoff=False), args=["session", beginnings(range(200))]
+        routing_context=SimpleNamespace(should_backoff=False), args=["session", prefix_hashes(range(200))]
     )
     router, (a, b) = new_router(), (replica("a"), replica("b"))
     assert await router.choose_replicas([a, b], call) == [[a, b]]
@@ -123,7 +123,7 @@ def test_who_has_refused_comes_last_and_does_come(refused, expected):
     assert after_refusal([["a", "b"], ["c"]], refused) == expected
 
 
-@pytest.mark.parametrize("kind", [Router, RoomiestRouter])
+@pytest.mark.parametrize("kind", [Router, PrefixAwareRouter])
 async def test_a_session_says_who_has_refused_it(kind):
     refused, other = (replica(FakeId(name)) for name in ("refused", "other"))
     call: Any = SimpleNamespace(

@@ -93,14 +93,14 @@ def answers(monkeypatch) -> list[int | Unavailable]:
     monkeypatch.setattr(application, "wind_down", wind_down)
     monkeypatch.setattr(application, "cut_off", lambda: None)
     monkeypatch.setattr(local, "DRAIN_PERIOD_S", 0.01)
-    monkeypatch.setattr(local, "LAST_WORDS_S", 0.01)
+    monkeypatch.setattr(local, "FLUSH_S", 0.01)
     return answers
 
 
-def drained(timeout_s: float = 60.0, hurry: threading.Event | None = None) -> list[str]:
+def drained(timeout_s: float = 60.0, stop_now: threading.Event | None = None) -> list[str]:
     """What is reported; a wait of a minute fails by the test's own limit."""
     told: list[str] = []
-    local.drain(timeout_s, hurry or threading.Event(), told.append)
+    local.drain(timeout_s, stop_now or threading.Event(), told.append)
     return told
 
 
@@ -158,9 +158,9 @@ def test_what_has_not_ended_in_time_is_cut_off(answers):
 
 def test_somebody_in_a_hurry_does_not_wait(answers):
     answers.append(1)
-    hurry = threading.Event()
-    hurry.set()
-    assert drained(timeout_s=600.0, hurry=hurry)[-1] == "1 stream will be cut off"  # a test may take 300 s
+    stop_now = threading.Event()
+    stop_now.set()
+    assert drained(timeout_s=600.0, stop_now=stop_now)[-1] == "1 stream will be cut off"  # a test may take 300 s
 
 
 def test_orchestrators_that_do_not_answer_are_asked_again(answers):
@@ -188,10 +188,10 @@ class Waits(threading.Event):
 
 
 def test_the_proxy_has_a_moment_for_the_last_words(answers, monkeypatch):
-    monkeypatch.setattr(local, "LAST_WORDS_S", 7.0)
+    monkeypatch.setattr(local, "FLUSH_S", 7.0)
     answers.append(0)
     waits = Waits()
-    drained(hurry=waits)
+    drained(stop_now=waits)
     assert waits.asked_s == [7.0]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploy.trace.timeline import Side, Slice, SliceKind, Stream, Timeline, timeline
+from deploy.trace.timeline import Party, Slice, SliceKind, Stream, Timeline, timeline
 from outrider_client import CallTrace, Chunk
 from tests.deploy.trace.traces import STREAM, block, call, catch_up, chunk, grew, prefill, verify
 
@@ -17,8 +17,8 @@ def picture(*chunks: Chunk) -> Timeline:
     return timeline([Stream("s", 5.0, chunks)])
 
 
-def of(shown: Timeline, *kinds: SliceKind, side: Side | None = None) -> list[Slice]:
-    return [piece for piece in shown.slices if piece.kind in kinds and side in (None, piece.track.side)]
+def of(shown: Timeline, *kinds: SliceKind, party: Party | None = None) -> list[Slice]:
+    return [piece for piece in shown.slices if piece.kind in kinds and party in (None, piece.track.party)]
 
 
 def spans(pieces: list[Slice]) -> list[tuple[str, float, float]]:
@@ -36,7 +36,7 @@ def arrows(shown: Timeline) -> list[tuple[str, float]]:
 def test_a_call_is_wire_queue_computing_wire():
     shown = picture(chunk("a", 1, prefill(10, 20, waited=1, computed=4)))
     assert spans(of(shown, SliceKind.CALL)) == [("prefill", 10, 20)]
-    parts = [piece for piece in shown.slices if piece.depth == 1 and piece.track.side is Side.TARGET]
+    parts = [piece for piece in shown.slices if piece.depth == 1 and piece.track.party is Party.TARGET]
     assert spans(parts) == [("wire", 10, 12.5), ("queue", 12.5, 13.5), ("compute", 13.5, 17.5), ("wire", 17.5, 20)]
 
 
@@ -67,19 +67,19 @@ def test_shares_are_named_by_their_rows(traced, parts):
 
 def test_clocks_that_disagree_do_not_push_a_part_out_of_its_call():
     shown = picture(chunk("a", 1, prefill(0, 10, waited=6, computed=7)))
-    parts = [piece for piece in shown.slices if piece.depth == 1 and piece.track.side is Side.TARGET]
+    parts = [piece for piece in shown.slices if piece.depth == 1 and piece.track.party is Party.TARGET]
     assert spans(parts) == [("queue", 0, 6), ("compute", 6, 10)]
 
 
 def test_calls_are_named_by_what_came_of_them():
     shown = timeline([STREAM])
-    assert [piece.name for piece in of(shown, SliceKind.CALL, side=Side.TARGET)] == [
+    assert [piece.name for piece in of(shown, SliceKind.CALL, party=Party.TARGET)] == [
         "prefill",
         "verify: 2 of 4 accepted",
         "verify: 4 of 4 accepted",
         "plain step",
     ]
-    assert [piece.name for piece in of(shown, SliceKind.CALL, side=Side.DRAFT)] == [
+    assert [piece.name for piece in of(shown, SliceKind.CALL, party=Party.DRAFT)] == [
         "catch up",
         "block of 4",
         "grew 30: hit",
@@ -112,7 +112,7 @@ def test_streams_stand_where_they_began():
     shown = timeline([Stream("late", 2.5, [chunk("a", 1, prefill(0, 1))]), Stream("early", 2.0, STREAM.chunks)])
     assert shown.streams == ("late", "early")
     starts = {
-        piece.track.stream: piece.start_ns / 1e6 for piece in reversed(of(shown, SliceKind.CALL, side=Side.TARGET))
+        piece.track.stream: piece.start_ns / 1e6 for piece in reversed(of(shown, SliceKind.CALL, party=Party.TARGET))
     }
     assert starts == {0: 500, 1: 2}
 
@@ -192,5 +192,5 @@ def test_every_arrow_goes_forward_in_time_to_a_verification_of_guesses(verified,
     shown = picture(chunk("x", 1, *verified, *drafted))
     for arrow in shown.arrows:
         assert arrow.made.end_ns <= arrow.used.start_ns
-        assert arrow.made.track.side is Side.DRAFT
+        assert arrow.made.track.party is Party.DRAFT
         assert arrow.used.name.startswith("verify: ")

@@ -7,11 +7,11 @@ import pytest
 
 from deploy.cli.load.driver import arrivals_s, starts_s
 from deploy.cli.load.prompts import Lengths, Workload
-from deploy.cli.load.records import Arrival, Counts, Ending, RequestRecord
+from deploy.cli.load.records import Arrival, Counts, RequestOutcome, RequestRecord
 from deploy.cli.load.summary import Latency, Objectives, summarize
 
 
-def record(index=0, intended_s=0.0, sent_s=None, pieces=(), ended_s=1.0, outcome=Ending.COMPLETED, counts=None):
+def record(index=0, intended_s=0.0, sent_s=None, pieces=(), ended_s=1.0, outcome=RequestOutcome.COMPLETED, counts=None):
     found = RequestRecord(index, intended_s, intended_s if sent_s is None else sent_s)
     for at_s, num in pieces:
         found.observe(at_s, Arrival(num, 7))
@@ -54,9 +54,9 @@ def test_a_summary_by_hand():
     records = [
         record(0, 0.0, pieces=[(0.1, 1), (0.3, 4)], ended_s=0.3, counts=Counts(6, 3, 2)),
         record(1, 1.0, pieces=[(1.5, 1), (2.5, 9)], ended_s=2.5, counts=Counts(10, 5, 3)),
-        record(2, 2.0, pieces=[(2.1, 2)], ended_s=2.2, outcome=Ending.CANCELLED),
-        record(3, 3.0, ended_s=3.1, outcome=Ending.REFUSED),
-        record(4, 4.0, ended_s=5.0, outcome=Ending.FAILED),
+        record(2, 2.0, pieces=[(2.1, 2)], ended_s=2.2, outcome=RequestOutcome.CANCELLED),
+        record(3, 3.0, ended_s=3.1, outcome=RequestOutcome.REFUSED),
+        record(4, 4.0, ended_s=5.0, outcome=RequestOutcome.FAILED),
     ]
     records[3].error, records[4].error = "RESOURCE_EXHAUSTED", "TIMEOUT"
     summary = summarize(records, Objectives(ttft_s=0.2))
@@ -86,7 +86,7 @@ def test_a_summary_by_hand():
 def test_goodput_wants_all_objectives(objectives, is_met):
     one = record(pieces=[(0.5, 1), (1.0, 2)], ended_s=1.0)
     assert objectives.are_met(one) is is_met
-    one.outcome = Ending.FAILED
+    one.outcome = RequestOutcome.FAILED
     assert not objectives.are_met(one)
 
 
@@ -123,20 +123,20 @@ def test_the_callers_of_a_closed_loop_begin_one_by_one():
 
 def test_requests_are_those_of_their_seed_and_lengths_in_range():
     workload = Workload([], Lengths(3, 5), 50, Lengths(2, 4), cancel_share=0.5, seed=1)
-    asks = list(workload.asks(200))
-    assert asks == list(workload.asks(200))
-    assert {len(ask.prompt) for ask in asks} == {3, 4, 5}
-    assert {ask.max_tokens for ask in asks} == {2, 3, 4}
-    assert all(0 <= token < 50 for ask in asks for token in ask.prompt)
-    given_up = [ask for ask in asks if ask.cancel_after_tokens is not None]
+    requests = list(workload.requests(200))
+    assert requests == list(workload.requests(200))
+    assert {len(request.prompt) for request in requests} == {3, 4, 5}
+    assert {request.max_tokens for request in requests} == {2, 3, 4}
+    assert all(0 <= token < 50 for request in requests for token in request.prompt)
+    given_up = [request for request in requests if request.cancel_after_tokens is not None]
     assert 70 < len(given_up) < 130
-    assert all(1 <= ask.cancel_after_tokens <= ask.max_tokens for ask in given_up)
-    assert len({ask.seed for ask in asks}) == 200
+    assert all(1 <= request.cancel_after_tokens <= request.max_tokens for request in given_up)
+    assert len({request.seed for request in requests}) == 200
 
 
 def test_prompts_of_a_file_come_in_turn():
     workload = Workload(["a", "b"], Lengths(1, 1), 0, Lengths(1, 1), cancel_share=0.0, seed=0)
-    assert [ask.prompt for ask in workload.asks(3)] == ["a", "b", "a"]
+    assert [request.prompt for request in workload.requests(3)] == ["a", "b", "a"]
 
 
 def test_lengths_are_one_or_a_range():
