@@ -9,9 +9,9 @@ from dataclasses import replace
 from core.records import Call, CallTrace, Chunk, Timing
 from core.speculation import UNRANKED, Part
 from orchestrator.policy import Found
-from orchestrator.session.guess import Guess
+from orchestrator.session.sourced_block import SourcedBlock
 from orchestrator.session.statistics import Statistics
-from orchestrator.session.verdicts import Judged
+from orchestrator.session.verdicts import JudgedBlock
 
 MAX_LINES = 200
 """Maximum number of lines of an explanation. The last one says that no more follow."""
@@ -75,11 +75,11 @@ class Recorder:
         if self._is_explained:
             self._begin_round(f"the target went on by itself, as offered, with {_text_of(part)}")
 
-    def block_judged(self, judged: Judged) -> None:
-        guess, verdict, times = judged.guess, judged.verdict, (judged.sent_s, judged.received_s)
-        drafted, accepted = guess.credits(verdict.path)
+    def block_judged(self, judged: JudgedBlock) -> None:
+        block, verdict, times = judged.block, judged.verdict, (judged.sent_s, judged.received_s)
+        drafted, accepted = block.credits(verdict.path)
         num_guesses, num_accepted = len(drafted), len(accepted)
-        num_looked_up = guess.shape.num_looked_up - (len(guess) - num_guesses) - self._num_of_extra_drafts(guess)
+        num_looked_up = block.shape.num_looked_up - (len(block) - num_guesses) - self._num_of_extra_drafts(block)
         self.stats.record_round(judged, drafted, accepted, num_looked_up)
         self.stats.record_verify(*times)
         if self._calls is not None:
@@ -88,9 +88,9 @@ class Recorder:
         self._say(f"{self._open}; {num_accepted} accepted" if num_guesses else self._open)
         self._open = ""
 
-    def _num_of_extra_drafts(self, guess: Guess) -> int:
+    def _num_of_extra_drafts(self, block: SourcedBlock) -> int:
         """Return the number of nodes that only extra drafts proposed."""
-        nodes = zip(guess.sources, guess.shape.ranks, strict=True) if self._extra else ()
+        nodes = zip(block.sources, block.shape.ranks, strict=True) if self._extra else ()
         return sum(source in self._extra and rank == UNRANKED for source, rank in nodes)
 
     def next_block_found(self, found: Found) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
 from core.records import SourceStats, SpeculationStats
-from orchestrator.session.verdicts import Judged
+from orchestrator.session.verdicts import JudgedBlock
 
 Interval = tuple[float, float]
 NUM_RECENT = 8
@@ -56,7 +56,9 @@ class Statistics:
     _verified: deque[Interval] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
     _drafted: deque[Interval] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
 
-    def record_round(self, judged: Judged, drafted: Sequence[str], accepted: Sequence[str], num_looked_up: int) -> None:
+    def record_round(
+        self, judged: JudgedBlock, drafted: Sequence[str], accepted: Sequence[str], num_looked_up: int
+    ) -> None:
         """Count one verdict. `drafted`, `accepted`: sources of the block's guesses, and of those accepted.
 
         Position k counts the rounds in which at least k + 1 guesses were accepted.

@@ -10,7 +10,7 @@ from functools import partial
 
 from core.speculation import EMPTY_PART, Guesses, Part, SpeculationTree, TokenTree, num_branches
 from orchestrator.policy import Found, Shape, TreePolicy
-from orchestrator.session.guess import NO_GUESS, Guess, Offer
+from orchestrator.session.sourced_block import NO_BLOCK, Offer, SourcedBlock
 
 
 class BlockChooser:
@@ -64,14 +64,14 @@ class BlockChooser:
         self.tree.guess(guesses, source)
         self._num_drawn = len(guesses.laws)
 
-    def block(self, max_depth: int, max_nodes: int) -> Guess:
+    def block(self, max_depth: int, max_nodes: int) -> SourcedBlock:
         """Return the nodes of the tree that the policy chooses for verification."""
         self.taken = part = self._part(max_depth, max_nodes)
-        return self._guess(part) if len(part) else NO_GUESS
+        return self._sourced(part) if len(part) else NO_BLOCK
 
-    def _guess(self, part: Part) -> Guess:
-        block = self.tree.block(part)
-        return Guess(block, Shape(block.parents, part.ranks, part.confidences), part.sources)
+    def _sourced(self, part: Part) -> SourcedBlock:
+        tree = self.tree.block(part)
+        return SourcedBlock(tree, Shape(tree.parents, part.ranks, part.confidences), part.sources)
 
     def _part(self, max_depth: int, max_nodes: int) -> Part:
         if self._num_drawn:  # cutting the chain here would depend on the drawn tokens
@@ -109,11 +109,11 @@ class BlockChooser:
                 part = policy.choose(outcome.below, max_nodes, max_depth - outcome.depth)
                 if len(part) or is_plain:
                     whole = whole.with_below(outcome.end, outcome.top).with_below(len(whole), part)
-        return Offer(self._guess(whole), len(taken), is_open)
+        return Offer(self._sourced(whole), len(taken), is_open)
 
-    def continue_with(self, guess: Guess) -> None:
+    def continue_with(self, block: SourcedBlock) -> None:
         """Follow the target, which has taken an offer and verifies this block without being asked."""
-        self.taken = self.tree.part_of(guess.block) or EMPTY_PART
+        self.taken = self.tree.part_of(block.tree) or EMPTY_PART
 
     def why(self, max_depth: int) -> str:
         """Return why the last block was chosen. `max_depth`: the depth that it could have had."""

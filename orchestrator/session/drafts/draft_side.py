@@ -18,9 +18,9 @@ from orchestrator.session.drafts.growth_check import CORRUPT, check_growth
 from orchestrator.session.drafts.open_messages import OpenMessages
 from orchestrator.session.drafts.silence import MAX_OPEN, Silence
 from orchestrator.session.engine_view import EngineView, SessionText
-from orchestrator.session.guess import Guess
 from orchestrator.session.pair import Pair
 from orchestrator.session.recorder import Recorder
+from orchestrator.session.sourced_block import SourcedBlock
 from orchestrator.session.states import GROWING_TABLE, Growing, Machine, Trigger
 
 logger = logging.getLogger(__name__)
@@ -266,10 +266,10 @@ class DraftSide:
     def _is_leased(self, stamp: Stamp) -> bool:
         return (stamp.session, stamp.epoch) == (self._view.name, self._view.epoch)
 
-    def used(self, guess: Guess) -> None:
+    def used(self, block: SourcedBlock) -> None:
         """Record that this block is verified next. Its last nodes come from the last reported pass."""
         self._turn = 0
-        num_used = len(guess) - guess.shape.num_looked_up
+        num_used = len(block) - block.shape.num_looked_up
         if num_used:
             self._backoff.reset()
         self._recorder.guesses_used(num_used)

@@ -633,7 +633,7 @@ def test_nodes_of_both_are_one_block_and_each_is_credited_with_its_own(repeating
     repeating.verdict()
     head = repeating.policy._learned.accepted
     num_judged = head.num_seen
-    block, seen = repeating.block, repeating.session._target.guess.shape
+    block, seen = repeating.block, repeating.session._target.block.shape
     assert sorted(block.tokens) == sorted([30, *FOUND])
     assert [block.tokens[node] for node, rank in enumerate(seen.ranks) if rank == UNRANKED] == list(FOUND[1:])
     assert seen.num_looked_up == 4
