@@ -33,12 +33,12 @@ MAX_DEPTH = int(2 * DRAFT_TOKENS.high + 1)
 class SpeculationTree:
     """Nodes below the last committed token, the root. Invariant: siblings differ."""
 
-    def __init__(self, max_depth: int = MAX_DEPTH, *, is_drawn: bool = False) -> None:
+    def __init__(self, max_depth: int = MAX_DEPTH, *, is_sampled: bool = False) -> None:
         """`max_depth`: largest depth that the draft grows below the last token it knows; older messages can be dropped.
 
-        `is_drawn`: whether blocks carry the q of each guess, as rejection and block verification need.
+        `is_sampled`: whether blocks carry the q of each guess, as rejection and block verification need.
         """
-        self._is_drawn = is_drawn
+        self._is_sampled = is_sampled
         self.num_reported = 0
         """Number of nodes that the draft has sent. Its next message must begin at this number."""
         self.needs_full_report = False
@@ -190,7 +190,7 @@ class SpeculationTree:
 
     def block(self, part: Part) -> TokenTree:
         """The block of these nodes. Every parent must be in `part`, before its children."""
-        laws = tuple([_law(node) for node in part._nodes]) if self._is_drawn else ()
+        laws = tuple([_law(node) for node in part._nodes]) if self._is_sampled else ()
         return TokenTree(tuple([node.token for node in part._nodes]), part.parents, laws)
 
     def part_of(self, block: TokenTree) -> Part | None:
@@ -261,7 +261,7 @@ class SpeculationTree:
         for token in tokens:
             self._pass(token)
         self._forget_guesses()
-        if self._is_drawn:
+        if self._is_sampled:
             self._root.children = {}
             self._unread.clear()
         self._unread.passed(len(tokens))

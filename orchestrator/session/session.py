@@ -55,7 +55,7 @@ class Session:
         self._log = TokenLog(request.prompt)
         self._output = Output(request, frozenset(pair.target.eos_token_ids), detokenizer)
         spec = SequenceSpec.of(request)
-        self._is_drawn, self._seed = spec.needs_q, spec.sampling.seed
+        self._is_sampled, self._seed = spec.needs_q, spec.sampling.seed
         text = SessionText(session_id, self._log, spec)
         self._target = TargetSide(text, pair.target.vocab_size)
         temperature = request.draft_temperature or pair.speculation.draft_temperature
@@ -142,7 +142,7 @@ class Session:
         match self._target.state:
             case Target.AWAITING_BLOCK:
                 return self._send_or_wait(now_s)
-            case Target.VERIFYING if not self._is_drawn:  # the target never continues by itself with sampled drafts
+            case Target.VERIFYING if not self._is_sampled:  # the target never continues by itself with sampled drafts
                 return self._offer(now_s, is_more_to_come)
         return []
 
@@ -184,7 +184,7 @@ class Session:
     def _begin_round(self, judged: JudgedBlock) -> list[m.Command]:
         """Start the next round after a verdict."""
         to_drafts = self._reroot(judged)
-        if not self._is_drawn:
+        if not self._is_sampled:
             self._look_up()
         if judged.verdict.continued:
             return [*self._continue_after(judged.verdict), *to_drafts]
@@ -222,7 +222,7 @@ class Session:
         if self._max_depth <= 0:
             return
         text, panel = self._log.tokens, self._panel
-        found = panel.draw(text, self._seed, self._is_worth_drawing) if self._is_drawn else panel.ask(text)
+        found = panel.draw(text, self._seed, self._is_worth_drawing) if self._is_sampled else panel.ask(text)
         for source, guesses in found:
             self._blocks.add_guesses(source, guesses)
 
@@ -239,7 +239,7 @@ class Session:
         if wait is not None:
             self._target.wait()
             return [wait]
-        if self._is_drawn and not self._blocks.tree.has_drafted:
+        if self._is_sampled and not self._blocks.tree.has_drafted:
             self._look_up()
             block = self._blocks.block(self._max_depth, self._max_nodes)
         return self._send_block(block, now_s)
@@ -252,7 +252,7 @@ class Session:
 
     def _with_questions(self, block: SourcedBlock) -> SourcedBlock:
         """Add a guesser's questions to the block if they are worth their rows and all of them fit."""
-        asked = self._panel.questions(self._log.tokens) if not self._is_drawn and self._max_depth > 0 else None
+        asked = self._panel.questions(self._log.tokens) if not self._is_sampled and self._max_depth > 0 else None
         if asked is None:
             return block
         asking = block.asking(*asked)

@@ -16,17 +16,17 @@ from orchestrator.session.sourced_block import NO_BLOCK, Offer, SourcedBlock
 class BlockChooser:
     """The draft tree of one session, and the last block taken from it."""
 
-    def __init__(self, policy: TreePolicy, *, is_drawn: bool) -> None:
-        """`is_drawn`: whether the draft samples. Its draws can then be used for one block only."""
+    def __init__(self, policy: TreePolicy, *, is_sampled: bool) -> None:
+        """`is_sampled`: whether the draft samples. Its draws can then be used for one block only."""
         self._policy = policy
-        self._is_drawn = is_drawn
+        self._is_sampled = is_sampled
         self.reset()
 
     def __repr__(self) -> str:
         return f"<BlockChooser {self.tree}, {len(self.taken)} taken>"
 
     def reset(self) -> None:
-        self.tree = SpeculationTree(self._policy.max_grown_depth, is_drawn=self._is_drawn)
+        self.tree = SpeculationTree(self._policy.max_grown_depth, is_sampled=self._is_sampled)
         self.taken = EMPTY_PART
         """The last block, as a part of the tree."""
         self._is_missed = False
@@ -40,12 +40,12 @@ class BlockChooser:
 
     def unverified(self, tokens: Sequence[int]) -> tuple[float, bool] | None:
         """`RoundOutcome.unverified` of a verdict that commits `tokens`."""
-        first = None if self._is_drawn else self.tree.unverified(tokens[:-1], self.taken)
+        first = None if self._is_sampled else self.tree.unverified(tokens[:-1], self.taken)
         return None if first is None else (first[1], first[0] == tokens[-1])
 
     def reroot(self, tokens: Sequence[int]) -> Found:
         """Make the last of these committed tokens the root. Return whether a node of the draft is left below it."""
-        if self._is_drawn:  # the target's own token is an independent draw, unrelated to the draft's
+        if self._is_sampled:  # the target's own token is an independent draw, unrelated to the draft's
             self.reset()
             return Found.NOT_ASKED
         had_nodes = self.tree.has_drafted
@@ -76,10 +76,10 @@ class BlockChooser:
     def _part(self, max_depth: int, max_nodes: int) -> Part:
         if self._num_drawn:  # cutting the chain here would depend on the drawn tokens
             return self.tree.best(self._num_drawn, self._num_drawn)
-        is_drawn = self._is_drawn and self.tree.has_drafted
-        choose = self._keep_draws if is_drawn else partial(self._policy.choose, self.tree)
+        has_draws = self._is_sampled and self.tree.has_drafted
+        choose = self._keep_draws if has_draws else partial(self._policy.choose, self.tree)
         part = choose(max_nodes, max_depth)
-        if self._is_drawn and not (is_drawn and self._policy.draws_trees):  # lookups are not draws
+        if self._is_sampled and not (has_draws and self._policy.draws_trees):  # lookups are not draws
             part = part.straight()
         return part
 

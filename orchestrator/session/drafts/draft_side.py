@@ -42,8 +42,8 @@ class DraftSide:
         self._log = text.log
         self._machine = Machine(GROWING_TABLE, Growing.ABSENT)
         self._view = EngineView(text)
-        self._is_drawn = text.spec.needs_q
-        self.blocks = BlockChooser(policy, is_drawn=self._is_drawn)
+        self._is_sampled = text.spec.needs_q
+        self.blocks = BlockChooser(policy, is_sampled=self._is_sampled)
         self._turn = 0
         """If drafting and verification alternate: maximum depth of the next block, while the draft grows for it. Else
         0."""
@@ -158,7 +158,7 @@ class DraftSide:
         self._silence.told()
         if self._has_backlog:
             return []
-        reports_all = self._is_drawn or self._view.num_tokens == 0 or self.blocks.tree.needs_full_report
+        reports_all = self._is_sampled or self._view.num_tokens == 0 or self.blocks.tree.needs_full_report
         self._machine.fire(Trigger.GROW)
         stamp, base, spec = self._view.next_header()
         if reports_all:
@@ -241,7 +241,7 @@ class DraftSide:
         """Apply an update. Return whether it is valid."""
         self._silence.broken()
         try:
-            check_growth(update, self._pair.target.vocab_size, len(self._log), is_drawn=self._is_drawn)
+            check_growth(update, self._pair.target.vocab_size, len(self._log), is_sampled=self._is_sampled)
             self._view.keeps(update.held)
             if self._open.has_numbers(update.stamp.round):
                 self.blocks.tree.add(update.new_nodes, len(self._log) - self._open.num_told(update.stamp.round))

@@ -311,7 +311,7 @@ CHAIN = NewNodes(0, (ROOT, 0, 1), (5, 6, 90), (0,) * 3, (0.75,) * 3, (0.75,) * 3
 
 @pytest.fixture
 def drawn():
-    tree = SpeculationTree(is_drawn=True)
+    tree = SpeculationTree(is_sampled=True)
     tree.add(CHAIN)
     return tree
 
@@ -323,7 +323,7 @@ def test_a_block_of_draws_tells_what_each_was_drawn_from(drawn, num_nodes):
 
 
 def test_the_law_of_a_draw_is_that_of_its_node_in_whatever_messages_it_was_told():
-    tree = SpeculationTree(is_drawn=True)
+    tree = SpeculationTree(is_sampled=True)
     guessed(tree, (), (30, 0.9))  # a node before them, so that numbers are not places
     for place in range(3):
         tree.add(NewNodes(place, (place - 1,), (CHAIN.tokens[place],), (0,), (0.75,), (0.75,), q=(LAWS[place],)))
@@ -332,7 +332,7 @@ def test_the_law_of_a_draw_is_that_of_its_node_in_whatever_messages_it_was_told(
 
 
 def test_what_was_looked_up_is_sure_of_itself(drawn):
-    tree = SpeculationTree(is_drawn=True)
+    tree = SpeculationTree(is_sampled=True)
     guessed(tree, (), (30, 0.9), (31, 0.5))
     certain = tuple(SparseDistribution((token,), (1.0,)) for token in (30, 31))
     assert tree.block(tree.best(2, 9)) == TokenTree.chain([30, 31], certain)
