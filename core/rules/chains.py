@@ -176,8 +176,8 @@ def _next_token(residuals: Float64, accepted: int, seed: int, num_committed: int
 def law_of(log_p: Float64) -> Float64:
     """p [N, V] from rows of unnormalised log p."""
     p = np.exp(log_p - log_p.max(axis=1, keepdims=True))
-    law: Float64 = p / p.sum(axis=1, keepdims=True)
-    return law
+    distribution: Float64 = p / p.sum(axis=1, keepdims=True)
+    return distribution
 
 
 def _decide_rejection(block: TokenTree, log_p: Float64, seed: int, num_committed: int, lenience: float) -> Outcome:  # noqa: ARG001

@@ -31,7 +31,7 @@ class Drawn(NamedTuple):
     probs: tuple[float, ...]
     """Probabilities of `ids`, in float64, summing to 1."""
 
-    def law(self, vocab_size: int) -> Float64:
+    def distribution(self, vocab_size: int) -> Float64:
         """q [V]."""
         q = np.zeros(vocab_size)
         q[list(self.ids)] = self.probs

@@ -21,7 +21,7 @@ def judge_recursively(p: Float64, drawn: Drawn) -> tuple[list[float], Float64]:
 
     q_i is q without the tokens before x_i, normalised: the distribution of x_i given these tokens.
     """
-    q, chances = drawn.law(len(p)), list[float]()
+    q, chances = drawn.distribution(len(p)), list[float]()
     for token in drawn.tokens:
         q_left = q / q.sum()
         residual = np.maximum(p - q_left, 0.0)

@@ -34,7 +34,7 @@ def division_factor(p: Float64, q: Float64, num_draws: int) -> float:
 
 def judge_in_sequence(p: Float64, drawn: Drawn) -> tuple[list[float], Float64]:
     """Try each draw with min(1, p(x) / (rho q(x))). If all fail: p - min(q, p / rho) (1 - (1 - beta)^k) / beta."""
-    q, num_draws = drawn.law(len(p)), len(drawn.tokens)
+    q, num_draws = drawn.distribution(len(p)), len(drawn.tokens)
     rho = division_factor(p[list(drawn.ids)], np.array(drawn.probs), num_draws)
     passing = np.minimum(q, p / rho)
     beta = float(passing.sum())

@@ -27,7 +27,7 @@ from core.speculation.guesser import (
     Guesser,
     Guesses,
     Keeper,
-    check_law,
+    check_distribution,
 )
 from core.speculation.passes import feed_likeliest, take_all
 from core.speculation.source_worth import SourceWorth

@@ -166,7 +166,7 @@ class NewNodes:
                 raise ValueError("each node needs a parent, a rank, a chance and a confidence, all numbers")
         if len(self):
             self._check_nodes()
-        if len(self.q) not in (0, len(self)) or not all(each.is_law for each in self.q):
+        if len(self.q) not in (0, len(self)) or not all(each.is_valid for each in self.q):
             raise ValueError("each drawn node needs the q that it was drawn from")
         if self.first < 0 or not ROOT <= self.root < self.first:
             raise ValueError("the number of a node is below 0")

@@ -25,7 +25,7 @@ EXTRA_DRAFT = f"{DRAFT}_"
 """Prefix of the names of further drafts."""
 MAX_GUESSES = 256
 """Largest number of nodes in one answer; larger answers are rejected. No block is larger."""
-MAX_LAW_TOKENS = 4096
+MAX_DISTRIBUTION_TOKENS = 4096
 """Largest number of tokens of one distribution, the same as for a draft's q."""
 
 
@@ -43,16 +43,18 @@ class Guesses:
     tokens: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
     """Chance that the text continues with the node, given its parent. Siblings sum to at most 1."""
-    laws: tuple[SparseDistribution, ...] = ()
+    distributions: tuple[SparseDistribution, ...] = ()
     """The distribution each node was drawn from; empty if they were not drawn."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], chances: Sequence[float], laws: Sequence[SparseDistribution] = ()) -> Guesses:
+    def chain(
+        cls, tokens: Sequence[int], chances: Sequence[float], distributions: Sequence[SparseDistribution] = ()
+    ) -> Guesses:
         """A chain of `tokens` below the root."""
-        return cls(tuple(range(ROOT, len(tokens) - 1)), tuple(tokens), tuple(chances), tuple(laws))
+        return cls(tuple(range(ROOT, len(tokens) - 1)), tuple(tokens), tuple(chances), tuple(distributions))
 
     def check(self, vocab_size: int) -> None:
         """Raises: ValueError if the nodes cannot be part of a draft tree; other errors if a column is not a
@@ -107,16 +109,16 @@ class Drawer(Guesser, Protocol):
     """A guesser that returns distributions. If the rule needs q, it is asked for these in place of proposals. The
     session draws from them (`orchestrator.guessers.drawing`), so no guesser sees the noise."""
 
-    def law(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
+    def distribution(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
         """Distribution of the token after `text` and then `drawn`, which is not committed; `NO_Q` if unknown."""
 
 
-def check_law(law: SparseDistribution, vocab_size: int) -> None:
-    """Raises: ValueError if `law` is not a valid distribution over the vocabulary."""
-    ids = law.token_ids
-    if len(ids) > MAX_LAW_TOKENS:
-        raise ValueError(f"a law of {len(ids)} tokens, more than {MAX_LAW_TOKENS}")
+def check_distribution(distribution: SparseDistribution, vocab_size: int) -> None:
+    """Raises: ValueError if `distribution` is not a valid distribution over the vocabulary."""
+    ids = distribution.token_ids
+    if len(ids) > MAX_DISTRIBUTION_TOKENS:
+        raise ValueError(f"a law of {len(ids)} tokens, more than {MAX_DISTRIBUTION_TOKENS}")
     if not ({*map(type, ids)} <= {int} and len({*ids}) == len(ids) and 0 <= min(ids) <= max(ids) < vocab_size):
         raise ValueError("a law over what are no tokens, or over one of them twice")
-    if not (law.is_law and min(law.probs) > 0.0):
+    if not (distribution.is_valid and min(distribution.probs) > 0.0):
         raise ValueError("probabilities that are none")

@@ -140,13 +140,13 @@ class SpeculationTree:
         chance.
         """
         nodes: list[Node] = []
-        laws = guesses.laws or repeat(NO_Q, len(guesses))
-        for parent, token, chance, law in zip(guesses.parents, guesses.tokens, guesses.chances, laws, strict=True):
+        qs = guesses.distributions or repeat(NO_Q, len(guesses))
+        for parent, token, chance, q in zip(guesses.parents, guesses.tokens, guesses.chances, qs, strict=True):
             above = self._root if parent == ROOT else nodes[parent]
             children = self._children(above) if above.numbers else above.children
             node = children.get(token)
             if node is None:
-                node = children[token] = Node(token, q=law)
+                node = children[token] = Node(token, q=q)
             if chance > node.guessed or not node.source:
                 node.source = source
             node.guessed = max(node.guessed, chance)
@@ -190,8 +190,8 @@ class SpeculationTree:
 
     def block(self, part: Part) -> TokenTree:
         """The block of these nodes. Every parent must be in `part`, before its children."""
-        laws = tuple([_law(node) for node in part._nodes]) if self._is_sampled else ()
-        return TokenTree(tuple([node.token for node in part._nodes]), part.parents, laws)
+        qs = tuple([_q_of(node) for node in part._nodes]) if self._is_sampled else ()
+        return TokenTree(tuple([node.token for node in part._nodes]), part.parents, qs)
 
     def part_of(self, block: TokenTree) -> Part | None:
         """The tree's nodes that equal the nodes of `block`; None if any is missing."""
@@ -302,6 +302,6 @@ class BlockOutcome:
     """The tree below `top`."""
 
 
-def _law(node: Node) -> SparseDistribution:
+def _q_of(node: Node) -> SparseDistribution:
     """The distribution the node was drawn from. For a token that was not drawn: all mass on the token."""
     return node.q if node.q.probs else SparseDistribution.certain(node.token)

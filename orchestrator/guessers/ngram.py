@@ -23,9 +23,9 @@ Counts = dict[int, int]
 class NgramTables:
     """A chain of the most frequent continuations; or a distribution, from the counts of the longest known context."""
 
-    def __init__(self, max_depth: int, max_law_tokens: int = WINDOW_TOKENS) -> None:
+    def __init__(self, max_depth: int, max_distribution_tokens: int = WINDOW_TOKENS) -> None:
         self._max_depth = max_depth
-        self._max_law_tokens = max_law_tokens
+        self._max_distribution_tokens = max_distribution_tokens
         self._tables: dict[tuple[int, ...], Counts] = {}
         """Counts by context. A context's length determines its order."""
         self._first = self._end = 0
@@ -42,10 +42,10 @@ class NgramTables:
             context = [*context[-CONTEXTS[0] + 1 :], token]
         return Guesses.chain(tokens, chances)
 
-    def law(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
+    def distribution(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
         self._count(text)
         counts = self._counts_after((*text[-CONTEXTS[0] :], *drawn)[-CONTEXTS[0] :])
-        return SparseDistribution.of_counts(counts, self._max_law_tokens) if counts else NO_Q
+        return SparseDistribution.of_counts(counts, self._max_distribution_tokens) if counts else NO_Q
 
     def _most_frequent(self, context: Sequence[int]) -> tuple[int, float] | None:
         """Return the most frequent token after the longest known context, and its share."""

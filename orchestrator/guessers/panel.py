@@ -23,7 +23,7 @@ from core.speculation import (
     SourceWorth,
     SparseDistribution,
     TokenTree,
-    check_law,
+    check_distribution,
 )
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.drawing import draw_chain
@@ -73,7 +73,9 @@ class Panel:
         the guess that may be drawn next.
         """
         found = self._ask([source for source in self._guessers if source not in self._drawers], text)
-        self._undrawn = {source: law for source in tuple(self._drawers) if (law := self._law(source, text)).token_ids}
+        self._undrawn = {
+            source: q for source in tuple(self._drawers) if (q := self._distribution(source, text)).token_ids
+        }
         source = max(self._undrawn, key=self._first_chance, default="")
         if not source or self._first_chance(source) < _most_at_root(found):
             return found
@@ -93,29 +95,29 @@ class Panel:
     ) -> Guesses:
         root = self._undrawn[source]
 
-        def law_after(drawn: Sequence[int]) -> SparseDistribution:
-            return self._law(source, text, drawn) if drawn else root
+        def distribution_after(drawn: Sequence[int]) -> SparseDistribution:
+            return self._distribution(source, text, drawn) if drawn else root
 
         def is_worth_it(chances: Sequence[float]) -> bool:
             calibrated = self._worth.calibrated(source, chances)
             return len(chances) <= MAX_GUESSES and goes_on(list(accumulate(calibrated, mul)))
 
-        return draw_chain(law_after, is_worth_it, seed, len(text))
+        return draw_chain(distribution_after, is_worth_it, seed, len(text))
 
-    def _law(self, source: str, text: Sequence[int], drawn: Sequence[int] = ()) -> SparseDistribution:
+    def _distribution(self, source: str, text: Sequence[int], drawn: Sequence[int] = ()) -> SparseDistribution:
         """Return the source's distribution of the next token; `NO_Q` if it has none or an invalid one."""
         drawer = self._drawers.get(source)
         if drawer is None:
             return NO_Q
         try:
-            law = drawer.law(text, drawn)
-            if law.token_ids:
-                check_law(law, self._vocab_size)
+            distribution = drawer.distribution(text, drawn)
+            if distribution.token_ids:
+                check_distribution(distribution, self._vocab_size)
         except Exception as error:  # noqa: BLE001  as below
             self._leave_out(source, error)
             return NO_Q
         self._breakers[source].worked()
-        return law
+        return distribution
 
     def _answer(self, source: str, guesser: Guesser, text: Sequence[int]) -> Guesses | None:
         """Return the guesser's proposal; None if it is empty or invalid."""
@@ -161,8 +163,8 @@ class Panel:
         """Calibrate the sources on the tokens committed after the last proposals."""
         for source, guesses in self._proposed:
             self._learn(source, guesses, tokens)
-        for source, law in self._undrawn.items():
-            self._learn(source, _likeliest_of(law), tokens[:1])
+        for source, q in self._undrawn.items():
+            self._learn(source, _likeliest_of(q), tokens[:1])
         self._proposed, self._undrawn = [], {}
 
     def ended(self, text: Sequence[int]) -> None:
@@ -200,14 +202,14 @@ def _most_at_root(proposals: Sequence[Proposal]) -> float:
     return max(below, default=0.0)
 
 
-def _likeliest_of(law: SparseDistribution) -> Guesses:
+def _likeliest_of(q: SparseDistribution) -> Guesses:
     """Return the likeliest tokens of a distribution as a proposal.
 
     If nothing was drawn, they are the best estimate of what a draw would have been worth. Several equally likely
     tokens count as one guess, which is right if any of them comes.
     """
-    most = max(law.probs)
-    tokens = tuple(token for token, prob in zip(law.token_ids, law.probs, strict=True) if prob == most)
+    most = max(q.probs)
+    tokens = tuple(token for token, prob in zip(q.token_ids, q.probs, strict=True) if prob == most)
     return Guesses((ROOT,) * len(tokens), tokens, (most, *[0.0] * (len(tokens) - 1)))
 
 

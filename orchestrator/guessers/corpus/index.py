@@ -34,7 +34,7 @@ MAX_TOKENS = 2**31
 MAX_COUNTED = 4096
 """Maximum number of occurrences counted for a distribution. If there are more, evenly spaced ones are counted, which
 keeps the shares."""
-MAX_COUNTED_TOKENS, MAX_LAWS = 256, 1024
+MAX_COUNTED_TOKENS, MAX_DISTRIBUTIONS = 256, 1024
 """Maximum tokens per distribution, and maximum distributions cached: about 25 MB at most."""
 LENGTH = struct.Struct("<I")
 LITTLE, BIG = np.dtype("<u4"), np.dtype(">u4")
@@ -63,8 +63,8 @@ class CorpusIndex:
         self._order = body[num : 2 * num].cast("I")
         self._starts = body[2 * num :].cast("I")
         self._end_of_document = header.vocab_size
-        self.law_after = lru_cache(MAX_LAWS)(self._law_after)
-        """`_law_after` with a cache of its latest results, so that a process computes most of them once."""
+        self.distribution_after = lru_cache(MAX_DISTRIBUTIONS)(self._distribution_after)
+        """`_distribution_after` with a cache of its latest results, so that a process computes most of them once."""
 
     @classmethod
     def open(cls, path: Path, vocabulary: str) -> CorpusIndex:
@@ -98,7 +98,7 @@ class CorpusIndex:
                 most = length - 1
         return match, found
 
-    def _law_after(self, context: Sequence[int], most_tokens: int) -> SparseDistribution:
+    def _distribution_after(self, context: Sequence[int], most_tokens: int) -> SparseDistribution:
         """Return the distribution of the token after `context`, or of any token if it is empty.
 
         It has the `most_tokens` likeliest tokens, at most `MAX_COUNTED_TOKENS`.

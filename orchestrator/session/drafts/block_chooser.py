@@ -62,7 +62,7 @@ class BlockChooser:
     def add_guesses(self, source: str, guesses: Guesses) -> None:
         """Add a guesser's proposals; they last until the next verdict."""
         self.tree.guess(guesses, source)
-        self._num_drawn = len(guesses.laws)
+        self._num_drawn = len(guesses.distributions)
 
     def block(self, max_depth: int, max_nodes: int) -> SourcedBlock:
         """Return the nodes of the tree that the policy chooses for verification."""

@@ -456,7 +456,7 @@ class Moody:
     def propose(self, text):
         raise AssertionError("where q is asked for it is asked for laws")
 
-    def law(self, text, drawn):
+    def distribution(self, text, drawn):
         share = 0.5 + 0.001 * len(self.said)
         self.said.append(SparseDistribution(candidates([*text, *drawn])[:2], (share, 1.0 - share)))
         return self.said[-1]
