@@ -22,7 +22,7 @@ from bench.control import workloads
 from bench.control.loops import Exchange, loops
 from bench.results import Result, at_most, spread
 from core.config import SpeculationConfig
-from core.speculation import ROOT, Asker, Guesser, SourceWorth, SpeculationTree
+from core.speculation import ROOT, Guesser, QuestioningGuesser, SourceWorth, SpeculationTree
 from orchestrator.guessers import (
     ASKING,
     BY_TEXT,
@@ -95,7 +95,11 @@ def costs(tokenizer: Tokenizer) -> Iterator[Result]:
     asked["suffix, full of recent outputs"] = "suffix", remembering
     for name, (source, means) in asked.items():
         guesser, log = GUESSERS[source](means), text[:CONTEXT_TOKENS]
-        work = partial(_talk, guesser, log, text) if isinstance(guesser, Asker) else partial(guesser.propose, log)
+        work = (
+            partial(_talk, guesser, log, text)
+            if isinstance(guesser, QuestioningGuesser)
+            else partial(guesser.propose, log)
+        )
         first_us = _elapsed_us(work)
         alone = list(_rounds(text, log, work))
         panel = Panel({source: GUESSERS[source](means)}, {source: Breaker(source)}, SourceWorth(), tokenizer.vocab_size)
@@ -130,8 +134,8 @@ def _ask(panel: Panel, log: Sequence[int]) -> None:
         tree.guess(guesses, source)
 
 
-def _talk(guesser: Asker, log: Sequence[int], text: Sequence[int]) -> None:
-    """One round of an `Asker`. The answers come from elsewhere in the text, so that n-grams come and go."""
+def _talk(guesser: QuestioningGuesser, log: Sequence[int], text: Sequence[int]) -> None:
+    """One round with questions. The answers come from elsewhere in the text, so that n-grams come and go."""
     guesser.propose(log)
     guesser.answered(text[len(log) // 2 :][: 1 + len(guesser.questions(log))])
 

@@ -21,12 +21,12 @@ from core.speculation.guesser import (
     EXTRA_DRAFT,
     MAX_GUESSES,
     NO_GUESSES,
-    Asker,
     BadGuesserInput,
-    Drawer,
     Guesser,
     Guesses,
-    Keeper,
+    HistoryGuesser,
+    QuestioningGuesser,
+    SamplingGuesser,
     check_distribution,
 )
 from core.speculation.passes import feed_likeliest, take_all

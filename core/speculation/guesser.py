@@ -2,8 +2,8 @@
 
 A guesser is asked once a round. It knows the committed text and returns nodes with chances. These chances are corrected
 by what was committed, whether or not the guesses were verified (`core.speculation.SourceWorth`). A guesser may also ask
-for the target's tokens after nodes of its choice (`Asker`); these nodes go into the block that is verified. And it may
-return distributions (`Drawer`), from which its guesses are drawn if the rule needs q.
+for the target's tokens after nodes of its choice (`QuestioningGuesser`); these nodes go into the block that is
+verified. It may return distributions (`SamplingGuesser`), from which its guesses are drawn if the rule needs q.
 The draft engine works differently: it sends nodes pass by pass, at any time (`core.speculation.NewNodes`). Its nodes
 and the guessers' are merged in one tree.
 """
@@ -85,7 +85,7 @@ class Guesser(Protocol):
 
 
 @runtime_checkable
-class Asker(Guesser, Protocol):
+class QuestioningGuesser(Guesser, Protocol):
     """A guesser that learns from the target's answers. Its questions are rows of the target and may be dropped."""
 
     def questions(self, text: Sequence[int]) -> TokenTree:
@@ -97,7 +97,7 @@ class Asker(Guesser, Protocol):
 
 
 @runtime_checkable
-class Keeper(Guesser, Protocol):
+class HistoryGuesser(Guesser, Protocol):
     """A guesser that keeps outputs for later requests."""
 
     def ended(self, text: Sequence[int]) -> None:
@@ -105,7 +105,7 @@ class Keeper(Guesser, Protocol):
 
 
 @runtime_checkable
-class Drawer(Guesser, Protocol):
+class SamplingGuesser(Guesser, Protocol):
     """A guesser that returns distributions. If the rule needs q, it is asked for these in place of proposals. The
     session draws from them (`orchestrator.guessers.drawing`), so no guesser sees the noise."""
 

@@ -25,8 +25,8 @@ def draw_chain(
     """Draw a chain. Each guess has the distribution it was drawn from; its chance is that distribution's largest
     probability.
 
-    `distribution_after` returns the distribution after the draws so far, empty if unknown. `goes_on` gets the chances up
-    to the guess that may be drawn next.
+    `distribution_after` returns the distribution after the draws so far, empty if unknown. `goes_on` gets the
+    chances up to the guess that may be drawn next.
     """
     tokens, chances, distributions = list[int](), list[float](), list[SparseDistribution]()
     while (q := distribution_after(tuple(tokens))).token_ids and goes_on([*chances, max(q.probs)]):

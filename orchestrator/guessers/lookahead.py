@@ -73,7 +73,7 @@ class NgramPool:
 
 
 class Lookahead:
-    """An `Asker`: asks about a window of nodes, and guesses from the pool of n-grams in the answers."""
+    """A `QuestioningGuesser`: asks about a window of nodes, and guesses from the pool of n-grams in the answers."""
 
     def __init__(self, max_depth: int, *, window: int, ngram: int) -> None:
         self._max_depth = max_depth

@@ -15,11 +15,11 @@ from core.speculation import (
     MAX_GUESSES,
     NO_Q,
     ROOT,
-    Asker,
-    Drawer,
     Guesser,
     Guesses,
-    Keeper,
+    HistoryGuesser,
+    QuestioningGuesser,
+    SamplingGuesser,
     SourceWorth,
     SparseDistribution,
     TokenTree,
@@ -41,8 +41,8 @@ class Panel:
         self, guessers: Mapping[str, Guesser], breakers: Mapping[str, Breaker], worth: SourceWorth, vocab_size: int
     ) -> None:
         self._guessers = dict(guessers)
-        self._askers = {source: each for source, each in guessers.items() if isinstance(each, Asker)}
-        self._drawers = {source: each for source, each in guessers.items() if isinstance(each, Drawer)}
+        self._questioning = {source: each for source, each in guessers.items() if isinstance(each, QuestioningGuesser)}
+        self._sampling = {source: each for source, each in guessers.items() if isinstance(each, SamplingGuesser)}
         self._breakers = breakers
         self._worth = worth
         self._vocab_size = vocab_size
@@ -72,9 +72,9 @@ class Panel:
         The first guesses decide between the two, before anything is drawn. `goes_on` gets the path probabilities up to
         the guess that may be drawn next.
         """
-        found = self._ask([source for source in self._guessers if source not in self._drawers], text)
+        found = self._ask([source for source in self._guessers if source not in self._sampling], text)
         self._undrawn = {
-            source: q for source in tuple(self._drawers) if (q := self._distribution(source, text)).token_ids
+            source: q for source in tuple(self._sampling) if (q := self._distribution(source, text)).token_ids
         }
         source = max(self._undrawn, key=self._first_chance, default="")
         if not source or self._first_chance(source) < _most_at_root(found):
@@ -106,11 +106,11 @@ class Panel:
 
     def _distribution(self, source: str, text: Sequence[int], drawn: Sequence[int] = ()) -> SparseDistribution:
         """Return the source's distribution of the next token; `NO_Q` if it has none or an invalid one."""
-        drawer = self._drawers.get(source)
-        if drawer is None:
+        guesser = self._sampling.get(source)
+        if guesser is None:
             return NO_Q
         try:
-            distribution = drawer.distribution(text, drawn)
+            distribution = guesser.distribution(text, drawn)
             if distribution.token_ids:
                 check_distribution(distribution, self._vocab_size)
         except Exception as error:  # noqa: BLE001  as below
@@ -132,16 +132,16 @@ class Panel:
 
     def _leave_out(self, source: str, error: Exception) -> None:
         self._guessers.pop(source, None)  # it may have been disabled since the question
-        self._askers.pop(source, None)
-        self._drawers.pop(source, None)
+        self._questioning.pop(source, None)
+        self._sampling.pop(source, None)
         self.failures[source] += 1
         self._breakers[source].failed(error)
 
     def questions(self, text: Sequence[int]) -> Question | None:
         """Return a source's questions to the target. If several sources ask, the first configured one is used."""
-        for source, asker in tuple(self._askers.items()):
+        for source, guesser in tuple(self._questioning.items()):
             try:
-                tree = asker.questions(text)
+                tree = guesser.questions(text)
                 _check_questions(tree, self._vocab_size)
             except Exception as error:  # noqa: BLE001
                 self._leave_out(source, error)
@@ -152,7 +152,7 @@ class Panel:
     def answered(self, source: str, samples: Sequence[int]) -> None:
         """Pass on the target's tokens after the root and after each node of this source's questions."""
         try:
-            self._askers[source].answered(samples)
+            self._questioning[source].answered(samples)
         except Exception as error:  # noqa: BLE001
             self._leave_out(source, error)
 
@@ -170,7 +170,7 @@ class Panel:
     def ended(self, text: Sequence[int]) -> None:
         """Report the final text to guessers that keep outputs."""
         for source, guesser in tuple(self._guessers.items()):
-            if isinstance(guesser, Keeper):
+            if isinstance(guesser, HistoryGuesser):
                 try:
                     guesser.ended(text)
                 except Exception as error:  # noqa: BLE001

@@ -65,13 +65,13 @@ def never(_):
 
 
 def test_a_chain_is_drawn_from_the_laws_and_told_with_them(worth):
-    drawer = StatesDistributions(FLAT, STEEP)
+    sampling = StatesDistributions(FLAT, STEEP)
     for seed in range(20):
-        ((source, drawn),) = panel(worth, a=drawer).draw(TEXT, seed, always)
+        ((source, drawn),) = panel(worth, a=sampling).draw(TEXT, seed, always)
         tokens = (draw_from(FLAT, seed, 2, 0), draw_from(STEEP, seed, 3, 1))
         assert (source, drawn.parents, drawn.tokens, drawn.distributions) == ("a", (ROOT, 0), tokens, (FLAT, STEEP))
         assert drawn.chances == pytest.approx((0.5 * PRIOR, 0.875 * PRIOR))
-    assert drawer.asked[-1] == ((1, 2), tokens)
+    assert sampling.asked[-1] == ((1, 2), tokens)
 
 
 def test_whether_to_go_on_is_asked_with_path_probabilities_as_sources_proved_to_be(worth):
@@ -90,9 +90,9 @@ def test_whether_to_go_on_is_asked_with_path_probabilities_as_sources_proved_to_
 
 
 def test_where_nothing_needs_to_be_drawn_it_proposes_as_any_other(worth):
-    drawer = StatesDistributions(FLAT)
-    assert panel(worth, a=drawer).ask(TEXT)[0][1].tokens == (9,)
-    assert not drawer.asked
+    sampling = StatesDistributions(FLAT)
+    assert panel(worth, a=sampling).ask(TEXT)[0][1].tokens == (9,)
+    assert not sampling.asked
 
 
 LIKELIER, UNLIKELIER = Guesses.chain([8, 8], [0.6, 1.0]), Guesses.chain([8, 8], [0.4, 1.0])

@@ -166,10 +166,10 @@ class Keeps(Says):
 
 def test_a_text_that_has_ended_is_told_to_those_that_keep_outputs_and_costs_nobody_else(worth):
     breakers = {name: Breaker(name) for name in ("a", "b", "c")}
-    keeper = Keeps(TREE)
-    asked = Panel({"a": Keeps(ValueError()), "b": Says(TREE), "c": keeper}, breakers, worth, VOCAB_SIZE)
+    history = Keeps(TREE)
+    asked = Panel({"a": Keeps(ValueError()), "b": Says(TREE), "c": history}, breakers, worth, VOCAB_SIZE)
     asked.ended([1, 2, 3])
-    assert keeper.kept == [1, 2, 3]
+    assert history.kept == [1, 2, 3]
     assert asked.failures == {"a": 1}
     assert [breakers[name].num_failures for name in "abc"] == [1, 0, 0]
 
