@@ -1,4 +1,4 @@
-"""How a draft grows a tree of guesses (`TreeSpec`), and what it sends of it (`NewNodes`, `Unread`).
+"""How a draft grows a tree of guesses (`TreeSpec`), and what it sends of it (`NewNodes`, `UnreadNodes`).
 
 Knows the specification and the resulting nodes; must not know which of them are verified.
 """
@@ -199,13 +199,13 @@ class NewNodes:
         return hash((self.first, self.root, len(self)))
 
 
-Told = tuple[NewNodes, list[int]]
+NodeMessage = tuple[NewNodes, list[int]]
 """One message of new nodes, and the parents of its nodes as a list."""
-ByParent = dict[int, tuple[Told, ...]]
+ByParent = dict[int, tuple[NodeMessage, ...]]
 """Messages that have children of a node, by the node's number."""
 
 
-class Unread:
+class UnreadNodes:
     """Nodes that a draft has sent and nobody has read yet, by message.
 
     Most nodes are never read, so no work is done per node. No verdict can reach some of them any more.
@@ -226,25 +226,25 @@ class Unread:
 
     def add(self, new_nodes: NewNodes, parents: list[int]) -> KeysView[int]:
         """Store one message, except for the root's children. Return the numbers of the parents in it."""
-        told: ByParent = dict.fromkeys(parents, ((new_nodes, parents),))
-        told.pop(ROOT, None)
+        added: ByParent = dict.fromkeys(parents, ((new_nodes, parents),))
+        added.pop(ROOT, None)
         later = self.halves[1]
-        for parent in told.keys() & later.keys():
-            told[parent] = later[parent] + told[parent]
-        later.update(told)
-        return told.keys()
+        for parent in added.keys() & later.keys():
+            added[parent] = later[parent] + added[parent]
+        later.update(added)
+        return added.keys()
 
     def take(self, numbers: Iterable[int]) -> list[tuple[int, NewNodes, int]]:
         """Remove and return the children of these nodes, sorted by number: (number, message, index in the message)."""
-        told = [
+        children = [
             (new_nodes.first + place, new_nodes, place)
             for half in self.halves
             for parent in numbers
             for new_nodes, parents in half.pop(parent, ())
             for place in places_of(parents, parent)
         ]
-        told.sort()  # numbers are unique, so messages are never compared
-        return told
+        children.sort()  # numbers are unique, so messages are never compared
+        return children
 
     def passed(self, num_tokens: int) -> None:
         """Record that `num_tokens` more tokens were committed."""

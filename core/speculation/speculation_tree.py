@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count, repeat
 
 from core.ranges import Range
-from core.speculation.growth import UNRANKED, NewNodes, Unread, places_of
+from core.speculation.growth import UNRANKED, NewNodes, UnreadNodes, places_of
 from core.speculation.guesser import Guesses
 from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution, TokenTree, depths
 from core.speculation.tree_nodes import Node, Part
@@ -46,14 +46,14 @@ class SpeculationTree:
         self._root = Node(ROOT)
         self._trail = deque([self._root])
         """The last committed tokens, ending with the root."""
-        self._unread = Unread(max_depth)
+        self._unread = UnreadNodes(max_depth)
         self._passed: dict[int, Node] = {}
         """Nodes before the root, by the draft's number."""
         self._touched: list[tuple[Node, Node]] = []
         """(parent, node) of each node proposed by a guesser for this root."""
 
     def __repr__(self) -> str:
-        return f"<SpeculationTree {len(self)} nodes, {self.num_reported} told>"
+        return f"<SpeculationTree {len(self)} nodes, {self.num_reported} reported>"
 
     def __len__(self) -> int:
         nodes = [self._root]
@@ -88,11 +88,11 @@ class SpeculationTree:
     def _attach(self, new_nodes: NewNodes, root: Node | None) -> None:
         """Attach the nodes. `root` is the draft's root; None if it is no longer kept."""
         parents: list[int] = new_nodes.parents.tolist()
-        told = self._unread.add(new_nodes, parents)
+        sent_below = self._unread.add(new_nodes, parents)
         if root is not None:
             for place in places_of(parents, ROOT):
                 self._materialize(root, new_nodes, place)
-        for parent in sorted(told & self._passed.keys()):
+        for parent in sorted(sent_below & self._passed.keys()):
             self._read_below(self._passed[parent])
 
     def _materialize(self, above: Node, new_nodes: NewNodes, place: int) -> None:

@@ -38,7 +38,7 @@ class TreeBuilder:
         self.begin()
 
     def __repr__(self) -> str:
-        return f"<TreeBuilder {self.num_reported} nodes told, {len(self._open)} open>"
+        return f"<TreeBuilder {self.num_reported} nodes reported, {len(self._open)} open>"
 
     def __len__(self) -> int:
         """Number of nodes, including the root."""
