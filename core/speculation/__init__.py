@@ -5,6 +5,7 @@ Knows tokens, chances and the order of work; must not know models, KV or time.
 
 from core.speculation.calibration import (
     DRAWN_TAIL,
+    MAX_REPORTED,
     PRIOR,
     USUAL_TAIL,
     WITH_REPLACEMENT_TAIL,
@@ -14,7 +15,7 @@ from core.speculation.calibration import (
     miss_curve,
 )
 from core.speculation.candidates import MAX_RANKS, Candidates, HeldTree
-from core.speculation.chances import MAX_TOLD, fixed_shape
+from core.speculation.chances import fixed_shape
 from core.speculation.growth import UNRANKED, Floats, Ints, Measure, NewNodes, TreeSpec
 from core.speculation.guesser import (
     DRAFT,

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from core.protocol import HeldTokens
 from core.records import DraftReply, DraftRequest, DraftUpdate, Timing, Verification
-from core.speculation import MAX_TOLD, Candidates, TreeBuilder, feed_likeliest
+from core.speculation import MAX_REPORTED, Candidates, TreeBuilder, feed_likeliest
 from simulation.engines.base import Job, SimEngine
 from simulation.engines.hardware import EngineLaw
 from simulation.engines.texts import Place, Text
@@ -82,7 +82,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
 
     def _says(self, held: HeldTokens, node: int, place: Place) -> Candidates:
         if not held.spec.needs_q:
-            return self._text.coupled(place, MAX_TOLD + 1, has_noise=self._has_noise)
+            return self._text.coupled(place, MAX_REPORTED + 1, has_noise=self._has_noise)
         is_right, depth = self._text.is_accepted(place), held.builder.depths[node]
         if held.spec.verification is Verification.BLOCK:
             start, length = place.index - depth, held.builder.tree_spec.num_passes
