@@ -131,7 +131,7 @@ def _ask(panel: Panel, log: Sequence[int]) -> None:
     panel.observe(log[-ROUND_TOKENS:])
     tree = SpeculationTree()
     for source, guesses in panel.ask(log):
-        tree.guess(guesses, source)
+        tree.add_guesses(guesses, source)
 
 
 def _talk(guesser: QuestioningGuesser, log: Sequence[int], text: Sequence[int]) -> None:
@@ -176,7 +176,7 @@ def _num_rounds(panel: Panel, text: Sequence[int], begin: int, num_nodes: int) -
     while len(log) < len(text):
         tree = SpeculationTree()
         for source, guesses in panel.ask(log):
-            tree.guess(guesses, source)
+            tree.add_guesses(guesses, source)
         block = tree.block(tree.best(num_nodes, DEPTH))
         place, num_accepted = ROOT, 0
         while len(log) + num_accepted < len(text) - 1:

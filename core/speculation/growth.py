@@ -221,7 +221,7 @@ class UnreadNodes:
         self.halves: tuple[ByParent, ByParent] = {}, {}
         """Earlier and later messages. The earlier half is dropped once `max_depth` tokens have been committed since it
         was closed, so that no search for unreachable nodes is needed."""
-        self._num_passed = 0
+        self._num_committed = 0
         """Number of tokens committed since the later half was begun."""
 
     def add(self, new_nodes: NewNodes, parents: list[int]) -> KeysView[int]:
@@ -246,11 +246,11 @@ class UnreadNodes:
         children.sort()  # numbers are unique, so messages are never compared
         return children
 
-    def passed(self, num_tokens: int) -> None:
+    def commit(self, num_tokens: int) -> None:
         """Record that `num_tokens` more tokens were committed."""
-        self._num_passed += num_tokens
-        if self._num_passed >= self._max_depth:  # no node of the earlier half can be reached any more
-            self.halves, self._num_passed = (self.halves[1], {}), 0
+        self._num_committed += num_tokens
+        if self._num_committed >= self._max_depth:  # no node of the earlier half can be reached any more
+            self.halves, self._num_committed = (self.halves[1], {}), 0
 
 
 def places_of(parents: list[int], parent: int) -> Iterator[int]:

@@ -1,8 +1,8 @@
 """The orchestrator's half of a session's draft tree: continuations of the last committed token.
 
-The draft sends nodes pass by pass, guessers propose nodes for the next block (`guess`), blocks are taken out of the
-tree, and a verdict makes another node the root. Nodes are objects, and committed tokens stay nodes. So the draft's
-nodes hang below their parent wherever the root is by then, and a verdict changes little except the root.
+The draft sends nodes pass by pass, guessers propose nodes for the next block, blocks are taken out of the tree, and a
+verdict makes another node the root. Nodes are objects, and committed tokens stay nodes. So the draft's nodes hang below
+their parent wherever the root is by then, and a verdict changes little except the root.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class SpeculationTree:
         self._trail = deque([self._root])
         """The last committed tokens, ending with the root."""
         self._unread = UnreadNodes(max_depth)
-        self._passed: dict[int, Node] = {}
-        """Nodes before the root, by the draft's number."""
-        self._touched: list[tuple[Node, Node]] = []
+        self._above_root: dict[int, Node] = {}
+        """Nodes that precede the root, by the draft's number."""
+        self._guessed: list[tuple[Node, Node]] = []
         """(parent, node) of each node proposed by a guesser for this root."""
 
     def __repr__(self) -> str:
@@ -92,24 +92,24 @@ class SpeculationTree:
         if root is not None:
             for place in places_of(parents, ROOT):
                 self._materialize(root, new_nodes, place)
-        for parent in sorted(sent_below & self._passed.keys()):
-            self._read_below(self._passed[parent])
+        for parent in sorted(sent_below & self._above_root.keys()):
+            self._read_below(self._above_root[parent])
 
     def _materialize(self, above: Node, new_nodes: NewNodes, place: int) -> None:
         """Make a `Node` of one sent node. A duplicate keeps the first's data. A committed token gets no siblings."""
         token, number = new_nodes.tokens.item(place), new_nodes.first + place
         node = above.children.get(token)
         if node is not None:
-            self._name(node, number)
-        elif not above.is_passed:  # no verdict can reach a sibling of a committed token
+            self._add_number(node, number)
+        elif not above.is_above_root:  # no verdict can reach a sibling of a committed token
             node = above.children[token] = Node(token, (number,))
         if node is not None and node.rank == UNRANKED:
-            node.tell(new_nodes, place)
+            node.take_over(new_nodes, place)
 
-    def _name(self, node: Node, number: int) -> None:
+    def _add_number(self, node: Node, number: int) -> None:
         node.numbers += (number,)
-        if node.is_passed:
-            self._passed[number] = node
+        if node.is_above_root:
+            self._above_root[number] = node
             self._read_below(node)
 
     def _children(self, node: Node) -> dict[int, Node]:
@@ -133,7 +133,7 @@ class SpeculationTree:
             found = children[token] = Node(token)
         return found
 
-    def guess(self, guesses: Guesses, source: str = "") -> None:
+    def add_guesses(self, guesses: Guesses, source: str = "") -> None:
         """Add a guesser's proposals, which stay until the next verdict.
 
         A proposal that equals an existing node is merged with it. The node's source is the guesser with the largest
@@ -151,7 +151,7 @@ class SpeculationTree:
                 node.source = source
             node.guessed = max(node.guessed, chance)
             nodes.append(node)
-            self._touched.append((above, node))
+            self._guessed.append((above, node))
 
     # Taking
 
@@ -185,7 +185,7 @@ class SpeculationTree:
             if node is None:
                 break
             nodes.append(node)
-            path_prob.append(path_prob[-1] * node.likely)
+            path_prob.append(path_prob[-1] * node.best_chance)
         return Part(nodes, path_prob[1:], range(ROOT, len(nodes) - 1))
 
     def block(self, part: Part) -> TokenTree:
@@ -202,7 +202,7 @@ class SpeculationTree:
             if node is None:
                 return None
             nodes.append(node)
-            path_prob.append(chance * node.likely)
+            path_prob.append(chance * node.best_chance)
         return Part(nodes, path_prob, block.parents)
 
     def outcomes(self, block: Part, num: int) -> list[BlockOutcome]:
@@ -216,7 +216,7 @@ class SpeculationTree:
             strict=False,
         )
         tops = [
-            (path_prob * node.likely, depth + 1, end, node)
+            (path_prob * node.best_chance, depth + 1, end, node)
             for above, path_prob, depth, end in ends
             for node in self._children(above).values()
             if id(node) not in own
@@ -247,7 +247,7 @@ class SpeculationTree:
         first = next((child for child in children if child.rank == 0), None)
         return None if first is None or any(first is each for each in block._nodes) else (first.token, first.confidence)
 
-    def has_told_alone(self, token: int) -> bool:
+    def is_only_drafted(self, token: int) -> bool:
         """Whether the draft has sent `token` as a child of the root, and no guesser has proposed it."""
         node = self._children(self._root).get(token)
         return node is not None and node.is_drafted and not node.source
@@ -259,33 +259,33 @@ class SpeculationTree:
         becomes a node, whether or not the draft has sent it, so that later messages can attach to it.
         """
         for token in tokens:
-            self._pass(token)
+            self._commit(token)
         self._forget_guesses()
         if self._is_sampled:
             self._root.children = {}
             self._unread.clear()
-        self._unread.passed(len(tokens))
+        self._unread.commit(len(tokens))
         while len(self._trail) > MAX_TRAIL:
             for number in self._trail.popleft().numbers:
-                del self._passed[number]
+                del self._above_root[number]
         self.needs_full_report |= self.num_reported > MAX_NUMBERS
 
-    def _pass(self, token: int) -> None:
+    def _commit(self, token: int) -> None:
         """Commit one token and drop its siblings, which no verdict can reach any more."""
         above = self._root
         self._root = self._child(above, token)
-        above.children, above.is_passed = {token: self._root}, True
-        self._passed.update(dict.fromkeys(above.numbers, above))
+        above.children, above.is_above_root = {token: self._root}, True
+        self._above_root.update(dict.fromkeys(above.numbers, above))
         self._trail.append(self._root)
 
     def _forget_guesses(self) -> None:
         """Drop local nodes, and the guessers' chances of all others."""
-        for above, node in self._touched:
+        for above, node in self._guessed:
             node.guessed, node.source = 0.0, ""
             is_local = self._children(above).get(node.token) is node and not node.is_drafted
-            if is_local and not (node.is_passed or node is self._root):
+            if is_local and not (node.is_above_root or node is self._root):
                 del above.children[node.token]
-        self._touched = []
+        self._guessed = []
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,10 +36,10 @@ class Node:
     """Like `chance`, by the guessers, for the current root; 0 if no guesser proposes the node."""
     source: str = ""
     """The source that gave `guessed`."""
-    is_passed: bool = False
-    """Whether a token after this one has been committed."""
+    is_above_root: bool = False
+    """Whether the node precedes the root: a token after it has been committed."""
 
-    def tell(self, new_nodes: NewNodes, place: int) -> None:
+    def take_over(self, new_nodes: NewNodes, place: int) -> None:
         """Take over the draft's data of the node, at index `place` of the message."""
         self.rank = new_nodes.ranks.item(place)
         self.chance = new_nodes.chances.item(place)
@@ -51,12 +51,12 @@ class Node:
         return self.rank != UNRANKED
 
     @property
-    def is_anothers(self) -> bool:
+    def is_from_further_draft(self) -> bool:
         """Whether a further draft gives it a larger chance than the first draft does."""
         return self.guessed > self.chance and self.source.startswith(EXTRA_DRAFT)
 
     @property
-    def likely(self) -> float:
+    def best_chance(self) -> float:
         """The largest chance that a source gives it, given its parent."""
         return max(self.chance, self.guessed)
 
@@ -92,7 +92,9 @@ class Part:
     def sources(self) -> tuple[str, ...]:
         """Source of each node: the draft, a further draft that gives it a larger chance, or the guesser with the
         largest."""
-        return tuple([DRAFT if node.is_drafted and not node.is_anothers else node.source for node in self._nodes])
+        return tuple(
+            [DRAFT if node.is_drafted and not node.is_from_further_draft else node.source for node in self._nodes]
+        )
 
     @property
     def depth(self) -> int:

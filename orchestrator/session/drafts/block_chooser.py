@@ -49,7 +49,7 @@ class BlockChooser:
             self.reset()
             return Found.NOT_ASKED
         had_nodes = self.tree.has_drafted
-        self.late_hit = self.tree.has_told_alone(tokens[0]) if self._is_missed and had_nodes else None
+        self.late_hit = self.tree.is_only_drafted(tokens[0]) if self._is_missed and had_nodes else None
         self.tree.reroot(tokens)
         self.taken = EMPTY_PART
         if not had_nodes or self._policy.is_in_turn:
@@ -61,7 +61,7 @@ class BlockChooser:
 
     def add_guesses(self, source: str, guesses: Guesses) -> None:
         """Add a guesser's proposals; they last until the next verdict."""
-        self.tree.guess(guesses, source)
+        self.tree.add_guesses(guesses, source)
         self._num_drawn = len(guesses.distributions)
 
     def block(self, max_depth: int, max_nodes: int) -> SourcedBlock:

@@ -291,7 +291,7 @@ def _guess(tree, text, random):
     for _ in range(random.randrange(1, 4)):
         tokens.append(random.choice([*said_after((*text, *tokens)).ranked, random.randrange(1, 9)]))
         chances.append(random.random())
-    tree.guess(Guesses.chain(tokens, chances))
+    tree.add_guesses(Guesses.chain(tokens, chances))
 
 
 def _random_path(tree, random):

@@ -181,7 +181,7 @@ def test_a_policy_chooses_nodes_of_a_tree_whose_tokens_it_cannot_see(policy):
     assert len(Controller(SpeculationConfig(policy=policy)).policy(request()).choose(BlindTree(tree), 9, 9)) == 0
     new_nodes = NewNodes(0, (ROOT, ROOT, 0, 2), (10, 11, 12, 13), (0, 1, 0, 0), (0.9, 0.1, 0.9, 0.9), (0.9,) * 4)
     tree.add(new_nodes)
-    tree.guess(Guesses.chain((30, 31), (0.9, 0.9)))
+    tree.add_guesses(Guesses.chain((30, 31), (0.9, 0.9)))
     policy = Controller(SpeculationConfig(policy=policy)).policy(request())
     assert len(policy.choose(BlindTree(tree), 9, 9)) > 0
 
