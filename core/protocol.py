@@ -79,7 +79,7 @@ class HeldTokens:
 
     def rebase_to_grow(self, request: DraftRequest, tree_spec: TreeSpec) -> Rebased:
         """Adopt the request's tokens, keep the nodes below them, and grow by `tree_spec` from now on."""
-        self.builder.go_on(tree_spec)
+        self.builder.set_spec(tree_spec)
         if self.spec.needs_q:
             return self._rebase_to_draw(request)
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=self._reroot(request))
@@ -102,14 +102,14 @@ class HeldTokens:
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=False)
         return rebased if rebased.pending else self._without_last(rebased)
 
-    def hold(self, said: Sequence[Candidates]) -> None:
+    def hold(self, candidates: Sequence[Candidates]) -> None:
         """Store the model's candidates for the nodes that were just fed. The tree builder receives them separately."""
         builder = self.builder
         if not builder.has_root:
-            self.tree.root = said[0]
+            self.tree.root = candidates[0]
             return
-        for node, candidates in zip(builder.feeding, said, strict=True):
-            self.tree.add(builder.held_parent(node), builder.tokens[node], candidates)
+        for node, each in zip(builder.feeding, candidates, strict=True):
+            self.tree.add(builder.held_parent(node), builder.tokens[node], each)
 
     def step_back(self) -> list[int]:
         """Drop the last token and return it; its scores must be computed again."""

@@ -30,7 +30,7 @@ from core.speculation.guesser import (
     SamplingGuesser,
     check_distribution,
 )
-from core.speculation.passes import feed_likeliest, take_all
+from core.speculation.passes import add_candidates, feed_likeliest
 from core.speculation.source_worth import SourceWorth
 from core.speculation.speculation_tree import DRAFT_TOKENS, SpeculationTree
 from core.speculation.token_tree import (

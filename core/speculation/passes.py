@@ -26,10 +26,12 @@ def feed_likeliest(builders: Sequence[TreeBuilder], num_rows: int, min_path_prob
             heappop(heap)
 
 
-def take_all(builders: Sequence[TreeBuilder], said: Sequence[Sequence[Candidates]]) -> None:
+def add_candidates(builders: Sequence[TreeBuilder], candidates: Sequence[Sequence[Candidates]]) -> None:
     """Add the model's candidates after the nodes being fed, for several sessions."""
-    margins = [[each.margin for each in of_session] for of_session in said]
-    rules = [(builder.tree_spec, len(of_session)) for builder, of_session in zip(builders, said, strict=True)]
-    chances = iter(chances_of(list(chain.from_iterable(said)), list(chain.from_iterable(margins)), rules))
-    for builder, of_session, known in zip(builders, said, margins, strict=True):
+    margins = [[each.margin for each in of_session] for of_session in candidates]
+    tree_specs = [
+        (builder.tree_spec, len(of_session)) for builder, of_session in zip(builders, candidates, strict=True)
+    ]
+    chances = iter(chances_of(list(chain.from_iterable(candidates)), list(chain.from_iterable(margins)), tree_specs))
+    for builder, of_session, known in zip(builders, candidates, margins, strict=True):
         builder.extend(of_session, known, islice(chances, len(of_session)))

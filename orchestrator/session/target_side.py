@@ -192,7 +192,7 @@ class TargetSide:
         assert taken is not None, "`problem_of` refuses a verdict that continues with anything else"
         self._view.awaiting, self.block = taken
         self.began_s = self.verdict_s
-        self._offers.go_on(taken[0].round)
+        self._offers.keep_after(taken[0].round)
         self.is_continued = True
         self._machine.fire(Trigger.VERIFY)
         return self.block
@@ -246,7 +246,7 @@ class _Offers:
         if offered in self._line:  # otherwise it was replaced by a newer offer, which counts
             del self._line[self._line.index(offered) :]
 
-    def go_on(self, round_: int) -> None:
+    def keep_after(self, round_: int) -> None:
         """Keep only the offers that follow the message of this round, which the target has taken."""
         self._by_round = {number: each for number, each in self._by_round.items() if each.after >= round_}
         rest = [each for each in self._line if each.after >= round_]

@@ -149,7 +149,7 @@ class FakeDraftEngine:
         while builder.being_fed:
             texts = [[*held.log.tokens, *builder.path(node)] for node in builder.being_fed]
             builder.take([self.says_after(tokens, is_sampled=held.spec.needs_q) for tokens in texts])
-            builder.made_pass()
+            builder.count_pass()
             builder.feed_pass(request.growth.rows_per_pass)
         return DraftUpdate(request.stamp, builder.report(), request.num_committed, is_over=True)
 

@@ -173,7 +173,7 @@ class TreeJob(Job[DraftRequest]):
     def _hold(self, num: int) -> list[Candidates]:
         candidates, self._proposals = self._proposals[:num], self._proposals[num:]
         self.held.hold(candidates)
-        self.builder.made_pass()
+        self.builder.count_pass()
         return candidates
 
     def begin_again(self) -> None:
@@ -181,7 +181,7 @@ class TreeJob(Job[DraftRequest]):
         self.held.tree.clear()
         self.ahead = []
         self.builder.begin()
-        self.builder.go_on(self.builder.tree_spec)  # with its full number of passes
+        self.builder.set_spec(self.builder.tree_spec)  # with its full number of passes
 
     @property
     def is_done(self) -> bool:
