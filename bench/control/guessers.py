@@ -22,7 +22,7 @@ from bench.control import workloads
 from bench.control.loops import Exchange, loops
 from bench.results import Result, at_most, spread
 from core.config import SpeculationConfig
-from core.speculation import ROOT, Guesser, QuestioningGuesser, SourceWorth, SpeculationTree
+from core.speculation import ROOT, Guesser, QuestioningGuesser, SourcePrecision, SpeculationTree
 from orchestrator.guessers import (
     ASKING,
     BY_TEXT,
@@ -102,7 +102,9 @@ def costs(tokenizer: Tokenizer) -> Iterator[Result]:
         )
         first_us = _elapsed_us(work)
         alone = list(_rounds(text, log, work))
-        panel = Panel({source: GUESSERS[source](means)}, {source: Breaker(source)}, SourceWorth(), tokenizer.vocab_size)
+        panel = Panel(
+            {source: GUESSERS[source](means)}, {source: Breaker(source)}, SourcePrecision(), tokenizer.vocab_size
+        )
         log = text[:CONTEXT_TOKENS]
         panel.ask(log)
         whole = list(_rounds(text, log, partial(_ask, panel, log)))
@@ -166,7 +168,7 @@ def worths(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
 def _tokens_a_round(text: Sequence[int], guessers: Mapping[str, Guesser], num_nodes: int, vocab_size: int) -> float:
     breakers = {name: Breaker(name) for name in guessers}
     begin = int(len(text) * PROMPT_SHARE)
-    num_rounds = _num_rounds(Panel(guessers, breakers, SourceWorth(), vocab_size), text, begin, num_nodes)
+    num_rounds = _num_rounds(Panel(guessers, breakers, SourcePrecision(), vocab_size), text, begin, num_nodes)
     return round((len(text) - begin) / num_rounds, 3)
 
 
@@ -204,7 +206,7 @@ def worths_of_history(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
 def _tokens_a_round_later(exchanges: Sequence[Exchange], max_tokens: int, num_nodes: int, vocab_size: int) -> float:
     """Average over all requests except the first."""
     config = SpeculationConfig()
-    asked, worth, num_tokens, num_rounds = Guessers(histories=Histories(max_tokens)), SourceWorth(), 0, 0
+    asked, worth, num_tokens, num_rounds = Guessers(histories=Histories(max_tokens)), SourcePrecision(), 0, 0
     for number, (prompt, output) in enumerate(exchanges):
         text = [*prompt, *output]
         form = OutputForm(len(prompt), isolation="caller")

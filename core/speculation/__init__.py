@@ -31,7 +31,7 @@ from core.speculation.guesser import (
     check_distribution,
 )
 from core.speculation.passes import add_candidates, feed_likeliest
-from core.speculation.source_worth import SourceWorth
+from core.speculation.source_precision import SourcePrecision
 from core.speculation.speculation_tree import DRAFT_TOKENS, SpeculationTree
 from core.speculation.token_tree import (
     EMPTY_BLOCK,

@@ -1,9 +1,9 @@
 """The guesser port: sources of guesses beside the draft engine.
 
 A guesser is asked once a round. It knows the committed text and returns nodes with chances. These chances are corrected
-by what was committed, whether or not the guesses were verified (`core.speculation.SourceWorth`). A guesser may also ask
-for the target's tokens after nodes of its choice (`QuestioningGuesser`); these nodes go into the block that is
-verified. It may return distributions (`SamplingGuesser`), from which its guesses are drawn if the rule needs q.
+by what was committed, whether or not the guesses were verified (`SourcePrecision`). A guesser may also ask for the
+target's tokens after nodes of its choice (`QuestioningGuesser`); these nodes go into the block that is verified. It may
+return distributions (`SamplingGuesser`), from which its guesses are drawn if the rule needs q.
 The draft engine works differently: it sends nodes pass by pass, at any time (`core.speculation.NewNodes`). Its nodes
 and the guessers' are merged in one tree.
 """

@@ -20,7 +20,7 @@ from core.speculation import (
     HistoryGuesser,
     QuestioningGuesser,
     SamplingGuesser,
-    SourceWorth,
+    SourcePrecision,
     SparseDistribution,
     TokenTree,
     check_distribution,
@@ -38,13 +38,17 @@ class Panel:
     """All guessers of one session. Only valid guesses leave the panel, whatever a guesser does."""
 
     def __init__(
-        self, guessers: Mapping[str, Guesser], breakers: Mapping[str, Breaker], worth: SourceWorth, vocab_size: int
+        self,
+        guessers: Mapping[str, Guesser],
+        breakers: Mapping[str, Breaker],
+        precision: SourcePrecision,
+        vocab_size: int,
     ) -> None:
         self._guessers = dict(guessers)
         self._questioning = {source: each for source, each in guessers.items() if isinstance(each, QuestioningGuesser)}
         self._sampling = {source: each for source, each in guessers.items() if isinstance(each, SamplingGuesser)}
         self._breakers = breakers
-        self._worth = worth
+        self._precision = precision
         self._vocab_size = vocab_size
         self._proposed: list[Proposal] = []
         """Proposals for the current text, with the sources' own probabilities."""
@@ -88,7 +92,7 @@ class Panel:
 
     def _first_chance(self, source: str) -> float:
         """Return the calibrated probability of the source's likeliest first guess."""
-        return self._worth.calibrated(source, [max(self._undrawn[source].probs)])[0]
+        return self._precision.calibrated(source, [max(self._undrawn[source].probs)])[0]
 
     def _draw_from(
         self, source: str, text: Sequence[int], seed: int, goes_on: Callable[[Sequence[float]], bool]
@@ -99,7 +103,7 @@ class Panel:
             return self._distribution(source, text, drawn) if drawn else root
 
         def is_worth_it(chances: Sequence[float]) -> bool:
-            calibrated = self._worth.calibrated(source, chances)
+            calibrated = self._precision.calibrated(source, chances)
             return len(chances) <= MAX_GUESSES and goes_on(list(accumulate(calibrated, mul)))
 
         return draw_chain(distribution_after, is_worth_it, seed, len(text))
@@ -157,7 +161,7 @@ class Panel:
             self._leave_out(source, error)
 
     def _calibrated(self, source: str, guesses: Guesses) -> Guesses:
-        return replace(guesses, chances=self._worth.calibrated(source, guesses.chances))
+        return replace(guesses, chances=self._precision.calibrated(source, guesses.chances))
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Calibrate the sources on the tokens committed after the last proposals."""
@@ -186,7 +190,7 @@ class Panel:
             place = next((node for node in nodes if guesses.tokens[node] == token), None)
             claimed = sum([guesses.chances[node] for node in nodes])
             if claimed > 0.0:
-                self._worth.observe(source, claimed, is_right=place is not None)
+                self._precision.observe(source, claimed, is_right=place is not None)
             if place is None:
                 return
 

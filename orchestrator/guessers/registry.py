@@ -13,7 +13,7 @@ from core.config import SpeculationConfig
 from core.errors import ConfigError
 from core.ports import Forced, Grammars
 from core.records import Grammar
-from core.speculation import DRAFT, Guesser, SourceWorth
+from core.speculation import DRAFT, Guesser, SourcePrecision
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.corpus import CorpusIndex, CorpusTable, Retrieval
 from orchestrator.guessers.grammar import TEMPLATE_CHANCE, GrammarGuesser
@@ -132,7 +132,7 @@ class Guessers:
         sources: Iterable[str],
         config: SpeculationConfig,
         max_depth: int,
-        worth: SourceWorth,
+        precision: SourcePrecision,
         vocab_size: int,
         output: OutputForm = FREE,
     ) -> Panel:
@@ -151,7 +151,7 @@ class Guessers:
             vocab_size=vocab_size,
             history=self._histories.of(output.isolation) if "suffix" in names else None,
         )
-        return Panel({name: GUESSERS[name](means) for name in names}, self._breakers, worth, vocab_size)
+        return Panel({name: GUESSERS[name](means) for name in names}, self._breakers, precision, vocab_size)
 
     def _forced(self, name: str, form: Grammar) -> Forced:
         """Start compiling a grammar, and return its forced tokens."""

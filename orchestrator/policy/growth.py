@@ -16,7 +16,7 @@ from core.speculation import (
     USUAL_TAIL,
     WITH_REPLACEMENT_TAIL,
     Measure,
-    SourceWorth,
+    SourcePrecision,
     TreeSpec,
     logit,
 )
@@ -87,7 +87,7 @@ class Growth:
         return 2 * self.max_depth + 1
 
     @property
-    def sources(self) -> SourceWorth:
+    def sources(self) -> SourcePrecision:
         """Measured worth of the guessers in requests of this kind."""
         return self._learned.sources
 

@@ -11,7 +11,7 @@ from statistics import median
 
 from core.costs import NUM_RECENT, CostModel, EngineCost
 from core.records import Timing
-from core.speculation import PRIOR, Average, Calibration, SourceWorth
+from core.speculation import PRIOR, Average, Calibration, SourcePrecision
 from orchestrator.policy.drafting_pause import DraftingPause
 from orchestrator.policy.reach import Reach
 
@@ -65,7 +65,7 @@ class Learned:
     """Chance that the draft proposes the next token after a miss, and no guesser does."""
     calibration: Calibration = field(default_factory=Calibration)
     """Calibration of the draft's margin."""
-    sources: SourceWorth = field(default_factory=SourceWorth)
+    sources: SourcePrecision = field(default_factory=SourcePrecision)
     """Worth of the guessers."""
     answers: AnswersWorth = field(default_factory=AnswersWorth)
     """Worth of the target's answers to guessers' questions."""

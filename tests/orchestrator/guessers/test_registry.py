@@ -10,7 +10,7 @@ from core.config import SpeculationConfig
 from core.errors import ConfigError
 from core.records import Grammar, GrammarKind
 from core.speculation.guesser import Guesses
-from core.speculation.source_worth import SourceWorth
+from core.speculation.source_precision import SourcePrecision
 from orchestrator.guessers.corpus.index import CorpusIndex, encode_index
 from orchestrator.guessers.registry import (
     BY_TEXT,
@@ -76,9 +76,9 @@ def test_what_repeats_is_found(name):
 
 def test_a_session_gets_those_that_it_names_and_none_where_nothing_can_be_guessed():
     guessers, config = Guessers(MEANS.index), MEANS.config
-    assert list(guessers.panel(SOURCES, config, 4, SourceWorth(), 50)._guessers) == list(BY_TEXT)
-    assert not guessers.panel(("draft",), config, 4, SourceWorth(), 50)._guessers
-    assert not guessers.panel(SOURCES, config, 0, SourceWorth(), 50)._guessers
+    assert list(guessers.panel(SOURCES, config, 4, SourcePrecision(), 50)._guessers) == list(BY_TEXT)
+    assert not guessers.panel(("draft",), config, 4, SourcePrecision(), 50)._guessers
+    assert not guessers.panel(SOURCES, config, 0, SourcePrecision(), 50)._guessers
 
 
 def test_a_grammar_guesses_where_the_output_has_one_and_is_compiled_only_if_it_is_asked_for():
@@ -86,11 +86,11 @@ def test_a_grammar_guesses_where_the_output_has_one_and_is_compiled_only_if_it_i
     guessers = Guessers(MEANS.index, grammars)
     held = OutputForm(2, WORD)
     names = [name for name in GUESSERS if name != "template"]
-    assert list(guessers.panel(SOURCES, config, 4, SourceWorth(), 50, held)._guessers) == names
+    assert list(guessers.panel(SOURCES, config, 4, SourcePrecision(), 50, held)._guessers) == names
     assert grammars.asked == [(WORD, True)]
     for sources, depth, output in ((BY_TEXT, 4, held), (SOURCES, 0, held), (SOURCES, 4, OutputForm(2))):
-        assert "grammar" not in guessers.panel(sources, config, depth, SourceWorth(), 50, output)._guessers
-    assert "grammar" not in Guessers(MEANS.index).panel(SOURCES, config, 4, SourceWorth(), 50, held)._guessers
+        assert "grammar" not in guessers.panel(sources, config, depth, SourcePrecision(), 50, output)._guessers
+    assert "grammar" not in Guessers(MEANS.index).panel(SOURCES, config, 4, SourcePrecision(), 50, held)._guessers
     assert grammars.asked == [(WORD, True)]
 
 
@@ -99,7 +99,7 @@ def test_a_template_brings_its_source_whomever_a_request_names_and_binds_nobody(
     guessers = Guessers(None, grammars)
 
     def names(sources, output, depth=4, of=guessers):
-        return list(of.panel(sources, config, depth, SourceWorth(), 50, output)._guessers)
+        return list(of.panel(sources, config, depth, SourcePrecision(), 50, output)._guessers)
 
     usual = OutputForm(2, template=LETTER)
     assert names(("draft", "suffix"), usual) == ["suffix", "template"]
@@ -112,14 +112,14 @@ def test_a_template_brings_its_source_whomever_a_request_names_and_binds_nobody(
 
 
 def test_a_template_is_asked_of_the_output_alone_and_claims_less_than_certainty():
-    panel = Guessers(None, Grammars()).panel([], MEANS.config, 4, SourceWorth(), 50, OutputForm(3, template=LETTER))
+    panel = Guessers(None, Grammars()).panel([], MEANS.config, 4, SourcePrecision(), 50, OutputForm(3, template=LETTER))
     panel.ask([9, 9, 9, 0, 1])
     ((source, guesses),) = panel._proposed
     assert (source, guesses.tokens, guesses.chances) == ("template", (2, 3, 4, 5), (0.9,) * 4)
 
 
 def test_a_grammar_is_asked_of_the_output_alone():
-    panel = Guessers(None, Grammars()).panel(["grammar"], MEANS.config, 4, SourceWorth(), 50, OutputForm(3, WORD))
+    panel = Guessers(None, Grammars()).panel(["grammar"], MEANS.config, 4, SourcePrecision(), 50, OutputForm(3, WORD))
     ((source, guesses),) = panel.ask([9, 9, 9, 0, 1])
     assert (source, guesses.tokens) == ("grammar", (2, 3, 4, 5))
 
@@ -133,7 +133,7 @@ def test_a_grammar_that_cannot_be_followed_costs_its_session_the_source_and_is_c
         def after(self, output, max_depth):
             raise ValueError("it does not compile")
 
-    panel = Guessers(MEANS.index, Bad()).panel(SOURCES, MEANS.config, 4, SourceWorth(), 6, OutputForm(0, WORD))
+    panel = Guessers(MEANS.index, Bad()).panel(SOURCES, MEANS.config, 4, SourcePrecision(), 6, OutputForm(0, WORD))
     text = [1, 2, 3, 4, 5] * 6
     assert "prompt_lookup" in dict(panel.ask(text))
     assert "grammar" not in dict(panel.ask([*text, 1]))

@@ -38,14 +38,14 @@ class Record:
         self.num_seen += 1
 
 
-class SourceWorth:
+class SourcePrecision:
     """Precision of all sources, shared by all sessions with the same verification."""
 
     def __init__(self) -> None:
         self._records = defaultdict[str, Record](Record)
 
     def __repr__(self) -> str:
-        return f"<SourceWorth {dict(self._records)}>"
+        return f"<SourcePrecision {dict(self._records)}>"
 
     def of(self, source: str) -> Record:
         return self._records[source]
