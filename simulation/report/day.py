@@ -157,7 +157,7 @@ class _Fleet:
     _ready_s: list[float] = field(init=False, default_factory=list)
     """Times at which loading replicas begin to serve."""
     _seen: deque[float] = field(init=False, default_factory=deque)
-    _wishes: list[scaling.Recommendation] = field(init=False, default_factory=list)
+    _recommendations: list[scaling.Recommendation] = field(init=False, default_factory=list)
     _more_since_s: float | None = field(init=False, default=None)
     _started_s: float | None = field(init=False, default=None)
     """When replicas were last started, in seconds."""
@@ -177,10 +177,12 @@ class _Fleet:
         if now == 0 and wanted > 0:  # Serve starts the first replica without asking the policy
             self._resize(now_s, 1)
             return
-        recommendations = list(self._wishes)
+        recommendations = list(self._recommendations)
         if self._started_s is not None and now_s - self._started_s < settings.downscale_delay_s:
             recommendations.append((self._started_s, now))
-        self._wishes, wanted = scaling.steadied(recommendations, now_s, wanted, now, settings.downscale_delay_s)
+        self._recommendations, wanted = scaling.with_downscale_delay(
+            recommendations, now_s, wanted, now, settings.downscale_delay_s
+        )
         wanted = min(settings.max_replicas, max(settings.min_replicas, wanted))
         if wanted <= now:
             self._more_since_s = None

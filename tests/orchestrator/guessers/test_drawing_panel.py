@@ -138,7 +138,7 @@ def test_a_chain_is_judged_by_what_was_accepted_of_it(precision):
 
 @pytest.mark.parametrize(("token", "is_right"), [(5, True), (6, False), (9, False)])
 def test_a_law_that_nothing_was_drawn_from_is_judged_by_its_likeliest_token(precision, token, is_right):
-    """So a source that is not precision its row at present can still prove itself."""
+    """So a source that is not worth its row at present can still prove itself."""
     asked, by_hand = panel(precision, a=StatesDistributions(STEEP), b=StatesDistributions(FLAT)), Record()
     asked.draw(TEXT, 0, never)
     asked.observe([token, 7])
