@@ -14,7 +14,7 @@ from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable
 from core.records import Call, Chunk, FinishReason, SequenceSpec
 from core.text import TokenLog
 from orchestrator.service import Service
-from simulation.chaos.faults import CallFault, Happened
+from simulation.chaos.faults import CallFault, EventLog
 from simulation.chaos.script import StreamScript, ending_of
 from simulation.clock import VirtualLoop
 from simulation.engines import logprob_of
@@ -136,7 +136,7 @@ class Stream:
 class Watch:
     rig: Rig
     loop: VirtualLoop
-    happened: Happened
+    events: EventLog
     streams: Sequence[Stream]
     problems: list[AssertionError] = field(default_factory=list)
     """Violations found by clients."""
@@ -173,10 +173,10 @@ class Watch:
             case Overloaded():
                 is_explained = num_others >= limits.max_sessions + limits.max_queued
             case Unavailable():
-                no_target = self.happened.count("target lease refused") + self.happened.count("shutdown")
+                no_target = self.events.count("target lease refused") + self.events.count("shutdown")
                 is_explained = (
                     no_target > 0
-                    or self.happened.has_met("target lease granted too late", stream.name)
+                    or self.events.has_met("target lease granted too late", stream.name)
                     or self._can_have_failed(limits.max_target_retries + 1)
                 )
             case _:
@@ -192,7 +192,7 @@ class Watch:
 
     def _can_have_failed(self, num_times: int) -> bool:
         """Whether the faults can explain `num_times` target failures of one stream. One engine fault can cause many."""
-        count = self.happened.count
+        count = self.events.count
         num_harmless = count(f"target call {CallFault.TWICE}") + count(f"target call {CallFault.FORGOTTEN}")
         return count("target engine") > 0 or num_times <= count("target call") - num_harmless
 

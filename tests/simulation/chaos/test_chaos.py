@@ -13,7 +13,7 @@ import pytest
 
 from core.errors import Unavailable
 from orchestrator.guessers import BY_TEXT, CONTROLS, SOURCES
-from simulation.chaos.faults import GROWTH_FAULTS, CallFault, EngineFault, Happened
+from simulation.chaos.faults import GROWTH_FAULTS, CallFault, EngineFault, EventLog
 from simulation.chaos.invariants import Stream, Watch
 from simulation.chaos.lies import GROWTH_LIES, GUESSER_LIES, TARGET_LIES
 from simulation.chaos.run import run_seed
@@ -45,10 +45,10 @@ def counted(tmp_path_factory):
 def test_every_invariant_holds_and_nothing_that_can_happen_is_left_out(part, counted):
     broken, counts = [], Counter()
     for seed in range(part * NUM_SEEDS, (part + 1) * NUM_SEEDS):
-        story = run_seed(seed)
-        counts.update(story.counts)
-        if story.error is not None:
-            broken.append(f"{story.command}: {story.error}")
+        report = run_seed(seed)
+        counts.update(report.counts)
+        if report.error is not None:
+            broken.append(f"{report.command}: {report.error}")
     assert not broken, "\n".join(broken)
     (counted / f"{part}.new").write_text(json.dumps(counts))
     (counted / f"{part}.new").rename(counted / f"{part}.json")
@@ -94,15 +94,15 @@ def check_that_all_happened(counts, share):
 
 def test_a_lease_that_is_granted_too_late_explains_the_end_of_its_own_stream_alone():
     script = script_of(549)
-    happened = Happened(lambda: 0.0)
-    watch = Watch(SimpleNamespace(blueprint=script.blueprint), None, happened, ())
+    events = EventLog(lambda: 0.0)
+    watch = Watch(SimpleNamespace(blueprint=script.blueprint), None, events, ())
     first, second = (Stream(each) for each in script.streams[:2])
     first.error = second.error = Unavailable("no target granted a lease")
-    happened.note("draft lease granted too late", f"{first.name}#1")
-    happened.note("target lease granted too late", f"{first.name}1#1")
+    events.note("draft lease granted too late", f"{first.name}#1")
+    events.note("target lease granted too late", f"{first.name}1#1")
     with pytest.raises(AssertionError, match="which nothing explains"):
         watch.check_failure(first, 0)
-    happened.note("target lease granted too late", f"{first.name}#2")
+    events.note("target lease granted too late", f"{first.name}#2")
     watch.check_failure(first, 0)
     with pytest.raises(AssertionError, match="which nothing explains"):
         watch.check_failure(second, 0)
@@ -119,7 +119,7 @@ def watched(loop):
     """A pair of which each of two drafts has engines of its own."""
     blueprint = replace(script_of(549).blueprint, other_drafts=(script_of(549).blueprint.text,))
     rig = Rig(blueprint, loop, Random(0))
-    return rig, Watch(rig, loop, Happened(loop.time), ())
+    return rig, Watch(rig, loop, EventLog(loop.time), ())
 
 
 @pytest.mark.parametrize("draft", [0, 1])
@@ -149,7 +149,7 @@ def test_the_same_seed_tells_the_same_story():
     first, second = run_seed(7), run_seed(7)
     assert first.lines == second.lines
     assert first.counts == second.counts
-    assert first.lines, "a story without a single fault shows nothing"
+    assert first.lines, "a report without a single fault shows nothing"
 
 
 def test_other_seeds_tell_other_stories():
