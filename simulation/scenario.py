@@ -17,7 +17,7 @@ from core.records import GenerationRequest, Sampling, Verification
 from orchestrator.policy import ControlReport
 from simulation.clock import VirtualLoop, new_loop
 from simulation.engines import PRESETS, Hardware, Law, Text, TraceLaw, mix
-from simulation.measure import Report, StreamSeen, sum_up
+from simulation.measure import Report, StreamRecord, sum_up
 from simulation.rig import Blueprint, Rig
 
 SEED_STRIDE = 100_003
@@ -97,7 +97,7 @@ class _Simulation:
         self._random = Random(scenario.seed)  # noqa: S311  randomness must be reproducible
         self._arrival_random = Random(scenario.seed + 1)  # noqa: S311  arrivals must not depend on the calls between
         self._rig = Rig(scenario.blueprint(), self._loop, self._random)
-        self._seen: list[StreamSeen] = []
+        self._records: list[StreamRecord] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self) -> Report:
@@ -108,7 +108,7 @@ class _Simulation:
         finally:
             logger.setLevel(level)
             self._loop.close()
-        return sum_up(self._seen, self._rig.cluster, control)
+        return sum_up(self._records, self._rig.cluster, control)
 
     async def _all(self) -> ControlReport:
         changes = [asyncio.create_task(self._change(change)) for change in self._scenario.changes]
@@ -145,14 +145,14 @@ class _Simulation:
             await asyncio.sleep(max(0.0, ends_s - self._loop.time()))
 
     async def _stream(self, number: int) -> None:
-        seen = StreamSeen(started_s=self._loop.time())
-        self._seen.append(seen)
+        record = StreamRecord(started_s=self._loop.time())
+        self._records.append(record)
         service = self._rig.services[number % len(self._rig.services)]
         try:
             async for chunk in service.generate(self._request(number)):
-                seen.take(chunk, self._loop.time())
+                record.take(chunk, self._loop.time())
         except OutriderError as error:
-            seen.error = error
+            record.error = error
 
     def _request(self, number: int) -> GenerationRequest:
         """Request `number`. Different seeds of the scenario use different texts."""

@@ -19,7 +19,7 @@ from deploy.measure import Recording
 from simulation.clock import new_loop
 from simulation.engines import PRESETS, Agreement, Text
 from simulation.engines.texts import Place
-from simulation.measure import Report, StreamSeen, sum_up
+from simulation.measure import Report, StreamRecord, sum_up
 from simulation.rig import Blueprint, Rig
 from workers.grammar import GrammarState
 
@@ -117,8 +117,8 @@ def decode(
 
     async def run() -> Decoded:
         try:
-            seen = [await _stream(rig, job, number, loop.time) for number, job in enumerate(jobs)][num_before:]
-            return _decoded(seen, sum_up(seen, rig.cluster, rig.service.report()))
+            streams = [await _stream(rig, job, number, loop.time) for number, job in enumerate(jobs)][num_before:]
+            return _decoded(streams, sum_up(streams, rig.cluster, rig.service.report()))
         finally:
             await rig.service.close()
 
@@ -141,9 +141,9 @@ def _blueprint(jobs: Sequence[Job], way: GuessingWay, vocab_size: int, recorder:
     )
 
 
-async def _stream(rig: Rig, job: Job, number: int, now: Callable[[], float]) -> StreamSeen:
+async def _stream(rig: Rig, job: Job, number: int, now: Callable[[], float]) -> StreamRecord:
     """Decode one text. Its number is its seed, by which the simulated pair identifies the text."""
-    seen, tokens = StreamSeen(started_s=now()), list[int]()
+    stream, tokens = StreamRecord(started_s=now()), list[int]()
     request = GenerationRequest(
         f"text-{number}",
         job.text.prompt,
@@ -154,17 +154,17 @@ async def _stream(rig: Rig, job: Job, number: int, now: Callable[[], float]) -> 
         grammar=job.grammar,
     )
     async for chunk in rig.service.generate(request):
-        seen.take(chunk, now())
+        stream.take(chunk, now())
         tokens += chunk.token_ids
     if tuple(tokens) != job.text.output:
         raise RuntimeError(f"text {number} came out changed")
-    return seen
+    return stream
 
 
-def _decoded(seen: Sequence[StreamSeen], report: Report) -> Decoded:
+def _decoded(streams: Sequence[StreamRecord], report: Report) -> Decoded:
     drafted, accepted = Counter[str](), Counter[str]()
     num_rounds = num_first = 0
-    for stats in (stream.stats for stream in seen if stream.stats is not None):
+    for stats in (stream.stats for stream in streams if stream.stats is not None):
         num_rounds += stats.num_rounds - 1
         num_first += stats.accepted_per_position[0] if stats.accepted_per_position else 0
         for source in stats.sources:

@@ -227,20 +227,20 @@ class AdaptivePolicy(TreePolicy):
         super().begin_drafting()
         self._num_idle, self._has_draft = 0, True
 
-    def observe_round(self, seen: RoundOutcome) -> None:
-        super().observe_round(seen)
+    def observe_round(self, outcome: RoundOutcome) -> None:
+        super().observe_round(outcome)
         self._learned.untried_rounds += 1
         if self.max_depth:  # sessions that never draft carry no information about guesses
-            self._learned.idle_rounds = 0 if len(seen.shape) else self._learned.idle_rounds + 1
-        if self.is_in_turn and len(seen.shape) > seen.shape.num_looked_up:
-            self._learned.reach.observe(len(seen.path), self._num_passes, self._first_chance)
-        if seen.late_hit is not None:
-            self._learned.late_hits.observe(seen.late_hit)
-        if seen.gained is not None:
-            self._learned.answers.observe(seen.gained)
-        if seen.shape.num_looked_up < len(seen.shape) or self.is_paused:
+            self._learned.idle_rounds = 0 if len(outcome.shape) else self._learned.idle_rounds + 1
+        if self.is_in_turn and len(outcome.shape) > outcome.shape.num_looked_up:
+            self._learned.reach.observe(len(outcome.path), self._num_passes, self._first_chance)
+        if outcome.late_hit is not None:
+            self._learned.late_hits.observe(outcome.late_hit)
+        if outcome.gained is not None:
+            self._learned.answers.observe(outcome.gained)
+        if outcome.shape.num_looked_up < len(outcome.shape) or self.is_paused:
             self._num_idle = 0
-        elif self.is_in_turn or seen.found is not Found.NOT_ASKED:
+        elif self.is_in_turn or outcome.found is not Found.NOT_ASKED:
             self._num_idle += 1
 
     def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:

@@ -130,10 +130,10 @@ class ChainPolicy(NamedPolicy):
             chain, calibration=self._calibration, min_path_prob=rule.min_path_prob, min_confidence=rule.min_confidence
         )
 
-    def observe_round(self, seen: RoundOutcome) -> None:
+    def observe_round(self, outcome: RoundOutcome) -> None:
         """Record the outcome; the heuristic adapts gamma to the verdict on the draft's guesses."""
-        super().observe_round(seen)
-        num_guesses, num_accepted = len(seen.shape) - seen.shape.num_looked_up, len(seen.path)
+        super().observe_round(outcome)
+        num_guesses, num_accepted = len(outcome.shape) - outcome.shape.num_looked_up, len(outcome.path)
         if not (self._is_heuristic and num_guesses):
             return
         before = self.gamma

@@ -175,7 +175,7 @@ class Session:
         self._recorder.block_judged(judged)
         emit = self._recorder.add_to(chunk)
         if chunk.finish_reason is not None:
-            self._policy.observe_round(judged.seen(Found.NOT_ASKED))
+            self._policy.observe_round(judged.outcome(Found.NOT_ASKED))
             return [emit, *self._close()]
         commands = [*self._begin_round(judged), emit]  # messages to the target go before the chunk to the client
         early = self._target.take_early(event.received_s)
@@ -200,7 +200,7 @@ class Session:
         found = self._blocks.reroot(committed)
         self._panel.observe(committed)
         self._recorder.next_block_found(found)
-        self._policy.observe_round(judged.seen(found, unverified, self._blocks.late_hit))
+        self._policy.observe_round(judged.outcome(found, unverified, self._blocks.late_hit))
         return self._drafts.begin_round(judged, self._max_depth)
 
     def _continue_after(self, verdict: Verdict) -> list[m.Command]:

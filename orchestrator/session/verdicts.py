@@ -36,7 +36,7 @@ class JudgedBlock:
         tree = self.block.tree
         return VerifiedBlock(tree.tokens, tree.parents, self.block.sources, self.verdict.path, self.verdict.next_token)
 
-    def seen(
+    def outcome(
         self, found: Found, unverified: tuple[float, bool] | None = None, late_hit: bool | None = None
     ) -> RoundOutcome:
         """Return the outcome that the policy observes."""

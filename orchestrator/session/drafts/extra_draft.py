@@ -21,7 +21,7 @@ from orchestrator.session.sourced_block import SourcedBlock
 from orchestrator.session.verdicts import JudgedBlock
 
 MENTIONED = 1
-"""Rank of an extra draft's nodes in a block seen by its own policy: present, but not a first candidate to calibrate
+"""Rank of an extra draft's nodes as its own policy sees the block: present, but not a first candidate to calibrate
 with."""
 
 
@@ -35,8 +35,8 @@ class ExtraDraft(DraftSide):
         for place, token in enumerate(judged.tokens):
             self._learn(judged.tokens[:place], token)
         found = self.blocks.reroot(judged.tokens)
-        seen = judged.seen(found, late_hit=self.blocks.late_hit)
-        self._policy.observe_round(replace(seen, shape=self._own_shape(judged.block)))
+        outcome = judged.outcome(found, late_hit=self.blocks.late_hit)
+        self._policy.observe_round(replace(outcome, shape=self._own_shape(judged.block)))
         return self.begin_round(max_depth, judged.received_s)
 
     def _learn(self, before: Sequence[int], token: int) -> None:

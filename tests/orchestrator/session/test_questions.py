@@ -36,8 +36,8 @@ def test_a_question_counts_as_a_guess_where_it_is_accepted():
     assert asking.credits(()) == (["draft", "draft", "a"], [])
     assert SOURCED.credits((0,)) == (["draft", "draft", "a"], ["draft"])
     verdict = Verdict(Stamp("s", 1, 1), (0, 4), 3, 1)
-    assert JudgedBlock(asking, verdict, 0.0, 0.1, None, False).seen(Found.NOT_ASKED).gained == 1
-    assert JudgedBlock(SOURCED, verdict, 0.0, 0.1, None, False).seen(Found.NOT_ASKED).gained is None
+    assert JudgedBlock(asking, verdict, 0.0, 0.1, None, False).outcome(Found.NOT_ASKED).gained == 1
+    assert JudgedBlock(SOURCED, verdict, 0.0, 0.1, None, False).outcome(Found.NOT_ASKED).gained is None
 
 
 class Curious:
