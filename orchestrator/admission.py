@@ -293,12 +293,12 @@ class Admission:
     def _refusal(self, refused: _Waiting) -> Overloaded:
         limits, num_places = self._limits, refused.num_places
         if self._has_share(refused):
-            told = f"this caller has {self._running[refused.caller]} of the {refused.most} places that it may have"
+            problem = f"this caller has {self._running[refused.caller]} of the {refused.most} places that it may have"
             wait_s = max(limits.retry_after_s, self._share_wait_s(refused))
-            return Overloaded(f"{told}; try again in {wait_s:.3g} s, the expected wait", wait_s)
+            return Overloaded(f"{problem}; try again in {wait_s:.3g} s, the expected wait", wait_s)
         wait_s = max(limits.retry_after_s, self._forecast_s(self.num_waiting, num_places))
         taken = "all" if self.num_admitted == limits.max_sessions else f"{self.num_admitted} of"
         asked = "" if num_places == 1 else f"; all {num_places} samples of a call start together or none"
         queue = f" and {self.num_waiting} requests wait for one" if limits.max_queued else ""
-        told = f"{taken} {limits.max_sessions} places are taken{queue}{asked}"
-        return Overloaded(f"{told}; try again in {wait_s:.3g} s, the expected wait", wait_s)
+        problem = f"{taken} {limits.max_sessions} places are taken{queue}{asked}"
+        return Overloaded(f"{problem}; try again in {wait_s:.3g} s, the expected wait", wait_s)

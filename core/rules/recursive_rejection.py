@@ -26,9 +26,9 @@ def judge_recursively(p: Float64, drawn: Drawn) -> tuple[list[float], Float64]:
         q_left = q / q.sum()
         residual = np.maximum(p - q_left, 0.0)
         mass = float(residual.sum())
-        is_spent = mass <= NEGLIGIBLE_MASS  # p equals q: a failure can only be a rounding error
-        chances.append(SURE if is_spent else float(p[token] / q_left[token]))
-        if is_spent:
+        is_exhausted = mass <= NEGLIGIBLE_MASS  # p equals q: a failure can only be a rounding error
+        chances.append(SURE if is_exhausted else float(p[token] / q_left[token]))
+        if is_exhausted:
             break
         p = residual / mass
         q[token] = 0.0

@@ -1,4 +1,4 @@
-"""The one observer of a session: it is told what happens, and decides nothing."""
+"""The one observer of a session: it records what happens, and decides nothing."""
 
 from __future__ import annotations
 

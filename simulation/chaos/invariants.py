@@ -125,8 +125,8 @@ class Stream:
         require(chunk.finish_reason is reason, f"{self.name}: ended by {chunk.finish_reason}, not {reason}")
         require(chunk.stats is not None, f"{self.name}: ended without statistics")
         num_reported = chunk.stats.num_relaxed_tokens if chunk.stats is not None else 0
-        is_told = num_reported >= self.num_relaxed and (num_reported == 0 or not script.request.rule.is_lossless)
-        require(is_told, f"{self.name}: {self.num_relaxed} tokens are relaxed, and {num_reported} told")
+        is_reported = num_reported >= self.num_relaxed and (num_reported == 0 or not script.request.rule.is_lossless)
+        require(is_reported, f"{self.name}: {self.num_relaxed} tokens are relaxed, and {num_reported} told")
         num_shown = num_right - (reason is FinishReason.STOP)
         right = SimTokenizer().decode(expected[len(script.request.resume_tokens) : num_shown])
         require(self.text == right, f"{self.name}: its text is {self.text!r}, should be {right!r}")

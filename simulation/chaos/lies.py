@@ -66,23 +66,23 @@ GUESSER_LIES: dict[str, Callable[[Guesses, Random], Any]] = {
 """Values returned in place of a guesser's proposal."""
 
 
-def _told(draft_update: Any, **changes: Any) -> Any:
+def _with_columns(draft_update: Any, **changes: Any) -> Any:
     """Replace columns of the new nodes. Raises: ValueError if the record itself rejects the lie."""
     return replace(draft_update, new_nodes=replace(draft_update.new_nodes, **changes))
 
 
 GROWTH_LIES: dict[str, GrowthLie] = {
-    "growth outside the vocabulary": lambda s, r: _told(
+    "growth outside the vocabulary": lambda s, r: _with_columns(
         s, tokens=_tokens(tuple(s.new_nodes.tokens.tolist()), r.choice((10**6, -7)), r)
     ),
-    "other growth": lambda s, r: _told(s, tokens=tuple(r.randrange(1, 40) for _ in s.new_nodes.tokens)),
-    "growth all below one": lambda s, _: _told(s, parents=(ROOT,) * len(s.new_nodes)),
-    "growth below what comes later": lambda s, _: _told(s, parents=(10**6,) * len(s.new_nodes)),
-    "growth below nothing": lambda s, _: _told(s, parents=(-5,) * len(s.new_nodes)),
-    "growth without a chance": lambda s, r: _told(
+    "other growth": lambda s, r: _with_columns(s, tokens=tuple(r.randrange(1, 40) for _ in s.new_nodes.tokens)),
+    "growth all below one": lambda s, _: _with_columns(s, parents=(ROOT,) * len(s.new_nodes)),
+    "growth below what comes later": lambda s, _: _with_columns(s, parents=(10**6,) * len(s.new_nodes)),
+    "growth below nothing": lambda s, _: _with_columns(s, parents=(-5,) * len(s.new_nodes)),
+    "growth without a chance": lambda s, r: _with_columns(
         s, chances=_somewhere(tuple(s.new_nodes.chances.tolist()), r.choice((0.0, 2.0)), r)
     ),
-    "growth whose chance is no number": lambda s, r: _told(
+    "growth whose chance is no number": lambda s, r: _with_columns(
         s, chances=_somewhere(tuple(s.new_nodes.chances.tolist()), math.nan, r)
     ),
     "growth that leaves out": lambda s, r: replace(s, new_nodes=NewNodes(s.new_nodes.first + r.randrange(1, 9))),
@@ -90,9 +90,9 @@ GROWTH_LIES: dict[str, GrowthLie] = {
     "too much held": lambda s, r: replace(s, held=s.held + r.randrange(1, 1000)),
     "too little held": lambda s, r: replace(s, held=s.held - r.randrange(1, 1000)),
     "growth that is over": lambda s, _: replace(s, is_over=True),
-    "draws from nothing": lambda s, _: _told(s, q=()),
-    "draws from what is no law": lambda s, _: _told(s, q=(NO_Q,) * len(s.new_nodes)),
-    "a law too many": lambda s, _: _told(s, q=(*s.new_nodes.q, NO_Q)),
+    "draws from nothing": lambda s, _: _with_columns(s, q=()),
+    "draws from what is no law": lambda s, _: _with_columns(s, q=(NO_Q,) * len(s.new_nodes)),
+    "a law too many": lambda s, _: _with_columns(s, q=(*s.new_nodes.q, NO_Q)),
     "another epoch": lambda s, _: replace(s, stamp=_other_epoch(s.stamp)),
     "missing": lambda s, r: Missing(s.stamp, r.choice((0, s.held, -1, 10**6))) if s.is_over else s,
 }

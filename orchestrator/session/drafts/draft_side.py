@@ -78,7 +78,7 @@ class DraftSide:
 
     def lease_later(self) -> m.Command:
         """Request a lease after a pause, and continue without a draft until then."""
-        self._silence.left()
+        self._silence.draft_left()
         return m.LeaseDraft(delay_s=self._backoff.next_s(), draft=self._number)
 
     def lose(self, reason: str = "it told nothing for several rounds") -> list[m.Command]:
@@ -93,7 +93,7 @@ class DraftSide:
     def _leave(self) -> None:
         self._machine.fire(Trigger.LOST)
         self._policy.end_drafting()
-        self._silence.left()
+        self._silence.draft_left()
         self._recorder.guesses_used(0)
         self.blocks.reset()
         self._view.awaiting, self._waits_for, self._turn = None, None, 0
@@ -155,7 +155,7 @@ class DraftSide:
             self._leave()
             return [self.release()]
         self._has_backlog = len(self._open) >= (1 if self._policy.is_in_turn else MAX_OPEN)
-        self._silence.told()
+        self._silence.round_sent()
         if self._has_backlog:
             return []
         reports_all = self._is_sampled or self._view.num_tokens == 0 or self.blocks.tree.needs_full_report
@@ -164,7 +164,7 @@ class DraftSide:
         if reports_all:
             self.blocks.reset()
             tree_spec = replace(tree_spec, reports_all=True)
-        self._open.add(stamp.round, len(self._log), ends=tree_spec.ends, tells_all=reports_all)
+        self._open.add(stamp.round, len(self._log), ends=tree_spec.ends, reports_all=reports_all)
         self._is_over, self._num_passes = False, 0
         return [DraftRequest(stamp, base, self._log.since(base.num_tokens), tree_spec, spec=spec)]
 
@@ -211,7 +211,7 @@ class DraftSide:
 
     def _on_block(self, update: DraftUpdate, event: m.DraftReplied) -> list[m.Command]:
         """Handle the end of bounded growth. Late nodes join the tree even if the target no longer waits for them."""
-        self._silence.answered()
+        self._silence.message_ended()
         is_awaited = self._view.answers(update.stamp)
         if is_awaited and not self._apply(update):
             return self.lose("what it told cannot be")
@@ -228,7 +228,7 @@ class DraftSide:
         return []
 
     def _on_end(self, reply: Missing | Refused) -> list[m.Command]:
-        self._silence.answered()
+        self._silence.message_ended()
         self._open.end(reply.stamp.round)
         if not self._view.answers(reply.stamp):
             return self.update() if self._has_backlog else []
@@ -239,12 +239,12 @@ class DraftSide:
 
     def _apply(self, update: DraftUpdate) -> bool:
         """Apply an update. Return whether it is valid."""
-        self._silence.broken()
+        self._silence.update_arrived()
         try:
             check_growth(update, self._pair.target.vocab_size, len(self._log), is_sampled=self._is_sampled)
             self._view.keeps(update.held)
             if self._open.has_numbers(update.stamp.round):
-                self.blocks.tree.add(update.new_nodes, len(self._log) - self._open.num_told(update.stamp.round))
+                self.blocks.tree.add(update.new_nodes, len(self._log) - self._open.num_sent_tokens(update.stamp.round))
         except CORRUPT as error:
             logger.warning("a draft's growth is corrupt: %r", error)
             return False
@@ -279,7 +279,7 @@ class DraftSide:
         if stamp != self._waits_for:
             return []
         self._waits_for = None
-        self._silence.late()
+        self._silence.timed_out()
         self._recorder.draft_was_late(is_left=self._silence.is_final)
         return self.lose() if self._silence.is_final else []
 

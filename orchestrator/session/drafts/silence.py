@@ -41,24 +41,24 @@ class Silence:
         if self._num_late_rounds or (self._num_unanswered > MAX_OPEN and now_s - self._answered_s > most_s()):
             self._num_late_rounds += 1
 
-    def told(self) -> None:
+    def round_sent(self) -> None:
         """Count a round that was sent to the draft, or was held back."""
         self.is_silent |= self._num_unanswered >= MAX_OPEN
         self._num_unanswered += 1
 
-    def answered(self) -> None:
+    def message_ended(self) -> None:
         """Record that the draft ended a message."""
         self._num_unanswered = 0
 
-    def broken(self) -> None:
+    def update_arrived(self) -> None:
         """Record an update from the draft."""
         self.is_silent, self._num_unanswered, self._num_late_rounds = False, 0, 0
 
-    def late(self) -> None:
+    def timed_out(self) -> None:
         """Record a timeout."""
         self.is_silent = True
         self._num_late_rounds += 1
 
-    def left(self) -> None:
+    def draft_left(self) -> None:
         """Record that the session has no draft for now."""
         self.is_silent, self._num_unanswered, self._num_late_rounds = True, 0, 0
