@@ -158,7 +158,7 @@ class _Simulation:
         """Request `number`. Different seeds of the scenario use different texts."""
         scenario = self._scenario
         number += SEED_STRIDE * scenario.seed
-        prompt = tuple(1 + mix(number, place) % 999 for place in range(scenario.prompt_tokens))
+        prompt = tuple(1 + mix(number, index) % 999 for index in range(scenario.prompt_tokens))
         return GenerationRequest(
             f"stream-{number}",
             prompt,

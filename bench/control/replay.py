@@ -18,7 +18,7 @@ from core.speculation import TokenTree
 from deploy.measure import Recording
 from simulation.clock import new_loop
 from simulation.engines import PRESETS, Agreement, Text
-from simulation.engines.texts import Place
+from simulation.engines.texts import TextPosition
 from simulation.measure import Report, StreamRecord, sum_up
 from simulation.rig import Blueprint, Rig
 from workers.grammar import GrammarState
@@ -28,13 +28,13 @@ HARDWARE = PRESETS["70b+1b"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ReplayLaw:
-    """Text `seed` replays recording `seed`. Past its end it starts again, which only places off the text can see."""
+    """Text `seed` replays recording `seed`. Past its end it starts again, which only positions off the text can see."""
 
     texts: Sequence[Sequence[Agreement]]
 
     def at(self, seed: int, index: int) -> Agreement:
-        places = self.texts[seed]
-        return places[index % len(places)]
+        positions = self.texts[seed]
+        return positions[index % len(positions)]
 
     def num_accepted_of_block(self, seed: int, index: int, num_guesses: int) -> int | None:  # noqa: ARG002
         return None
@@ -60,11 +60,11 @@ class ReplayText(Text):
     """Provides the target that answers questions."""
     states: dict[int, GrammarState | None] = field(default_factory=dict)
 
-    def _place(self, prefix_hash: int, index: int, seed: int, is_true: bool) -> Place:
-        place, output = Text._place(self, prefix_hash, index, seed, is_true), self.jobs[seed].text.output
-        return replace(place, next_token=output[index]) if is_true and index < len(output) else place
+    def _position(self, prefix_hash: int, index: int, seed: int, is_true: bool) -> TextPosition:
+        position, output = Text._position(self, prefix_hash, index, seed, is_true), self.jobs[seed].text.output
+        return replace(position, next_token=output[index]) if is_true and index < len(output) else position
 
-    def samples(self, block: TokenTree, root: Place) -> tuple[int, ...]:
+    def samples(self, block: TokenTree, root: TextPosition) -> tuple[int, ...]:
         if self.recorder is None:
             return Text.samples(self, block, root)
         job = self.jobs[root.seed]

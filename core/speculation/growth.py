@@ -22,7 +22,7 @@ UNRANKED = -1
 
 
 class Measure(StrEnum):
-    """How a draft's confidence at a place is measured, in [0, 1]."""
+    """How a draft's confidence after a node is measured, in [0, 1]."""
 
     MARGIN = "margin"
     """How clearly the first candidate wins (`core.speculation.candidates.Candidates.margin`)."""
@@ -37,7 +37,7 @@ class TreeSpec:
     """How a draft grows its tree, pass after pass, until the next message. The draft sends the new nodes of each pass.
 
     If the rule needs q, the draft grows draws, as a chain or a tree, and growth ends by itself, because draws are
-    usable for one block only. `fanout` tokens are then drawn at each place.
+    usable for one block only. `fanout` tokens are then drawn after each node.
     """
 
     rows_per_pass: int
@@ -57,11 +57,11 @@ class TreeSpec:
     """Number of passes after which growth ends by itself and answers its request (drafting in turn). 0: it continues
     until the next message."""
     fanout: int = 8
-    """Largest number of candidates of a place that become nodes; 1 grows a chain."""
+    """Largest number of candidates of a node that become children; 1 grows a chain."""
     measure: Measure = Measure.MARGIN
     """Measure of the confidences that the draft sends."""
     min_confidence: float = 0.0
-    """By `measure`: a place with less confidence gets no children."""
+    """By `measure`: a node with less confidence gets no children."""
 
     @classmethod
     def chain(cls, num_tokens: int, measure: Measure = Measure.MARGIN) -> TreeSpec:
@@ -237,11 +237,11 @@ class UnreadNodes:
     def take(self, numbers: Iterable[int]) -> list[tuple[int, NewNodes, int]]:
         """Remove and return the children of these nodes, sorted by number: (number, message, index in the message)."""
         children = [
-            (new_nodes.first + place, new_nodes, place)
+            (new_nodes.first + index, new_nodes, index)
             for half in self.halves
             for parent in numbers
             for new_nodes, parents in half.pop(parent, ())
-            for place in places_of(parents, parent)
+            for index in indices_of(parents, parent)
         ]
         children.sort()  # numbers are unique, so messages are never compared
         return children
@@ -253,9 +253,9 @@ class UnreadNodes:
             self.halves, self._num_committed = (self.halves[1], {}), 0
 
 
-def places_of(parents: list[int], parent: int) -> Iterator[int]:
+def indices_of(parents: list[int], parent: int) -> Iterator[int]:
     """Indices of the children of `parent`, which are most often consecutive."""
-    place = -1
+    index = -1
     for _ in range(parents.count(parent)):
-        place = parents.index(parent, place + 1)
-        yield place
+        index = parents.index(parent, index + 1)
+        yield index

@@ -13,15 +13,15 @@ from core.speculation.tree_builder import TreeBuilder
 
 def feed_likeliest(builders: Sequence[TreeBuilder], num_rows: int, min_path_prob: float = 0.0) -> None:
     """Choose the likeliest nodes over all sessions for feeding, at most `num_rows`. Ties go to the first session."""
-    heap = [(-builder.best_path_prob, place) for place, builder in enumerate(builders) if builder.best_path_prob]
+    heap = [(-builder.best_path_prob, index) for index, builder in enumerate(builders) if builder.best_path_prob]
     heapify(heap)
     for _ in range(num_rows):
         if not heap or -heap[0][0] < min_path_prob:
             return
-        place = heap[0][1]
-        builders[place].feed()
-        if following := builders[place].best_path_prob:
-            heapreplace(heap, (-following, place))
+        index = heap[0][1]
+        builders[index].feed()
+        if following := builders[index].best_path_prob:
+            heapreplace(heap, (-following, index))
         else:
             heappop(heap)
 

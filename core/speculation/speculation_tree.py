@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count, repeat
 
 from core.ranges import Range
-from core.speculation.growth import UNRANKED, NewNodes, UnreadNodes, places_of
+from core.speculation.growth import UNRANKED, NewNodes, UnreadNodes, indices_of
 from core.speculation.guesser import Guesses
 from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution, TokenTree, depths
 from core.speculation.tree_nodes import Node, Part
@@ -90,21 +90,21 @@ class SpeculationTree:
         parents: list[int] = new_nodes.parents.tolist()
         sent_below = self._unread.add(new_nodes, parents)
         if root is not None:
-            for place in places_of(parents, ROOT):
-                self._materialize(root, new_nodes, place)
+            for index in indices_of(parents, ROOT):
+                self._materialize(root, new_nodes, index)
         for parent in sorted(sent_below & self._above_root.keys()):
             self._read_below(self._above_root[parent])
 
-    def _materialize(self, above: Node, new_nodes: NewNodes, place: int) -> None:
+    def _materialize(self, above: Node, new_nodes: NewNodes, index: int) -> None:
         """Make a `Node` of one sent node. A duplicate keeps the first's data. A committed token gets no siblings."""
-        token, number = new_nodes.tokens.item(place), new_nodes.first + place
+        token, number = new_nodes.tokens.item(index), new_nodes.first + index
         node = above.children.get(token)
         if node is not None:
             self._add_number(node, number)
         elif not above.is_above_root:  # no verdict can reach a sibling of a committed token
             node = above.children[token] = Node(token, (number,))
         if node is not None and node.rank == UNRANKED:
-            node.take_over(new_nodes, place)
+            node.take_over(new_nodes, index)
 
     def _add_number(self, node: Node, number: int) -> None:
         node.numbers += (number,)
@@ -122,8 +122,8 @@ class SpeculationTree:
 
     def _read_below(self, node: Node) -> None:
         """Make nodes of all unread children of `node`, in the order in which they were sent."""
-        for _, new_nodes, place in self._unread.take(node.numbers):
-            self._materialize(node, new_nodes, place)
+        for _, new_nodes, index in self._unread.take(node.numbers):
+            self._materialize(node, new_nodes, index)
 
     def _child(self, node: Node, token: int) -> Node:
         """The child with this token; made if missing."""
@@ -163,10 +163,10 @@ class SpeculationTree:
         path_prob, depth, node = 1.0, 0, self._root
         while len(nodes) < num_nodes:
             if depth < max_depth:
-                place = len(nodes) - 1  # `ROOT` at first
+                index = len(nodes) - 1  # `ROOT` at first
                 for child in self._children(node).values():
                     chance = child.chance if child.chance > child.guessed else child.guessed
-                    heappush(heap, (-path_prob * chance, next(order), depth + 1, place, child))
+                    heappush(heap, (-path_prob * chance, next(order), depth + 1, index, child))
             if not heap:
                 break
             path_prob, _, depth, parent, node = heappop(heap)

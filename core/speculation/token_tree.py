@@ -27,7 +27,7 @@ class SparseDistribution:
     token_ids: tuple[int, ...]
     probs: tuple[float, ...]
     draws: tuple[int, ...] = ()
-    """Tokens drawn from it at one place, in order, if there were several; else empty."""
+    """Tokens drawn from it after one node, in order, if there were several; else empty."""
 
     @classmethod
     def certain(cls, token: int) -> SparseDistribution:

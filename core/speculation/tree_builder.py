@@ -214,7 +214,7 @@ class TreeBuilder:
         for node in kept:
             kept += self.children(node)
         kept.sort()
-        moved = {node: place for place, node in enumerate(kept)}
+        moved = {node: index for index, node in enumerate(kept)}
         self.tokens = [self.tokens[node] for node in kept]
         self.ranks = [self.ranks[node] for node in kept]
         self.chances = [self.chances[node] for node in kept]

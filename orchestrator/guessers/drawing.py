@@ -40,5 +40,5 @@ def draw_chain(
 def draw_from(q: SparseDistribution, seed: int, position: int, row: int) -> int:
     """Draw a token from a distribution that need not sum to exactly 1; rules normalise it, too."""
     below = list(accumulate(q.probs))
-    place = bisect_right(below, noise.uniform(seed, position, row, Purpose.GUESS) * below[-1])
-    return q.token_ids[min(place, len(below) - 1)]
+    index = bisect_right(below, noise.uniform(seed, position, row, Purpose.GUESS) * below[-1])
+    return q.token_ids[min(index, len(below) - 1)]

@@ -69,10 +69,10 @@ class NgramTables:
         if first >= self._end:
             self._tables.clear()
             self._first = self._end = first
-        for place in range(self._end, len(text)):
-            for context in _contexts(text, self._first, place):
+        for position in range(self._end, len(text)):
+            for context in _contexts(text, self._first, position):
                 counts = self._tables.setdefault(context, {})
-                counts[text[place]] = counts.pop(text[place], 0) + 1
+                counts[text[position]] = counts.pop(text[position], 0) + 1
         self._end = len(text)
         while self._first < first:
             self._forget_first(text)
@@ -93,6 +93,6 @@ class NgramTables:
                     del self._tables[head]
 
 
-def _contexts(text: Sequence[int], first: int, place: int) -> list[tuple[int, ...]]:
+def _contexts(text: Sequence[int], first: int, position: int) -> list[tuple[int, ...]]:
     """Return the contexts before a position that begin in the window."""
-    return [tuple(text[place - length : place]) for length in CONTEXTS if place - length >= first]
+    return [tuple(text[position - length : position]) for length in CONTEXTS if position - length >= first]

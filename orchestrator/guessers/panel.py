@@ -182,16 +182,16 @@ class Panel:
 
     def _learn(self, source: str, guesses: Guesses, tokens: Sequence[int]) -> None:
         """Calibrate a source at each position that its guesses reached."""
-        place: int | None = ROOT
+        end: int | None = ROOT
         for token in tokens:
-            nodes = [node for node, parent in enumerate(guesses.parents) if parent == place]
+            nodes = [node for node, parent in enumerate(guesses.parents) if parent == end]
             if not nodes:
                 return
-            place = next((node for node in nodes if guesses.tokens[node] == token), None)
+            end = next((node for node in nodes if guesses.tokens[node] == token), None)
             claimed = sum([guesses.chances[node] for node in nodes])
             if claimed > 0.0:
-                self._precision.observe(source, claimed, is_right=place is not None)
-            if place is None:
+                self._precision.observe(source, claimed, is_right=end is not None)
+            if end is None:
                 return
 
 

@@ -29,7 +29,7 @@ class TreePolicy(Offers):
             branches = num_branches(shape.parents) if is_alone else 0
             known.verify.observe(timing, outcome.elapsed_s, branches, is_call=not outcome.is_continued)
         first = {shape.parents[node]: node for node, rank in enumerate(shape.ranks) if rank == 0}
-        judged = [node for place in (ROOT, *outcome.path) if (node := first.get(place)) is not None]
+        judged = [node for parent in (ROOT, *outcome.path) if (node := first.get(parent)) is not None]
         for node in judged:
             self.observe_guess(shape.confidence[node], node in outcome.path)
         if outcome.unverified is not None:

@@ -41,18 +41,18 @@ class SourcedBlock:
     def asking(self, source: str, tree: TokenTree) -> SourcedBlock:
         """Return this block with the missing nodes of `tree` appended."""
         tokens, parents, num_guesses = list(self.tree.tokens), list(self.tree.parents), len(self.tree)
-        place_of = {key: place for place, key in enumerate(zip(parents, tokens, strict=True))}
-        places = list[int]()
+        index_of = {key: index for index, key in enumerate(zip(parents, tokens, strict=True))}
+        indices = list[int]()
         for token, above in zip(tree.tokens, tree.parents, strict=True):
-            parent = ROOT if above == ROOT else places[above]
-            place = place_of.setdefault((parent, token), len(tokens))
-            if place == len(tokens):
+            parent = ROOT if above == ROOT else indices[above]
+            index = index_of.setdefault((parent, token), len(tokens))
+            if index == len(tokens):
                 tokens.append(token)
                 parents.append(parent)
-            places.append(place)
+            indices.append(index)
         num = len(tokens) - num_guesses
         shape = Shape(tuple(parents), (*self.shape.ranks, *[UNRANKED] * num), (*self.shape.confidence, *[0.0] * num))
-        questions = Questions(source, (0, *[place + 1 for place in places]), num)
+        questions = Questions(source, (0, *[index + 1 for index in indices]), num)
         return SourcedBlock(TokenTree(tuple(tokens), shape.parents), shape, (*self.sources, *[source] * num), questions)
 
     def below(self, node: int) -> SourcedBlock:

@@ -94,9 +94,9 @@ class Stream:
         request, allowed = self.script.request, list[int]()
         spec = SequenceSpec.of(request)
         for token, is_guess in zip(chunk.token_ids, chunk.is_guess, strict=False):
-            place = self.script.text.place(TokenLog((*request.prompt, *self.tokens, *allowed)), spec)
-            is_own = token == place.next_token
-            if not (is_own or (is_guess and self.script.text.tolerates(place, token, spec))):
+            position = self.script.text.position(TokenLog((*request.prompt, *self.tokens, *allowed)), spec)
+            is_own = token == position.next_token
+            if not (is_own or (is_guess and self.script.text.tolerates(position, token, spec))):
                 break
             self.num_relaxed += not is_own
             allowed.append(token)

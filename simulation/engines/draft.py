@@ -14,7 +14,7 @@ from core.records import DraftReply, DraftRequest, DraftUpdate, Timing, Verifica
 from core.speculation import MAX_REPORTED, Candidates, TreeBuilder, feed_likeliest
 from simulation.engines.base import Job, SimEngine
 from simulation.engines.hardware import EngineLaw
-from simulation.engines.texts import Place, Text
+from simulation.engines.texts import Text, TextPosition
 
 GrowthJob: TypeAlias = Job[DraftRequest]
 """The growth of a session, until its next message."""
@@ -75,26 +75,29 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
 
     def _take_nodes(self, held: HeldTokens) -> None:
         """Compute the candidates after each node being fed."""
-        builder, places = held.builder, {0: self._text.place(held.log, held.spec)}
+        builder, positions = held.builder, {0: self._text.position(held.log, held.spec)}
         candidates = [
-            self._candidates_after(held, node, self._place_of(builder, node, places)) for node in builder.being_fed
+            self._candidates_after(held, node, self._position_of(builder, node, positions))
+            for node in builder.being_fed
         ]
         held.hold(candidates)
         builder.take(candidates)
 
-    def _candidates_after(self, held: HeldTokens, node: int, place: Place) -> Candidates:
+    def _candidates_after(self, held: HeldTokens, node: int, position: TextPosition) -> Candidates:
         if not held.spec.needs_q:
-            return self._text.coupled(place, MAX_REPORTED + 1, has_noise=self._has_noise)
-        is_right, depth = self._text.is_accepted(place), held.builder.depths[node]
+            return self._text.coupled(position, MAX_REPORTED + 1, has_noise=self._has_noise)
+        is_right, depth = self._text.is_accepted(position), held.builder.depths[node]
         if held.spec.verification is Verification.BLOCK:
-            start, length = place.index - depth, held.builder.tree_spec.num_passes
-            if (num_accepted := self._text.law.num_accepted_of_block(place.seed, start, length)) is not None:
+            start, length = position.index - depth, held.builder.tree_spec.num_passes
+            if (num_accepted := self._text.law.num_accepted_of_block(position.seed, start, length)) is not None:
                 is_right = depth < num_accepted
-        return self._text.sampled(place, is_right=is_right)
+        return self._text.sampled(position, is_right=is_right)
 
-    def _place_of(self, builder: TreeBuilder, node: int, known: dict[int, Place]) -> Place:
+    def _position_of(self, builder: TreeBuilder, node: int, known: dict[int, TextPosition]) -> TextPosition:
         if node not in known:
-            known[node] = self._text.after(self._place_of(builder, builder.parents[node], known), builder.tokens[node])
+            known[node] = self._text.after(
+                self._position_of(builder, builder.parents[node], known), builder.tokens[node]
+            )
         return known[node]
 
     def _report(self, job: GrowthJob, timing: Timing | None = None) -> bool:

@@ -128,9 +128,9 @@ def simulate_day(demand: Demand, settings: Scaling, seed: int = 0) -> Day:
         at_s = tick * TICK_S
         for role, fleet in fleets.items():
             fleet.step(at_s, sessions, wanted[role])
-        places = fleets["target"].num_running / demand.session_kv
+        capacity = fleets["target"].num_running / demand.session_kv
         counts = {role: fleet.num_running for role, fleet in fleets.items()}
-        moments.append(Moment(at_s, sessions, counts, max(0.0, sessions - places)))
+        moments.append(Moment(at_s, sessions, counts, max(0.0, sessions - capacity)))
     return Day(moments)
 
 

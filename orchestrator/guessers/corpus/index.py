@@ -91,9 +91,9 @@ class CorpusIndex:
         match, found, least, most = 0, range(0), min_match, min(len(ending), SORTED_TOKENS)
         while least <= most:  # longer endings occur only where shorter ones do
             length = (least + most) // 2
-            places = self._beginning_with(ending[len(ending) - length :])
-            if places:
-                match, found, least = length, places, length + 1
+            indices = self._beginning_with(ending[len(ending) - length :])
+            if indices:
+                match, found, least = length, indices, length + 1
             else:
                 most = length - 1
         return match, found
@@ -103,9 +103,9 @@ class CorpusIndex:
 
         It has the `most_tokens` likeliest tokens, at most `MAX_COUNTED_TOKENS`.
         """
-        places = self._beginning_with(context) if context else range(self.num_tokens)
-        num = min(len(places), MAX_COUNTED)
-        chosen = places[0] + (2 * np.arange(num) + 1) * len(places) // (2 * num) if num else np.zeros(0, np.int64)
+        indices = self._beginning_with(context) if context else range(self.num_tokens)
+        num = min(len(indices), MAX_COUNTED)
+        chosen = indices[0] + (2 * np.arange(num) + 1) * len(indices) // (2 * num) if num else np.zeros(0, np.int64)
         order, tokens = np.frombuffer(self._order, LITTLE), np.frombuffer(self._tokens, BIG)
         found, counts = np.unique(tokens[order[chosen].astype(np.int64) + len(context)], return_counts=True)
         shares = dict(zip(found.tolist(), counts.tolist(), strict=True))
@@ -134,19 +134,19 @@ class CorpusIndex:
                 high = middle
         return low
 
-    def _prefix(self, place: int, num_bytes: int) -> bytes:
-        start = 4 * self._order[place]
+    def _prefix(self, index: int, num_bytes: int) -> bytes:
+        start = 4 * self._order[index]
         return self._tokens[start : start + num_bytes].tobytes()
 
-    def tokens_after(self, place: int, match: int, num: int) -> list[int]:
+    def tokens_after(self, index: int, match: int, num: int) -> list[int]:
         """Return the tokens after the first `match` tokens of a suffix, up to the end of its document."""
-        found = list(struct.iter_unpack(">I", self._prefix_after(place, match, num)))
+        found = list(struct.iter_unpack(">I", self._prefix_after(index, match, num)))
         tokens = [token for (token,) in found]
         end = self._end_of_document
         return tokens[: tokens.index(end)] if end in tokens else tokens
 
-    def _prefix_after(self, place: int, match: int, num: int) -> bytes:
-        start = 4 * (self._order[place] + match)
+    def _prefix_after(self, index: int, match: int, num: int) -> bytes:
+        start = 4 * (self._order[index] + match)
         return self._tokens[start : start + 4 * num].tobytes()
 
 

@@ -29,9 +29,9 @@ class SuffixArray:
     def __len__(self) -> int:
         return sum(map(len, self._ends.values()))
 
-    def add(self, text: Sequence[int], places: Iterable[int]) -> None:
+    def add(self, text: Sequence[int], positions: Iterable[int]) -> None:
         """Add a few positions, each by binary search."""
-        for end in places:
+        for end in positions:
             last = tuple(text[end - MIN_MATCH : end])
             ends = self._ends.get(last)
             if ends is None:
@@ -39,10 +39,10 @@ class SuffixArray:
             else:
                 ends.insert(_rank(ends, text, _backwards(text, end)), end)
 
-    def add_many(self, text: Sequence[int], places: Iterable[int]) -> None:
+    def add_many(self, text: Sequence[int], positions: Iterable[int]) -> None:
         """Add many positions, sorted at once."""
         added: dict[tuple[int, ...], list[int]] = {}
-        for end in places:
+        for end in positions:
             added.setdefault(tuple(text[end - MIN_MATCH : end]), []).append(end)
         for last, new in added.items():
             merged = [*self._ends.get(last, ()), *new]

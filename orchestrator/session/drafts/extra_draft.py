@@ -32,8 +32,8 @@ class ExtraDraft(DraftSide):
 
     def follow(self, judged: JudgedBlock, max_depth: int) -> list[m.Command]:
         """Apply a verdict: calibrate on each committed token, then re-root the tree and start the next round."""
-        for place, token in enumerate(judged.tokens):
-            self._learn(judged.tokens[:place], token)
+        for index, token in enumerate(judged.tokens):
+            self._learn(judged.tokens[:index], token)
         found = self.blocks.reroot(judged.tokens)
         outcome = judged.outcome(found, late_hit=self.blocks.late_hit)
         self._policy.observe_round(replace(outcome, shape=self._own_shape(judged.block)))

@@ -91,8 +91,8 @@ def test_the_index_is_bounded_and_goes_on_from_the_end_of_the_text(monkeypatch):
     for token in range(1000):
         text += [token % 7, token % 11]
         lookup.propose(text)
-        assert len(lookup._places) <= 3 * 64
-        assert all(len(places) <= prompt_lookup.MAX_PLACES for places in lookup._places.values())
+        assert len(lookup._ends) <= 3 * 64
+        assert all(len(ends) <= prompt_lookup.MAX_OCCURRENCES for ends in lookup._ends.values())
     text += [50, 51, 52, 50, 51]
     assert lookup.propose(text).tokens == (52, 50)
 
