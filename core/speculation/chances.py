@@ -1,6 +1,6 @@
 """The chance that each candidate of the draft is the target's token.
 
-The first candidate's chance comes from its margin, the others' from their shares and from the usual chances by rank.
+The first candidate's chance comes from its margin, those of the rest from their shares and the usual chances by rank.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def chances_of(
     clear = np.minimum(np.maximum(margins, MIN_CHANCE), 1.0 - MIN_CHANCE)
     log_odds = np.minimum(np.maximum(np.log(clear / (1.0 - clear)), -MAX_LOGIT), MAX_LOGIT)
     heads = np.minimum(1.0 / (1.0 + np.exp(-(per_node[:, 0] + per_node[:, 1] * log_odds))), MAX_CHANCE)[:, None]
-    others = np.minimum((1.0 - heads) * _tails(candidates, per_node[:, 3:], per_node[:, 2:3]), heads)
-    rows = np.concatenate([heads, np.maximum(others, MIN_REPORTED_CHANCE)], axis=1).tolist()
+    tails = np.minimum((1.0 - heads) * _tails(candidates, per_node[:, 3:], per_node[:, 2:3]), heads)
+    rows = np.concatenate([heads, np.maximum(tails, MIN_REPORTED_CHANCE)], axis=1).tolist()
     widths = (num for spec, times in tree_specs for num in repeat(_num_candidates(spec), times))
     return [row[: min(len(each.ranked), num)] for row, each, num in zip(rows, candidates, widths, strict=True)]
 

@@ -41,15 +41,15 @@ class AdaptivePolicy(TreePolicy):
 
     # Growing
 
-    def tree_spec(self, room: int, turn: int) -> TreeSpec | None:
-        if self.is_paused and min(room, self.max_depth) >= 1:
+    def tree_spec(self, context_left: int, turn: int) -> TreeSpec | None:
+        if self.is_paused and min(context_left, self.max_depth) >= 1:
             return CATCH_UP  # ends the growth in progress
         if self._is_resting:
             self._is_resting = False
             is_tried = not self.is_in_turn or self._num_trials > 0
             why = "a trial after rest" if is_tried else "after rest, where it is forecast to pay"
             self._known.note(f"{self.kind}: gamma 0 -> {self.max_depth}, {why}", self.max_depth, self.max_nodes)
-        return super().tree_spec(room, turn)
+        return super().tree_spec(context_left, turn)
 
     def wants_turn(self) -> bool:
         """Whether drafting is forecast to be faster than plain decoding, or should be tried."""

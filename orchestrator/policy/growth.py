@@ -98,18 +98,18 @@ class Growth:
 
     # How to grow
 
-    def tree_spec(self, room: int, turn: int) -> TreeSpec | None:
-        """Return how the draft should grow, with `room` tokens left in its context; None for no growth.
+    def tree_spec(self, context_left: int, turn: int) -> TreeSpec | None:
+        """Return how the draft should grow, with `context_left` tokens left in its context; None for no growth.
 
         `turn`: if it drafts in turn, the maximum depth of the next block; 0 while the target works.
         """
-        if min(room, self.max_depth) < 1:
+        if min(context_left, self.max_depth) < 1:
             return None
         if not self.is_in_turn:
-            return self._going_on(min(room, self.max_grown_depth))
+            return self._going_on(min(context_left, self.max_grown_depth))
         if not turn:
             return CATCH_UP
-        depth = min(room, turn, self.max_depth)
+        depth = min(context_left, turn, self.max_depth)
         if not self._is_sampled:
             tree_spec = self._in_turn(depth)
         else:

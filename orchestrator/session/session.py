@@ -228,8 +228,8 @@ class Session:
 
     def _is_worth_drawing(self, path_prob: Sequence[float]) -> bool:
         """Whether a guesser should draw one more node, the last in `path_prob`."""
-        has_room = len(path_prob) <= min(self._max_depth, self._max_nodes)
-        return has_room and self._policy.is_worth_drawing(path_prob)
+        fits = len(path_prob) <= min(self._max_depth, self._max_nodes)
+        return fits and self._policy.is_worth_drawing(path_prob)
 
     def _send_or_wait(self, now_s: float | None) -> list[m.Command]:
         """Send the best block for verification, unless waiting for the draft's next pass is worth more."""
@@ -256,8 +256,8 @@ class Session:
         if asked is None:
             return block
         asking = block.asking(*asked)
-        has_room = len(asking) <= min(self._max_nodes, MAX_GUESSES) and max(asking.tree.depths) <= self._max_depth
-        return asking if has_room and self._policy.is_worth_asking(len(block), len(asking)) else block
+        fits = len(asking) <= min(self._max_nodes, MAX_GUESSES) and max(asking.tree.depths) <= self._max_depth
+        return asking if fits and self._policy.is_worth_asking(len(block), len(asking)) else block
 
     # Offers, while the target verifies
 

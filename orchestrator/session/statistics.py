@@ -103,10 +103,10 @@ class Statistics:
         return SpeculationStats(sources=self._by_source(), **counted)
 
 
-def _overlap(start_s: float, end_s: float, others: Iterable[Interval]) -> float:
-    """Return the number of seconds in which both kinds of engine were busy."""
+def _overlap(start_s: float, end_s: float, intervals: Iterable[Interval]) -> float:
+    """Return the number of seconds from `start_s` to `end_s` that lie in `intervals`."""
     shared_s = 0.0
-    for other_start_s, other_end_s in others:
+    for other_start_s, other_end_s in intervals:
         if other_end_s > start_s:
             shared_s += max(0.0, min(end_s, other_end_s) - max(start_s, other_start_s))
     return shared_s

@@ -123,8 +123,8 @@ def _speculation(random: Random) -> SpeculationConfig:
 
 def _guessers(chance: float, names: tuple[str, ...]) -> tuple[str, ...]:
     """Half of the time the draft alone; else all sources, the draft and one guesser, or guessers alone."""
-    others = names[1:]
-    choices = (names, ("draft", others[0]), ("draft", others[-1]), others)
+    guessers = names[1:]
+    choices = (names, ("draft", guessers[0]), ("draft", guessers[-1]), guessers)
     return ("draft",) if chance >= 0.5 else choices[int(chance * 2 * len(choices))]
 
 

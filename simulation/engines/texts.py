@@ -195,8 +195,8 @@ class Text:
         num_ranks = min(num_ranks, self.vocab_size - 4)
         if not position.is_true or rank >= num_ranks:
             return self._fillers(position, num_ranks)
-        others = self._fillers(position, num_ranks - 1)
-        return (*others[:rank], position.next_token, *others[rank:])
+        fillers = self._fillers(position, num_ranks - 1)
+        return (*fillers[:rank], position.next_token, *fillers[rank:])
 
     def _fillers(self, position: TextPosition, num: int) -> tuple[int, ...]:
         """The draft's first `num` candidates other than the target's token."""

@@ -62,9 +62,9 @@ class History:
 
     def add(self, text: Sequence[int], prompt_len: int) -> None:
         """Add an output, with the end of its prompt, which is needed to find the output's beginning."""
-        room = self._most_of_part - MIN_MATCH - 1
-        first = max(prompt_len - MAX_MATCH, len(text) - room, 0)
-        if len(text) <= prompt_len or room <= 0:
+        max_tokens = self._most_of_part - MIN_MATCH - 1
+        first = max(prompt_len - MAX_MATCH, len(text) - max_tokens, 0)
+        if len(text) <= prompt_len or max_tokens <= 0:
             return
         tokens = text[first:]
         if len(self._parts[-1].text) + len(tokens) + 1 > self._most_of_part:

@@ -150,7 +150,7 @@ class DraftSide:
         lost."""
         if self._machine.state is Growing.ABSENT or (self._policy.is_paused and self._has_ended):
             return []
-        tree_spec = self._policy.tree_spec(self._room, self._turn)
+        tree_spec = self._policy.tree_spec(self._context_left, self._turn)
         if tree_spec is None:  # the request wants no draft, or the text fills the draft's context
             self._leave()
             return [self.release()]
@@ -169,7 +169,7 @@ class DraftSide:
         return [DraftRequest(stamp, base, self._log.since(base.num_tokens), tree_spec, spec=spec)]
 
     @property
-    def _room(self) -> int:
+    def _context_left(self) -> int:
         """Number of tokens left in the draft's context."""
         assert self._model is not None, "a draft is asked only where there is one"
         return min(self._model.max_context_tokens, self._model.kv_cache_tokens) - len(self._log)

@@ -118,7 +118,7 @@ def parameters(protocol):
 
 
 ALLOWED_INTS = {
-    "tree_spec.room",
+    "tree_spec.context_left",
     "tree_spec.turn",
     "choose.max_nodes",
     "choose.max_depth",
