@@ -133,7 +133,7 @@ class PassCost:
             width.straight.append((rows, seconds))
         self._num_straight = 0 if branches else self._num_straight + 1
 
-    def least_s(self, rows: float) -> float:
+    def min_s(self, rows: float) -> float:
         """Duration of the fastest recent pass with at least `rows` rows."""
         seen = chain.from_iterable((*width.straight, *width.branched) for width in self._widths.values())
         return min((seconds for num, seconds in seen if num >= rows), default=self._prior_s)
@@ -260,7 +260,7 @@ class CostModel:
         return []
 
     @cached_property
-    def least_rate(self) -> float:
+    def plain_rate(self) -> float:
         """Tokens per second of plain decoding."""
         return 1.0 / self.verify_s(0)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from core.rules.chains import NEGLIGIBLE_MASS, law_of
 from core.rules.coupled import GREEDY
-from core.rules.drawn_trees import SURE, Drawn, verify_drawn
+from core.rules.drawn_trees import CERTAIN, Drawn, verify_drawn
 from core.rules.rule import Float64, Outcome, Rule
 from core.speculation import TokenTree
 
@@ -27,7 +27,7 @@ def judge_recursively(p: Float64, drawn: Drawn) -> tuple[list[float], Float64]:
         residual = np.maximum(p - q_left, 0.0)
         mass = float(residual.sum())
         is_exhausted = mass <= NEGLIGIBLE_MASS  # p equals q: a failure can only be a rounding error
-        chances.append(SURE if is_exhausted else float(p[token] / q_left[token]))
+        chances.append(CERTAIN if is_exhausted else float(p[token] / q_left[token]))
         if is_exhausted:
             break
         p = residual / mass

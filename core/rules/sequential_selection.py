@@ -10,7 +10,7 @@ import numpy as np
 
 from core.rules.chains import NEGLIGIBLE_MASS, law_of
 from core.rules.coupled import GREEDY
-from core.rules.drawn_trees import SURE, Drawn, verify_drawn
+from core.rules.drawn_trees import CERTAIN, Drawn, verify_drawn
 from core.rules.rule import Float64, Outcome, Rule
 from core.speculation import TokenTree
 
@@ -41,7 +41,7 @@ def judge_in_sequence(p: Float64, drawn: Drawn) -> tuple[list[float], Float64]:
     factor = (1.0 - (1.0 - beta) ** num_draws) / beta if beta > 0.0 else rho
     residual = np.maximum(p - factor * passing, 0.0)
     if np.maximum(p - q, 0.0).sum() <= NEGLIGIBLE_MASS:  # p equals q: a failure can only be a rounding error
-        return [SURE], p
+        return [CERTAIN], p
     if residual.sum() <= NEGLIGIBLE_MASS:  # all trials failing is nearly impossible, and the residual is rounding error
         residual = p
     return [float(p[token] / (rho * q[token])) for token in drawn.tokens], residual

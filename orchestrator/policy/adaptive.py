@@ -74,9 +74,9 @@ class AdaptivePolicy(TreePolicy):
         """
         costs, depth = self._known.costs, min(self.max_depth, self.max_nodes)
         rows = 1 if self._is_sampled and not self.draws_trees else costs.rows_worth
-        tokens = 1.0 + np.cumsum(self._learned.reach.path_prob(depth, self._first_chance))
+        tokens = 1.0 + np.cumsum(self._learned.depth_acceptance.path_prob(depth, self._first_chance))
         drafted = [tokens[num - 1] / costs.turn_s(num, rows, num) for num in range(1, depth + 1)]
-        return [costs.least_rate, *drafted]
+        return [costs.plain_rate, *drafted]
 
     def _chain(self, depth: int) -> TreeSpec:
         return super()._chain(max(1, min(depth, self._forecast())))
@@ -91,7 +91,7 @@ class AdaptivePolicy(TreePolicy):
         tree_spec = self._tree_of_draws(self._known.costs.rows_worth, depth)
         shape = fixed_shape(tree_spec, self.max_nodes)
         chain = self._first_chance ** np.arange(1.0, 1.0 + depth)
-        gained = self.net(shape.path_prob, shape.branches() if self.minds_branches else None)
+        gained = self.net(shape.path_prob, shape.branches() if self.branches_cost_time else None)
         if self.net(chain).max() >= gained.max():
             self._num_drawn = depth
             return self._chain(depth)
@@ -105,7 +105,7 @@ class AdaptivePolicy(TreePolicy):
     # Verifying
 
     @property
-    def minds_branches(self) -> bool:
+    def branches_cost_time(self) -> bool:
         """Whether a branch of a block costs more than its rows."""
         return self._known.costs.branch_s > 0.0
 
@@ -126,8 +126,8 @@ class AdaptivePolicy(TreePolicy):
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         """Return the likeliest nodes that are worth their rows."""
         fitting = tree.best(min(max_nodes, self.max_nodes), min(max_depth, self.max_depth))
-        gained = self.net(fitting.path_prob, fitting.branches() if self.minds_branches else None)
-        if self.minds_branches:
+        gained = self.net(fitting.path_prob, fitting.branches() if self.branches_cost_time else None)
+        if self.branches_cost_time:
             straight = fitting.straight()
             if (chain := self.net(straight.path_prob)).max() >= gained.max():
                 fitting, gained = straight, chain
@@ -146,7 +146,9 @@ class AdaptivePolicy(TreePolicy):
     def is_worth_asking(self, num_nodes: int, num_with: int) -> bool:
         """Whether the guesses that the answers yield gain more tokens than the time of the rows is worth."""
         costs = self._known.costs
-        return self._learned.answers.are_worth(self.rate * (costs.verify_s(num_with) - costs.verify_s(num_nodes)))
+        return self._learned.answers.are_worth_asking(
+            self.rate * (costs.verify_s(num_with) - costs.verify_s(num_nodes))
+        )
 
     # Waiting
 
@@ -233,7 +235,7 @@ class AdaptivePolicy(TreePolicy):
         if self.max_depth:  # sessions that never draft carry no information about guesses
             self._learned.idle_rounds = 0 if len(outcome.shape) else self._learned.idle_rounds + 1
         if self.is_in_turn and len(outcome.shape) > outcome.shape.num_looked_up:
-            self._learned.reach.observe(len(outcome.path), self._num_passes, self._first_chance)
+            self._learned.depth_acceptance.observe(len(outcome.path), self._num_passes, self._first_chance)
         if outcome.late_hit is not None:
             self._learned.late_hits.observe(outcome.late_hit)
         if outcome.gained is not None:
@@ -252,7 +254,7 @@ class AdaptivePolicy(TreePolicy):
 
     def _pause_or_go_on(self, num_tokens: int, elapsed_s: float) -> None:
         known = self._known
-        reason = known.pause.observe_round(num_tokens, elapsed_s, known.num_sessions, known.most_plain)
+        reason = known.pause.observe_round(num_tokens, elapsed_s, known.num_sessions, known.max_plain_rate)
         if not reason:
             return
         if known.pause.is_paused:

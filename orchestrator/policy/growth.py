@@ -64,13 +64,13 @@ class Growth:
         self._learned = known.kinds[self.kind]
         self._num_rows, self._num_passes = 1, 0
         """Rows and passes of the draft's last `TreeSpec`."""
-        self.lacks_draft = False
+        self.is_without_draft = False
         """Whether no draft is expected to report soon: each is lost, silent or resting. False at the start, before the
         first lease."""
         guesses = {DRAFT: False, "grammar": request.grammar is not None, "template": request.template is not None}
         sources = (*(request.guessers or config.guessers), "template")  # a template guesses even if it is not named
         self._has_guessers = any(guesses.get(source, True) for source in sources)
-        self._is_open, self._is_with_draft, self._is_resting = True, False, False
+        self._is_open, self._is_drafting, self._is_resting = True, False, False
         known.num_sessions += 1
 
     def __repr__(self) -> str:
@@ -201,17 +201,17 @@ class Growth:
 
     def begin_drafting(self) -> None:
         """Record that the session has a lease on a draft."""
-        self._known.num_with_draft += not self._is_with_draft
-        self._is_with_draft = True
+        self._known.num_with_draft += not self._is_drafting
+        self._is_drafting = True
 
     def end_drafting(self) -> None:
         """Record that the session has no draft any more, for whatever reason."""
-        self._known.num_with_draft -= self._is_with_draft
-        self._is_with_draft = False
+        self._known.num_with_draft -= self._is_drafting
+        self._is_drafting = False
 
     def observe_silence(self, *, is_silent: bool) -> None:
         """Record whether every draft of the session is lost, silent or resting."""
-        self.lacks_draft = is_silent
+        self.is_without_draft = is_silent
 
     @property
     def wants_rest(self) -> bool:

@@ -601,7 +601,7 @@ def test_what_an_output_must_look_like_guesses_and_a_template_whomever_the_reque
 
 
 @pytest.mark.parametrize(
-    ("max_draft_tokens", "guessers", "is_paused", "lacks_draft", "num_steps"),
+    ("max_draft_tokens", "guessers", "is_paused", "is_without_draft", "num_steps"),
     [
         (0, (), False, False, PLAIN_STEPS),
         (4, ("draft",), True, False, PAUSED_STEPS),
@@ -611,11 +611,11 @@ def test_what_an_output_must_look_like_guesses_and_a_template_whomever_the_reque
     ],
 )
 def test_plain_steps_are_offered_ahead_where_nothing_is_to_change_soon(
-    max_draft_tokens, guessers, is_paused, lacks_draft, num_steps
+    max_draft_tokens, guessers, is_paused, is_without_draft, num_steps
 ):
     policy = Controller(CONFIG).policy(request(PROMPT, 40, max_draft_tokens=max_draft_tokens, guessers=guessers))
     policy._known.pause.is_paused = is_paused
-    policy.observe_silence(is_silent=lacks_draft)
+    policy.observe_silence(is_silent=is_without_draft)
     assert policy.plain_steps == num_steps
 
 

@@ -412,7 +412,7 @@ def test_other_policies_have_chains_drawn_under_every_rule(verification):
 
 def test_adaptive_draws_a_chain_where_branches_cost_more_than_they_bring(monkeypatch):
     policy = Controller(SpeculationConfig()).policy(request(**{**SAMPLED, "verification": TREES[0]}))
-    monkeypatch.setattr(AdaptivePolicy, "minds_branches", True)
+    monkeypatch.setattr(AdaptivePolicy, "branches_cost_time", True)
     policy.net = lambda path_prob, branches=None: path_prob if branches is None else -path_prob
     assert policy.tree_spec(100, 4).is_chain
 

@@ -9,7 +9,7 @@ from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.panel import Panel
 from orchestrator.policy.policy import Found, Shape
-from orchestrator.policy.shared_estimates import ASKING_TRIAL_ROUNDS, AnswersWorth
+from orchestrator.policy.shared_estimates import ASKING_TRIAL_ROUNDS, QuestionValue
 from orchestrator.session.sourced_block import SourcedBlock
 from orchestrator.session.verdicts import JudgedBlock
 from tests.orchestrator.fakes import next_token, plain, request
@@ -89,15 +89,15 @@ def test_a_session_asks_and_hands_on_the_answers_and_the_output_is_plain(tokeniz
 
 
 def test_asking_goes_on_while_it_pays_and_is_tried_again_for_a_small_share_of_the_tokens():
-    answers = AnswersWorth()
-    while answers.are_worth(0.5):
+    answers = QuestionValue()
+    while answers.are_worth_asking(0.5):
         answers.observe(0)
     assert 4 < answers.tokens.num_seen < 20
     waited = 1
-    while not answers.are_worth(0.5):
+    while not answers.are_worth_asking(0.5):
         waited += 1
     assert 0.021 * waited >= ASKING_TRIAL_ROUNDS * 0.5
     for _ in range(ASKING_TRIAL_ROUNDS):
-        assert answers.are_worth(0.5)
+        assert answers.are_worth_asking(0.5)
         answers.observe(2)
-    assert answers.are_worth(0.5), "the trial has paid"
+    assert answers.are_worth_asking(0.5), "the trial has paid"
