@@ -115,7 +115,7 @@ class _Simulation:
         load = self._scenario.load
         if isinstance(load, Closed):
             numbers = iter(range(load.num_streams))
-            await asyncio.gather(*(self._one_after_the_other(numbers) for _ in range(load.num_at_once)))
+            await asyncio.gather(*(self._run_sequentially(numbers) for _ in range(load.num_at_once)))
         else:
             async for number in self._arrivals(load.phases):
                 self._tasks.add(asyncio.create_task(self._stream(number)))
@@ -127,7 +127,7 @@ class _Simulation:
             await service.close()
         return control
 
-    async def _one_after_the_other(self, numbers: Iterator[int]) -> None:
+    async def _run_sequentially(self, numbers: Iterator[int]) -> None:
         for number in numbers:
             await self._stream(number)
 

@@ -218,17 +218,17 @@ class UnreadNodes:
 
     def clear(self) -> None:
         """Drop everything."""
-        self.halves: tuple[ByParent, ByParent] = {}, {}
-        """Earlier and later messages. The earlier half is dropped once `max_depth` tokens have been committed since it
-        was closed, so that no search for unreachable nodes is needed."""
+        self.generations: tuple[ByParent, ByParent] = {}, {}
+        """Earlier and later messages. The earlier are dropped once `max_depth` tokens have been committed since the
+        later began, so that no search for unreachable nodes is needed."""
         self._num_committed = 0
-        """Number of tokens committed since the later half was begun."""
+        """Number of tokens committed since the later generation began."""
 
     def add(self, new_nodes: NewNodes, parents: list[int]) -> KeysView[int]:
         """Store one message, except for the root's children. Return the numbers of the parents in it."""
         added: ByParent = dict.fromkeys(parents, ((new_nodes, parents),))
         added.pop(ROOT, None)
-        later = self.halves[1]
+        later = self.generations[1]
         for parent in added.keys() & later.keys():
             added[parent] = later[parent] + added[parent]
         later.update(added)
@@ -238,9 +238,9 @@ class UnreadNodes:
         """Remove and return the children of these nodes, sorted by number: (number, message, index in the message)."""
         children = [
             (new_nodes.first + index, new_nodes, index)
-            for half in self.halves
+            for generation in self.generations
             for parent in numbers
-            for new_nodes, parents in half.pop(parent, ())
+            for new_nodes, parents in generation.pop(parent, ())
             for index in indices_of(parents, parent)
         ]
         children.sort()  # numbers are unique, so messages are never compared
@@ -249,8 +249,8 @@ class UnreadNodes:
     def commit(self, num_tokens: int) -> None:
         """Record that `num_tokens` more tokens were committed."""
         self._num_committed += num_tokens
-        if self._num_committed >= self._max_depth:  # no node of the earlier half can be reached any more
-            self.halves, self._num_committed = (self.halves[1], {}), 0
+        if self._num_committed >= self._max_depth:  # no node of the earlier generation can be reached any more
+            self.generations, self._num_committed = (self.generations[1], {}), 0
 
 
 def indices_of(parents: list[int], parent: int) -> Iterator[int]:

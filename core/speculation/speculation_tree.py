@@ -115,8 +115,8 @@ class SpeculationTree:
     def _children(self, node: Node) -> dict[int, Node]:
         """All children by token, read first if unread. The parent's children must have been read before."""
         for number in node.numbers:
-            for half in self._unread.halves:
-                if number in half:
+            for generation in self._unread.generations:
+                if number in generation:
                     self._read_below(node)
         return node.children
 

@@ -44,7 +44,7 @@ class OutputForm:
         return {name: form for name, form in forms.items() if form is not None}
 
 
-FREE = OutputForm()
+UNCONSTRAINED = OutputForm()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Guessers:
         max_depth: int,
         precision: SourcePrecision,
         vocab_size: int,
-        output: OutputForm = FREE,
+        output: OutputForm = UNCONSTRAINED,
     ) -> Panel:
         """Create one session's panel; `max_depth` limits its guesses."""
         forms = output.forms if self._grammars is not None else {}

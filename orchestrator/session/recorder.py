@@ -85,7 +85,7 @@ class Recorder:
         if self._calls is not None:
             shown = verdict.timing, judged.verified
             self._calls.append(CallTrace(Call.VERIFY, *times, num_guesses, num_accepted, *shown))
-        self._say(f"{self._open}; {num_accepted} accepted" if num_guesses else self._open)
+        self._explain(f"{self._open}; {num_accepted} accepted" if num_guesses else self._open)
         self._open = ""
 
     def _num_of_extra_drafts(self, block: SourcedBlock) -> int:
@@ -121,7 +121,7 @@ class Recorder:
             self.stats.record_draft(call.sent_s, call.received_s)
 
     def draft_rested(self, reason: str) -> None:
-        self._say(f"the draft rests ({reason})")
+        self._explain(f"the draft rests ({reason})")
 
     # Failures
 
@@ -135,11 +135,11 @@ class Recorder:
 
     def draft_lost(self, reason: str) -> None:
         self.stats.num_draft_failures += 1
-        self._say(f"the draft was left, as {reason}; another is asked")
+        self._explain(f"the draft was left, as {reason}; another is asked")
 
     def target_lost(self, reason: str, *, is_failure: bool) -> None:
         self.stats.num_target_failures += is_failure
-        self._say(f"the target was left ({reason}), and another is asked")
+        self._explain(f"the target was left ({reason}), and another is asked")
 
     # The explanation
 
@@ -151,7 +151,7 @@ class Recorder:
         if self._is_explained and (text := reason()) not in self._notes:
             self._notes.append(text)
 
-    def _say(self, line: str) -> None:
+    def _explain(self, line: str) -> None:
         """Add a line, up to `MAX_LINES`."""
         self._num_lines += self._is_explained
         if self._is_explained and self._num_lines <= MAX_LINES:

@@ -123,8 +123,8 @@ def simulate_day(demand: Demand, settings: Scaling, seed: int = 0) -> Day:
         ),
     }
     moments = []
-    course = _course(demand, Random(seed))  # noqa: S311  not for secrets
-    for tick, sessions in zip(range(round(DAY_S / TICK_S)), course, strict=False):
+    sessions_by_time = _sessions_by_time(demand, Random(seed))  # noqa: S311  not for secrets
+    for tick, sessions in zip(range(round(DAY_S / TICK_S)), sessions_by_time, strict=False):
         at_s = tick * TICK_S
         for role, fleet in fleets.items():
             fleet.step(at_s, sessions, wanted[role])
@@ -134,7 +134,7 @@ def simulate_day(demand: Demand, settings: Scaling, seed: int = 0) -> Day:
     return Day(moments)
 
 
-def _course(demand: Demand, random: Random) -> Iterator[float]:
+def _sessions_by_time(demand: Demand, random: Random) -> Iterator[float]:
     """Number of sessions, tick by tick."""
     crowds_s = [random.uniform(0, DAY_S) for _ in range(demand.num_crowds)]
     keep, drift = exp(-TICK_S / 300.0), 0.0

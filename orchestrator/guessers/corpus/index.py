@@ -37,8 +37,8 @@ keeps the shares."""
 MAX_COUNTED_TOKENS, MAX_DISTRIBUTIONS = 256, 1024
 """Maximum tokens per distribution, and maximum distributions cached: about 25 MB at most."""
 LENGTH = struct.Struct("<I")
-LITTLE, BIG = np.dtype("<u4"), np.dtype(">u4")
-MISFIT = "build it again with `outrider index`"
+LITTLE_ENDIAN, BIG_ENDIAN = np.dtype("<u4"), np.dtype(">u4")
+REBUILD_ADVICE = "build it again with `outrider index`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ class CorpusIndex:
         try:
             with path.open("rb") as file:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            header, body = _parted(data)
+            header, body = _split_header(data)
         except (OSError, ValueError, TypeError, struct.error) as error:
-            raise ConfigError(f"speculation.retrieval_index: {path} is no index: {error}; {MISFIT}") from error
+            raise ConfigError(f"speculation.retrieval_index: {path} is no index: {error}; {REBUILD_ADVICE}") from error
         if header.vocabulary != vocabulary:
             problem = "was made with another tokenizer than the target's, so its ids mean other tokens"
-            raise ConfigError(f"speculation.retrieval_index: {path} {problem}; {MISFIT} --tokenizer TARGET")
+            raise ConfigError(f"speculation.retrieval_index: {path} {problem}; {REBUILD_ADVICE} --tokenizer TARGET")
         return cls(header, body)
 
     def find(self, ending: Sequence[int], min_match: int) -> tuple[int, range]:
@@ -106,7 +106,7 @@ class CorpusIndex:
         indices = self._beginning_with(context) if context else range(self.num_tokens)
         num = min(len(indices), MAX_COUNTED)
         chosen = indices[0] + (2 * np.arange(num) + 1) * len(indices) // (2 * num) if num else np.zeros(0, np.int64)
-        order, tokens = np.frombuffer(self._order, LITTLE), np.frombuffer(self._tokens, BIG)
+        order, tokens = np.frombuffer(self._order, LITTLE_ENDIAN), np.frombuffer(self._tokens, BIG_ENDIAN)
         found, counts = np.unique(tokens[order[chosen].astype(np.int64) + len(context)], return_counts=True)
         shares = dict(zip(found.tolist(), counts.tolist(), strict=True))
         shares.pop(self._end_of_document, None)
@@ -150,7 +150,7 @@ class CorpusIndex:
         return self._tokens[start : start + 4 * num].tobytes()
 
 
-def _parted(data: memoryview) -> tuple[Header, memoryview]:
+def _split_header(data: memoryview) -> tuple[Header, memoryview]:
     """Split a file into header and body.
 
     Raises: ValueError, TypeError, struct.error if the file is no complete index.
@@ -185,7 +185,11 @@ def encode_index(
         raise ValueError(f"{len(tokens)} tokens, where 1 to {MAX_TOKENS - 1} can be indexed")
     order = suffix_order(tokens, observe_pass)
     starts = np.searchsorted(tokens[order], np.arange(vocab_size + 2))
-    body = tokens.astype(BIG).tobytes() + order.astype(LITTLE).tobytes() + starts.astype(LITTLE).tobytes()
+    body = (
+        tokens.astype(BIG_ENDIAN).tobytes()
+        + order.astype(LITTLE_ENDIAN).tobytes()
+        + starts.astype(LITTLE_ENDIAN).tobytes()
+    )
     return Header(len(tokens), vocab_size, vocabulary, zlib.crc32(body)), body
 
 

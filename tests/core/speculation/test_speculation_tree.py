@@ -449,4 +449,4 @@ def test_what_was_told_early_is_there_until_nothing_of_it_can_follow(num_before,
 
 def num_unseen(tree):
     """Places of which the draft has told, and which nobody has looked at."""
-    return sum(map(len, tree._unread.halves))
+    return sum(map(len, tree._unread.generations))

@@ -86,7 +86,7 @@ def test_one_look_up_indexes_no_more_than_its_share():
     while indexed[-1] < 998:
         found = list(history.continuations([997, 998], 8, 4))
         indexed.append(sum(len(part._array) for part in history._parts))
-        assert 0 < indexed[-1] - indexed[-2] <= module.INDEXED_A_LOOK
+        assert 0 < indexed[-1] - indexed[-2] <= module.MAX_INDEXED_PER_LOOKUP
     assert found == [(2, [999])]
 
 
@@ -195,7 +195,7 @@ def test_a_token_takes_no_more_bytes_than_the_setting_says():
     history = History(most)
     for _ in range(most // 500):
         history.add([dice.randrange(150_000) for _ in range(500)], 0)
-    for _ in range(most // module.INDEXED_A_LOOK + 1):
+    for _ in range(most // module.MAX_INDEXED_PER_LOOKUP + 1):
         list(history.continuations([1, 2], 8, 8))
     num_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
