@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from core.errors import Unavailable, WorkerLost
 from core.records import DraftReply, DraftRequest, DraftUpdate, Verdict, VerifyReply, VerifyRequest
 from core.speculation import Guesser, Guesses
-from simulation.chaos.lies import GROWTH_LIES, GUESSER_LIES, TARGET_LIES
+from simulation.chaos.corruptions import DRAFT_CORRUPTIONS, GUESSER_CORRUPTIONS, TARGET_CORRUPTIONS
 from simulation.cluster import Cluster, Fleet
 from simulation.engines import HopLaw, SimEngine, SimTarget
 from simulation.wire import Wire
@@ -34,7 +34,7 @@ class CallFault(StrEnum):
     REPLY_LOST = "reply lost"
     TWICE = "arrived twice"
     FORGOTTEN = "KV forgotten"
-    LIE = "lie"
+    CORRUPT = "corrupt"
     TOO_FEW = "too few replies"
     FOREIGN = "somebody else's reply"
     RAISED = "raised"
@@ -74,16 +74,16 @@ class Rates:
     echo: float = 0.0
     """Probability that an answer is delivered to its session twice."""
     mean_delay_s: float = 0.1
-    draft_lies: bool = True
+    corrupts_drafts: bool = True
 
     @property
     def guesser(self) -> float:
-        """Probability that a guesser's answer is a lie. Guessers fail only in runs where drafts fail."""
+        """Probability that a guesser's answer is corrupt. Guessers fail only in runs where drafts fail."""
         return self.draft / 4
 
 
 GROWTH_FAULTS = (CallFault.LATE, CallFault.REQUEST_LOST, CallFault.FORGOTTEN, CallFault.RAISED)
-"""Faults of a message to a draft that grows continuously. Faults of its updates are in `GROWTH_LIES`."""
+"""Faults of a message to a draft that grows continuously. Faults of its updates are in `DRAFT_CORRUPTIONS`."""
 
 
 class FaultyWire(Wire):
@@ -105,7 +105,7 @@ class FaultyWire(Wire):
         if not self.draws_fault(self.rates.target if kind == "target" else self.rates.draft):
             await super().call(engine, batch, take)
             return
-        fault = self._random.choice([*CallFault, *[CallFault.LIE] * 3])
+        fault = self._random.choice([*CallFault, *[CallFault.CORRUPT] * 3])
         self._events.note(f"{kind} call {fault}", ", ".join(request.stamp.session for request in batch))
         await self._before(fault, engine, batch)
         replies: list[Reply] = []
@@ -145,13 +145,13 @@ class FaultyWire(Wire):
         if not isinstance(reply, DraftUpdate) or not self.draws_fault(self.rates.draft):
             yield reply
             return
-        name = self._random.choice(("lost", "told twice", *GROWTH_LIES))
+        name = self._random.choice(("lost", "sent twice", *DRAFT_CORRUPTIONS))
         self._events.note(f"draft's growth: {name}", reply.stamp.session)
-        if name == "told twice":
+        if name == "sent twice":
             yield reply
             yield reply
-        elif name != "lost" and self.rates.draft_lies:
-            yield cast("Reply", GROWTH_LIES[name](reply, self._random))
+        elif name != "lost" and self.rates.corrupts_drafts:
+            yield cast("Reply", DRAFT_CORRUPTIONS[name](reply, self._random))
 
     async def grant(self, kind: str, session: str) -> None:
         """Raises: Unavailable, and errors that no cluster should raise."""
@@ -201,8 +201,8 @@ class FaultyWire(Wire):
         match fault:
             case CallFault.REPLY_LOST:
                 await asyncio.Event().wait()
-            case CallFault.LIE:
-                return [self._lie(reply) for reply in replies]
+            case CallFault.CORRUPT:
+                return [self._corrupt(reply) for reply in replies]
             case CallFault.TOO_FEW:
                 return replies[:-1]
             case CallFault.FOREIGN:
@@ -222,24 +222,24 @@ class FaultyWire(Wire):
         self._strays.add(task)
         task.add_done_callback(self._strays.discard)
 
-    def _lie(self, reply: Reply) -> Reply:
-        lies: dict[str, Callable[[Any, Random], Any]]
+    def _corrupt(self, reply: Reply) -> Reply:
+        corruptions: dict[str, Callable[[Any, Random], Any]]
         match reply:
             case Verdict():
-                kind, lies = "target", TARGET_LIES
-            case DraftUpdate() if self.rates.draft_lies:
-                kind, lies = "draft", GROWTH_LIES
+                kind, corruptions = "target", TARGET_CORRUPTIONS
+            case DraftUpdate() if self.rates.corrupts_drafts:
+                kind, corruptions = "draft", DRAFT_CORRUPTIONS
             case _:
                 return reply
-        name = self._random.choice(list(lies))
+        name = self._random.choice(list(corruptions))
         self._events.note(f"{kind} says {name}")
         try:
-            return cast("Reply", lies[name](reply, self._random))
+            return cast("Reply", corruptions[name](reply, self._random))
         except ValueError as error:
             raise WorkerLost(f"the link is closed: {error}") from error
 
 
-class LyingGuesser:
+class FaultyGuesser:
     """A guesser that sometimes returns invalid guesses, or raises."""
 
     def __init__(self, guesser: Guesser, random: Random, rates: Rates, events: EventLog) -> None:
@@ -253,9 +253,9 @@ class LyingGuesser:
         guesses = self._guesser.propose(text)
         if self._events.now() >= self._rates.until_s or self._random.random() >= self._rates.guesser:
             return guesses
-        name = self._random.choice(list(GUESSER_LIES))
+        name = self._random.choice(list(GUESSER_CORRUPTIONS))
         self._events.note(f"a guesser says {name}")
-        return cast("Guesses", GUESSER_LIES[name](guesses, self._random))
+        return cast("Guesses", GUESSER_CORRUPTIONS[name](guesses, self._random))
 
 
 class EngineFault(StrEnum):

@@ -16,7 +16,7 @@ from typing import Any
 
 from core.errors import OutriderError
 from orchestrator.guessers import CorpusIndex, Panel, encode_index
-from simulation.chaos.faults import EventLog, FaultyWire, LyingGuesser, inject
+from simulation.chaos.faults import EventLog, FaultyGuesser, FaultyWire, inject
 from simulation.chaos.invariants import Stream, Watch, require
 from simulation.chaos.script import Script, script_of
 from simulation.clock import new_loop
@@ -65,7 +65,7 @@ class _Run:
         self._tasks: list[asyncio.Task[None]] = []
         self._streams = [Stream(each) for each in script.streams]
         self._watch = Watch(self._rig, self._loop, self._events, self._streams)
-        self._let_guessers_lie()
+        self._make_guessers_faulty()
         self._deliver_some_twice()
 
     def run(self) -> RunReport:
@@ -137,20 +137,20 @@ class _Run:
         except AssertionError as problem:
             self._watch.problems.append(problem)
 
-    def _let_guessers_lie(self) -> None:
-        """Let each guesser lie or raise at times. Uses a random source of its own."""
+    def _make_guessers_faulty(self) -> None:
+        """Let each guesser return corrupt guesses or raise at times. Uses a random source of its own."""
         script, guessers = self._script, self._rig.service._pair.guessers
         random = Random(f"lies of guessers {script.seed}")  # noqa: S311  randomness must be reproducible
         guessers._index = _index_of(script)
         make = guessers.panel
 
-        def lying(*given: Any) -> Panel:
+        def faulty(*given: Any) -> Panel:
             panel = make(*given)
             for name, guesser in panel._guessers.items():
-                panel._guessers[name] = LyingGuesser(guesser, random, script.rates, self._events)
+                panel._guessers[name] = FaultyGuesser(guesser, random, script.rates, self._events)
             return panel
 
-        guessers.panel = lying  # type: ignore[method-assign, assignment]
+        guessers.panel = faulty  # type: ignore[method-assign, assignment]
 
     def _deliver_some_twice(self) -> None:
         """Deliver some answers to sessions twice, which no batcher does. Tests the session's own check."""

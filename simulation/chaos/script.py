@@ -66,7 +66,7 @@ def script_of(seed: int) -> Script:
     return Script(
         seed,
         blueprint,
-        replace(rates, draft_lies=False) if is_infallible else rates,
+        replace(rates, corrupts_drafts=False) if is_infallible else rates,
         tuple(_timed_fault(random, blueprint) for _ in range(random.choice((0, 0, 1, 2, 4)))),
         _relaxed(
             seed, [_stream(random, blueprint.text, n, is_infallible, seed) for n in range(random.randrange(2, 6))]

@@ -13,9 +13,9 @@ import pytest
 
 from core.errors import Unavailable
 from orchestrator.guessers import BY_TEXT, CONTROLS, SOURCES
+from simulation.chaos.corruptions import DRAFT_CORRUPTIONS, GUESSER_CORRUPTIONS, TARGET_CORRUPTIONS
 from simulation.chaos.faults import GROWTH_FAULTS, CallFault, EngineFault, EventLog
 from simulation.chaos.invariants import Stream, Watch
-from simulation.chaos.lies import GROWTH_LIES, GUESSER_LIES, TARGET_LIES
 from simulation.chaos.run import run_seed
 from simulation.chaos.script import script_of
 from simulation.clock import new_loop
@@ -68,7 +68,7 @@ AT_LEAST = {
 
 
 def check_that_all_happened(counts, share):
-    """A chaos that no longer hits, fails over or lies would pass everything. `share` is that of all seeds, or less."""
+    """Chaos that no longer hits, fails over or corrupts would pass everything. `share` is that of all seeds or less."""
     for number, kinds in AT_LEAST.items():
         for kind in kinds:
             assert counts[kind] >= number * share, kind
@@ -79,14 +79,14 @@ def check_that_all_happened(counts, share):
             assert counts[f"{side} engine {fault}"] > 100 * share, f"{side} {fault}"
         for kind in ("lease refused", "lease granted late"):
             assert counts[f"{side} {kind}"] > 10 * share, f"{side} {kind}"
-    for lie in TARGET_LIES:
-        assert share < 1 or counts[f"target says {lie}"] > 0, lie
+    for kind in TARGET_CORRUPTIONS:
+        assert share < 1 or counts[f"target says {kind}"] > 0, kind
     for fault in GROWTH_FAULTS:
         assert counts[f"draft growth {fault}"] > 10 * share, fault
-    for lie in ("lost", "told twice", *GROWTH_LIES):
-        assert counts[f"draft's growth: {lie}"] > 10 * share, lie
-    for lie in GUESSER_LIES:
-        assert counts[f"a guesser says {lie}"] > 10 * share, lie
+    for kind in ("lost", "sent twice", *DRAFT_CORRUPTIONS):
+        assert counts[f"draft's growth: {kind}"] > 10 * share, kind
+    for kind in GUESSER_CORRUPTIONS:
+        assert counts[f"a guesser says {kind}"] > 10 * share, kind
     for source in BY_TEXT:  # no output here has a grammar
         assert source in CONTROLS or counts[f"failures of {source}"] > 0, source
     assert sum(counts[f"accepted of {source}"] for source in SOURCES[1:]) > 500 * share

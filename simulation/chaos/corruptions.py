@@ -1,8 +1,8 @@
 """Corrupt replies that a broken engine or network may send.
 
-Each lie takes a valid reply and a random source. A draft may lie about anything; the output must not change. For a
-target there are only detectable lies: its tokens are the output, so nothing can detect a target that emits another
-token.
+Each corruption takes a valid reply and a random source. A draft's reply may be wrong in anything; the output must not
+change. A target's may be wrong only in what a session can detect: its tokens are the output, so nothing can detect a
+target that emits another token.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from core.records import DraftUpdate, Missing, Stamp, Verdict
 from core.speculation import NO_Q, ROOT, Guesses, NewNodes
 
-TargetLie = Callable[[Verdict, Random], Verdict | Missing]
-GrowthLie = Callable[[DraftUpdate, Random], DraftUpdate | Missing]
+TargetCorruption = Callable[[Verdict, Random], Verdict | Missing]
+DraftCorruption = Callable[[DraftUpdate, Random], DraftUpdate | Missing]
 
 
 def _somewhere(values: tuple[float, ...], value: float, random: Random) -> tuple[float, ...]:
@@ -34,7 +34,7 @@ def _other_epoch(stamp: Stamp) -> Stamp:
     return replace(stamp, epoch=stamp.epoch + 1)
 
 
-TARGET_LIES: dict[str, TargetLie] = {
+TARGET_CORRUPTIONS: dict[str, TargetCorruption] = {
     "a path that is none": lambda v, r: replace(v, path=(r.randrange(300, 400), *v.path)),
     "a path upside down": lambda v, _: replace(v, path=(*(v.path or (0, 1, 2))[::-1], 0)),
     "a token outside the vocabulary": lambda v, r: replace(v, next_token=r.choice((10**6, -1))),
@@ -54,7 +54,7 @@ def _raise(*_: Any) -> Guesses:
     raise RuntimeError("a guesser that is broken")
 
 
-GUESSER_LIES: dict[str, Callable[[Guesses, Random], Any]] = {
+GUESSER_CORRUPTIONS: dict[str, Callable[[Guesses, Random], Any]] = {
     "other guesses": lambda _, r: Guesses.chain([r.randrange(1, 16) for _ in range(3)], [1.0] * 3),
     "guesses outside the vocabulary": lambda _, r: Guesses.chain([1, r.choice((10**6, -7))], [0.9, 0.9]),
     "guesses below nothing": lambda _, r: Guesses((r.choice((-5, 3)),), (1,), (0.9,)),
@@ -67,11 +67,11 @@ GUESSER_LIES: dict[str, Callable[[Guesses, Random], Any]] = {
 
 
 def _with_columns(draft_update: Any, **changes: Any) -> Any:
-    """Replace columns of the new nodes. Raises: ValueError if the record itself rejects the lie."""
+    """Replace columns of the new nodes. Raises: ValueError if the record itself rejects the change."""
     return replace(draft_update, new_nodes=replace(draft_update.new_nodes, **changes))
 
 
-GROWTH_LIES: dict[str, GrowthLie] = {
+DRAFT_CORRUPTIONS: dict[str, DraftCorruption] = {
     "growth outside the vocabulary": lambda s, r: _with_columns(
         s, tokens=_tokens(tuple(s.new_nodes.tokens.tolist()), r.choice((10**6, -7)), r)
     ),
