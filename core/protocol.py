@@ -63,11 +63,11 @@ class HeldTokens:
     log: TokenLog = field(default_factory=TokenLog)
     tree: HeldTree = field(default_factory=HeldTree)
     builder: TreeBuilder = field(default_factory=TreeBuilder)
-    """The growing tree of a draft that grows continuously. `tree` holds its nodes that were fed to the model."""
+    """The draft tree that a draft grows. `tree` holds the nodes of it that were fed to the model."""
     last_round: int = -1
 
     def take_spec(self, spec: SequenceSpec) -> None:
-        """Sample with `spec` from now on. Guesses made under another spec are dropped."""
+        """Sample with `spec` from now on. Drops guesses made under another spec."""
         if self.spec != spec:
             self.tree.clear()
             self.spec = spec
@@ -112,7 +112,7 @@ class HeldTokens:
             self.tree.add(builder.held_parent(node), builder.tokens[node], each)
 
     def step_back(self) -> list[int]:
-        """Drop the last token and return it; its scores must be computed again."""
+        """Drop the last token and return it, so that the scores after it are computed again."""
         last = self.log.tokens[-1]
         self.truncate(len(self.log) - 1)
         return [last]
@@ -200,7 +200,7 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
     # only a first message sets the sampling
     spec = request.spec if held is None or request.base.num_tokens == 0 else held.spec
     if isinstance(request, DraftRequest):
-        return _why_chosen(request.growth, spec) if spec is not None and spec.needs_q else None
+        return _why_biased(request.growth, spec) if spec is not None and spec.needs_q else None
     if len(set(request.wants)) < len(request.wants):
         return "the message names twice what it wants"
     block = request.block.tokens
@@ -213,7 +213,7 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
     return None
 
 
-def _why_chosen(growth: TreeSpec, spec: SequenceSpec) -> str | None:
+def _why_biased(growth: TreeSpec, spec: SequenceSpec) -> str | None:
     """Return why draws would be selected by their value (docs/exactness.md, section 4), or None."""
     if growth.is_chain or (growth.is_blind and spec.takes_trees):
         return None
