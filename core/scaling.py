@@ -72,9 +72,9 @@ def _whole(amount: float) -> int:
     return ceil(amount - 1e-9)
 
 
-def _enough(num_replicas: int, work: float, most: float) -> int:
-    """Enough replicas for `work`, counted in replicas. Fewer than now only if each then has less work than `most`."""
-    return max(_whole(work), min(num_replicas, floor(work / most) + 1)) if work > 0 else 0
+def _enough(num_replicas: int, work: float, max_work: float) -> int:
+    """Enough replicas for `work`, counted in replicas; fewer than now only if each then has less than `max_work`."""
+    return max(_whole(work), min(num_replicas, floor(work / max_work) + 1)) if work > 0 else 0
 
 
 def orchestrators_wanted(num_replicas: int, num_requests: float, scaling: OrchestratorScaling) -> int:

@@ -148,8 +148,8 @@ class TreeBuilder:
 
     def feed_pass(self, num_rows: int) -> None:
         """Choose the nodes of the next pass, at most `num_rows`; none if growth has ended."""
-        most = min(num_rows, self.tree_spec.rows_per_pass) if self.num_left else 0
-        while len(self.feeding) < most and self._open:
+        max_rows = min(num_rows, self.tree_spec.rows_per_pass) if self.num_left else 0
+        while len(self.feeding) < max_rows and self._open:
             self.feed()
         if sum(self.path_prob[node] for node in self.feeding) < self.tree_spec.min_path_prob:
             self.put_back()

@@ -135,11 +135,11 @@ class AdaptivePolicy(TreePolicy):
 
     def is_worth_drawing(self, path_prob: Sequence[float]) -> bool:
         """Whether some number of further guesses gains, if each were as likely as this one: passes come in steps."""
-        num, most = len(path_prob), min(self.max_depth, self.max_nodes)
+        num, max_num = len(path_prob), min(self.max_depth, self.max_nodes)
         before = path_prob[-2] if num > 1 else 1.0
-        if num > most or before <= 0.0:
+        if num > max_num or before <= 0.0:
             return False
-        ahead = path_prob[-1] * (path_prob[-1] / before) ** np.arange(most - num + 1.0)
+        ahead = path_prob[-1] * (path_prob[-1] / before) ** np.arange(max_num - num + 1.0)
         gained = self.net(np.append(path_prob[:-1], ahead))
         return bool(gained[num:].max() > gained[num - 1])
 

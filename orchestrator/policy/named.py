@@ -114,10 +114,10 @@ class ChainPolicy(NamedPolicy):
         return DRAFT_CALIBRATION if self._end_condition.min_path_prob and self.is_in_turn else FLAT_CALIBRATION
 
     def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
-        most = min(max_nodes, max_depth)
-        chain = tree.first_chain(most)
+        max_guesses = min(max_nodes, max_depth)
+        chain = tree.first_chain(max_guesses)
         num_kept = self._end_condition.num_kept(chain.confidences)
-        self._is_whole = num_kept < len(chain) or len(chain) == most
+        self._is_whole = num_kept < len(chain) or len(chain) == max_guesses
         return chain.head(num_kept)
 
     def keeps(self, confidences: Sequence[float]) -> bool:

@@ -34,9 +34,9 @@ class _Part:
         self.text.extend(tokens)
         self.text.append(SEPARATOR)
 
-    def index(self, most: int) -> int:
-        """Index at most `most` more positions. Return their number."""
-        first, self._end = self._end, min(self._end + most, len(self.text))
+    def index(self, max_positions: int) -> int:
+        """Index at most `max_positions` more positions. Return their number."""
+        first, self._end = self._end, min(self._end + max_positions, len(self.text))
         self._array.add(self.text, filter(self._is_inside, range(first, self._end)))
         return self._end - first
 
@@ -44,8 +44,8 @@ class _Part:
         """Whether the tokens around this position belong to one output."""
         return SEPARATOR not in self.text[end - MIN_MATCH : end + 1]
 
-    def continuations(self, ending: Sequence[int], most: int, max_depth: int) -> Iterator[tuple[int, list[int]]]:
-        for end, match in self._array.nearest(self.text, ending, most):
+    def continuations(self, ending: Sequence[int], max_matches: int, max_depth: int) -> Iterator[tuple[int, list[int]]]:
+        for end, match in self._array.nearest(self.text, ending, max_matches):
             tokens = self.text[end : end + max_depth].tolist()
             yield match, tokens[: tokens.index(SEPARATOR)] if SEPARATOR in tokens else tokens
 
@@ -71,12 +71,12 @@ class History:
             self._parts.append(_Part())
         self._parts[-1].add(tokens)
 
-    def continuations(self, ending: Sequence[int], most: int, max_depth: int) -> Iterator[tuple[int, list[int]]]:
+    def continuations(self, ending: Sequence[int], max_matches: int, max_depth: int) -> Iterator[tuple[int, list[int]]]:
         """Yield the length of each match and the tokens that followed it, the longest matches first in each part."""
         left = MAX_INDEXED_PER_LOOKUP
         for part in reversed(self._parts):
             left -= part.index(left)
-        return chain.from_iterable(part.continuations(ending, most, max_depth) for part in reversed(self._parts))
+        return chain.from_iterable(part.continuations(ending, max_matches, max_depth) for part in reversed(self._parts))
 
 
 class Histories:

@@ -58,7 +58,7 @@ class SuffixArray:
     def clear(self) -> None:
         self._ends.clear()
 
-    def nearest(self, text: Sequence[int], ending: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    def nearest(self, text: Sequence[int], ending: Sequence[int], max_matches: int) -> Iterator[tuple[int, int]]:
         """Yield the positions of `text` that share the longest endings with `ending`, and the lengths of these endings.
 
         The longest come first. A length is at most `MAX_MATCH`.
@@ -70,7 +70,7 @@ class SuffixArray:
         after = _rank(ends, text, sought)
         before = after - 1
         match_before, match_after = _match_at(ends, before, text, sought), _match_at(ends, after, text, sought)
-        for _ in range(most):
+        for _ in range(max_matches):
             if not (match_before or match_after):
                 return
             if match_before > match_after:

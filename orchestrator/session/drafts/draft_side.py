@@ -116,14 +116,14 @@ class DraftSide:
 
     def begin_round(self, max_depth: int, now_s: float) -> list[m.Command]:
         """Continue after a verdict: leave a draft that is silent or not worth its time, else send it the verdict."""
-        self._silence.begin_round(now_s, self._most_silence_s)
+        self._silence.begin_round(now_s, self._max_silence_s)
         if self._silence.is_final:
             return self.lose()
         if self._policy.wants_rest and self.is_growing:
             return self.rest()
         return self._take_turn(max_depth)
 
-    def _most_silence_s(self) -> float:
+    def _max_silence_s(self) -> float:
         """Seconds of silence after which the draft counts as late even if no block waits for it.
 
         A draft that has not reported under its lease may have a long prefill, and gets as long as the session would

@@ -31,14 +31,14 @@ class Silence:
         """Whether the draft should be left."""
         return self._num_late_rounds >= self._breaker_rounds
 
-    def begin_round(self, now_s: float, most_s: Callable[[], float]) -> None:
+    def begin_round(self, now_s: float, max_silence_s: Callable[[], float]) -> None:
         """Count a late round if the draft is still late from an earlier one.
 
-        It also counts as late after `most_s` seconds without an answer, even if no block waits for it.
+        It also counts as late after `max_silence_s` seconds without an answer, even if no block waits for it.
         """
         if not self._num_unanswered:
             self._answered_s = now_s
-        if self._num_late_rounds or (self._num_unanswered > MAX_OPEN and now_s - self._answered_s > most_s()):
+        if self._num_late_rounds or (self._num_unanswered > MAX_OPEN and now_s - self._answered_s > max_silence_s()):
             self._num_late_rounds += 1
 
     def round_sent(self) -> None:
