@@ -69,7 +69,7 @@ class Leases(Protocol):
         """
 
 
-class Forced(Protocol):
+class ForcedTokens(Protocol):
     """Tokens that the grammar or template of one output forces."""
 
     def after(self, output: Sequence[int], max_depth: int) -> Guesses:
@@ -83,7 +83,7 @@ class Forced(Protocol):
 class Grammars(Protocol):
     """Compiles grammars outside the event loop, for one vocabulary."""
 
-    def forced(self, grammar: Grammar, *, is_binding: bool = True) -> Forced:
+    def forced(self, grammar: Grammar, *, is_binding: bool = True) -> ForcedTokens:
         """Return the forced tokens of a new output, without waiting for compilation. With `is_binding` false the output
         may leave the grammar; nothing is forced from there on.
         """

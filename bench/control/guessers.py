@@ -30,10 +30,10 @@ from orchestrator.guessers import (
     GUESSERS,
     Breaker,
     CorpusIndex,
+    GuesserInputs,
     Guessers,
     Histories,
     History,
-    Means,
     OutputForm,
     Panel,
     encode_index,
@@ -75,12 +75,12 @@ def measure(args: argparse.Namespace) -> list[Result]:
     return [result for part in parts if args.only in (None, part) for result in parts[part]()]
 
 
-def guessers(tokenizer: Tokenizer) -> Mapping[str, tuple[str, Means]]:
+def guessers(tokenizer: Tokenizer) -> Mapping[str, tuple[str, GuesserInputs]]:
     """All guessers that work on any text, and one with branches. Retrieval uses the corpus."""
     index = CorpusIndex(*encode_index([_texts(tokenizer)["corpus"]], vocab_size=tokenizer.vocab_size, vocabulary=""))
-    means = Means(SpeculationConfig(), DEPTH, index, vocab_size=tokenizer.vocab_size)
-    branching = replace(means, config=SpeculationConfig(lookup_branches=4))
-    return {name: (name, means) for name in BY_TEXT} | {"prompt_lookup, 4 branches": ("prompt_lookup", branching)}
+    inputs = GuesserInputs(SpeculationConfig(), DEPTH, index, vocab_size=tokenizer.vocab_size)
+    branching = replace(inputs, config=SpeculationConfig(lookup_branches=4))
+    return {name: (name, inputs) for name in BY_TEXT} | {"prompt_lookup, 4 branches": ("prompt_lookup", branching)}
 
 
 # Cost
@@ -93,8 +93,8 @@ def costs(tokenizer: Tokenizer) -> Iterator[Result]:
     asked = dict(guessers(tokenizer))
     remembering = replace(asked["suffix"][1], history=_filled(_texts(tokenizer)["corpus"]))
     asked["suffix, full of recent outputs"] = "suffix", remembering
-    for name, (source, means) in asked.items():
-        guesser, log = GUESSERS[source](means), text[:CONTEXT_TOKENS]
+    for name, (source, inputs) in asked.items():
+        guesser, log = GUESSERS[source](inputs), text[:CONTEXT_TOKENS]
         work = (
             partial(_talk, guesser, log, text)
             if isinstance(guesser, QuestioningGuesser)
@@ -103,7 +103,7 @@ def costs(tokenizer: Tokenizer) -> Iterator[Result]:
         first_us = _elapsed_us(work)
         alone = list(_rounds(text, log, work))
         panel = Panel(
-            {source: GUESSERS[source](means)}, {source: Breaker(source)}, SourcePrecision(), tokenizer.vocab_size
+            {source: GUESSERS[source](inputs)}, {source: Breaker(source)}, SourcePrecision(), tokenizer.vocab_size
         )
         log = text[:CONTEXT_TOKENS]
         panel.ask(log)
@@ -157,9 +157,9 @@ def worths(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
     asked_for = {name: made for name, made in guessers(tokenizer).items() if name not in ASKING}
     num_ids = tokenizer.vocab_size
     for kind in ("code", "prose", "edits", "log"):
-        alone = {name: {source: GUESSERS[source](means)} for name, (source, means) in asked_for.items()}
-        others = [(source, means) for source, means in asked_for.values() if source not in CONTROLS]
-        together = {source: GUESSERS[source](means) for source, means in others}
+        alone = {name: {source: GUESSERS[source](inputs)} for name, (source, inputs) in asked_for.items()}
+        others = [(source, inputs) for source, inputs in asked_for.values() if source not in CONTROLS]
+        together = {source: GUESSERS[source](inputs) for source, inputs in others}
         for name, asked in (*alone.items(), ("all together", together)):
             yield Result(f"{kind}: {name}", _tokens_a_round(texts[kind], asked, num_nodes, num_ids), "tokens")
     yield from worths_of_history(tokenizer, num_nodes)

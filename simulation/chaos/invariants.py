@@ -133,7 +133,7 @@ class Stream:
 
 
 @dataclass(slots=True)
-class Watch:
+class InvariantChecker:
     rig: Rig
     loop: VirtualLoop
     events: EventLog

@@ -17,7 +17,7 @@ from typing import Any
 from core.errors import OutriderError
 from orchestrator.guessers import CorpusIndex, Panel, encode_index
 from simulation.chaos.faults import EventLog, FaultyGuesser, FaultyWire, inject
-from simulation.chaos.invariants import Stream, Watch, require
+from simulation.chaos.invariants import InvariantChecker, Stream, require
 from simulation.chaos.script import Script, script_of
 from simulation.clock import new_loop
 from simulation.rig import Rig
@@ -53,7 +53,7 @@ class _Run:
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._loop = new_loop(lambda: self._watch.check())
+        self._loop = new_loop(lambda: self._checker.check())
         self._events = EventLog(self._loop.time)
         self._random = random = Random(script.seed)  # noqa: S311  randomness must be reproducible
         self._rig = Rig(
@@ -64,7 +64,7 @@ class _Run:
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._streams = [Stream(each) for each in script.streams]
-        self._watch = Watch(self._rig, self._loop, self._events, self._streams)
+        self._checker = InvariantChecker(self._rig, self._loop, self._events, self._streams)
         self._make_guessers_faulty()
         self._deliver_some_twice()
 
@@ -94,7 +94,7 @@ class _Run:
         for wire in (self._rig.target_wire, self._rig.draft_wire):
             await wire.drain()
         await asyncio.sleep(2 * self._script.blueprint.limits.reply_timeout_s)  # let unanswered calls time out
-        self._watch.check_nothing_is_left()
+        self._checker.check_nothing_is_left()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
@@ -121,11 +121,11 @@ class _Run:
                     stream.take(chunk)
                     await asyncio.sleep(stream.script.pause_s)
             require(stream.last is not None, f"{stream.name}: stopped without an end")
-            self._watch.check_success(stream)
+            self._checker.check_success(stream)
         except OutriderError as error:
             self._on_error(stream, error, num_others)
         except AssertionError as problem:
-            self._watch.problems.append(problem)
+            self._checker.problems.append(problem)
         finally:
             stream.is_live = False
 
@@ -133,9 +133,9 @@ class _Run:
         self._events.note(f"failed {type(error).__name__}", f"{stream.name}: {error}")
         try:
             stream.fail(error)
-            self._watch.check_failure(stream, num_others)
+            self._checker.check_failure(stream, num_others)
         except AssertionError as problem:
-            self._watch.problems.append(problem)
+            self._checker.problems.append(problem)
 
     def _make_guessers_faulty(self) -> None:
         """Let each guesser return corrupt guesses or raise at times. Uses a random source of its own."""

@@ -15,7 +15,7 @@ from core.errors import Unavailable
 from orchestrator.guessers import BY_TEXT, CONTROLS, SOURCES
 from simulation.chaos.corruptions import DRAFT_CORRUPTIONS, GUESSER_CORRUPTIONS, TARGET_CORRUPTIONS
 from simulation.chaos.faults import GROWTH_FAULTS, CallFault, EngineFault, EventLog
-from simulation.chaos.invariants import Stream, Watch
+from simulation.chaos.invariants import InvariantChecker, Stream
 from simulation.chaos.run import run_seed
 from simulation.chaos.script import script_of
 from simulation.clock import new_loop
@@ -95,17 +95,17 @@ def check_that_all_happened(counts, share):
 def test_a_lease_that_is_granted_too_late_explains_the_end_of_its_own_stream_alone():
     script = script_of(549)
     events = EventLog(lambda: 0.0)
-    watch = Watch(SimpleNamespace(blueprint=script.blueprint), None, events, ())
+    checker = InvariantChecker(SimpleNamespace(blueprint=script.blueprint), None, events, ())
     first, second = (Stream(each) for each in script.streams[:2])
     first.error = second.error = Unavailable("no target granted a lease")
     events.note("draft lease granted too late", f"{first.name}#1")
     events.note("target lease granted too late", f"{first.name}1#1")
     with pytest.raises(AssertionError, match="which nothing explains"):
-        watch.check_failure(first, 0)
+        checker.check_failure(first, 0)
     events.note("target lease granted too late", f"{first.name}#2")
-    watch.check_failure(first, 0)
+    checker.check_failure(first, 0)
     with pytest.raises(AssertionError, match="which nothing explains"):
-        watch.check_failure(second, 0)
+        checker.check_failure(second, 0)
 
 
 @pytest.fixture
@@ -119,30 +119,30 @@ def watched(loop):
     """A pair of which each of two drafts has engines of its own."""
     blueprint = replace(script_of(549).blueprint, other_drafts=(script_of(549).blueprint.text,))
     rig = Rig(blueprint, loop, Random(0))
-    return rig, Watch(rig, loop, EventLog(loop.time), ())
+    return rig, InvariantChecker(rig, loop, EventLog(loop.time), ())
 
 
 @pytest.mark.parametrize("draft", [0, 1])
 def test_what_is_left_on_any_draft_is_found(loop, draft):
-    rig, watch = watched(loop)
+    rig, checker = watched(loop)
     lease = loop.run_until_complete(rig.cluster.take_draft("s", (), draft))
     with pytest.raises(AssertionError, match="leases are still held"):
-        loop.run_until_complete(check_end(watch))
+        loop.run_until_complete(check_end(checker))
     lease.release()
-    loop.run_until_complete(check_end(watch))
+    loop.run_until_complete(check_end(checker))
 
 
 @pytest.mark.parametrize("number", range(3))
 def test_a_breach_on_any_engine_is_found(loop, number):
-    rig, watch = watched(loop)
-    watch.check()
+    rig, checker = watched(loop)
+    checker.check()
     rig.cluster.fleets[number].breaches.append(AssertionError("asked twice"))
     with pytest.raises(AssertionError, match="asked twice"):
-        watch.check()
+        checker.check()
 
 
-async def check_end(watch):
-    watch.check_nothing_is_left()
+async def check_end(checker):
+    checker.check_nothing_is_left()
 
 
 def test_the_same_seed_tells_the_same_story():
