@@ -467,7 +467,7 @@ def guessing(tokenizer, monkeypatch, request):
     """A session without a draft whose guesses are drawn from laws, and who says them."""
     config = replace(CONFIG, policy=request.param, guessers=("ngram",))
     moody = Moody()
-    monkeypatch.setitem(GUESSERS, "ngram", lambda _means: moody)
+    monkeypatch.setitem(GUESSERS, "ngram", lambda _inputs: moody)
     return DrawnStage(tokenizer, config=config, sampling=Sampling(temperature=1.0, seed=SEED)), moody
 
 
@@ -512,7 +512,7 @@ def test_all_that_was_drawn_is_verified(guessing):
 
 @pytest.mark.parametrize("policy", ["static", "adaptive"])
 def test_no_more_is_drawn_than_the_output_and_the_target_have_room_for(tokenizer, monkeypatch, policy):
-    monkeypatch.setitem(GUESSERS, "ngram", lambda _means: Moody())
+    monkeypatch.setitem(GUESSERS, "ngram", lambda _inputs: Moody())
     config = replace(CONFIG, policy=policy, guessers=("ngram",))
     sampled = {"config": config, "sampling": Sampling(temperature=1.0, seed=SEED)}
     short = DrawnStage(tokenizer, 4, **sampled)
