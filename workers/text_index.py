@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-MATCH = 3
+NGRAM_TOKENS = 3
 """N-gram length, in tokens."""
 
 
@@ -23,22 +23,22 @@ class TextIndex:
     def __repr__(self) -> str:
         return f"<TextIndex of {self._num_indexed} tokens>"
 
-    def follow(self, text: Sequence[int]) -> None:
+    def update(self, text: Sequence[int]) -> None:
         """Index the tokens added to the text."""
-        first = max(min(self._num_indexed, len(text)) - MATCH, 0)
+        first = max(min(self._num_indexed, len(text)) - NGRAM_TOKENS, 0)
         new = text[first:]
-        runs = zip(*(islice(new, shift, None) for shift in range(MATCH)), strict=False)
-        self._ends.update((run, end) for end, run in enumerate(runs, first + MATCH) if end < len(text))
+        runs = zip(*(islice(new, shift, None) for shift in range(NGRAM_TOKENS)), strict=False)
+        self._ends.update((run, end) for end, run in enumerate(runs, first + NGRAM_TOKENS) if end < len(text))
         self._num_indexed = len(text)
 
-    def after(self, text: Sequence[int], path: Sequence[int], num_tokens: int) -> list[int]:
+    def lookup(self, text: Sequence[int], path: Sequence[int], num_tokens: int) -> list[int]:
         """Return up to `num_tokens` tokens that followed the last occurrence of the final n-gram of text and path.
 
         Empty without a match.
         """
-        ending = (*text[-MATCH:], *path)[-MATCH:]
+        ending = (*text[-NGRAM_TOKENS:], *path)[-NGRAM_TOKENS:]
         end = self._ends.get(ending)
-        if end is None or end >= len(text) or tuple(text[end - MATCH : end]) != ending:
+        if end is None or end >= len(text) or tuple(text[end - NGRAM_TOKENS : end]) != ending:
             return []
         whole = [*text[end:], *path]
         for place in range(num_tokens):  # a continuation that reaches the end of the text repeats itself

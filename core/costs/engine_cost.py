@@ -28,6 +28,8 @@ NUM_RECENT = 15
 EXTRAPOLATION = 4.0
 """Multiple of the widest observed pass up to which the fitted line continues; beyond it, time is proportional to rows.
 The optimistic estimate is worth 1.03, and its end 1.03 (`bench ablation`, docs/adr/control)."""
+SURE = 3
+"""Number of passes of one width from which their median is believed, so that one slow pass does not decide it."""
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of rows that one session may have in a pass of the draft. Worth 1.06 against always 8 (`bench ablation`,
 docs/adr/control)."""
@@ -165,9 +167,11 @@ class PassCost:
         if not self._widths:
             return [1.0, FEW_ROWS], [self._prior_s, self._prior_s]
         widths = sorted(width.usual for width in self._widths.values())
+        row_s = widths[0][1] / widths[0][0]
         pools: list[tuple[float, int, int]] = []  # seconds, passes, widths
-        for _, seconds, num in widths:
-            pools.append((seconds, num, 1))
+        for rows, seconds, num in widths:
+            # A width that is not sure costs no more than its rows one by one. Else it might never be tried again.
+            pools.append((seconds if num >= SURE else min(seconds, row_s * rows), num, 1))
             while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
                 (left, n, k), (right, m, j) = pools[-2:]
                 pools[-2:] = [((left * n + right * m) / (n + m), n + m, k + j)]

@@ -19,6 +19,7 @@ from deploy.cli.keys import NewKeyOptions, new
 from deploy.cli.load import BenchOptions, bench
 from deploy.cli.options import add_command
 from deploy.cli.planning.check import CheckOptions, check
+from deploy.cli.planning.convert import ConvertOptions, convert
 from deploy.cli.planning.layers import LayersOptions, layers
 from deploy.cli.planning.simulate import SimulateOptions, simulate
 from deploy.cli.planning.theory import TheoryOptions, theory
@@ -61,6 +62,7 @@ add_command(app, "theory", TheoryOptions, theory)
 add_command(app, "check", CheckOptions, check)
 add_command(app, "layers", LayersOptions, layers)
 add_command(app, "index", IndexOptions, index)
+add_command(app, "convert", ConvertOptions, convert)
 keys = typer.Typer(help="Manage the keys of callers.", no_args_is_help=True)
 add_command(keys, "new", NewKeyOptions, new)
 app.add_typer(keys, name="keys")

@@ -187,10 +187,10 @@ class FollowerActor:
 
     def _follow(self, meeting: Meeting) -> None:
         _use_threads(self._config.num_threads)
-        from workers.parallel import follow
+        from workers.parallel import run_follower
 
         try:
-            follow(self._config, _rank(self._index, self._config, meeting), logger.info)
+            run_follower(self._config, _rank(self._index, self._config, meeting), logger.info)
         except WorkerLost as error:
             _end_process(str(error))
 

@@ -22,7 +22,7 @@ from protos.outrider.link.v1 import link_pb2 as pb
 
 
 @dataclass(eq=False, slots=True)
-class _Exchange:
+class _SentBatch:
     """The requests of one batch that have no last reply yet."""
 
     open: set[Stamp]
@@ -35,7 +35,7 @@ class _Exchange:
         self.heard_s = self.ended.get_loop().time()
 
     def pass_on(self, reply: Reply) -> None:
-        """Give a reply to the caller, unless the exchange has failed. The last one ends it."""
+        """Give a reply to the caller, unless the batch has failed. The last one ends it."""
         if self.ended.done():
             return
         try:
@@ -50,21 +50,21 @@ class _Exchange:
 
 
 class _Watch:
-    """Ends an exchange with TimeoutError after `silence_s` without a report on it from the engine."""
+    """Fails a batch with TimeoutError after `silence_s` without a report on it from the engine."""
 
-    def __init__(self, exchange: _Exchange, silence_s: float) -> None:
-        self._exchange = exchange
+    def __init__(self, sent: _SentBatch, silence_s: float) -> None:
+        self._sent = sent
         self._silence_s = silence_s
-        self._loop = exchange.ended.get_loop()
-        self._timer = self._loop.call_at(exchange.heard_s + silence_s, self._look)
+        self._loop = sent.ended.get_loop()
+        self._timer = self._loop.call_at(sent.heard_s + silence_s, self._look)
 
     def _look(self) -> None:
-        """Checked when the timer fires, not with every reply: most exchanges have ended by then."""
-        due_s = self._exchange.heard_s + self._silence_s
+        """Checked when the timer fires, not with every reply: most batches have ended by then."""
+        due_s = self._sent.heard_s + self._silence_s
         if due_s > self._loop.time():
             self._timer = self._loop.call_at(due_s, self._look)
-        elif not self._exchange.ended.done():
-            self._exchange.ended.set_exception(TimeoutError())
+        elif not self._sent.ended.done():
+            self._sent.ended.set_exception(TimeoutError())
 
     def end(self) -> None:
         self._timer.cancel()
@@ -79,7 +79,7 @@ class Link(asyncio.Protocol):
         self._challenge: pb.Challenge | None = None
         self._hello: pb.Hello | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._open: dict[Stamp, _Exchange] = {}
+        self._open: dict[Stamp, _SentBatch] = {}
         """By each request without a last reply."""
         self._end: str | None = None
         self._may_write = asyncio.Event()
@@ -127,16 +127,16 @@ class Link(asyncio.Protocol):
         if not batch:
             return
         loop = asyncio.get_running_loop()
-        exchange = _Exchange({request.stamp for request in batch}, take, loop.create_future(), loop.time())
-        self._open.update(dict.fromkeys(exchange.open, exchange))
+        sent = _SentBatch({request.stamp for request in batch}, take, loop.create_future(), loop.time())
+        self._open.update(dict.fromkeys(sent.open, sent))
         self._send(batch)
-        watch = _Watch(exchange, silence_s) if silence_s is not None else None
+        watch = _Watch(sent, silence_s) if silence_s is not None else None
         try:
-            await exchange.ended
+            await sent.ended
         finally:
             if watch is not None:
                 watch.end()
-            for stamp in exchange.open:
+            for stamp in sent.open:
                 self._open.pop(stamp, None)
 
     def _send(self, batch: Sequence[Request]) -> None:
@@ -164,9 +164,9 @@ class Link(asyncio.Protocol):
         self._may_write.set()
         if not self._opened.done():
             self._opened.set_exception(LinkError(reason))
-        for exchange in set(self._open.values()):
-            if not exchange.ended.done():
-                exchange.ended.set_exception(WorkerLost(reason))
+        for sent in set(self._open.values()):
+            if not sent.ended.done():
+                sent.ended.set_exception(WorkerLost(reason))
 
     # asyncio.Protocol
 
@@ -205,18 +205,18 @@ class Link(asyncio.Protocol):
     def _on_replies(self, frame: bytes) -> None:
         replies, lost, working = decode_replies(frame)
         for stamp in working:
-            if (exchange := self._open.get(stamp)) is not None:
-                exchange.hear()
+            if (sent := self._open.get(stamp)) is not None:
+                sent.hear()
         for reply in replies:
             self._on_reply(reply)
         if lost is not None:
             self.close(lost)
 
     def _on_reply(self, reply: Reply) -> None:
-        exchange = self._open.pop(reply.stamp, None) if is_last(reply) else self._open.get(reply.stamp)
-        if exchange is not None:  # else its caller was cancelled
-            exchange.hear()
-            exchange.pass_on(reply)
+        sent = self._open.pop(reply.stamp, None) if is_last(reply) else self._open.get(reply.stamp)
+        if sent is not None:  # else its caller was cancelled
+            sent.hear()
+            sent.pass_on(reply)
 
 
 def _check_tls(address: LinkAddress, certificates: Certificates | None) -> None:

@@ -63,7 +63,7 @@ def test_what_reads_a_value_waits(gpu: SimulatedGPU, rows: torch.Tensor, reads: 
 
 def test_a_readback_waits_once(gpu: SimulatedGPU, rows: torch.Tensor) -> None:
     readback = Readback()
-    asked = readback.ask(rows), readback.argmax(rows), readback.ask(rows[0].long())
+    asked = readback.add(rows), readback.argmax(rows), readback.add(rows[0].long())
     readback.wait()
     assert [found() for found in asked] == [[[1.0, 2.0], [3.0, 4.0]], ([1, 1], [2.0, 4.0]), [1, 2]]
     assert len(gpu.counts.waits) == 1

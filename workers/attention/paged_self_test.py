@@ -19,7 +19,7 @@ from workers.step import KVCache, LayerShape, SequenceKV, Span, Step, Tiling, pl
 
 logger = logging.getLogger(__name__)
 
-LARGEST_ERROR = 0.05
+MAX_KERNEL_ERROR = 0.05
 """Largest allowed error of a row relative to its norm; rounding to bfloat16 gives about 0.01."""
 HEADS_PER_KV_HEAD = 4
 NUM_BLOCKS, NUM_TOKENS = 16, 96
@@ -50,7 +50,7 @@ def difference(cache: KVCache, kernel: Kernel) -> str | None:
         error = find_difference(cache, kernel)
     except Exception as problem:  # noqa: BLE001  Triton, the driver and the C compiler raise errors of their own
         return f"{type(problem).__name__}: {first_line(problem)}"
-    return None if error <= LARGEST_ERROR else f"the kernel is off by {error:.2g} of a row's norm"
+    return None if error <= MAX_KERNEL_ERROR else f"the kernel is off by {error:.2g} of a row's norm"
 
 
 @torch.inference_mode()

@@ -22,8 +22,8 @@ from core.records import DraftReply, EngineStats, Findings, Missing, Refused, Ve
 from core.speculation import TokenTree
 from workers.engine import scheduler
 from workers.engine.jobs import Job, Request, Share
+from workers.engine.kv_room import KVRoom
 from workers.engine.prefix_cache import Prefixes
-from workers.engine.room import Room
 from workers.engine.scheduler import PrefillPace, RowLimit
 from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.grammar import Grammars
@@ -46,7 +46,7 @@ class Engine(ABC, Generic[Request, Reply]):
     Invariant: a session has at most one job; between steps its tokens and its KV agree (`check_integrity`).
     """
 
-    room_type: type[Room] = Room
+    kv_room_type: type[KVRoom] = KVRoom
 
     def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int) -> None:
         self.info = runtime.info
@@ -54,7 +54,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._runtime = runtime
         self._config = config
         self._store = SequenceStore(runtime.cache)
-        self._room = self.room_type(self._store, runtime.cache, self._lose)
+        self._room = self.kv_room_type(self._store, runtime.cache, self._lose)
         self._is_waiting = False
         """Whether no job can run until a message arrives, a session ends, or a session times out."""
         self._prefixes = Prefixes(self._store, runtime.cache, is_shared=config.share_prefixes)
@@ -66,7 +66,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._replies: list[Reply | Missing | Refused] = []
         self._num_steps = 0
         self._num_rows = 0
-        self._began_late: Job[Request] | None = None
+        self._postponed: Job[Request] | None = None
         """Last job that could not start for lack of memory; logged once."""
         self._step_time_s = 0.0
         self._forward_time_s = 0.0
@@ -220,25 +220,25 @@ class Engine(ABC, Generic[Request, Reply]):
         self._room.begin_step(self._jobs)
         self._prefixes.begin_step()
         running: set[Job[Request]] = set()
-        for job in sorted(jobs, key=self._room.turn):
+        for job in sorted(jobs, key=self._room.start_order):
             try:
                 if self._may_run(job):
                     running.add(job)
             except torch.OutOfMemoryError as error:  # jobs that started earlier continue
                 if not running:
                     raise
-                self._begin_later(job, first_line(error))
+                self._postpone(job, first_line(error))
                 break
         return [job for job in jobs if job in running]
 
-    def _begin_later(self, job: Job[Request], problem: str) -> None:
+    def _postpone(self, job: Job[Request], problem: str) -> None:
         """Return the job's partially allocated memory; the next step tries it again."""
-        job.begin_again()
+        job.restart()
         self._store.truncate(job.held, 0)
         torch.cuda.empty_cache()  # no effect on other devices
-        if self._began_late is not job:
+        if self._postponed is not job:
             logger.error("no memory to begin a sequence; %d others go on: %s", len(self._jobs) - 1, problem)
-        self._began_late = job
+        self._postponed = job
 
     def _may_run(self, job: Job[Request]) -> bool:
         """Start a job without KV from cached blocks, unless it must wait for memory or for a prefix being computed."""
@@ -247,7 +247,7 @@ class Engine(ABC, Generic[Request, Reply]):
                 return False
             self._prefixes.adopt(job)
             self._room.begin(job)
-        self._prefixes.runs(job)
+        self._prefixes.mark_running(job)
         return True
 
     def _make_step(self, started_s: float) -> None:
@@ -259,7 +259,7 @@ class Engine(ABC, Generic[Request, Reply]):
         before: list[tuple[Job[Request], int, list[int]]] = []
         try:
             shares = scheduler.plan(self._ready_jobs(), self._limit.rows, self._pace.chunk_rows)
-            shares = self._room.make(shares, self._jobs)
+            shares = self._room.reserve(shares, self._jobs)
             before = [(share.job, len(share.job.held.log), share.job.pending) for share in shares]
             if not shares:
                 return
@@ -269,7 +269,7 @@ class Engine(ABC, Generic[Request, Reply]):
                 raise
             problem = first_line(error)  # keep no reference to the error: its frames hold the step's tensors
         else:
-            self._limit.made_step()
+            self._limit.record_success()
             return
         for job, num_tokens, pending in before:
             if job in self._jobs:  # otherwise it has been answered
@@ -277,13 +277,13 @@ class Engine(ABC, Generic[Request, Reply]):
         torch.cuda.empty_cache()  # no effect on other devices
         num_rows = sum(share.num_rows for share in shares)
         logger.error("no memory for a step of %d rows of %d sessions: %s", num_rows, len(shares), problem)
-        if (to_blame := self._limit.take_less(shares, problem, monotonic())) is not None:
+        if (to_blame := self._limit.handle_out_of_memory(shares, problem, monotonic())) is not None:
             self._refuse(to_blame, f"{num_rows} rows of this sequence in a step need more memory than this engine has")
 
     def _undo(self, job: Job[Request], num_tokens: int, pending: list[int]) -> None:
         """Restore the job's state before a step: `num_tokens` tokens computed, `pending` still to compute."""
         held = job.held
-        self._runtime.cache.suspect(held.kv)  # the results were never checked
+        self._runtime.cache.mark_nan(held.kv)  # the results were never checked for NaN
         if len(held.log) > num_tokens:
             self._store.truncate(held, num_tokens)
         self._store.drop_rows_ahead(held)  # the rows of this step
@@ -299,14 +299,14 @@ class Engine(ABC, Generic[Request, Reply]):
         logits = self._runtime.forward(batch)
         if self._pacer is not None:
             self._pacer.wait(num_rows, forward_s)
-        logits = self._take_scores(shares, batch, logits)
+        logits = self._store_scores(shares, batch, logits)
         self._forward_time_s += monotonic() - forward_s
         self._num_steps += 1
         self._num_rows += num_rows
         num_sessions = len(self._store)
         for share in shares:
-            share.job.took_part(started_s, num_rows, num_sessions)
-            share.job.has_kv_of(share.num_tokens)
+            share.job.record_step(started_s, num_rows, num_sessions)
+            share.job.advance(share.num_tokens)
         if self._finish([share.job for share in shares if share.is_last], logits):
             self._pace.observe(num_rows, monotonic() - forward_s)
 
@@ -315,7 +315,7 @@ class Engine(ABC, Generic[Request, Reply]):
     def _lose(self, session: str) -> None:
         """Record that a session's KV was dropped to free memory: its open request is answered by `Missing`."""
 
-    def _take_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def _store_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Consume the logits of scored prompt rows; return the logits of all other rows."""
         return logits
 

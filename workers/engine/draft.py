@@ -23,7 +23,7 @@ from workers.engine.base import Engine
 from workers.engine.draft_growth import TreeJob
 from workers.engine.jobs import Job
 from workers.engine.sequences import HeldSequence
-from workers.parallel import Rank, load_runtime, log_loss
+from workers.parallel import Rank, load_runtime, log_rank_lost
 from workers.runtime import ModelRuntime
 from workers.sampling import DraftRow, propose
 from workers.step import Readback
@@ -48,10 +48,9 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         q_top_tokens: int,
         progress: Callable[[str], None],
         rank: Rank | None = None,
-        on_loss: Callable[[str], None] = log_loss,
+        on_loss: Callable[[str], None] = log_rank_lost,
     ) -> DraftEngine:
-        """Load the engine, as `TargetEngine.load` does; `q_top_tokens` is the setting of that name. Raises:
-        StartupError."""
+        """As `TargetEngine.load`; `q_top_tokens` is the setting of that name. Raises: StartupError."""
         return cls(load_runtime(config, progress, rank, on_loss), config, epoch, q_top_tokens)
 
     @property
@@ -101,7 +100,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     @property
     def _trees(self) -> list[TreeJob]:
-        """All jobs of the engine: they have no other type."""
+        """All jobs of the engine, by their only type."""
         return cast("list[TreeJob]", self._jobs)
 
     def _growing(self) -> list[TreeJob]:
@@ -156,7 +155,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def _begin(self, request: DraftRequest, held: HeldSequence, arrived_s: float) -> None:
         rebased = held.rebase_to_grow(request, self._within_context(request))
-        self._store.follow(held, rebased.num_tokens, rebased.guesses)
+        self._store.keep_rows(held, rebased.num_tokens, rebased.guesses)
         job = TreeJob(request, held, rebased.pending, arrived_s)
         if job.ends:
             self._jobs.append(job)
@@ -178,7 +177,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1))
 
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
-        return EMPTY_BLOCK  # a tree that does not fit grows as far as memory allows
+        return EMPTY_BLOCK  # a tree grows only as far as memory allows
 
     def _finish(self, jobs: Sequence[TreeJob], logits: Tensor) -> bool:
         if jobs:
@@ -224,7 +223,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         sound = [job for job, each in zip(jobs, proposals, strict=True) if job.take_proposals(each)]
         for job, each in zip(jobs, proposals, strict=True):
             if None in each:  # rows ahead included
-                self._runtime.cache.suspect(job.held.kv)
+                self._runtime.cache.mark_nan(job.held.kv)
         for job in jobs:
             if job not in sound:
                 self._end_unsound(job)

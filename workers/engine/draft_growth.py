@@ -72,8 +72,8 @@ class TreeJob(Job[DraftRequest]):
         """Whether the guesses were dropped, so that the candidates after the text must be computed again."""
         return not self.pending and self.held.tree.root is None
 
-    def took_part(self, started_s: float, num_rows: int, num_sessions: int) -> None:
-        Job.took_part(self, started_s, num_rows, num_sessions)  # a class with slots has no super() without arguments
+    def record_step(self, started_s: float, num_rows: int, num_sessions: int) -> None:
+        Job.record_step(self, started_s, num_rows, num_sessions)  # a class with slots has no super() without arguments
         self._pass = (started_s, num_rows)
 
     def look_ahead(self, most: int) -> None:
@@ -83,8 +83,8 @@ class TreeJob(Job[DraftRequest]):
         self.ahead = []
         if most > 0:
             text = [*self.held.log.tokens, *self.pending] if self.pending else self.held.log.tokens
-            self.held.index.follow(text)
-            self.ahead = self.held.index.after(text, self.builder.path(self._tip), most)
+            self.held.index.update(text)
+            self.ahead = self.held.index.lookup(text, self.builder.path(self._tip), most)
 
     @property
     def _most_ahead(self) -> int:
@@ -151,7 +151,10 @@ class TreeJob(Job[DraftRequest]):
         return self.tree_spec.fanout if self.tree_spec.ends else 1
 
     def take_proposals(self, candidates: Sequence[Candidates | None]) -> bool:
-        """Store the candidates of each row; return whether all fed nodes are sound. An unsound row ahead is ignored."""
+        """Store the candidates of each row; return whether each fed node has some.
+
+        Rows from the first without candidates on are ignored.
+        """
         num_sound = candidates.index(None) if None in candidates else len(candidates)
         self._num_ahead_held = 0
         self._proposals = [each for each in candidates[:num_sound] if each is not None]
@@ -176,12 +179,12 @@ class TreeJob(Job[DraftRequest]):
         self.builder.count_pass()
         return candidates
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         self.pending = [*self.held.log.tokens, *self.pending]
         self.held.tree.clear()
         self.ahead = []
         self.builder.begin()
-        self.builder.set_spec(self.builder.tree_spec)  # with its full number of passes
+        self.builder.set_spec(self.builder.tree_spec)  # allow its full number of passes again
 
     @property
     def is_done(self) -> bool:
@@ -194,7 +197,7 @@ class TreeJob(Job[DraftRequest]):
             self.builder.feed_pass(room)
 
     def pass_update(self, since_s: float | None = None) -> DraftUpdate:
-        """The nodes of the last pass, or those kept from an earlier message if there was no pass.
+        """Update with the nodes of the last pass, or with the nodes kept from an earlier message before the first pass.
 
         `since_s` is the end of the previous pass, or None if the engine was idle. A pass is timed from there, because
         work between passes, such as sending updates, is part of its cost.
@@ -208,7 +211,7 @@ class TreeJob(Job[DraftRequest]):
         return DraftUpdate(self.request.stamp, self.builder.report(), self._num_held, timing, is_over)
 
     def last_update(self) -> DraftUpdate:
-        """All nodes of bounded growth, after its end."""
+        """Update with all nodes of bounded growth, after its end."""
         timing = self.timing() if self.num_passes else None
         return DraftUpdate(self.request.stamp, self.builder.report(), self._num_held, timing, is_over=True)
 

@@ -23,7 +23,7 @@ Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 
 @dataclass(eq=False, slots=True)
 class Job(ABC, Generic[Request]):
-    """A request in progress: its pending tokens are computed first; the guesses are computed with the last of them."""
+    """A request in progress. Its guesses are computed in the step of its last pending token."""
 
     request: Request
     held: HeldSequence
@@ -66,7 +66,7 @@ class Job(ABC, Generic[Request]):
         return self.num_passes > 0
 
     @property
-    def most_tokens(self) -> int:
+    def max_chunk_tokens(self) -> int:
         """Maximum number of pending tokens in one step."""
         return len(self.pending)
 
@@ -85,17 +85,17 @@ class Job(ABC, Generic[Request]):
             return self.last_rows()
         return StepRows(self.held.kv, self.pending[: share.num_tokens], wants_logits=False)
 
-    def has_kv_of(self, num_tokens: int) -> None:
+    def advance(self, num_tokens: int) -> None:
         """Record that the KV of the first `num_tokens` pending tokens was computed or adopted."""
         self.held.log.extend(self.pending[:num_tokens])
         self.pending = self.pending[num_tokens:]
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         """Mark the computed tokens as pending again, because their KV is about to be freed."""
         self.pending = [*self.held.log.tokens, *self.pending]
         self.started_s = None  # the time until the restart counts as waiting
 
-    def took_part(self, started_s: float, num_rows: int, num_sessions: int) -> None:
+    def record_step(self, started_s: float, num_rows: int, num_sessions: int) -> None:
         """Record a step with `num_rows` rows of all jobs that began at `started_s`, with `num_sessions` sessions
         open."""
         self.started_s = started_s if self.started_s is None else self.started_s
@@ -104,7 +104,6 @@ class Job(ABC, Generic[Request]):
         self.num_sessions = num_sessions
 
     def timing(self) -> Timing:
-        """Timing of the job so far."""
         now_s = monotonic()
         started_s = now_s if self.started_s is None else self.started_s
         waited_s, computed_s = started_s - self.arrived_s, now_s - started_s
@@ -142,7 +141,7 @@ class VerifyJob(Job[VerifyRequest]):
     """Prompt scores, if log probabilities of the prompt were requested."""
 
     @property
-    def most_tokens(self) -> int:
+    def max_chunk_tokens(self) -> int:
         return len(self.pending) if self.scores is None else SCORED_ROWS
 
     @property
@@ -153,10 +152,10 @@ class VerifyJob(Job[VerifyRequest]):
         rows = Job.rows(self, share)  # a class with slots has no super() without arguments
         return rows if self.scores is None else replace(rows, wants_logits=True, wants_all=True)
 
-    def begin_again(self) -> None:
-        Job.begin_again(self)
+    def restart(self) -> None:
+        Job.restart(self)
         if self.scores is not None:
-            self.scores.begin_again()
+            self.scores.restart()
 
     @property
     def block(self) -> TokenTree:
@@ -170,7 +169,7 @@ class VerifyJob(Job[VerifyRequest]):
         return StepRows(self.held.kv, self.pending, self.block)
 
     def draws(self) -> list[Row]:
-        """Sampling inputs for the tokens after the last committed one and after each node of the block."""
+        """Sampling inputs of the root, then of each node of the block."""
         spec, num_committed = self.held.spec, len(self.held.log)
         masks = self.held.masks(lambda: _paths(self.block, ()))
         if is_argmax(spec.sampling) and masks is None:

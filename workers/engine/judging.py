@@ -1,7 +1,7 @@
-"""Decides about the blocks of a step: outcomes by their rules, and what follows where the model gave no distribution.
+"""Verifies the blocks of a step by their rules, also where the logits are NaN or infinite.
 
-Knows jobs, logits and rules; must not know KV, messages or continuations. All that decides is sent at once, and read
-back at once; the host sends and waits again only for log probabilities, and for blocks that are verified again.
+Knows jobs, logits and rules; must not know KV, messages or continuations. One upload carries all inputs and one
+readback all results. Only log probabilities, and blocks that are verified again, need another.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from core.rules import Outcome, Rule
 from core.speculation import EMPTY_BLOCK, TokenTree
 from workers.engine.jobs import VerifyJob
 from workers.grammar import FIELD
-from workers.sampling import Row, adjusting, sampler, verify
+from workers.sampling import Row, prepare_adjustment, sampler, verify
 from workers.sampling.batched import Decide
 from workers.step import Readback, Uploads, upload
 
 JUDGED_SCORES = 1 << 24
-"""Scores that are judged at a time: those of a hundred rows of a large vocabulary. Truncation by top-p takes 48 bytes
-for each, so that a step of a thousand rows would take more memory than is left beside the KV cache of a GPU."""
+"""Maximum number of scores judged together: a hundred rows of a large vocabulary. Top-p truncation takes 48 bytes for
+each; for a thousand rows at once, this would exceed the memory that the KV cache of a GPU leaves."""
 _UNSOUND = (
     "NaN or infinite scores of the target for this sequence: its logits, or its masks, penalties and bias on them"
 )
@@ -35,43 +35,42 @@ _NOTHING_LEFT = "forbid every token that may come next"
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A job whose logits have been computed, and what is decided about it."""
+class JudgedJob:
+    """A job whose logits have been computed, with its outcome or refusal once decided."""
 
     job: VerifyJob
     logits: Tensor
-    """In which its rows are: those of its part of the step."""
+    """Logits of this part of the step; `start` and `rows` index into it."""
     start: int
-    """Index of its first row in them."""
+    """Index of the first row of this job in `logits`."""
     rows: list[Row]
-    """Of the root, then of each node of the block."""
+    """Sampling inputs of the root, then of each node of the block."""
     block: TokenTree
     outcome: Outcome | None = None
     is_refused: bool = False
-    """Whether nothing can be drawn after the root."""
-    is_suspect: bool = False
-    """Whether no distribution was found for some row of it."""
+    """Whether the row of the root has no distribution."""
+    may_hold_nan: bool = False
+    """Whether any row had no distribution, so that its KV may hold NaN."""
     is_forbidden: bool = False
-    """Whether the model is sound after the root, and the request's masks leave no token there."""
+    """Whether the row of the root has finite logits, and the request's masks allow no token there."""
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is decided yet."""
+        """Whether neither an outcome nor a refusal is decided yet."""
         return self.outcome is None and not self.is_refused
 
     @property
     def rule(self) -> Rule:
-        """The rule that decides on the block."""
         return self.job.held.spec.rule
 
-    def decided(self, outcome: Outcome) -> Judged:
-        """The same with its outcome; `replace` takes several times as long, in each step for each stream."""
-        return Judged(
-            self.job, self.logits, self.start, self.rows, self.block, outcome, self.is_refused, self.is_suspect
+    def decided(self, outcome: Outcome) -> JudgedJob:
+        """Copy with this outcome. `replace` would take several times as long, in each step of each stream."""
+        return JudgedJob(
+            self.job, self.logits, self.start, self.rows, self.block, outcome, self.is_refused, self.may_hold_nan
         )
 
     def refusal(self) -> Refused:
-        """Its grammar cannot be followed, its bad words leave no token, or the model is broken."""
+        """Refusal with its cause: the grammar, the bad words, or NaN or infinite scores."""
         stamp, grammar, mask = self.job.request.stamp, self.job.held.grammar, self.rows[0].mask
         if grammar is None or grammar.problem is None or mask is None or mask.any():
             if self.is_forbidden and self.job.held.spec.sampling.bad_words:
@@ -80,7 +79,10 @@ class Judged:
         return Refused(stamp, f"cannot be followed: {grammar.problem}", is_final=True, field=FIELD)
 
     def logprobs(self, outcome: Outcome, readback: Readback) -> Callable[[], Sequence[TokenLogprobs]]:
-        """Log probabilities of each emitted token, from the row that drew it: the root's, then each accepted node's."""
+        """Log probabilities of the output tokens, from the rows of the root and of each accepted node.
+
+        Call the result after the readback.
+        """
         num_top = self.job.held.spec.num_logprobs
         if num_top is None:
             return tuple
@@ -89,13 +91,13 @@ class Judged:
         return sampler.logprobs(self.logits[upload(index, self.logits.device)], tokens, num_top, readback)
 
 
-def judge(jobs: Sequence[VerifyJob], logits: Tensor) -> list[Judged]:
-    """What is decided about these jobs, by their rows of `logits` [R, V]."""
-    decided: list[Judged] = []
+def judge(jobs: Sequence[VerifyJob], logits: Tensor) -> list[JudgedJob]:
+    """Verify the blocks of these jobs by their rows of `logits` [R, V]. Each job gets an outcome or is refused."""
+    decided: list[JudgedJob] = []
     for part, of_part in _parts(jobs, logits):
         items = list(_items(part, of_part))
         uploads = Uploads(logits.device)
-        adjust = adjusting([row for item in items for row in item.rows], logits.shape[1], uploads)
+        adjust = prepare_adjustment([row for item in items for row in item.rows], logits.shape[1], uploads)
         scores = cache(partial(adjust, of_part))
         while items:
             settled = _settle_all(items, of_part, scores, uploads)
@@ -105,7 +107,8 @@ def judge(jobs: Sequence[VerifyJob], logits: Tensor) -> list[Judged]:
 
 
 def _parts(jobs: Sequence[VerifyJob], logits: Tensor) -> Iterator[tuple[Sequence[VerifyJob], Tensor]]:
-    """The jobs of a step with their rows of `logits` [R, V], as many at a time as have JUDGED_SCORES; one at least."""
+    """Split the jobs of a step, with their rows of `logits` [R, V], into parts of at most JUDGED_SCORES; at least one
+    job each."""
     first = first_row = end_row = 0
     for index, job in enumerate(jobs):
         num_rows = 1 + len(job.block)
@@ -117,38 +120,38 @@ def _parts(jobs: Sequence[VerifyJob], logits: Tensor) -> Iterator[tuple[Sequence
         yield jobs[first:], logits[first_row:end_row] if first_row else logits
 
 
-def _items(jobs: Sequence[VerifyJob], logits: Tensor) -> Iterator[Judged]:
+def _items(jobs: Sequence[VerifyJob], logits: Tensor) -> Iterator[JudgedJob]:
     start = 0
     for job in jobs:
-        yield Judged(job, logits, start, job.draws(), job.block)
+        yield JudgedJob(job, logits, start, job.draws(), job.block)
         start += 1 + len(job.block)
 
 
 def _settle_all(
-    items: Sequence[Judged], logits: Tensor, adjusted: Callable[[], Tensor], uploads: Uploads
-) -> list[Judged]:
-    """The items as far as they are decided now, rule by rule. `adjusted` gives the scores, after the upload."""
-    by_rule: dict[str, list[Judged]] = {}
+    items: Sequence[JudgedJob], logits: Tensor, adjusted: Callable[[], Tensor], uploads: Uploads
+) -> list[JudgedJob]:
+    """Verify the items once, rule by rule; some may stay open. Call `adjusted` for the scores after the upload."""
+    by_rule: dict[str, list[JudgedJob]] = {}
     for item in items:
         by_rule.setdefault(item.rule.name, []).append(item)
     deciding = [(of_rule, _verify(name, of_rule, logits.shape, uploads)) for name, of_rule in by_rule.items()]
     uploads.send()
     readback, scores = Readback(), adjusted()
-    soundness = _soundness(logits, scores, readback)
-    asked = [(of_rule, decide(scores, readback)) for of_rule, decide in deciding]
+    bad_rows = _find_bad_rows(logits, scores, readback)
+    readers = [(of_rule, decide(scores, readback)) for of_rule, decide in deciding]
     readback.wait()
-    is_bad, is_spoilt = soundness()
+    is_bad, are_logits_bad = bad_rows()
     settled = []
-    for item, outcome in chain.from_iterable(zip(of_rule, outcomes(), strict=True) for of_rule, outcomes in asked):
+    for item, outcome in chain.from_iterable(zip(of_rule, outcomes(), strict=True) for of_rule, outcomes in readers):
         where = slice(item.start, item.start + len(item.rows))
-        settled.append(_settle(item, outcome, is_bad[where], is_spoilt[where]))
+        settled.append(_settle(item, outcome, is_bad[where], are_logits_bad[where]))
     return settled
 
 
-def _soundness(logits: Tensor, scores: Tensor, readback: Readback) -> Callable[[], tuple[list[bool], list[bool]]]:
-    """Which rows give no distribution, and in which of them it is not the masks that leave no token.
+def _find_bad_rows(logits: Tensor, scores: Tensor, readback: Readback) -> Callable[[], tuple[list[bool], list[bool]]]:
+    """For each row: whether it has no distribution, and whether its logits, not the masks, are the cause.
 
-    To be called after the readback.
+    Call the result after the readback.
     """
     of_logits, of_scores = readback.argmax(logits), readback.argmax(scores)
 
@@ -160,14 +163,13 @@ def _soundness(logits: Tensor, scores: Tensor, readback: Readback) -> Callable[[
     return found
 
 
-def _verify(rule: str, items: Sequence[Judged], shape: Sequence[int], uploads: Uploads) -> Decide:
-    """How the blocks of one rule are decided by scores of this shape. All of them are greedy or none is; greedy rules
-    need scores alone."""
+def _verify(rule: str, items: Sequence[JudgedJob], shape: Sequence[int], uploads: Uploads) -> Decide:
+    """Decide blocks of one rule by scores of this shape. All are greedy, and need no distribution, or none is."""
     rows = [row for item in items for row in item.rows]
     num_rows, vocab_size = shape
     index = [item.start + row for item in items for row in range(len(item.rows))]
-    where = uploads.ask(index) if len(rows) < num_rows else None
-    distribution = None if rows[0].sampling.is_greedy else sampler.distributing(rows, vocab_size, uploads)
+    where = uploads.add(index) if len(rows) < num_rows else None
+    distribution = None if rows[0].sampling.is_greedy else sampler.prepare_distribution(rows, vocab_size, uploads)
     decide = verify.verify(rule, [item.block for item in items], rows, vocab_size, uploads)
 
     def decide_by(scores: Tensor, readback: Readback) -> Callable[[], list[Outcome]]:
@@ -177,48 +179,49 @@ def _verify(rule: str, items: Sequence[Judged], shape: Sequence[int], uploads: U
     return decide_by
 
 
-def _settle(item: Judged, outcome: Outcome, is_bad: Sequence[bool], is_spoilt: Sequence[bool]) -> Judged:
-    """The item as decided; or open, with the guesses that are left, where it is to be verified again.
+def _settle(item: JudgedJob, outcome: Outcome, is_bad: Sequence[bool], are_logits_bad: Sequence[bool]) -> JudgedJob:
+    """The decided item; or an open item with fewer guesses, to be verified again.
 
-    `is_bad`: whether nothing can be drawn after the root, and after each guess; `is_spoilt`: whether that is the
-    model's doing.
+    `is_bad`: whether the row of the root, and of each guess, has no distribution. `are_logits_bad`: whether the model's
+    logits are the cause.
     """
     scores = item.job.scores
     if not any(is_bad) and scores is None:
         return item.decided(outcome)
     root, *guesses = is_bad
-    is_suspect = item.is_suspect or any(is_bad)
-    is_unsound = scores is not None and scores.is_unsound
-    is_forbidden = root and not is_spoilt[0] and not is_unsound
-    item = replace(item, is_suspect=is_suspect, is_refused=root or is_unsound, is_forbidden=is_forbidden)
+    may_hold_nan = item.may_hold_nan or any(is_bad)
+    has_nan = scores is not None and scores.has_nan
+    is_forbidden = root and not are_logits_bad[0] and not has_nan
+    item = replace(item, may_hold_nan=may_hold_nan, is_refused=root or has_nan, is_forbidden=is_forbidden)
     if item.is_refused:
         return item
     if not any(guesses):
         return replace(item, outcome=outcome)
-    if any(is_spoilt) or not item.rule.needs_q:
-        # With the root alone: plain decoding might never reach the guess after which the model gave NaN.
+    if any(are_logits_bad) or not item.rule.needs_q:
+        # Keep the root alone: plain decoding might never reach the guess after which the model gave NaN.
         return replace(item, rows=item.rows[:1], block=EMPTY_BLOCK)
     if item.rule.takes_trees:
         return replace(item, outcome=_ending_before(item, outcome, guesses))
     if any(guesses[:-1]):
-        # With the guesses of the chain up to the first of these. Leaving that out as well would select draws by their
-        # values (docs/exactness.md, section 4).
+        # Keep the guesses of the chain up to the first without a distribution after it. Dropping that one too would
+        # select draws by their values (docs/exactness.md, section 4).
         num_guesses = guesses.index(True) + 1
         return replace(item, rows=item.rows[: 1 + num_guesses], block=item.block.prefix(num_guesses))
     return replace(item, outcome=_with_last_as_next(item, outcome))
 
 
-def _with_last_as_next(item: Judged, outcome: Outcome) -> Outcome:
-    """The same tokens, where nothing can be drawn after the last guess of a chain: if accepted, it is the next
-    token."""
+def _with_last_as_next(item: JudgedJob, outcome: Outcome) -> Outcome:
+    """The same tokens of a chain without a distribution after its last guess: if accepted, it is the next token."""
     if len(outcome.path) < len(item.block):
         return outcome
     return outcome._replace(path=outcome.path[:-1], next_token=item.block.tokens[-1])
 
 
-def _ending_before(item: Judged, outcome: Outcome, is_bad: Sequence[bool]) -> Outcome:
-    """The same tokens up to the first accepted guess after which nothing can be drawn, which becomes the next token. In
-    a tree of draws no verdict depends on what follows it."""
+def _ending_before(item: JudgedJob, outcome: Outcome, is_bad: Sequence[bool]) -> Outcome:
+    """The same tokens up to the first accepted guess without a distribution after it, which becomes the next token.
+
+    In a tree of draws, no verdict depends on the rows after it.
+    """
     for place, node in enumerate(outcome.path):
         if is_bad[node]:
             return Outcome(outcome.path[:place], item.block.tokens[node])

@@ -32,7 +32,6 @@ class Prefixes:
         """Hashes of blocks that jobs of this step are computing."""
 
     def begin_step(self) -> None:
-        """Reset the record of running jobs."""
         self._coming.clear()
 
     def should_wait(self, job: Job[Any]) -> bool:
@@ -46,7 +45,7 @@ class Prefixes:
         is_long = num_coming * self._cache.block_tokens >= MIN_AWAITED_TOKENS
         return is_long and num_coming >= WORTH_WAITING * len(lacking)
 
-    def runs(self, job: Job[Any]) -> None:
+    def mark_running(self, job: Job[Any]) -> None:
         """Record that the job runs in this step and will publish its blocks."""
         if job.pending:
             self._coming.update(job.prompt_hashes)
@@ -56,7 +55,7 @@ class Prefixes:
         if not job.may_adopt:
             return
         num_tokens = self._cache.adopt(job.held.kv, job.prompt_hashes)
-        job.has_kv_of(num_tokens)
+        job.advance(num_tokens)
         job.num_adopted = num_tokens  # assigned, not added: a restarted job keeps nothing of its earlier KV
         self.num_adopted_tokens += num_tokens
 

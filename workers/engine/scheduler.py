@@ -68,10 +68,10 @@ def _chunks(jobs: Iterable[Job[Any]], rows_left: int) -> list[Share]:
     for job in jobs:
         if rows_left <= 0:
             break
-        is_whole = job.most_tokens >= len(job.pending)
+        is_whole = job.max_chunk_tokens >= len(job.pending)
         fits_whole = is_whole and len(job.pending) + job.num_tree_rows <= rows_left
         # Guesses are computed with the last token, so a chunk too small for both leaves at least one token.
-        num_tokens = len(job.pending) if fits_whole else min(rows_left, job.most_tokens, len(job.pending) - 1)
+        num_tokens = len(job.pending) if fits_whole else min(rows_left, job.max_chunk_tokens, len(job.pending) - 1)
         shares.append(Share(job, num_tokens, is_last=fits_whole))
         rows_left -= shares[-1].num_rows
     return shares
@@ -89,7 +89,7 @@ class RowLimit:
         """Whether, since the last completed step, a job could not start for lack of memory or was too large by
         itself."""
 
-    def made_step(self) -> None:
+    def record_success(self) -> None:
         """Record that a step had enough memory."""
         self._failed, self._is_exhausted = None, False
 
@@ -98,7 +98,7 @@ class RowLimit:
         if self.rows < self._most and now_s >= self._changed_s + RECOVERY_S:
             self.rows, self._changed_s = min(2 * self.rows, self._most), now_s
 
-    def take_less(self, shares: Sequence[Share], problem: str, now_s: float) -> Job[Any] | None:
+    def handle_out_of_memory(self, shares: Sequence[Share], problem: str, now_s: float) -> Job[Any] | None:
         """After a step ran out of memory: reduce the limit, or return the job that is too large by itself.
 
         `shares` is empty if memory ran out while a job was starting. Raises: MemoryError if that already happened, or a

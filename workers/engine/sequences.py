@@ -84,7 +84,7 @@ class SequenceStore:
         """Whether this session has ended, so that any further message is late."""
         return session in self._ended
 
-    def follow(self, held: HeldSequence, num_tokens: int, guesses: Sequence[int] = ()) -> None:
+    def keep_rows(self, held: HeldSequence, num_tokens: int, guesses: Sequence[int] = ()) -> None:
         """Keep the KV of the first `num_tokens` rows and of these guesses after them."""
         del held.hashes[num_tokens // self._cache.block_tokens :]
         self._cache.compact(held.kv, num_tokens, guesses)
@@ -99,13 +99,13 @@ class SequenceStore:
     def step_back(self, held: HeldSequence) -> list[int]:
         """Drop the last token and return it, so that it is computed again for its logits."""
         pending = held.step_back()
-        self.follow(held, len(held.log))
+        self.keep_rows(held, len(held.log))
         return pending
 
     def truncate(self, held: HeldSequence, num_tokens: int) -> None:
         """Drop all but the first `num_tokens` tokens and their KV."""
         held.truncate(num_tokens)
-        self.follow(held, num_tokens)
+        self.keep_rows(held, num_tokens)
 
     def forget_guesses(self, held: HeldSequence) -> None:
         """Keep the tokens and drop the guesses below them."""
@@ -121,7 +121,7 @@ class SequenceStore:
             self._cache.free(held.kv)
 
     def release(self, session: str) -> None:
-        """Free a session's KV for good: a late message must not open it again."""
+        """Free a session's KV for good; late messages cannot open the session again."""
         self.drop(session)
         self._ended.add(session)
 

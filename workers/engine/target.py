@@ -22,19 +22,19 @@ from core.rules import Outcome
 from core.speculation import TokenTree
 from workers.engine.base import Engine
 from workers.engine.jobs import Job, Share, VerifyJob, scores_of
-from workers.engine.judging import Judged, judge
-from workers.engine.room import FirstComeRoom
+from workers.engine.judging import JudgedJob, judge
+from workers.engine.kv_room import FirstComeKVRoom
 from workers.engine.sequences import HeldSequence
-from workers.parallel import Rank, load_runtime, log_loss
+from workers.parallel import Rank, load_runtime, log_rank_lost
 from workers.runtime import ModelRuntime
-from workers.sampling.prompt_scores import take_scores
+from workers.sampling.prompt_scores import store_scores
 from workers.step import Readback, StepRows
 
 
 class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     """Verifies blocks of many sessions at once. Prefill is the verification of an empty block after a long suffix."""
 
-    room_type = FirstComeRoom
+    kv_room_type = FirstComeKVRoom
 
     @classmethod
     def load(
@@ -43,7 +43,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         epoch: int,
         progress: Callable[[str], None],
         rank: Rank | None = None,
-        on_loss: Callable[[str], None] = log_loss,
+        on_loss: Callable[[str], None] = log_rank_lost,
     ) -> TargetEngine:
         """Load the engine; with several ranks it is rank 0 (`workers.parallel`).
 
@@ -102,45 +102,45 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         if scores is not None:
             self._store.truncate(held, 0)
         rebased = held.rebase_to_verify(request)
-        self._store.follow(held, rebased.num_tokens, rebased.guesses)
+        self._store.keep_rows(held, rebased.num_tokens, rebased.guesses)
         held.num_guesses = len(request.block)
         self._jobs.append(VerifyJob(request, held, rebased.pending, arrived_s, scores=scores))
 
     def _undo(self, job: Job[VerifyRequest], num_tokens: int, pending: list[int]) -> None:
         super()._undo(job, num_tokens, pending)
         if isinstance(job, VerifyJob) and job.scores is not None:  # some scores may have been consumed
-            job.begin_again()
+            job.restart()
             self._store.truncate(job.held, 0)
 
-    def _take_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: Tensor) -> Tensor:
+    def _store_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: Tensor) -> Tensor:
         if not any(rows.wants_all for rows in batch):
             return logits
-        asked = []
+        scored = []
         for share, rows in zip(shares, batch, strict=True):
             job = share.job
-            assert isinstance(job, VerifyJob), "a target has no others"
+            assert isinstance(job, VerifyJob), "a target has no other jobs"
             following = job.pending[1 : share.num_tokens + 1]
-            asked.append((rows, job.scores, len(job.held.log), following, share.is_last))
-        return take_scores(asked, logits)
+            scored.append((rows, job.scores, len(job.held.log), following, share.is_last))
+        return store_scores(scored, logits)
 
     def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> bool:
-        sound: list[tuple[Judged, Outcome]] = []
+        judged: list[tuple[JudgedJob, Outcome]] = []
         for item in judge(jobs, logits):
-            if item.is_suspect:
-                self._runtime.cache.suspect(item.job.held.kv)
+            if item.may_hold_nan:
+                self._runtime.cache.mark_nan(item.job.held.kv)
             if item.outcome is not None:
-                sound.append((item, item.outcome))
+                judged.append((item, item.outcome))
             else:
                 self._roll_back(item.job, ())
                 self._answer(item.job, item.refusal())
         if jobs:
-            self._conclude(sound)
+            self._conclude(judged)
         return bool(jobs)
 
-    def _conclude(self, judged: Sequence[tuple[Judged, Outcome]]) -> None:
-        """Answer these jobs, all from one pass."""
+    def _conclude(self, judged: Sequence[tuple[JudgedJob, Outcome]]) -> None:
+        """Answer these jobs of one pass, and verify the offered continuations of their verdicts."""
         readback = Readback()
-        asked = [item.logprobs(outcome, readback) for item, outcome in judged]
+        logprob_readers = [item.logprobs(outcome, readback) for item, outcome in judged]
         readback.wait()
         for item, outcome in judged:
             self._roll_back(item.job, outcome.path)
@@ -148,7 +148,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         verified = [(item.job.request, item.job.held.log, outcome) for item, outcome in judged]
         self.take_offers()
         continued, following, refused = self._continuations.after_pass(verified, self._can_go_on)
-        for (item, outcome), logprobs, number in zip(judged, asked, continued, strict=True):
+        for (item, outcome), logprobs, number in zip(judged, logprob_readers, continued, strict=True):
             self._answer(item.job, self._verdict(item.job, outcome, tuple(logprobs()), number))
         self._replies += refused
         for request in following:
@@ -183,4 +183,4 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
 
 def _nothing() -> None:
-    """Default of `take_offers`: without a thread, offers arrive between steps."""
+    """Default of `take_offers`: without a thread, offers arrive only between steps."""

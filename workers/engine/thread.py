@@ -42,8 +42,10 @@ class Receiver(Protocol):
         ...
 
     def working(self, stamps: Sequence[Stamp]) -> None:
-        """The engine is running steps, and the requests with these stamps have no last reply yet. Called about once a
-        second, at most once a step."""
+        """The engine is running, and the requests with these stamps have no last reply yet.
+
+        Called about once a second, between steps.
+        """
         ...
 
     def lose(self, end: WorkerLost) -> None:
@@ -56,7 +58,7 @@ class _Inbox:
     """A Receiver that passes replies to one caller's event loop, waking it once per step."""
 
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    said: asyncio.Queue[Sequence[Any] | WorkerLost] = field(default_factory=asyncio.Queue)
+    received: asyncio.Queue[Sequence[Any] | WorkerLost] = field(default_factory=asyncio.Queue)
 
     def take(self, replies: Sequence[Any]) -> None:
         self._put(replies)
@@ -67,16 +69,16 @@ class _Inbox:
     def lose(self, end: WorkerLost) -> None:
         self._put(end)
 
-    def _put(self, said: Sequence[Any] | WorkerLost) -> None:
+    def _put(self, received: Sequence[Any] | WorkerLost) -> None:
         with suppress(RuntimeError):  # the loop is closed: its caller is gone, others still get replies
-            self.loop.call_soon_threadsafe(self.said.put_nowait, said)
+            self.loop.call_soon_threadsafe(self.received.put_nowait, received)
 
     async def next_replies(self) -> Sequence[Any]:
         """Replies of the next step that has any. Raises: WorkerLost."""
-        said = await self.said.get()
-        if isinstance(said, WorkerLost):
-            raise said
-        return said
+        received = await self.received.get()
+        if isinstance(received, WorkerLost):
+            raise received
+        return received
 
 
 Order = tuple[Callable[[], None], Callable[[WorkerLost], None]]
@@ -95,10 +97,10 @@ class EngineLoop(Generic[Request, Reply]):
             engine.take_offers = self._take_offers
         self._open: dict[Stamp, Receiver] = {}
         """Receivers of the requests without a last reply."""
-        self._told_s = 0.0
+        self._reported_s = 0.0
         """Time of the last progress report to waiting callers."""
         self._next_expiry_s = monotonic() + EXPIRY_PERIOD_S
-        self._door = threading.Lock()
+        self._lock = threading.Lock()
         self._end: WorkerLost | None = None
         self._ended: Future[None] = Future()
         """Resolved when the thread is about to end."""
@@ -149,14 +151,14 @@ class EngineLoop(Generic[Request, Reply]):
         self._thread.join()
 
     def _order(self, run: Callable[[], None], lose: Callable[[WorkerLost], None]) -> None:
-        with self._door:
+        with self._lock:
             if self._end is not None:
                 raise self._end
             self._orders.put((run, lose))
 
     def _shut(self, end: WorkerLost) -> None:
         """Reject further orders; those already queued are the last."""
-        with self._door:
+        with self._lock:
             self._end = self._end or end
 
     # On the engine's thread
@@ -206,7 +208,7 @@ class EngineLoop(Generic[Request, Reply]):
     def _add(self, batch: Sequence[Request], receiver: Receiver, arrived_s: float | None = None) -> None:
         """`arrived_s`: time of the order; None if the reply excludes the time in the queue."""
         for request in batch:
-            if (first := self._open.get(request.stamp)) is not None:  # it arrived twice, and is answered once
+            if (first := self._open.get(request.stamp)) is not None:  # a duplicate is answered once
                 if first is not receiver:
                     receiver.take([Refused(request.stamp, "another caller has sent this message")])
                 continue
@@ -232,9 +234,9 @@ class EngineLoop(Generic[Request, Reply]):
     def _tell_working(self) -> None:
         """Report to each caller its open requests, so that a long wait does not look like a hung engine."""
         now_s = monotonic()
-        if now_s < self._told_s + WORKING_PERIOD_S:
+        if now_s < self._reported_s + WORKING_PERIOD_S:
             return
-        self._told_s = now_s
+        self._reported_s = now_s
         waiting: dict[Receiver, list[Stamp]] = {}
         for stamp, receiver in self._open.items():
             waiting.setdefault(receiver, []).append(stamp)

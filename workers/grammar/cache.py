@@ -87,7 +87,7 @@ class Grammars:
     def _find(self, grammar: Grammar) -> CompiledGrammar | None:
         with self._lock:
             compiled = self._kept.get(grammar)
-            if compiled is None or compiled.is_spent:
+            if compiled is None or compiled.is_exhausted:
                 return None
             self._kept.move_to_end(grammar)
             return compiled

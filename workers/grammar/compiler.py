@@ -36,7 +36,7 @@ WHITESPACE = r" |\n[ \t]{0,20}"
 JSON_OPTIONS = {"whitespace_pattern": WHITESPACE, "lenient": False}
 MAX_PROBLEM_CHARS = 300
 """Limit on a library's message, which may quote the whole grammar."""
-TOLD = {
+OWN_MESSAGES = {
     "oneOf constraints are not supported": "oneOf is held to where its alternatives differ in type, or in a required "
     "property that is constant in each: use anyOf",
     "lexer precomputation failed": "it is too large",
@@ -44,7 +44,7 @@ TOLD = {
 """Replacements for messages that name options of the library, which callers cannot set."""
 DEAD_END = "NoExtensionBias"
 """The library's error for a state in which no token is allowed."""
-NO_WORD = "no output that begins so satisfies it"
+NO_MATCH = "no output that begins so satisfies it"
 
 
 class GrammarProblem(BadGuesserInput):
@@ -58,7 +58,7 @@ class CompiledGrammar:
     start: LLMatcher
     vocab_size: int
     eos_token_ids: frozenset[int]
-    is_spent: bool = False
+    is_exhausted: bool = False
     """Whether the state that its sequences share is full, so that every later sequence would fail at once."""
 
     def allows(self, tokens: Sequence[int]) -> bool:
@@ -131,14 +131,14 @@ def mask_of(matcher: LLMatcher, compiled: CompiledGrammar) -> Mask:
         bit = np.uint8(1 << (token_id & 7))
         packed[token_id >> 3] = packed[token_id >> 3] | bit if is_whole else packed[token_id >> 3] & ~bit
     if not packed.any():
-        raise GrammarProblem(NO_WORD)
+        raise GrammarProblem(NO_MATCH)
     return packed
 
 
 def problem_of(matcher: LLMatcher) -> GrammarProblem:
     """The matcher's error as a GrammarProblem."""
     problem = matcher.get_error()
-    return GrammarProblem(NO_WORD if problem.startswith(DEAD_END) else _shortened(problem))
+    return GrammarProblem(NO_MATCH if problem.startswith(DEAD_END) else _shortened(problem))
 
 
 def _source(grammar: Grammar) -> str:
@@ -156,7 +156,7 @@ def _source(grammar: Grammar) -> str:
 
 def _shortened(problem: str) -> str:
     """The first line of a message, plus a regular expression's parse error; other lines quote the grammar."""
-    for start, told in TOLD.items():
+    for start, told in OWN_MESSAGES.items():
         if start in problem:
             return told
     first, *others = problem.strip().split("\n")

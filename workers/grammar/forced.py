@@ -66,10 +66,10 @@ class ForcedTokens:
 
     @property
     def _is_over(self) -> bool:
-        return self._has_left or self._is_dear
+        return self._has_left or self._is_over_budget
 
     @property
-    def _is_dear(self) -> bool:
+    def _is_over_budget(self) -> bool:
         """Whether the time budget is spent. It then stays so, because no more of the output is consumed."""
         return thread_time() >= self._until_s
 
@@ -79,7 +79,7 @@ class ForcedTokens:
         most = min(len(output), self._num_taken + MAX_NEW_TOKENS)
         while self._num_taken < most and not self._is_over:
             self._take(self._matcher, output[self._num_taken : min(most, self._num_taken + TAKEN_TOGETHER)])
-        if self._num_taken < len(output) or self._is_dear:
+        if self._num_taken < len(output) or self._is_over_budget:
             return NO_GUESSES
         if not self._run:
             self._run = self._forced(self._matcher)
@@ -98,7 +98,7 @@ class ForcedTokens:
         if matcher.is_error():
             raise self._problem(matcher)
         if self._is_binding:
-            self._compiled.result().is_spent = True  # the output matches the grammar, so a limit has refused it
+            self._compiled.result().is_exhausted = True  # the output matches the grammar, so a limit has refused it
             raise GrammarProblem("it forbids what the output has")
         self._has_left = True
 
@@ -110,7 +110,7 @@ class ForcedTokens:
         return tokens
 
     def _problem(self, matcher: LLMatcher) -> GrammarProblem:
-        self._compiled.result().is_spent = True  # the state shared by all outputs of the grammar may be full
+        self._compiled.result().is_exhausted = True  # the state shared by all outputs of the grammar may be full
         return problem_of(matcher)
 
     def _guesses(self, matcher: LLMatcher, max_depth: int) -> Guesses:
@@ -127,14 +127,14 @@ class ForcedTokens:
 
         `matcher` is at `end`, where no token is forced. Without forced bytes no mask is computed: it may take long.
         """
-        if self._is_dear or matcher.is_stopped() or not matcher.compute_ff_bytes():
+        if self._is_over_budget or matcher.is_stopped() or not matcher.compute_ff_bytes():
             return
         tokens = np.flatnonzero(np.unpackbits(mask_of(matcher, self._compiled.result()), bitorder="little")).tolist()
         if len(tokens) > MAX_ALTERNATIVES:
             return
         for token in tokens:
             child = nodes.add(end, token, 1.0 / len(tokens))
-            if depth > 1 and nodes.has_room and not self._is_dear:
+            if depth > 1 and nodes.has_room and not self._is_over_budget:
                 below = matcher.deep_copy()
                 below.try_consume_tokens([token])
                 run = self._forced(below)[: depth - 1]

@@ -17,7 +17,7 @@ SINGLE = (
 """Keywords that hold schemas: by name (MAPS), in a list (LISTS), or a single one (SINGLE)."""
 BRANCHES = ("allOf", "anyOf", "oneOf", "dependentSchemas", "not", "if", "then", "else", "$ref")
 """Keywords whose schemas apply to the same value as the schema that contains them."""
-SAYS = ("additionalProperties", "unevaluatedProperties")
+CLOSING_KEYWORDS = ("additionalProperties", "unevaluatedProperties")
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | None, Any]]:
@@ -31,7 +31,7 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | Non
             yield name, None, value
 
 
-def kept_open(root: Mapping[str, Any]) -> frozenset[int]:
+def ids_to_leave_open(root: Mapping[str, Any]) -> frozenset[int]:
     """Ids of all schemas below `root` that must not be closed.
 
     A schema can be closed if it lists properties, says nothing about unlisted ones, requires none of them, and is the
@@ -82,7 +82,7 @@ def _lists_properties(schema: Mapping[str, Any]) -> bool:
 
 def _can_be_closed(schema: Mapping[str, Any]) -> bool:
     listed, required = schema.get("properties"), schema.get("required", [])
-    if not isinstance(listed, dict) or not listed or any(name in schema for name in SAYS):
+    if not isinstance(listed, dict) or not listed or any(name in schema for name in CLOSING_KEYWORDS):
         return False
     least = schema.get("minProperties", 0)
     asks_for_these = isinstance(required, list) and all(isinstance(name, str) and name in listed for name in required)

@@ -14,7 +14,7 @@ from typing import Any
 from core.ranges import shown
 from core.records import Grammar, GrammarKind
 from workers.grammar.compiler import GrammarCompiler, GrammarProblem
-from workers.grammar.openness import kept_open, nodes_of, subschemas
+from workers.grammar.openness import ids_to_leave_open, nodes_of, subschemas
 
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "unknown")
@@ -39,7 +39,7 @@ EXACT = 2**53
 """A double represents every integer up to this."""
 
 
-def followed(schema: Mapping[str, Any], *, closes: bool) -> dict[str, Any]:
+def rewrite_schema(schema: Mapping[str, Any], *, closes: bool) -> dict[str, Any]:
     """Rewrite a schema for compilation.
 
     `closes`: forbid unlisted properties in an object that lists properties and does not say whether it has others.
@@ -49,39 +49,39 @@ def followed(schema: Mapping[str, Any], *, closes: bool) -> dict[str, Any]:
     num_patterns = sum(len(each) for each in patterns if isinstance(each, dict))
     if num_patterns > MAX_PATTERNS:
         raise GrammarProblem(f"patternProperties may have at most {MAX_PATTERNS} patterns together, got {num_patterns}")
-    rewritten = _rewritten(schema, "", kept_open(schema) if closes else None)
+    rewritten = _rewrite(schema, "", ids_to_leave_open(schema) if closes else None)
     assert isinstance(rewritten, dict), "an object stays one"
     return rewritten
 
 
-def _rewritten(schema: Any, path: str, still_open: frozenset[int] | None) -> Any:
-    """Rewrite everything below `path`. `still_open`: ids of the schemas to leave open; None for all."""
+def _rewrite(schema: Any, path: str, open_ids: frozenset[int] | None) -> Any:
+    """Rewrite everything below `path`. `open_ids`: ids of the schemas to leave open; None for all."""
     if not isinstance(schema, dict):
         return schema
     _check_numbers(schema, path)
     result = {name: value for name, value in schema.items() if not _is_neutral(name, value)}
     for name, key, below in subschemas(result):
         place = ".".join(filter(None, (path, name, "" if key is None else str(key))))
-        value = _rewritten(below, place, still_open)
+        value = _rewrite(below, place, open_ids)
         if key is None:
             result[name] = value
         else:
             if result[name] is schema[name]:
                 result[name] = result[name].copy()
             result[name][key] = value
-    if still_open is not None and id(schema) not in still_open:
+    if open_ids is not None and id(schema) not in open_ids:
         result["additionalProperties"] = False
     _check_keys(result, path)
-    return _without_spent_patterns(result)
+    return _move_listed_patterns(result)
 
 
 def _is_neutral(name: str, value: Any) -> bool:
     if name == "format":
         return isinstance(value, str) and value not in FORMATS
     if name == "propertyNames":  # zod writes it for each record
-        said = {} if value is True else value
-        is_type = isinstance(said, dict) and said.get("type", "string") == "string"
-        return is_type and not {*said} - {"type"} - ANNOTATIONS
+        key_schema = {} if value is True else value
+        is_type = isinstance(key_schema, dict) and key_schema.get("type", "string") == "string"
+        return is_type and not {*key_schema} - {"type"} - ANNOTATIONS
     return any(value == each and type(value) is type(each) for each in NEUTRAL.get(name, ()))
 
 
@@ -146,7 +146,7 @@ def _names(value: Any) -> set[str]:
     return {name for name in value if isinstance(name, str)} if isinstance(value, list) else set()
 
 
-def _without_spent_patterns(schema: dict[str, Any]) -> dict[str, Any]:
+def _move_listed_patterns(schema: dict[str, Any]) -> dict[str, Any]:
     """Move patterns that only listed properties can match to those properties.
 
     Otherwise the library would allow one more property after the listed ones, find no key for it, and stop in the
@@ -176,12 +176,12 @@ def _has_other_key(listed: Sequence[str], patterns: Sequence[str]) -> bool:
         "additionalProperties": False,
     }
     begun = "".join(f"{_key(name)}:null," for name in listed)
-    return any(_begun_by(probe, [f'{{{begun}"']))
+    return any(_can_begin_with(probe, [f'{{{begun}"']))
 
 
 def _matching(pattern: str, names: Iterable[str]) -> list[str]:
     keys = {name: _key(name) for name in names}
-    matches = _begun_by({"type": "string", "pattern": pattern}, keys.values())
+    matches = _can_begin_with({"type": "string", "pattern": pattern}, keys.values())
     return [name for name, is_match in zip(keys, matches, strict=True) if is_match]
 
 
@@ -189,7 +189,7 @@ def _key(name: str) -> str:
     return json.dumps(name, ensure_ascii=False)
 
 
-def _begun_by(schema: Mapping[str, Any], texts: Iterable[str]) -> list[bool]:
+def _can_begin_with(schema: Mapping[str, Any], texts: Iterable[str]) -> list[bool]:
     """For each text, whether an output may begin with it. True if the schema does not compile: it is refused later."""
     try:
         compiled = _compiler().compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))

@@ -46,7 +46,7 @@ class GrammarState:
         try:
             return self._masks(list(output), paths)
         except GrammarProblem as problem:
-            if not self._is_spent:
+            if not self._is_exhausted:
                 return self._give_up(problem, len(paths))
         self._compiled = self._compile()  # the state shared by all sequences of the grammar was full: compile again
         try:
@@ -55,8 +55,8 @@ class GrammarState:
             return self._give_up(problem, len(paths))
 
     @property
-    def _is_spent(self) -> bool:
-        return self._compiled.exception() is None and self._compiled.result().is_spent
+    def _is_exhausted(self) -> bool:
+        return self._compiled.exception() is None and self._compiled.result().is_exhausted
 
     def _give_up(self, problem: GrammarProblem, num_paths: int) -> list[Mask | None]:
         self.problem = str(problem)
@@ -99,7 +99,7 @@ class GrammarState:
 
     def _forget(self) -> None:
         """Drop the library's state after an error. State shared with other sequences may be unusable, too."""
-        self._compiled.result().is_spent = True
+        self._compiled.result().is_exhausted = True
         self._matcher, self._consumed = None, []
 
     def _go_to(self, start: int, tokens: Sequence[int]) -> bool:

@@ -20,7 +20,7 @@ from core.ranges import shown
 from core.records import Grammar, GrammarKind
 from workers.grammar.cache import Grammars
 from workers.grammar.compiler import GrammarCompiler, GrammarProblem
-from workers.grammar.schemas import followed
+from workers.grammar.schemas import rewrite_schema
 
 FIELD = "structured_output"
 TEMPLATE_FIELD = "speculation.template"
@@ -96,7 +96,7 @@ def _followed(grammar: Grammar, field: str, limits: Limits, closes: bool) -> Gra
 def _text_followed(grammar: Grammar, closes: bool) -> str:
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            return json.dumps(followed(json.loads(grammar.text), closes=closes))
+            return json.dumps(rewrite_schema(json.loads(grammar.text), closes=closes))
         case GrammarKind.LARK:
             return _with_schemas_followed(grammar.text, closes)
     return grammar.text
@@ -111,7 +111,7 @@ def _with_schemas_followed(text: str, closes: bool) -> str:
         except ValueError:
             continue
         if isinstance(schema, dict) and mark.start() >= end:
-            parts += [text[end : mark.end()], json.dumps(followed(schema, closes=closes))]
+            parts += [text[end : mark.end()], json.dumps(rewrite_schema(schema, closes=closes))]
             end = after
     return "".join([*parts, text[end:]])
 

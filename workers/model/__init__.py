@@ -1,5 +1,6 @@
 """Loads a checkpoint into a model that is ready to serve, whole or one rank's shard."""
 
+from workers.model.gguf import convert_gguf
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.loader import (
     LoadedModel,
@@ -19,6 +20,7 @@ __all__ = [
     "LoadedModel",
     "ModelShard",
     "check_checkpoint",
+    "convert_gguf",
     "digest_of",
     "layer_list",
     "load",

@@ -25,12 +25,11 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 
 from core.errors import CheckpointError, UnsupportedModel, first_line
 from workers.attention import ATTENTION
+from workers.model.scaled import FP8, SCALE_TYPES, ScaledWeights, views
 
 INDEX = "model.safetensors.index.json"
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """Types, as safetensors names them, that are converted to `dtype` of the settings; all others count as quantized."""
-QUANTIZATION_KEYS = ("quantization_config", "compression_config")
-"""Keys of config.json that declare quantized weights."""
 Rename: TypeAlias = Callable[[str], str | None]
 """Maps a stored tensor's name to the model's name for it; None if the model has no such tensor."""
 
@@ -72,19 +71,9 @@ def renamed(names: Iterable[str], model: Any) -> Iterator[tuple[str, Any | None]
         yield new_name, by_pattern[pattern] if pattern is not None else None
 
 
-def check_not_quantized(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a config.json that declares quantized weights. Raises: UnsupportedModel."""
-    for key in QUANTIZATION_KEYS:
-        if declared := config.get(key):
-            method = declared.get("quant_method") if isinstance(declared, Mapping) else None
-            kind = f" ({method})" if method else ""
-            raise UnsupportedModel(
-                f"{path / 'config.json'} has a {key}{kind}: quantized weights are not served; "
-                "use the checkpoint in bfloat16, float16 or float32"
-            )
-
-
-def check_stored(path: Path, files: Sequence[Path], model: Any, rename: Rename = str) -> None:
+def check_stored(
+    path: Path, files: Sequence[Path], model: Any, rename: Rename = str, scaled: ScaledWeights | None = None
+) -> None:
     """Check that `files` hold all tensors of a meta model and no others, by type and shape.
 
     Called before any way of loading, because a tensor that is cast or left out, such as the scales of quantized
@@ -93,6 +82,8 @@ def check_stored(path: Path, files: Sequence[Path], model: Any, rename: Rename =
     """
     stored = _headers(files)
     _check_index(path, stored)
+    if scaled is not None:
+        stored = _without_scales(path, stored, scaled)
     wanted: Mapping[str, Tensor] = model.state_dict()
     sources = _sources(stored, model, rename)
     for (names, _), old_names in sources.items():
@@ -105,16 +96,29 @@ def check_stored(path: Path, files: Sequence[Path], model: Any, rename: Rename =
 
 
 @contextmanager
-def open_tensors(files: Sequence[Path], rename: Rename = str) -> Iterator[dict[str, Any]]:
+def open_tensors(
+    files: Sequence[Path], rename: Rename = str, scaled: ScaledWeights | None = None
+) -> Iterator[dict[str, Any]]:
     """All tensors of `files` by their new names. Each is read when it is used."""
     with ExitStack() as stack:
-        found: dict[str, Any] = {}
-        for file in files:
-            opened = stack.enter_context(safe_open(file, framework="pt"))
-            for stored in opened.keys():  # noqa: SIM118  it is no mapping
-                if (name := rename(stored)) is not None:
-                    found[name] = opened.get_slice(stored)
-        yield found
+        opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
+        stored = views({name: file for file in opened for name in file.keys()}, scaled)  # noqa: SIM118  it is no mapping
+        yield {name: view for old_name, view in stored.items() if (name := rename(old_name)) is not None}
+
+
+def _without_scales(path: Path, stored: Mapping[str, StoredTensor], scaled: ScaledWeights) -> dict[str, StoredTensor]:
+    """The tensors as they are read: weights with a scale are floats. Raises: CheckpointError, UnsupportedModel."""
+    found = dict(stored)
+    for name, tensor in stored.items():
+        if tensor.dtype == FP8:
+            scale = found.pop(name + scaled.suffix, None)
+            if scale is None:
+                raise CheckpointError(f"{name} in {path} has no scale, {name}{scaled.suffix}")
+            if scale.dtype not in SCALE_TYPES:
+                raise UnsupportedModel(f"{name}{scaled.suffix} in {path} is stored as {scale.dtype}, not as a float")
+            scaled.check_scale(path, name, tensor.shape, scale.shape)
+            found[name] = StoredTensor(tensor.file, tensor.shape, "F32")
+    return found
 
 
 def _check_names(path: Path, model: Any, sources: Mapping[LoadTarget, Sequence[str]]) -> None:

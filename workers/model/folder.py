@@ -13,7 +13,8 @@ from typing import Any
 from transformers import AutoConfig, GenerationConfig
 
 from core.errors import CheckpointError, UnsupportedModel, cause, first_line
-from workers.model.checkpoint import INDEX, check_not_quantized
+from workers.model.checkpoint import INDEX
+from workers.model.scaled import DECLARED, ScaledWeights, read_scheme
 
 SINGLE = "model.safetensors"
 OTHER_WEIGHTS = ("bin", "pt", "pth", "gguf", "safetensors", "h5")
@@ -22,7 +23,7 @@ OTHER_WEIGHTS = ("bin", "pt", "pth", "gguf", "safetensors", "h5")
 def check_files(path: Path) -> Sequence[Path]:
     """Return the weight files. Raises: CheckpointError for a directory without a file that every checkpoint has."""
     if path.suffix == ".gguf":
-        raise CheckpointError(f"{path} is a GGUF file; only a directory with safetensors weights is served")
+        raise CheckpointError(f"{path} is a GGUF file; convert it first: outrider convert {path} DIR")
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a directory")
     files = _weight_files(path)
@@ -46,12 +47,17 @@ def _weight_files(path: Path) -> Sequence[Path]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index} is not an index of shards: {error!r}") from error
     others = sorted(file.name for suffix in OTHER_WEIGHTS for file in path.glob(f"*.{suffix}"))
+    gguf = next((name for name in others if name.endswith(".gguf")), None)
     found = f"found {', '.join(others)}" if others else "found no weights at all"
-    raise CheckpointError(f"{path} has no {SINGLE} ({found}); only safetensors weights are served")
+    hint = f"; convert it first: outrider convert {path / gguf} DIR" if gguf else ""
+    raise CheckpointError(f"{path} has no {SINGLE} ({found}); only safetensors weights are served{hint}")
 
 
-def read_config(path: Path) -> Any:
-    """Raises: CheckpointError for an invalid config; UnsupportedModel for one that transformers has no code for."""
+def read_config(path: Path) -> tuple[Any, ScaledWeights | None]:
+    """The configuration, as of a model that is not quantized, and how stored weights are scaled.
+
+    Raises: CheckpointError for an invalid config; UnsupportedModel for one that transformers has no code for.
+    """
     file = path / "config.json"
     try:
         raw = json.loads(file.read_text())
@@ -59,14 +65,16 @@ def read_config(path: Path) -> Any:
         raise CheckpointError(f"{file} is not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise CheckpointError(f"{file} is not a JSON object")
-    check_not_quantized(path, raw)
+    scaled = read_scheme(path, raw)
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the model's own code checks the config, and may raise anything
         raise UnsupportedModel(
             f"{path} is of model type {raw.get('model_type')!r}, which transformers cannot build from its own code: "
             f"{cause(error)}"
         ) from error
+    vars(config).pop(DECLARED, None)  # with it, transformers would quantize the model
+    return config, scaled
 
 
 def read_generation_config(path: Path) -> GenerationConfig | None:

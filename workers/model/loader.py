@@ -28,6 +28,7 @@ from workers.model.checkpoint import Rename, check_stored, meta_model, open_tens
 from workers.model.digest import digest
 from workers.model.folder import check_files, read_config, read_generation_config
 from workers.model.layers import LayerSubset, layer_list
+from workers.model.scaled import ScaledWeights
 from workers.model.servable import check_architecture, context_limit, probe_layers
 from workers.model.sharded_loader import ModelShard, read_by_tensor
 from workers.step import LayerShape
@@ -63,10 +64,13 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
             model = _read_whole(checkpoint, config)
             num_parameters = sum(parameter.numel() for parameter in model.parameters())
         else:
-            model, num_parameters = shard.read(checkpoint.files, model_config, config)
+            model, num_parameters = shard.read(checkpoint.files, model_config, config, checkpoint.scaled)
     model.generation_config = checkpoint.meta.generation_config
     layers = probe_layers(model, model_config)
     info = _describe(model, checkpoint, config, num_parameters)
+    if checkpoint.scaled is not None:
+        num_bytes = info.num_parameters * getattr(torch, config.dtype).itemsize
+        progress(f"FP8 weights are dequantized to {info.dtype}, which takes {num_bytes / 1e6:.0f} MB over all ranks")
     progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
     return LoadedModel(model, info, layers)
 
@@ -118,6 +122,7 @@ class _Checkpoint:
     """The model without weights."""
     rename: Rename | None
     """The model's names for stored tensors; None if it has all layers."""
+    scaled: ScaledWeights | None
 
 
 def _check(config: EngineConfig) -> _Checkpoint:
@@ -125,7 +130,7 @@ def _check(config: EngineConfig) -> _Checkpoint:
     path = Path(config.model)
     files = check_files(path)
     with quiet_transformers():
-        model_config = read_config(path)
+        model_config, scaled = read_config(path)
         check_architecture(model_config)
         max_context = context_limit(model_config, config)
         rename = None
@@ -134,8 +139,8 @@ def _check(config: EngineConfig) -> _Checkpoint:
         if config.tensor_parallel > 1:
             ModelShard(0, config.tensor_parallel).check(model_config)
         meta = _meta_model(path, model_config, config)
-        check_stored(path, files, meta, rename or str)
-    return _Checkpoint(path, files, model_config, max_context, meta, rename)
+        check_stored(path, files, meta, rename or str, scaled)
+    return _Checkpoint(path, files, model_config, max_context, meta, rename, scaled)
 
 
 def _meta_model(path: Path, model_config: Any, config: EngineConfig) -> Any:
@@ -164,7 +169,7 @@ def _read_whole(checkpoint: _Checkpoint, config: EngineConfig) -> Any:
     """Load the whole model; to a GPU tensor by tensor, so that it need not fit into the host's memory."""
     if torch.device(config.device).type != "cpu" and checkpoint.rename is None:
         try:
-            return read_by_tensor(checkpoint.files, checkpoint.model_config, config)
+            return read_by_tensor(checkpoint.files, checkpoint.model_config, config, checkpoint.scaled)
         except UnsupportedModel as reason:
             logger.info("the weights pass through the host's memory as a whole: %s", reason)
     return _read_weights(checkpoint, config)
@@ -174,7 +179,7 @@ def _read_weights(checkpoint: _Checkpoint, config: EngineConfig, attention: str 
     """Load by transformers. It gets tensors instead of files, because it requires more of an index file than we do."""
     model_config = checkpoint.model_config
     try:
-        with open_tensors(checkpoint.files, checkpoint.rename or str) as tensors:
+        with open_tensors(checkpoint.files, checkpoint.rename or str, checkpoint.scaled) as tensors:
             model = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)].from_pretrained(
                 None,
                 config=model_config,

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from core.config import EngineConfig
 from core.errors import CheckpointError, UnsupportedModel
 from workers.model.checkpoint import meta_model, renamed
+from workers.model.scaled import ScaledWeights, views
 from workers.model.sharding import VOCABULARY, Collectives, LocalCollectives, ModuleShard, shards_of
 
 MAX_COMMON_ELEMENTS = 1 << 16
@@ -39,7 +40,9 @@ class ModelShard:
         """Raises: UnsupportedModel if the model cannot be split over this number of ranks. Needs no weights."""
         shards_of(_shardable_meta_model(model_config, "float32"), self.index, self.size)
 
-    def read(self, files: Sequence[Path], model_config: Any, config: EngineConfig) -> tuple[Any, int]:
+    def read(
+        self, files: Sequence[Path], model_config: Any, config: EngineConfig, scaled: ScaledWeights | None = None
+    ) -> tuple[Any, int]:
         """Load the model with this rank's weights. Returns it, and the number of parameters of all ranks together.
 
         Until `connect` its results have the right shapes but wrong values. Raises: CheckpointError, UnsupportedModel.
@@ -47,7 +50,7 @@ class ModelShard:
         model = _shardable_meta_model(model_config, config.dtype)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         shards = shards_of(model, self.index, self.size)
-        _load(model, files, shards, config)
+        _load(model, files, shards, config, scaled)
         self._shards = list(shards.values())
         self.connect(LocalCollectives(self.size))
         return model, num_parameters
@@ -67,21 +70,29 @@ class ModelShard:
                 yield from small
 
 
-def read_by_tensor(files: Sequence[Path], model_config: Any, config: EngineConfig) -> Any:
+def read_by_tensor(
+    files: Sequence[Path], model_config: Any, config: EngineConfig, scaled: ScaledWeights | None = None
+) -> Any:
     """Load the whole model. Each tensor goes to its device at once, so the host never holds more than one.
 
     Raises: CheckpointError; UnsupportedModel if tensors have to be converted.
     """
     model = _shardable_meta_model(model_config, config.dtype)
-    _load(model, files, {}, config)
+    _load(model, files, {}, config, scaled)
     return model
 
 
-def _load(model: Any, files: Sequence[Path], shards: Mapping[str, ModuleShard], config: EngineConfig) -> None:
+def _load(
+    model: Any,
+    files: Sequence[Path],
+    shards: Mapping[str, ModuleShard],
+    config: EngineConfig,
+    scaled: ScaledWeights | None,
+) -> None:
     """Fill a meta model with weights and buffers; set evaluation mode. Raises: CheckpointError, UnsupportedModel."""
     path = files[0].parent
     try:
-        _fill(model, files, shards, torch.device(config.device))
+        _fill(model, files, shards, torch.device(config.device), scaled)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"the weights in {path} are damaged: {error}") from error
     _fill_buffers(model, torch.device(config.device))
@@ -100,25 +111,20 @@ def _shardable_meta_model(model_config: Any, dtype: str) -> Any:
 class _Files:
     """Tensors of a checkpoint by the model's names for them."""
 
-    holders: Mapping[str, tuple[Any, str]]
-    """Each tensor's open file, and its name in the file."""
+    holders: Mapping[str, Any]
+    """Each tensor's view in its file."""
 
     @classmethod
-    def open(cls, files: Sequence[Path], model: Any, stack: ExitStack) -> _Files:
+    def open(cls, files: Sequence[Path], model: Any, stack: ExitStack, scaled: ScaledWeights | None) -> _Files:
         """Raises: UnsupportedModel if stored tensors have to be converted into the model's."""
         opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
-        stored = [(name, file) for file in opened for name in file.keys()]  # noqa: SIM118  it is no mapping
-        names = _renamed([name for name, _ in stored], model)
-        return cls({name: (file, old) for name, (old, file) in zip(names, stored, strict=True)})
+        stored = views({name: file for file in opened for name in file.keys()}, scaled)  # noqa: SIM118  it is no mapping
+        return cls(dict(zip(_renamed(list(stored), model), stored.values(), strict=True)))
 
     def part(self, name: str, shard: ModuleShard | None) -> Tensor:
         """Read this rank's part of a tensor, and nothing else of it."""
-        file, stored_name = self.holders[name]
-        part: Tensor = (
-            file.get_tensor(stored_name)
-            if shard is None
-            else shard.of(name.rpartition(".")[2], file.get_slice(stored_name))
-        )
+        view = self.holders[name]
+        part: Tensor = view[...] if shard is None else shard.of(name.rpartition(".")[2], view)
         return part.contiguous()
 
 
@@ -130,10 +136,16 @@ def _renamed(names: Sequence[str], model: Any) -> Iterator[str]:
         yield new_name
 
 
-def _fill(model: Any, files: Sequence[Path], shards: Mapping[str, ModuleShard], device: torch.device) -> None:
+def _fill(
+    model: Any,
+    files: Sequence[Path],
+    shards: Mapping[str, ModuleShard],
+    device: torch.device,
+    scaled: ScaledWeights | None,
+) -> None:
     """Load this rank's part of each parameter and each stored buffer."""
     with ExitStack() as stack:
-        stored = _Files.open(files, model, stack)
+        stored = _Files.open(files, model, stack, scaled)
         expected: dict[str, Tensor] = model.state_dict()
         tied = {name: source for name, source in model.all_tied_weights_keys.items() if name not in stored.holders}
         own = [name for name in expected if name not in tied]

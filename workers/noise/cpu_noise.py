@@ -147,35 +147,35 @@ def _negative_log(x: float) -> float:
 
 
 @_compiled("boolean(float32[::1], uint64[::1], int64, int64, float64)")
-def _is_near(scores: NDArray[np.float32], lefts: NDArray[np.uint64], first: int, end: int, least: float) -> bool:
+def _is_near(scores: NDArray[np.float32], bits: NDArray[np.uint64], first: int, end: int, least: float) -> bool:
     """Whether a score of these blocks may reach `least` with its noise; `_best` repeats the test score by score."""
-    lefts_0, lefts_1 = lefts[:_CHUNK], lefts[_CHUNK : 2 * _CHUNK]
-    lefts_2, lefts_3 = lefts[2 * _CHUNK : 3 * _CHUNK], lefts[3 * _CHUNK :]
+    bits_0, bits_1 = bits[:_CHUNK], bits[_CHUNK : 2 * _CHUNK]
+    bits_2, bits_3 = bits[2 * _CHUNK : 3 * _CHUNK], bits[3 * _CHUNK :]
     is_near = False
     for block in range(first, end):
-        is_near |= scores[4 * block] + (_BOUND - _BOUND_SLOPE * lefts_0[block]) >= least
-        is_near |= scores[4 * block + 1] + (_BOUND - _BOUND_SLOPE * lefts_1[block]) >= least
-        is_near |= scores[4 * block + 2] + (_BOUND - _BOUND_SLOPE * lefts_2[block]) >= least
-        is_near |= scores[4 * block + 3] + (_BOUND - _BOUND_SLOPE * lefts_3[block]) >= least
+        is_near |= scores[4 * block] + (_BOUND - _BOUND_SLOPE * bits_0[block]) >= least
+        is_near |= scores[4 * block + 1] + (_BOUND - _BOUND_SLOPE * bits_1[block]) >= least
+        is_near |= scores[4 * block + 2] + (_BOUND - _BOUND_SLOPE * bits_2[block]) >= least
+        is_near |= scores[4 * block + 3] + (_BOUND - _BOUND_SLOPE * bits_3[block]) >= least
     return is_near
 
 
 @_compiled("Tuple((float32, int64))(float32[::1], uint64[::1], float32, int64, int64)")
 def _best(
-    scores: NDArray[np.float32], lefts: NDArray[np.uint64], best: np.float32, best_id: int, first_id: int
+    scores: NDArray[np.float32], bits: NDArray[np.uint64], best: np.float32, best_id: int, first_id: int
 ) -> tuple[np.float32, int]:
-    """The largest of `best` and these scores with their noise, and its id. `lefts`: 2^32 (1 - u), from `_draw`."""
-    left = lefts.view(np.float64)
+    """The largest of `best` and these scores with their noise, and its id. `bits`: those of 2^32 (1 - u)."""
+    complements = bits.view(np.float64)
     least = best - _SLACK - _RELATIVE_SLACK * abs(best)
     for first in range(0, len(scores), _GROUP):
         end = min(first + _GROUP, len(scores))
-        if end - first == _GROUP and not _is_near(scores, lefts, first // 4, end // 4, least):
+        if end - first == _GROUP and not _is_near(scores, bits, first // 4, end // 4, least):
             continue
         for index in range(first, end):
             place = (index % 4) * _CHUNK + index // 4
-            if scores[index] + (_BOUND - _BOUND_SLOPE * lefts[place]) < least:
+            if scores[index] + (_BOUND - _BOUND_SLOPE * bits[place]) < least:
                 continue
-            uniform = (_2_32 - left[place]) * 2.0**-32
+            uniform = (_2_32 - complements[place]) * 2.0**-32
             score = scores[index] + np.float32(_negative_log(_negative_log(uniform)))
             if score > best:
                 best, best_id = score, first_id + index
@@ -185,17 +185,17 @@ def _best(
 
 @_compiled("void(uint64[:, ::1], float32[:, ::1], int64[::1])")
 def _draw(keys: NDArray[np.uint64], scores: NDArray[np.float32], ids: NDArray[np.int64]) -> None:
-    lefts = np.empty(_NUM_AT_ONCE, np.uint64)
-    left = lefts.view(np.float64)
+    bits = np.empty(_NUM_AT_ONCE, np.uint64)
+    complements = bits.view(np.float64)
     width = scores.shape[1]
     for number in range(len(keys)):
         seed, position, row, purpose = keys[number]
         best, best_id = np.float32(-np.inf), 0
         for start in range(0, width, _NUM_AT_ONCE):
-            _fill_words(lefts, np.uint64(start // 4), seed, position, row, purpose)
+            _fill_words(bits, np.uint64(start // 4), seed, position, row, purpose)
             for place in range(_NUM_AT_ONCE):
-                left[place] = _2_52 + _2_32 - left[place] - 0.5
-            best, best_id = _best(scores[number, start : start + _NUM_AT_ONCE], lefts, best, best_id, start)
+                complements[place] = _2_52 + _2_32 - complements[place] - 0.5
+            best, best_id = _best(scores[number, start : start + _NUM_AT_ONCE], bits, best, best_id, start)
         ids[number] = best_id
 
 

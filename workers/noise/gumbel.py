@@ -26,19 +26,19 @@ FRESH_NUMBERS = 1 << 23
 def gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
     """Gumbel noise [R, V] of each key, with the bits of `core.noise.gumbel_rows`. Recent rows come from a cache."""
     uploads = Uploads(device)
-    rows = ask_gumbel_rows(keys, vocab_size, uploads)
+    rows = prepare_gumbel_rows(keys, vocab_size, uploads)
     uploads.send()
     return rows()
 
 
-def ask_gumbel_rows(keys: Sequence[Key], vocab_size: int, uploads: Uploads) -> Callable[[], Tensor]:
+def prepare_gumbel_rows(keys: Sequence[Key], vocab_size: int, uploads: Uploads) -> Callable[[], Tensor]:
     """`gumbel_rows` as a function to call after the upload."""
     unique = list(dict.fromkeys(keys))
     make = _maker(unique, vocab_size, uploads)
     if len(unique) == len(keys):
         return lambda: _NOISE.rows(unique, vocab_size, uploads.device, make)
     places = {key: place for place, key in enumerate(unique)}
-    index = uploads.ask([places[key] for key in keys])
+    index = uploads.add([places[key] for key in keys])
     return lambda: _NOISE.rows(unique, vocab_size, uploads.device, make)[index()]
 
 
@@ -96,7 +96,7 @@ def _maker(keys: Sequence[Key], vocab_size: int, uploads: Uploads) -> Maker:
     """
     if uploads.device.type == "cpu":
         return lambda places: torch.from_numpy(cpu_noise.gumbel_rows([keys[place] for place in places], vocab_size))
-    there = uploads.ask(list(keys))
+    there = uploads.add(list(keys))
 
     def make(places: Sequence[int]) -> Tensor:
         wanted = there() if len(places) == len(keys) else torch.cat([there()[place : place + 1] for place in places])

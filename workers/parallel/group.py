@@ -57,7 +57,7 @@ class RankGroup:
     """This process's membership in its group. When one process is lost, the whole group is.
 
     Calls are collective: every rank makes the same calls in the same order. They raise WorkerLost when a rank is lost,
-    has given up, or is late; no collective works after that.
+    has aborted, or is late; no collective works after that.
     """
 
     def __init__(self, rank: Rank, device: str, on_loss: Callable[[str], None], *, is_ordered: bool = False) -> None:
@@ -70,7 +70,7 @@ class RankGroup:
             raise StartupError("this process is already in a group of ranks; start each rank in a process of its own")
         try:
             store = TCPStore(rank.master_address, rank.master_port, rank.size, rank.index == 0, self._timeout)
-            self._meet(PrefixStore("ranks", store))
+            self._connect(PrefixStore("ranks", store))
             self._heartbeat = Heartbeat(_connections(rank, store), on_loss)
         except (RuntimeError, OSError) as error:  # torch's own are RuntimeErrors
             if dist.is_initialized():
@@ -80,7 +80,7 @@ class RankGroup:
                 f"within {rank.timeout_s:g} s: {first_line(error)}"
             ) from error
 
-    def _meet(self, store: Store) -> None:
+    def _connect(self, store: Store) -> None:
         on_gpu = self._device.type == "cuda"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
@@ -102,7 +102,7 @@ class RankGroup:
         self._heartbeat.close(goodbye=self.lost is None)
         dist.destroy_process_group()
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Tell the others that this rank has failed."""
         self._heartbeat.lost = self.lost or f"rank {self.rank.index} has failed"
         self._heartbeat.close(goodbye=False)
@@ -140,26 +140,26 @@ class RankGroup:
         Raises: StartupError with the first problem, or if the statements differ.
         """
         try:
-            heard = self._gather_json([statement, problem])
+            received = self._gather_json([statement, problem])
         except WorkerLost as error:
             raise StartupError(f"the ranks of the model did not start together: {error}") from error
-        for rank, (_, trouble) in enumerate(heard):
+        for rank, (_, trouble) in enumerate(received):
             if trouble is not None:
                 raise StartupError(f"rank {rank}: {trouble}")
-        for rank, (said, _) in enumerate(heard):
-            if said != heard[0][0]:
+        for rank, (other, _) in enumerate(received):
+            if other != received[0][0]:
                 raise StartupError(f"rank {rank} has other settings or another checkpoint than rank 0")
 
     def all_min(self, number: int) -> int:
         """The smallest of all ranks' numbers. Raises: WorkerLost."""
-        return min(int(said or 0) for said, _ in self._gather_json([str(number), None]))
+        return min(int(received or 0) for received, _ in self._gather_json([str(number), None]))
 
-    def _gather_json(self, mine: list[str | None]) -> list[list[str | None]]:
+    def _gather_json(self, own: list[str | None]) -> list[list[str | None]]:
         """All ranks' values, in the order of ranks."""
-        said = json.dumps(mine).encode()
-        longest = max(int(length) for length in self._gather_untimed(torch.tensor([len(said)])))
-        padded = torch.frombuffer(bytearray(said.ljust(longest)), dtype=torch.uint8)
-        return [json.loads(bytes(heard.tolist())) for heard in self._gather_untimed(padded)]
+        sent = json.dumps(own).encode()
+        longest = max(int(length) for length in self._gather_untimed(torch.tensor([len(sent)])))
+        padded = torch.frombuffer(bytearray(sent.ljust(longest)), dtype=torch.uint8)
+        return [json.loads(bytes(received.tolist())) for received in self._gather_untimed(padded)]
 
     def _gather_untimed(self, tensor: Tensor) -> list[Tensor]:
         """`_gather` without a time limit: loading a rank may take any time."""
@@ -204,14 +204,14 @@ class RankGroup:
     def _wait(self, start: Callable[[], Any], limit: timedelta) -> None:
         """Wait until a collective is complete, a rank is lost, or the limit has passed."""
         self._check()
-        give_up_s = monotonic() + limit.total_seconds()
+        deadline_s = monotonic() + limit.total_seconds()
         try:
             work = start()
             while not work.is_completed():
                 with suppress(RuntimeError):  # a time-out; if the collective has failed, the last wait raises
                     work.wait(timedelta(seconds=POLL_INTERVAL_S))
                 self._check()
-                if monotonic() > give_up_s and not work.is_completed():
+                if monotonic() > deadline_s and not work.is_completed():
                     raise WorkerLost(f"a rank did not complete a step within {limit.total_seconds():g} s")
             work.wait()
         except RuntimeError as error:

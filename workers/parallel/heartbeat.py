@@ -65,11 +65,11 @@ class Heartbeat:
     def _read(self, peer: socket.socket) -> None:
         """Read a goodbye, or handle a closed connection."""
         try:
-            said = peer.recv(1)
+            received = peer.recv(1)
         except OSError as error:
             logger.info("%s: %s", self._peers[peer], error)
-            said = b""
-        if said != GOODBYE and self.lost is None and not self._is_leaving:
+            received = b""
+        if received != GOODBYE and self.lost is None and not self._is_leaving:
             self.lost = f"{self._peers[peer]} is gone"
             self._on_loss(self.lost)
 
@@ -123,12 +123,12 @@ def connect(address: str, port: int, token: str, rank: int, timeout_s: float) ->
 def _authenticate(connection: socket.socket, token: str) -> int | None:
     """The rank of the process that has connected; None if its token is wrong."""
     try:
-        said = connection.recv(TOKEN_CHARS + RANK_BYTES, socket.MSG_WAITALL)
+        received = connection.recv(TOKEN_CHARS + RANK_BYTES, socket.MSG_WAITALL)
     except OSError as error:
         logger.info("a connection closed before it sent its token: %s", error)
         return None
-    is_ours = secrets.compare_digest(said[:TOKEN_CHARS], token.encode())
-    return int.from_bytes(said[TOKEN_CHARS:], "big") if is_ours else None
+    is_ours = secrets.compare_digest(received[:TOKEN_CHARS], token.encode())
+    return int.from_bytes(received[TOKEN_CHARS:], "big") if is_ours else None
 
 
 def _keep_alive(connection: socket.socket) -> None:

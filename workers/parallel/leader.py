@@ -5,14 +5,14 @@ The owner of such a group has to do the following (docs/parallel.md has the reas
     start   Start `config.tensor_parallel` processes with the same config. Give each a `Rank`; all ranks have the same
             address and free port of rank 0's machine. In each, set torch's threads as for any engine. Rank 0 calls
             `TargetEngine.load(config, epoch, progress, rank, on_loss)`, the others call
-            `follow(config, rank, progress)`; they wait for each other. If one rank fails to start, all raise
+            `run_follower(config, rank, progress)`; they wait for each other. If one rank fails to start, all raise
             StartupError.
-    stop    Call `engine.close()` on rank 0 after its last step, on the thread that ran the steps. Each `follow` then
-            returns.
-    death   When one rank is lost, all are: `follow` raises WorkerLost within a second, `on_loss` is called on rank 0 at
-            once (from a thread of its own, even while the engine is idle), and a step on rank 0 raises WorkerLost. Then
-            end all these processes, preferably by `os._exit`: on a GPU, a collective that waits for a dead rank keeps
-            its process alive forever. Replace the group as a whole, on another port.
+    stop    Call `engine.close()` on rank 0 after its last step, on the thread that ran the steps. Each `run_follower`
+            then returns.
+    death   When one rank is lost, all are: `run_follower` raises WorkerLost within a second, `on_loss` is called on
+            rank 0 at once (from a thread of its own, even while the engine is idle), and a step on rank 0 raises
+            WorkerLost. Then end all these processes, preferably by `os._exit`: on a GPU, a collective that waits for a
+            dead rank keeps its process alive forever. Replace the group as a whole, on another port.
 
 Knows runtimes and the group; must not know sessions, nor how processes are started.
 """
@@ -39,12 +39,12 @@ from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
 from workers.runtime.backend_stack import BackendStack
 from workers.step import KVCache, Step
 
-__all__ = ["Rank", "follow", "load_runtime", "log_loss"]
+__all__ = ["Rank", "load_runtime", "log_rank_lost", "run_follower"]
 
 logger = logging.getLogger(__name__)
 
 
-def log_loss(reason: str) -> None:
+def log_rank_lost(reason: str) -> None:
     """Default for `on_loss`: only log the loss. The owner notices it at its next step."""
     logger.error("the ranks of the model have lost each other: %s", reason)
 
@@ -53,25 +53,25 @@ def load_runtime(
     config: EngineConfig,
     progress: Callable[[str], None],
     rank: Rank | None = None,
-    on_loss: Callable[[str], None] = log_loss,
+    on_loss: Callable[[str], None] = log_rank_lost,
 ) -> ModelRuntime:
     """Load a runtime of the whole model, or of rank 0, which the others follow. Raises: StartupError."""
     if rank is None:
         return ModelRuntime(loader.load(config, progress), config)
     if rank.index != 0:
         raise ConfigError(f"the engine is rank 0; rank {rank.index} follows it")
-    group = _meet(config, rank, progress, on_loss)
+    group = _connect(config, rank, progress, on_loss)
     loaded = _load(config, group, progress)
-    with _all_or_none(group):
+    with _abort_on_failure(group):
         leading = partial(LeaderBackends, group)
         return ModelRuntime(loaded, config, LeaderCache, stack_type=leading, all_min=group.all_min)
 
 
-def follow(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) -> None:
+def run_follower(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) -> None:
     """Carry out rank 0's commands until it stops. Raises: StartupError; WorkerLost when any rank is lost."""
-    group = _meet(config, rank, progress, log_loss)
+    group = _connect(config, rank, progress, log_rank_lost)
     loaded = _load(config, group, progress)
-    with _all_or_none(group):
+    with _abort_on_failure(group):
         runtime = ModelRuntime(loaded, config, all_min=group.all_min)
         runtime.backends.warm_up_base(progress)
         while (command := group.receive_command())[0] != Command.STOP:
@@ -127,7 +127,7 @@ class LeaderBackends(BackendStack):
     def run(self, step: Step) -> torch.Tensor:
         """Run a step on all ranks. Raises: WorkerLost. After any failure the group ends: its ranks are out of step."""
         edits, self._cache.edits = self._cache.edits, []
-        with _all_or_none(self._group):
+        with _abort_on_failure(self._group):
             self._group.send_command([Command.STEP, *pack_step(edits, step)])
             return super().run(step)
 
@@ -148,19 +148,19 @@ class LeaderBackends(BackendStack):
 
 
 @contextmanager
-def _all_or_none(group: RankGroup) -> Iterator[None]:
-    """If this rank fails, make the others give up: otherwise they would wait for it forever."""
+def _abort_on_failure(group: RankGroup) -> Iterator[None]:
+    """If this rank fails, abort the group: otherwise the others would wait for it forever."""
     try:
         yield
     except NoRoomForKV:  # raised by all ranks
         group.close()
         raise
     except BaseException:
-        group.give_up()
+        group.abort()
         raise
 
 
-def _meet(
+def _connect(
     config: EngineConfig, rank: Rank, progress: Callable[[str], None], on_loss: Callable[[str], None]
 ) -> RankGroup:
     if rank.size != config.tensor_parallel:

@@ -53,7 +53,7 @@ class Backend(ABC):
     is_compiled: ClassVar[bool] = True
     """True for a backend that the warm-up builds. It is used only if it gives the logits of the backend below it, and
     steps that it does not run count as eager. False for a backend that runs every step from the start."""
-    keeps_bits: ClassVar[bool] = False
+    is_bit_exact: ClassVar[bool] = False
     """True for a backend that runs the operators of the one below it in the same order. Its logits must be equal bit
     for bit, so that building it changes nothing but time."""
 
@@ -64,11 +64,11 @@ class Backend(ABC):
 
     @classmethod
     @abstractmethod
-    def suits(cls, config: EngineConfig) -> bool:
+    def supports(cls, config: EngineConfig) -> bool:
         """Whether this backend supports these settings, including their device and number of ranks."""
 
     @classmethod
-    def is_worth_it(cls, model: Any) -> bool:  # noqa: ARG003
+    def is_worth_building(cls, model: Any) -> bool:  # noqa: ARG003
         """Whether this model's steps gain enough to be worth the time of building."""
         return True
 

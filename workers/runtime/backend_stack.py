@@ -22,18 +22,18 @@ logger = logging.getLogger(__name__)
 
 FAILURES = (BackendUnavailable, RuntimeError, OSError)
 """Raised by a backend that cannot be built or run here; torch and the compilers have no error types of their own."""
-LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+ALLOWED_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Allowed error of a compiled backend, relative to the norm of a row's logits."""
 NOISE_FACTOR = 2.0
 """The allowed error is at least this multiple of the base's own noise: how much its logits differ between batches of
 different sizes. Rounding grows with the number of layers, to 0.04 in an 8B model of random weights."""
-MOST_ERROR = 0.25
+MAX_ALLOWED_ERROR = 0.25
 """Upper limit of the allowed error, however noisy the base is. Unrelated logits have an error of 1.4."""
 
 
 def choose(config: EngineConfig) -> Sequence[type[Backend]]:
     """Backends that support these settings, fastest first, down to the first that runs every step from the start."""
-    suitable = [kind for kind in backends.BACKENDS if kind.suits(config)]
+    suitable = [kind for kind in backends.BACKENDS if kind.supports(config)]
     base = next(index for index, kind in enumerate(suitable) if not kind.is_compiled)
     return suitable[: base + 1]
 
@@ -47,7 +47,7 @@ class BackendStack:
         self._context = context
         self._all_min = all_min
         self._base = base(context)
-        self._to_build = [kind for kind in compiled if kind.is_worth_it(context.model)]
+        self._to_build = [kind for kind in compiled if kind.is_worth_building(context.model)]
         self._built: list[Backend] = []
         self.num_base_steps = 0
         """Number of steps that the base has run."""
@@ -55,12 +55,12 @@ class BackendStack:
     @property
     def is_compiled(self) -> bool:
         """Whether a backend runs steps whose logits may differ from the base's."""
-        return not all(backend.keeps_bits for backend in self._built)
+        return not all(backend.is_bit_exact for backend in self._built)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the backends that logits may depend on, in the order in which they are tried."""
-        changing = (backend for backend in self._built if not backend.keeps_bits)
+        changing = (backend for backend in self._built if not backend.is_bit_exact)
         return tuple(type(backend).__name__ for backend in (*changing, self._base))
 
     def run(self, step: Step) -> Tensor:
@@ -85,8 +85,8 @@ class BackendStack:
             self._warn(name, f"no compiled backend suits tensor_parallel {config.tensor_parallel} on {config.device}")
         while self._to_build:
             kind = self._to_build[-1]
-            test = self_test.brief() if kind.keeps_bits else self_test
-            want, noise = test.logits(), 0.0 if kind.keeps_bits else test.noise()
+            test = self_test.brief() if kind.is_bit_exact else self_test
+            want, noise = test.logits(), 0.0 if kind.is_bit_exact else test.noise()
             try:
                 self.build(progress)
             except BackendUnavailable as error:
@@ -121,17 +121,17 @@ class BackendStack:
             got = self_test.logits()
         except FAILURES as error:
             return first_line(error)
-        if self._built[0].keeps_bits:
+        if self._built[0].is_bit_exact:
             return None if torch.equal(got, want) else "what was recorded gives other logits than the model's code"
         off_by = largest_error(got, want)
-        if off_by <= max(LARGEST_ERROR[self._context.model.dtype], min(NOISE_FACTOR * noise, MOST_ERROR)):
+        if off_by <= max(ALLOWED_ERROR[self._context.model.dtype], min(NOISE_FACTOR * noise, MAX_ALLOWED_ERROR)):
             return None
         return f"the compiled model's logits are off by {off_by:.2g} of their norm"
 
     @classmethod
     def _explain(cls, name: str, kind: type[Backend], reason: str) -> None:
         """Log why a backend is not used; as a warning if the settings ask for it."""
-        if kind.keeps_bits:
+        if kind.is_bit_exact:
             logger.info("%s is run by its own code: %s", name, reason)
         else:
             cls._warn(name, reason)

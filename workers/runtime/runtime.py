@@ -24,7 +24,7 @@ from workers.runtime.backend_stack import BackendStack, choose
 from workers.runtime.memory import bytes_beside_kv, num_kv_blocks
 from workers.runtime.self_test import SelfTest
 from workers.runtime.tiling import choose_tiling, find_tile_rows, tiles_of
-from workers.step import KVCache, Step, StepRows, lay_out
+from workers.step import KVCache, Step, StepRows, flatten
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class ModelRuntime:
         """
         self._check(batch)
         self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
-        step = lay_out(batch)
+        step = flatten(batch)
         assert min(step.ids) >= 0, f"token id {min(step.ids)}"
         assert max(step.ids) < self._num_embeddings, f"token id {max(step.ids)} of {self._num_embeddings}"
         logits = _cut(self.run(self._padded(step)), len(step.wanted), self.info.vocab_size)

@@ -54,16 +54,16 @@ class SelfTest:
         """Logits of all steps.  # [rows, vocab]"""
         return torch.cat([self.in_steps(), *self.together()])
 
-    def has_equal_bits(self) -> bool:
+    def is_batch_invariant(self) -> bool:
         """Whether a row's bits are independent of the number of rows in its step and of other sequences."""
         pairs = zip(self.together(), self.apart(), strict=True)
-        return torch.equal(self.at_once(), self.in_steps()) and all(starmap(torch.equal, pairs))
+        return torch.equal(self.in_one_step(), self.in_steps()) and all(starmap(torch.equal, pairs))
 
     def noise(self) -> float:
         """How much a sequence's logits change with the number of rows in a step, relative to a row's norm."""
-        return largest_error(self.at_once(), self.in_steps())
+        return largest_error(self.in_one_step(), self.in_steps())
 
-    def at_once(self) -> Tensor:
+    def in_one_step(self) -> Tensor:
         """Logits of the rows of `in_steps`, computed in one step.  # [rows, vocab]"""
         return self._chain_logits([sum(self._sizes())])
 

@@ -57,12 +57,12 @@ def find_tile_rows(context: BackendContext, self_test: SelfTest) -> int | None:
     Leaves the context with the last tiling tried.
     """
     if context.cache.device.type != "cpu":
-        return context.tiling.min_rows if self_test.has_equal_bits() else None
+        return context.tiling.min_rows if self_test.is_batch_invariant() else None
     is_packed = packed_weights.is_available(context.model.dtype, context.cache.device)
     fewer: tuple[int, ...] = FEWER_ROWS if is_packed else ()
     for num_rows in (*fewer, CPU_DETERMINISTIC.min_rows):
         context.tiling = tiles_of(num_rows, context.cache.device)
-        if self_test.has_equal_bits():
+        if self_test.is_batch_invariant():
             logger.info("deterministic steps are padded to a multiple of %d rows", num_rows)
             return num_rows
     return None

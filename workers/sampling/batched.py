@@ -48,5 +48,5 @@ def at_guesses(blocks: Sequence[TokenTree], vocab_size: int, uploads: Uploads) -
         tokens += [-1, *block.tokens]
     is_token = [0 <= token < vocab_size for token in tokens]
     ids = [token if is_one else 0 for token, is_one in zip(tokens, is_token, strict=True)]
-    rows, columns, is_inside = (uploads.ask(values) for values in (index, ids, is_token))
+    rows, columns, is_inside = (uploads.add(values) for values in (index, ids, is_token))
     return lambda scores: scores[rows(), columns()].masked_fill(~is_inside(), -math.inf)

@@ -17,7 +17,7 @@ from core.noise import Purpose
 from core.rules import NEGLIGIBLE_MASS, Outcome
 from core.rules import chains as reference
 from core.speculation import TokenTree
-from workers.noise import ask_gumbel_rows
+from workers.noise import prepare_gumbel_rows
 from workers.sampling.batched import Decide, Outcomes, of_nodes, starts_of
 from workers.sampling.logits import Row
 from workers.step import Readback, Uploads
@@ -38,12 +38,12 @@ def verify(
     """
     starts = starts_of(blocks)
     chains = [reference.valid_prefix(block, vocab_size) for block in blocks]
-    kept = uploads.ask(
+    kept = uploads.add(
         [start + depth for chain, start in zip(chains, starts, strict=True) for depth in range(len(chain) + 1)]
     )
     roots = [rows[start] for start in starts]
     q_guess = [reference.q_of_guesses(chain) for chain in chains]
-    tokens = uploads.ask([token for chain in chains for token in (*chain.tokens, 0)])  # 0: no guess after the last row
+    tokens = uploads.add([token for chain in chains for token in (*chain.tokens, 0)])  # 0: no guess after the last row
     weigh = _prefix_weights(q_guess, uploads) if is_block else None
     draw = _residual_draws(chains, roots, vocab_size, uploads)
 
@@ -51,12 +51,12 @@ def verify(
         p = log_p[kept()].double().softmax(dim=-1)
         p_guess = p.gather(1, tokens()[:, None]).flatten()
         weights = weigh(p_guess) if weigh else None
-        asked = [readback.ask(tensor) for tensor in (p_guess, *draw(p, weights))]
-        asked_weights = readback.ask(weights) if weights is not None else None
+        readers = [readback.add(tensor) for tensor in (p_guess, *draw(p, weights))]
+        read_weights = readback.add(weights) if weights is not None else None
 
         def outcomes() -> list[Outcome]:
-            by_chain = zip(*(of_nodes(values(), chains) for values in asked), strict=True)
-            of_prefixes = of_nodes(asked_weights(), chains) if asked_weights else None
+            by_chain = zip(*(of_nodes(values(), chains) for values in readers), strict=True)
+            of_prefixes = of_nodes(read_weights(), chains) if read_weights else None
             found = []
             for i, (p_x, mass, candidate) in enumerate(by_chain):
                 uniforms = reference.accept_uniforms(len(chains[i]), roots[i].sampling.seed, roots[i].position)
@@ -83,8 +83,8 @@ def _prefix_weights(q_guess: Sequence[Sequence[float]], uploads: Uploads) -> Cal
     starts = list(accumulate((1 + length for length in lengths), initial=0))
     padded = [[starts[chain] + min(depth, length) for depth in range(longest)] for chain, length in enumerate(lengths)]
     flat = [chain * (1 + longest) + depth for chain, length in enumerate(lengths) for depth in range(1 + length)]
-    where, order = uploads.ask(padded, torch.int64), uploads.ask(flat)
-    q_there = uploads.ask([[*q, *[1.0] * (longest - len(q))] for q in q_guess], torch.float64)
+    where, order = uploads.add(padded, torch.int64), uploads.add(flat)
+    q_there = uploads.add([[*q, *[1.0] * (longest - len(q))] for q in q_guess], torch.float64)
 
     def weigh(p_guess: Tensor) -> Tensor:
         p = p_guess[where().view(len(lengths), longest)]
@@ -106,11 +106,11 @@ def _residual_draws(
     accepted chain is drawn from p.
     """
     last = [depth == len(chain) for chain in chains for depth in range(len(chain) + 1)]
-    is_last = uploads.ask(last)
+    is_last = uploads.add(last)
     index, ids, probs = _q_entries(chains)
-    rows, columns = uploads.ask(index, torch.int64), uploads.ask(ids, torch.int64)
-    q = uploads.ask(probs, torch.float64)
-    gumbel = ask_gumbel_rows(_keys(chains, roots), vocab_size, uploads)
+    rows, columns = uploads.add(index, torch.int64), uploads.add(ids, torch.int64)
+    q = uploads.add(probs, torch.float64)
+    gumbel = prepare_gumbel_rows(_keys(chains, roots), vocab_size, uploads)
 
     def draw(p: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         residual = p.clone() if weights is None else p * weights.masked_fill(is_last(), 1.0)[:, None]

@@ -14,9 +14,9 @@ from workers.sampling.logits import Row
 from workers.step import Readback, Uploads
 
 
-def follow(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
+def verify(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
     """Accept a guess if the target draws the same token with the shared noise. Greedy rows have no noise."""
-    draw = sampler.drawing(rows, vocab_size, uploads)
+    draw = sampler.prepare_draw(rows, vocab_size, uploads)
 
     def decide(log_p: Tensor, readback: Readback) -> Outcomes:
         samples = draw(log_p, readback)

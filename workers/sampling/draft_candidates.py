@@ -23,7 +23,7 @@ from core.records import Sampling, Verification
 from core.speculation import MAX_RANKS, NO_Q, NO_TOKEN, Candidates, SparseDistribution
 from workers.noise import gumbel_at
 from workers.sampling import sampler
-from workers.sampling.logits import Change, Row, adjusting
+from workers.sampling.logits import LogitsTransform, Row, prepare_adjustment
 from workers.step import Readback, Uploads
 
 
@@ -65,14 +65,14 @@ CPU_CACHE_NUMBERS = 1 << 18
 GPU_NUMBERS = 1 << 24
 """Numbers of one batch on a GPU: a hundred rows of a large vocabulary. Top-p truncation takes 48 bytes for each."""
 _Draw: TypeAlias = tuple[int, SparseDistribution]
-_Sound: TypeAlias = Callable[[], list[Candidates | None]]
+_CandidatesReader: TypeAlias = Callable[[], list[Candidates | None]]
 _DrawAll: TypeAlias = Callable[[Tensor, Tensor, Readback], Callable[[], list[_Draw]]]
 """(q [R, M] after `cut`, its token ids, readback) -> draws. Call it after the upload, and its result after the
 readback."""
 _NO_DRAW: _Draw = (NO_TOKEN, NO_Q)
 
 
-def propose(logits: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, readback: Readback) -> _Sound:
+def propose(logits: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, readback: Readback) -> _CandidatesReader:
     """Candidates of each row of `logits` [R, V]; call the result after the readback.
 
     None for a row without a distribution: after bias and penalties its largest score is NaN or infinite.
@@ -84,10 +84,10 @@ def propose(logits: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, r
         for batch in [[draft_rows[i] for i in index]]
     ]
     uploads.send()
-    asked = [(index, of_kind(rows(logits), readback)) for index, rows, of_kind in batches]
+    readers = [(index, of_kind(rows(logits), readback)) for index, rows, of_kind in batches]
 
     def found() -> list[Candidates | None]:
-        by_row = {i: candidates for index, batch in asked for i, candidates in zip(index, batch(), strict=True)}
+        by_row = {i: candidates for index, batch in readers for i, candidates in zip(index, batch(), strict=True)}
         return [by_row[i] for i in range(len(draft_rows))]
 
     return found
@@ -98,7 +98,7 @@ def _rows(index: Sequence[int], uploads: Uploads) -> Callable[[Tensor], Tensor]:
     first, end = index[0], index[-1] + 1
     if end - first == len(index):
         return lambda logits: logits[first:end]
-    there = uploads.ask(list(index))
+    there = uploads.add(list(index))
     return lambda logits: logits[there()]
 
 
@@ -117,26 +117,28 @@ def _batches(draft_rows: Sequence[DraftRow], logits: Tensor) -> Iterator[list[in
 
 def _of_kind(
     kind: Kind, draft_rows: Sequence[DraftRow], vocab_size: int, q_top_tokens: int, uploads: Uploads
-) -> Callable[[Tensor, Readback], _Sound]:
+) -> Callable[[Tensor, Readback], _CandidatesReader]:
     """(logits [R, V], readback) -> candidates. Call it after the upload."""
     rows = [draft_row.row for draft_row in draft_rows]
-    adjust = adjusting(rows, vocab_size, uploads)
+    adjust = prepare_adjustment(rows, vocab_size, uploads)
     if kind is Kind.GREEDY:
         return lambda logits, readback: _ranked(adjust(logits), None, draft_rows, readback)
-    distribution = sampler.distributing(rows, vocab_size, uploads)
+    distribution = sampler.prepare_distribution(rows, vocab_size, uploads)
     if kind is Kind.DRAWN:
         draw = _draws(draft_rows, uploads)
         return lambda logits, readback: _drawn(adjust(logits), distribution, draw, q_top_tokens, readback)
-    perturb = sampler.perturbing(rows, vocab_size, uploads)
+    perturb = sampler.prepare_perturbation(rows, vocab_size, uploads)
 
-    def coupled(logits: Tensor, readback: Readback) -> _Sound:
+    def coupled(logits: Tensor, readback: Readback) -> _CandidatesReader:
         log_q = distribution(adjust(logits))
         return _ranked(perturb(log_q), log_q, draft_rows, readback)
 
     return coupled
 
 
-def _ranked(scores: Tensor, log_q: Tensor | None, draft_rows: Sequence[DraftRow], readback: Readback) -> _Sound:
+def _ranked(
+    scores: Tensor, log_q: Tensor | None, draft_rows: Sequence[DraftRow], readback: Readback
+) -> _CandidatesReader:
     """The best candidates by score [R, V], with the entropy of q. Without `log_q`, q is the softmax of the scores.
 
     `log_q` is overwritten. A row whose largest score is NaN or infinite gets None.
@@ -145,8 +147,8 @@ def _ranked(scores: Tensor, log_q: Tensor | None, draft_rows: Sequence[DraftRow]
     log_p = scores.log_softmax(dim=-1)
     shares = log_p.gather(1, ids).exp_()
     entropy = _entropy(log_p if log_q is None else log_q)
-    asked = [readback.ask(tensor) for tensor in (values, ids, shares, entropy)]
-    return lambda: [_of_row(*parts) for parts in zip(*(values() for values in asked), strict=True)]
+    readers = [readback.add(tensor) for tensor in (values, ids, shares, entropy)]
+    return lambda: [_of_row(*parts) for parts in zip(*(values() for values in readers), strict=True)]
 
 
 def _of_row(values: list[float], ids: list[int], shares: list[float], entropy: float) -> Candidates | None:
@@ -166,16 +168,18 @@ def _entropy(log_p: Tensor) -> Tensor:
     return weighted.sum(dim=-1).neg_()
 
 
-def _drawn(scores: Tensor, distribution: Change, draw: _DrawAll, q_top_tokens: int, readback: Readback) -> _Sound:
+def _drawn(
+    scores: Tensor, distribution: LogitsTransform, draw: _DrawAll, q_top_tokens: int, readback: Readback
+) -> _CandidatesReader:
     argmax = readback.argmax(scores)
     probs, ids = sampler.cut(distribution(scores), q_top_tokens)
     draws = draw(probs, ids, readback)
     counts = (probs[:, :MAX_RANKS] > 0).sum(dim=1)
-    asked = [readback.ask(tensor) for tensor in (ids[:, :MAX_RANKS], counts, probs[:, 0], _entropy(probs.log()))]
+    readers = [readback.add(tensor) for tensor in (ids[:, :MAX_RANKS], counts, probs[:, 0], _entropy(probs.log()))]
     return lambda: [
         Candidates(tuple(row_ids[:count]), confidence, entropy, sampled, q) if math.isfinite(largest) else None
         for largest, row_ids, count, confidence, entropy, (sampled, q) in zip(
-            argmax()[1], *(values() for values in asked), draws(), strict=True
+            argmax()[1], *(values() for values in readers), draws(), strict=True
         )
     ]
 
@@ -195,13 +199,13 @@ def _draws(draft_rows: Sequence[DraftRow], uploads: Uploads) -> _DrawAll:
         if wanted:
             keys = list(wanted.values())
             draw = draw_guesses(keys, uploads, num_draws, with_replacement=with_replacement)
-            together.append((list(wanted), uploads.ask(list(wanted)), draw))
+            together.append((list(wanted), uploads.add(list(wanted)), draw))
 
     def draw_all(probs: Tensor, ids: Tensor, readback: Readback) -> Callable[[], list[_Draw]]:
-        asked = [(wanted, draw(probs[index()], ids[index()], readback)) for wanted, index, draw in together]
+        readers = [(wanted, draw(probs[index()], ids[index()], readback)) for wanted, index, draw in together]
 
         def found() -> list[_Draw]:
-            by_row = {i: each for wanted, drawn in asked for i, each in zip(wanted, drawn(), strict=True)}
+            by_row = {i: each for wanted, drawn in readers for i, each in zip(wanted, drawn(), strict=True)}
             return [by_row.get(i, _NO_DRAW) for i in range(len(draft_rows))]
 
         return found
@@ -217,7 +221,7 @@ def draw_guesses(
     Without replacement, the draws are the tokens with the largest log q + noise, in order. With replacement, each draw
     has its own noise, `ROWS_APART` rows after that of the previous draw.
     """
-    there = [uploads.ask(_apart(keys, draw)) for draw in range(num_draws if with_replacement else 1)]
+    there = [uploads.add(_apart(keys, draw)) for draw in range(num_draws if with_replacement else 1)]
 
     def draw(probs: Tensor, ids: Tensor, readback: Readback) -> Callable[[], list[_Draw]]:
         log_probs = probs.double().log().float()
@@ -226,10 +230,10 @@ def draw_guesses(
             order = torch.stack([scores.argmax(dim=-1) for scores in perturbed], dim=1)
         else:
             order = next(perturbed).topk(min(num_draws, ids.shape[1])).indices
-        asked = [readback.ask(tensor) for tensor in (order, ids, probs)]
+        readers = [readback.add(tensor) for tensor in (order, ids, probs)]
         return lambda: [
             _one_place(picks, token_ids, row_probs)
-            for picks, token_ids, row_probs in zip(*(values() for values in asked), strict=True)
+            for picks, token_ids, row_probs in zip(*(values() for values in readers), strict=True)
         ]
 
     return draw

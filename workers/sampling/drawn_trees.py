@@ -21,7 +21,7 @@ from core.rules import NEGLIGIBLE_MASS, Outcome
 from core.rules.drawn_trees import CERTAIN, Drawn, draws_of, walk
 from core.rules.sequential_selection import NUM_HALVINGS
 from core.speculation import TokenTree
-from workers.noise import ask_gumbel_rows
+from workers.noise import prepare_gumbel_rows
 from workers.sampling.batched import Decide, Outcomes, of_nodes, starts_of
 from workers.sampling.logits import Row
 from workers.step import Readback, Uploads
@@ -85,15 +85,15 @@ def _verify(
         for place, drawn in of_block.items()
     }
     padded = _padded(by_row, uploads) if by_row else None
-    gumbel = ask_gumbel_rows(_keys(blocks, rows, by_row), vocab_size, uploads)
+    gumbel = prepare_gumbel_rows(_keys(blocks, rows, by_row), vocab_size, uploads)
 
     def decide(log_p: Tensor, readback: Readback) -> Outcomes:
         places = padded() if padded else None
         residuals, chances_by_row = _try_draws(by_row, places, log_p.double().softmax(dim=-1), judge, readback)
-        asked = readback.ask((residuals.log().float() + gumbel()).argmax(dim=-1))
+        read_tokens = readback.add((residuals.log().float() + gumbel()).argmax(dim=-1))
 
         def outcomes() -> list[Outcome]:
-            chances, next_tokens = chances_by_row(), of_nodes(asked(), blocks)
+            chances, next_tokens = chances_by_row(), of_nodes(read_tokens(), blocks)
             return [
                 walk(
                     block,
@@ -118,8 +118,8 @@ def _try_draws(
     if places is None:
         return p, dict
     judged = _judge(places, p, judge)
-    asked = readback.ask(judged.chances)
-    return _with_residuals(p, places, judged), lambda: dict(zip(by_row, asked(), strict=True))
+    read_chances = readback.add(judged.chances)
+    return _with_residuals(p, places, judged), lambda: dict(zip(by_row, read_chances(), strict=True))
 
 
 def _chances_at(
@@ -142,8 +142,8 @@ def _padded(by_row: Mapping[int, Drawn], uploads: Uploads) -> Callable[[], _Plac
         picks[i, : len(drawn.tokens)] = [drawn.ids.index(token) for token in drawn.tokens]
     num_draws = np.array([len(drawn.tokens) for drawn in by_row.values()])
     tokens = np.flatnonzero(q > 0.0)
-    asked = [uploads.ask(each) for each in (np.array(list(by_row)), ids, q, picks, num_draws, tokens)]
-    return lambda: _Places(*(there() for there in asked))
+    uploaded = [uploads.add(each) for each in (np.array(list(by_row)), ids, q, picks, num_draws, tokens)]
+    return lambda: _Places(*(there() for there in uploaded))
 
 
 def _judge(places: _Places, p: Tensor, judge: _Judge) -> _Trials:

@@ -25,7 +25,7 @@ from workers.grammar import Mask
 from workers.step import Uploads
 
 NEVER = -math.inf
-Change: TypeAlias = Callable[[Tensor], Tensor]
+LogitsTransform: TypeAlias = Callable[[Tensor], Tensor]
 """A function of logits or log p [R, V]. Call it after the upload. It does not modify its argument, but returns it if
 there is nothing to change."""
 
@@ -61,38 +61,39 @@ def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
     Returns `logits` itself if it is float32 and no row has any of these.
     """
-    return at_once(adjusting, logits, rows)
+    return apply_now(prepare_adjustment, logits, rows)
 
 
-def adjusting(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
+def prepare_adjustment(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> LogitsTransform:
     """`adjusted` as a function to call after the upload."""
-    steps: list[Change] = [Tensor.float]
+    steps: list[LogitsTransform] = [Tensor.float]
     if any(map(_is_adjusted, samplings(rows))):
         steps += [step(rows, vocab_size, uploads) for step in (_allowed, _without_bad_words, _biased, _suppressed)]
         steps.append(_penalised(rows, uploads))
-    steps.append(_held_to_grammars(rows, uploads))
-    return in_order(steps)
+    steps.append(_apply_grammar_masks(rows, uploads))
+    return compose(steps)
 
 
-def at_once(asking: Callable[[Sequence[Row], int, Uploads], Change], values: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Apply a change to `values` [R, V] with an upload of its own."""
+def apply_now(
+    prepare: Callable[[Sequence[Row], int, Uploads], LogitsTransform], values: Tensor, rows: Sequence[Row]
+) -> Tensor:
+    """Prepare a transform and apply it to `values` [R, V], with an upload of its own."""
     uploads = Uploads(values.device)
-    change = asking(rows, values.shape[1], uploads)
+    transform = prepare(rows, values.shape[1], uploads)
     uploads.send()
-    return change(values)
+    return transform(values)
 
 
-def in_order(steps: Sequence[Change]) -> Change:
-    def change(logits: Tensor) -> Tensor:
+def compose(steps: Sequence[LogitsTransform]) -> LogitsTransform:
+    def transform(logits: Tensor) -> Tensor:
         for step in steps:
             logits = step(logits)
         return logits
 
-    return change
+    return transform
 
 
-def unchanged(logits: Tensor) -> Tensor:
-    """The change that returns its argument."""
+def identity(logits: Tensor) -> Tensor:
     return logits
 
 
@@ -113,50 +114,50 @@ def samplings(rows: Sequence[Row]) -> Iterable[Sampling]:
 
 def column(values: Sequence[float], uploads: Uploads, dtype: torch.dtype | None = None) -> Callable[[], Tensor]:
     """One value for each row.  # [R, 1]"""
-    there = uploads.ask(list(values), dtype)
+    there = uploads.add(list(values), dtype)
     return lambda: there()[:, None]
 
 
-def _allowed(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
-    return in_order(
+def _allowed(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> LogitsTransform:
+    return compose(
         [
             _only(
-                uploads.ask([i for i, row in enumerate(rows) if row.sampling.allowed_token_ids == allowed]),
-                uploads.ask([token for token in allowed if 0 <= token < vocab_size], torch.int64),
+                uploads.add([i for i, row in enumerate(rows) if row.sampling.allowed_token_ids == allowed]),
+                uploads.add([token for token in allowed if 0 <= token < vocab_size], torch.int64),
             )
             for allowed in {row.sampling.allowed_token_ids for row in rows} - {()}
         ]
     )
 
 
-def _only(index: Callable[[], Tensor], ids: Callable[[], Tensor]) -> Change:
+def _only(index: Callable[[], Tensor], ids: Callable[[], Tensor]) -> LogitsTransform:
     """Allow only these ids in these rows."""
 
-    def change(logits: Tensor) -> Tensor:
+    def transform(logits: Tensor) -> Tensor:
         subset = logits[index()]
         kept = torch.full_like(subset, NEVER).index_copy(1, ids(), subset[:, ids()])
         return logits.index_copy(0, index(), kept)
 
-    return change
+    return transform
 
 
-def _without_bad_words(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
+def _without_bad_words(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> LogitsTransform:
     bad = (
         (index, token) for index, row in enumerate(rows) for token in row.sampling.bad_after(row.tokens, row.prompt_len)
     )
     return _without(bad, vocab_size, uploads)
 
 
-def _without(places: Iterable[tuple[int, int]], vocab_size: int, uploads: Uploads) -> Change:
+def _without(places: Iterable[tuple[int, int]], vocab_size: int, uploads: Uploads) -> LogitsTransform:
     """Forbid these (row, token id) pairs."""
     wanted = [(row, token_id) for row, token_id in places if 0 <= token_id < vocab_size]
     if not wanted:
-        return unchanged
-    there = uploads.ask(wanted)
+        return identity
+    there = uploads.add(wanted)
     return lambda logits: logits.index_put(there().unbind(dim=1), logits.new_full((), NEVER))
 
 
-def _biased(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
+def _biased(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> LogitsTransform:
     biases = [
         (index, token_id, bias)
         for index, row in enumerate(rows)
@@ -164,12 +165,12 @@ def _biased(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
         if 0 <= token_id < vocab_size
     ]
     if not biases:
-        return unchanged
-    index, ids, values = (uploads.ask(part) for part in zip(*biases, strict=True))
+        return identity
+    index, ids, values = (uploads.add(part) for part in zip(*biases, strict=True))
     return lambda logits: logits.index_put((index(), ids()), values().float(), accumulate=True)
 
 
-def _suppressed(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
+def _suppressed(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> LogitsTransform:
     suppressed = (
         (index, token_id)
         for index, row in enumerate(rows)
@@ -191,12 +192,12 @@ def _suppressed_ids(row: Row) -> Sequence[int]:
     return ids if others.any() else ()
 
 
-def _held_to_grammars(rows: Sequence[Row], uploads: Uploads) -> Change:
+def _apply_grammar_masks(rows: Sequence[Row], uploads: Uploads) -> LogitsTransform:
     """Set logits of forbidden tokens to -inf. A row whose mask allows nothing keeps no finite logit."""
     chosen = [(index, row.mask) for index, row in enumerate(rows) if row.mask is not None]
     if not chosen:
-        return unchanged
-    masks = uploads.ask(np.stack([mask for _, mask in chosen]))  # [M, ceil(V / 8)]
+        return identity
+    masks = uploads.add(np.stack([mask for _, mask in chosen]))  # [M, ceil(V / 8)]
 
     def masked(logits: Tensor) -> Tensor:
         bits = masks()[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1
@@ -206,18 +207,18 @@ def _held_to_grammars(rows: Sequence[Row], uploads: Uploads) -> Change:
     return in_rows([index for index, _ in chosen], len(rows), masked, uploads)
 
 
-def in_rows(chosen: Sequence[int], num_rows: int, change: Change, uploads: Uploads) -> Change:
-    """Limit a change to the chosen rows."""
+def in_rows(chosen: Sequence[int], num_rows: int, transform: LogitsTransform, uploads: Uploads) -> LogitsTransform:
+    """Limit a transform to the chosen rows."""
     if len(chosen) == num_rows:
-        return change
-    index = uploads.ask(list(chosen))
-    return lambda logits: logits.index_copy(0, index(), change(logits[index()]))
+        return transform
+    index = uploads.add(list(chosen))
+    return lambda logits: logits.index_copy(0, index(), transform(logits[index()]))
 
 
-def _penalised(rows: Sequence[Row], uploads: Uploads) -> Change:
+def _penalised(rows: Sequence[Row], uploads: Uploads) -> LogitsTransform:
     chosen = [index for index, row in enumerate(rows) if row.sampling.has_penalties]
     if not chosen:
-        return unchanged
+        return identity
     subset_rows = [rows[i] for i in chosen]
     seen = _counts([row.tokens for row in subset_rows], uploads)
     counted = _counts([row.tokens[row.prompt_len :] for row in subset_rows], uploads)
@@ -235,11 +236,11 @@ def _penalised(rows: Sequence[Row], uploads: Uploads) -> Change:
     return in_rows(chosen, len(rows), penalised, uploads)
 
 
-def _counts(token_lists: Sequence[Sequence[int]], uploads: Uploads) -> Change:
+def _counts(token_lists: Sequence[Sequence[int]], uploads: Uploads) -> LogitsTransform:
     """Count each id in each row's list, in the shape and dtype of given logits [R, V]."""
     lengths = [len(tokens) for tokens in token_lists]
     ids = np.fromiter(chain.from_iterable(token_lists), np.int64, sum(lengths))
-    there = uploads.ask(np.stack([np.repeat(np.arange(len(lengths)), lengths), ids]))
+    there = uploads.add(np.stack([np.repeat(np.arange(len(lengths)), lengths), ids]))
 
     def counts(like: Tensor) -> Tensor:
         return torch.zeros_like(like).index_put(there().unbind(), like.new_ones(()), accumulate=True)

@@ -30,40 +30,43 @@ class PromptScores:
         """One for each token of the prompt after the first."""
 
     @property
-    def is_unsound(self) -> bool:
+    def has_nan(self) -> bool:
         """Whether a score is NaN: the model gave no distribution for a token."""
         return any(math.isnan(each.logprob) for each in self.found)
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         """Drop all scores, because the prompt is computed again from its first token."""
         self.found.clear()
 
-    def ask(
+    def read(
         self, logits: Tensor, first: int, following: Sequence[int], readback: Readback
     ) -> Callable[[], list[TokenLogprobs]]:
-        """Scores of the tokens that follow positions `first`, `first` + 1, ..., up to the end of the prompt."""
+        """Scores of the tokens that follow positions `first`, `first` + 1, ..., up to the end of the prompt.
+
+        Call the result after the readback.
+        """
         count = max(0, min(len(following), self._prompt_len - 1 - first))
         if count == 0:
             return list
         return sampler.logprobs(logits[:count], following[:count], self._num_top, readback)
 
 
-Asked = tuple[StepRows, PromptScores | None, int, Sequence[int], bool]
+ScoredRows = tuple[StepRows, PromptScores | None, int, Sequence[int], bool]
 """Rows of a step, the scores of their prompt (or None), the position of the first row, the tokens after the rows, and
 whether the rows end with the last pending token, whose logits are needed for sampling too."""
 
 
-def take_scores(asked: Sequence[Asked], logits: Tensor) -> Tensor:
+def store_scores(scored: Sequence[ScoredRows], logits: Tensor) -> Tensor:
     """Store the scores of prompt rows in their `PromptScores`. Returns logits [R, V] of the rows to sample from."""
-    readback, kept, found, start = Readback(), [], [], 0
-    for rows, scores, first, following, is_last in asked:
+    readback, kept, readers, start = Readback(), [], [], 0
+    for rows, scores, first, following, is_last in scored:
         stretch = logits[start : start + rows.num_wanted]
         start += rows.num_wanted
         if scores is not None:
-            found.append((scores, scores.ask(stretch, first, following, readback)))
+            readers.append((scores, scores.read(stretch, first, following, readback)))
             stretch = stretch[len(rows.tokens) - 1 :] if is_last else stretch[:0]
         kept.append(stretch)
     readback.wait()
-    for scores, read in found:
+    for scores, read in readers:
         scores.found += read()
     return torch.cat(kept)

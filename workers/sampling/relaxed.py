@@ -18,13 +18,13 @@ from workers.sampling.logits import Row
 from workers.step import Readback, Uploads
 
 
-def follow_leniently(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
+def verify_lenient(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
     """Lenient coupled verification. Greedy rows have no noise: their differences of scores are those of log p."""
-    perturb, of_guess = sampler.perturbing(rows, vocab_size, uploads), at_guesses(blocks, vocab_size, uploads)
+    perturb, of_guess = sampler.prepare_perturbation(rows, vocab_size, uploads), at_guesses(blocks, vocab_size, uploads)
 
     def decide(log_p: Tensor, readback: Readback) -> Outcomes:
         scores = perturb(log_p)
-        argmax, at = readback.argmax(scores), readback.ask(of_guess(scores))
+        argmax, at = readback.argmax(scores), readback.add(of_guess(scores))
 
         def outcomes() -> list[Outcome]:
             samples, largest, of_guesses = (of_nodes(values, blocks) for values in (*argmax(), at()))
@@ -42,14 +42,14 @@ def follow_leniently(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_siz
     return decide
 
 
-def follow_typical(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
-    perturb, of_guess = sampler.perturbing(rows, vocab_size, uploads), at_guesses(blocks, vocab_size, uploads)
+def verify_typical(blocks: Sequence[TokenTree], rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Decide:
+    perturb, of_guess = sampler.prepare_perturbation(rows, vocab_size, uploads), at_guesses(blocks, vocab_size, uploads)
 
     def decide(log_p: Tensor, readback: Readback) -> Outcomes:
         wide = log_p.double()
         entropies = -(wide.exp() * wide.masked_fill(wide.isinf(), 0.0)).sum(dim=-1)
         argmax = readback.argmax(perturb(log_p))
-        entropy, at = readback.ask(entropies), readback.ask(of_guess(log_p))
+        entropy, at = readback.add(entropies), readback.add(of_guess(log_p))
 
         def outcomes() -> list[Outcome]:
             samples, of_rows, of_guesses = (of_nodes(values, blocks) for values in (argmax()[0], entropy(), at()))

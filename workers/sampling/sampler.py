@@ -19,18 +19,18 @@ from core import noise
 from core.exact import Q_MASS, TOP_P_SLACK
 from core.noise import Purpose
 from core.records import Sampling, TokenLogprobs
-from workers.noise import ask_gumbel_rows, largest_with_gumbel
+from workers.noise import largest_with_gumbel, prepare_gumbel_rows
 from workers.sampling.logits import (
     NEVER,
-    Change,
+    LogitsTransform,
     Row,
     adjusted,
-    at_once,
+    apply_now,
     column,
-    in_order,
+    compose,
+    identity,
     in_rows,
     samplings,
-    unchanged,
 )
 from workers.step import Readback, Uploads, upload
 
@@ -49,10 +49,10 @@ def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """log p [R, V] of adjusted logits, after temperature and truncation: the second half of `process`."""
-    return at_once(distributing, logits, rows)
+    return apply_now(prepare_distribution, logits, rows)
 
 
-def distributing(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
+def prepare_distribution(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> LogitsTransform:
     """`distribution` as a function to call after the upload."""
     of_rows = samplings(rows)
     if all(sampling.is_greedy for sampling in of_rows):
@@ -67,10 +67,10 @@ def distributing(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Chan
         _min_p(rows, uploads),
         lambda logits: logits.log_softmax(dim=-1),
     ]
-    return _one_hot_where_greedy(rows, in_order(steps), uploads)
+    return _one_hot_where_greedy(rows, compose(steps), uploads)
 
 
-def _one_hot_where_greedy(rows: Sequence[Row], sampled: Change, uploads: Uploads) -> Change:
+def _one_hot_where_greedy(rows: Sequence[Row], sampled: LogitsTransform, uploads: Uploads) -> LogitsTransform:
     is_greedy = [row.sampling.is_greedy for row in rows]
     if not any(is_greedy):
         return sampled
@@ -89,7 +89,7 @@ def _is_softmax(sampling: Sampling) -> bool:
     return sampling.temperature == 1 and is_whole
 
 
-def _tempered(rows: Sequence[Row], uploads: Uploads) -> Change:
+def _tempered(rows: Sequence[Row], uploads: Uploads) -> LogitsTransform:
     """Divide by the temperature, after a shift to a largest logit of 0, so that no temperature overflows."""
     temperatures = [row.sampling.temperature or 1.0 for row in rows]
     # Only on a CPU: for a Python number, a GPU multiplies by its reciprocal, which gives other bits.
@@ -102,10 +102,10 @@ def _tempered(rows: Sequence[Row], uploads: Uploads) -> Change:
     return tempered
 
 
-def _top_k(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
+def _top_k(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> LogitsTransform:
     ks = [row.sampling.top_k if row.sampling.top_k < vocab_size else 0 for row in rows]
     if not any(ks):
-        return unchanged
+        return identity
     k = column(ks, uploads)
 
     def cut_off(logits: Tensor) -> Tensor:
@@ -115,16 +115,16 @@ def _top_k(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
     return cut_off
 
 
-def _top_p(rows: Sequence[Row], uploads: Uploads) -> Change:
+def _top_p(rows: Sequence[Row], uploads: Uploads) -> LogitsTransform:
     chosen = [index for index, row in enumerate(rows) if row.sampling.top_p < 1 and not row.sampling.is_greedy]
     if not chosen:
-        return unchanged
-    beyond = _beyond_on_cpu if uploads.device.type == "cpu" else _beyond
+        return identity
+    outside = _outside_nucleus_on_cpu if uploads.device.type == "cpu" else _outside_nucleus
     top_p = column([rows[i].sampling.top_p for i in chosen], uploads, torch.float64)
-    return in_rows(chosen, len(rows), lambda logits: logits.masked_fill(beyond(logits, top_p()), NEVER), uploads)
+    return in_rows(chosen, len(rows), lambda logits: logits.masked_fill(outside(logits, top_p()), NEVER), uploads)
 
 
-def _beyond(logits: Tensor, top_p: Tensor) -> Tensor:
+def _outside_nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
     """True for tokens [R, V] outside the nucleus: the likeliest tokens that together reach `top_p` [R, 1]."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probs = ordered.double().softmax(dim=-1)
@@ -133,14 +133,14 @@ def _beyond(logits: Tensor, top_p: Tensor) -> Tensor:
     return torch.zeros_like(is_dropped).scatter(1, order, is_dropped)
 
 
-def _beyond_on_cpu(logits: Tensor, top_p: Tensor) -> Tensor:
-    """`_beyond` by the smallest logit that is kept: numpy sorts logits alone ten times as fast as logits with ids."""
-    is_beyond = torch.zeros_like(logits, dtype=torch.bool)
-    for row, least_mass, out in zip(logits.numpy(), top_p.flatten().tolist(), is_beyond.numpy(), strict=True):
+def _outside_nucleus_on_cpu(logits: Tensor, top_p: Tensor) -> Tensor:
+    """`_outside_nucleus` by the smallest logit that is kept: numpy sorts logits alone ten times as fast as with ids."""
+    is_outside = torch.zeros_like(logits, dtype=torch.bool)
+    for row, least_mass, out in zip(logits.numpy(), top_p.flatten().tolist(), is_outside.numpy(), strict=True):
         least, num_equals = _nucleus_end(np.sort(row)[::-1], least_mass - TOP_P_SLACK)
         np.less(row, least, out=out)
         out[np.flatnonzero(row == least)[num_equals:]] = True
-    return is_beyond
+    return is_outside
 
 
 def _nucleus_end(ordered: NDArray[np.float32], mass: float) -> tuple[np.float32, int]:
@@ -159,10 +159,10 @@ def _nucleus_end(ordered: NDArray[np.float32], mass: float) -> tuple[np.float32,
     return least, num_kept - int(np.count_nonzero(ordered[:num_kept] > least))
 
 
-def _min_p(rows: Sequence[Row], uploads: Uploads) -> Change:
+def _min_p(rows: Sequence[Row], uploads: Uploads) -> LogitsTransform:
     min_ps = [row.sampling.min_p for row in rows]
     if not any(min_ps):
-        return unchanged
+        return identity
     threshold = column([math.log(min_p) if min_p else NEVER for min_p in min_ps], uploads)
     return lambda logits: logits.masked_fill(logits < threshold(), NEVER)
 
@@ -177,18 +177,18 @@ def argmax(scores: Tensor) -> Tensor:
 
 def perturbed(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
     """log p + shared noise [R, V]; its argmax is the token of coupled sampling. Greedy rows get no noise."""
-    return at_once(perturbing, log_p, rows)
+    return apply_now(prepare_perturbation, log_p, rows)
 
 
-def perturbing(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Change:
+def prepare_perturbation(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> LogitsTransform:
     """`perturbed` as a function to call after the upload."""
     chosen = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
     if not chosen:
-        return unchanged
-    gumbel = ask_gumbel_rows([_shared_key(rows[i]) for i in chosen], vocab_size, uploads)
+        return identity
+    gumbel = prepare_gumbel_rows([_shared_key(rows[i]) for i in chosen], vocab_size, uploads)
     if len(chosen) == len(rows):
         return lambda log_p: gumbel().add_(log_p)  # in place: a temporary of this size costs more than the addition
-    index = uploads.ask(chosen)
+    index = uploads.add(chosen)
     return lambda log_p: log_p.index_add(0, index(), gumbel())
 
 
@@ -199,19 +199,19 @@ Draw: TypeAlias = Callable[[Tensor, Readback], Callable[[], list[int]]]
 def drawn(log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Callable[[], list[int]]:
     """Sample each row's token by coupled sampling: the argmax of `perturbed`. Call the result after the readback."""
     uploads = Uploads(log_p.device)
-    draw = drawing(rows, log_p.shape[1], uploads)
+    draw = prepare_draw(rows, log_p.shape[1], uploads)
     uploads.send()
     return draw(log_p, readback)
 
 
-def drawing(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Draw:
+def prepare_draw(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Draw:
     """`drawn` as a function to call after the upload."""
     draw = _drawn_on_cpu if uploads.device.type == "cpu" else _drawn
     return draw(rows, vocab_size, uploads)
 
 
 def _drawn(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> Draw:
-    perturb = perturbing(rows, vocab_size, uploads)
+    perturb = prepare_perturbation(rows, vocab_size, uploads)
 
     def draw(log_p: Tensor, readback: Readback) -> Callable[[], list[int]]:
         argmax = readback.argmax(perturb(log_p))
@@ -263,8 +263,8 @@ def cut(log_q: Tensor, top_tokens: int) -> tuple[Tensor, Tensor]:
     """
     log_probs, ids = largest(log_q, top_tokens)
     whole = log_probs.double().exp()
-    is_beyond = whole.cumsum(dim=-1) - whole >= Q_MASS
-    return log_probs.masked_fill(is_beyond, NEVER).softmax(dim=-1), ids
+    is_outside = whole.cumsum(dim=-1) - whole >= Q_MASS
+    return log_probs.masked_fill(is_outside, NEVER).softmax(dim=-1), ids
 
 
 def logprobs(
@@ -277,8 +277,8 @@ def logprobs(
     log_p = raw_logits.float().log_softmax(dim=-1)
     values, ids = log_p.topk(min(num_top, log_p.shape[1]))
     chosen = log_p.gather(1, upload(list(token_ids), log_p.device)[:, None]).flatten()
-    asked = [readback.ask(tensor) for tensor in (chosen, ids, values)]
+    readers = [readback.add(tensor) for tensor in (chosen, ids, values)]
     return lambda: [
         TokenLogprobs(logprob, tuple(zip(top_ids, top_values, strict=True)))
-        for logprob, top_ids, top_values in zip(*(values() for values in asked), strict=True)
+        for logprob, top_ids, top_values in zip(*(values() for values in readers), strict=True)
     ]

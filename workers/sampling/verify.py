@@ -16,16 +16,16 @@ from workers.sampling.logits import Row
 from workers.step import Uploads
 
 BATCHED_RULES: Final[Mapping[str, BatchedRule]] = {
-    "greedy": coupled.follow,
-    "coupled": coupled.follow,
+    "greedy": coupled.verify,
+    "coupled": coupled.verify,
     "rejection": chains.verify,
     "block": partial(chains.verify, is_block=True),
     "recursive_rejection": drawn_trees.reject_recursively,
     "sequential_selection": drawn_trees.select_in_sequence,
-    "lenient_greedy": relaxed.follow_leniently,
-    "lenient_coupled": relaxed.follow_leniently,
+    "lenient_greedy": relaxed.verify_lenient,
+    "lenient_coupled": relaxed.verify_lenient,
     "lenient_rejection": partial(chains.verify, is_lenient=True),
-    "typical": relaxed.follow_typical,
+    "typical": relaxed.verify_typical,
 }
 
 

@@ -4,7 +4,7 @@ from workers.step.kv_cache import NUM_OWN_BLOCKS, KVCache, LayerShape, OutOfBloc
 from workers.step.paged_plan import StepShape
 from workers.step.plan import NO_TILING, AttentionGroup, StepPlan, Tiling, plan_step
 from workers.step.readers import Span
-from workers.step.rows import Step, StepRows, lay_out
+from workers.step.rows import Step, StepRows, flatten
 from workers.step.transfer import Readback, Uploads, upload
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "StepShape",
     "Tiling",
     "Uploads",
-    "lay_out",
+    "flatten",
     "plan_step",
     "upload",
 ]

@@ -31,7 +31,7 @@ class BlockPool:
         """Number of blocks that can be allocated: blank and unused ones. Allocating an unused one drops its content."""
         return len(self._blank) + len(self._unused)
 
-    def found(self, hashes: Iterable[BlockHash]) -> list[int]:
+    def lookup(self, hashes: Iterable[BlockHash]) -> list[int]:
         """Return the blocks published under these hashes, up to the first missing one."""
         blocks = []
         for block_hash in hashes:
@@ -46,10 +46,10 @@ class BlockPool:
             self._published[block_hash] = block
             self._hash_of[block] = block_hash
 
-    def withdraw(self, block: int) -> None:
+    def unpublish(self, block: int) -> None:
         """Unpublish a block because its only user will write to it; a shared block stays published."""
         if block in self._hash_of and not self.is_shared(block):
-            self._unpublish(block)
+            self._drop_hash(block)
 
     def are_private(self, blocks: Sequence[int]) -> bool:
         """Whether none of the blocks is published, so that they may be written."""
@@ -75,7 +75,7 @@ class BlockPool:
         last_user = self._blank.pop(block, None)
         if block in self._unused:
             del self._unused[block]
-            self._unpublish(block)
+            self._drop_hash(block)
         return block, last_user
 
     def _is_stale(self, block: int | None) -> bool:
@@ -105,11 +105,11 @@ class BlockPool:
         else:
             self._blank[block] = user
 
-    def give_back(self, blocks: Iterable[int]) -> None:
+    def return_unclaimed(self, blocks: Iterable[int]) -> None:
         """Return allocated blocks that got no user."""
         self._blank.update(dict.fromkeys(blocks))
 
-    def _unpublish(self, block: int) -> None:
+    def _drop_hash(self, block: int) -> None:
         del self._published[self._hash_of.pop(block)]
 
     def check_integrity(self, users: Counter[int]) -> None:

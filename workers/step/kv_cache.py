@@ -54,7 +54,7 @@ class SequenceKV:
     blocks: list[int] = field(default_factory=list)
     num_tokens: int = 0
     """Rows whose KV is valid."""
-    is_suspect: bool = False
+    may_hold_nan: bool = False
     """Whether NaN may be in blocks that it released. Then each of its new blocks is erased, its own old ones too."""
 
 
@@ -101,7 +101,7 @@ class KVCache:
 
     def num_published(self, hashes: Iterable[BlockHash]) -> int:
         """Number of leading hashes whose blocks could be adopted."""
-        return len(self._pool.found(hashes))
+        return len(self._pool.lookup(hashes))
 
     def has_room(self, hashes: Sequence[BlockHash], num_tokens: int, num_spare: int = 0) -> bool:
         """Whether a new sequence of `num_tokens` rows fits, with `num_spare` blocks left over.
@@ -109,7 +109,7 @@ class KVCache:
         The sequence adopts the published blocks among `hashes`. Adopting a block that is in use takes no room; adopting
         an unused one does, because it counts as free.
         """
-        in_use = [block for block in self._pool.found(hashes) if not self._pool.is_unused(block)]
+        in_use = [block for block in self._pool.lookup(hashes) if not self._pool.is_unused(block)]
         num_needed = self.num_blocks_for(num_tokens) - len(in_use)
         return num_needed + num_spare <= self.num_free_blocks
 
@@ -119,7 +119,7 @@ class KVCache:
         Returns the number of rows in these blocks; all are valid.
         """
         assert not seq.blocks, "only an empty sequence begins with blocks of others"
-        seq.blocks = self._pool.found(hashes)
+        seq.blocks = self._pool.lookup(hashes)
         for block in seq.blocks:
             self._pool.use(block)
         seq.num_tokens = len(seq.blocks) * self.block_tokens
@@ -152,7 +152,7 @@ class KVCache:
         if num_needed > self.num_free_blocks:
             raise OutOfBlocks(f"{num_needed} KV blocks needed, {self.num_free_blocks} free")
         for seq, index in to_write:
-            self._pool.withdraw(seq.blocks[index])
+            self._pool.unpublish(seq.blocks[index])
         copies = [(seq, index, self._pool.allocate(None)[0]) for seq, index in to_copy]
         taken = [self._append_block(seq) for seq, count in lacking for _ in range(count)]
         foreign = [block for block, is_own in taken if not is_own] + [block for _, _, block in copies]
@@ -162,7 +162,7 @@ class KVCache:
             for copy in copies:
                 self._copy_rows(*copy)
         except torch.OutOfMemoryError:
-            self._give_back(lacking, [block for _, _, block in copies])
+            self._return_unclaimed(lacking, [block for _, _, block in copies])
             raise
         for copy in copies:
             self._replace(*copy)
@@ -174,9 +174,9 @@ class KVCache:
         assert self._pool.are_private(written), "rows were written that others may read"
         seq.num_tokens += num_tokens
 
-    def suspect(self, seq: SequenceKV) -> None:
+    def mark_nan(self, seq: SequenceKV) -> None:
         """Mark a sequence for which NaN was computed: each of its new blocks will be erased."""
-        seq.is_suspect = True
+        seq.may_hold_nan = True
 
     def truncate(self, seq: SequenceKV, num_tokens: int) -> None:
         """Roll back to the first `num_tokens` rows and release the blocks after them."""
@@ -262,7 +262,7 @@ class KVCache:
         self._pool.use(copy)
         seq.blocks[index] = copy
 
-    def _give_back(self, appended: Iterable[tuple[SequenceKV, int]], copies: Iterable[int]) -> None:
+    def _return_unclaimed(self, appended: Iterable[tuple[SequenceKV, int]], copies: Iterable[int]) -> None:
         """Release what was just allocated: the last `count` blocks of each sequence, and copies without users.
 
         Rows of other sequences may still be in them.
@@ -270,14 +270,14 @@ class KVCache:
         for seq, count in appended:
             for _ in range(count):
                 self._pool.release(seq.blocks.pop(), None)
-        self._pool.give_back(copies)
+        self._pool.return_unclaimed(copies)
 
     def _append_block(self, seq: SequenceKV) -> tuple[int, bool]:
         """Append a block to a sequence. Returns it, and whether it holds only rows that the sequence wrote itself."""
         block, user = self._pool.allocate(seq.blocks[-1] + 1 if seq.blocks else None)
         self._pool.use(block)
         seq.blocks.append(block)
-        return block, user is seq and not seq.is_suspect
+        return block, user is seq and not seq.may_hold_nan
 
     def _slot_tensor(self, slots: Sequence[int]) -> torch.Tensor:
         return upload(list(slots), self.device, torch.int64)

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.step.kv_cache import SINK_BLOCK, KVCache
-from workers.step.plan import NO_TILING, Tiling, cut_up
-from workers.step.readers import Reader, Span, branches_of, lineage_bits
+from workers.step.plan import NO_TILING, Tiling, split_stretches
+from workers.step.readers import Reader, Span, ancestor_bits, branches_of
 from workers.step.rows import Step
 
 TILE_ROWS = 16
@@ -126,13 +126,13 @@ class StepShape:
     ) -> Iterator[tuple[int, int, int, int]]:
         """Fill in what a reader's rows see. Yields its tiles: (first row, number of rows, reader, end of the KV)."""
         entries, tokens = reader.source(cache)
-        blocks = cut_up(entries, tokens // self.block_tokens)[: self.num_blocks]
+        blocks = split_stretches(entries, tokens // self.block_tokens)[: self.num_blocks]
         pieces["table"][index, : len(blocks)] = blocks
         pieces["seen"][np.asarray(reader.rows)] = np.arange(reader.num_kv - reader.num_rows, reader.num_kv) + 1
         if isinstance(reader, Span) and not reader.is_chain:
             nodes = slice(reader.first_row + reader.num_chain, reader.first_row + reader.num_rows)
             pieces["seen"][nodes] = reader.root + 1
-            bits = lineage_bits(reader.parents)[reader.num_cached_nodes :]
+            bits = ancestor_bits(reader.parents)[reader.num_cached_nodes :]
             words = b"".join(each.to_bytes(4 * self.num_words, "little") for each in bits)
             pieces["masks"][nodes] = np.frombuffer(words, np.int32).reshape(-1, self.num_words)
         for first, count in _runs(reader.rows, self.tile_rows):

@@ -156,12 +156,12 @@ def _source(cache: KVCache, members: Sequence[Reader], num_blocks: int) -> tuple
         if blocks == list(range(blocks[0], blocks[0] + num_blocks)):
             return slice(blocks[0] * cache.block_tokens, (blocks[0] + num_blocks) * cache.block_tokens), stretch_tokens
     length = num_blocks * cache.block_tokens // stretch_tokens
-    tables = [cut_up(entries, tokens // stretch_tokens)[:length] for entries, tokens in sources]
+    tables = [split_stretches(entries, tokens // stretch_tokens)[:length] for entries, tokens in sources]
     padded = [table + [BLANK_BLOCK] * (length - len(table)) for table in tables]
     return upload([entry for table in padded for entry in table], cache.device), stretch_tokens
 
 
-def cut_up(entries: list[int], parts: int) -> list[int]:
+def split_stretches(entries: list[int], parts: int) -> list[int]:
     """Cut each stretch of slots into `parts` shorter ones."""
     return entries if parts == 1 else [entry * parts + part for entry in entries for part in range(parts)]
 

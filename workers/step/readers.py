@@ -59,7 +59,7 @@ class Span:
     @property
     def depth(self) -> int:
         """Number of levels of the tree below its root."""
-        return max((bits.bit_count() for bits in lineage_bits(self.parents)), default=0)
+        return max((bits.bit_count() for bits in ancestor_bits(self.parents)), default=0)
 
     def mask_tree(
         self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
@@ -68,10 +68,10 @@ class Span:
 
         Of the rows after the root, a node sees its ancestors and itself.
         """
-        lineage = _lineage(self.parents)
+        ancestors = _ancestors(self.parents)
         nodes = slice(self.root + 1, self.root + 1 + len(self.parents))
-        visible[self.num_chain : self.num_rows, nodes] = lineage[self.num_cached_nodes :]
-        key_positions[nodes] = self.root + lineage.sum(axis=1)
+        visible[self.num_chain : self.num_rows, nodes] = ancestors[self.num_cached_nodes :]
+        key_positions[nodes] = self.root + ancestors.sum(axis=1)
         query_positions[:] = key_positions[query_positions]
 
     def source(self, cache: KVCache) -> tuple[list[int], int]:
@@ -125,7 +125,7 @@ def branches_of(span: Span) -> Sequence[Reader]:
     return branches
 
 
-def lineage_bits(parents: Sequence[int]) -> list[int]:
+def ancestor_bits(parents: Sequence[int]) -> list[int]:
     """For each node, a bitmask of its ancestors and itself."""
     bits: list[int] = []
     for node, parent in enumerate(parents):
@@ -133,9 +133,9 @@ def lineage_bits(parents: Sequence[int]) -> list[int]:
     return bits
 
 
-def _lineage(parents: Sequence[int]) -> NDArray[np.bool_]:
+def _ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:
     """True where the column is the row's node or one of its ancestors.  # [N, N]"""
     num_nodes, num_bytes = len(parents), -(-len(parents) // 8)
-    packed = np.frombuffer(b"".join(each.to_bytes(num_bytes, "little") for each in lineage_bits(parents)), np.uint8)
+    packed = np.frombuffer(b"".join(each.to_bytes(num_bytes, "little") for each in ancestor_bits(parents)), np.uint8)
     by_node = packed.reshape(num_nodes, num_bytes)
     return np.unpackbits(by_node, axis=1, count=num_nodes, bitorder="little").view(np.bool_)

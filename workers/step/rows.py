@@ -80,7 +80,7 @@ class Step:
         return ids, positions, wanted
 
 
-def lay_out(batch: Sequence[StepRows]) -> Step:
+def flatten(batch: Sequence[StepRows]) -> Step:
     """Concatenate the rows of all sequences into one step."""
     ids: list[int] = []
     positions: list[int] = []

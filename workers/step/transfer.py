@@ -45,9 +45,9 @@ class Uploads:
         self.device = device
         self._wanted: list[Tensor] = []
         self._there: list[Tensor] = []
-        """Tensors that have been sent, in the order of `ask`."""
+        """Tensors that have been sent, in the order of `add`."""
 
-    def ask(
+    def add(
         self, values: list[Any] | tuple[Any, ...] | NDArray[Any], dtype: torch.dtype | None = None
     ) -> Callable[[], Tensor]:
         """Add values to the next copy, with the dtype that `upload` gives them.
@@ -71,10 +71,10 @@ class Readback:
     def __init__(self) -> None:
         self._wanted: list[Tensor] = []
         self._values: list[Any] = []
-        """Values that have been read, in the order of `ask`."""
+        """Values that have been read, in the order of `add`."""
         self._argmaxes: list[tuple[Tensor, Argmax]] = []
 
-    def ask(self, tensor: Tensor) -> Callable[[], Any]:
+    def add(self, tensor: Tensor) -> Callable[[], Any]:
         """Add a tensor to the next copy; it must not change before `wait` returns.
 
         After `wait`, the returned function gives the tensor's values, as from `tolist`.
@@ -90,13 +90,13 @@ class Readback:
         """
         known = next((argmax for of, argmax in self._argmaxes if of is scores), None)
         if known is None:
-            known = _argmax_on_cpu(scores) if scores.device.type == "cpu" else self._ask_argmax(scores)
+            known = _argmax_on_cpu(scores) if scores.device.type == "cpu" else self._add_argmax(scores)
             self._argmaxes.append((scores, known))
         return known
 
-    def _ask_argmax(self, scores: Tensor) -> Argmax:
+    def _add_argmax(self, scores: Tensor) -> Argmax:
         index = scores.argmax(dim=-1)
-        ids, values = self.ask(index), self.ask(scores.gather(1, index[:, None]).squeeze(1))
+        ids, values = self.add(index), self.add(scores.gather(1, index[:, None]).squeeze(1))
         return lambda: (ids(), values())
 
     def wait(self) -> None:

@@ -1,1 +1,3 @@
-"""Commands that predict the gain of a pair before it is served: by simulation, closed forms and measurement."""
+"""Commands for a pair before it is served: they convert it, and predict its gain by simulation, closed forms and
+measurement.
+"""

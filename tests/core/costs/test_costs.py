@@ -36,6 +36,18 @@ def learned(num=40, factor=1.0):
     return cost
 
 
+def test_one_slow_pass_of_a_width_is_not_believed_until_others_confirm_it():
+    """Otherwise a first prompt pass of the size of a block would forbid guesses, and no later pass could correct it."""
+    cost = PassCost(0.02)
+    for _ in range(10):
+        cost.observe(1, 0.004)
+    cost.observe(9, 0.1)
+    assert cost.curve()(9) == pytest.approx(9 * 0.004)
+    for _ in range(2):
+        cost.observe(9, 0.1)
+    assert cost.curve()(9) == pytest.approx(0.1)
+
+
 def test_the_profile_of_a_steady_engine_is_found():
     cost = learned()
     for rows in ROWS:

@@ -167,8 +167,8 @@ async def test_who_does_not_read_is_cut_off_and_others_are_served(
     monkeypatch.setattr("deploy.link.stream.MAX_UNSENT_BYTES", 10_000)
     _, writer = await admitted(address, certificates)
     writer.transport.pause_reading()
-    for _ in range(40):
-        writer.write(framed(encode_requests([request("s" * 200_000, 5)])))
+    for number in range(40):
+        writer.write(framed(encode_requests([request("s" * 200_000 + str(number), 5)])))
     await until_logged(caplog, "does not read", "timed out")  # by the kernel, where that is the first to notice
     assert await next_tokens(link, request("a", 5)) == [6]
     writer.transport.abort()

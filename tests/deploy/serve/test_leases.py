@@ -336,9 +336,8 @@ async def works(lease: ServeLease[Any]) -> bool:
 
 async def is_lost(lease: ServeLease[Any]) -> bool:
     """Whether the orchestrator's end of the lease refuses calls."""
-    call = lease.port.verify if "target" in lease.engine_id else lease.port.draft
     try:
-        await call([])
+        await lease.port.exchange([], print)
     except WorkerLost:
         return True
     return False

@@ -44,12 +44,12 @@ def seen_by(span: Span, row: int) -> list[tuple[int, int]]:
     if row < span.num_chain:
         return [(place, place) for place in range(base + row + 1)]
     root = base + span.num_chain - 1
-    lineage, node = [], row - span.num_chain + span.num_cached_nodes
+    ancestors, node = [], row - span.num_chain + span.num_cached_nodes
     while node != ROOT:
-        lineage.append(node)
+        ancestors.append(node)
         node = span.parents[node]
     chain = [(place, place) for place in range(root + 1)]
-    return chain + [(root + 1 + node, root + depth) for depth, node in enumerate(reversed(lineage), 1)]
+    return chain + [(root + 1 + node, root + depth) for depth, node in enumerate(reversed(ancestors), 1)]
 
 
 def written_out(

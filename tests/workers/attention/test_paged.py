@@ -20,7 +20,7 @@ from workers.attention.seam import attend
 from workers.step.kv_cache import KVCache, LayerShape
 from workers.step.paged_plan import StepShape
 from workers.step.plan import NO_TILING, Tiling, plan_step
-from workers.step.readers import Span, lineage_bits
+from workers.step.readers import Span, ancestor_bits
 from workers.step.rows import Step
 
 DIM = 4
@@ -64,7 +64,7 @@ def positions_of(spans: list[Span], num_rows: int) -> list[int]:
     positions = [0] * num_rows
     for span in spans:
         before = span.num_kv - span.num_rows
-        depths = [bits.bit_count() for bits in lineage_bits(span.parents)][span.num_cached_nodes :]
+        depths = [bits.bit_count() for bits in ancestor_bits(span.parents)][span.num_cached_nodes :]
         rows = [*range(before, before + span.num_chain), *(span.root + depth for depth in depths)]
         positions[span.first_row : span.first_row + span.num_rows] = rows
     return positions

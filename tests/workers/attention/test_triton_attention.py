@@ -128,7 +128,7 @@ def reads_of(spans_of, block_tokens, device):
     num_rows = sum(span.num_rows for span in spans) + 3
     positions = [0] * num_rows
     for span in spans:
-        depths = [bits.bit_count() for bits in lineage(span)][span.num_cached_nodes :]
+        depths = [bits.bit_count() for bits in ancestors(span)][span.num_cached_nodes :]
         before = span.num_kv - span.num_rows
         rows = [*range(before, before + span.num_chain), *(span.root + depth for depth in depths)]
         positions[span.first_row : span.first_row + span.num_rows] = rows
@@ -139,10 +139,10 @@ def reads_of(spans_of, block_tokens, device):
     return plan.reads, plan.write_slots, len(cache.keys[0]), num_rows
 
 
-def lineage(span):
-    from workers.step.readers import lineage_bits
+def ancestors(span):
+    from workers.step.readers import ancestor_bits
 
-    return lineage_bits(span.parents)
+    return ancestor_bits(span.parents)
 
 
 def plain(kvs):

@@ -53,11 +53,11 @@ def foresee(monkeypatch):
     def foresee(continuation):
         asked = []
 
-        def after(self, text, path, most):
+        def lookup(self, text, path, most):
             asked.append(path)
             return list(islice(continuation([*text, *path]), most))
 
-        monkeypatch.setattr(TextIndex, "after", after)
+        monkeypatch.setattr(TextIndex, "lookup", lookup)
         return asked
 
     return foresee

@@ -380,7 +380,7 @@ async def test_those_who_wait_while_nothing_can_be_done_are_told_too(monkeypatch
 async def test_they_are_told_once_in_a_while_alone(monkeypatch):
     monkeypatch.setattr(thread, "WORKING_PERIOD_S", 3600.0)
     loop, receiver = EngineLoop(FakeEngine()), FakeReceiver()
-    loop._told_s = time.monotonic()
+    loop._reported_s = time.monotonic()
     loop.post(asked(1, 2), receiver)
     loop.start()
     await receiver.has_heard(2)

@@ -9,7 +9,7 @@ from core.protocol import OVERTAKEN
 from core.records import Missing, Refused, Sampling, Stamp, Verdict
 from tests.workers.engine.driving import EPOCH, Driver, answer, chain, run, step, wrong
 from tests.workers.engine.test_continuing import Offering, steps
-from workers.engine.room import SILENT_S
+from workers.engine.kv_room import SILENT_S
 from workers.engine.target import TargetEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
@@ -39,7 +39,7 @@ def plain(load):
 def clock(monkeypatch):
     """The time by which sessions are silent, in a list."""
     now_s = [1000.0]
-    for module in ("base", "room"):
+    for module in ("base", "kv_room"):
         monkeypatch.setattr(f"workers.engine.{module}.monotonic", lambda: now_s[0])
     return now_s
 

@@ -38,10 +38,10 @@ def judged(monkeypatch):
     """The numbers of rows that were judged at a time, in steps that are judged in parts."""
     monkeypatch.setattr(judging, "JUDGED_SCORES", MOST_ROWS * VOCAB_SIZE)
     numbers = []
-    adjusting = judging.adjusting
+    prepare_adjustment = judging.prepare_adjustment
 
     def counted(rows, *args):
-        adjust = adjusting(rows, *args)
+        adjust = prepare_adjustment(rows, *args)
 
         def adjusted(logits):
             numbers.append(len(rows))
@@ -50,7 +50,7 @@ def judged(monkeypatch):
 
         return adjusted
 
-    monkeypatch.setattr(judging, "adjusting", counted)
+    monkeypatch.setattr(judging, "prepare_adjustment", counted)
     return numbers
 
 

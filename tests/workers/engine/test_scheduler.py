@@ -19,7 +19,7 @@ class FakeJob:
     has_begun: bool = False
 
     @property
-    def most_tokens(self) -> int:
+    def max_chunk_tokens(self) -> int:
         return self.num_pending
 
     @property

@@ -48,7 +48,7 @@ def failing(engine, place, fails):
     """
     forward, erase, seen = engine._runtime.forward, engine._runtime.cache.erase, []
     methods = {
-        name: getattr(engine, name) for name in ("_finish", "_take_scores", "_roll_back") if hasattr(engine, name)
+        name: getattr(engine, name) for name in ("_finish", "_store_scores", "_roll_back") if hasattr(engine, name)
     }
     num_rolled_back = 0
 
@@ -69,7 +69,7 @@ def failing(engine, place, fails):
         return methods["_finish"](jobs, logits)
 
     def failing_scores(*arguments):
-        logits = methods["_take_scores"](*arguments)
+        logits = methods["_store_scores"](*arguments)
         fail_at("after scores")
         return logits
 
@@ -86,7 +86,7 @@ def failing(engine, place, fails):
         fail_at("while room is made")
         erase(blocks)
 
-    replaced = {"_finish": failing_finish, "_take_scores": failing_scores, "_roll_back": failing_roll_back}
+    replaced = {"_finish": failing_finish, "_store_scores": failing_scores, "_roll_back": failing_roll_back}
     with (
         patch.object(engine._runtime, "forward", failing_forward),
         patch.object(engine._runtime.cache, "erase", failing_erase),
@@ -135,7 +135,7 @@ def test_the_blocks_of_a_step_that_was_undone_are_erased_before_they_are_used_ag
     target.add(driver.verify_request(chain()))
     with failing(target, "in sampling", once_in({0})):
         target.step()
-        assert target._store.find(driver.session).kv.is_suspect
+        assert target._store.find(driver.session).kv.may_hold_nan
     run(target)
     target.release([driver.session])
 

@@ -127,7 +127,7 @@ def test_what_refuses_an_output_that_is_held_to_the_grammar_is_compiled_anew():
     compiled = at_once(regex("yes"))
     with pytest.raises(GrammarProblem, match="forbids"):
         ForcedTokens(compiled).after(ids("no"), DEPTH)
-    assert compiled.result().is_spent
+    assert compiled.result().is_exhausted
 
 
 def test_an_output_that_the_grammar_forbids_is_a_problem():

@@ -64,8 +64,8 @@ def test_a_sequence_keeps_its_state_while_its_grammar_is_the_same(grammars):
 
 
 def test_what_has_run_into_a_limit_is_compiled_anew(grammars, counting):
-    grammars.compile(regex("a")).is_spent = True
-    assert not grammars.compile(regex("a")).is_spent
+    grammars.compile(regex("a")).is_exhausted = True
+    assert not grammars.compile(regex("a")).is_exhausted
     assert counting.compiled == ["a", "a"]
 
 

@@ -199,7 +199,7 @@ def test_a_limit_at_which_the_library_takes_a_token_as_little_without_an_error_i
     shared = []
 
     def compile_it():
-        if not shared or shared[-1].result().is_spent:
+        if not shared or shared[-1].result().is_exhausted:
             shared.append(at_once(grammar))
         return shared[-1]
 

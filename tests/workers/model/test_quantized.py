@@ -71,7 +71,9 @@ def test_weights_of_another_type_than_floats_are_refused(way: Callable[[Path], A
 
 
 @every_way
-def test_blocks_of_fp8_are_refused_with_their_scales_or_without(way: Callable[[Path], Any], llama: Path) -> None:
+def test_blocks_of_fp8_that_no_config_declares_are_refused_with_their_scales_or_without(
+    way: Callable[[Path], Any], llama: Path
+) -> None:
     change(llama, blocks_of_fp8)
     assert f"{UP} in {llama} is stored as F8_E4M3" in refusal(way, llama, UnsupportedModel)
     change(llama, lambda tensors: tensors.update({UP: tensors[UP].float()}))
@@ -82,8 +84,8 @@ def test_blocks_of_fp8_are_refused_with_their_scales_or_without(way: Callable[[P
 @every_way
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
 def test_a_config_that_declares_quantized_weights_is_refused(way: Callable[[Path], Any], key: str, llama) -> None:
-    edit_json(llama / "config.json", **{key: {"quant_method": "fp8", "weight_block_size": [128, 128]}})
-    assert f"config.json has a {key} (fp8): quantized weights are not served" in refusal(way, llama, UnsupportedModel)
+    edit_json(llama / "config.json", **{key: {"quant_method": "awq", "bits": 4}})
+    assert f"config.json has a {key} (awq): of quantized weights only fp8" in refusal(way, llama, UnsupportedModel)
     edit_json(llama / "config.json", **{key: None})
     way(llama)
 

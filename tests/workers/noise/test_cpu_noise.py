@@ -75,8 +75,8 @@ def test_scores_that_do_not_adjoin_are_read_as_they_are():
 
 def test_noise_is_never_above_its_bound_and_seldom_far_below():
     words = extreme_words()
-    lefts = (2.0**32 - words - 0.5).view(np.uint64)
-    above = cpu_noise._BOUND - cpu_noise._BOUND_SLOPE * lefts - noise.gumbel_of(words.astype(np.float64), noise._frexp)
+    bits = (2.0**32 - words - 0.5).view(np.uint64)
+    above = cpu_noise._BOUND - cpu_noise._BOUND_SLOPE * bits - noise.gumbel_of(words.astype(np.float64), noise._frexp)
     assert above.min() >= 0.0
     assert above[words >= 2**31].max() < 0.33
 

@@ -17,7 +17,7 @@ from core.config import EngineConfig
 from core.errors import OutriderError
 from workers.engine.target import TargetEngine
 from workers.parallel.group import Rank
-from workers.parallel.leader import follow, load_runtime
+from workers.parallel.leader import load_runtime, run_follower
 from workers.runtime.runtime import ModelRuntime
 
 ADDRESS = "127.0.0.1"
@@ -64,7 +64,7 @@ _kept: list[ModelRuntime] = []
 
 def followed(config: EngineConfig, rank: Rank) -> str:
     try:
-        follow(config, rank, lambda _: None)
+        run_follower(config, rank, lambda _: None)
     except OutriderError as error:
         return f"{type(error).__name__}: {error}"
     return "stopped"

@@ -12,7 +12,7 @@ from tests import checkpoints
 from tests.workers.engine.driving import EPOCH, Driver, chain, wrong
 from tests.workers.engine.test_target import random_tree
 from tests.workers.parallel.ranks import config_of, ranks
-from workers.engine import room
+from workers.engine import kv_room
 from workers.engine.target import TargetEngine
 from workers.runtime import memory
 from workers.step.kv_cache import LayerShape
@@ -60,7 +60,7 @@ def test_ranks_are_paced_by_the_first(followers, checkpoint, plain):
 
 def test_a_session_that_was_preempted_goes_on_where_it_was(followers, checkpoint, plain, monkeypatch):
     """KV for one and a half sessions: each round throws the other one out when it has been silent for long."""
-    monkeypatch.setattr(room, "SILENT_S", 0.05)
+    monkeypatch.setattr(kv_room, "SILENT_S", 0.05)
     expected = plain[SAMPLINGS[0]]
     with followers.engine(checkpoint, EPOCH, block_tokens=4, kv_cache_tokens=28, share_prefixes=False) as engine:
         drivers = [Driver(engine, PROMPT, session=name) for name in ("a", "b")]

@@ -18,7 +18,7 @@ from tests.workers.parallel.ranks import ADDRESS, Followers, config_of, free_por
 from workers.engine.target import TargetEngine
 from workers.model import loader
 from workers.parallel.group import Rank
-from workers.parallel.leader import follow, load_runtime
+from workers.parallel.leader import load_runtime, run_follower
 from workers.step.rows import StepRows
 
 pytestmark = pytest.mark.thorough
@@ -85,7 +85,7 @@ def test_what_cannot_be_shared_is_refused_before_its_weights_are_read(family, ov
 def test_what_is_not_asked_for_is_refused(checkpoint):
     two = ranks(2)
     with pytest.raises(ConfigError, match="tensor_parallel is 1, but there are 2 ranks"):
-        follow(config_of(checkpoint), two[1], quiet)
+        run_follower(config_of(checkpoint), two[1], quiet)
     with pytest.raises(ConfigError, match="tensor_parallel is 2, but this engine runs on its own"):
         load_runtime(config_of(checkpoint, 2), quiet)
     with pytest.raises(ConfigError, match="the engine is rank 0"):

@@ -26,7 +26,7 @@ class Base(Backend):
     is_compiled = False
 
     @classmethod
-    def suits(cls, config: EngineConfig) -> bool:
+    def supports(cls, config: EngineConfig) -> bool:
         return True
 
     def run(self, step: Any) -> torch.Tensor | None:
@@ -45,7 +45,7 @@ class Fast(Base):
 class Recorded(Fast):
     """Claims to have the bits of the one below."""
 
-    keeps_bits = True
+    is_bit_exact = True
 
 
 class Unbuildable(Fast):
@@ -120,7 +120,7 @@ def test_what_claims_to_keep_bits_is_held_to_it_and_is_nobodys_wish(
 
 
 def test_what_is_not_worth_it_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fast, "is_worth_it", lambda _: False)
+    monkeypatch.setattr(Fast, "is_worth_building", lambda _: False)
     stack = stack_of(Fast, Base)
     build(stack)
     assert not stack._built

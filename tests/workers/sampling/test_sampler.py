@@ -175,7 +175,7 @@ def test_top_p_among_equals_keeps_those_of_a_stable_sort(top_p, few, monkeypatch
     expected = np.stack([sampling.log_probs(row, rows[0].sampling, (), 0) for row in logits.numpy()])
     assert np.array_equal(np.isfinite(twin.process(logits, rows).numpy()), np.isfinite(expected))
     tempered = logits - logits.amax(dim=-1, keepdim=True)
-    of_a_gpu = twin._beyond(tempered, torch.full((len(logits), 1), top_p, dtype=torch.float64))
+    of_a_gpu = twin._outside_nucleus(tempered, torch.full((len(logits), 1), top_p, dtype=torch.float64))
     assert np.array_equal(np.isfinite(tempered.masked_fill(of_a_gpu, -math.inf).numpy()), np.isfinite(expected))
 
 
@@ -188,18 +188,18 @@ def test_the_end_of_top_p_among_unlikely_tokens_is_that_of_the_reference(top_p):
     assert np.array_equal(np.isfinite(twin.process(logits, rows).numpy()), np.isfinite(expected))
 
 
-@pytest.mark.parametrize("beyond", [twin._beyond, twin._beyond_on_cpu])
-def test_a_mass_that_is_just_reached_is_reached(beyond):
+@pytest.mark.parametrize("outside", [twin._outside_nucleus, twin._outside_nucleus_on_cpu])
+def test_a_mass_that_is_just_reached_is_reached(outside):
     top_p = torch.tensor([[0.5 + sampling.TOP_P_SLACK]], dtype=torch.float64)
-    assert beyond(torch.zeros(1, 4), top_p).tolist() == [[False, False, True, True]]
+    assert outside(torch.zeros(1, 4), top_p).tolist() == [[False, False, True, True]]
 
 
-@pytest.mark.parametrize("beyond", [twin._beyond, twin._beyond_on_cpu])
-def test_top_p_drops_nothing_of_a_row_of_nan(beyond):
+@pytest.mark.parametrize("outside", [twin._outside_nucleus, twin._outside_nucleus_on_cpu])
+def test_top_p_drops_nothing_of_a_row_of_nan(outside):
     """One NaN makes a row of nothing else, since all are shifted by the largest: it must not become a law again."""
     logits = torch.tensor([[math.nan] * 3, [-3.0, 0.0, -2.0]])
-    is_beyond = beyond(logits, torch.full((2, 1), 0.5, dtype=torch.float64))
-    assert is_beyond.tolist() == [[False] * 3, [True, False, True]]
+    is_outside = outside(logits, torch.full((2, 1), 0.5, dtype=torch.float64))
+    assert is_outside.tolist() == [[False] * 3, [True, False, True]]
 
 
 @settings(deadline=None)
@@ -266,7 +266,7 @@ def test_the_coldest_temperature_does_not_overflow():
 
 def test_plain_rows_do_not_pay_for_sorting(monkeypatch):
     """Nor for penalties or bias: the tokens are not even looked at."""
-    monkeypatch.setattr(twin, "_beyond_on_cpu", None)
+    monkeypatch.setattr(twin, "_outside_nucleus_on_cpu", None)
     monkeypatch.setattr(twin, "largest", None)
     row = Row(Sampling(), 4, None, 3)  # type: ignore[arg-type]  # never read
     assert twin.process(random_logits(2), [row, row]).exp().sum(dim=-1).tolist() == pytest.approx([1, 1])

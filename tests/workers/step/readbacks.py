@@ -100,9 +100,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
     with monkeypatch.context() as patch, waits:
         patch.setattr(Readback, "wait", read)
         patch.setattr(sampler, "argmax", lambda scores: torch.Tensor.argmax(scores, dim=-1))  # as on a GPU
-        patch.setattr(sampler, "_beyond_on_cpu", sampler._beyond)
+        patch.setattr(sampler, "_outside_nucleus_on_cpu", sampler._outside_nucleus)
         patch.setattr(sampler, "_drawn_on_cpu", sampler._drawn)
-        patch.setattr(Readback, "argmax", Readback._ask_argmax)
+        patch.setattr(Readback, "argmax", Readback._add_argmax)
         for name in ("tolist", "numpy", "cpu", "new_tensor"):
             spied(torch.Tensor, name)
         for name in ("__getitem__", "__setitem__"):

@@ -199,14 +199,14 @@ def test_a_block_is_handed_on_without_what_was_in_it() -> None:
 def test_a_sequence_finds_again_what_it_has_left_unless_that_may_be_nan() -> None:
     cache = make_cache(num_blocks=2)
     seq, block = cache.new_sequence(), slice(3 * 4, 4 * 4)
-    for is_suspect, found in ((False, 1.0), (True, 0.0)):
+    for may_hold_nan, found in ((False, 1.0), (True, 0.0)):
         cache.reserve(seq, 8)
         cache.extend(seq, 8 - seq.num_tokens)
         assert seq.blocks == [2, 3]
         cache.keys[0][block] = 1.0
         cache.truncate(seq, 3)
-        if is_suspect:
-            cache.suspect(seq)
+        if may_hold_nan:
+            cache.mark_nan(seq)
         cache.reserve(seq, 5)
         assert (cache.keys[0][block] == found).all()
 

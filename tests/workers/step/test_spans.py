@@ -1,4 +1,4 @@
-"""A span tells what its rows were when the step was laid out, whatever becomes of the sequence."""
+"""A span tells what its rows were when the step was flattened, whatever becomes of the sequence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from core.speculation import ROOT, TokenTree
 from workers.step import KVCache, LayerShape, StepRows
 from workers.step.kv_cache import SequenceKV
 from workers.step.readers import Span
-from workers.step.rows import lay_out
+from workers.step.rows import flatten
 
 
 def test_rows_and_slots_are_those_of_the_step_once_its_rows_are_counted() -> None:
@@ -18,12 +18,12 @@ def test_rows_and_slots_are_those_of_the_step_once_its_rows_are_counted() -> Non
     for num_held, tokens in ((0, [5, 6, 7]), (3, [8])):
         rows = StepRows(kv, tokens)
         cache.reserve(kv, num_held + rows.num_rows)
-        (span,) = lay_out([rows]).spans
+        (span,) = flatten([rows]).spans
         cache.extend(kv, rows.num_rows)
         assert (span.num_rows, span.num_kv) == (len(tokens), num_held + len(tokens))
         assert span.root == num_held + len(tokens) - 1
     cache.truncate(kv, 2)
-    assert lay_out([StepRows(kv, [9])]).spans[0].num_kv == 3
+    assert flatten([StepRows(kv, [9])]).spans[0].num_kv == 3
 
 
 def test_cached_nodes_are_slots_and_no_rows() -> None:
@@ -34,7 +34,7 @@ def test_cached_nodes_are_slots_and_no_rows() -> None:
 def test_a_step_lists_the_rows_of_chains_and_trees_one_after_the_other() -> None:
     held = [SequenceKV(num_tokens=num_tokens) for num_tokens in (4, 0, 7)]
     tree = TokenTree((11, 12, 13), (ROOT, ROOT, 0))
-    step = lay_out(
+    step = flatten(
         [StepRows(held[0], [1]), StepRows(held[1], [2, 3], wants_logits=False), StepRows(held[2], [4, 5], tree)]
     )
     assert step.ids == [1, 2, 3, 4, 5, 11, 12, 13]

@@ -46,18 +46,18 @@ def test_everything_arrives_as_it_was(tensors: list[tuple[torch.dtype, list[int]
         tensor = (torch.arange(math.prod(shape)) + number).reshape(shape).to(dtype)
         made.append(tensor.movedim(0, -1)[..., ::2] if is_strided and shape else tensor)
     readback = Readback()
-    asked = [readback.ask(tensor) for tensor in made]
+    readers = [readback.add(tensor) for tensor in made]
     readback.wait()
-    assert [values() for values in asked] == [tensor.tolist() for tensor in made]
+    assert [values() for values in readers] == [tensor.tolist() for tensor in made]
     if made:  # as from a GPU
         assert [tensor.tolist() for tensor in transfer._on_host(made)] == [tensor.tolist() for tensor in made]
 
 
 def test_nothing_is_there_before_it_has_been_waited_for() -> None:
     readback = Readback()
-    readback.ask(torch.zeros(1))
+    readback.add(torch.zeros(1))
     readback.wait()
-    values = readback.ask(torch.zeros(3))
+    values = readback.add(torch.zeros(3))
     with pytest.raises(IndexError):
         values()
     readback.wait()
@@ -72,7 +72,7 @@ def test_the_largest_score_of_each_row_is_found_as_on_a_gpu(rows: list[list[floa
     """NaN before any number, and of several that are alike the first: a row with NaN has to be noticed."""
     scores = torch.tensor(rows)
     readback, on_gpu = Readback(), Readback()
-    here, there = readback.argmax(scores), on_gpu._ask_argmax(scores)
+    here, there = readback.argmax(scores), on_gpu._add_argmax(scores)
     on_gpu.wait()
     ids, values = here()
     for row, index, value in zip(rows, ids, values, strict=True):

@@ -15,7 +15,7 @@ from core.config import EngineConfig
 from workers.runtime.backend import Backend, BackendContext
 from workers.runtime.backends import native_library, packed_weights
 from workers.runtime.backends.native_library import MORE_ROWS, ONE_ROW, Run
-from workers.runtime.backends.operators import forward_pass
+from workers.runtime.backends.operators import operator_context
 from workers.step import Step
 
 
@@ -32,7 +32,7 @@ class CompiledBackend(Backend):
         self._libraries: Mapping[str, Run] = {}
 
     @classmethod
-    def suits(cls, config: EngineConfig) -> bool:
+    def supports(cls, config: EngineConfig) -> bool:
         return config.compile and torch.device(config.device).type == "cpu" and config.tensor_parallel == 1
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
@@ -48,6 +48,6 @@ class CompiledBackend(Backend):
         if num_more:  # the library for several rows needs several wanted rows
             wanted = torch.cat([wanted, wanted.new_zeros(num_more)])
         run = self._libraries[ONE_ROW if len(ids) == 1 else MORE_ROWS]
-        with forward_pass(plan, self._products):
+        with operator_context(plan, self._products):
             logits: Tensor = run([ids, positions, wanted])[0]
         return logits

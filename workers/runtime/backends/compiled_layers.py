@@ -21,17 +21,17 @@ from torch import Tensor, nn
 from core.config import EngineConfig
 from workers.attention import number_layers, paged_inputs
 from workers.model import layer_list, probe_layers
-from workers.products import join_projections, use_tiles
+from workers.products import fuse_projections, use_tiles
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, Plan, model_logits
-from workers.runtime.backends.operators import forward_pass
-from workers.step import Step, StepRows, lay_out
+from workers.runtime.backends.operators import operator_context
+from workers.step import Step, StepRows, flatten
 
 NUM_ROWS = (1, 8)
 """Rows of the steps compiled at start. A single row is compiled as a special case; all other numbers share one."""
 
 
 OPTIONS: Final[dict[str, Any]] = {"combo_kernels": True, "deterministic": True}
-"""Independent small kernels are joined. None is chosen by timing, which would change bits from start to start."""
+"""Independent small kernels are fused. None is chosen by timing, which would change bits from start to start."""
 
 
 class CompiledLayersBackend(Backend):
@@ -50,12 +50,12 @@ class CompiledLayersBackend(Backend):
         ]
 
     @classmethod
-    def suits(cls, config: EngineConfig) -> bool:
+    def supports(cls, config: EngineConfig) -> bool:
         return config.compile and torch.device(config.device).type != "cpu" and config.tensor_parallel == 1
 
     @classmethod
     def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
-        join_projections(model, lambda: probe_layers(model, model.config), is_tiled=config.deterministic)
+        fuse_projections(model, lambda: probe_layers(model, model.config), is_tiled=config.deterministic)
         use_tiles(model, is_tiled=config.deterministic)
 
     @torch.inference_mode()
@@ -80,7 +80,7 @@ class CompiledLayersBackend(Backend):
         return self.logits(*paged_inputs(step, context.cache, context.kernel, context.tiling))
 
     def logits(self, ids: Tensor, positions: Tensor, wanted: Tensor, plan: Plan) -> Tensor:
-        with forward_pass(plan, ()), self._in_place():
+        with operator_context(plan, ()), self._in_place():
             return model_logits(self.context.model, ids, positions, wanted, None)
 
     @contextmanager
@@ -100,7 +100,7 @@ class CompiledLayersBackend(Backend):
         try:
             rows = StepRows(kv, [0] * num_rows)
             cache.reserve(kv, num_rows)
-            self.run(lay_out([rows]))
+            self.run(flatten([rows]))
         finally:
             cache.free(kv)
 

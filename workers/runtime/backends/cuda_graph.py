@@ -97,7 +97,7 @@ class CudaGraphBackend(Backend):
         self._graphs: Mapping[StepShape, Work] = {}
 
     @classmethod
-    def suits(cls, config: EngineConfig) -> bool:
+    def supports(cls, config: EngineConfig) -> bool:
         return config.compile and torch.device(config.device).type != "cpu"
 
     @torch.inference_mode()

@@ -16,7 +16,7 @@ class EagerBackend(Backend):
     is_compiled: ClassVar[bool] = False
 
     @classmethod
-    def suits(cls, config: EngineConfig) -> bool:  # noqa: ARG003
+    def supports(cls, config: EngineConfig) -> bool:  # noqa: ARG003
         return True
 
     def run(self, step: Step) -> Tensor:

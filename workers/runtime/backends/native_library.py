@@ -124,7 +124,7 @@ def _tidy(folder: Path, used: Collection[Path]) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make the folder. Its files are executed, so it must not be another user's, nor writable by everybody.
+    """Make the folder. Its files are executed, so no other user may own it or be able to write to it.
 
     Raises: BackendUnavailable.
     """
@@ -137,9 +137,10 @@ def _make_private(folder: Path) -> None:
         raise BackendUnavailable(
             f"{folder} is another user's, and its files would be executed; set compile_cache to a folder of this user"
         )
-    if found.st_mode & stat.S_IWOTH:
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        writer = "everybody" if found.st_mode & stat.S_IWOTH else "its group"
         raise BackendUnavailable(
-            f"everybody can write to {folder}, and its files would be executed; restrict it to this user"
+            f"{writer} can write to {folder}, and its files would be executed; restrict it to this user"
         )
 
 

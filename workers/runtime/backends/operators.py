@@ -22,7 +22,7 @@ _pass = threading.local()
 
 
 @contextmanager
-def forward_pass(plan: Plan, products: Sequence[PackedProduct]) -> Iterator[None]:
+def operator_context(plan: Plan, products: Sequence[PackedProduct]) -> Iterator[None]:
     """Set the plan and the products that this thread's operators use within the `with` block."""
     _pass.plan, _pass.products = plan, products
     try:

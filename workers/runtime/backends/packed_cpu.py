@@ -26,7 +26,7 @@ class PackedBackend(EagerBackend):
     """Eager with packed weights. Without kernels or memory for them, weights stay as they are."""
 
     @classmethod
-    def suits(cls, config: EngineConfig) -> bool:
+    def supports(cls, config: EngineConfig) -> bool:
         return torch.device(config.device).type == "cpu"
 
     @classmethod

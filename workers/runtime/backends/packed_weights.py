@@ -23,7 +23,7 @@ from workers.attention import is_recorded
 
 MIN_WEIGHTS: Final = 1 << 19
 """Smallest matrix, in weights, that is worth packing: a call into oneDNN costs 30 µs more."""
-SIBLINGS: Final = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
+FUSED_PROJECTIONS: Final = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 """Names of layers that take the same input rows: one product reads their weights faster than three."""
 LAYOUT_ROWS: Final = 8
 """Number of rows that the layout is chosen for; it is not much worse for others."""
@@ -71,9 +71,9 @@ def pack(
 ) -> tuple[int, int]:
     """Pack each linear layer of at least `min_weights`. Returns the numbers of packed and of unpacked layers.
 
-    Siblings with the same input become one product. The `weight` of a packed layer is replaced by a placeholder of NaN
-    with its shape, dtype and device, because keeping both would take twice the memory. Another module that shares the
-    weight, such as an embedding, keeps it.
+    Layers with the same input are fused into one product. The `weight` of a packed layer is replaced by a placeholder
+    of NaN with its shape, dtype and device, because keeping both would take twice the memory. Another module that
+    shares the weight, such as an embedding, keeps it.
     `keeps_rows`: on a CPU that has to widen bfloat16, multiply single rows by the original weights.
     `max_rows`: largest number of rows multiplied at once; None for any number.
     """
@@ -104,10 +104,10 @@ def _layers(model: nn.Module) -> list[Any]:
 
 
 def _groups(model: nn.Module, layers: Sequence[Any]) -> Iterator[list[Any]]:
-    """Groups of siblings, and all other layers one by one."""
+    """Groups of layers to fuse, and all other layers one by one."""
     rest = dict.fromkeys(layers)
     for parent in model.modules():
-        for names in SIBLINGS:
+        for names in FUSED_PROJECTIONS:
             group = [child for name, child in parent.named_children() if name in names and child in rest]
             if len({(type(layer), layer.bias is None, _weight(layer).shape[1]) for layer in group}) == 1:
                 for layer in group:
@@ -185,7 +185,7 @@ class WidenedProduct(PackedProduct):
 class FusedProduct:
     """One product for several layers: the first layer called computes for all of them.
 
-    Invariant: no code changes the rows in place between two siblings of one pass; no served model does.
+    Invariant: no code changes the rows in place between two fused layers in one pass; no served model does.
     """
 
     def __init__(self, product: PackedProduct, num_layers: int) -> None:

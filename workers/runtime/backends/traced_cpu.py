@@ -22,8 +22,8 @@ from core.speculation import TokenTree
 from workers.model import quiet_transformers
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, LogitsModule
 from workers.runtime.backends import packed_weights
-from workers.runtime.backends.operators import forward_pass
-from workers.step import Step, StepRows, lay_out
+from workers.runtime.backends.operators import operator_context
+from workers.step import Step, StepRows, flatten
 
 _JIT: Any = torch.jit  # it has no types
 Run: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -38,18 +38,18 @@ class TracedBackend(Backend):
     Not for tensor parallelism: recording would need the other ranks in its collectives.
     """
 
-    keeps_bits: ClassVar[bool] = True
+    is_bit_exact: ClassVar[bool] = True
 
     def __init__(self, context: BackendContext, below: Backend | None = None) -> None:
         super().__init__(context, below)
         self._products = packed_weights.packed(context.model)
 
     @classmethod
-    def suits(cls, config: EngineConfig) -> bool:
+    def supports(cls, config: EngineConfig) -> bool:
         return not config.compile and torch.device(config.device).type == "cpu" and config.tensor_parallel == 1
 
     @classmethod
-    def is_worth_it(cls, model: Any) -> bool:
+    def is_worth_building(cls, model: Any) -> bool:
         num_weights: int = sum(weight.numel() for weight in model.parameters())
         return num_weights <= MAX_WEIGHTS
 
@@ -60,20 +60,25 @@ class TracedBackend(Backend):
         try:
             example = StepRows(kv, [0] * 5, TokenTree.chain((0, 0, 0)))  # 8 rows, of which 4 are wanted
             cache.reserve(kv, example.num_rows)
-            self.recorded = self._record(lay_out([example]))
+            self.recorded = self._record(flatten([example]))
         finally:
             cache.free(kv)
 
     def run(self, step: Step) -> Tensor:
         plan = self.context.gathering(step.spans, len(step.ids))
-        with forward_pass(plan, self._products):
+        with operator_context(plan, self._products):
             return self.recorded(*step.tensors(self.context.cache.device))
 
     def _record(self, example: Step) -> Run:
         module = LogitsModule(self.context.model).eval()
         plan = self.context.gathering(example.spans, len(example.ids))
         try:
-            with torch.no_grad(), quiet_transformers(), warnings.catch_warnings(), forward_pass(plan, self._products):
+            with (
+                torch.no_grad(),
+                quiet_transformers(),
+                warnings.catch_warnings(),
+                operator_context(plan, self._products),
+            ):
                 warnings.simplefilter("ignore")  # the tracer is deprecated; without it the model's code would run
                 warnings.simplefilter("error", _JIT.TracerWarning)  # the trace would hold for this example only
                 _JIT.TracerWarning.ignore_lib_warnings()  # torch's own code reads the shapes of weights

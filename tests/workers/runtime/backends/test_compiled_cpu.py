@@ -232,7 +232,9 @@ def test_without_a_compiler_it_says_so_counts_and_serves(
     assert engine.stats().num_eager_steps == 1
 
 
-@pytest.mark.parametrize("problem", ["everybody can write", "cannot be written", "another user's"])
+@pytest.mark.parametrize(
+    "problem", ["everybody can write", "its group can write", "cannot be written", "another user's"]
+)
 def test_code_is_kept_and_run_only_where_nobody_else_can_put_any(
     problem: str, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -243,6 +245,8 @@ def test_code_is_kept_and_run_only_where_nobody_else_can_put_any(
         folder.mkdir()
     if problem == "everybody can write":
         folder.chmod(0o777)
+    if problem == "its group can write":
+        folder.chmod(0o770)
     if problem == "another user's":
         if os.getuid() != 0:
             pytest.skip("only root can give a folder away")
@@ -285,7 +289,7 @@ def mistaken(factor: float) -> type[Backend]:
 
     class Mistaken(Backend):
         @classmethod
-        def suits(cls, config: EngineConfig) -> bool:
+        def supports(cls, config: EngineConfig) -> bool:
             return config.compile
 
         def run(self, step: Step) -> torch.Tensor:

@@ -35,7 +35,7 @@ did not share their code would take 12."""
 
 class OnAnyDevice(CompiledLayersBackend):
     @classmethod
-    def suits(cls, config: EngineConfig) -> bool:
+    def supports(cls, config: EngineConfig) -> bool:
         return config.compile
 
 

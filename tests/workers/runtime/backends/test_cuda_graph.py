@@ -56,7 +56,7 @@ def recording(by: Recorder) -> type[CudaGraphBackend]:
 
     class Recording(CudaGraphBackend):
         @classmethod
-        def suits(cls, config: EngineConfig) -> bool:
+        def supports(cls, config: EngineConfig) -> bool:
             return config.compile
 
         def recorder(self) -> Recorder:
@@ -289,7 +289,7 @@ def test_each_backend_that_costs_equal_bits_is_dropped(
     monkeypatch.setattr(backends, "BACKENDS", (recording(again), recording(again), PackedBackend))
     config = EngineConfig(str(checkpoint), kv_cache_tokens=1024, compile=True, deterministic=True, max_step_tokens=8)
     runtime = ModelRuntime(load(config, lambda _: None), config, kernel=PlainKernel())
-    monkeypatch.setattr(SelfTest, "has_equal_bits", lambda _: not runtime.backends._built)
+    monkeypatch.setattr(SelfTest, "is_batch_invariant", lambda _: not runtime.backends._built)
     with caplog.at_level(logging.WARNING):
         findings = runtime.warm_up(lambda _: None)
     assert caplog.text.count("its bits depend on the number of rows") == 2

@@ -376,7 +376,7 @@ def test_what_one_has_found_out_another_takes_over(tmp_path: Path, monkeypatch: 
     assert (known.machine, known.is_compiled, known.tile_rows) == ("here", False, 4)
     assert [num_rows for num_rows, _ in known.step_times_s][:4] == [1, 2, 4, 8]
 
-    monkeypatch.setattr(SelfTest, "has_equal_bits", lambda _: pytest.fail("it is known"))
+    monkeypatch.setattr(SelfTest, "is_batch_invariant", lambda _: pytest.fail("it is known"))
     runtime = checkpoints.runtime(path, deterministic=True)
     assert runtime.warm_up(machine="here", known=known) is known
     assert (runtime.context.tiling.min_rows, runtime.context.tiling.row_multiple) == (4, 4)

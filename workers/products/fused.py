@@ -1,7 +1,7 @@
-"""Joins the products of linear layers that share their input: queries, keys and values; gate and up.
+"""Fuses the products of linear layers that share their input: queries, keys and values; gate and up.
 
 One product with all the weights takes one kernel in place of three, and uses more of the memory bandwidth. A small
-forward pass finds the layers that may be joined: they belong to one module and get the same tensor, one after the
+forward pass finds the layers that may be fused: they belong to one module and get the same tensor, one after the
 other.
 
 Knows linear layers. Must not know attention, nor which model it is.
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from workers.products.linear import product
 
-GROUPS: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+FUSED_PROJECTIONS: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names that transformers gives to linear layers with the same input."""
 
 
-class JoinedProduct:
-    """One product for several linear layers; the first layer called computes it for all."""
+class FusedWeights:
+    """Concatenated weights of several linear layers; the first layer called computes the product for all."""
 
     def __init__(self, members: Sequence[nn.Linear], *, is_tiled: bool) -> None:
         self.is_tiled = is_tiled
@@ -34,38 +34,38 @@ class JoinedProduct:
         """The input and its product, until the last member has taken its part."""
 
 
-class JoinedLinear(nn.Module):
+class FusedLinear(nn.Module):
     """One of several linear layers whose product is computed by the first of them."""
 
-    def __init__(self, product: JoinedProduct, first: int, end: int) -> None:
+    def __init__(self, fused: FusedWeights, first: int, end: int) -> None:
         super().__init__()
-        self._product, self._first, self._end = product, first, end
-        self._is_last = end == len(product.weight)
-        self.weight = nn.Parameter(product.weight[first:end], requires_grad=False)
-        self.bias = None if product.bias is None else nn.Parameter(product.bias[first:end], requires_grad=False)
+        self._fused, self._first, self._end = fused, first, end
+        self._is_last = end == len(fused.weight)
+        self.weight = nn.Parameter(fused.weight[first:end], requires_grad=False)
+        self.bias = None if fused.bias is None else nn.Parameter(fused.bias[first:end], requires_grad=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        joined = self._product
+        fused = self._fused
         if self._first == 0:
-            joined.latest = rows, product(rows, joined.weight, joined.bias, is_tiled=joined.is_tiled)
-        latest = joined.latest
+            fused.latest = rows, product(rows, fused.weight, fused.bias, is_tiled=fused.is_tiled)
+        latest = fused.latest
         if self._is_last:
-            joined.latest = None
+            fused.latest = None
         if latest is None or latest[0] is not rows:  # called in another way than in the example
-            return product(rows, self.weight, self.bias, is_tiled=joined.is_tiled)
+            return product(rows, self.weight, self.bias, is_tiled=fused.is_tiled)
         return latest[1][..., self._first : self._end]
 
 
 @torch.inference_mode()
-def join_projections(model: Any, example: Callable[[], object], *, is_tiled: bool) -> int:
-    """Join all layers that can be joined; `example` runs a small forward pass. Returns the number of joined products.
+def fuse_projections(model: Any, example: Callable[[], object], *, is_tiled: bool) -> int:
+    """Fuse all layers that can be fused; `example` runs a small forward pass. Returns the number of fused products.
 
     `is_tiled` as in `workers.products.linear`.
     """
     candidates = [
         (owner, names)
         for owner in model.modules()
-        for names in GROUPS
+        for names in FUSED_PROJECTIONS
         if all(type(getattr(owner, name, None)) is nn.Linear for name in names)
     ]
     calls: list[tuple[nn.Module, Tensor]] = []
@@ -77,11 +77,11 @@ def join_projections(model: Any, example: Callable[[], object], *, is_tiled: boo
                 )
                 hooks.callback(handle.remove)
         example()
-    joined = [(owner, names) for owner, names in candidates if _are_called_together(owner, names, calls)]
-    calls.clear()  # it refers to the layers: their weights would stay in memory until all are joined
-    for owner, names in joined:
-        _join(owner, names, is_tiled=is_tiled)
-    return len(joined)
+    fused = [(owner, names) for owner, names in candidates if _are_called_together(owner, names, calls)]
+    calls.clear()  # it refers to the layers: their weights would stay in memory until all are fused
+    for owner, names in fused:
+        _fuse(owner, names, is_tiled=is_tiled)
+    return len(fused)
 
 
 def _are_called_together(owner: Any, names: Sequence[str], calls: Sequence[tuple[nn.Module, Tensor]]) -> bool:
@@ -98,11 +98,11 @@ def _are_called_together(owner: Any, names: Sequence[str], calls: Sequence[tuple
     )
 
 
-def _join(owner: Any, names: Sequence[str], *, is_tiled: bool) -> None:
+def _fuse(owner: Any, names: Sequence[str], *, is_tiled: bool) -> None:
     members = [getattr(owner, name) for name in names]
-    product = JoinedProduct(members, is_tiled=is_tiled)
+    weights = FusedWeights(members, is_tiled=is_tiled)
     for name, (first, end) in zip(names, _ranges(members), strict=True):
-        setattr(owner, name, JoinedLinear(product, first, end))
+        setattr(owner, name, FusedLinear(weights, first, end))
 
 
 def _ranges(members: Sequence[nn.Linear]) -> Iterator[tuple[int, int]]:

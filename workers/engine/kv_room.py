@@ -18,11 +18,11 @@ from workers.step import KVCache, OutOfBlocks
 logger = logging.getLogger(__name__)
 
 SILENT_S: Final = 5.0
-"""Seconds without a message after which an idle session may be preempted, whatever its arrival. Between two rounds a
-session is silent for a small fraction of that."""
+"""Seconds without a message after which an idle session may be preempted, even by a newer one. The pause between two
+rounds is a small fraction of this."""
 
 
-class Room:
+class KVRoom:
     """KV memory of a draft, which never makes a session wait.
 
     An idle session is dropped if any running session needs memory; its next message is answered by `Missing`. A running
@@ -37,9 +37,9 @@ class Room:
         self.num_preemptions = 0
 
     def begin_step(self, jobs: Sequence[Job[Any]]) -> None:
-        """Called with all jobs of the engine before any of them is asked whether it may begin."""
+        """Called with all jobs of the engine, before the calls of `may_begin` for the step."""
 
-    def turn(self, job: Job[Any]) -> float:  # noqa: ARG002
+    def start_order(self, job: Job[Any]) -> float:  # noqa: ARG002
         """Sort key for starting jobs; equal keys keep the order of arrival of the messages."""
         return 0
 
@@ -50,11 +50,11 @@ class Room:
     def begin(self, job: Job[Any]) -> None:
         """Called when the job starts in this step, after it has adopted cached blocks."""
 
-    def make(self, shares: Sequence[Share], jobs: Sequence[Job[Any]]) -> list[Share]:
+    def reserve(self, shares: Sequence[Share], jobs: Sequence[Job[Any]]) -> list[Share]:
         """Reserve KV for the shares; return those that fit, in order. `jobs`: all jobs of the engine."""
-        return list(shares) if self._reserve(shares) else self._make_in_turn(shares, jobs)
+        return list(shares) if self._reserve_all(shares) else self._reserve_in_turn(shares, jobs)
 
-    def _make_in_turn(self, shares: Sequence[Share], jobs: Sequence[Job[Any]]) -> list[Share]:
+    def _reserve_in_turn(self, shares: Sequence[Share], jobs: Sequence[Job[Any]]) -> list[Share]:
         waiting = {job.held.session: job for job in jobs}
         work: list[Share] = []
         admitted: set[str] = set()
@@ -62,14 +62,14 @@ class Room:
             if not share.is_as_planned:  # the job was just preempted for an earlier share
                 continue
             admitted.add(share.job.held.session)
-            has_room = self._reserve([share])
+            has_room = self._reserve_all([share])
             while not has_room and self._preempt_newest(admitted, waiting):
-                has_room = self._reserve([share])
+                has_room = self._reserve_all([share])
             if has_room:
                 work.append(share)
         return work
 
-    def _reserve(self, shares: Sequence[Share]) -> bool:
+    def _reserve_all(self, shares: Sequence[Share]) -> bool:
         """Reserve blocks for all of these shares, or for none if there are too few."""
         try:
             self._cache.reserve_all((share.job.held.kv, share.num_kv_rows) for share in shares)
@@ -93,7 +93,7 @@ class Room:
 
     def preempt(self, victim: HeldSequence, waiting: Mapping[str, Job[Any]]) -> None:
         if victim.session in waiting:
-            waiting[victim.session].begin_again()
+            waiting[victim.session].restart()
             self._store.truncate(victim, 0)
         else:
             self._store.drop(victim.session)
@@ -105,7 +105,7 @@ class Room:
         logger.info("KV is full: session %s was preempted", victim.session)
 
 
-class FirstComeRoom(Room):
+class FirstComeKVRoom(KVRoom):
     """KV memory of a target: first come, first served (docs/adr/kv).
 
     A session starts when its whole text fits; later sessions wait behind the first that does not fit. If memory runs
@@ -124,7 +124,7 @@ class FirstComeRoom(Room):
         back = [held for held in self._store if held.was_preempted and held.session not in self._busy]
         self._first_waiting = min((held.arrival for held in back if not _is_silent(held)), default=inf)
 
-    def turn(self, job: Job[Any]) -> float:
+    def start_order(self, job: Job[Any]) -> float:
         """Running jobs first, then waiting jobs by arrival."""
         return job.held.arrival if not job.held.kv.blocks else -1
 
@@ -145,9 +145,10 @@ class FirstComeRoom(Room):
 
     @property
     def _num_spare(self) -> int:
-        """Blocks that the others need for a round like their last, or it would cost the newcomer its KV again.
+        """Blocks that running sessions need for another round like their last.
 
-        Guesses hold blocks for the length of a round, and are seldom there when the room is looked at.
+        Without this reserve, a new session would soon be preempted. Guesses occupy blocks only during a round, so the
+        number of free blocks does not account for them.
         """
         rows = ((held.kv, held.kv.num_tokens + 1 + held.num_guesses) for held in self._store if held.kv.blocks)
         return sum(max(0, self._cache.num_blocks_for(num_rows) - len(kv.blocks)) for kv, num_rows in rows)
@@ -157,12 +158,12 @@ class FirstComeRoom(Room):
         job.held.was_preempted = False
         self._cache.reserve(job.held.kv, job.held.kv.num_tokens + len(job.pending) + job.num_tree_rows)
 
-    def _make_in_turn(self, shares: Sequence[Share], jobs: Sequence[Job[Any]]) -> list[Share]:
-        """Oldest session first. A session that finds no memory has been preempted, by an older session or by itself."""
+    def _reserve_in_turn(self, shares: Sequence[Share], jobs: Sequence[Job[Any]]) -> list[Share]:
+        """Oldest session first. A session without blocks afterwards was preempted, by an older one or by itself."""
         waiting = {job.held.session: job for job in jobs}
         self._busy = waiting.keys()
         for share in sorted(shares, key=lambda share: share.job.held.arrival):
-            while share.job.held.kv.blocks and not self._reserve([share]):
+            while share.job.held.kv.blocks and not self._reserve_all([share]):
                 self.preempt(self._most_silent() or self._newest(), waiting)
         return [share for share in shares if share.job.held.kv.blocks]
 
@@ -174,7 +175,7 @@ class FirstComeRoom(Room):
         """
         job = waiting.get(victim.session)
         if job is not None and job.request.base.num_tokens == 0:
-            job.begin_again()
+            job.restart()
         else:
             self._lose(victim.session)
         victim.was_preempted = True

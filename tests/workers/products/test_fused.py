@@ -1,4 +1,4 @@
-"""Layers of one input are joined and give what they gave, however they are called; others stay as they are."""
+"""Layers of one input are fused and give what they gave, however they are called; others stay as they are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workers.products import joined, use_tiles
-from workers.products.joined import JoinedLinear, join_projections
+from workers.products import fused, use_tiles
+from workers.products.fused import FusedLinear, fuse_projections
 from workers.products.linear import TiledLinear
 
 
@@ -50,16 +50,16 @@ class OneLess(Owner):
 ROWS = torch.arange(16.0).view(1, 2, 8)
 
 
-def join(model: nn.Module) -> int:
-    return join_projections(model, lambda: model(ROWS), is_tiled=False)
+def fuse(model: nn.Module) -> int:
+    return fuse_projections(model, lambda: model(ROWS), is_tiled=False)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_layers_of_one_input_are_joined_and_give_the_same(*, has_bias: bool) -> None:
+def test_layers_of_one_input_are_fused_and_give_the_same(*, has_bias: bool) -> None:
     owner = Owner(bias=(has_bias,) * 3)
     want, names = owner(ROWS), [name for name, _ in owner.named_parameters()]
-    assert join(owner) == 1
+    assert fuse(owner) == 1
     torch.testing.assert_close(owner(ROWS), want)
     assert [name for name, _ in owner.named_parameters()] == names
     storages = {weight.untyped_storage().data_ptr() for weight in (owner.q_proj.weight, owner.k_proj.weight)}
@@ -71,7 +71,7 @@ def test_layers_of_one_input_are_joined_and_give_the_same(*, has_bias: bool) -> 
     "owner", [InAnotherOrder(), OfTwoInputs(), OneTwice(), OneLess(), Owner(bias=(True, False, True))]
 )
 def test_others_are_left_as_they_are(owner: Owner) -> None:
-    assert join(owner) == 0
+    assert fuse(owner) == 0
     assert type(owner.q_proj) is nn.Linear
 
 
@@ -82,7 +82,7 @@ def test_calls_unlike_those_of_the_example_get_their_own_product() -> None:
     parts: list[Any] = [nn.Linear(8, size, bias=False) for size in (12, 4, 4)]
     for name, part in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True):
         getattr(owner, name).weight.data = part.weight.data
-    assert join(owner) == 1
+    assert fuse(owner) == 1
     others = ROWS + 1
     owner.q_proj(ROWS)  # and no more
     torch.testing.assert_close(owner.k_proj(others), parts[1](others))
@@ -92,27 +92,27 @@ def test_calls_unlike_those_of_the_example_get_their_own_product() -> None:
 
 
 @torch.inference_mode()
-def test_each_join_frees_the_weights_that_it_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fusion_frees_the_weights_that_it_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(*(nn.Sequential(Owner(), nn.Linear(20, 8)) for _ in range(3)))
     weights = [weakref.ref(each[0].q_proj) for each in model]
     alive: list[int] = []
-    own = joined._join
+    own = fused._fuse
 
     def counted(*args: Any, **settings: Any) -> None:
         own(*args, **settings)
         alive.append(sum(weight() is not None for weight in weights))
 
-    monkeypatch.setattr(joined, "_join", counted)
-    assert join(model) == 3
+    monkeypatch.setattr(fused, "_fuse", counted)
+    assert fuse(model) == 3
     assert alive == [2, 1, 0]
 
 
 @torch.inference_mode()
-def test_plain_linear_layers_are_tiled_and_joined_ones_stay() -> None:
+def test_plain_linear_layers_are_tiled_and_fused_ones_stay() -> None:
     model = nn.Sequential(Owner(), nn.Linear(20, 8))
     want = model(ROWS)
-    join(model)
+    fuse(model)
     use_tiles(model, is_tiled=True)
-    assert type(model[0].q_proj) is JoinedLinear
+    assert type(model[0].q_proj) is FusedLinear
     assert type(model[1]) is TiledLinear
     torch.testing.assert_close(model(ROWS), want)
