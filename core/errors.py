@@ -1,7 +1,7 @@
 """All errors that Outrider raises, and the status that a client receives.
 
     OutriderError
-    ├── RequestError                 the caller's fault; nothing else is affected
+    ├── RequestError                 the caller's fault; other requests are not affected
     │   ├── InvalidRequest           INVALID_ARGUMENT    names the field and what is allowed
     │   ├── UnknownModel             NOT_FOUND           lists the models that are served
     │   ├── UnknownService           NOT_FOUND           raised by Health
@@ -9,12 +9,12 @@
     │   ├── Overloaded               RESOURCE_EXHAUSTED  says when to try again
     │   ├── RequestCancelled         CANCELLED
     │   └── DeadlinePassed           DEADLINE_EXCEEDED
-    ├── ServiceError                 our fault; the request may be repeated
+    ├── ServiceError                 the service's fault; a retry may succeed
     │   ├── Unavailable              UNAVAILABLE         no worker can take the session
-    │   └── WorkerLost               UNAVAILABLE         an engine died, hung or answered nonsense
+    │   └── WorkerLost               UNAVAILABLE         an engine died, hung or sent an invalid reply
     │       └── WorkerStopping       UNAVAILABLE         an engine will stop soon; sessions leave it
     ├── UnsoundScores                FAILED_PRECONDITION the model returns NaN or infinity; a retry fails again
-    └── StartupError                 FAILED_PRECONDITION refuses to start, in one clear line
+    └── StartupError                 FAILED_PRECONDITION the service does not start; one line says why
         ├── ConfigError              a setting is wrong
         ├── CheckpointError          missing, not safetensors, or incomplete
         ├── UnsupportedModel         the architecture has no attention seam
@@ -37,7 +37,7 @@ class OutriderError(Exception):
 
 
 class RequestError(OutriderError):
-    """The request cannot be served as it is; the service works."""
+    """The request is at fault, not the service."""
 
 
 class InvalidRequest(RequestError):
@@ -112,7 +112,7 @@ class Unavailable(ServiceError):
 
 
 class WorkerLost(ServiceError):
-    """An engine died, does not answer, or sent an impossible answer."""
+    """An engine died, does not reply, or sent an invalid reply."""
 
 
 class WorkerStopping(WorkerLost):

@@ -145,8 +145,8 @@ def gumbel_rows(keys: Sequence[Key] | NDArray[np.int64], vocab_size: int) -> NDA
     for start in range(0, num_blocks, chunk):
         blocks = np.arange(start, min(start + chunk, num_blocks))
         bits = np.empty((num_rows, len(blocks), 4))
-        for place, word in enumerate(words(blocks, *columns)):
-            bits[:, :, place] = word
+        for index, word in enumerate(words(blocks, *columns)):
+            bits[:, :, index] = word
         noise[:, 4 * start : 4 * (start + len(blocks))] = gumbel_of(bits, _frexp).reshape(num_rows, -1)
     return noise[:, :vocab_size]
 

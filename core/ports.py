@@ -1,4 +1,4 @@
-"""Interfaces that the orchestrator needs from outside.
+"""Interfaces of the orchestrator to engines, leases, grammars and the clock.
 
 `deploy` implements them over Ray, tests with fakes, and the simulator with a virtual clock.
 """
@@ -17,7 +17,7 @@ Port_co = TypeVar("Port_co", covariant=True)
 
 
 class EnginePort(Protocol[Request_contra, Reply_co]):
-    """An engine as the sessions that have leased it see it. A reply belongs to the request with its stamp."""
+    """An engine, for the sessions that have leased it. A reply belongs to the request with the same stamp."""
 
     async def exchange(self, batch: Sequence[Request_contra], take: Callable[[Reply_co], None]) -> None:
         """Send the requests. `take` gets each reply on arrival. Return when every request has its last one (`is_last`).
@@ -69,13 +69,13 @@ class Leases(Protocol):
         """
 
 
-class Forced(Protocol):
+class ForcedTokens(Protocol):
     """Tokens that the grammar or template of one output forces."""
 
     def after(self, output: Sequence[int], max_depth: int) -> Guesses:
         """Return the tokens that must follow `output`: at most `max_depth`, in a row.
 
-        `output` only grows between calls. Never waits: nothing is forced until the grammar has been compiled. Raises:
+        `output` only grows between calls. Never waits: no token is forced until the grammar has been compiled. Raises:
         BadGuesserInput if the grammar does not compile or cannot be followed.
         """
 
@@ -83,14 +83,14 @@ class Forced(Protocol):
 class Grammars(Protocol):
     """Compiles grammars outside the event loop, for one vocabulary."""
 
-    def forced(self, grammar: Grammar, *, is_binding: bool = True) -> Forced:
+    def forced(self, grammar: Grammar, *, is_binding: bool = True) -> ForcedTokens:
         """Return the forced tokens of a new output, without waiting for compilation. With `is_binding` false the output
         may leave the grammar; nothing is forced from there on.
         """
 
 
 class Clock(Protocol):
-    """The clock; tests replace it."""
+    """Time; simulated in tests."""
 
     def now(self) -> float:
         """Seconds on a monotonic clock."""

@@ -63,11 +63,11 @@ class HeldTokens:
     log: TokenLog = field(default_factory=TokenLog)
     tree: HeldTree = field(default_factory=HeldTree)
     builder: TreeBuilder = field(default_factory=TreeBuilder)
-    """The growing tree of a draft that grows continuously. `tree` holds its nodes that were fed to the model."""
+    """The draft tree that a draft grows. `tree` holds the nodes of it that were fed to the model."""
     last_round: int = -1
 
     def take_spec(self, spec: SequenceSpec) -> None:
-        """Sample with `spec` from now on. Guesses made under another spec are dropped."""
+        """Sample with `spec` from now on. Drops guesses made under another spec."""
         if self.spec != spec:
             self.tree.clear()
             self.spec = spec
@@ -79,7 +79,7 @@ class HeldTokens:
 
     def rebase_to_grow(self, request: DraftRequest, tree_spec: TreeSpec) -> Rebased:
         """Adopt the request's tokens, keep the nodes below them, and grow by `tree_spec` from now on."""
-        self.builder.go_on(tree_spec)
+        self.builder.set_spec(tree_spec)
         if self.spec.needs_q:
             return self._rebase_to_draw(request)
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=self._reroot(request))
@@ -102,17 +102,17 @@ class HeldTokens:
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=False)
         return rebased if rebased.pending else self._without_last(rebased)
 
-    def hold(self, said: Sequence[Candidates]) -> None:
+    def hold(self, candidates: Sequence[Candidates]) -> None:
         """Store the model's candidates for the nodes that were just fed. The tree builder receives them separately."""
         builder = self.builder
         if not builder.has_root:
-            self.tree.root = said[0]
+            self.tree.root = candidates[0]
             return
-        for node, candidates in zip(builder.feeding, said, strict=True):
-            self.tree.add(builder.held_parent(node), builder.tokens[node], candidates)
+        for node, each in zip(builder.feeding, candidates, strict=True):
+            self.tree.add(builder.held_parent(node), builder.tokens[node], each)
 
     def step_back(self) -> list[int]:
-        """Drop the last token and return it; its scores must be computed again."""
+        """Drop the last token and return it, so that the scores after it are computed again."""
         last = self.log.tokens[-1]
         self.truncate(len(self.log) - 1)
         return [last]
@@ -200,7 +200,7 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
     # only a first message sets the sampling
     spec = request.spec if held is None or request.base.num_tokens == 0 else held.spec
     if isinstance(request, DraftRequest):
-        return _why_chosen(request.growth, spec) if spec is not None and spec.needs_q else None
+        return _why_biased(request.growth, spec) if spec is not None and spec.needs_q else None
     if len(set(request.wants)) < len(request.wants):
         return "the message names twice what it wants"
     block = request.block.tokens
@@ -213,7 +213,7 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
     return None
 
 
-def _why_chosen(growth: TreeSpec, spec: SequenceSpec) -> str | None:
+def _why_biased(growth: TreeSpec, spec: SequenceSpec) -> str | None:
     """Return why draws would be selected by their value (docs/exactness.md, section 4), or None."""
     if growth.is_chain or (growth.is_blind and spec.takes_trees):
         return None

@@ -1,6 +1,6 @@
-"""Ranges of numbers, and fields of dataclasses that have one: a parameter's range and text stand beside its name.
+"""Ranges of numeric parameters. A dataclass field declares its range and its help text (`parameter`).
 
-The proto's comments repeat the ranges; tests/protos/test_comments.py compares.
+The proto's comments repeat the ranges; tests/protos/test_comments.py compares them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers from `low` to `high`, and 0 where it has a meaning of its own."""
+    """Numbers from `low` to `high`, and 0 if it has a meaning of its own."""
 
     low: float
     high: float
     excludes_low: bool = False
     zero: str = ""
-    """The meaning of 0, where it is allowed beside the range."""
+    """Meaning of 0, if 0 is allowed although it is outside the range."""
     is_whole: bool = False
 
     def __contains__(self, value: float) -> bool:
@@ -41,18 +41,17 @@ class Range:
 
 
 def parameter(default: Any, allowed: Range, text: str = "") -> Any:
-    """A dataclass field whose value lies in a range, or is None. `text` describes it in a command's help."""
+    """Declare a dataclass field whose value is in a range, or None. `text` describes it in a command's help."""
     return field(default=default, metadata={"range": allowed, "text": text})
 
 
 @cache
 def ranges_of(record: type[DataclassInstance]) -> Mapping[str, Range]:
-    """The ranges of a dataclass's parameters, by name."""
+    """Ranges of a dataclass's parameters, by name."""
     return {each.name: each.metadata["range"] for each in fields(record) if "range" in each.metadata}
 
 
 def text_of(record: type[DataclassInstance], name: str) -> str:
-    """The text of a parameter."""
     return next(str(each.metadata["text"]) for each in fields(record) if each.name == name)
 
 
@@ -72,7 +71,7 @@ def check(name: str, value: float, allowed: Range) -> None:
 
 
 def shown(value: object) -> str:
-    """The value as an error names it. A -1 written into an unsigned field arrives as 4294967295: name both."""
+    """Format a value for an error. A -1 sent in an unsigned field arrives as 4294967295, so both are shown."""
     if isinstance(value, int) and 2**31 <= value < 2**32:
         return f"{value} ({value - 2**32} as an unsigned 32-bit number)"
     return repr(value)

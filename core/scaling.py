@@ -13,10 +13,10 @@ from typing import Final
 
 from core.config import DraftScaling, OrchestratorScaling, TargetScaling
 
-SPARE: Final = 0.2
+SPARE_SHARE: Final = 0.2
 """Share of capacity that the remaining replicas must have free before one is removed. Smaller fluctuations of load
 change nothing."""
-HELPS: Final = 0.7
+CROWDED_SHARE: Final = 0.7
 """Share of the wanted utilisation above which sessions wait for each other at a draft, so that another replica helps.
 Below it they wait for the draft model itself. A draft is removed only if the remaining ones stay below it; otherwise it
 would be started again at once."""
@@ -52,7 +52,7 @@ Recommendation = tuple[float, int]
 """A time in seconds, and the number of replicas wanted at that time."""
 
 
-def steadied(
+def with_downscale_delay(
     recommendations: Sequence[Recommendation], now_s: float, wanted: int, num_replicas: int, window_s: float
 ) -> tuple[list[Recommendation], int]:
     """Recommendations to remember, and the number of replicas: `wanted`, or more if more were wanted within `window_s`.
@@ -72,20 +72,20 @@ def _whole(amount: float) -> int:
     return ceil(amount - 1e-9)
 
 
-def _enough(num_replicas: int, work: float, most: float) -> int:
-    """Enough replicas for `work`, counted in replicas. Fewer than now only if each then has less work than `most`."""
-    return max(_whole(work), min(num_replicas, floor(work / most) + 1)) if work > 0 else 0
+def _enough(num_replicas: int, work: float, max_work: float) -> int:
+    """Enough replicas for `work`, counted in replicas; fewer than now only if each then has less than `max_work`."""
+    return max(_whole(work), min(num_replicas, floor(work / max_work) + 1)) if work > 0 else 0
 
 
 def orchestrators_wanted(num_replicas: int, num_requests: float, scaling: OrchestratorScaling) -> int:
     """Replicas for the requests in progress."""
-    return _enough(num_replicas, num_requests / scaling.sessions, 1.0 - SPARE)
+    return _enough(num_replicas, num_requests / scaling.sessions, 1.0 - SPARE_SHARE)
 
 
 def targets_wanted(load: TargetLoad, scaling: TargetScaling) -> int:
     """Replicas for the sessions and for their KV, whichever needs more. A few long contexts can fill the KV."""
     work = max(load.num_sessions / scaling.sessions, load.num_replicas * load.kv_use / scaling.kv_use)
-    return _enough(load.num_replicas, work, 1.0 - SPARE)
+    return _enough(load.num_replicas, work, 1.0 - SPARE_SHARE)
 
 
 def drafts_wanted(load: DraftLoad, scaling: DraftScaling) -> int:
@@ -101,6 +101,6 @@ def _by_work(load: DraftLoad, scaling: DraftScaling) -> int:
         return now
     work = load.busy * load.num_replicas / scaling.busy
     """Number of replicas at the wanted utilisation."""
-    if work > HELPS * now and load.wait > scaling.wait:
+    if work > CROWDED_SHARE * now and load.wait > scaling.wait:
         return max(_whole(work), now + 1)
-    return _enough(now, work, HELPS) or 1
+    return _enough(now, work, CROWDED_SHARE) or 1

@@ -45,7 +45,7 @@ class _Waiting:
     priority: int
     number: int
     num_places: int
-    most: int
+    limit: int
     """Maximum number of places of its caller at once; 0 for no limit."""
     turn: asyncio.Future[None]
 
@@ -187,8 +187,8 @@ class Admission:
         """
         self._num_arrived += 1
         turn = asyncio.get_running_loop().create_future()
-        most = own_or(request.quota.max_sessions, self._limits.max_sessions_per_caller)
-        newest = _Waiting(request.caller, request.priority, self._num_arrived, num_places, most, turn)
+        limit = own_or(request.quota.max_sessions, self._limits.max_sessions_per_caller)
+        newest = _Waiting(request.caller, request.priority, self._num_arrived, num_places, limit, turn)
         self._waiting.append(newest)
         self._admit()
         if newest not in self._waiting:
@@ -210,11 +210,11 @@ class Admission:
         Drops the lowest priority first, then the caller with the most places, then the newest. A call that already
         waits stays before the newest call of a caller that would then have as many.
         """
-        most, left, refused = self._limits.max_queued, list(self._waiting), list[_Waiting]()
-        if newest.num_places > most:
+        max_queued, left, refused = self._limits.max_queued, list(self._waiting), list[_Waiting]()
+        if newest.num_places > max_queued:
             return [newest]
         shares = self._running + self._waiting_places()
-        while sum(each.num_places for each in left) > most:
+        while sum(each.num_places for each in left) > max_queued:
             last = max(left, key=lambda each: (each.priority, shares[each.caller], each is newest, each.number))
             if last is newest:
                 return [newest]
@@ -245,7 +245,7 @@ class Admission:
 
     def _has_share(self, waiting: _Waiting) -> bool:
         """Whether the call would exceed its caller's limit."""
-        return 0 < waiting.most < self._running[waiting.caller] + waiting.num_places
+        return 0 < waiting.limit < self._running[waiting.caller] + waiting.num_places
 
     async def _until_turn(self, waiting: _Waiting, deadline: float | None) -> None:
         if deadline is None or waiting.turn.done():
@@ -287,18 +287,18 @@ class Admission:
     def _share_wait_s(self, refused: _Waiting) -> float:
         """Return the expected seconds until enough of the caller's own places are free."""
         left_s = sorted(place.left_s(self._times) for place in self._places if place.caller == refused.caller)
-        num_too_many = self._running[refused.caller] + refused.num_places - refused.most
+        num_too_many = self._running[refused.caller] + refused.num_places - refused.limit
         return left_s[min(num_too_many, len(left_s)) - 1] if left_s else 0.0
 
     def _refusal(self, refused: _Waiting) -> Overloaded:
         limits, num_places = self._limits, refused.num_places
         if self._has_share(refused):
-            told = f"this caller has {self._running[refused.caller]} of the {refused.most} places that it may have"
+            problem = f"this caller has {self._running[refused.caller]} of the {refused.limit} places that it may have"
             wait_s = max(limits.retry_after_s, self._share_wait_s(refused))
-            return Overloaded(f"{told}; try again in {wait_s:.3g} s, the expected wait", wait_s)
+            return Overloaded(f"{problem}; try again in {wait_s:.3g} s, the expected wait", wait_s)
         wait_s = max(limits.retry_after_s, self._forecast_s(self.num_waiting, num_places))
         taken = "all" if self.num_admitted == limits.max_sessions else f"{self.num_admitted} of"
         asked = "" if num_places == 1 else f"; all {num_places} samples of a call start together or none"
         queue = f" and {self.num_waiting} requests wait for one" if limits.max_queued else ""
-        told = f"{taken} {limits.max_sessions} places are taken{queue}{asked}"
-        return Overloaded(f"{told}; try again in {wait_s:.3g} s, the expected wait", wait_s)
+        problem = f"{taken} {limits.max_sessions} places are taken{queue}{asked}"
+        return Overloaded(f"{problem}; try again in {wait_s:.3g} s, the expected wait", wait_s)

@@ -21,25 +21,25 @@ MAX_CALLERS = 4096
 
 @dataclass(slots=True)
 class _Bucket:
-    """Token bucket with a capacity of `most`, refilled at `most` a minute."""
+    """Token bucket with a capacity of `limit`, refilled at `limit` a minute."""
 
-    most: int
+    limit: int
     left: float
     filled_s: float
 
-    def hold(self, most: int) -> None:
+    def hold(self, limit: int) -> None:
         """Change the capacity, because the quota changed or the caller used another key. The same share of it stays
         filled."""
-        self.left *= most / self.most
-        self.most = most
+        self.left *= limit / self.limit
+        self.limit = limit
 
     def fill(self, now_s: float) -> None:
-        self.left = min(self.most, self.left + (now_s - self.filled_s) * self.most / MINUTE_S)
+        self.left = min(self.limit, self.left + (now_s - self.filled_s) * self.limit / MINUTE_S)
         self.filled_s = now_s
 
     def wait_s(self, amount: float) -> float:
         """Return the seconds until `amount` is available."""
-        return max(0.0, amount - self.left) * MINUTE_S / self.most
+        return max(0.0, amount - self.left) * MINUTE_S / self.limit
 
 
 def own_or(own: int | None, of_all: int) -> int:
@@ -62,55 +62,56 @@ class Quotas:
         Raises: Overloaded if too little is left for all samples; nothing is then charged.
         """
         caller = requests[0].caller
-        buckets = self._of(caller, self._most(requests[0].quota))
+        buckets = self._of(caller, self._limits_of(requests[0].quota))
         costs = [len(request.prompt) + own_or(request.expected_tokens, request.max_tokens) for request in requests]
         asked = {"requests": len(requests), "tokens": sum(costs)}
-        counted = {name: float(min(asked[name], bucket.most)) for name, bucket in buckets.items()}
+        counted = {name: float(min(asked[name], bucket.limit)) for name, bucket in buckets.items()}
         for name, amount in counted.items():
             if wait_s := buckets[name].wait_s(amount):
                 raise Overloaded(
-                    f"the quota of {buckets[name].most} {name} a minute is used up; try again in {wait_s:.3g} s", wait_s
+                    f"the quota of {buckets[name].limit} {name} a minute is used up; try again in {wait_s:.3g} s",
+                    wait_s,
                 )
         for name, amount in counted.items():
             buckets[name].left -= amount
-        return Charge(self, caller, costs, counted, {name: bucket.most for name, bucket in buckets.items()})
+        return Charge(self, caller, costs, counted, {name: bucket.limit for name, bucket in buckets.items()})
 
-    def give_back(self, caller: str, name: str, amount: float, most: int) -> None:
-        """Return unused tokens or requests of a quota of `most`. If the quota has changed since, the same share is
+    def give_back(self, caller: str, name: str, amount: float, limit: int) -> None:
+        """Return unused tokens or requests of a quota of `limit`. If the quota has changed since, the same share is
         returned.
 
         `amount` is negative if the request used more than was charged. The balance may become negative, too, until it
         is refilled.
         """
         if (bucket := self._buckets.get(caller, {}).get(name)) is not None:
-            bucket.left += amount * bucket.most / most  # every reader fills the bucket first, which caps it
+            bucket.left += amount * bucket.limit / limit  # every reader fills the bucket first, which caps it
 
-    def _most(self, own: Quota) -> dict[str, int]:
+    def _limits_of(self, own: Quota) -> dict[str, int]:
         limits = self._limits
         return {
             "requests": own_or(own.max_requests_per_minute, limits.max_requests_per_minute),
             "tokens": own_or(own.max_tokens_per_minute, limits.max_tokens_per_minute),
         }
 
-    def _of(self, caller: str, most: Mapping[str, int]) -> dict[str, _Bucket]:
+    def _of(self, caller: str, limits: Mapping[str, int]) -> dict[str, _Bucket]:
         """Return the caller's buckets, filled up to now; no bucket for 0."""
         now_s = self._clock.now()
         if caller not in self._buckets and len(self._buckets) >= MAX_CALLERS:
             self._forget(now_s)
         before = self._buckets.get(caller, {})
         buckets = self._buckets[caller] = {
-            name: before.get(name) or _Bucket(amount, amount, now_s) for name, amount in most.items() if amount
+            name: before.get(name) or _Bucket(amount, amount, now_s) for name, amount in limits.items() if amount
         }
         for name, bucket in buckets.items():
             bucket.fill(now_s)
-            bucket.hold(most[name])
+            bucket.hold(limits[name])
         return buckets
 
     def _forget(self, now_s: float) -> None:
         for caller, buckets in list(self._buckets.items()):
             for bucket in buckets.values():
                 bucket.fill(now_s)
-            if all(bucket.left >= bucket.most for bucket in buckets.values()):
+            if all(bucket.left >= bucket.limit for bucket in buckets.values()):
                 del self._buckets[caller]
 
 
@@ -124,14 +125,14 @@ class Charge:
     """Charged tokens of each sample."""
     _counted: dict[str, float]
     """Charged amount by quota, each at most the whole quota."""
-    _most: dict[str, int]
+    _limits: dict[str, int]
     """Capacity of each quota when it was charged."""
 
     def settle(self, index: int, num_tokens: int) -> None:
         """Set the cost of sample `index` to `num_tokens`, prompt and output. Return or charge the difference."""
         self._costs[index] = num_tokens
         if (counted := self._counted.get("tokens")) is not None:
-            self._counted["tokens"] = min(self._most["tokens"], sum(self._costs))
+            self._counted["tokens"] = min(self._limits["tokens"], sum(self._costs))
             self._give_back("tokens", counted - self._counted["tokens"])
 
     def undo(self) -> None:
@@ -141,4 +142,4 @@ class Charge:
 
     def _give_back(self, name: str, amount: float) -> None:
         if amount:
-            self._quotas.give_back(self._caller, name, amount, self._most[name])
+            self._quotas.give_back(self._caller, name, amount, self._limits[name])

@@ -133,7 +133,7 @@ class Service:
         self._runner.start(session, pieces.put_nowait, request.deadline)
         num_tokens = 0
         try:
-            async for chunk in _until_the_last(pieces):
+            async for chunk in _until_last_chunk(pieces):
                 num_tokens += len(chunk.token_ids)
                 place.num_tokens = num_tokens
                 yield chunk
@@ -158,7 +158,7 @@ class Service:
         return f"{request.request_id}#{self._num_started}"
 
 
-async def _until_the_last(pieces: asyncio.Queue[Chunk | OutriderError]) -> AsyncIterator[Chunk]:
+async def _until_last_chunk(pieces: asyncio.Queue[Chunk | OutriderError]) -> AsyncIterator[Chunk]:
     while True:
         piece = await pieces.get()
         if isinstance(piece, OutriderError):

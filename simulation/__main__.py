@@ -9,18 +9,18 @@ import sys
 import traceback
 from collections import Counter
 
-from simulation.chaos import Story, run_seed
+from simulation.chaos import RunReport, run_seed
 
 
 def main() -> int:
     """Return the exit status: 1 if an invariant was broken."""
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--seed", type=int, metavar="N", help="tell the story of one seed")
+    which.add_argument("--seed", type=int, metavar="N", help="print the events of one seed")
     which.add_argument("--seeds", type=_range, metavar="A:B", help="run seeds A to B - 1, and sum up")
     args = parser.parse_args()
     if args.seed is not None:
-        return _tell(run_seed(args.seed))
+        return _print_events(run_seed(args.seed))
     return _sum_up([run_seed(seed) for seed in args.seeds])
 
 
@@ -29,23 +29,23 @@ def _range(text: str) -> range:
     return range(int(first), int(last))
 
 
-def _tell(story: Story) -> int:
-    for at_s, line in story.lines:
+def _print_events(report: RunReport) -> int:
+    for at_s, line in report.lines:
         print(f"{at_s:9.4f}  {line}")
-    _print_counts(story.counts)
-    if story.error is None:
+    _print_counts(report.counts)
+    if report.error is None:
         print("every invariant held")
         return 0
-    traceback.print_exception(story.error)
+    traceback.print_exception(report.error)
     return 1
 
 
-def _sum_up(stories: list[Story]) -> int:
-    _print_counts(sum((story.counts for story in stories), Counter()))
-    broken = [story for story in stories if story.error is not None]
-    print(f"{len(stories)} seeds, {len(broken)} broken")
-    for story in broken:
-        print(f"  {story.command}: {story.error}")
+def _sum_up(reports: list[RunReport]) -> int:
+    _print_counts(sum((report.counts for report in reports), Counter()))
+    broken = [report for report in reports if report.error is not None]
+    print(f"{len(reports)} seeds, {len(broken)} broken")
+    for report in broken:
+        print(f"  {report.command}: {report.error}")
     return 1 if broken else 0
 
 

@@ -84,13 +84,13 @@ class SimPort(Generic[Request, Reply]):
                 take(reply)
 
         growing = [request for request in batch if isinstance(request, DraftRequest) and not request.growth.ends]
-        others = [request for request in batch if request not in growing]
+        answered_once = [request for request in batch if request not in growing]
         try:
             async with asyncio.TaskGroup() as calls:
                 for request in growing:
                     calls.create_task(self._grow(request, take_open))
-                if others:
-                    calls.create_task(self._call(others, take_open))
+                if answered_once:
+                    calls.create_task(self._call(answered_once, take_open))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 

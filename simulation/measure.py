@@ -16,7 +16,7 @@ from simulation.cluster import Cluster
 
 
 @dataclass(eq=False, slots=True)
-class StreamSeen:
+class StreamRecord:
     """One stream, as its client sees it."""
 
     started_s: float
@@ -123,26 +123,26 @@ class Report:
         return _ratio(self.tokens_per_round, round_s)
 
 
-def sum_up(seen: Sequence[StreamSeen], cluster: Cluster, control: ControlReport) -> Report:
+def sum_up(streams: Sequence[StreamRecord], cluster: Cluster, control: ControlReport) -> Report:
     """Summarise all streams of one run."""
-    stats = [stream.stats for stream in seen if stream.stats is not None]
-    decoding = [stream for stream in seen if len(stream.arrivals) > 1]
-    num_tokens = sum(stream.num_tokens for stream in seen)
-    elapsed_s = max((s.ended_s for s in seen), default=0.0) - min((s.started_s for s in seen), default=0.0)
+    stats = [stream.stats for stream in streams if stream.stats is not None]
+    decoding = [stream for stream in streams if len(stream.arrivals) > 1]
+    num_tokens = sum(stream.num_tokens for stream in streams)
+    elapsed_s = max((s.ended_s for s in streams), default=0.0) - min((s.started_s for s in streams), default=0.0)
     num_hits, num_rounds = sum(s.num_hits for s in stats), sum(s.num_rounds - 1 for s in stats)
-    calls = [call for stream in seen for call in stream.calls if call.call is not Call.VERIFY]
-    verifying = [call for stream in seen for call in _verifying(stream)[1:]]
+    calls = [call for stream in streams for call in stream.calls if call.call is not Call.VERIFY]
+    verifying = [call for stream in streams for call in _verifying(stream)[1:]]
     passes, blocks = (_times_s(calls, kind) for kind in (Call.GROWTH, Call.BLOCK))
     return Report(
-        num_streams=len(seen),
-        num_failed=sum(stream.error is not None for stream in seen),
+        num_streams=len(streams),
+        num_failed=sum(stream.error is not None for stream in streams),
         num_tokens=num_tokens,
         elapsed_s=elapsed_s,
         tokens_per_s=_ratio(num_tokens, elapsed_s),
         tokens_per_s_a_stream=_ratio(sum(s.num_later_tokens for s in decoding), sum(s.decoding_s for s in decoding)),
-        ttft_s=Percentiles.of(stream.arrivals[0][0] - stream.started_s for stream in seen if stream.arrivals),
-        inter_token_s=Percentiles.of(gap_s for stream in seen for gap_s in stream.gaps_s()),
-        end_to_end_s=Percentiles.of(stream.ended_s - stream.started_s for stream in seen if stream.arrivals),
+        ttft_s=Percentiles.of(stream.arrivals[0][0] - stream.started_s for stream in streams if stream.arrivals),
+        inter_token_s=Percentiles.of(gap_s for stream in streams for gap_s in stream.gaps_s()),
+        end_to_end_s=Percentiles.of(stream.ended_s - stream.started_s for stream in streams if stream.arrivals),
         target_utilisation=_ratio(cluster.targets.busy_s, elapsed_s * len(cluster.targets.replicas)),
         draft_utilisation=_ratio(cluster.drafts.busy_s, elapsed_s * len(cluster.drafts.replicas)),
         num_rounds=num_rounds,
@@ -158,7 +158,7 @@ def sum_up(seen: Sequence[StreamSeen], cluster: Cluster, control: ControlReport)
     )
 
 
-def _verifying(stream: StreamSeen) -> list[CallTrace]:
+def _verifying(stream: StreamRecord) -> list[CallTrace]:
     return [call for call in stream.calls if call.call is Call.VERIFY]
 
 

@@ -17,7 +17,7 @@ from core.records import GenerationRequest, Sampling, Verification
 from orchestrator.policy import ControlReport
 from simulation.clock import VirtualLoop, new_loop
 from simulation.engines import PRESETS, Hardware, Law, Text, TraceLaw, mix
-from simulation.measure import Report, StreamSeen, sum_up
+from simulation.measure import Report, StreamRecord, sum_up
 from simulation.rig import Blueprint, Rig
 
 SEED_STRIDE = 100_003
@@ -97,7 +97,7 @@ class _Simulation:
         self._random = Random(scenario.seed)  # noqa: S311  randomness must be reproducible
         self._arrival_random = Random(scenario.seed + 1)  # noqa: S311  arrivals must not depend on the calls between
         self._rig = Rig(scenario.blueprint(), self._loop, self._random)
-        self._seen: list[StreamSeen] = []
+        self._records: list[StreamRecord] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self) -> Report:
@@ -108,14 +108,14 @@ class _Simulation:
         finally:
             logger.setLevel(level)
             self._loop.close()
-        return sum_up(self._seen, self._rig.cluster, control)
+        return sum_up(self._records, self._rig.cluster, control)
 
     async def _all(self) -> ControlReport:
         changes = [asyncio.create_task(self._change(change)) for change in self._scenario.changes]
         load = self._scenario.load
         if isinstance(load, Closed):
             numbers = iter(range(load.num_streams))
-            await asyncio.gather(*(self._one_after_the_other(numbers) for _ in range(load.num_at_once)))
+            await asyncio.gather(*(self._run_sequentially(numbers) for _ in range(load.num_at_once)))
         else:
             async for number in self._arrivals(load.phases):
                 self._tasks.add(asyncio.create_task(self._stream(number)))
@@ -127,7 +127,7 @@ class _Simulation:
             await service.close()
         return control
 
-    async def _one_after_the_other(self, numbers: Iterator[int]) -> None:
+    async def _run_sequentially(self, numbers: Iterator[int]) -> None:
         for number in numbers:
             await self._stream(number)
 
@@ -145,20 +145,20 @@ class _Simulation:
             await asyncio.sleep(max(0.0, ends_s - self._loop.time()))
 
     async def _stream(self, number: int) -> None:
-        seen = StreamSeen(started_s=self._loop.time())
-        self._seen.append(seen)
+        record = StreamRecord(started_s=self._loop.time())
+        self._records.append(record)
         service = self._rig.services[number % len(self._rig.services)]
         try:
             async for chunk in service.generate(self._request(number)):
-                seen.take(chunk, self._loop.time())
+                record.take(chunk, self._loop.time())
         except OutriderError as error:
-            seen.error = error
+            record.error = error
 
     def _request(self, number: int) -> GenerationRequest:
         """Request `number`. Different seeds of the scenario use different texts."""
         scenario = self._scenario
         number += SEED_STRIDE * scenario.seed
-        prompt = tuple(1 + mix(number, place) % 999 for place in range(scenario.prompt_tokens))
+        prompt = tuple(1 + mix(number, index) % 999 for index in range(scenario.prompt_tokens))
         return GenerationRequest(
             f"stream-{number}",
             prompt,

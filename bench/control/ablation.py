@@ -23,7 +23,7 @@ from bench.control.control import adaptive as run_adaptive
 from bench.results import Result, named
 from core.costs import engine_cost
 from core.speculation import PRIOR, calibration, chances, logit, tree_builder
-from orchestrator.policy import adaptive, drafting_pause, offers, reach, shared_estimates, tree_policy
+from orchestrator.policy import adaptive, depth_acceptance, drafting_pause, offers, shared_estimates, tree_policy
 from simulation.engines import PRESETS, HopLaw
 from simulation.scenario import Arrivals, Change, Closed, Scenario
 
@@ -45,9 +45,9 @@ PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
     "calibration": ((calibration, "STEP", 0.0),),
     "averages over fewer": ((calibration, "WINDOW", 16.0),),
     "averages over more": ((calibration, "WINDOW", 256.0),),
-    "plain decoding as the least rate": ((engine_cost.CostModel, "least_rate", 0.0),),
+    "plain decoding as the least rate": ((engine_cost.CostModel, "plain_rate", 0.0),),
     "passes by forecast": ((adaptive.AdaptivePolicy, "_forecast", lambda self: self.max_depth),),
-    "reach by depth": ((reach.Reach, "observe", _constant(None)),),
+    "acceptance by depth": ((depth_acceptance.DepthAcceptance, "observe", _constant(None)),),
     "groups that take turns": ((engine_cost.CostModel, "turn_s", _one_after_the_other),),
     "a pass costs more beyond what was seen": ((engine_cost.Curve, "_slope", _constant(0.0)),),
     "costs looked at always": ((shared_estimates, "REFRESH_ROUNDS", 1),),

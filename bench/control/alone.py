@@ -8,7 +8,7 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from core.speculation import ROOT, Asker, Guesser, Guesses
+from core.speculation import ROOT, Guesser, Guesses, QuestioningGuesser
 from deploy.measure import Recording
 
 NewGuesser = Callable[[Recording], Guesser]
@@ -43,9 +43,9 @@ def measure_guesser(new: NewGuesser, texts: Sequence[Recording]) -> GuesserCost:
 
 
 def _asked(guesser: Guesser, tokens: Sequence[int]) -> Guesses:
-    """Ask for guesses. An `Asker` gets tokens from elsewhere in the text, which cost the same as right answers."""
+    """Ask for guesses. Questions are answered with tokens from elsewhere in the text, which cost the same."""
     guesses = guesser.propose(tokens)
-    if isinstance(guesser, Asker):
+    if isinstance(guesser, QuestioningGuesser):
         questions = guesser.questions(tokens)
         guesser.answered([tokens[(7 * node) % len(tokens)] for node in range(1 + len(questions))])
     return guesses

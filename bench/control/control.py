@@ -24,7 +24,7 @@ TREE_NODES: Final = (4, 8, 16, 32)
 TREE_DEPTHS: Final = (4, 8)
 """No tree is larger or deeper than adaptive control may make it."""
 PATH_FLOORS: Final = (0.3, 0.1, 0.03, 0.01)
-NO_USE: Final = 0.85
+STOP_SHARE: Final = 0.85
 """A sweep ends when a larger draft yields less than this share of the best; larger ones yield still less."""
 STATIONARY_GOAL: Final = 0.97
 CHANGING_GOAL: Final = 1.08
@@ -238,7 +238,7 @@ def chains(case: ControlCase) -> Rates:
     rates: Rates = {}
     for gamma in GAMMAS:
         rates[gamma] = static(case, gamma)
-        if gamma > 1 and rates[gamma] < NO_USE * max(rates.values()):
+        if gamma > 1 and rates[gamma] < STOP_SHARE * max(rates.values()):
             break
     return rates
 
@@ -255,7 +255,7 @@ def trees(case: ControlCase) -> Rates:
         depths = [depth for depth in TREE_DEPTHS if depth <= nodes]
         found = [tree(case, nodes, depth) for depth in depths]
         rates |= {f"{nodes} nodes, {depth} deep": rate for depth, rate in zip(depths, found, strict=True)}
-        if max(found) < NO_USE * max(rates.values()):
+        if max(found) < STOP_SHARE * max(rates.values()):
             break
     return rates
 

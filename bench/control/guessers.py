@@ -22,7 +22,7 @@ from bench.control import workloads
 from bench.control.loops import Exchange, loops
 from bench.results import Result, at_most, spread
 from core.config import SpeculationConfig
-from core.speculation import ROOT, Asker, Guesser, SourceWorth, SpeculationTree
+from core.speculation import ROOT, Guesser, QuestioningGuesser, SourcePrecision, SpeculationTree
 from orchestrator.guessers import (
     ASKING,
     BY_TEXT,
@@ -30,10 +30,10 @@ from orchestrator.guessers import (
     GUESSERS,
     Breaker,
     CorpusIndex,
+    GuesserInputs,
     Guessers,
     Histories,
     History,
-    Means,
     OutputForm,
     Panel,
     encode_index,
@@ -75,12 +75,12 @@ def measure(args: argparse.Namespace) -> list[Result]:
     return [result for part in parts if args.only in (None, part) for result in parts[part]()]
 
 
-def guessers(tokenizer: Tokenizer) -> Mapping[str, tuple[str, Means]]:
+def guessers(tokenizer: Tokenizer) -> Mapping[str, tuple[str, GuesserInputs]]:
     """All guessers that work on any text, and one with branches. Retrieval uses the corpus."""
     index = CorpusIndex(*encode_index([_texts(tokenizer)["corpus"]], vocab_size=tokenizer.vocab_size, vocabulary=""))
-    means = Means(SpeculationConfig(), DEPTH, index, vocab_size=tokenizer.vocab_size)
-    branching = replace(means, config=SpeculationConfig(lookup_branches=4))
-    return {name: (name, means) for name in BY_TEXT} | {"prompt_lookup, 4 branches": ("prompt_lookup", branching)}
+    inputs = GuesserInputs(SpeculationConfig(), DEPTH, index, vocab_size=tokenizer.vocab_size)
+    branching = replace(inputs, config=SpeculationConfig(lookup_branches=4))
+    return {name: (name, inputs) for name in BY_TEXT} | {"prompt_lookup, 4 branches": ("prompt_lookup", branching)}
 
 
 # Cost
@@ -93,12 +93,18 @@ def costs(tokenizer: Tokenizer) -> Iterator[Result]:
     asked = dict(guessers(tokenizer))
     remembering = replace(asked["suffix"][1], history=_filled(_texts(tokenizer)["corpus"]))
     asked["suffix, full of recent outputs"] = "suffix", remembering
-    for name, (source, means) in asked.items():
-        guesser, log = GUESSERS[source](means), text[:CONTEXT_TOKENS]
-        work = partial(_talk, guesser, log, text) if isinstance(guesser, Asker) else partial(guesser.propose, log)
+    for name, (source, inputs) in asked.items():
+        guesser, log = GUESSERS[source](inputs), text[:CONTEXT_TOKENS]
+        work = (
+            partial(_talk, guesser, log, text)
+            if isinstance(guesser, QuestioningGuesser)
+            else partial(guesser.propose, log)
+        )
         first_us = _elapsed_us(work)
         alone = list(_rounds(text, log, work))
-        panel = Panel({source: GUESSERS[source](means)}, {source: Breaker(source)}, SourceWorth(), tokenizer.vocab_size)
+        panel = Panel(
+            {source: GUESSERS[source](inputs)}, {source: Breaker(source)}, SourcePrecision(), tokenizer.vocab_size
+        )
         log = text[:CONTEXT_TOKENS]
         panel.ask(log)
         whole = list(_rounds(text, log, partial(_ask, panel, log)))
@@ -127,11 +133,11 @@ def _ask(panel: Panel, log: Sequence[int]) -> None:
     panel.observe(log[-ROUND_TOKENS:])
     tree = SpeculationTree()
     for source, guesses in panel.ask(log):
-        tree.guess(guesses, source)
+        tree.add_guesses(guesses, source)
 
 
-def _talk(guesser: Asker, log: Sequence[int], text: Sequence[int]) -> None:
-    """One round of an `Asker`. The answers come from elsewhere in the text, so that n-grams come and go."""
+def _talk(guesser: QuestioningGuesser, log: Sequence[int], text: Sequence[int]) -> None:
+    """One round with questions. The answers come from elsewhere in the text, so that n-grams come and go."""
     guesser.propose(log)
     guesser.answered(text[len(log) // 2 :][: 1 + len(guesser.questions(log))])
 
@@ -151,9 +157,9 @@ def worths(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
     asked_for = {name: made for name, made in guessers(tokenizer).items() if name not in ASKING}
     num_ids = tokenizer.vocab_size
     for kind in ("code", "prose", "edits", "log"):
-        alone = {name: {source: GUESSERS[source](means)} for name, (source, means) in asked_for.items()}
-        others = [(source, means) for source, means in asked_for.values() if source not in CONTROLS]
-        together = {source: GUESSERS[source](means) for source, means in others}
+        alone = {name: {source: GUESSERS[source](inputs)} for name, (source, inputs) in asked_for.items()}
+        others = [(source, inputs) for source, inputs in asked_for.values() if source not in CONTROLS]
+        together = {source: GUESSERS[source](inputs) for source, inputs in others}
         for name, asked in (*alone.items(), ("all together", together)):
             yield Result(f"{kind}: {name}", _tokens_a_round(texts[kind], asked, num_nodes, num_ids), "tokens")
     yield from worths_of_history(tokenizer, num_nodes)
@@ -162,7 +168,7 @@ def worths(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
 def _tokens_a_round(text: Sequence[int], guessers: Mapping[str, Guesser], num_nodes: int, vocab_size: int) -> float:
     breakers = {name: Breaker(name) for name in guessers}
     begin = int(len(text) * PROMPT_SHARE)
-    num_rounds = _num_rounds(Panel(guessers, breakers, SourceWorth(), vocab_size), text, begin, num_nodes)
+    num_rounds = _num_rounds(Panel(guessers, breakers, SourcePrecision(), vocab_size), text, begin, num_nodes)
     return round((len(text) - begin) / num_rounds, 3)
 
 
@@ -172,7 +178,7 @@ def _num_rounds(panel: Panel, text: Sequence[int], begin: int, num_nodes: int) -
     while len(log) < len(text):
         tree = SpeculationTree()
         for source, guesses in panel.ask(log):
-            tree.guess(guesses, source)
+            tree.add_guesses(guesses, source)
         block = tree.block(tree.best(num_nodes, DEPTH))
         place, num_accepted = ROOT, 0
         while len(log) + num_accepted < len(text) - 1:
@@ -200,7 +206,7 @@ def worths_of_history(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
 def _tokens_a_round_later(exchanges: Sequence[Exchange], max_tokens: int, num_nodes: int, vocab_size: int) -> float:
     """Average over all requests except the first."""
     config = SpeculationConfig()
-    asked, worth, num_tokens, num_rounds = Guessers(histories=Histories(max_tokens)), SourceWorth(), 0, 0
+    asked, worth, num_tokens, num_rounds = Guessers(histories=Histories(max_tokens)), SourcePrecision(), 0, 0
     for number, (prompt, output) in enumerate(exchanges):
         text = [*prompt, *output]
         form = OutputForm(len(prompt), isolation="caller")

@@ -18,8 +18,8 @@ from core.speculation import TokenTree
 from deploy.measure import Recording
 from simulation.clock import new_loop
 from simulation.engines import PRESETS, Agreement, Text
-from simulation.engines.texts import Place
-from simulation.measure import Report, StreamSeen, sum_up
+from simulation.engines.texts import TextPosition
+from simulation.measure import Report, StreamRecord, sum_up
 from simulation.rig import Blueprint, Rig
 from workers.grammar import GrammarState
 
@@ -28,13 +28,13 @@ HARDWARE = PRESETS["70b+1b"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ReplayLaw:
-    """Text `seed` replays recording `seed`. Past its end it starts again, which only places off the text can see."""
+    """Text `seed` replays recording `seed`. Past its end it starts again, which only positions off the text can see."""
 
     texts: Sequence[Sequence[Agreement]]
 
     def at(self, seed: int, index: int) -> Agreement:
-        places = self.texts[seed]
-        return places[index % len(places)]
+        positions = self.texts[seed]
+        return positions[index % len(positions)]
 
     def num_accepted_of_block(self, seed: int, index: int, num_guesses: int) -> int | None:  # noqa: ARG002
         return None
@@ -60,11 +60,11 @@ class ReplayText(Text):
     """Provides the target that answers questions."""
     states: dict[int, GrammarState | None] = field(default_factory=dict)
 
-    def _place(self, prefix_hash: int, index: int, seed: int, is_true: bool) -> Place:
-        place, output = Text._place(self, prefix_hash, index, seed, is_true), self.jobs[seed].text.output
-        return replace(place, next_token=output[index]) if is_true and index < len(output) else place
+    def _position(self, prefix_hash: int, index: int, seed: int, is_true: bool) -> TextPosition:
+        position, output = Text._position(self, prefix_hash, index, seed, is_true), self.jobs[seed].text.output
+        return replace(position, next_token=output[index]) if is_true and index < len(output) else position
 
-    def samples(self, block: TokenTree, root: Place) -> tuple[int, ...]:
+    def samples(self, block: TokenTree, root: TextPosition) -> tuple[int, ...]:
         if self.recorder is None:
             return Text.samples(self, block, root)
         job = self.jobs[root.seed]
@@ -117,8 +117,8 @@ def decode(
 
     async def run() -> Decoded:
         try:
-            seen = [await _stream(rig, job, number, loop.time) for number, job in enumerate(jobs)][num_before:]
-            return _decoded(seen, sum_up(seen, rig.cluster, rig.service.report()))
+            streams = [await _stream(rig, job, number, loop.time) for number, job in enumerate(jobs)][num_before:]
+            return _decoded(streams, sum_up(streams, rig.cluster, rig.service.report()))
         finally:
             await rig.service.close()
 
@@ -141,9 +141,9 @@ def _blueprint(jobs: Sequence[Job], way: GuessingWay, vocab_size: int, recorder:
     )
 
 
-async def _stream(rig: Rig, job: Job, number: int, now: Callable[[], float]) -> StreamSeen:
+async def _stream(rig: Rig, job: Job, number: int, now: Callable[[], float]) -> StreamRecord:
     """Decode one text. Its number is its seed, by which the simulated pair identifies the text."""
-    seen, tokens = StreamSeen(started_s=now()), list[int]()
+    stream, tokens = StreamRecord(started_s=now()), list[int]()
     request = GenerationRequest(
         f"text-{number}",
         job.text.prompt,
@@ -154,17 +154,17 @@ async def _stream(rig: Rig, job: Job, number: int, now: Callable[[], float]) -> 
         grammar=job.grammar,
     )
     async for chunk in rig.service.generate(request):
-        seen.take(chunk, now())
+        stream.take(chunk, now())
         tokens += chunk.token_ids
     if tuple(tokens) != job.text.output:
         raise RuntimeError(f"text {number} came out changed")
-    return seen
+    return stream
 
 
-def _decoded(seen: Sequence[StreamSeen], report: Report) -> Decoded:
+def _decoded(streams: Sequence[StreamRecord], report: Report) -> Decoded:
     drafted, accepted = Counter[str](), Counter[str]()
     num_rounds = num_first = 0
-    for stats in (stream.stats for stream in seen if stream.stats is not None):
+    for stats in (stream.stats for stream in streams if stream.stats is not None):
         num_rounds += stats.num_rounds - 1
         num_first += stats.accepted_per_position[0] if stats.accepted_per_position else 0
         for source in stats.sources:

@@ -32,7 +32,7 @@ from core.theory import expected_tokens
 from deploy.measure import Recording
 from deploy.settings import DEMO_DIRECTORY
 from models.train.corpus import load_split
-from orchestrator.guessers import ASKING, CONTROLS, GUESSERS, CorpusIndex, Means, encode_index, write_index
+from orchestrator.guessers import ASKING, CONTROLS, GUESSERS, CorpusIndex, GuesserInputs, encode_index, write_index
 from orchestrator.text import Tokenizer
 
 DEPTH = SpeculationConfig().max_draft_tokens
@@ -161,7 +161,7 @@ class _Bench:
     def _guesser(self, name: str, recorded: Recorded, text: Recording) -> Guesser:
         grammar = recorded.workload.grammar
         forced = {} if grammar is None else {"grammar": self.recorder.grammars.forced(grammar)}
-        return GUESSERS[name](Means(SpeculationConfig(), DEPTH, self._corpus, len(text.prompt), forced))
+        return GUESSERS[name](GuesserInputs(SpeculationConfig(), DEPTH, self._corpus, len(text.prompt), forced))
 
 
 def _in_turn(name: str, index: str) -> GuessingWay:

@@ -22,7 +22,7 @@ from bench.engine.driver import GREEDY, DrivenStream, load_engine, new_stream, p
 from bench.results import Result, at_most, say, spread
 from core.config import EngineConfig
 from core.records import Sampling, Verdict
-from core.speculation import MAX_TOLD, ROOT, TokenTree
+from core.speculation import MAX_REPORTED, ROOT, TokenTree
 from deploy.settings import DEMO_DIRECTORY
 from workers.engine import TargetEngine
 from workers.noise import gumbel
@@ -267,7 +267,7 @@ def _our_pass(runtime: ModelRuntime, num_rows: int) -> Callable[[], list[Cost]]:
             logits = runtime.forward([StepRows(kv, [1], block)])
             readback = Readback()
             row = Row(GREEDY, kv.num_tokens, (), NUM_PROMPT_TOKENS)
-            place = DraftRow(row, Kind.GREEDY, num_ranks=MAX_TOLD + 1)  # as in an engine
+            place = DraftRow(row, Kind.GREEDY, num_ranks=MAX_REPORTED + 1)  # as in an engine
             places = [place] * num_rows
             found = propose(logits, places, 0, readback)
             readback.wait()

@@ -59,15 +59,15 @@ class Curve:
         return known
 
     def _of(self, rows: float) -> float:
-        places, seconds = self._rows, self._seconds
-        if rows <= places[0]:
-            share = rows / places[0]
-            return seconds[0] * share if len(places) == 1 else max(self._line(0, -1, rows), seconds[0] * share)
-        if rows < places[-1]:
-            left = bisect_right(places, rows) - 1
+        known, seconds = self._rows, self._seconds
+        if rows <= known[0]:
+            share = rows / known[0]
+            return seconds[0] * share if len(known) == 1 else max(self._line(0, -1, rows), seconds[0] * share)
+        if rows < known[-1]:
+            left = bisect_right(known, rows) - 1
             return self._line(left, left + 1, rows)
-        hope = EXTRAPOLATION * places[-1]
-        return self._line(0, -1, min(rows, hope)) * max(rows / hope, 1.0)
+        limit = EXTRAPOLATION * known[-1]
+        return self._line(0, -1, min(rows, limit)) * max(rows / limit, 1.0)
 
     def _line(self, first: int, second: int, rows: float) -> float:
         return self._seconds[first] + self._slope(first, second) * (rows - self._rows[first])
@@ -135,7 +135,7 @@ class PassCost:
             width.straight.append((rows, seconds))
         self._num_straight = 0 if branches else self._num_straight + 1
 
-    def least_s(self, rows: float) -> float:
+    def min_s(self, rows: float) -> float:
         """Duration of the fastest recent pass with at least `rows` rows."""
         seen = chain.from_iterable((*width.straight, *width.branched) for width in self._widths.values())
         return min((seconds for num, seconds in seen if num >= rows), default=self._prior_s)
@@ -149,7 +149,7 @@ class PassCost:
         """Seconds that a branch adds to a pass."""
         if self._num_straight > BRANCH_PASSES:
             return 0.0
-        more = [seconds for place, width in self._widths.items() if place < FEW_ROWS for seconds in width.branch_s()]
+        more = [seconds for bucket, width in self._widths.items() if bucket < FEW_ROWS for seconds in width.branch_s()]
         return max(0.0, median(more)) if more else 0.0
 
     def points(self) -> dict[int, float]:
@@ -157,9 +157,9 @@ class PassCost:
         labels."""
         if not self._widths:
             return {}
-        places, seconds = self._fitted()
-        first, last = (math.log2(max(1.0, rows)) for rows in (places[0], places[-1]))
-        curve = Curve(places, seconds)
+        known, seconds = self._fitted()
+        first, last = (math.log2(max(1.0, rows)) for rows in (known[0], known[-1]))
+        curve = Curve(known, seconds)
         return {2**power: curve(2.0**power) for power in range(math.floor(first), math.ceil(last) + 1)}
 
     def _fitted(self) -> tuple[list[float], list[float]]:
@@ -264,7 +264,7 @@ class CostModel:
         return []
 
     @cached_property
-    def least_rate(self) -> float:
+    def plain_rate(self) -> float:
         """Tokens per second of plain decoding."""
         return 1.0 / self.verify_s(0)
 

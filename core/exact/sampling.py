@@ -187,7 +187,7 @@ def draw_several(
     *,
     with_replacement: bool,
 ) -> tuple[int, ...]:
-    """Draw guesses from q at one place, in the order of drawing.
+    """Draw guesses from q after one node, in the order of drawing.
 
     Without replacement no token repeats, and there are at most as many draws as tokens in q. `row` comes from
     `core.noise.row_of`.
@@ -198,4 +198,4 @@ def draw_several(
     gumbel = noise.gumbel(seed, position, row, Purpose.DRAFT, vocab_size)[list(q.token_ids)]
     scores = np.log(q.probs).astype(np.float32) + gumbel
     order = np.argsort(-scores, kind="stable")[:num_draws]
-    return tuple(q.token_ids[place] for place in order)
+    return tuple(q.token_ids[index] for index in order)

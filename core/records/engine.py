@@ -38,8 +38,8 @@ class SequenceSpec:
     @classmethod
     def of(cls, request: GenerationRequest) -> SequenceSpec:
         """Extract the part of a request that engines receive."""
-        alike = {each.name: getattr(request, each.name) for each in fields(cls) if each.name != "prompt_len"}
-        return cls(prompt_len=len(request.prompt), **alike)
+        shared = {each.name: getattr(request, each.name) for each in fields(cls) if each.name != "prompt_len"}
+        return cls(prompt_len=len(request.prompt), **shared)
 
     def at_draft_temperature(self, temperature: float | None) -> SequenceSpec:
         """Return the spec for a draft that guesses at this temperature. None, or greedy decoding, keeps the target's.
@@ -52,7 +52,6 @@ class SequenceSpec:
 
     @property
     def rule(self) -> Rule:
-        """The rule that verifies its blocks."""
         return self.verification.at(is_greedy=self.sampling.is_greedy)
 
     @property
@@ -68,7 +67,7 @@ class SequenceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The identity of a message. A reply carries the stamp of its request; replies with any other stamp are dropped."""
+    """Key of a message. A reply carries the stamp of its request; replies with any other stamp are dropped."""
 
     session: str
     """Name of the session's lease on that engine. Unique per lease, so a late release cannot free a later lease."""
@@ -118,10 +117,10 @@ class VerifyRequest:
 class Continuation:
     """The next message, offered in advance. The target uses it after its verdict instead of waiting for the message.
 
-    It is offered before or while the message of round `after` is verified; that message may be an offer itself. If
-    there are several for one round, the last one counts, and offers that build on the others are dropped. The target
-    looks up the verdict's accepted path and next token in `tree`; the nodes below become the block of the next message,
-    which carries this stamp. An unused offer is answered with `Refused`.
+    It is offered before or while the message of round `after` is verified; that message may be an offer itself. Of
+    several for one round, the last one counts, and offers that build on the others are dropped. The target looks up the
+    verdict's accepted path and next token in `tree`; the nodes below become the block of the next message, which
+    carries this stamp. An unused offer is answered with `Refused`.
     """
 
     stamp: Stamp
@@ -138,7 +137,7 @@ TargetRequest = VerifyRequest | Continuation
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Time that the engine spent on a reply. The rest of the round trip is the wire's."""
+    """Time that an engine spent on a reply. The rest of the round trip is the wire."""
 
     waited_s: float
     """Seconds from the request's arrival to the start of its first step."""
@@ -246,5 +245,5 @@ DraftReply = DraftUpdate | Missing | Refused
 
 
 def is_last(reply: VerifyReply | DraftReply) -> bool:
-    """Whether a reply ends its message. Only a `DraftUpdate` of growth that goes on does not."""
+    """Whether a reply ends its message. All do, except a `DraftUpdate` of growth that continues."""
     return not isinstance(reply, DraftUpdate) or reply.is_over

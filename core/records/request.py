@@ -80,7 +80,7 @@ class GenerationRequest:
     )
     """1 for rules that take none (`Rule.takes_lenience`)."""
     max_draft_tokens: int | None = parameter(None, DRAFT_TOKENS)
-    """Most tokens drafted from the root down. 0 disables speculation; None takes the service's setting."""
+    """Maximum number of tokens drafted in a row. 0 disables speculation; None takes the service's setting."""
     policy: Policy | None = None
     """None takes the service's setting; so does None for `pipelining`."""
     pipelining: bool | None = None
@@ -121,8 +121,8 @@ class GenerationRequest:
     expected_tokens: int | None = None
     """Output tokens to reserve from the quota until the request ends. None reserves `max_tokens`."""
     isolation: str = ""
-    """Tenant whose recent outputs may be used as guesses, and who may use this one's. Other tenants could see such
-    outputs in the speed of theirs. Empty: nobody."""
+    """Tenant whose recent outputs may be used as guesses, and who may use this one's. Other tenants could
+    infer such outputs from the speed of theirs. Empty: nobody."""
 
     def __post_init__(self) -> None:
         check_parameters(self)
@@ -141,5 +141,4 @@ class GenerationRequest:
 
     @property
     def rule(self) -> Rule:
-        """The rule that verifies it."""
         return self.verification.at(is_greedy=self.sampling.is_greedy)

@@ -6,7 +6,7 @@ gRPC, HTTP bodies, the Python API, the client, links and receipts fill their fie
 Inside the ranges float32 holds. Logits of a real model stay below 1e4. A bias adds at most 100, the repetition penalty
 multiplies by at most 10, and the other penalties subtract at most 2 and 2 for each occurrence: so scores stay below
 1e7, where float32 still represents every integer. Temperature divides the distance to the largest score, so the largest
-is 0, and what overflows has probability zero. A row whose scores are NaN or infinite all the same is refused
+is 0, and a score that overflows has probability zero. A row with NaN or infinite scores is refused
 (`core.exact.sampling.log_probs`, `workers.engine.target`).
 """
 
@@ -49,7 +49,7 @@ class Sampling:
     """
 
     temperature: float = parameter(1.0, Range(0.001, 100.0, zero="greedy"), "Sampling temperature")
-    """A value between 0 and the range is refused, not taken for greedy."""
+    """Values between 0 and the range are refused; they do not mean greedy."""
     top_k: int = parameter(
         0, Range(1, 2**31 - 1, zero="keeps all", is_whole=True), "Sample from the N likeliest tokens"
     )

@@ -9,8 +9,6 @@ from core.records.engine import Timing
 
 
 class Call(StrEnum):
-    """Kinds of engine calls."""
-
     VERIFY = "verify"
     BLOCK = "block"
     GROWTH = "growth"

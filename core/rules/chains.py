@@ -30,7 +30,7 @@ def verify_rejection(block: TokenTree, p: Float64, seed: int, num_committed: int
     `p` is [K+1, V]; row i is the target's distribution after i guesses and sums to 1. Raises: ValueError unless `block`
     is a chain. Source: Leviathan et al. 2023 (arXiv 2211.17192), Algorithm 1; Chen et al. 2023 (arXiv 2302.01318).
     """
-    block = sound_prefix(block, p.shape[1])
+    block = valid_prefix(block, p.shape[1])
     p_guess = [float(p[row, token]) for row, token in enumerate(block.tokens)]
     residuals, masses = _residuals(block, p, [1.0] * (len(block) + 1))
     uniforms = accept_uniforms(len(block), seed, num_committed)
@@ -52,7 +52,7 @@ def verify_block(block: TokenTree, p: Float64, seed: int, num_committed: int) ->
         eta_i, tau               uniforms[i - 1], accepted
         p_res                    (weights[tau] p - q)+, normalised
     """
-    block = sound_prefix(block, p.shape[1])
+    block = valid_prefix(block, p.shape[1])
     p_guess = [float(p[row, token]) for row, token in enumerate(block.tokens)]
     weights = prefix_weights(p_guess, q_of_guesses(block))
     residuals, masses = _residuals(block, p, weights)
@@ -60,7 +60,7 @@ def verify_block(block: TokenTree, p: Float64, seed: int, num_committed: int) ->
     return Outcome(tuple(range(accepted)), _next_token(residuals, accepted, seed, num_committed))
 
 
-def sound_prefix(block: TokenTree, vocab_size: int) -> TokenTree:
+def valid_prefix(block: TokenTree, vocab_size: int) -> TokenTree:
     """The guesses before the first one that cannot have been drawn from its q. The rest is ignored.
 
     A draft that follows the protocol is never cut, so this changes no distribution. Raises: ValueError unless `block`
@@ -97,7 +97,7 @@ def normalised(q: SparseDistribution) -> list[float]:
 
 
 def q_of_guesses(block: TokenTree) -> list[float]:
-    """q(x) of each guess x of a chain from `sound_prefix`."""
+    """q(x) of each guess x of a chain from `valid_prefix`."""
     return [q.probs[q.token_ids.index(token)] / sum(q.probs) for token, q in zip(block.tokens, block.q, strict=True)]
 
 
@@ -176,8 +176,8 @@ def _next_token(residuals: Float64, accepted: int, seed: int, num_committed: int
 def law_of(log_p: Float64) -> Float64:
     """p [N, V] from rows of unnormalised log p."""
     p = np.exp(log_p - log_p.max(axis=1, keepdims=True))
-    law: Float64 = p / p.sum(axis=1, keepdims=True)
-    return law
+    distribution: Float64 = p / p.sum(axis=1, keepdims=True)
+    return distribution
 
 
 def _decide_rejection(block: TokenTree, log_p: Float64, seed: int, num_committed: int, lenience: float) -> Outcome:  # noqa: ARG001

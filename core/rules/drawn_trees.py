@@ -19,7 +19,7 @@ from core.rules.chains import can_have_drawn, normalised
 from core.rules.rule import Float64, Outcome, draw
 from core.speculation import ROOT, SparseDistribution, TokenTree
 
-SURE = 2.0
+CERTAIN = 2.0
 """Chance of a trial that always passes: above every uniform number in (0, 1)."""
 
 
@@ -31,7 +31,7 @@ class Drawn(NamedTuple):
     probs: tuple[float, ...]
     """Probabilities of `ids`, in float64, summing to 1."""
 
-    def law(self, vocab_size: int) -> Float64:
+    def distribution(self, vocab_size: int) -> Float64:
         """q [V]."""
         q = np.zeros(vocab_size)
         q[list(self.ids)] = self.probs

@@ -11,7 +11,7 @@ import numpy as np
 
 from core.rules.chains import NEGLIGIBLE_MASS, law_of
 from core.rules.coupled import GREEDY
-from core.rules.drawn_trees import SURE, Drawn, verify_drawn
+from core.rules.drawn_trees import CERTAIN, Drawn, verify_drawn
 from core.rules.rule import Float64, Outcome, Rule
 from core.speculation import TokenTree
 
@@ -21,14 +21,14 @@ def judge_recursively(p: Float64, drawn: Drawn) -> tuple[list[float], Float64]:
 
     q_i is q without the tokens before x_i, normalised: the distribution of x_i given these tokens.
     """
-    q, chances = drawn.law(len(p)), list[float]()
+    q, chances = drawn.distribution(len(p)), list[float]()
     for token in drawn.tokens:
         q_left = q / q.sum()
         residual = np.maximum(p - q_left, 0.0)
         mass = float(residual.sum())
-        is_spent = mass <= NEGLIGIBLE_MASS  # p equals q: a failure can only be a rounding error
-        chances.append(SURE if is_spent else float(p[token] / q_left[token]))
-        if is_spent:
+        is_exhausted = mass <= NEGLIGIBLE_MASS  # p equals q: a failure can only be a rounding error
+        chances.append(CERTAIN if is_exhausted else float(p[token] / q_left[token]))
+        if is_exhausted:
             break
         p = residual / mass
         q[token] = 0.0

@@ -10,7 +10,7 @@ import numpy as np
 
 from core.rules.chains import NEGLIGIBLE_MASS, law_of
 from core.rules.coupled import GREEDY
-from core.rules.drawn_trees import SURE, Drawn, verify_drawn
+from core.rules.drawn_trees import CERTAIN, Drawn, verify_drawn
 from core.rules.rule import Float64, Outcome, Rule
 from core.speculation import TokenTree
 
@@ -34,14 +34,14 @@ def division_factor(p: Float64, q: Float64, num_draws: int) -> float:
 
 def judge_in_sequence(p: Float64, drawn: Drawn) -> tuple[list[float], Float64]:
     """Try each draw with min(1, p(x) / (rho q(x))). If all fail: p - min(q, p / rho) (1 - (1 - beta)^k) / beta."""
-    q, num_draws = drawn.law(len(p)), len(drawn.tokens)
+    q, num_draws = drawn.distribution(len(p)), len(drawn.tokens)
     rho = division_factor(p[list(drawn.ids)], np.array(drawn.probs), num_draws)
     passing = np.minimum(q, p / rho)
     beta = float(passing.sum())
     factor = (1.0 - (1.0 - beta) ** num_draws) / beta if beta > 0.0 else rho
     residual = np.maximum(p - factor * passing, 0.0)
     if np.maximum(p - q, 0.0).sum() <= NEGLIGIBLE_MASS:  # p equals q: a failure can only be a rounding error
-        return [SURE], p
+        return [CERTAIN], p
     if residual.sum() <= NEGLIGIBLE_MASS:  # all trials failing is nearly impossible, and the residual is rounding error
         residual = p
     return [float(p[token] / (rho * q[token])) for token in drawn.tokens], residual

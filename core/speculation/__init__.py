@@ -5,6 +5,7 @@ Knows tokens, chances and the order of work; must not know models, KV or time.
 
 from core.speculation.calibration import (
     DRAWN_TAIL,
+    MAX_REPORTED,
     PRIOR,
     USUAL_TAIL,
     WITH_REPLACEMENT_TAIL,
@@ -14,23 +15,23 @@ from core.speculation.calibration import (
     miss_curve,
 )
 from core.speculation.candidates import MAX_RANKS, Candidates, HeldTree
-from core.speculation.chances import MAX_TOLD, fixed_shape
+from core.speculation.chances import fixed_shape
 from core.speculation.growth import UNRANKED, Floats, Ints, Measure, NewNodes, TreeSpec
 from core.speculation.guesser import (
     DRAFT,
     EXTRA_DRAFT,
     MAX_GUESSES,
     NO_GUESSES,
-    Asker,
     BadGuesserInput,
-    Drawer,
     Guesser,
     Guesses,
-    Keeper,
-    check_law,
+    HistoryGuesser,
+    QuestioningGuesser,
+    SamplingGuesser,
+    check_distribution,
 )
-from core.speculation.passes import feed_likeliest, take_all
-from core.speculation.source_worth import SourceWorth
+from core.speculation.passes import add_candidates, feed_likeliest
+from core.speculation.source_precision import SourcePrecision
 from core.speculation.speculation_tree import DRAFT_TOKENS, SpeculationTree
 from core.speculation.token_tree import (
     EMPTY_BLOCK,

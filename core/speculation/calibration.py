@@ -22,8 +22,8 @@ MAX_CHANCE = 0.99
 STEP = 0.05
 """Largest change of a calibration by one observation, in log odds. Calibration is worth 1.01, and 1.13 where texts
 change (`bench ablation`); steps of 0.02 and 0.1 are within 1%."""
-MAX_RANKS = 8
-"""Number of candidates per node whose chances the draft gets."""
+MAX_REPORTED = 8
+"""Largest number of candidates of a node that a draft reports, with their chances."""
 
 
 def logit(chance: float) -> float:
@@ -53,7 +53,7 @@ The demo pair at T = 1 has (0.19, 0.10, 0.04) with q of 64 tokens and (0.32, 0.1
 WITH_REPLACEMENT_TAIL = (0.45,)
 """The same for independent draws. With more than two of them the first is accepted much less often (0.40 with four,
 against 0.68 by recursive rejection)."""
-USUAL_TAIL = tuple(miss_curve(rank - 1) - miss_curve(rank) for rank in range(1, MAX_RANKS + 1))
+USUAL_TAIL = tuple(miss_curve(rank - 1) - miss_curve(rank) for rank in range(1, MAX_REPORTED + 1))
 """Chances of the second candidate, the third, ..., if the first is wrong. Measured on the demo pair; never learned."""
 
 

@@ -1,4 +1,4 @@
-"""How a draft grows a tree of guesses (`TreeSpec`), and what it sends of it (`NewNodes`, `Unread`).
+"""How a draft grows a tree of guesses (`TreeSpec`), and what it sends of it (`NewNodes`, `UnreadNodes`).
 
 Knows the specification and the resulting nodes; must not know which of them are verified.
 """
@@ -22,7 +22,7 @@ UNRANKED = -1
 
 
 class Measure(StrEnum):
-    """How a draft's confidence at a place is measured, in [0, 1]."""
+    """How a draft's confidence after a node is measured, in [0, 1]."""
 
     MARGIN = "margin"
     """How clearly the first candidate wins (`core.speculation.candidates.Candidates.margin`)."""
@@ -37,7 +37,7 @@ class TreeSpec:
     """How a draft grows its tree, pass after pass, until the next message. The draft sends the new nodes of each pass.
 
     If the rule needs q, the draft grows draws, as a chain or a tree, and growth ends by itself, because draws are
-    usable for one block only. `fanout` tokens are then drawn at each place.
+    usable for one block only. `fanout` tokens are then drawn after each node.
     """
 
     rows_per_pass: int
@@ -57,11 +57,11 @@ class TreeSpec:
     """Number of passes after which growth ends by itself and answers its request (drafting in turn). 0: it continues
     until the next message."""
     fanout: int = 8
-    """Largest number of candidates of a place that become nodes; 1 grows a chain."""
+    """Largest number of candidates of a node that become children; 1 grows a chain."""
     measure: Measure = Measure.MARGIN
     """Measure of the confidences that the draft sends."""
     min_confidence: float = 0.0
-    """By `measure`: a place with less confidence gets no children."""
+    """By `measure`: a node with less confidence gets no children."""
 
     @classmethod
     def chain(cls, num_tokens: int, measure: Measure = Measure.MARGIN) -> TreeSpec:
@@ -166,7 +166,7 @@ class NewNodes:
                 raise ValueError("each node needs a parent, a rank, a chance and a confidence, all numbers")
         if len(self):
             self._check_nodes()
-        if len(self.q) not in (0, len(self)) or not all(each.is_law for each in self.q):
+        if len(self.q) not in (0, len(self)) or not all(each.is_valid for each in self.q):
             raise ValueError("each drawn node needs the q that it was drawn from")
         if self.first < 0 or not ROOT <= self.root < self.first:
             raise ValueError("the number of a node is below 0")
@@ -199,13 +199,13 @@ class NewNodes:
         return hash((self.first, self.root, len(self)))
 
 
-Told = tuple[NewNodes, list[int]]
+NodeMessage = tuple[NewNodes, list[int]]
 """One message of new nodes, and the parents of its nodes as a list."""
-ByParent = dict[int, tuple[Told, ...]]
+ByParent = dict[int, tuple[NodeMessage, ...]]
 """Messages that have children of a node, by the node's number."""
 
 
-class Unread:
+class UnreadNodes:
     """Nodes that a draft has sent and nobody has read yet, by message.
 
     Most nodes are never read, so no work is done per node. No verdict can reach some of them any more.
@@ -218,44 +218,44 @@ class Unread:
 
     def clear(self) -> None:
         """Drop everything."""
-        self.halves: tuple[ByParent, ByParent] = {}, {}
-        """Earlier and later messages. The earlier half is dropped once `max_depth` tokens have been committed since it
-        was closed, so that no search for unreachable nodes is needed."""
-        self._num_passed = 0
-        """Number of tokens committed since the later half was begun."""
+        self.generations: tuple[ByParent, ByParent] = {}, {}
+        """Earlier and later messages. The earlier are dropped once `max_depth` tokens have been committed since the
+        later began, so that no search for unreachable nodes is needed."""
+        self._num_committed = 0
+        """Number of tokens committed since the later generation began."""
 
     def add(self, new_nodes: NewNodes, parents: list[int]) -> KeysView[int]:
         """Store one message, except for the root's children. Return the numbers of the parents in it."""
-        told: ByParent = dict.fromkeys(parents, ((new_nodes, parents),))
-        told.pop(ROOT, None)
-        later = self.halves[1]
-        for parent in told.keys() & later.keys():
-            told[parent] = later[parent] + told[parent]
-        later.update(told)
-        return told.keys()
+        added: ByParent = dict.fromkeys(parents, ((new_nodes, parents),))
+        added.pop(ROOT, None)
+        later = self.generations[1]
+        for parent in added.keys() & later.keys():
+            added[parent] = later[parent] + added[parent]
+        later.update(added)
+        return added.keys()
 
     def take(self, numbers: Iterable[int]) -> list[tuple[int, NewNodes, int]]:
         """Remove and return the children of these nodes, sorted by number: (number, message, index in the message)."""
-        told = [
-            (new_nodes.first + place, new_nodes, place)
-            for half in self.halves
+        children = [
+            (new_nodes.first + index, new_nodes, index)
+            for generation in self.generations
             for parent in numbers
-            for new_nodes, parents in half.pop(parent, ())
-            for place in places_of(parents, parent)
+            for new_nodes, parents in generation.pop(parent, ())
+            for index in indices_of(parents, parent)
         ]
-        told.sort()  # numbers are unique, so messages are never compared
-        return told
+        children.sort()  # numbers are unique, so messages are never compared
+        return children
 
-    def passed(self, num_tokens: int) -> None:
+    def commit(self, num_tokens: int) -> None:
         """Record that `num_tokens` more tokens were committed."""
-        self._num_passed += num_tokens
-        if self._num_passed >= self._max_depth:  # no node of the earlier half can be reached any more
-            self.halves, self._num_passed = (self.halves[1], {}), 0
+        self._num_committed += num_tokens
+        if self._num_committed >= self._max_depth:  # no node of the earlier generation can be reached any more
+            self.generations, self._num_committed = (self.generations[1], {}), 0
 
 
-def places_of(parents: list[int], parent: int) -> Iterator[int]:
+def indices_of(parents: list[int], parent: int) -> Iterator[int]:
     """Indices of the children of `parent`, which are most often consecutive."""
-    place = -1
+    index = -1
     for _ in range(parents.count(parent)):
-        place = parents.index(parent, place + 1)
-        yield place
+        index = parents.index(parent, index + 1)
+        yield index

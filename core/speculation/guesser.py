@@ -1,9 +1,9 @@
 """The guesser port: sources of guesses beside the draft engine.
 
 A guesser is asked once a round. It knows the committed text and returns nodes with chances. These chances are corrected
-by what was committed, whether or not the guesses were verified (`core.speculation.SourceWorth`). A guesser may also ask
-for the target's tokens after nodes of its choice (`Asker`); these nodes go into the block that is verified. And it may
-return distributions (`Drawer`), from which its guesses are drawn if the rule needs q.
+by what was committed, whether or not the guesses were verified (`SourcePrecision`). A guesser may also ask for the
+target's tokens after nodes of its choice (`QuestioningGuesser`); these nodes go into the block that is verified. It may
+return distributions (`SamplingGuesser`), from which its guesses are drawn if the rule needs q.
 The draft engine works differently: it sends nodes pass by pass, at any time (`core.speculation.NewNodes`). Its nodes
 and the guessers' are merged in one tree.
 """
@@ -25,7 +25,7 @@ EXTRA_DRAFT = f"{DRAFT}_"
 """Prefix of the names of further drafts."""
 MAX_GUESSES = 256
 """Largest number of nodes in one answer; larger answers are rejected. No block is larger."""
-MAX_LAW_TOKENS = 4096
+MAX_DISTRIBUTION_TOKENS = 4096
 """Largest number of tokens of one distribution, the same as for a draft's q."""
 
 
@@ -43,16 +43,18 @@ class Guesses:
     tokens: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
     """Chance that the text continues with the node, given its parent. Siblings sum to at most 1."""
-    laws: tuple[SparseDistribution, ...] = ()
+    distributions: tuple[SparseDistribution, ...] = ()
     """The distribution each node was drawn from; empty if they were not drawn."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], chances: Sequence[float], laws: Sequence[SparseDistribution] = ()) -> Guesses:
+    def chain(
+        cls, tokens: Sequence[int], chances: Sequence[float], distributions: Sequence[SparseDistribution] = ()
+    ) -> Guesses:
         """A chain of `tokens` below the root."""
-        return cls(tuple(range(ROOT, len(tokens) - 1)), tuple(tokens), tuple(chances), tuple(laws))
+        return cls(tuple(range(ROOT, len(tokens) - 1)), tuple(tokens), tuple(chances), tuple(distributions))
 
     def check(self, vocab_size: int) -> None:
         """Raises: ValueError if the nodes cannot be part of a draft tree; other errors if a column is not a
@@ -83,7 +85,7 @@ class Guesser(Protocol):
 
 
 @runtime_checkable
-class Asker(Guesser, Protocol):
+class QuestioningGuesser(Guesser, Protocol):
     """A guesser that learns from the target's answers. Its questions are rows of the target and may be dropped."""
 
     def questions(self, text: Sequence[int]) -> TokenTree:
@@ -95,7 +97,7 @@ class Asker(Guesser, Protocol):
 
 
 @runtime_checkable
-class Keeper(Guesser, Protocol):
+class HistoryGuesser(Guesser, Protocol):
     """A guesser that keeps outputs for later requests."""
 
     def ended(self, text: Sequence[int]) -> None:
@@ -103,20 +105,20 @@ class Keeper(Guesser, Protocol):
 
 
 @runtime_checkable
-class Drawer(Guesser, Protocol):
+class SamplingGuesser(Guesser, Protocol):
     """A guesser that returns distributions. If the rule needs q, it is asked for these in place of proposals. The
     session draws from them (`orchestrator.guessers.drawing`), so no guesser sees the noise."""
 
-    def law(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
+    def distribution(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
         """Distribution of the token after `text` and then `drawn`, which is not committed; `NO_Q` if unknown."""
 
 
-def check_law(law: SparseDistribution, vocab_size: int) -> None:
-    """Raises: ValueError if `law` is not a valid distribution over the vocabulary."""
-    ids = law.token_ids
-    if len(ids) > MAX_LAW_TOKENS:
-        raise ValueError(f"a law of {len(ids)} tokens, more than {MAX_LAW_TOKENS}")
+def check_distribution(distribution: SparseDistribution, vocab_size: int) -> None:
+    """Raises: ValueError if `distribution` is not a valid distribution over the vocabulary."""
+    ids = distribution.token_ids
+    if len(ids) > MAX_DISTRIBUTION_TOKENS:
+        raise ValueError(f"a law of {len(ids)} tokens, more than {MAX_DISTRIBUTION_TOKENS}")
     if not ({*map(type, ids)} <= {int} and len({*ids}) == len(ids) and 0 <= min(ids) <= max(ids) < vocab_size):
         raise ValueError("a law over what are no tokens, or over one of them twice")
-    if not (law.is_law and min(law.probs) > 0.0):
+    if not (distribution.is_valid and min(distribution.probs) > 0.0):
         raise ValueError("probabilities that are none")

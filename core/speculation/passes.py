@@ -13,23 +13,25 @@ from core.speculation.tree_builder import TreeBuilder
 
 def feed_likeliest(builders: Sequence[TreeBuilder], num_rows: int, min_path_prob: float = 0.0) -> None:
     """Choose the likeliest nodes over all sessions for feeding, at most `num_rows`. Ties go to the first session."""
-    heap = [(-builder.best_path_prob, place) for place, builder in enumerate(builders) if builder.best_path_prob]
+    heap = [(-builder.best_path_prob, index) for index, builder in enumerate(builders) if builder.best_path_prob]
     heapify(heap)
     for _ in range(num_rows):
         if not heap or -heap[0][0] < min_path_prob:
             return
-        place = heap[0][1]
-        builders[place].feed()
-        if following := builders[place].best_path_prob:
-            heapreplace(heap, (-following, place))
+        index = heap[0][1]
+        builders[index].feed()
+        if following := builders[index].best_path_prob:
+            heapreplace(heap, (-following, index))
         else:
             heappop(heap)
 
 
-def take_all(builders: Sequence[TreeBuilder], said: Sequence[Sequence[Candidates]]) -> None:
+def add_candidates(builders: Sequence[TreeBuilder], candidates: Sequence[Sequence[Candidates]]) -> None:
     """Add the model's candidates after the nodes being fed, for several sessions."""
-    margins = [[each.margin for each in of_session] for of_session in said]
-    rules = [(builder.tree_spec, len(of_session)) for builder, of_session in zip(builders, said, strict=True)]
-    chances = iter(chances_of(list(chain.from_iterable(said)), list(chain.from_iterable(margins)), rules))
-    for builder, of_session, known in zip(builders, said, margins, strict=True):
+    margins = [[each.margin for each in of_session] for of_session in candidates]
+    tree_specs = [
+        (builder.tree_spec, len(of_session)) for builder, of_session in zip(builders, candidates, strict=True)
+    ]
+    chances = iter(chances_of(list(chain.from_iterable(candidates)), list(chain.from_iterable(margins)), tree_specs))
+    for builder, of_session, known in zip(builders, candidates, margins, strict=True):
         builder.extend(of_session, known, islice(chances, len(of_session)))

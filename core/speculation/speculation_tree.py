@@ -1,8 +1,8 @@
 """The orchestrator's half of a session's draft tree: continuations of the last committed token.
 
-The draft sends nodes pass by pass, guessers propose nodes for the next block (`guess`), blocks are taken out of the
-tree, and a verdict makes another node the root. Nodes are objects, and committed tokens stay nodes. So the draft's
-nodes hang below their parent wherever the root is by then, and a verdict changes little except the root.
+The draft sends nodes pass by pass, guessers propose nodes for the next block, blocks are taken out of the tree, and a
+verdict makes another node the root. Nodes are objects, and committed tokens stay nodes. So the draft's nodes hang below
+their parent wherever the root is by then, and a verdict changes little except the root.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count, repeat
 
 from core.ranges import Range
-from core.speculation.growth import UNRANKED, NewNodes, Unread, places_of
+from core.speculation.growth import UNRANKED, NewNodes, UnreadNodes, indices_of
 from core.speculation.guesser import Guesses
 from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution, TokenTree, depths
 from core.speculation.tree_nodes import Node, Part
@@ -33,12 +33,12 @@ MAX_DEPTH = int(2 * DRAFT_TOKENS.high + 1)
 class SpeculationTree:
     """Nodes below the last committed token, the root. Invariant: siblings differ."""
 
-    def __init__(self, max_depth: int = MAX_DEPTH, *, is_drawn: bool = False) -> None:
+    def __init__(self, max_depth: int = MAX_DEPTH, *, is_sampled: bool = False) -> None:
         """`max_depth`: largest depth that the draft grows below the last token it knows; older messages can be dropped.
 
-        `is_drawn`: whether blocks carry the q of each guess, as rejection and block verification need.
+        `is_sampled`: whether blocks carry the q of each guess, as rejection and block verification need.
         """
-        self._is_drawn = is_drawn
+        self._is_sampled = is_sampled
         self.num_reported = 0
         """Number of nodes that the draft has sent. Its next message must begin at this number."""
         self.needs_full_report = False
@@ -46,14 +46,14 @@ class SpeculationTree:
         self._root = Node(ROOT)
         self._trail = deque([self._root])
         """The last committed tokens, ending with the root."""
-        self._unread = Unread(max_depth)
-        self._passed: dict[int, Node] = {}
-        """Nodes before the root, by the draft's number."""
-        self._touched: list[tuple[Node, Node]] = []
+        self._unread = UnreadNodes(max_depth)
+        self._above_root: dict[int, Node] = {}
+        """Nodes that precede the root, by the draft's number."""
+        self._guessed: list[tuple[Node, Node]] = []
         """(parent, node) of each node proposed by a guesser for this root."""
 
     def __repr__(self) -> str:
-        return f"<SpeculationTree {len(self)} nodes, {self.num_reported} told>"
+        return f"<SpeculationTree {len(self)} nodes, {self.num_reported} reported>"
 
     def __len__(self) -> int:
         nodes = [self._root]
@@ -88,42 +88,42 @@ class SpeculationTree:
     def _attach(self, new_nodes: NewNodes, root: Node | None) -> None:
         """Attach the nodes. `root` is the draft's root; None if it is no longer kept."""
         parents: list[int] = new_nodes.parents.tolist()
-        told = self._unread.add(new_nodes, parents)
+        sent_below = self._unread.add(new_nodes, parents)
         if root is not None:
-            for place in places_of(parents, ROOT):
-                self._materialize(root, new_nodes, place)
-        for parent in sorted(told & self._passed.keys()):
-            self._read_below(self._passed[parent])
+            for index in indices_of(parents, ROOT):
+                self._materialize(root, new_nodes, index)
+        for parent in sorted(sent_below & self._above_root.keys()):
+            self._read_below(self._above_root[parent])
 
-    def _materialize(self, above: Node, new_nodes: NewNodes, place: int) -> None:
+    def _materialize(self, above: Node, new_nodes: NewNodes, index: int) -> None:
         """Make a `Node` of one sent node. A duplicate keeps the first's data. A committed token gets no siblings."""
-        token, number = new_nodes.tokens.item(place), new_nodes.first + place
+        token, number = new_nodes.tokens.item(index), new_nodes.first + index
         node = above.children.get(token)
         if node is not None:
-            self._name(node, number)
-        elif not above.is_passed:  # no verdict can reach a sibling of a committed token
+            self._add_number(node, number)
+        elif not above.is_above_root:  # no verdict can reach a sibling of a committed token
             node = above.children[token] = Node(token, (number,))
         if node is not None and node.rank == UNRANKED:
-            node.tell(new_nodes, place)
+            node.take_over(new_nodes, index)
 
-    def _name(self, node: Node, number: int) -> None:
+    def _add_number(self, node: Node, number: int) -> None:
         node.numbers += (number,)
-        if node.is_passed:
-            self._passed[number] = node
+        if node.is_above_root:
+            self._above_root[number] = node
             self._read_below(node)
 
     def _children(self, node: Node) -> dict[int, Node]:
         """All children by token, read first if unread. The parent's children must have been read before."""
         for number in node.numbers:
-            for half in self._unread.halves:
-                if number in half:
+            for generation in self._unread.generations:
+                if number in generation:
                     self._read_below(node)
         return node.children
 
     def _read_below(self, node: Node) -> None:
         """Make nodes of all unread children of `node`, in the order in which they were sent."""
-        for _, new_nodes, place in self._unread.take(node.numbers):
-            self._materialize(node, new_nodes, place)
+        for _, new_nodes, index in self._unread.take(node.numbers):
+            self._materialize(node, new_nodes, index)
 
     def _child(self, node: Node, token: int) -> Node:
         """The child with this token; made if missing."""
@@ -133,25 +133,25 @@ class SpeculationTree:
             found = children[token] = Node(token)
         return found
 
-    def guess(self, guesses: Guesses, source: str = "") -> None:
+    def add_guesses(self, guesses: Guesses, source: str = "") -> None:
         """Add a guesser's proposals, which stay until the next verdict.
 
         A proposal that equals an existing node is merged with it. The node's source is the guesser with the largest
         chance.
         """
         nodes: list[Node] = []
-        laws = guesses.laws or repeat(NO_Q, len(guesses))
-        for parent, token, chance, law in zip(guesses.parents, guesses.tokens, guesses.chances, laws, strict=True):
+        qs = guesses.distributions or repeat(NO_Q, len(guesses))
+        for parent, token, chance, q in zip(guesses.parents, guesses.tokens, guesses.chances, qs, strict=True):
             above = self._root if parent == ROOT else nodes[parent]
             children = self._children(above) if above.numbers else above.children
             node = children.get(token)
             if node is None:
-                node = children[token] = Node(token, q=law)
+                node = children[token] = Node(token, q=q)
             if chance > node.guessed or not node.source:
                 node.source = source
             node.guessed = max(node.guessed, chance)
             nodes.append(node)
-            self._touched.append((above, node))
+            self._guessed.append((above, node))
 
     # Taking
 
@@ -163,10 +163,10 @@ class SpeculationTree:
         path_prob, depth, node = 1.0, 0, self._root
         while len(nodes) < num_nodes:
             if depth < max_depth:
-                place = len(nodes) - 1  # `ROOT` at first
+                index = len(nodes) - 1  # `ROOT` at first
                 for child in self._children(node).values():
                     chance = child.chance if child.chance > child.guessed else child.guessed
-                    heappush(heap, (-path_prob * chance, next(order), depth + 1, place, child))
+                    heappush(heap, (-path_prob * chance, next(order), depth + 1, index, child))
             if not heap:
                 break
             path_prob, _, depth, parent, node = heappop(heap)
@@ -185,13 +185,13 @@ class SpeculationTree:
             if node is None:
                 break
             nodes.append(node)
-            path_prob.append(path_prob[-1] * node.likely)
+            path_prob.append(path_prob[-1] * node.best_chance)
         return Part(nodes, path_prob[1:], range(ROOT, len(nodes) - 1))
 
     def block(self, part: Part) -> TokenTree:
         """The block of these nodes. Every parent must be in `part`, before its children."""
-        laws = tuple([_law(node) for node in part._nodes]) if self._is_drawn else ()
-        return TokenTree(tuple([node.token for node in part._nodes]), part.parents, laws)
+        qs = tuple([_q_of(node) for node in part._nodes]) if self._is_sampled else ()
+        return TokenTree(tuple([node.token for node in part._nodes]), part.parents, qs)
 
     def part_of(self, block: TokenTree) -> Part | None:
         """The tree's nodes that equal the nodes of `block`; None if any is missing."""
@@ -202,7 +202,7 @@ class SpeculationTree:
             if node is None:
                 return None
             nodes.append(node)
-            path_prob.append(chance * node.likely)
+            path_prob.append(chance * node.best_chance)
         return Part(nodes, path_prob, block.parents)
 
     def outcomes(self, block: Part, num: int) -> list[BlockOutcome]:
@@ -216,7 +216,7 @@ class SpeculationTree:
             strict=False,
         )
         tops = [
-            (path_prob * node.likely, depth + 1, end, node)
+            (path_prob * node.best_chance, depth + 1, end, node)
             for above, path_prob, depth, end in ends
             for node in self._children(above).values()
             if id(node) not in own
@@ -247,7 +247,7 @@ class SpeculationTree:
         first = next((child for child in children if child.rank == 0), None)
         return None if first is None or any(first is each for each in block._nodes) else (first.token, first.confidence)
 
-    def has_told_alone(self, token: int) -> bool:
+    def is_only_drafted(self, token: int) -> bool:
         """Whether the draft has sent `token` as a child of the root, and no guesser has proposed it."""
         node = self._children(self._root).get(token)
         return node is not None and node.is_drafted and not node.source
@@ -259,33 +259,33 @@ class SpeculationTree:
         becomes a node, whether or not the draft has sent it, so that later messages can attach to it.
         """
         for token in tokens:
-            self._pass(token)
+            self._commit(token)
         self._forget_guesses()
-        if self._is_drawn:
+        if self._is_sampled:
             self._root.children = {}
             self._unread.clear()
-        self._unread.passed(len(tokens))
+        self._unread.commit(len(tokens))
         while len(self._trail) > MAX_TRAIL:
             for number in self._trail.popleft().numbers:
-                del self._passed[number]
+                del self._above_root[number]
         self.needs_full_report |= self.num_reported > MAX_NUMBERS
 
-    def _pass(self, token: int) -> None:
+    def _commit(self, token: int) -> None:
         """Commit one token and drop its siblings, which no verdict can reach any more."""
         above = self._root
         self._root = self._child(above, token)
-        above.children, above.is_passed = {token: self._root}, True
-        self._passed.update(dict.fromkeys(above.numbers, above))
+        above.children, above.is_above_root = {token: self._root}, True
+        self._above_root.update(dict.fromkeys(above.numbers, above))
         self._trail.append(self._root)
 
     def _forget_guesses(self) -> None:
         """Drop local nodes, and the guessers' chances of all others."""
-        for above, node in self._touched:
+        for above, node in self._guessed:
             node.guessed, node.source = 0.0, ""
             is_local = self._children(above).get(node.token) is node and not node.is_drafted
-            if is_local and not (node.is_passed or node is self._root):
+            if is_local and not (node.is_above_root or node is self._root):
                 del above.children[node.token]
-        self._touched = []
+        self._guessed = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +302,6 @@ class BlockOutcome:
     """The tree below `top`."""
 
 
-def _law(node: Node) -> SparseDistribution:
+def _q_of(node: Node) -> SparseDistribution:
     """The distribution the node was drawn from. For a token that was not drawn: all mass on the token."""
     return node.q if node.q.probs else SparseDistribution.certain(node.token)

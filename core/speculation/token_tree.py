@@ -27,7 +27,7 @@ class SparseDistribution:
     token_ids: tuple[int, ...]
     probs: tuple[float, ...]
     draws: tuple[int, ...] = ()
-    """Tokens drawn from it at one place, in order, if there were several; else empty."""
+    """Tokens drawn from it after one node, in order, if there were several; else empty."""
 
     @classmethod
     def certain(cls, token: int) -> SparseDistribution:
@@ -42,7 +42,7 @@ class SparseDistribution:
         return cls(tuple(kept), tuple((shares / shares.sum()).tolist()))
 
     @property
-    def is_law(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether each token has a probability, none is negative, and they sum to 1."""
         is_whole = abs(sum(self.probs) - 1.0) < 1e-3  # allows for rounding; False for NaN
         return len(self.token_ids) == len(self.probs) and is_whole and min(self.probs) >= 0.0

@@ -38,13 +38,13 @@ class TreeBuilder:
         self.begin()
 
     def __repr__(self) -> str:
-        return f"<TreeBuilder {self.num_reported} nodes told, {len(self._open)} open>"
+        return f"<TreeBuilder {self.num_reported} nodes reported, {len(self._open)} open>"
 
     def __len__(self) -> int:
         """Number of nodes, including the root."""
         return len(self.tokens)
 
-    def go_on(self, tree_spec: TreeSpec) -> None:
+    def set_spec(self, tree_spec: TreeSpec) -> None:
         """Grow by this spec from now on. Existing nodes are rated again at the next re-rooting."""
         self.tree_spec, self.num_left = tree_spec, tree_spec.num_passes
 
@@ -139,17 +139,17 @@ class TreeBuilder:
         while self.feeding and self.path_prob[self.feeding[-1]] < min_path_prob:
             self._push(self.feeding.pop())
 
-    def take(self, said: Sequence[Candidates]) -> None:
+    def take(self, candidates: Sequence[Candidates]) -> None:
         """Add the model's candidates after each of the nodes being fed."""
-        margins = [each.margin for each in said]
-        self.extend(said, margins, chances_of(said, margins, [(self.tree_spec, len(said))]))
+        margins = [each.margin for each in candidates]
+        self.extend(candidates, margins, chances_of(candidates, margins, [(self.tree_spec, len(candidates))]))
 
     # Growth that ends by itself
 
     def feed_pass(self, num_rows: int) -> None:
         """Choose the nodes of the next pass, at most `num_rows`; none if growth has ended."""
-        most = min(num_rows, self.tree_spec.rows_per_pass) if self.num_left else 0
-        while len(self.feeding) < most and self._open:
+        max_rows = min(num_rows, self.tree_spec.rows_per_pass) if self.num_left else 0
+        while len(self.feeding) < max_rows and self._open:
             self.feed()
         if sum(self.path_prob[node] for node in self.feeding) < self.tree_spec.min_path_prob:
             self.put_back()
@@ -164,7 +164,7 @@ class TreeBuilder:
         self.put_back()
         return not is_fed
 
-    def made_pass(self) -> None:
+    def count_pass(self) -> None:
         """Count one pass, including the root's."""
         self.num_left = max(0, self.num_left - 1)
 
@@ -214,7 +214,7 @@ class TreeBuilder:
         for node in kept:
             kept += self.children(node)
         kept.sort()
-        moved = {node: place for place, node in enumerate(kept)}
+        moved = {node: index for index, node in enumerate(kept)}
         self.tokens = [self.tokens[node] for node in kept]
         self.ranks = [self.ranks[node] for node in kept]
         self.chances = [self.chances[node] for node in kept]
@@ -246,20 +246,22 @@ class TreeBuilder:
         for node in sorted(self.rows):
             self._grow(node, chances[self.rows[node]])
 
-    def extend(self, said: Sequence[Candidates], margins: Sequence[float], chances: Iterable[Sequence[float]]) -> None:
+    def extend(
+        self, candidates: Sequence[Candidates], margins: Sequence[float], chances: Iterable[Sequence[float]]
+    ) -> None:
         """Add the model's candidates after each of the nodes being fed, with their margins and chances."""
         nodes, self.feeding = self.being_fed, []
         self.rows.update(zip(nodes, range(len(self.rows), len(self.rows) + len(nodes)), strict=True))
-        self._candidates += said
+        self._candidates += candidates
         self._children += [[] for _ in nodes]
         self._margins += margins
-        self._confidences += self._confidences_of(said, margins)
+        self._confidences += self._confidences_of(candidates, margins)
         for node, each in zip(nodes, chances, strict=True):
             self._grow(node, each)
 
-    def _confidences_of(self, said: Sequence[Candidates], margins: Sequence[float]) -> list[float]:
+    def _confidences_of(self, candidates: Sequence[Candidates], margins: Sequence[float]) -> list[float]:
         measure = self.tree_spec.measure
-        return list(margins) if measure is Measure.MARGIN else [each.confidence_by(measure) for each in said]
+        return list(margins) if measure is Measure.MARGIN else [each.confidence_by(measure) for each in candidates]
 
     def _grow(self, node: int, chances: Sequence[float]) -> None:
         """Add children for the candidates that are likely enough and not there yet."""

@@ -36,27 +36,27 @@ class Node:
     """Like `chance`, by the guessers, for the current root; 0 if no guesser proposes the node."""
     source: str = ""
     """The source that gave `guessed`."""
-    is_passed: bool = False
-    """Whether a token after this one has been committed."""
+    is_above_root: bool = False
+    """Whether the node precedes the root: a token after it has been committed."""
 
-    def tell(self, new_nodes: NewNodes, place: int) -> None:
-        """Take over the draft's data of the node, at index `place` of the message."""
-        self.rank = new_nodes.ranks.item(place)
-        self.chance = new_nodes.chances.item(place)
-        self.confidence = new_nodes.confidences.item(place)
-        self.q = new_nodes.q[place] if new_nodes.q else NO_Q
+    def take_over(self, new_nodes: NewNodes, index: int) -> None:
+        """Take over the draft's data of the node with this index in the message."""
+        self.rank = new_nodes.ranks.item(index)
+        self.chance = new_nodes.chances.item(index)
+        self.confidence = new_nodes.confidences.item(index)
+        self.q = new_nodes.q[index] if new_nodes.q else NO_Q
 
     @property
     def is_drafted(self) -> bool:
         return self.rank != UNRANKED
 
     @property
-    def is_anothers(self) -> bool:
+    def is_from_further_draft(self) -> bool:
         """Whether a further draft gives it a larger chance than the first draft does."""
         return self.guessed > self.chance and self.source.startswith(EXTRA_DRAFT)
 
     @property
-    def likely(self) -> float:
+    def best_chance(self) -> float:
         """The largest chance that a source gives it, given its parent."""
         return max(self.chance, self.guessed)
 
@@ -92,7 +92,9 @@ class Part:
     def sources(self) -> tuple[str, ...]:
         """Source of each node: the draft, a further draft that gives it a larger chance, or the guesser with the
         largest."""
-        return tuple([DRAFT if node.is_drafted and not node.is_anothers else node.source for node in self._nodes])
+        return tuple(
+            [DRAFT if node.is_drafted and not node.is_from_further_draft else node.source for node in self._nodes]
+        )
 
     @property
     def depth(self) -> int:
@@ -103,28 +105,28 @@ class Part:
         """The first `num_nodes` nodes."""
         return Part(self._nodes[:num_nodes], self.path_prob[:num_nodes], self.parents[:num_nodes])
 
-    def take(self, places: Sequence[int]) -> Part:
+    def take(self, indices: Sequence[int]) -> Part:
         """The nodes at these indices."""
-        new = {place: index for index, place in enumerate(places)}
-        parents = [new.get(self.parents[place], ROOT) for place in places]
-        return Part([self._nodes[place] for place in places], self.path_prob[list(places)], parents)
+        new = {old: index for index, old in enumerate(indices)}
+        parents = [new.get(self.parents[index], ROOT) for index in indices]
+        return Part([self._nodes[index] for index in indices], self.path_prob[list(indices)], parents)
 
     def drafted(self) -> Part:
         """The nodes that the draft has sent."""
-        return self.take([place for place, node in enumerate(self._nodes) if node.is_drafted])
+        return self.take([index for index, node in enumerate(self._nodes) if node.is_drafted])
 
     def straight(self) -> Part:
         """The chain of first children, from the root down."""
-        places, end = list[int](), ROOT
-        for place, parent in enumerate(self.parents):
+        indices, end = list[int](), ROOT
+        for index, parent in enumerate(self.parents):
             if parent == end:
-                places.append(end := place)
-        return self.take(places)
+                indices.append(end := index)
+        return self.take(indices)
 
     def branches(self) -> Ints:
         """Number of branches among the nodes up to each one: children after their parent's first.  # [N]"""
         first: dict[int, int] = {}
-        is_later = [first.setdefault(parent, place) != place for place, parent in enumerate(self.parents)]
+        is_later = [first.setdefault(parent, index) != index for index, parent in enumerate(self.parents)]
         return np.cumsum(is_later, dtype=np.int64)
 
     def with_below(self, end: int, part: Part) -> Part:

@@ -17,7 +17,7 @@ from core.speculation import DRAFT, Guesser
 from deploy.measure.agreement import Agreement, GuesserAgreement, coupled, of_guesser, rejection
 from deploy.measure.prediction import Timing
 from deploy.measure.recording import MeasuredModel, Recording, record
-from orchestrator.guessers import ASKING, BY_TEXT, CONTROLS, GUESSERS, Means, available_sources
+from orchestrator.guessers import ASKING, BY_TEXT, CONTROLS, GUESSERS, GuesserInputs, available_sources
 
 THIS_MACHINE = "this machine"
 
@@ -158,6 +158,6 @@ def _of_guesser(new: Callable[[], Guesser], texts: Sequence[Recording], depth: i
 
 def guessers(depth: int) -> Mapping[str, Callable[[], Guesser]]:
     """The guessers that need only the text, by name, with default settings; each value makes one session's guesser."""
-    means = Means(SpeculationConfig(), depth)
-    names = [name for name in available_sources(means.config) if name in BY_TEXT and name not in {*ASKING, *CONTROLS}]
-    return {name: partial(GUESSERS[name], means) for name in names}
+    inputs = GuesserInputs(SpeculationConfig(), depth)
+    names = [name for name in available_sources(inputs.config) if name in BY_TEXT and name not in {*ASKING, *CONTROLS}]
+    return {name: partial(GUESSERS[name], inputs) for name in names}

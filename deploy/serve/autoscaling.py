@@ -42,7 +42,7 @@ class Policy(ABC, Generic[Settings]):
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         now_s = context.current_time or time.time()
-        recommendations, wanted = scaling.steadied(
+        recommendations, wanted = scaling.with_downscale_delay(
             self._remembered(context, now_s),
             now_s,
             self.wanted(context),

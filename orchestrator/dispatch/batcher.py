@@ -77,7 +77,7 @@ class Batcher(Generic[Request, Reply]):
                 self._is_offering = True
                 self._spawn(self._gather_offers())
             return
-        if _goes_alone(request):
+        if _is_sent_alone(request):
             self._spawn(self._send([request]))
             return
         self._waiting.append(request)
@@ -97,7 +97,7 @@ class Batcher(Generic[Request, Reply]):
         await asyncio.sleep(0)
         await self._send_waiting()
 
-    def _saw_pass(self) -> None:
+    def _observe_pass(self) -> None:
         """Handle the first reply of a call: its pass is over.
 
         Sessions answered together with it enqueue their next requests before this task sends, and this task runs before
@@ -116,7 +116,7 @@ class Batcher(Generic[Request, Reply]):
         self._num_decoding += 1
         if self._offers:
             self._spawn(self._send_offers())  # starts after this message has been sent
-        await self._send(batch, self._saw_pass)
+        await self._send(batch, self._observe_pass)
 
     async def _gather_offers(self) -> None:
         """Send the offers that follow from the verdicts of a pass in one call."""
@@ -177,6 +177,6 @@ class Batcher(Generic[Request, Reply]):
         self._deliver(request, reply)
 
 
-def _goes_alone(request: VerifyRequest | DraftRequest) -> bool:
+def _is_sent_alone(request: VerifyRequest | DraftRequest) -> bool:
     """Whether a request needs its own passes: a long suffix, or a first message."""
     return request.base.num_tokens == 0 or len(request.suffix) > DECODE_TOKENS

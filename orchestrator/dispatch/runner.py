@@ -232,7 +232,7 @@ class Runner:
     def _await(self, running: _Running, command: m.Await) -> None:
         if running.late is not None:
             running.late.cancel()
-        running.late = self._spawn(running, self._say_late(command.stamp, command.timeout_s))
+        running.late = self._spawn(running, self._report_late(command.stamp, command.timeout_s))
 
     def _on_draft_answer(self, request: DraftRequest, answer: DraftReply | WorkerLost) -> None:
         stamp = request.stamp
@@ -256,7 +256,7 @@ class Runner:
 
     # Time
 
-    async def _say_late(self, stamp: Stamp, timeout_s: float) -> None:
+    async def _report_late(self, stamp: Stamp, timeout_s: float) -> None:
         await self._clock.sleep(timeout_s)
         if (running := self._leased.get(stamp.session)) is not None:
             self._handle(running.session.id, m.DraftLate(stamp))

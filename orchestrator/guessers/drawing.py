@@ -17,7 +17,7 @@ from core.speculation import Guesses, SparseDistribution
 
 
 def draw_chain(
-    law_after: Callable[[Sequence[int]], SparseDistribution],
+    distribution_after: Callable[[Sequence[int]], SparseDistribution],
     goes_on: Callable[[Sequence[float]], bool],
     seed: int,
     num_committed: int,
@@ -25,20 +25,20 @@ def draw_chain(
     """Draw a chain. Each guess has the distribution it was drawn from; its chance is that distribution's largest
     probability.
 
-    `law_after` returns the distribution after the draws so far, empty if unknown. `goes_on` gets the chances up to the
-    guess that may be drawn next.
+    `distribution_after` returns the distribution after the draws so far, empty if unknown. `goes_on` gets the
+    chances up to the guess that may be drawn next.
     """
-    tokens, chances, laws = list[int](), list[float](), list[SparseDistribution]()
-    while (law := law_after(tuple(tokens))).token_ids and goes_on([*chances, max(law.probs)]):
+    tokens, chances, distributions = list[int](), list[float](), list[SparseDistribution]()
+    while (q := distribution_after(tuple(tokens))).token_ids and goes_on([*chances, max(q.probs)]):
         row = len(tokens)
-        tokens.append(draw_from(law, seed, num_committed + row, row))
-        chances.append(max(law.probs))
-        laws.append(law)
-    return Guesses.chain(tokens, chances, laws)
+        tokens.append(draw_from(q, seed, num_committed + row, row))
+        chances.append(max(q.probs))
+        distributions.append(q)
+    return Guesses.chain(tokens, chances, distributions)
 
 
-def draw_from(law: SparseDistribution, seed: int, position: int, row: int) -> int:
+def draw_from(q: SparseDistribution, seed: int, position: int, row: int) -> int:
     """Draw a token from a distribution that need not sum to exactly 1; rules normalise it, too."""
-    below = list(accumulate(law.probs))
-    place = bisect_right(below, noise.uniform(seed, position, row, Purpose.GUESS) * below[-1])
-    return law.token_ids[min(place, len(below) - 1)]
+    below = list(accumulate(q.probs))
+    index = bisect_right(below, noise.uniform(seed, position, row, Purpose.GUESS) * below[-1])
+    return q.token_ids[min(index, len(below) - 1)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from core.ports import Forced
+from core.ports import ForcedTokens
 from core.speculation import Guesses
 
 TEMPLATE_CHANCE = 0.9
@@ -20,7 +20,7 @@ TEMPLATE_CHANCE = 0.9
 class GrammarGuesser:
     """A run of forced tokens, with a few branches where several tokens can begin the forced bytes."""
 
-    def __init__(self, forced: Forced, prompt_len: int, max_depth: int, chance: float = 1.0) -> None:
+    def __init__(self, forced: ForcedTokens, prompt_len: int, max_depth: int, chance: float = 1.0) -> None:
         """`chance`: probability that the output matches the form for another token."""
         self._forced = forced
         self._prompt_len = prompt_len

@@ -73,7 +73,7 @@ class NgramPool:
 
 
 class Lookahead:
-    """An `Asker`: asks about a window of nodes, and guesses from the pool of n-grams in the answers."""
+    """A `QuestioningGuesser`: asks about a window of nodes, and guesses from the pool of n-grams in the answers."""
 
     def __init__(self, max_depth: int, *, window: int, ngram: int) -> None:
         self._max_depth = max_depth
@@ -102,10 +102,10 @@ class Lookahead:
         if not self._levels:
             self._levels = [self._first_level(text)]
         self._root = text[-1]
-        trunk, *others = self._levels
+        trunk, *later_levels = self._levels
         parents, ends = list(range(ROOT, len(trunk) - 1)), list(range(ROOT, len(trunk)))
         num = len(trunk)
-        for level in others:
+        for level in later_levels:
             parents += ends[: len(level)]
             ends = list(range(num, num + len(level)))
             num += len(level)
@@ -125,7 +125,7 @@ class Lookahead:
         if is_filled:
             for first, *rest in zip((self._root, *levels[0]), *levels[1:], answers, strict=True):
                 self._pool.add(first, tuple(rest))
-            _, trunk, *others = (*levels, answers)
-            self._levels = [trunk[1:], *others]
+            _, trunk, *later_levels = (*levels, answers)
+            self._levels = [trunk[1:], *later_levels]
         else:
             self._levels = [level[1:] for level in (*levels, answers)]

@@ -23,9 +23,9 @@ Counts = dict[int, int]
 class NgramTables:
     """A chain of the most frequent continuations; or a distribution, from the counts of the longest known context."""
 
-    def __init__(self, max_depth: int, max_law_tokens: int = WINDOW_TOKENS) -> None:
+    def __init__(self, max_depth: int, max_distribution_tokens: int = WINDOW_TOKENS) -> None:
         self._max_depth = max_depth
-        self._max_law_tokens = max_law_tokens
+        self._max_distribution_tokens = max_distribution_tokens
         self._tables: dict[tuple[int, ...], Counts] = {}
         """Counts by context. A context's length determines its order."""
         self._first = self._end = 0
@@ -42,10 +42,10 @@ class NgramTables:
             context = [*context[-CONTEXTS[0] + 1 :], token]
         return Guesses.chain(tokens, chances)
 
-    def law(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
+    def distribution(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
         self._count(text)
         counts = self._counts_after((*text[-CONTEXTS[0] :], *drawn)[-CONTEXTS[0] :])
-        return SparseDistribution.of_counts(counts, self._max_law_tokens) if counts else NO_Q
+        return SparseDistribution.of_counts(counts, self._max_distribution_tokens) if counts else NO_Q
 
     def _most_frequent(self, context: Sequence[int]) -> tuple[int, float] | None:
         """Return the most frequent token after the longest known context, and its share."""
@@ -69,10 +69,10 @@ class NgramTables:
         if first >= self._end:
             self._tables.clear()
             self._first = self._end = first
-        for place in range(self._end, len(text)):
-            for context in _contexts(text, self._first, place):
+        for position in range(self._end, len(text)):
+            for context in _contexts(text, self._first, position):
                 counts = self._tables.setdefault(context, {})
-                counts[text[place]] = counts.pop(text[place], 0) + 1
+                counts[text[position]] = counts.pop(text[position], 0) + 1
         self._end = len(text)
         while self._first < first:
             self._forget_first(text)
@@ -93,6 +93,6 @@ class NgramTables:
                     del self._tables[head]
 
 
-def _contexts(text: Sequence[int], first: int, place: int) -> list[tuple[int, ...]]:
+def _contexts(text: Sequence[int], first: int, position: int) -> list[tuple[int, ...]]:
     """Return the contexts before a position that begin in the window."""
-    return [tuple(text[place - length : place]) for length in CONTEXTS if place - length >= first]
+    return [tuple(text[position - length : position]) for length in CONTEXTS if position - length >= first]

@@ -15,15 +15,15 @@ from core.speculation import (
     MAX_GUESSES,
     NO_Q,
     ROOT,
-    Asker,
-    Drawer,
     Guesser,
     Guesses,
-    Keeper,
-    SourceWorth,
+    HistoryGuesser,
+    QuestioningGuesser,
+    SamplingGuesser,
+    SourcePrecision,
     SparseDistribution,
     TokenTree,
-    check_law,
+    check_distribution,
 )
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.drawing import draw_chain
@@ -38,13 +38,17 @@ class Panel:
     """All guessers of one session. Only valid guesses leave the panel, whatever a guesser does."""
 
     def __init__(
-        self, guessers: Mapping[str, Guesser], breakers: Mapping[str, Breaker], worth: SourceWorth, vocab_size: int
+        self,
+        guessers: Mapping[str, Guesser],
+        breakers: Mapping[str, Breaker],
+        precision: SourcePrecision,
+        vocab_size: int,
     ) -> None:
         self._guessers = dict(guessers)
-        self._askers = {source: each for source, each in guessers.items() if isinstance(each, Asker)}
-        self._drawers = {source: each for source, each in guessers.items() if isinstance(each, Drawer)}
+        self._questioning = {source: each for source, each in guessers.items() if isinstance(each, QuestioningGuesser)}
+        self._sampling = {source: each for source, each in guessers.items() if isinstance(each, SamplingGuesser)}
         self._breakers = breakers
-        self._worth = worth
+        self._precision = precision
         self._vocab_size = vocab_size
         self._proposed: list[Proposal] = []
         """Proposals for the current text, with the sources' own probabilities."""
@@ -72,8 +76,10 @@ class Panel:
         The first guesses decide between the two, before anything is drawn. `goes_on` gets the path probabilities up to
         the guess that may be drawn next.
         """
-        found = self._ask([source for source in self._guessers if source not in self._drawers], text)
-        self._undrawn = {source: law for source in tuple(self._drawers) if (law := self._law(source, text)).token_ids}
+        found = self._ask([source for source in self._guessers if source not in self._sampling], text)
+        self._undrawn = {
+            source: q for source in tuple(self._sampling) if (q := self._distribution(source, text)).token_ids
+        }
         source = max(self._undrawn, key=self._first_chance, default="")
         if not source or self._first_chance(source) < _most_at_root(found):
             return found
@@ -86,36 +92,36 @@ class Panel:
 
     def _first_chance(self, source: str) -> float:
         """Return the calibrated probability of the source's likeliest first guess."""
-        return self._worth.calibrated(source, [max(self._undrawn[source].probs)])[0]
+        return self._precision.calibrated(source, [max(self._undrawn[source].probs)])[0]
 
     def _draw_from(
         self, source: str, text: Sequence[int], seed: int, goes_on: Callable[[Sequence[float]], bool]
     ) -> Guesses:
         root = self._undrawn[source]
 
-        def law_after(drawn: Sequence[int]) -> SparseDistribution:
-            return self._law(source, text, drawn) if drawn else root
+        def distribution_after(drawn: Sequence[int]) -> SparseDistribution:
+            return self._distribution(source, text, drawn) if drawn else root
 
         def is_worth_it(chances: Sequence[float]) -> bool:
-            calibrated = self._worth.calibrated(source, chances)
+            calibrated = self._precision.calibrated(source, chances)
             return len(chances) <= MAX_GUESSES and goes_on(list(accumulate(calibrated, mul)))
 
-        return draw_chain(law_after, is_worth_it, seed, len(text))
+        return draw_chain(distribution_after, is_worth_it, seed, len(text))
 
-    def _law(self, source: str, text: Sequence[int], drawn: Sequence[int] = ()) -> SparseDistribution:
+    def _distribution(self, source: str, text: Sequence[int], drawn: Sequence[int] = ()) -> SparseDistribution:
         """Return the source's distribution of the next token; `NO_Q` if it has none or an invalid one."""
-        drawer = self._drawers.get(source)
-        if drawer is None:
+        guesser = self._sampling.get(source)
+        if guesser is None:
             return NO_Q
         try:
-            law = drawer.law(text, drawn)
-            if law.token_ids:
-                check_law(law, self._vocab_size)
+            distribution = guesser.distribution(text, drawn)
+            if distribution.token_ids:
+                check_distribution(distribution, self._vocab_size)
         except Exception as error:  # noqa: BLE001  as below
             self._leave_out(source, error)
             return NO_Q
         self._breakers[source].worked()
-        return law
+        return distribution
 
     def _answer(self, source: str, guesser: Guesser, text: Sequence[int]) -> Guesses | None:
         """Return the guesser's proposal; None if it is empty or invalid."""
@@ -130,16 +136,16 @@ class Panel:
 
     def _leave_out(self, source: str, error: Exception) -> None:
         self._guessers.pop(source, None)  # it may have been disabled since the question
-        self._askers.pop(source, None)
-        self._drawers.pop(source, None)
+        self._questioning.pop(source, None)
+        self._sampling.pop(source, None)
         self.failures[source] += 1
         self._breakers[source].failed(error)
 
     def questions(self, text: Sequence[int]) -> Question | None:
         """Return a source's questions to the target. If several sources ask, the first configured one is used."""
-        for source, asker in tuple(self._askers.items()):
+        for source, guesser in tuple(self._questioning.items()):
             try:
-                tree = asker.questions(text)
+                tree = guesser.questions(text)
                 _check_questions(tree, self._vocab_size)
             except Exception as error:  # noqa: BLE001
                 self._leave_out(source, error)
@@ -150,25 +156,25 @@ class Panel:
     def answered(self, source: str, samples: Sequence[int]) -> None:
         """Pass on the target's tokens after the root and after each node of this source's questions."""
         try:
-            self._askers[source].answered(samples)
+            self._questioning[source].answered(samples)
         except Exception as error:  # noqa: BLE001
             self._leave_out(source, error)
 
     def _calibrated(self, source: str, guesses: Guesses) -> Guesses:
-        return replace(guesses, chances=self._worth.calibrated(source, guesses.chances))
+        return replace(guesses, chances=self._precision.calibrated(source, guesses.chances))
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Calibrate the sources on the tokens committed after the last proposals."""
         for source, guesses in self._proposed:
             self._learn(source, guesses, tokens)
-        for source, law in self._undrawn.items():
-            self._learn(source, _likeliest_of(law), tokens[:1])
+        for source, q in self._undrawn.items():
+            self._learn(source, _likeliest_of(q), tokens[:1])
         self._proposed, self._undrawn = [], {}
 
     def ended(self, text: Sequence[int]) -> None:
         """Report the final text to guessers that keep outputs."""
         for source, guesser in tuple(self._guessers.items()):
-            if isinstance(guesser, Keeper):
+            if isinstance(guesser, HistoryGuesser):
                 try:
                     guesser.ended(text)
                 except Exception as error:  # noqa: BLE001
@@ -176,16 +182,16 @@ class Panel:
 
     def _learn(self, source: str, guesses: Guesses, tokens: Sequence[int]) -> None:
         """Calibrate a source at each position that its guesses reached."""
-        place: int | None = ROOT
+        end: int | None = ROOT
         for token in tokens:
-            nodes = [node for node, parent in enumerate(guesses.parents) if parent == place]
+            nodes = [node for node, parent in enumerate(guesses.parents) if parent == end]
             if not nodes:
                 return
-            place = next((node for node in nodes if guesses.tokens[node] == token), None)
+            end = next((node for node in nodes if guesses.tokens[node] == token), None)
             claimed = sum([guesses.chances[node] for node in nodes])
             if claimed > 0.0:
-                self._worth.observe(source, claimed, is_right=place is not None)
-            if place is None:
+                self._precision.observe(source, claimed, is_right=end is not None)
+            if end is None:
                 return
 
 
@@ -200,14 +206,14 @@ def _most_at_root(proposals: Sequence[Proposal]) -> float:
     return max(below, default=0.0)
 
 
-def _likeliest_of(law: SparseDistribution) -> Guesses:
+def _likeliest_of(q: SparseDistribution) -> Guesses:
     """Return the likeliest tokens of a distribution as a proposal.
 
     If nothing was drawn, they are the best estimate of what a draw would have been worth. Several equally likely
     tokens count as one guess, which is right if any of them comes.
     """
-    most = max(law.probs)
-    tokens = tuple(token for token, prob in zip(law.token_ids, law.probs, strict=True) if prob == most)
+    most = max(q.probs)
+    tokens = tuple(token for token, prob in zip(q.token_ids, q.probs, strict=True) if prob == most)
     return Guesses((ROOT,) * len(tokens), tokens, (most, *[0.0] * (len(tokens) - 1)))
 
 

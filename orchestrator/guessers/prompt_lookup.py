@@ -16,7 +16,7 @@ MAX_LOOK_BACK_TOKENS = 4096
 microsecond per token."""
 MAX_INDEXED_TOKENS = 8192
 """Maximum number of indexed tokens. Beyond it, the index is rebuilt from the last `MAX_LOOK_BACK_TOKENS`."""
-MAX_PLACES = 16
+MAX_OCCURRENCES = 16
 """Maximum number of positions kept for each ending, the latest ones."""
 
 
@@ -39,48 +39,48 @@ class PromptLookup:
         """Lengths of endings to look up, the longest first."""
         self._by_frequency = by_frequency
         self._num_branches = num_branches
-        self._places: dict[tuple[int, ...], list[int]] = {}
+        self._ends: dict[tuple[int, ...], list[int]] = {}
         """Positions after each run of tokens."""
         self._first = self._num_indexed = 0
 
     def propose(self, text: Sequence[int]) -> Guesses:
         self._index(text)
         for length in self._lengths:
-            places = self._places.get(tuple(text[-length:])) if len(text) > length else None
-            if places is not None:
-                return self._continuations(text, places)
+            ends = self._ends.get(tuple(text[-length:])) if len(text) > length else None
+            if ends is not None:
+                return self._continuations(text, ends)
         return NO_GUESSES
 
     def _index(self, text: Sequence[int]) -> None:
         """Index the new tokens. The ending of the whole text has no continuation yet."""
         is_long = len(text) - self._num_indexed > MAX_LOOK_BACK_TOKENS
         if is_long or len(text) - self._first > MAX_INDEXED_TOKENS:
-            self._places.clear()
+            self._ends.clear()
             self._num_indexed = self._first = len(text) - MAX_LOOK_BACK_TOKENS
         for length in self._lengths:
             self._index_runs(text, length)
         self._num_indexed = len(text)
 
     def _index_runs(self, text: Sequence[int], length: int) -> None:
-        first, last, all_places = max(self._num_indexed, length), len(text), self._places
+        first, last, all_ends = max(self._num_indexed, length), len(text), self._ends
         columns = [text[first - length + shift : last - length + shift] for shift in range(length)]
         for end, run in enumerate(zip(*columns, strict=True) if first < last else (), first):
-            places = all_places.get(run)
-            if places is None:
-                all_places[run] = [end]
+            ends = all_ends.get(run)
+            if ends is None:
+                all_ends[run] = [end]
                 continue
-            places.append(end)
-            if len(places) > MAX_PLACES:
-                del places[0]
+            ends.append(end)
+            if len(ends) > MAX_OCCURRENCES:
+                del ends[0]
 
-    def _continuations(self, text: Sequence[int], places: Sequence[int]) -> Guesses:
+    def _continuations(self, text: Sequence[int], ends: Sequence[int]) -> Guesses:
         """Return continuations with different first tokens, each from its latest position."""
         counts: dict[int, int] = {}
         latest: dict[int, int] = {}
-        for place in places:
-            token = text[place]
+        for end in ends:
+            token = text[end]
             counts[token] = counts.get(token, 0) + 1
-            latest[token] = place
+            latest[token] = end
         best = sorted(latest, key=lambda token: (counts[token] * self._by_frequency, latest[token]), reverse=True)
         parents, tokens, chances = list[int](), list[int](), list[float]()
         for token in best[: self._num_branches]:
@@ -88,5 +88,5 @@ class PromptLookup:
             first, size = len(tokens), len(chain)
             parents += [ROOT, *range(first, first + size - 1)]
             tokens += chain
-            chances += [counts[token] / len(places), *[1.0] * (size - 1)]
+            chances += [counts[token] / len(ends), *[1.0] * (size - 1)]
         return Guesses(tuple(parents), tuple(tokens), tuple(chances))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from core.config import SpeculationConfig
 from core.errors import ConfigError
-from core.ports import Forced, Grammars
+from core.ports import ForcedTokens, Grammars
 from core.records import Grammar
-from core.speculation import DRAFT, Guesser, SourceWorth
+from core.speculation import DRAFT, Guesser, SourcePrecision
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.corpus import CorpusIndex, CorpusTable, Retrieval
 from orchestrator.guessers.grammar import TEMPLATE_CHANCE, GrammarGuesser
@@ -44,11 +44,11 @@ class OutputForm:
         return {name: form for name, form in forms.items() if form is not None}
 
 
-FREE = OutputForm()
+UNCONSTRAINED = OutputForm()
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class GuesserInputs:
     """Inputs for creating a session's guesser."""
 
     config: SpeculationConfig
@@ -57,8 +57,8 @@ class Means:
     index: CorpusIndex | None = None
     """Index of a corpus, if configured."""
     prompt_len: int = 0
-    forced: Mapping[str, Forced] = field(default_factory=dict)
-    """Forced tokens by the keys of `OutputForm.forms`. A missing form has no guesser."""
+    forced: Mapping[str, ForcedTokens] = field(default_factory=dict)
+    """ForcedTokens tokens by the keys of `OutputForm.forms`. A missing form has no guesser."""
     history: History | None = None
     """Recent outputs of the same caller or tenant."""
     vocab_size: int = 0
@@ -70,26 +70,26 @@ class Means:
         return self.index
 
 
-GUESSERS: Mapping[str, Callable[[Means], Guesser]] = {
-    "prompt_lookup": lambda means: PromptLookup(
-        means.max_depth,
-        min_match=means.config.lookup_min_match,
-        max_match=means.config.lookup_max_match,
-        by_frequency=means.config.lookup_continuation == "most_frequent",
-        num_branches=means.config.lookup_branches,
+GUESSERS: Mapping[str, Callable[[GuesserInputs], Guesser]] = {
+    "prompt_lookup": lambda inputs: PromptLookup(
+        inputs.max_depth,
+        min_match=inputs.config.lookup_min_match,
+        max_match=inputs.config.lookup_max_match,
+        by_frequency=inputs.config.lookup_continuation == "most_frequent",
+        num_branches=inputs.config.lookup_branches,
     ),
-    "ngram": lambda means: NgramTables(means.max_depth, means.config.q_top_tokens),
-    "grammar": lambda means: GrammarGuesser(means.forced["grammar"], means.prompt_len, means.max_depth),
-    "template": lambda means: GrammarGuesser(
-        means.forced["template"], means.prompt_len, means.max_depth, TEMPLATE_CHANCE
+    "ngram": lambda inputs: NgramTables(inputs.max_depth, inputs.config.q_top_tokens),
+    "grammar": lambda inputs: GrammarGuesser(inputs.forced["grammar"], inputs.prompt_len, inputs.max_depth),
+    "template": lambda inputs: GrammarGuesser(
+        inputs.forced["template"], inputs.prompt_len, inputs.max_depth, TEMPLATE_CHANCE
     ),
-    "suffix": lambda means: SuffixIndex(means.max_depth, means.history, means.prompt_len),
-    "retrieval": lambda means: Retrieval(means.corpus, means.max_depth),
-    "random": lambda means: RandomTokens(means.vocab_size, means.max_depth),
-    "unigram": lambda means: CorpusTable(means.corpus, 1, means.max_depth, means.config.q_top_tokens),
-    "bigram": lambda means: CorpusTable(means.corpus, 2, means.max_depth, means.config.q_top_tokens),
-    "lookahead": lambda means: Lookahead(
-        means.max_depth, window=means.config.lookahead_window, ngram=means.config.lookahead_ngram
+    "suffix": lambda inputs: SuffixIndex(inputs.max_depth, inputs.history, inputs.prompt_len),
+    "retrieval": lambda inputs: Retrieval(inputs.corpus, inputs.max_depth),
+    "random": lambda inputs: RandomTokens(inputs.vocab_size, inputs.max_depth),
+    "unigram": lambda inputs: CorpusTable(inputs.corpus, 1, inputs.max_depth, inputs.config.q_top_tokens),
+    "bigram": lambda inputs: CorpusTable(inputs.corpus, 2, inputs.max_depth, inputs.config.q_top_tokens),
+    "lookahead": lambda inputs: Lookahead(
+        inputs.max_depth, window=inputs.config.lookahead_window, ngram=inputs.config.lookahead_ngram
     ),
 }
 """Factory of each guesser, by name."""
@@ -132,9 +132,9 @@ class Guessers:
         sources: Iterable[str],
         config: SpeculationConfig,
         max_depth: int,
-        worth: SourceWorth,
+        precision: SourcePrecision,
         vocab_size: int,
-        output: OutputForm = FREE,
+        output: OutputForm = UNCONSTRAINED,
     ) -> Panel:
         """Create one session's panel; `max_depth` limits its guesses."""
         forms = output.forms if self._grammars is not None else {}
@@ -142,7 +142,7 @@ class Guessers:
         wanted = dict.fromkeys((*sources, *({"template"} & forms.keys())))
         names = [name for name in wanted if name in possible and max_depth > 0 and self._breakers[name].admits()]
         forced = {name: self._forced(name, form) for name, form in forms.items() if name in names}
-        means = Means(
+        inputs = GuesserInputs(
             config,
             max_depth,
             self._index,
@@ -151,9 +151,9 @@ class Guessers:
             vocab_size=vocab_size,
             history=self._histories.of(output.isolation) if "suffix" in names else None,
         )
-        return Panel({name: GUESSERS[name](means) for name in names}, self._breakers, worth, vocab_size)
+        return Panel({name: GUESSERS[name](inputs) for name in names}, self._breakers, precision, vocab_size)
 
-    def _forced(self, name: str, form: Grammar) -> Forced:
+    def _forced(self, name: str, form: Grammar) -> ForcedTokens:
         """Start compiling a grammar, and return its forced tokens."""
         assert self._grammars is not None, "where there are none no output has a form"
         return self._grammars.forced(form, is_binding=name == "grammar")

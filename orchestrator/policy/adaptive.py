@@ -41,15 +41,15 @@ class AdaptivePolicy(TreePolicy):
 
     # Growing
 
-    def tree_spec(self, room: int, turn: int) -> TreeSpec | None:
-        if self.is_paused and min(room, self.max_depth) >= 1:
+    def tree_spec(self, context_left: int, turn: int) -> TreeSpec | None:
+        if self.is_paused and min(context_left, self.max_depth) >= 1:
             return CATCH_UP  # ends the growth in progress
         if self._is_resting:
             self._is_resting = False
             is_tried = not self.is_in_turn or self._num_trials > 0
             why = "a trial after rest" if is_tried else "after rest, where it is forecast to pay"
             self._known.note(f"{self.kind}: gamma 0 -> {self.max_depth}, {why}", self.max_depth, self.max_nodes)
-        return super().tree_spec(room, turn)
+        return super().tree_spec(context_left, turn)
 
     def wants_turn(self) -> bool:
         """Whether drafting is forecast to be faster than plain decoding, or should be tried."""
@@ -74,9 +74,9 @@ class AdaptivePolicy(TreePolicy):
         """
         costs, depth = self._known.costs, min(self.max_depth, self.max_nodes)
         rows = 1 if self._is_sampled and not self.draws_trees else costs.rows_worth
-        tokens = 1.0 + np.cumsum(self._learned.reach.path_prob(depth, self._first_chance))
+        tokens = 1.0 + np.cumsum(self._learned.depth_acceptance.path_prob(depth, self._first_chance))
         drafted = [tokens[num - 1] / costs.turn_s(num, rows, num) for num in range(1, depth + 1)]
-        return [costs.least_rate, *drafted]
+        return [costs.plain_rate, *drafted]
 
     def _chain(self, depth: int) -> TreeSpec:
         return super()._chain(max(1, min(depth, self._forecast())))
@@ -91,7 +91,7 @@ class AdaptivePolicy(TreePolicy):
         tree_spec = self._tree_of_draws(self._known.costs.rows_worth, depth)
         shape = fixed_shape(tree_spec, self.max_nodes)
         chain = self._first_chance ** np.arange(1.0, 1.0 + depth)
-        gained = self.net(shape.path_prob, shape.branches() if self.minds_branches else None)
+        gained = self.net(shape.path_prob, shape.branches() if self.branches_cost_time else None)
         if self.net(chain).max() >= gained.max():
             self._num_drawn = depth
             return self._chain(depth)
@@ -105,7 +105,7 @@ class AdaptivePolicy(TreePolicy):
     # Verifying
 
     @property
-    def minds_branches(self) -> bool:
+    def branches_cost_time(self) -> bool:
         """Whether a branch of a block costs more than its rows."""
         return self._known.costs.branch_s > 0.0
 
@@ -126,8 +126,8 @@ class AdaptivePolicy(TreePolicy):
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         """Return the likeliest nodes that are worth their rows."""
         fitting = tree.best(min(max_nodes, self.max_nodes), min(max_depth, self.max_depth))
-        gained = self.net(fitting.path_prob, fitting.branches() if self.minds_branches else None)
-        if self.minds_branches:
+        gained = self.net(fitting.path_prob, fitting.branches() if self.branches_cost_time else None)
+        if self.branches_cost_time:
             straight = fitting.straight()
             if (chain := self.net(straight.path_prob)).max() >= gained.max():
                 fitting, gained = straight, chain
@@ -135,18 +135,20 @@ class AdaptivePolicy(TreePolicy):
 
     def is_worth_drawing(self, path_prob: Sequence[float]) -> bool:
         """Whether some number of further guesses gains, if each were as likely as this one: passes come in steps."""
-        num, most = len(path_prob), min(self.max_depth, self.max_nodes)
+        num, max_num = len(path_prob), min(self.max_depth, self.max_nodes)
         before = path_prob[-2] if num > 1 else 1.0
-        if num > most or before <= 0.0:
+        if num > max_num or before <= 0.0:
             return False
-        ahead = path_prob[-1] * (path_prob[-1] / before) ** np.arange(most - num + 1.0)
+        ahead = path_prob[-1] * (path_prob[-1] / before) ** np.arange(max_num - num + 1.0)
         gained = self.net(np.append(path_prob[:-1], ahead))
         return bool(gained[num:].max() > gained[num - 1])
 
     def is_worth_asking(self, num_nodes: int, num_with: int) -> bool:
         """Whether the guesses that the answers yield gain more tokens than the time of the rows is worth."""
         costs = self._known.costs
-        return self._learned.answers.are_worth(self.rate * (costs.verify_s(num_with) - costs.verify_s(num_nodes)))
+        return self._learned.answers.are_worth_asking(
+            self.rate * (costs.verify_s(num_with) - costs.verify_s(num_nodes))
+        )
 
     # Waiting
 
@@ -227,20 +229,20 @@ class AdaptivePolicy(TreePolicy):
         super().begin_drafting()
         self._num_idle, self._has_draft = 0, True
 
-    def observe_round(self, seen: RoundOutcome) -> None:
-        super().observe_round(seen)
+    def observe_round(self, outcome: RoundOutcome) -> None:
+        super().observe_round(outcome)
         self._learned.untried_rounds += 1
         if self.max_depth:  # sessions that never draft carry no information about guesses
-            self._learned.idle_rounds = 0 if len(seen.shape) else self._learned.idle_rounds + 1
-        if self.is_in_turn and len(seen.shape) > seen.shape.num_looked_up:
-            self._learned.reach.observe(len(seen.path), self._num_passes, self._first_chance)
-        if seen.late_hit is not None:
-            self._learned.late_hits.observe(seen.late_hit)
-        if seen.gained is not None:
-            self._learned.answers.observe(seen.gained)
-        if seen.shape.num_looked_up < len(seen.shape) or self.is_paused:
+            self._learned.idle_rounds = 0 if len(outcome.shape) else self._learned.idle_rounds + 1
+        if self.is_in_turn and len(outcome.shape) > outcome.shape.num_looked_up:
+            self._learned.depth_acceptance.observe(len(outcome.path), self._num_passes, self._first_chance)
+        if outcome.late_hit is not None:
+            self._learned.late_hits.observe(outcome.late_hit)
+        if outcome.gained is not None:
+            self._learned.answers.observe(outcome.gained)
+        if outcome.shape.num_looked_up < len(outcome.shape) or self.is_paused:
             self._num_idle = 0
-        elif self.is_in_turn or seen.found is not Found.NOT_ASKED:
+        elif self.is_in_turn or outcome.found is not Found.NOT_ASKED:
             self._num_idle += 1
 
     def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
@@ -252,7 +254,7 @@ class AdaptivePolicy(TreePolicy):
 
     def _pause_or_go_on(self, num_tokens: int, elapsed_s: float) -> None:
         known = self._known
-        reason = known.pause.observe_round(num_tokens, elapsed_s, known.num_sessions, known.most_plain)
+        reason = known.pause.observe_round(num_tokens, elapsed_s, known.num_sessions, known.max_plain_rate)
         if not reason:
             return
         if known.pause.is_paused:

@@ -12,8 +12,8 @@ from statistics import fmean
 WINDOW_ROUNDS = 8
 PLAIN_ROUNDS = 3
 """Rounds of each session over which a rate is measured: `WINDOW_ROUNDS` with drafting, `PLAIN_ROUNDS` without, where
-each round yields one token. At least `LEAST_ROUNDS` of all sessions together."""
-LEAST_ROUNDS = 32
+each round yields one token. At least `MIN_ROUNDS` of all sessions together."""
+MIN_ROUNDS = 32
 SETTLING_ROUNDS = 2
 """Rounds of each session that are not measured after a change: passes are still in progress, and drafts have to catch
 up."""
@@ -21,9 +21,9 @@ MAX_WINDOWS = 32
 """Maximum number of windows between two trials, and maximum interval in multiples of a trial's duration. Doubles from 1
 with each trial that changed nothing. Counting windows alone, the trials of a pause would take a third of the time:
 rounds of the worse mode are longer."""
-GAIN = 1.02
+MIN_GAIN = 1.02
 """Minimum ratio of rates for a trial to change the mode."""
-SIMILAR = 1.5
+MAX_SESSION_RATIO = 1.5
 """Maximum ratio of numbers of sessions for two rates to be comparable."""
 
 
@@ -52,12 +52,12 @@ class DraftingPause:
         return f"<DraftingPause {'plain' if self.is_paused else 'drafting'}, {self._usual:.1f} tokens/s>"
 
     def observe_round(
-        self, num_tokens: int, elapsed_s: float, num_sessions: int, most_plain: Callable[[], float]
+        self, num_tokens: int, elapsed_s: float, num_sessions: int, max_plain_rate: Callable[[], float]
     ) -> str:
         """Record one round of a session that drafts unless paused. Return the reason of a change, empty for none.
 
-        `most_plain`: upper bound of a session's tokens per second in plain decoding. Drafting that exceeds it needs no
-        trial.
+        `max_plain_rate`: upper bound of a session's tokens per second in plain decoding. Drafting that exceeds it needs
+        no trial.
         """
         self._since_s += elapsed_s / num_sessions
         if self._num_settling > 0:
@@ -66,7 +66,7 @@ class DraftingPause:
         self._tokens.append(num_tokens)
         self._seconds.append(elapsed_s)
         num_rounds = PLAIN_ROUNDS if self.is_paused else WINDOW_ROUNDS
-        if len(self._seconds) < max(LEAST_ROUNDS, num_rounds * num_sessions):
+        if len(self._seconds) < max(MIN_ROUNDS, num_rounds * num_sessions):
             return ""
         seconds = usual_s(self._seconds)
         rate = fmean(self._tokens) / seconds if seconds > 0.0 else 0.0
@@ -76,14 +76,14 @@ class DraftingPause:
         self._tokens, self._seconds = self._tokens[-len(self._seconds) :], []
         self._num_windows += 1
         is_due = self._num_windows >= self._num_wanted and self._since_s >= self._num_wanted * self._trial_s
-        if is_due and (self.is_paused or rate < most_plain()):
+        if is_due and (self.is_paused or rate < max_plain_rate()):
             self._is_trial, self._since_s = True, 0.0
             self._change(num_sessions)
         return ""
 
     def _end_trial(self, rate: float, num_sessions: int) -> str:
         sessions = sorted((num_sessions, self._usual_sessions))
-        is_better = rate > GAIN * self._usual and sessions[1] <= SIMILAR * sessions[0]
+        is_better = rate > MIN_GAIN * self._usual and sessions[1] <= MAX_SESSION_RATIO * sessions[0]
         self._is_trial, self._num_windows = False, 0
         self._trial_s, self._since_s = 0.0 if is_better else self._since_s, 0.0
         self._num_wanted = 1 if is_better else min(2 * self._num_wanted, MAX_WINDOWS)

@@ -16,7 +16,7 @@ from core.speculation import (
     USUAL_TAIL,
     WITH_REPLACEMENT_TAIL,
     Measure,
-    SourceWorth,
+    SourcePrecision,
     TreeSpec,
     logit,
 )
@@ -64,13 +64,13 @@ class Growth:
         self._learned = known.kinds[self.kind]
         self._num_rows, self._num_passes = 1, 0
         """Rows and passes of the draft's last `TreeSpec`."""
-        self.lacks_draft = False
+        self.is_without_draft = False
         """Whether no draft is expected to report soon: each is lost, silent or resting. False at the start, before the
         first lease."""
         guesses = {DRAFT: False, "grammar": request.grammar is not None, "template": request.template is not None}
         sources = (*(request.guessers or config.guessers), "template")  # a template guesses even if it is not named
         self._has_guessers = any(guesses.get(source, True) for source in sources)
-        self._is_open, self._is_with_draft, self._is_resting = True, False, False
+        self._is_open, self._is_drafting, self._is_resting = True, False, False
         known.num_sessions += 1
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ class Growth:
         return 2 * self.max_depth + 1
 
     @property
-    def sources(self) -> SourceWorth:
+    def sources(self) -> SourcePrecision:
         """Measured worth of the guessers in requests of this kind."""
         return self._learned.sources
 
@@ -98,18 +98,18 @@ class Growth:
 
     # How to grow
 
-    def tree_spec(self, room: int, turn: int) -> TreeSpec | None:
-        """Return how the draft should grow, with `room` tokens left in its context; None for no growth.
+    def tree_spec(self, context_left: int, turn: int) -> TreeSpec | None:
+        """Return how the draft should grow, with `context_left` tokens left in its context; None for no growth.
 
         `turn`: if it drafts in turn, the maximum depth of the next block; 0 while the target works.
         """
-        if min(room, self.max_depth) < 1:
+        if min(context_left, self.max_depth) < 1:
             return None
         if not self.is_in_turn:
-            return self._going_on(min(room, self.max_grown_depth))
+            return self._going_on(min(context_left, self.max_grown_depth))
         if not turn:
             return CATCH_UP
-        depth = min(room, turn, self.max_depth)
+        depth = min(context_left, turn, self.max_depth)
         if not self._is_sampled:
             tree_spec = self._in_turn(depth)
         else:
@@ -201,17 +201,17 @@ class Growth:
 
     def begin_drafting(self) -> None:
         """Record that the session has a lease on a draft."""
-        self._known.num_with_draft += not self._is_with_draft
-        self._is_with_draft = True
+        self._known.num_with_draft += not self._is_drafting
+        self._is_drafting = True
 
     def end_drafting(self) -> None:
         """Record that the session has no draft any more, for whatever reason."""
-        self._known.num_with_draft -= self._is_with_draft
-        self._is_with_draft = False
+        self._known.num_with_draft -= self._is_drafting
+        self._is_drafting = False
 
     def observe_silence(self, *, is_silent: bool) -> None:
         """Record whether every draft of the session is lost, silent or resting."""
-        self.lacks_draft = is_silent
+        self.is_without_draft = is_silent
 
     @property
     def wants_rest(self) -> bool:

@@ -23,15 +23,15 @@ from orchestrator.policy.tree_policy import TreePolicy
 
 FIRST_GAMMA = 4
 """Initial gamma of the heuristic. Source: transformers' schedule."""
-OWN = (0.0, 1.0)
+DRAFT_CALIBRATION = (0.0, 1.0)
 """Calibration that takes the draft's margins as probabilities."""
-ALIKE = (3.0, 0.0)
+FLAT_CALIBRATION = (3.0, 0.0)
 """Calibration that gives each first candidate a probability of 0.95, so the draft grows chains, below many outcomes of
 a block."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class EndCondition:
     """Conditions that end a chain early."""
 
     why: str
@@ -48,19 +48,21 @@ class Rule:
         return sum(1 for _ in takewhile(lambda at: at[0] >= self.min_confidence and at[1] >= self.min_path_prob, pairs))
 
 
-def rule_of(config: SpeculationConfig) -> Rule:
+def end_condition_of(config: SpeculationConfig) -> EndCondition:
     """Return the rule of the configured policy. "static_tree" has chains if the draft samples."""
     least, floor, entropy = config.min_confidence, config.min_path_probability, config.max_entropy
     match config.policy:
         case "confidence":
-            return Rule(f"while the largest probability of q is at least {least:g}", Measure.CONFIDENCE, least)
+            return EndCondition(f"while the largest probability of q is at least {least:g}", Measure.CONFIDENCE, least)
         case "entropy":
-            return Rule(f"while the entropy of q is at most {entropy:g} nats", Measure.ENTROPY, math.exp(-entropy))
+            return EndCondition(
+                f"while the entropy of q is at most {entropy:g} nats", Measure.ENTROPY, math.exp(-entropy)
+            )
         case "path_probability":
-            return Rule(f"while the product of the draft's chances is at least {floor:g}", min_path_prob=floor)
+            return EndCondition(f"while the product of the draft's chances is at least {floor:g}", min_path_prob=floor)
         case "heuristic":
-            return Rule("to begin with; +2 after a block that was accepted whole, -1 otherwise")
-    return Rule("always")
+            return EndCondition("to begin with; +2 after a block that was accepted whole, -1 otherwise")
+    return EndCondition("always")
 
 
 class NamedPolicy(TreePolicy):
@@ -97,8 +99,8 @@ class ChainPolicy(NamedPolicy):
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         super().__init__(request, config, known)
-        self._rule = rule_of(config)
-        self.measure, self.why = self._rule.measure, self._rule.why
+        self._end_condition = end_condition_of(config)
+        self.measure, self.why = self._end_condition.measure, self._end_condition.why
         self._is_heuristic = config.policy == "heuristic"
         self._gamma = min(FIRST_GAMMA, self.max_depth) if self._is_heuristic else self.max_depth
         self.max_nodes = self.max_depth
@@ -109,31 +111,31 @@ class ChainPolicy(NamedPolicy):
 
     @property
     def _calibration(self) -> tuple[float, float]:
-        return OWN if self._rule.min_path_prob and self.is_in_turn else ALIKE
+        return DRAFT_CALIBRATION if self._end_condition.min_path_prob and self.is_in_turn else FLAT_CALIBRATION
 
     def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
-        most = min(max_nodes, max_depth)
-        chain = tree.first_chain(most)
-        num_kept = self._rule.num_kept(chain.confidences)
-        self._is_whole = num_kept < len(chain) or len(chain) == most
+        max_guesses = min(max_nodes, max_depth)
+        chain = tree.first_chain(max_guesses)
+        num_kept = self._end_condition.num_kept(chain.confidences)
+        self._is_whole = num_kept < len(chain) or len(chain) == max_guesses
         return chain.head(num_kept)
 
     def keeps(self, confidences: Sequence[float]) -> bool:
-        return len(confidences) <= self.gamma and self._rule.num_kept(confidences) == len(confidences)
+        return len(confidences) <= self.gamma and self._end_condition.num_kept(confidences) == len(confidences)
 
     def _chain(self, depth: int) -> TreeSpec:
         return super()._chain(min(depth, self.gamma))
 
     def _in_turn(self, depth: int) -> TreeSpec:
-        chain, rule = self._chain(depth), self._rule
+        chain, end = self._chain(depth), self._end_condition
         return replace(
-            chain, calibration=self._calibration, min_path_prob=rule.min_path_prob, min_confidence=rule.min_confidence
+            chain, calibration=self._calibration, min_path_prob=end.min_path_prob, min_confidence=end.min_confidence
         )
 
-    def observe_round(self, seen: RoundOutcome) -> None:
+    def observe_round(self, outcome: RoundOutcome) -> None:
         """Record the outcome; the heuristic adapts gamma to the verdict on the draft's guesses."""
-        super().observe_round(seen)
-        num_guesses, num_accepted = len(seen.shape) - seen.shape.num_looked_up, len(seen.path)
+        super().observe_round(outcome)
+        num_guesses, num_accepted = len(outcome.shape) - outcome.shape.num_looked_up, len(outcome.path)
         if not (self._is_heuristic and num_guesses):
             return
         before = self.gamma
@@ -150,7 +152,7 @@ class StaticTreePolicy(NamedPolicy):
     """
 
     why = "always the likeliest nodes, as many as a block may have"
-    _calibration = OWN
+    _calibration = DRAFT_CALIBRATION
 
     def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         nodes = tree.best(max_nodes, max_depth).drafted()

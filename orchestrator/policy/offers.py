@@ -48,7 +48,7 @@ class Offers(Choice):
             return 0
         costs = self._known.costs
         is_far = costs.verify_wire_s > max(self.pass_s, MIN_OFFER_WAY_S) and not self.is_in_turn
-        is_better = (is_far or self.lacks_draft) and not costs.is_shared
+        is_better = (is_far or self.is_without_draft) and not costs.is_shared
         return OFFERED_OUTCOMES if self._is_resting or is_better else 0
 
     def is_offer_due(self, elapsed_s: float, num_now: int, *, is_continued: bool, is_more_to_come: bool) -> bool:
@@ -64,7 +64,7 @@ class Offers(Choice):
         if not self._is_adaptive:
             return True
         costs = self._known.costs
-        if costs.is_shared or self.lacks_draft or self.is_paused or not self._is_with_draft:
+        if costs.is_shared or self.is_without_draft or self.is_paused or not self._is_drafting:
             return True
         num_ways = 2.0 if is_continued else 1.0
         late_s = elapsed_s - (costs.verify_s(num_now) - num_ways * costs.verify_wire_s)
@@ -106,7 +106,7 @@ class Offers(Choice):
     @property
     def _is_plain(self) -> bool:
         """Whether there are no guesses to wait for."""
-        return self.max_depth == 0 or ((self.lacks_draft or self.is_paused) and not self._has_guessers)
+        return self.max_depth == 0 or ((self.is_without_draft or self.is_paused) and not self._has_guessers)
 
     @property
     def _is_idle(self) -> bool:

@@ -57,7 +57,7 @@ class Controller:
             draft_tokens=known.depth,
             block_tokens=known.nodes,
             reason=known.reason,
-            acceptance=(known.most_accepted(),) * self._config.max_draft_tokens,
+            acceptance=(known.acceptance(),) * self._config.max_draft_tokens,
             hit_rate=known.hits.value,
             verify_s=known.verify.passes.points(),
             draft_s=known.draft.passes.points(),

@@ -11,9 +11,9 @@ from statistics import median
 
 from core.costs import NUM_RECENT, CostModel, EngineCost
 from core.records import Timing
-from core.speculation import PRIOR, Average, Calibration, SourceWorth
+from core.speculation import PRIOR, Average, Calibration, SourcePrecision
+from orchestrator.policy.depth_acceptance import DepthAcceptance
 from orchestrator.policy.drafting_pause import DraftingPause
-from orchestrator.policy.reach import Reach
 
 PRIOR_VERIFY_S, PRIOR_DRAFT_S = 0.025, 0.0005
 """Seconds of a pass before any was observed. A draft with a too high prior would never be tried."""
@@ -29,7 +29,7 @@ MAX_HELD = 1 << 16
 
 
 @dataclass(slots=True)
-class AnswersWorth:
+class QuestionValue:
     """Whether guessers' questions pay: accepted guesses per round, against the price of the rows."""
 
     tokens: Average = field(default_factory=lambda: Average(1.0, prior_weight=8.0))
@@ -39,7 +39,7 @@ class AnswersWorth:
     """Number of rounds left in which questions are asked whatever they cost, in order to learn."""
     unasked_rounds: int = 0
 
-    def are_worth(self, price: float) -> bool:
+    def are_worth_asking(self, price: float) -> bool:
         """Whether to ask in this round, for rows worth `price` tokens. Trials cost at most `TRIAL_SHARE`."""
         if self.num_trials > 0 or self.tokens.value > price:
             self.unasked_rounds = 0
@@ -65,11 +65,11 @@ class Learned:
     """Chance that the draft proposes the next token after a miss, and no guesser does."""
     calibration: Calibration = field(default_factory=Calibration)
     """Calibration of the draft's margin."""
-    sources: SourceWorth = field(default_factory=SourceWorth)
+    sources: SourcePrecision = field(default_factory=SourcePrecision)
     """Worth of the guessers."""
-    answers: AnswersWorth = field(default_factory=AnswersWorth)
+    answers: QuestionValue = field(default_factory=QuestionValue)
     """Worth of the target's answers to guessers' questions."""
-    reach: Reach = field(default_factory=Reach)
+    depth_acceptance: DepthAcceptance = field(default_factory=DepthAcceptance)
     """Depth reached in blocks that were drafted in turn."""
     untried_rounds: int = 0
     """Number of rounds, over all sessions, since a session last drafted in turn for a trial."""
@@ -127,7 +127,7 @@ class SharedEstimates:
     def __repr__(self) -> str:
         return f"<SharedEstimates of {self.num_sessions} sessions, {dict(self.kinds)}, {self.verify}, {self.draft}>"
 
-    def most_accepted(self) -> float:
+    def acceptance(self) -> float:
         """Return the acceptance estimate of the kind of verification with the most observations."""
         accepted = (each.accepted for each in self.kinds.values())
         return max(accepted, key=lambda average: average.num_seen, default=Average(PRIOR)).value
@@ -135,7 +135,7 @@ class SharedEstimates:
     def rate(self, kind: str) -> float:
         """Return the current tokens per second of a session of this kind; at least the rate of plain decoding."""
         learned = self.kinds[kind]
-        return max(self.costs.least_rate, learned.tokens.value / learned.seconds.value if learned.seconds else 0.0)
+        return max(self.costs.plain_rate, learned.tokens.value / learned.seconds.value if learned.seconds else 0.0)
 
     def observe_interval(self, kind: str, num_tokens: int, elapsed_s: float) -> None:
         """Record the tokens and seconds of a round, from verdict to verdict. The prior is a plain round."""
@@ -145,9 +145,9 @@ class SharedEstimates:
         learned.tokens.observe(num_tokens)
         learned.seconds.observe(elapsed_s)
 
-    def most_plain(self) -> float:
+    def max_plain_rate(self) -> float:
         """Return a session's tokens per second in plain decoding, by the fastest pass observed."""
-        return 1.0 / self.verify.passes.least_s(self.num_sharing)
+        return 1.0 / self.verify.passes.min_s(self.num_sharing)
 
     def note(self, reason: str, depth: int, nodes: int, *, is_change: bool = True) -> None:
         """Record the current choice, and the reason."""

@@ -18,22 +18,22 @@ class TreePolicy(Offers):
     why = ""
     """The policy's reason, shown in reports."""
 
-    def observe_round(self, seen: RoundOutcome) -> None:
-        known, shape, timing = self._known, seen.shape, seen.timing
+    def observe_round(self, outcome: RoundOutcome) -> None:
+        known, shape, timing = self._known, outcome.shape, outcome.timing
         self._goes_plainly = None
         known.observe_verdict(timing)
-        if seen.found is not Found.NOT_ASKED:
-            known.hits.observe(seen.found is Found.HIT)
+        if outcome.found is not Found.NOT_ASKED:
+            known.hits.observe(outcome.found is Found.HIT)
         if timing is not None:
             is_alone = (timing.num_rows, timing.num_passes) == (1 + len(shape), 1)
             branches = num_branches(shape.parents) if is_alone else 0
-            known.verify.observe(timing, seen.elapsed_s, branches, is_call=not seen.is_continued)
+            known.verify.observe(timing, outcome.elapsed_s, branches, is_call=not outcome.is_continued)
         first = {shape.parents[node]: node for node, rank in enumerate(shape.ranks) if rank == 0}
-        judged = [node for place in (ROOT, *seen.path) if (node := first.get(place)) is not None]
+        judged = [node for parent in (ROOT, *outcome.path) if (node := first.get(parent)) is not None]
         for node in judged:
-            self.observe_guess(shape.confidence[node], node in seen.path)
-        if seen.unverified is not None:
-            self.observe_guess(*seen.unverified)
+            self.observe_guess(shape.confidence[node], node in outcome.path)
+        if outcome.unverified is not None:
+            self.observe_guess(*outcome.unverified)
 
     def observe_guess(self, confidence: float, is_accepted: bool) -> None:
         """Record whether the draft's first candidate at one position was the committed token."""

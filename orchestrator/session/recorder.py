@@ -1,4 +1,4 @@
-"""The one observer of a session: it is told what happens, and decides nothing."""
+"""The one observer of a session: it records what happens, and decides nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import replace
 from core.records import Call, CallTrace, Chunk, Timing
 from core.speculation import UNRANKED, Part
 from orchestrator.policy import Found
-from orchestrator.session.guess import Guess
+from orchestrator.session.sourced_block import SourcedBlock
 from orchestrator.session.statistics import Statistics
-from orchestrator.session.verdicts import Judged
+from orchestrator.session.verdicts import JudgedBlock
 
 MAX_LINES = 200
 """Maximum number of lines of an explanation. The last one says that no more follow."""
@@ -75,22 +75,22 @@ class Recorder:
         if self._is_explained:
             self._begin_round(f"the target went on by itself, as offered, with {_text_of(part)}")
 
-    def block_judged(self, judged: Judged) -> None:
-        guess, verdict, times = judged.guess, judged.verdict, (judged.sent_s, judged.received_s)
-        drafted, accepted = guess.credits(verdict.path)
+    def block_judged(self, judged: JudgedBlock) -> None:
+        block, verdict, times = judged.block, judged.verdict, (judged.sent_s, judged.received_s)
+        drafted, accepted = block.credits(verdict.path)
         num_guesses, num_accepted = len(drafted), len(accepted)
-        num_looked_up = guess.shape.num_looked_up - (len(guess) - num_guesses) - self._num_of_extra_drafts(guess)
+        num_looked_up = block.shape.num_looked_up - (len(block) - num_guesses) - self._num_of_extra_drafts(block)
         self.stats.record_round(judged, drafted, accepted, num_looked_up)
         self.stats.record_verify(*times)
         if self._calls is not None:
             shown = verdict.timing, judged.verified
             self._calls.append(CallTrace(Call.VERIFY, *times, num_guesses, num_accepted, *shown))
-        self._say(f"{self._open}; {num_accepted} accepted" if num_guesses else self._open)
+        self._explain(f"{self._open}; {num_accepted} accepted" if num_guesses else self._open)
         self._open = ""
 
-    def _num_of_extra_drafts(self, guess: Guess) -> int:
+    def _num_of_extra_drafts(self, block: SourcedBlock) -> int:
         """Return the number of nodes that only extra drafts proposed."""
-        nodes = zip(guess.sources, guess.shape.ranks, strict=True) if self._extra else ()
+        nodes = zip(block.sources, block.shape.ranks, strict=True) if self._extra else ()
         return sum(source in self._extra and rank == UNRANKED for source, rank in nodes)
 
     def next_block_found(self, found: Found) -> None:
@@ -121,7 +121,7 @@ class Recorder:
             self.stats.record_draft(call.sent_s, call.received_s)
 
     def draft_rested(self, reason: str) -> None:
-        self._say(f"the draft rests ({reason})")
+        self._explain(f"the draft rests ({reason})")
 
     # Failures
 
@@ -135,11 +135,11 @@ class Recorder:
 
     def draft_lost(self, reason: str) -> None:
         self.stats.num_draft_failures += 1
-        self._say(f"the draft was left, as {reason}; another is asked")
+        self._explain(f"the draft was left, as {reason}; another is asked")
 
     def target_lost(self, reason: str, *, is_failure: bool) -> None:
         self.stats.num_target_failures += is_failure
-        self._say(f"the target was left ({reason}), and another is asked")
+        self._explain(f"the target was left ({reason}), and another is asked")
 
     # The explanation
 
@@ -151,7 +151,7 @@ class Recorder:
         if self._is_explained and (text := reason()) not in self._notes:
             self._notes.append(text)
 
-    def _say(self, line: str) -> None:
+    def _explain(self, line: str) -> None:
         """Add a line, up to `MAX_LINES`."""
         self._num_lines += self._is_explained
         if self._is_explained and self._num_lines <= MAX_LINES:

@@ -21,13 +21,13 @@ from orchestrator.policy import Found, TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts import Drafts
 from orchestrator.session.engine_view import SessionText
-from orchestrator.session.guess import Guess
 from orchestrator.session.output import Output
 from orchestrator.session.pair import Pair
 from orchestrator.session.recorder import Recorder
+from orchestrator.session.sourced_block import SourcedBlock
 from orchestrator.session.states import Target
 from orchestrator.session.target_side import TargetSide
-from orchestrator.session.verdicts import Judged
+from orchestrator.session.verdicts import JudgedBlock
 from orchestrator.text import IncrementalDetokenizer
 
 
@@ -55,7 +55,7 @@ class Session:
         self._log = TokenLog(request.prompt)
         self._output = Output(request, frozenset(pair.target.eos_token_ids), detokenizer)
         spec = SequenceSpec.of(request)
-        self._is_drawn, self._seed = spec.needs_q, spec.sampling.seed
+        self._is_sampled, self._seed = spec.needs_q, spec.sampling.seed
         text = SessionText(session_id, self._log, spec)
         self._target = TargetSide(text, pair.target.vocab_size)
         temperature = request.draft_temperature or pair.speculation.draft_temperature
@@ -142,7 +142,7 @@ class Session:
         match self._target.state:
             case Target.AWAITING_BLOCK:
                 return self._send_or_wait(now_s)
-            case Target.VERIFYING if not self._is_drawn:  # the target never continues by itself with sampled drafts
+            case Target.VERIFYING if not self._is_sampled:  # the target never continues by itself with sampled drafts
                 return self._offer(now_s, is_more_to_come)
         return []
 
@@ -175,39 +175,39 @@ class Session:
         self._recorder.block_judged(judged)
         emit = self._recorder.add_to(chunk)
         if chunk.finish_reason is not None:
-            self._policy.observe_round(judged.seen(Found.NOT_ASKED))
+            self._policy.observe_round(judged.outcome(Found.NOT_ASKED))
             return [emit, *self._close()]
         commands = [*self._begin_round(judged), emit]  # messages to the target go before the chunk to the client
         early = self._target.take_early(event.received_s)
         return commands if early is None else [*commands, *self._on_target_replied(early)]
 
-    def _begin_round(self, judged: Judged) -> list[m.Command]:
+    def _begin_round(self, judged: JudgedBlock) -> list[m.Command]:
         """Start the next round after a verdict."""
         to_drafts = self._reroot(judged)
-        if not self._is_drawn:
+        if not self._is_sampled:
             self._look_up()
         if judged.verdict.continued:
             return [*self._continue_after(judged.verdict), *to_drafts]
         return [*self._send_or_wait(judged.received_s), *to_drafts]
 
-    def _reroot(self, judged: Judged) -> list[m.Command]:
+    def _reroot(self, judged: JudgedBlock) -> list[m.Command]:
         """Apply a verdict to the draft tree, the guessers, the policy and the drafts."""
         committed = judged.tokens
-        questions, samples = judged.guess.questions, judged.verdict.samples
+        questions, samples = judged.block.questions, judged.verdict.samples
         if questions is not None and samples:
             self._panel.answered(questions.source, [samples[row] for row in questions.rows])
         unverified = self._blocks.unverified(committed)
         found = self._blocks.reroot(committed)
         self._panel.observe(committed)
         self._recorder.next_block_found(found)
-        self._policy.observe_round(judged.seen(found, unverified, self._blocks.late_hit))
+        self._policy.observe_round(judged.outcome(found, unverified, self._blocks.late_hit))
         return self._drafts.begin_round(judged, self._max_depth)
 
     def _continue_after(self, verdict: Verdict) -> list[m.Command]:
         """Follow a target that has continued by itself with an offered block."""
-        guess = self._target.continue_after(verdict)
-        self._drafts.used(guess)
-        self._blocks.continue_with(guess)
+        block = self._target.continue_after(verdict)
+        self._drafts.used(block)
+        self._blocks.continue_with(block)
         self._recorder.target_continued(self._blocks.taken)
         return self._go_on(self._target.began_s)
 
@@ -222,14 +222,14 @@ class Session:
         if self._max_depth <= 0:
             return
         text, panel = self._log.tokens, self._panel
-        found = panel.draw(text, self._seed, self._is_worth_drawing) if self._is_drawn else panel.ask(text)
+        found = panel.draw(text, self._seed, self._is_worth_drawing) if self._is_sampled else panel.ask(text)
         for source, guesses in found:
             self._blocks.add_guesses(source, guesses)
 
     def _is_worth_drawing(self, path_prob: Sequence[float]) -> bool:
         """Whether a guesser should draw one more node, the last in `path_prob`."""
-        has_room = len(path_prob) <= min(self._max_depth, self._max_nodes)
-        return has_room and self._policy.is_worth_drawing(path_prob)
+        fits = len(path_prob) <= min(self._max_depth, self._max_nodes)
+        return fits and self._policy.is_worth_drawing(path_prob)
 
     def _send_or_wait(self, now_s: float | None) -> list[m.Command]:
         """Send the best block for verification, unless waiting for the draft's next pass is worth more."""
@@ -239,31 +239,31 @@ class Session:
         if wait is not None:
             self._target.wait()
             return [wait]
-        if self._is_drawn and not self._blocks.tree.has_drafted:
+        if self._is_sampled and not self._blocks.tree.has_drafted:
             self._look_up()
             block = self._blocks.block(self._max_depth, self._max_nodes)
         return self._send_block(block, now_s)
 
-    def _send_block(self, block: Guess, now_s: float | None) -> list[m.Command]:
+    def _send_block(self, block: SourcedBlock, now_s: float | None) -> list[m.Command]:
         """Send a block for verification, and offer the blocks that may follow it."""
         self._drafts.used(block)
         self._recorder.block_sent(self._blocks.taken, lambda: self._blocks.why(self._max_depth))
         return [self._target.verify(self._with_questions(block), now_s), *self._go_on(now_s)]
 
-    def _with_questions(self, guess: Guess) -> Guess:
+    def _with_questions(self, block: SourcedBlock) -> SourcedBlock:
         """Add a guesser's questions to the block if they are worth their rows and all of them fit."""
-        asked = self._panel.questions(self._log.tokens) if not self._is_drawn and self._max_depth > 0 else None
+        asked = self._panel.questions(self._log.tokens) if not self._is_sampled and self._max_depth > 0 else None
         if asked is None:
-            return guess
-        asking = guess.asking(*asked)
-        has_room = len(asking) <= min(self._max_nodes, MAX_GUESSES) and max(asking.block.depths) <= self._max_depth
-        return asking if has_room and self._policy.is_worth_asking(len(guess), len(asking)) else guess
+            return block
+        asking = block.asking(*asked)
+        fits = len(asking) <= min(self._max_nodes, MAX_GUESSES) and max(asking.tree.depths) <= self._max_depth
+        return asking if fits and self._policy.is_worth_asking(len(block), len(asking)) else block
 
     # Offers, while the target verifies
 
     def _offer(self, now_s: float | None, is_more_to_come: bool) -> list[m.Command]:
         """Offer blocks with which the target may continue by itself after the awaited verdict."""
-        policy, block = self._policy, self._target.guess.block
+        policy, block = self._policy, self._target.block.tree
         if not (policy.may_offer and self._is_offer_due(now_s, is_more_to_come)):
             return []
         offer = self._blocks.offer(block, self._max_depth, self._max_nodes)
@@ -275,7 +275,7 @@ class Session:
             return True
         return self._policy.is_offer_due(
             now_s - began_s,
-            len(self._target.guess),
+            len(self._target.block),
             is_continued=self._target.is_continued,
             is_more_to_come=is_more_to_come,
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
 from core.records import SourceStats, SpeculationStats
-from orchestrator.session.verdicts import Judged
+from orchestrator.session.verdicts import JudgedBlock
 
 Interval = tuple[float, float]
 NUM_RECENT = 8
@@ -56,7 +56,9 @@ class Statistics:
     _verified: deque[Interval] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
     _drafted: deque[Interval] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
 
-    def record_round(self, judged: Judged, drafted: Sequence[str], accepted: Sequence[str], num_looked_up: int) -> None:
+    def record_round(
+        self, judged: JudgedBlock, drafted: Sequence[str], accepted: Sequence[str], num_looked_up: int
+    ) -> None:
         """Count one verdict. `drafted`, `accepted`: sources of the block's guesses, and of those accepted.
 
         Position k counts the rounds in which at least k + 1 guesses were accepted.
@@ -101,10 +103,10 @@ class Statistics:
         return SpeculationStats(sources=self._by_source(), **counted)
 
 
-def _overlap(start_s: float, end_s: float, others: Iterable[Interval]) -> float:
-    """Return the number of seconds in which both kinds of engine were busy."""
+def _overlap(start_s: float, end_s: float, intervals: Iterable[Interval]) -> float:
+    """Return the number of seconds from `start_s` to `end_s` that lie in `intervals`."""
     shared_s = 0.0
-    for other_start_s, other_end_s in others:
+    for other_start_s, other_end_s in intervals:
         if other_end_s > start_s:
             shared_s += max(0.0, min(end_s, other_end_s) - max(start_s, other_start_s))
     return shared_s

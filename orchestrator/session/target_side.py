@@ -11,9 +11,9 @@ from core.records import Continuation, Missing, Refused, Stamp, Verdict, VerifyR
 from core.speculation import ROOT
 from orchestrator.session import messages as m
 from orchestrator.session.engine_view import EngineView, SessionText
-from orchestrator.session.guess import NO_GUESS, Guess, Offer
+from orchestrator.session.sourced_block import NO_BLOCK, Offer, SourcedBlock
 from orchestrator.session.states import TARGET_TABLE, Machine, Target, Trigger
-from orchestrator.session.verdicts import Judged, problem_of
+from orchestrator.session.verdicts import JudgedBlock, problem_of
 
 FIRST_PAUSE_S = 0.05
 """Pause in seconds before another target is leased. Doubles with each target in a row lost without a verdict."""
@@ -33,7 +33,7 @@ class TargetSide:
     """
 
     def __init__(self, text: SessionText, vocab_size: int) -> None:
-        self.guess: Guess = NO_GUESS
+        self.block: SourcedBlock = NO_BLOCK
         """Block that is being verified, or whose verdict was lost with its target."""
         self.num_losses = 0
         """Number of targets lost in a row, without a verdict in between."""
@@ -69,7 +69,7 @@ class TargetSide:
         self.verdict_s = None
         self._machine.fire(Trigger.LEASED)
         self._view.begin_lease(name, epoch)
-        return self.verify(self.guess)
+        return self.verify(self.block)
 
     def is_leased(self, epoch: int) -> bool:
         return epoch == self._view.epoch and self._machine.can(Trigger.LOST)
@@ -96,13 +96,13 @@ class TargetSide:
         if self._machine.state is Target.IDLE:
             self._machine.fire(Trigger.DRAFT)
 
-    def verify(self, guess: Guess, began_s: float | None = None) -> VerifyRequest:
+    def verify(self, block: SourcedBlock, began_s: float | None = None) -> VerifyRequest:
         self._machine.fire(Trigger.VERIFY)
         self._drop_messages()
-        self.guess, self.is_continued, self.began_s = guess, False, began_s
+        self.block, self.is_continued, self.began_s = block, False, began_s
         stamp, base, spec = self._view.next_header()
-        wants = () if guess.questions is None else (Want.SAMPLES,)
-        return VerifyRequest(stamp, base, self._log.since(base.num_tokens), guess.block, spec, wants)
+        wants = () if block.questions is None else (Want.SAMPLES,)
+        return VerifyRequest(stamp, base, self._log.since(base.num_tokens), block.tree, spec, wants)
 
     def offer(self, offer: Offer, num_steps: int = 1) -> list[m.Command]:
         """Offer what the target may continue with after the awaited verdict. The last offer counts.
@@ -125,7 +125,7 @@ class TargetSide:
     def _offer_after(self, round_: int, offer: Offer) -> Continuation:
         stamp = self._view.next_stamp()
         self._offers.add(stamp, round_, offer)
-        return Continuation(stamp, round_, offer.whole.block, offer.is_open)
+        return Continuation(stamp, round_, offer.whole.tree, offer.is_open)
 
     def resend(self, missing: Missing) -> VerifyRequest | None:
         """Return the same message, starting from what the target holds; None if the target keeps losing tokens."""
@@ -133,7 +133,7 @@ class TargetSide:
             return None
         self._machine.fire(Trigger.MISSING)
         self.verdict_s = None  # the session may wait long until the text fits again
-        return self.verify(self.guess)
+        return self.verify(self.block)
 
     # Messages from the target
 
@@ -158,7 +158,7 @@ class TargetSide:
 
     def problem_of(self, verdict: Verdict) -> str | None:
         """Return why this verdict is invalid, or None."""
-        problem = problem_of(verdict, self.guess.block, len(self._log), self._vocab_size)
+        problem = problem_of(verdict, self.block.tree, len(self._log), self._vocab_size)
         if problem is not None:
             return problem
         if verdict.continued and self._offers.taken_by(verdict) is None:
@@ -167,7 +167,7 @@ class TargetSide:
             return "it has not scored the whole prompt"
         return None
 
-    def commit(self, verdict: Verdict, sent_s: float, received_s: float) -> Judged:
+    def commit(self, verdict: Verdict, sent_s: float, received_s: float) -> JudgedBlock:
         """Extend the text by the tokens of a verdict. Times in seconds."""
         self._machine.fire(Trigger.VERDICT)
         self.num_losses = 0
@@ -179,23 +179,23 @@ class TargetSide:
         if self.verdict_s is not None:
             interval_s = received_s - self.verdict_s
             sent_s = self.verdict_s if self.is_continued else sent_s
-        judged = Judged(self.guess, verdict, sent_s, received_s, interval_s, self.is_continued)
-        self.guess, self.verdict_s = NO_GUESS, received_s
+        judged = JudgedBlock(self.block, verdict, sent_s, received_s, interval_s, self.is_continued)
+        self.block, self.verdict_s = NO_BLOCK, received_s
         self._log.extend(judged.tokens)
         self._view.take(verdict.held)
         self._view.has_prompt_logprobs()
         return judged
 
-    def continue_after(self, verdict: Verdict) -> Guess:
+    def continue_after(self, verdict: Verdict) -> SourcedBlock:
         """Return the block with which the target has continued by itself. It is awaited from now on."""
         taken = self._offers.taken_by(verdict)
         assert taken is not None, "`problem_of` refuses a verdict that continues with anything else"
-        self._view.awaiting, self.guess = taken
+        self._view.awaiting, self.block = taken
         self.began_s = self.verdict_s
-        self._offers.go_on(taken[0].round)
+        self._offers.keep_after(taken[0].round)
         self.is_continued = True
         self._machine.fire(Trigger.VERIFY)
-        return self.guess
+        return self.block
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ class _Offers:
         if offered in self._line:  # otherwise it was replaced by a newer offer, which counts
             del self._line[self._line.index(offered) :]
 
-    def go_on(self, round_: int) -> None:
+    def keep_after(self, round_: int) -> None:
         """Keep only the offers that follow the message of this round, which the target has taken."""
         self._by_round = {number: each for number, each in self._by_round.items() if each.after >= round_}
         rest = [each for each in self._line if each.after >= round_]
@@ -256,11 +256,11 @@ class _Offers:
         self._by_round.clear()
         self._line.clear()
 
-    def taken_by(self, verdict: Verdict) -> tuple[Stamp, Guess] | None:
+    def taken_by(self, verdict: Verdict) -> tuple[Stamp, SourcedBlock] | None:
         """Return the offer that a verdict says was taken, and its block; None if there is no such offer."""
         offered = self._by_round.get(verdict.continued)
         if offered is None or offered.after != verdict.stamp.round:
             return None
         end = verdict.path[-1] if verdict.path else ROOT
-        guess = offered.offer.follow(end, verdict.next_token)
-        return None if guess is None else (offered.stamp, guess)
+        block = offered.offer.follow(end, verdict.next_token)
+        return None if block is None else (offered.stamp, block)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from core.records import Verdict, VerifiedBlock
 from core.speculation import ROOT, TokenTree
 from orchestrator.policy import Found, RoundOutcome
-from orchestrator.session.guess import Guess
+from orchestrator.session.sourced_block import SourcedBlock
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedBlock:
     """A committed verdict, and the block that it judges."""
 
-    guess: Guess
+    block: SourcedBlock
     verdict: Verdict
     sent_s: float
     """Seconds: when the block was sent or, if the target continued by itself, when the previous verdict arrived."""
@@ -27,22 +27,20 @@ class Judged:
     @property
     def tokens(self) -> tuple[int, ...]:
         """Committed tokens: the accepted guesses, then the target's own token."""
-        guesses = self.guess.block.tokens
+        guesses = self.block.tree.tokens
         return (*(guesses[node] for node in self.verdict.path), self.verdict.next_token)
 
     @property
     def verified(self) -> VerifiedBlock:
         """The block and its outcome, for a client's trace."""
-        block = self.guess.block
-        return VerifiedBlock(
-            block.tokens, block.parents, self.guess.sources, self.verdict.path, self.verdict.next_token
-        )
+        tree = self.block.tree
+        return VerifiedBlock(tree.tokens, tree.parents, self.block.sources, self.verdict.path, self.verdict.next_token)
 
-    def seen(
+    def outcome(
         self, found: Found, unverified: tuple[float, bool] | None = None, late_hit: bool | None = None
     ) -> RoundOutcome:
         """Return the outcome that the policy observes."""
-        shape, verdict = self.guess.shape, self.verdict
+        shape, verdict = self.block.shape, self.verdict
         elapsed_s, continued = self.received_s - self.sent_s, self.is_continued
         return RoundOutcome(
             shape, verdict.path, found, elapsed_s, verdict.timing, continued, unverified, late_hit, self._gained
@@ -51,10 +49,10 @@ class Judged:
     @property
     def _gained(self) -> int | None:
         """Number of accepted guesses of the source that asked questions; None if no source did."""
-        guess = self.guess
-        if guess.questions is None:
+        block = self.block
+        if block.questions is None:
             return None
-        return sum([guess.sources[node] == guess.questions.source for node in self.verdict.path])
+        return sum([block.sources[node] == block.questions.source for node in self.verdict.path])
 
 
 def problem_of(verdict: Verdict, block: TokenTree, num_committed: int, vocab_size: int) -> str | None:

@@ -26,8 +26,8 @@ def _byte_of_char() -> dict[str, int]:
     Source: Radford et al. 2019 (GPT-2), `bytes_to_unicode`.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
 
 
 BYTE_OF_CHAR = _byte_of_char()
@@ -152,13 +152,13 @@ class Tokenizer:
         if self.template is None:
             instead = "send a plain prompt instead (gRPC: text or token_ids; HTTP: /v1/completions)"
             raise InvalidRequest("chat", f"this model has no chat template; {instead}")
-        others = {name: value for name, value in (arguments or {}).items() if name in self._arguments}
+        for_template = {name: value for name, value in (arguments or {}).items() if name in self._arguments}
         shown = [dict(message) for message in messages]
         if continues:
             shown[-1]["content"] += CONTINUATION_MARKER
         try:
             text: str = self._read.apply_chat_template(
-                shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=not continues, **others
+                shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=not continues, **for_template
             )
         except Exception as error:  # a template is a program by the model's author, and may raise anything
             raise InvalidRequest("chat", f"the model's chat template refuses these messages: {error}") from error

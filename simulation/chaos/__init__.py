@@ -1,5 +1,5 @@
 """Chaotic runs by seed: faults, corrupt replies, and the invariants that must hold."""
 
-from simulation.chaos.run import Story, run_seed
+from simulation.chaos.run import RunReport, run_seed
 
-__all__ = ["Story", "run_seed"]
+__all__ = ["RunReport", "run_seed"]

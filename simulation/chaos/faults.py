@@ -1,4 +1,4 @@
-"""The faults of a chaotic run: their kinds, times and history.
+"""The faults of a chaotic run: their kinds, times and log.
 
 Knows wires, engines and randomness; must not know sessions. Everything follows from a seed.
 """
@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from core.errors import Unavailable, WorkerLost
 from core.records import DraftReply, DraftRequest, DraftUpdate, Verdict, VerifyReply, VerifyRequest
 from core.speculation import Guesser, Guesses
-from simulation.chaos.lies import GROWTH_LIES, GUESSER_LIES, TARGET_LIES
+from simulation.chaos.corruptions import DRAFT_CORRUPTIONS, GUESSER_CORRUPTIONS, TARGET_CORRUPTIONS
 from simulation.cluster import Cluster, Fleet
 from simulation.engines import HopLaw, SimEngine, SimTarget
 from simulation.wire import Wire
@@ -34,15 +34,15 @@ class CallFault(StrEnum):
     REPLY_LOST = "reply lost"
     TWICE = "arrived twice"
     FORGOTTEN = "KV forgotten"
-    LIE = "lie"
+    CORRUPT = "corrupt"
     TOO_FEW = "too few replies"
     FOREIGN = "somebody else's reply"
     RAISED = "raised"
 
 
 @dataclass(slots=True)
-class Happened:
-    """The history of one run: counts for its checks, and lines to read."""
+class EventLog:
+    """The events of one run: counts for its checks, and lines to read."""
 
     now: Callable[[], float]
     counts: Counter[str] = field(default_factory=Counter)
@@ -74,25 +74,25 @@ class Rates:
     echo: float = 0.0
     """Probability that an answer is delivered to its session twice."""
     mean_delay_s: float = 0.1
-    draft_lies: bool = True
+    corrupts_drafts: bool = True
 
     @property
     def guesser(self) -> float:
-        """Probability that a guesser's answer is a lie. Guessers fail only in runs where drafts fail."""
+        """Probability that a guesser's answer is corrupt. Guessers fail only in runs where drafts fail."""
         return self.draft / 4
 
 
 GROWTH_FAULTS = (CallFault.LATE, CallFault.REQUEST_LOST, CallFault.FORGOTTEN, CallFault.RAISED)
-"""Faults of a message to a draft that grows continuously. Faults of its updates are in `GROWTH_LIES`."""
+"""Faults of a message to a draft that grows continuously. Faults of its updates are in `DRAFT_CORRUPTIONS`."""
 
 
 class FaultyWire(Wire):
     """A wire that delays, loses, repeats and corrupts calls, and refuses leases."""
 
-    def __init__(self, hop: HopLaw, random: Random, rates: Rates, happened: Happened) -> None:
+    def __init__(self, hop: HopLaw, random: Random, rates: Rates, events: EventLog) -> None:
         super().__init__(hop, random)
         self.rates = rates
-        self._happened = happened
+        self._events = events
         self._strays: set[asyncio.Task[None]] = set()
 
     async def call(
@@ -101,12 +101,12 @@ class FaultyWire(Wire):
         """Raises: WorkerLost, and errors that no port should raise."""
         kind = "target" if isinstance(engine, SimTarget) else "draft"
         trees = [request for request in batch if isinstance(request, VerifyRequest) and not request.block.is_chain]
-        self._happened.counts["tree verified"] += len(trees)
-        if not self.strikes(self.rates.target if kind == "target" else self.rates.draft):
+        self._events.counts["tree verified"] += len(trees)
+        if not self.draws_fault(self.rates.target if kind == "target" else self.rates.draft):
             await super().call(engine, batch, take)
             return
-        fault = self._random.choice([*CallFault, *[CallFault.LIE] * 3])
-        self._happened.note(f"{kind} call {fault}", ", ".join(request.stamp.session for request in batch))
+        fault = self._random.choice([*CallFault, *[CallFault.CORRUPT] * 3])
+        self._events.note(f"{kind} call {fault}", ", ".join(request.stamp.session for request in batch))
         await self._before(fault, engine, batch)
         replies: list[Reply] = []
         await super().call(engine, batch, replies.append)
@@ -121,16 +121,16 @@ class FaultyWire(Wire):
             if broken.done():
                 return
             try:
-                for each in self._garbled(reply):
+                for each in self._corrupted(reply):
                     take(each)
             except ValueError as error:
                 broken.set_exception(WorkerLost(f"the link is closed: {error}"))
             except WorkerLost as lost:
                 broken.set_exception(lost)
 
-        if self.strikes(self.rates.draft):
+        if self.draws_fault(self.rates.draft):
             fault = self._random.choice(GROWTH_FAULTS)
-            self._happened.note(f"draft growth {fault}", request.stamp.session)
+            self._events.note(f"draft growth {fault}", request.stamp.session)
             await self._before(fault, engine, [request])
         growing = asyncio.ensure_future(super().grow(engine, request, take_perhaps))
         try:
@@ -140,31 +140,31 @@ class FaultyWire(Wire):
             growing.cancel()
             broken.cancel()
 
-    def _garbled(self, reply: Reply) -> Iterator[Reply]:
+    def _corrupted(self, reply: Reply) -> Iterator[Reply]:
         """Raises: ValueError where the link would notice."""
-        if not isinstance(reply, DraftUpdate) or not self.strikes(self.rates.draft):
+        if not isinstance(reply, DraftUpdate) or not self.draws_fault(self.rates.draft):
             yield reply
             return
-        name = self._random.choice(("lost", "told twice", *GROWTH_LIES))
-        self._happened.note(f"draft's growth: {name}", reply.stamp.session)
-        if name == "told twice":
+        name = self._random.choice(("lost", "sent twice", *DRAFT_CORRUPTIONS))
+        self._events.note(f"draft's growth: {name}", reply.stamp.session)
+        if name == "sent twice":
             yield reply
             yield reply
-        elif name != "lost" and self.rates.draft_lies:
-            yield cast("Reply", GROWTH_LIES[name](reply, self._random))
+        elif name != "lost" and self.rates.corrupts_drafts:
+            yield cast("Reply", DRAFT_CORRUPTIONS[name](reply, self._random))
 
     async def grant(self, kind: str, session: str) -> None:
         """Raises: Unavailable, and errors that no cluster should raise."""
         await super().grant(kind, session)
-        if self.strikes(self.rates.slow_grant):
-            self._happened.note(f"{kind} lease granted late", session)
+        if self.draws_fault(self.rates.slow_grant):
+            self._events.note(f"{kind} lease granted late", session)
             try:
                 await self.pause()
             except asyncio.CancelledError:
-                self._happened.note(f"{kind} lease granted too late", session)
+                self._events.note(f"{kind} lease granted too late", session)
                 raise
-        if self.strikes(self.rates.refused_target if kind == "target" else self.rates.refused_draft):
-            self._happened.note(f"{kind} lease refused", session)
+        if self.draws_fault(self.rates.refused_target if kind == "target" else self.rates.refused_draft):
+            self._events.note(f"{kind} lease refused", session)
             raise self._random.choice((Unavailable(f"no {kind} granted a lease"), RuntimeError("password=1234")))
 
     async def drain(self) -> None:
@@ -172,7 +172,7 @@ class FaultyWire(Wire):
         while self._strays:
             await asyncio.wait(self._strays)
 
-    def strikes(self, rate: float) -> bool:
+    def draws_fault(self, rate: float) -> bool:
         """Draw whether a fault of this rate happens now."""
         is_over = asyncio.get_running_loop().time() >= self.rates.until_s
         return not is_over and rate > 0 and self._random.random() < rate
@@ -201,8 +201,8 @@ class FaultyWire(Wire):
         match fault:
             case CallFault.REPLY_LOST:
                 await asyncio.Event().wait()
-            case CallFault.LIE:
-                return [self._lie(reply) for reply in replies]
+            case CallFault.CORRUPT:
+                return [self._corrupt(reply) for reply in replies]
             case CallFault.TOO_FEW:
                 return replies[:-1]
             case CallFault.FOREIGN:
@@ -222,40 +222,40 @@ class FaultyWire(Wire):
         self._strays.add(task)
         task.add_done_callback(self._strays.discard)
 
-    def _lie(self, reply: Reply) -> Reply:
-        lies: dict[str, Callable[[Any, Random], Any]]
+    def _corrupt(self, reply: Reply) -> Reply:
+        corruptions: dict[str, Callable[[Any, Random], Any]]
         match reply:
             case Verdict():
-                kind, lies = "target", TARGET_LIES
-            case DraftUpdate() if self.rates.draft_lies:
-                kind, lies = "draft", GROWTH_LIES
+                kind, corruptions = "target", TARGET_CORRUPTIONS
+            case DraftUpdate() if self.rates.corrupts_drafts:
+                kind, corruptions = "draft", DRAFT_CORRUPTIONS
             case _:
                 return reply
-        name = self._random.choice(list(lies))
-        self._happened.note(f"{kind} says {name}")
+        name = self._random.choice(list(corruptions))
+        self._events.note(f"{kind} says {name}")
         try:
-            return cast("Reply", lies[name](reply, self._random))
+            return cast("Reply", corruptions[name](reply, self._random))
         except ValueError as error:
             raise WorkerLost(f"the link is closed: {error}") from error
 
 
-class LyingGuesser:
+class FaultyGuesser:
     """A guesser that sometimes returns invalid guesses, or raises."""
 
-    def __init__(self, guesser: Guesser, random: Random, rates: Rates, happened: Happened) -> None:
+    def __init__(self, guesser: Guesser, random: Random, rates: Rates, events: EventLog) -> None:
         self._guesser = guesser
         self._random = random
         self._rates = rates
-        self._happened = happened
+        self._events = events
 
     def propose(self, text: Sequence[int]) -> Guesses:
         """Raises: RuntimeError."""
         guesses = self._guesser.propose(text)
-        if self._happened.now() >= self._rates.until_s or self._random.random() >= self._rates.guesser:
+        if self._events.now() >= self._rates.until_s or self._random.random() >= self._rates.guesser:
             return guesses
-        name = self._random.choice(list(GUESSER_LIES))
-        self._happened.note(f"a guesser says {name}")
-        return cast("Guesses", GUESSER_LIES[name](guesses, self._random))
+        name = self._random.choice(list(GUESSER_CORRUPTIONS))
+        self._events.note(f"a guesser says {name}")
+        return cast("Guesses", GUESSER_CORRUPTIONS[name](guesses, self._random))
 
 
 class EngineFault(StrEnum):
@@ -267,7 +267,7 @@ class EngineFault(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outbreak:
+class TimedFault:
     """One temporary fault of one engine."""
 
     at_s: float
@@ -278,22 +278,22 @@ class Outbreak:
     fault: EngineFault
 
 
-async def break_out(outbreak: Outbreak, cluster: Cluster, happened: Happened) -> None:
+async def inject(timed_fault: TimedFault, cluster: Cluster, events: EventLog) -> None:
     """Start the fault at its time, and end it."""
-    fleet: Fleet[Any] = cluster.targets if outbreak.kind == "target" else cluster.drafts
-    await asyncio.sleep(outbreak.at_s)
-    replica = fleet.replicas[outbreak.index]
-    happened.note(f"{outbreak.kind} engine {outbreak.fault}", f"{replica!r} for {outbreak.lasts_s:.3f} s")
+    fleet: Fleet[Any] = cluster.targets if timed_fault.kind == "target" else cluster.drafts
+    await asyncio.sleep(timed_fault.at_s)
+    replica = fleet.replicas[timed_fault.index]
+    events.note(f"{timed_fault.kind} engine {timed_fault.fault}", f"{replica!r} for {timed_fault.lasts_s:.3f} s")
     engine = replica.engine
-    match outbreak.fault:
+    match timed_fault.fault:
         case EngineFault.DEAD:
             engine.kill()
         case EngineFault.FROZEN:
             engine.freeze()
         case EngineFault.SLOW:
             engine.slowness = 20.0
-    await asyncio.sleep(outbreak.lasts_s)
-    if outbreak.fault is EngineFault.DEAD:
+    await asyncio.sleep(timed_fault.lasts_s)
+    if timed_fault.fault is EngineFault.DEAD:
         replica.restart()
     engine.thaw()
     engine.slowness = 1.0

@@ -14,7 +14,7 @@ from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable
 from core.records import Call, Chunk, FinishReason, SequenceSpec
 from core.text import TokenLog
 from orchestrator.service import Service
-from simulation.chaos.faults import CallFault, Happened
+from simulation.chaos.faults import CallFault, EventLog
 from simulation.chaos.script import StreamScript, ending_of
 from simulation.clock import VirtualLoop
 from simulation.engines import logprob_of
@@ -94,9 +94,9 @@ class Stream:
         request, allowed = self.script.request, list[int]()
         spec = SequenceSpec.of(request)
         for token, is_guess in zip(chunk.token_ids, chunk.is_guess, strict=False):
-            place = self.script.text.place(TokenLog((*request.prompt, *self.tokens, *allowed)), spec)
-            is_own = token == place.next_token
-            if not (is_own or (is_guess and self.script.text.tolerates(place, token, spec))):
+            position = self.script.text.position(TokenLog((*request.prompt, *self.tokens, *allowed)), spec)
+            is_own = token == position.next_token
+            if not (is_own or (is_guess and self.script.text.tolerates(position, token, spec))):
                 break
             self.num_relaxed += not is_own
             allowed.append(token)
@@ -125,18 +125,18 @@ class Stream:
         require(chunk.finish_reason is reason, f"{self.name}: ended by {chunk.finish_reason}, not {reason}")
         require(chunk.stats is not None, f"{self.name}: ended without statistics")
         num_reported = chunk.stats.num_relaxed_tokens if chunk.stats is not None else 0
-        is_told = num_reported >= self.num_relaxed and (num_reported == 0 or not script.request.rule.is_lossless)
-        require(is_told, f"{self.name}: {self.num_relaxed} tokens are relaxed, and {num_reported} told")
+        is_reported = num_reported >= self.num_relaxed and (num_reported == 0 or not script.request.rule.is_lossless)
+        require(is_reported, f"{self.name}: {self.num_relaxed} tokens are relaxed, and {num_reported} told")
         num_shown = num_right - (reason is FinishReason.STOP)
         right = SimTokenizer().decode(expected[len(script.request.resume_tokens) : num_shown])
         require(self.text == right, f"{self.name}: its text is {self.text!r}, should be {right!r}")
 
 
 @dataclass(slots=True)
-class Watch:
+class InvariantChecker:
     rig: Rig
     loop: VirtualLoop
-    happened: Happened
+    events: EventLog
     streams: Sequence[Stream]
     problems: list[AssertionError] = field(default_factory=list)
     """Violations found by clients."""
@@ -173,10 +173,10 @@ class Watch:
             case Overloaded():
                 is_explained = num_others >= limits.max_sessions + limits.max_queued
             case Unavailable():
-                no_target = self.happened.count("target lease refused") + self.happened.count("shutdown")
+                no_target = self.events.count("target lease refused") + self.events.count("shutdown")
                 is_explained = (
                     no_target > 0
-                    or self.happened.has_met("target lease granted too late", stream.name)
+                    or self.events.has_met("target lease granted too late", stream.name)
                     or self._can_have_failed(limits.max_target_retries + 1)
                 )
             case _:
@@ -192,7 +192,7 @@ class Watch:
 
     def _can_have_failed(self, num_times: int) -> bool:
         """Whether the faults can explain `num_times` target failures of one stream. One engine fault can cause many."""
-        count = self.happened.count
+        count = self.events.count
         num_harmless = count(f"target call {CallFault.TWICE}") + count(f"target call {CallFault.FORGOTTEN}")
         return count("target engine") > 0 or num_times <= count("target call") - num_harmless
 

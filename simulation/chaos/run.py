@@ -16,15 +16,15 @@ from typing import Any
 
 from core.errors import OutriderError
 from orchestrator.guessers import CorpusIndex, Panel, encode_index
-from simulation.chaos.faults import FaultyWire, Happened, LyingGuesser, break_out
-from simulation.chaos.invariants import Stream, Watch, require
+from simulation.chaos.faults import EventLog, FaultyGuesser, FaultyWire, inject
+from simulation.chaos.invariants import InvariantChecker, Stream, require
 from simulation.chaos.script import Script, script_of
 from simulation.clock import new_loop
 from simulation.rig import Rig
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class RunReport:
     """The outcome of one seed."""
 
     seed: int
@@ -38,8 +38,8 @@ class Story:
         return f"python -m simulation --seed {self.seed}"
 
 
-def run_seed(seed: int) -> Story:
-    """Run one seed. The story's `error` is None if every invariant held."""
+def run_seed(seed: int) -> RunReport:
+    """Run one seed. The report's `error` is None if every invariant held."""
     logger = logging.getLogger("orchestrator")
     level, logger.level = logger.level, logging.CRITICAL  # it logs every survived fault, and there are many
     try:
@@ -53,22 +53,22 @@ class _Run:
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._loop = new_loop(lambda: self._watch.check())
-        self._happened = Happened(self._loop.time)
+        self._loop = new_loop(lambda: self._checker.check())
+        self._events = EventLog(self._loop.time)
         self._random = random = Random(script.seed)  # noqa: S311  randomness must be reproducible
         self._rig = Rig(
             script.blueprint,
             self._loop,
             random,
-            lambda hop, random: FaultyWire(hop, random, script.rates, self._happened),
+            lambda hop, random: FaultyWire(hop, random, script.rates, self._events),
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._streams = [Stream(each) for each in script.streams]
-        self._watch = Watch(self._rig, self._loop, self._happened, self._streams)
-        self._let_guessers_lie()
+        self._checker = InvariantChecker(self._rig, self._loop, self._events, self._streams)
+        self._make_guessers_faulty()
         self._deliver_some_twice()
 
-    def run(self) -> Story:
+    def run(self) -> RunReport:
         error: AssertionError | None = None
         try:
             self._loop.run_until_complete(self._all())
@@ -77,24 +77,24 @@ class _Run:
             self._loop.abandon()
         finally:
             self._loop.close()
-        return Story(self._script.seed, self._counts(), self._happened.lines, error)
+        return RunReport(self._script.seed, self._counts(), self._events.lines, error)
 
     async def _all(self) -> None:
         """Run all streams and faults, close the service, and check for leaks."""
-        for outbreak in self._script.outbreaks:
-            self._spawn(break_out(outbreak, self._rig.cluster, self._happened), "outbreak")
+        for timed_fault in self._script.timed_faults:
+            self._spawn(inject(timed_fault, self._rig.cluster, self._events), "timed fault")
         for stream in self._streams:
             self._spawn(self._client(stream), f"client of {stream.name}")
         if self._script.shutdown_s is not None:
             await asyncio.sleep(self._script.shutdown_s)
-            self._happened.note("shutdown")
+            self._events.note("shutdown")
             await self._rig.service.close()
         await asyncio.gather(*self._tasks)
         await self._rig.service.close()
         for wire in (self._rig.target_wire, self._rig.draft_wire):
             await wire.drain()
         await asyncio.sleep(2 * self._script.blueprint.limits.reply_timeout_s)  # let unanswered calls time out
-        self._watch.check_nothing_is_left()
+        self._checker.check_nothing_is_left()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
@@ -108,7 +108,7 @@ class _Run:
             await asyncio.wait([reading], timeout=script.cancel_after_s)
             stream.was_cancelled = reading.cancel()
             if stream.was_cancelled:
-                self._happened.note("cancelled", stream.name)
+                self._events.note("cancelled", stream.name)
         with suppress(asyncio.CancelledError):
             await reading
 
@@ -121,36 +121,36 @@ class _Run:
                     stream.take(chunk)
                     await asyncio.sleep(stream.script.pause_s)
             require(stream.last is not None, f"{stream.name}: stopped without an end")
-            self._watch.check_success(stream)
+            self._checker.check_success(stream)
         except OutriderError as error:
             self._on_error(stream, error, num_others)
         except AssertionError as problem:
-            self._watch.problems.append(problem)
+            self._checker.problems.append(problem)
         finally:
             stream.is_live = False
 
     def _on_error(self, stream: Stream, error: OutriderError, num_others: int) -> None:
-        self._happened.note(f"failed {type(error).__name__}", f"{stream.name}: {error}")
+        self._events.note(f"failed {type(error).__name__}", f"{stream.name}: {error}")
         try:
             stream.fail(error)
-            self._watch.check_failure(stream, num_others)
+            self._checker.check_failure(stream, num_others)
         except AssertionError as problem:
-            self._watch.problems.append(problem)
+            self._checker.problems.append(problem)
 
-    def _let_guessers_lie(self) -> None:
-        """Let each guesser lie or raise at times. Uses a random source of its own."""
+    def _make_guessers_faulty(self) -> None:
+        """Let each guesser return corrupt guesses or raise at times. Uses a random source of its own."""
         script, guessers = self._script, self._rig.service._pair.guessers
         random = Random(f"lies of guessers {script.seed}")  # noqa: S311  randomness must be reproducible
         guessers._index = _index_of(script)
         make = guessers.panel
 
-        def lying(*given: Any) -> Panel:
+        def faulty(*given: Any) -> Panel:
             panel = make(*given)
             for name, guesser in panel._guessers.items():
-                panel._guessers[name] = LyingGuesser(guesser, random, script.rates, self._happened)
+                panel._guessers[name] = FaultyGuesser(guesser, random, script.rates, self._events)
             return panel
 
-        guessers.panel = lying  # type: ignore[method-assign, assignment]
+        guessers.panel = faulty  # type: ignore[method-assign, assignment]
 
     def _deliver_some_twice(self) -> None:
         """Deliver some answers to sessions twice, which no batcher does. Tests the session's own check."""
@@ -163,13 +163,13 @@ class _Run:
         def deliver_perhaps_twice(request: Any, answer: Any) -> None:
             deliver(request, answer)
             if self._random.random() < self._script.rates.echo:
-                self._happened.note("echo", repr(request.stamp))
+                self._events.note("echo", repr(request.stamp))
                 self._loop.call_later(self._random.expovariate(5.0), deliver, request, answer)
 
         return deliver_perhaps_twice
 
     def _counts(self) -> Counter[str]:
-        counts = Counter(self._happened.counts)
+        counts = Counter(self._events.counts)
         for stream in self._streams:
             if stream.last is not None and stream.last.stats is not None:
                 counts["finished"] += 1

@@ -15,7 +15,7 @@ from core.config import Limits, SpeculationConfig
 from core.costs import PassLaw
 from core.records import FinishReason, GenerationRequest, Policy, Sampling, Verification
 from orchestrator.guessers import SOURCES, available_sources
-from simulation.chaos.faults import EngineFault, Outbreak, Rates
+from simulation.chaos.faults import EngineFault, Rates, TimedFault
 from simulation.engines import EOS, EngineLaw, Hardware, HopLaw, SteadyLaw, Text
 from simulation.rig import Blueprint
 
@@ -47,7 +47,7 @@ class Script:
     seed: int
     blueprint: Blueprint
     rates: Rates
-    outbreaks: tuple[Outbreak, ...]
+    timed_faults: tuple[TimedFault, ...]
     streams: tuple[StreamScript, ...]
     shutdown_s: float | None
 
@@ -66,8 +66,8 @@ def script_of(seed: int) -> Script:
     return Script(
         seed,
         blueprint,
-        replace(rates, draft_lies=False) if is_infallible else rates,
-        tuple(_outbreak(random, blueprint) for _ in range(random.choice((0, 0, 1, 2, 4)))),
+        replace(rates, corrupts_drafts=False) if is_infallible else rates,
+        tuple(_timed_fault(random, blueprint) for _ in range(random.choice((0, 0, 1, 2, 4)))),
         _relaxed(
             seed, [_stream(random, blueprint.text, n, is_infallible, seed) for n in range(random.randrange(2, 6))]
         ),
@@ -123,8 +123,8 @@ def _speculation(random: Random) -> SpeculationConfig:
 
 def _guessers(chance: float, names: tuple[str, ...]) -> tuple[str, ...]:
     """Half of the time the draft alone; else all sources, the draft and one guesser, or guessers alone."""
-    others = names[1:]
-    choices = (names, ("draft", others[0]), ("draft", others[-1]), others)
+    guessers = names[1:]
+    choices = (names, ("draft", guessers[0]), ("draft", guessers[-1]), guessers)
     return ("draft",) if chance >= 0.5 else choices[int(chance * 2 * len(choices))]
 
 
@@ -144,11 +144,11 @@ def _rates(random: Random) -> Rates:
     )
 
 
-def _outbreak(random: Random, blueprint: Blueprint) -> Outbreak:
+def _timed_fault(random: Random, blueprint: Blueprint) -> TimedFault:
     kind = "draft" if blueprint.num_drafts and random.random() < 0.6 else "target"
     index = random.randrange(blueprint.num_drafts if kind == "draft" else blueprint.num_targets)
     lasts_s = random.choice((0.0, random.uniform(0.0, 0.2), random.uniform(0.0, 2.0)))
-    return Outbreak(random.uniform(0.0, 1.0), lasts_s, kind, index, random.choice(list(EngineFault)))
+    return TimedFault(random.uniform(0.0, 1.0), lasts_s, kind, index, random.choice(list(EngineFault)))
 
 
 def _stream(random: Random, text: Text, number: int, has_infallible_draft: bool, seed: int) -> StreamScript:

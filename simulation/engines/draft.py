@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 from core.protocol import HeldTokens
 from core.records import DraftReply, DraftRequest, DraftUpdate, Timing, Verification
-from core.speculation import MAX_TOLD, Candidates, TreeBuilder, feed_likeliest
+from core.speculation import MAX_REPORTED, Candidates, TreeBuilder, feed_likeliest
 from simulation.engines.base import Job, SimEngine
 from simulation.engines.hardware import EngineLaw
-from simulation.engines.texts import Place, Text
+from simulation.engines.texts import Text, TextPosition
 
 GrowthJob: TypeAlias = Job[DraftRequest]
 """The growth of a session, until its next message."""
@@ -36,7 +36,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         job: GrowthJob = Job(request, held, held.rebase_to_grow(request, request.growth).pending, now_s)
         if request.growth.ends:
             return _done(job, now_s) if not job.pending and held.builder.has_ended else job
-        return None if self._tell(job) else job
+        return None if self._report(job) else job
 
     def _has_work(self) -> bool:
         return any(job.pending or job.held.builder.best_path_prob > 0.0 for job in self._jobs)
@@ -65,9 +65,9 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
                 self._take_nodes(held)
         timing = Timing(0.0, ended_s - began_s, 1, self.num_rows - num_before, len(self._sessions))
         for job in [job for job in self._growing if job in self._jobs and not job.pending]:
-            job.held.builder.made_pass()
+            job.held.builder.count_pass()
             if not job.request.growth.ends:
-                if self._tell(job, timing):
+                if self._report(job, timing):
                     self._jobs.remove(job)
             elif job.held.builder.has_ended:
                 self._conclude(job, _done(job, ended_s))
@@ -75,27 +75,32 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
 
     def _take_nodes(self, held: HeldTokens) -> None:
         """Compute the candidates after each node being fed."""
-        builder, places = held.builder, {0: self._text.place(held.log, held.spec)}
-        said = [self._says(held, node, self._place_of(builder, node, places)) for node in builder.being_fed]
-        held.hold(said)
-        builder.take(said)
+        builder, positions = held.builder, {0: self._text.position(held.log, held.spec)}
+        candidates = [
+            self._candidates_after(held, node, self._position_of(builder, node, positions))
+            for node in builder.being_fed
+        ]
+        held.hold(candidates)
+        builder.take(candidates)
 
-    def _says(self, held: HeldTokens, node: int, place: Place) -> Candidates:
+    def _candidates_after(self, held: HeldTokens, node: int, position: TextPosition) -> Candidates:
         if not held.spec.needs_q:
-            return self._text.coupled(place, MAX_TOLD + 1, has_noise=self._has_noise)
-        is_right, depth = self._text.is_accepted(place), held.builder.depths[node]
+            return self._text.coupled(position, MAX_REPORTED + 1, has_noise=self._has_noise)
+        is_right, depth = self._text.is_accepted(position), held.builder.depths[node]
         if held.spec.verification is Verification.BLOCK:
-            start, length = place.index - depth, held.builder.tree_spec.num_passes
-            if (num_accepted := self._text.law.num_accepted_of_block(place.seed, start, length)) is not None:
+            start, length = position.index - depth, held.builder.tree_spec.num_passes
+            if (num_accepted := self._text.law.num_accepted_of_block(position.seed, start, length)) is not None:
                 is_right = depth < num_accepted
-        return self._text.sampled(place, is_right=is_right)
+        return self._text.sampled(position, is_right=is_right)
 
-    def _place_of(self, builder: TreeBuilder, node: int, known: dict[int, Place]) -> Place:
+    def _position_of(self, builder: TreeBuilder, node: int, known: dict[int, TextPosition]) -> TextPosition:
         if node not in known:
-            known[node] = self._text.after(self._place_of(builder, builder.parents[node], known), builder.tokens[node])
+            known[node] = self._text.after(
+                self._position_of(builder, builder.parents[node], known), builder.tokens[node]
+            )
         return known[node]
 
-    def _tell(self, job: GrowthJob, timing: Timing | None = None) -> bool:
+    def _report(self, job: GrowthJob, timing: Timing | None = None) -> bool:
         """Report continuous growth. Return whether it is over."""
         num_held = job.request.num_committed - len(job.pending)
         is_over = not job.pending and job.held.builder.has_fed_all
@@ -110,10 +115,10 @@ def _done(job: GrowthJob, now_s: float) -> DraftUpdate:
 
 
 def _feed(jobs: Sequence[GrowthJob]) -> None:
-    """Choose the nodes of the next pass: all those of growth that ends by itself, and the likeliest of the others."""
+    """Choose the nodes of the next pass: all of growth that ends by itself, and the likeliest of the rest."""
     for job in jobs:
         if job.request.growth.ends:
             job.held.builder.feed_pass(job.request.growth.rows_per_pass)
-    others = [job for job in jobs if not job.request.growth.ends]
-    num_rows = max((job.request.growth.rows_per_pass for job in others), default=0)
-    feed_likeliest([job.held.builder for job in others], num_rows)
+    endless = [job for job in jobs if not job.request.growth.ends]
+    num_rows = max((job.request.growth.rows_per_pass for job in endless), default=0)
+    feed_likeliest([job.held.builder for job in endless], num_rows)

@@ -22,7 +22,7 @@ from core.rules import Outcome
 from core.speculation import ROOT, TokenTree
 from simulation.engines.base import Job, SimEngine
 from simulation.engines.hardware import EngineLaw
-from simulation.engines.texts import Place, Text
+from simulation.engines.texts import Text, TextPosition
 
 VerifyJob = Job[VerifyRequest]
 
@@ -56,28 +56,28 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
 
     def _judge(self, job: VerifyJob) -> tuple[Outcome, tuple[TokenLogprobs, ...]]:
         block, log, spec = job.request.block, job.held.log, job.held.spec
-        first = place = self._text.place(log, spec)
+        first = position = self._text.position(log, spec)
         path: list[int] = []
         tokens: list[int] = []
         num_relaxed = 0
-        while (node := self._accepted(block, path[-1] if path else ROOT, place, spec)) is not None:
+        while (node := self._accepted(block, path[-1] if path else ROOT, position, spec)) is not None:
             path.append(node)
             tokens.append(block.tokens[node])
-            num_relaxed += tokens[-1] != place.next_token
-            place = self._text.accepted(place, tokens[-1])
-        tokens.append(place.next_token)
+            num_relaxed += tokens[-1] != position.next_token
+            position = self._text.accepted(position, tokens[-1])
+        tokens.append(position.next_token)
         log.extend(tokens[:-1])
         logprobs = tuple(map(logprob_of, tokens)) if spec.num_logprobs is not None else ()
         samples = self._text.samples(block, first) if Want.SAMPLES in job.request.wants else ()
         return Outcome(tuple(path), tokens[-1], num_relaxed, samples), logprobs
 
-    def _accepted(self, block: TokenTree, parent: int, place: Place, spec: SequenceSpec) -> int | None:
+    def _accepted(self, block: TokenTree, parent: int, position: TextPosition, spec: SequenceSpec) -> int | None:
         """The accepted child: the text's own token, or else one that a relaxed rule tolerates."""
-        own = block.child(parent, place.next_token)
+        own = block.child(parent, position.next_token)
         if own is not None or spec.rule.is_lossless:
             return own
         children = (node for node in range(parent + 1, len(block)) if block.parents[node] == parent)
-        return next((node for node in children if self._text.tolerates(place, block.tokens[node], spec)), None)
+        return next((node for node in children if self._text.tolerates(position, block.tokens[node], spec)), None)
 
     # Continuations
 

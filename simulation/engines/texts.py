@@ -105,7 +105,7 @@ def _draw_rank(shares: Sequence[float], u: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TextPosition:
     """The part of a prefix that later tokens depend on."""
 
     prefix_hash: int
@@ -127,82 +127,84 @@ class Text:
     eos_share: float = 0.0
     """Chance that a token ends the text."""
 
-    def place(self, log: TokenLog, spec: SequenceSpec) -> Place:
-        """The place after `log`, which must be the target's text."""
-        return self._place(log.base(len(log)).prefix_hash, len(log) - spec.prompt_len, spec.sampling.seed, True)
+    def position(self, log: TokenLog, spec: SequenceSpec) -> TextPosition:
+        """The position after `log`, which must be the target's text."""
+        return self._position(log.base(len(log)).prefix_hash, len(log) - spec.prompt_len, spec.sampling.seed, True)
 
-    def after(self, place: Place, token: int) -> Place:
-        """The place after one more token."""
-        is_true = place.is_true and token == place.next_token
-        return self._place(extended(place.prefix_hash, token), place.index + 1, place.seed, is_true)
+    def after(self, position: TextPosition, token: int) -> TextPosition:
+        """The position after one more token."""
+        is_true = position.is_true and token == position.next_token
+        return self._position(extended(position.prefix_hash, token), position.index + 1, position.seed, is_true)
 
-    def samples(self, block: TokenTree, root: Place) -> tuple[int, ...]:
+    def samples(self, block: TokenTree, root: TextPosition) -> tuple[int, ...]:
         """The target's token after the root and after each node."""
-        places = [root]
+        positions = [root]
         for token, parent in zip(block.tokens, block.parents, strict=True):
-            places.append(self.after(places[parent + 1], token))
-        return tuple([place.next_token for place in places])
+            positions.append(self.after(positions[parent + 1], token))
+        return tuple([position.next_token for position in positions])
 
     def plain(self, prompt: Sequence[int], seed: int, num_tokens: int) -> list[int]:
         """The beginning of every correct completion of `prompt`."""
         log = TokenLog(prompt)
         for index in range(num_tokens):
-            log.extend([self._place(log.base(len(log)).prefix_hash, index, seed, True).next_token])
+            log.extend([self._position(log.base(len(log)).prefix_hash, index, seed, True).next_token])
         return list(log.since(len(prompt)))
 
-    def coupled(self, place: Place, num_ranks: int, *, has_noise: bool = True) -> Candidates:
+    def coupled(self, position: TextPosition, num_ranks: int, *, has_noise: bool = True) -> Candidates:
         """The draft's candidates in coupled and greedy decoding."""
-        agreement = self._agreement(place)
-        ranked = self._ranked(place, agreement.rank if has_noise else agreement.plain_rank, num_ranks)
+        agreement = self._agreement(position)
+        ranked = self._ranked(position, agreement.rank if has_noise else agreement.plain_rank, num_ranks)
         if not has_noise:
             return Candidates(ranked, agreement.plain_confidence, agreement.entropy)
         return Candidates(ranked, agreement.confidence, agreement.entropy, shares=agreement.shares[:num_ranks])
 
-    def sampled(self, place: Place, *, is_right: bool) -> Candidates:
+    def sampled(self, position: TextPosition, *, is_right: bool) -> Candidates:
         """The draft's candidates if it samples. The caller decides whether its sample is right."""
-        agreement = self._agreement(place)
-        sample = place.next_token if is_right and place.is_true else self._filler(place, self.vocab_size - 3)
+        agreement = self._agreement(position)
+        sample = position.next_token if is_right and position.is_true else self._filler(position, self.vocab_size - 3)
         q = SparseDistribution.certain(sample)
         return Candidates((sample,), agreement.plain_confidence, agreement.entropy, sample, q)
 
-    def accepted(self, place: Place, token: int) -> Place:
-        """The place after an accepted token, whether or not it is the target's own."""
-        return self._place(extended(place.prefix_hash, token), place.index + 1, place.seed, True)
+    def accepted(self, position: TextPosition, token: int) -> TextPosition:
+        """The position after an accepted token, whether or not it is the target's own."""
+        return self._position(extended(position.prefix_hash, token), position.index + 1, position.seed, True)
 
-    def tolerates(self, place: Place, token: int, spec: SequenceSpec) -> bool:
+    def tolerates(self, position: TextPosition, token: int, spec: SequenceSpec) -> bool:
         """Whether a relaxed rule accepts a guess that is not the target's own token."""
         share = 1.0 - spec.lenience if spec.rule.takes_lenience else TYPICAL_SHARE
-        return not spec.rule.is_lossless and fraction(mix(place.prefix_hash, place.seed, token)) < share
+        return not spec.rule.is_lossless and fraction(mix(position.prefix_hash, position.seed, token)) < share
 
-    def is_accepted(self, place: Place) -> bool:
-        """Whether rejection accepts the draft's sample at a place of the target's text. Pseudo-random, with chance
+    def is_accepted(self, position: TextPosition) -> bool:
+        """Whether rejection accepts the draft's sample at a position of the target's text. Pseudo-random, with chance
         `alpha`."""
-        return fraction(mix(place.prefix_hash, place.seed, 1)) < self.law.at(place.seed, place.index).alpha
+        return fraction(mix(position.prefix_hash, position.seed, 1)) < self.law.at(position.seed, position.index).alpha
 
-    def _agreement(self, place: Place) -> Agreement:
-        """Agreement at a place. Off the target's text only confidence and entropy matter, which another place
+    def _agreement(self, position: TextPosition) -> Agreement:
+        """Agreement at a position. Off the target's text only confidence and entropy matter, which another position
         provides."""
-        return self.law.at(place.seed, place.index if place.is_true else place.index + 1 + place.prefix_hash % 97)
+        return self.law.at(
+            position.seed, position.index if position.is_true else position.index + 1 + position.prefix_hash % 97
+        )
 
-    def _place(self, prefix_hash: int, index: int, seed: int, is_true: bool) -> Place:
+    def _position(self, prefix_hash: int, index: int, seed: int, is_true: bool) -> TextPosition:
         bits = mix(prefix_hash, seed)
         is_end = self.eos_share > 0 and fraction(mix(bits)) < self.eos_share
-        return Place(prefix_hash, index, seed, is_true, EOS if is_end else 1 + bits % (self.vocab_size - 1))
+        return TextPosition(prefix_hash, index, seed, is_true, EOS if is_end else 1 + bits % (self.vocab_size - 1))
 
-    def _ranked(self, place: Place, rank: int, num_ranks: int) -> tuple[int, ...]:
+    def _ranked(self, position: TextPosition, rank: int, num_ranks: int) -> tuple[int, ...]:
         num_ranks = min(num_ranks, self.vocab_size - 4)
-        if not place.is_true or rank >= num_ranks:
-            return self._fillers(place, num_ranks)
-        others = self._fillers(place, num_ranks - 1)
-        return (*others[:rank], place.next_token, *others[rank:])
+        if not position.is_true or rank >= num_ranks:
+            return self._fillers(position, num_ranks)
+        fillers = self._fillers(position, num_ranks - 1)
+        return (*fillers[:rank], position.next_token, *fillers[rank:])
 
-    def _fillers(self, place: Place, num: int) -> tuple[int, ...]:
+    def _fillers(self, position: TextPosition, num: int) -> tuple[int, ...]:
         """The draft's first `num` candidates other than the target's token."""
-        first, num_words = place.next_token, self.vocab_size - 1
+        first, num_words = position.next_token, self.vocab_size - 1
         if first + num <= num_words:
             return tuple(range(1 + first, 1 + first + num))
-        return tuple(self._filler(place, number) for number in range(num))
+        return tuple(self._filler(position, number) for number in range(num))
 
-    def _filler(self, place: Place, number: int) -> int:
+    def _filler(self, position: TextPosition, number: int) -> int:
         """The draft's candidate `number` other than the target's token. Different numbers give different tokens."""
-        return 1 + (place.next_token + number) % (self.vocab_size - 1)
+        return 1 + (position.next_token + number) % (self.vocab_size - 1)

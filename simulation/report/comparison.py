@@ -16,7 +16,7 @@ from simulation.measure import Report
 from simulation.scenario import Scenario, simulate
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8)
-WORTH_GOING_ON = 0.92
+STOP_SHARE = 0.92
 """The sweep stops when the rate has fallen to this share of the best: as a function of gamma it has one maximum."""
 
 
@@ -96,5 +96,5 @@ def sweep(scenario: Scenario, gammas: Sequence[int] = GAMMAS) -> Iterator[Run]:
             fixed = replace(sequential(scenario, gamma), verification=verification)
             yield (tried := run("sequential", fixed, gamma))
             best = max(best, tried.rate)
-            if tried.rate < WORTH_GOING_ON * best:
+            if tried.rate < STOP_SHARE * best:
                 break

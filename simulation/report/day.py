@@ -123,18 +123,18 @@ def simulate_day(demand: Demand, settings: Scaling, seed: int = 0) -> Day:
         ),
     }
     moments = []
-    course = _course(demand, Random(seed))  # noqa: S311  not for secrets
-    for tick, sessions in zip(range(round(DAY_S / TICK_S)), course, strict=False):
+    sessions_by_time = _sessions_by_time(demand, Random(seed))  # noqa: S311  not for secrets
+    for tick, sessions in zip(range(round(DAY_S / TICK_S)), sessions_by_time, strict=False):
         at_s = tick * TICK_S
         for role, fleet in fleets.items():
             fleet.step(at_s, sessions, wanted[role])
-        places = fleets["target"].num_running / demand.session_kv
+        capacity = fleets["target"].num_running / demand.session_kv
         counts = {role: fleet.num_running for role, fleet in fleets.items()}
-        moments.append(Moment(at_s, sessions, counts, max(0.0, sessions - places)))
+        moments.append(Moment(at_s, sessions, counts, max(0.0, sessions - capacity)))
     return Day(moments)
 
 
-def _course(demand: Demand, random: Random) -> Iterator[float]:
+def _sessions_by_time(demand: Demand, random: Random) -> Iterator[float]:
     """Number of sessions, tick by tick."""
     crowds_s = [random.uniform(0, DAY_S) for _ in range(demand.num_crowds)]
     keep, drift = exp(-TICK_S / 300.0), 0.0
@@ -157,7 +157,7 @@ class _Fleet:
     _ready_s: list[float] = field(init=False, default_factory=list)
     """Times at which loading replicas begin to serve."""
     _seen: deque[float] = field(init=False, default_factory=deque)
-    _wishes: list[scaling.Recommendation] = field(init=False, default_factory=list)
+    _recommendations: list[scaling.Recommendation] = field(init=False, default_factory=list)
     _more_since_s: float | None = field(init=False, default=None)
     _started_s: float | None = field(init=False, default=None)
     """When replicas were last started, in seconds."""
@@ -177,10 +177,12 @@ class _Fleet:
         if now == 0 and wanted > 0:  # Serve starts the first replica without asking the policy
             self._resize(now_s, 1)
             return
-        recommendations = list(self._wishes)
+        recommendations = list(self._recommendations)
         if self._started_s is not None and now_s - self._started_s < settings.downscale_delay_s:
             recommendations.append((self._started_s, now))
-        self._wishes, wanted = scaling.steadied(recommendations, now_s, wanted, now, settings.downscale_delay_s)
+        self._recommendations, wanted = scaling.with_downscale_delay(
+            recommendations, now_s, wanted, now, settings.downscale_delay_s
+        )
         wanted = min(settings.max_replicas, max(settings.min_replicas, wanted))
         if wanted <= now:
             self._more_since_s = None

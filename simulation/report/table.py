@@ -13,7 +13,7 @@ from core.results import Result
 from simulation.measure import Percentiles, Report
 from simulation.report.comparison import Comparison, Run
 
-WORTH_IT = 1.02
+MIN_GAIN = 1.02
 """Smallest gain that is worth a second model."""
 
 
@@ -73,7 +73,7 @@ def advice_of(comparison: Comparison) -> str:
     plain, in_turn, pipelined = comparison.runs
     best = max(comparison.runs, key=lambda run: run.rate)
     gain = best.rate / plain.rate
-    if gain < WORTH_IT:
+    if gain < MIN_GAIN:
         return f"Decode plainly: drafting gains nothing here ({gain:.2f}x at best)."
     if best is in_turn:
         how = f"{in_turn.gamma} guesses at a time, {in_turn.verification.value} verification"

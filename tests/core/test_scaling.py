@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from core.config import Autoscaling, DraftScaling, OrchestratorScaling, TargetScaling
 from core.errors import ConfigError
 from core.scaling import (
-    HELPS,
+    CROWDED_SHARE,
     DraftLoad,
     TargetLoad,
     drafts_wanted,
     orchestrators_wanted,
-    steadied,
     targets_wanted,
+    with_downscale_delay,
 )
 
 TARGET = TargetScaling(max_replicas=8, sessions=10, kv_use=0.8)
@@ -56,7 +56,7 @@ def test_targets_follow_whichever_asks_for_more(num_replicas, num_sessions, kv_u
         (2, 0.4, 0.05, 2),
         (2, 0.4, 0.5, 3),  # sessions wait, and the drafts are busy enough for another to help
         (2, 0.1, 0.5, 1),  # they wait for the model itself: more replicas would change nothing
-        (4, 0.1, 0.0, 2),  # work for 0.8: one alone would be above HELPS
+        (4, 0.1, 0.0, 2),  # work for 0.8: one alone would be above CROWDED_SHARE
         (3, 0.0, 0.0, 1),
         (0, 0.0, 0.0, 1),
     ],
@@ -78,7 +78,7 @@ def test_a_steady_load_is_answered_with_a_steady_count(work, wait, start):
     """`work` in replicas at full utilisation, shared by those there are; waits shrink as it spreads."""
     count, seen = start, []
     for _ in range(60):
-        load = DraftLoad(count, 5, min(1.0, work / count), wait if work / count > HELPS * DRAFT.busy else 0.0)
+        load = DraftLoad(count, 5, min(1.0, work / count), wait if work / count > CROWDED_SHARE * DRAFT.busy else 0.0)
         count = drafts_wanted(load, DRAFT)
         seen.append(count)
     assert len(set(seen[-20:])) == 1
@@ -98,22 +98,22 @@ def test_more_work_or_more_waiting_never_wants_fewer(num_replicas, work, wait, m
 def test_less_is_had_only_after_a_while_without_more():
     recommendations, counts, count = [], [], 2
     for now_s, wanted in [(0, 2), (10, 5), (20, 1), (60, 3), (109, 1), (110, 1), (159, 1), (160, 1), (400, 0)]:
-        recommendations, count = steadied(recommendations, now_s, wanted, num_replicas=count, window_s=100)
+        recommendations, count = with_downscale_delay(recommendations, now_s, wanted, num_replicas=count, window_s=100)
         counts.append(count)
     assert counts == [2, 5, 5, 5, 5, 3, 3, 1, 0]
 
 
 def test_a_wish_that_has_passed_starts_nothing():
     """Serve's delay must see whether more is still wanted."""
-    recommendations, _ = steadied([], 0.0, 5, num_replicas=2, window_s=100)
-    assert steadied(recommendations, 1.0, 1, num_replicas=2, window_s=100)[1] == 2
+    recommendations, _ = with_downscale_delay([], 0.0, 5, num_replicas=2, window_s=100)
+    assert with_downscale_delay(recommendations, 1.0, 1, num_replicas=2, window_s=100)[1] == 2
 
 
 def test_without_a_memory_what_there_is_counts_as_wanted():
-    recommendations, count = steadied([], 50.0, 1, num_replicas=4, window_s=100)
+    recommendations, count = with_downscale_delay([], 50.0, 1, num_replicas=4, window_s=100)
     assert count == 4
-    assert steadied(recommendations, 149.0, 1, 4, 100)[1] == 4
-    assert steadied(recommendations, 151.0, 1, 4, 100)[1] == 1
+    assert with_downscale_delay(recommendations, 149.0, 1, 4, 100)[1] == 4
+    assert with_downscale_delay(recommendations, 151.0, 1, 4, 100)[1] == 1
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(0, 9)), min_size=1, max_size=60), st.floats(1, 100))
@@ -123,7 +123,7 @@ def test_what_is_remembered_is_all_that_matters(steps, window_s):
     for pause_s, wanted in steps:
         now_s += pause_s
         history.append((now_s, wanted))
-        recommendations, count = steadied(recommendations or [(0.0, 4)], now_s, wanted, 4, window_s)
+        recommendations, count = with_downscale_delay(recommendations or [(0.0, 4)], now_s, wanted, 4, window_s)
         most = max(each for at_s, each in history if now_s - at_s < window_s or at_s == now_s)
         assert count == max(wanted, min(4, most))
 

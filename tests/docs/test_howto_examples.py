@@ -14,7 +14,7 @@ from orchestrator.guessers import registry
 from tests.docs.pages import DOCS, python_blocks
 
 ROW = re.compile(r"^ *\| `(\w+)` \| (\w+) \| (.*) \|$", re.MULTILINE)
-MEANS = registry.Means(SpeculationConfig(), max_depth=1)
+INPUTS = registry.GuesserInputs(SpeculationConfig(), max_depth=1)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=9))
@@ -22,7 +22,7 @@ def test_the_guesser_answers_soundly_under_its_line_in_the_table(text):
     code, line = python_blocks("howto/add-a-guesser.md")
     names = dict(vars(registry))
     exec(code, names)
-    found = eval(f"{{{line}}}", names)["repetition"](MEANS).propose(text)
+    found = eval(f"{{{line}}}", names)["repetition"](INPUTS).propose(text)
     found.check(vocab_size=6)
     assert found == Guesses.chain(text[-1:], (1.0,))
 

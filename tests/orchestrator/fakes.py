@@ -113,10 +113,10 @@ def candidates(prefix: Sequence[int]) -> tuple[int, ...]:
     return tuple(1 + token % (VOCAB_SIZE - 1) for token in order)
 
 
-def said_after(tokens: Sequence[int], *, is_drawn: bool) -> Candidates:
+def said_after(tokens: Sequence[int], *, is_sampled: bool) -> Candidates:
     """Where it samples, what it draws is its first candidate, of two that it thought as likely."""
     ranked = candidates(tokens)
-    if not is_drawn:
+    if not is_sampled:
         return Candidates(ranked, 0.9)
     return Candidates(ranked, 0.5, sampled=ranked[0], q=SparseDistribution(ranked[:2], (0.5, 0.5)))
 
@@ -148,8 +148,8 @@ class FakeDraftEngine:
         builder = held.builder
         while builder.being_fed:
             texts = [[*held.log.tokens, *builder.path(node)] for node in builder.being_fed]
-            builder.take([self.says_after(tokens, is_drawn=held.spec.needs_q) for tokens in texts])
-            builder.made_pass()
+            builder.take([self.says_after(tokens, is_sampled=held.spec.needs_q) for tokens in texts])
+            builder.count_pass()
             builder.feed_pass(request.growth.rows_per_pass)
         return DraftUpdate(request.stamp, builder.report(), request.num_committed, is_over=True)
 

@@ -8,7 +8,7 @@ import pytest
 
 from core.errors import Unavailable
 from core.records import Call, CallTrace, SpeculationStats
-from simulation.measure import Percentiles, StreamSeen, sum_up
+from simulation.measure import Percentiles, StreamRecord, sum_up
 
 
 def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed():
@@ -20,15 +20,15 @@ def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed():
 
 
 def test_the_tokens_of_a_chunk_come_together():
-    seen = StreamSeen(1.0, arrivals=[(2.0, 1), (2.5, 3), (2.75, 2)])
-    assert list(seen.gaps_s()) == pytest.approx([0.5, 0.0, 0.0, 0.25, 0.0])
-    assert (seen.num_tokens, seen.num_later_tokens) == (6, 5)
-    assert (seen.decoding_s, seen.ended_s) == (0.75, 2.75)
+    stream = StreamRecord(1.0, arrivals=[(2.0, 1), (2.5, 3), (2.75, 2)])
+    assert list(stream.gaps_s()) == pytest.approx([0.5, 0.0, 0.0, 0.25, 0.0])
+    assert (stream.num_tokens, stream.num_later_tokens) == (6, 5)
+    assert (stream.decoding_s, stream.ended_s) == (0.75, 2.75)
 
 
 def test_a_stream_that_got_nothing_ends_where_it_began():
-    assert StreamSeen(1.0).ended_s == 1.0
-    assert list(StreamSeen(1.0).gaps_s()) == []
+    assert StreamRecord(1.0).ended_s == 1.0
+    assert list(StreamRecord(1.0).gaps_s()) == []
 
 
 CLUSTER = SimpleNamespace(
@@ -54,9 +54,9 @@ CALLS = [
 
 
 def test_streams_are_summed_up_over_all_replicas_and_failed_ones_as_far_as_they_came():
-    whole = StreamSeen(0.0, arrivals=[(1.0, 1), (2.0, 3), (4.0, 2)], calls=CALLS, stats=STATS)
-    cut = StreamSeen(2.0, arrivals=[(5.0, 1)], error=Unavailable("gone"))
-    refused = StreamSeen(3.0, error=Unavailable("none"))
+    whole = StreamRecord(0.0, arrivals=[(1.0, 1), (2.0, 3), (4.0, 2)], calls=CALLS, stats=STATS)
+    cut = StreamRecord(2.0, arrivals=[(5.0, 1)], error=Unavailable("gone"))
+    refused = StreamRecord(3.0, error=Unavailable("none"))
     report = sum_up([whole, cut, refused], CLUSTER, control=None)
     assert (report.num_streams, report.num_failed, report.num_tokens, report.elapsed_s) == (3, 2, 7, 5.0)
     assert (report.tokens_per_s, report.tokens_per_s_a_stream) == (7 / 5, 5 / 3)

@@ -20,7 +20,7 @@ from test_structured import SCHEMAS, schema_grammar
 from core.config import SpeculationConfig
 from core.records import DraftUpdate, Sampling, Verification
 from orchestrator.guessers import NEED_INDEX, SOURCES
-from simulation.chaos.lies import GROWTH_LIES
+from simulation.chaos.corruptions import DRAFT_CORRUPTIONS
 from tests import checkpoints
 
 EVERYBODY = tuple(source for source in SOURCES if source not in NEED_INDEX)
@@ -105,7 +105,7 @@ def all_outside(reply, _):
 def lying(reply, dice):
     """A kind of lie that the chaos of the simulation knows, or the truth where the record itself refuses that."""
     try:
-        return dice.choice([*GROWTH_LIES.values(), *[all_outside] * len(GROWTH_LIES)])(reply, dice)
+        return dice.choice([*DRAFT_CORRUPTIONS.values(), *[all_outside] * len(DRAFT_CORRUPTIONS)])(reply, dice)
     except ValueError:
         return reply
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from core.config import EngineConfig
 from core.protocol import ENDED, OVERTAKEN
 from core.records import DraftReply, DraftRequest, DraftUpdate, EngineStats, Missing, Refused
-from core.speculation import EMPTY_BLOCK, Candidates, TokenTree, TreeSpec, feed_likeliest, take_all
+from core.speculation import EMPTY_BLOCK, Candidates, TokenTree, TreeSpec, add_candidates, feed_likeliest
 from workers.engine.base import Engine
 from workers.engine.draft_growth import TreeJob
 from workers.engine.jobs import Job
@@ -231,7 +231,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             self._prefixes.publish(job.held)
         taking = [(job, job.hold_fed()) for job in sound]
         while taking:
-            take_all([job.builder for job, _ in taking], [each for _, each in taking])
+            add_candidates([job.builder for job, _ in taking], [each for _, each in taking])
             taking = [(job, held) for job, _ in taking if (held := job.hold_next())]
         for job in sound:
             if job.ahead:

@@ -8,7 +8,7 @@ from time import monotonic
 
 from core.noise import row_of
 from core.records import DraftRequest, DraftUpdate, Timing
-from core.speculation import MAX_TOLD, ROOT, Candidates, TokenTree, TreeBuilder, TreeSpec
+from core.speculation import MAX_REPORTED, ROOT, Candidates, TokenTree, TreeBuilder, TreeSpec
 from workers.engine.jobs import Job
 from workers.grammar import Mask
 from workers.sampling import DraftRow, Kind, Row
@@ -141,7 +141,7 @@ class TreeJob(Job[DraftRequest]):
         row = Row(spec.sampling, len(self.held.log) + depth, seen, spec.prompt_len, mask)
         kind = Kind.of(spec.sampling, spec.verification)
         if not spec.needs_q:  # one extra, for the probability that the unreported tokens share
-            return DraftRow(row, kind, num_ranks=MAX_TOLD + 1)
+            return DraftRow(row, kind, num_ranks=MAX_REPORTED + 1)
         # In a chain the depth identifies a draw; in a tree the node does too, spaced by its number of draws.
         sample = row_of(depth, node * num_draws if num_draws > 1 else 0)
         return DraftRow(row, kind, sample, num_draws, spec.rule.with_replacement)
@@ -176,7 +176,7 @@ class TreeJob(Job[DraftRequest]):
     def _hold(self, num: int) -> list[Candidates]:
         candidates, self._proposals = self._proposals[:num], self._proposals[num:]
         self.held.hold(candidates)
-        self.builder.made_pass()
+        self.builder.count_pass()
         return candidates
 
     def restart(self) -> None:
@@ -184,7 +184,7 @@ class TreeJob(Job[DraftRequest]):
         self.held.tree.clear()
         self.ahead = []
         self.builder.begin()
-        self.builder.go_on(self.builder.tree_spec)  # allow its full number of passes again
+        self.builder.set_spec(self.builder.tree_spec)  # allow its full number of passes again
 
     @property
     def is_done(self) -> bool:

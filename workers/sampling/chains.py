@@ -37,7 +37,7 @@ def verify(
     Raises: ValueError for a block that is not a chain.
     """
     starts = starts_of(blocks)
-    chains = [reference.sound_prefix(block, vocab_size) for block in blocks]
+    chains = [reference.valid_prefix(block, vocab_size) for block in blocks]
     kept = uploads.add(
         [start + depth for chain, start in zip(chains, starts, strict=True) for depth in range(len(chain) + 1)]
     )

@@ -18,7 +18,7 @@ from torch import Tensor
 from core import noise
 from core.noise import Purpose
 from core.rules import NEGLIGIBLE_MASS, Outcome
-from core.rules.drawn_trees import SURE, Drawn, draws_of, walk
+from core.rules.drawn_trees import CERTAIN, Drawn, draws_of, walk
 from core.rules.sequential_selection import NUM_HALVINGS
 from core.speculation import TokenTree
 from workers.noise import prepare_gumbel_rows
@@ -163,7 +163,7 @@ def _recursively(places: _Places, inside: Tensor, outside: Tensor) -> _Trials:
         mass = residual.sum(dim=-1) + outside * scale
         is_spent = mass <= NEGLIGIBLE_MASS
         chance = (inside.gather(1, pick) / q_left.gather(1, pick)).squeeze(1)
-        chances[:, trial] = chance.masked_fill(is_spent, SURE)
+        chances[:, trial] = chance.masked_fill(is_spent, CERTAIN)
         has_failed = (places.num_draws > trial) & ~is_spent
         inside = (residual / mass[:, None]).where(has_failed[:, None], inside)
         scale = (scale / mass).where(has_failed, scale)
@@ -182,7 +182,7 @@ def _in_sequence(places: _Places, inside: Tensor, outside: Tensor) -> _Trials:
     is_same = (inside - q).clamp(min=0.0).sum(dim=-1) + outside <= NEGLIGIBLE_MASS
     chances = inside.gather(1, places.picks) / (rho[:, None] * q.gather(1, places.picks))
     return _Trials(
-        chances.masked_fill(is_same[:, None], SURE),
+        chances.masked_fill(is_same[:, None], CERTAIN),
         inside.where(is_spent[:, None], residual),
         inside.new_ones(len(inside)),
     )

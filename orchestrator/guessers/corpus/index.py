@@ -34,11 +34,11 @@ MAX_TOKENS = 2**31
 MAX_COUNTED = 4096
 """Maximum number of occurrences counted for a distribution. If there are more, evenly spaced ones are counted, which
 keeps the shares."""
-MAX_COUNTED_TOKENS, MAX_LAWS = 256, 1024
+MAX_COUNTED_TOKENS, MAX_DISTRIBUTIONS = 256, 1024
 """Maximum tokens per distribution, and maximum distributions cached: about 25 MB at most."""
 LENGTH = struct.Struct("<I")
-LITTLE, BIG = np.dtype("<u4"), np.dtype(">u4")
-MISFIT = "build it again with `outrider index`"
+LITTLE_ENDIAN, BIG_ENDIAN = np.dtype("<u4"), np.dtype(">u4")
+REBUILD_ADVICE = "build it again with `outrider index`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class CorpusIndex:
         self._order = body[num : 2 * num].cast("I")
         self._starts = body[2 * num :].cast("I")
         self._end_of_document = header.vocab_size
-        self.law_after = lru_cache(MAX_LAWS)(self._law_after)
-        """`_law_after` with a cache of its latest results, so that a process computes most of them once."""
+        self.distribution_after = lru_cache(MAX_DISTRIBUTIONS)(self._distribution_after)
+        """`_distribution_after` with a cache of its latest results, so that a process computes most of them once."""
 
     @classmethod
     def open(cls, path: Path, vocabulary: str) -> CorpusIndex:
@@ -75,12 +75,12 @@ class CorpusIndex:
         try:
             with path.open("rb") as file:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            header, body = _parted(data)
+            header, body = _split_header(data)
         except (OSError, ValueError, TypeError, struct.error) as error:
-            raise ConfigError(f"speculation.retrieval_index: {path} is no index: {error}; {MISFIT}") from error
+            raise ConfigError(f"speculation.retrieval_index: {path} is no index: {error}; {REBUILD_ADVICE}") from error
         if header.vocabulary != vocabulary:
             problem = "was made with another tokenizer than the target's, so its ids mean other tokens"
-            raise ConfigError(f"speculation.retrieval_index: {path} {problem}; {MISFIT} --tokenizer TARGET")
+            raise ConfigError(f"speculation.retrieval_index: {path} {problem}; {REBUILD_ADVICE} --tokenizer TARGET")
         return cls(header, body)
 
     def find(self, ending: Sequence[int], min_match: int) -> tuple[int, range]:
@@ -91,22 +91,22 @@ class CorpusIndex:
         match, found, least, most = 0, range(0), min_match, min(len(ending), SORTED_TOKENS)
         while least <= most:  # longer endings occur only where shorter ones do
             length = (least + most) // 2
-            places = self._beginning_with(ending[len(ending) - length :])
-            if places:
-                match, found, least = length, places, length + 1
+            indices = self._beginning_with(ending[len(ending) - length :])
+            if indices:
+                match, found, least = length, indices, length + 1
             else:
                 most = length - 1
         return match, found
 
-    def _law_after(self, context: Sequence[int], most_tokens: int) -> SparseDistribution:
+    def _distribution_after(self, context: Sequence[int], most_tokens: int) -> SparseDistribution:
         """Return the distribution of the token after `context`, or of any token if it is empty.
 
         It has the `most_tokens` likeliest tokens, at most `MAX_COUNTED_TOKENS`.
         """
-        places = self._beginning_with(context) if context else range(self.num_tokens)
-        num = min(len(places), MAX_COUNTED)
-        chosen = places[0] + (2 * np.arange(num) + 1) * len(places) // (2 * num) if num else np.zeros(0, np.int64)
-        order, tokens = np.frombuffer(self._order, LITTLE), np.frombuffer(self._tokens, BIG)
+        indices = self._beginning_with(context) if context else range(self.num_tokens)
+        num = min(len(indices), MAX_COUNTED)
+        chosen = indices[0] + (2 * np.arange(num) + 1) * len(indices) // (2 * num) if num else np.zeros(0, np.int64)
+        order, tokens = np.frombuffer(self._order, LITTLE_ENDIAN), np.frombuffer(self._tokens, BIG_ENDIAN)
         found, counts = np.unique(tokens[order[chosen].astype(np.int64) + len(context)], return_counts=True)
         shares = dict(zip(found.tolist(), counts.tolist(), strict=True))
         shares.pop(self._end_of_document, None)
@@ -134,23 +134,23 @@ class CorpusIndex:
                 high = middle
         return low
 
-    def _prefix(self, place: int, num_bytes: int) -> bytes:
-        start = 4 * self._order[place]
+    def _prefix(self, index: int, num_bytes: int) -> bytes:
+        start = 4 * self._order[index]
         return self._tokens[start : start + num_bytes].tobytes()
 
-    def tokens_after(self, place: int, match: int, num: int) -> list[int]:
+    def tokens_after(self, index: int, match: int, num: int) -> list[int]:
         """Return the tokens after the first `match` tokens of a suffix, up to the end of its document."""
-        found = list(struct.iter_unpack(">I", self._prefix_after(place, match, num)))
+        found = list(struct.iter_unpack(">I", self._prefix_after(index, match, num)))
         tokens = [token for (token,) in found]
         end = self._end_of_document
         return tokens[: tokens.index(end)] if end in tokens else tokens
 
-    def _prefix_after(self, place: int, match: int, num: int) -> bytes:
-        start = 4 * (self._order[place] + match)
+    def _prefix_after(self, index: int, match: int, num: int) -> bytes:
+        start = 4 * (self._order[index] + match)
         return self._tokens[start : start + 4 * num].tobytes()
 
 
-def _parted(data: memoryview) -> tuple[Header, memoryview]:
+def _split_header(data: memoryview) -> tuple[Header, memoryview]:
     """Split a file into header and body.
 
     Raises: ValueError, TypeError, struct.error if the file is no complete index.
@@ -185,7 +185,11 @@ def encode_index(
         raise ValueError(f"{len(tokens)} tokens, where 1 to {MAX_TOKENS - 1} can be indexed")
     order = suffix_order(tokens, observe_pass)
     starts = np.searchsorted(tokens[order], np.arange(vocab_size + 2))
-    body = tokens.astype(BIG).tobytes() + order.astype(LITTLE).tobytes() + starts.astype(LITTLE).tobytes()
+    body = (
+        tokens.astype(BIG_ENDIAN).tobytes()
+        + order.astype(LITTLE_ENDIAN).tobytes()
+        + starts.astype(LITTLE_ENDIAN).tobytes()
+    )
     return Header(len(tokens), vocab_size, vocabulary, zlib.crc32(body)), body
 
 

@@ -15,7 +15,7 @@ MIN_MATCH, MAX_MATCH = 2, 16
 """Minimum and maximum length, in tokens, of the ending that is looked up. REST: 2 to 16."""
 MAX_TRIES = 2
 """Maximum number of look-ups: a shorter ending is tried if the longest occurs only at the end of documents."""
-MAX_PLACES = 8
+MAX_OCCURRENCES = 8
 """Maximum number of occurrences whose continuations are used."""
 
 
@@ -29,10 +29,10 @@ class Retrieval:
     def propose(self, text: Sequence[int]) -> Guesses:
         length = MAX_MATCH
         for _ in range(MAX_TRIES):
-            match, places = self._index.find(text[-length:], MIN_MATCH)
+            match, indices = self._index.find(text[-length:], MIN_MATCH)
             if not match:
                 break
-            found = self._continuations(match, places)
+            found = self._continuations(match, indices)
             if len(found):
                 return found
             length = match - 1
@@ -40,8 +40,8 @@ class Retrieval:
                 break
         return NO_GUESSES
 
-    def _continuations(self, match: int, places: range) -> Guesses:
-        num = min(len(places), MAX_PLACES)
+    def _continuations(self, match: int, indices: range) -> Guesses:
+        num = min(len(indices), MAX_OCCURRENCES)
         # Suffixes are sorted, so evenly spaced ones have the frequencies of the whole range.
-        chosen = [places[(2 * index + 1) * len(places) // (2 * num)] for index in range(num)]
-        return tree_of(self._index.tokens_after(place, match, self._max_depth) for place in chosen)
+        chosen = [indices[(2 * index + 1) * len(indices) // (2 * num)] for index in range(num)]
+        return tree_of(self._index.tokens_after(index, match, self._max_depth) for index in chosen)

@@ -15,20 +15,20 @@ class CorpusTable:
     """A unigram (order 1) or bigram (order 2) table of a corpus: a chain of its most frequent tokens, or a
     distribution."""
 
-    def __init__(self, index: CorpusIndex, order: int, max_depth: int, max_law_tokens: int) -> None:
+    def __init__(self, index: CorpusIndex, order: int, max_depth: int, max_distribution_tokens: int) -> None:
         self._index = index
         self._num_before = order - 1
         self._max_depth = max_depth
-        self._max_law_tokens = max_law_tokens
+        self._max_distribution_tokens = max_distribution_tokens
 
     def propose(self, text: Sequence[int]) -> Guesses:
         tokens, chances = list[int](), list[float]()
-        while len(tokens) < self._max_depth and (law := self.law(text, tokens)).token_ids:
-            tokens.append(law.token_ids[0])
-            chances.append(law.probs[0])
+        while len(tokens) < self._max_depth and (q := self.distribution(text, tokens)).token_ids:
+            tokens.append(q.token_ids[0])
+            chances.append(q.probs[0])
         return Guesses.chain(tokens, chances)
 
-    def law(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
+    def distribution(self, text: Sequence[int], drawn: Sequence[int]) -> SparseDistribution:
         before = drawn or text
         context = tuple(before[len(before) - self._num_before :])
-        return self._index.law_after(context, self._max_law_tokens)
+        return self._index.distribution_after(context, self._max_distribution_tokens)

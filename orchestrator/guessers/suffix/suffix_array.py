@@ -29,9 +29,9 @@ class SuffixArray:
     def __len__(self) -> int:
         return sum(map(len, self._ends.values()))
 
-    def add(self, text: Sequence[int], places: Iterable[int]) -> None:
+    def add(self, text: Sequence[int], positions: Iterable[int]) -> None:
         """Add a few positions, each by binary search."""
-        for end in places:
+        for end in positions:
             last = tuple(text[end - MIN_MATCH : end])
             ends = self._ends.get(last)
             if ends is None:
@@ -39,10 +39,10 @@ class SuffixArray:
             else:
                 ends.insert(_rank(ends, text, _backwards(text, end)), end)
 
-    def add_many(self, text: Sequence[int], places: Iterable[int]) -> None:
+    def add_many(self, text: Sequence[int], positions: Iterable[int]) -> None:
         """Add many positions, sorted at once."""
         added: dict[tuple[int, ...], list[int]] = {}
-        for end in places:
+        for end in positions:
             added.setdefault(tuple(text[end - MIN_MATCH : end]), []).append(end)
         for last, new in added.items():
             merged = [*self._ends.get(last, ()), *new]
@@ -58,7 +58,7 @@ class SuffixArray:
     def clear(self) -> None:
         self._ends.clear()
 
-    def nearest(self, text: Sequence[int], ending: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    def nearest(self, text: Sequence[int], ending: Sequence[int], max_matches: int) -> Iterator[tuple[int, int]]:
         """Yield the positions of `text` that share the longest endings with `ending`, and the lengths of these endings.
 
         The longest come first. A length is at most `MAX_MATCH`.
@@ -70,7 +70,7 @@ class SuffixArray:
         after = _rank(ends, text, sought)
         before = after - 1
         match_before, match_after = _match_at(ends, before, text, sought), _match_at(ends, after, text, sought)
-        for _ in range(most):
+        for _ in range(max_matches):
             if not (match_before or match_after):
                 return
             if match_before > match_after:

@@ -18,7 +18,7 @@ MAX_INDEXED_TOKENS = 8192
 MAX_LOOK_BACK_TOKENS = 4096
 """Maximum number of tokens indexed of a long prompt, counted from its end. Indexing blocks all streams for about a
 microsecond per token."""
-MAX_PLACES = 8
+MAX_OCCURRENCES = 8
 """Maximum number of positions whose continuations are used, for the text and for the history each."""
 
 
@@ -49,10 +49,10 @@ class SuffixIndex:
 
     def _found(self, text: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
         """Yield the length of each match, and the tokens that followed it."""
-        for end, match in self._array.nearest(text, text, MAX_PLACES):
+        for end, match in self._array.nearest(text, text, MAX_OCCURRENCES):
             yield match, text[end : end + self._max_depth]
         if self._history is not None:
-            yield from self._history.continuations(text, MAX_PLACES, self._max_depth)
+            yield from self._history.continuations(text, MAX_OCCURRENCES, self._max_depth)
 
     def _index(self, text: Sequence[int]) -> None:
         """Index the new tokens. The ending of the whole text has no continuation yet."""

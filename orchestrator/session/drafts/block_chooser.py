@@ -10,23 +10,23 @@ from functools import partial
 
 from core.speculation import EMPTY_PART, Guesses, Part, SpeculationTree, TokenTree, num_branches
 from orchestrator.policy import Found, Shape, TreePolicy
-from orchestrator.session.guess import NO_GUESS, Guess, Offer
+from orchestrator.session.sourced_block import NO_BLOCK, Offer, SourcedBlock
 
 
 class BlockChooser:
     """The draft tree of one session, and the last block taken from it."""
 
-    def __init__(self, policy: TreePolicy, *, is_drawn: bool) -> None:
-        """`is_drawn`: whether the draft samples. Its draws can then be used for one block only."""
+    def __init__(self, policy: TreePolicy, *, is_sampled: bool) -> None:
+        """`is_sampled`: whether the draft samples. Its draws can then be used for one block only."""
         self._policy = policy
-        self._is_drawn = is_drawn
+        self._is_sampled = is_sampled
         self.reset()
 
     def __repr__(self) -> str:
         return f"<BlockChooser {self.tree}, {len(self.taken)} taken>"
 
     def reset(self) -> None:
-        self.tree = SpeculationTree(self._policy.max_grown_depth, is_drawn=self._is_drawn)
+        self.tree = SpeculationTree(self._policy.max_grown_depth, is_sampled=self._is_sampled)
         self.taken = EMPTY_PART
         """The last block, as a part of the tree."""
         self._is_missed = False
@@ -40,16 +40,16 @@ class BlockChooser:
 
     def unverified(self, tokens: Sequence[int]) -> tuple[float, bool] | None:
         """`RoundOutcome.unverified` of a verdict that commits `tokens`."""
-        first = None if self._is_drawn else self.tree.unverified(tokens[:-1], self.taken)
+        first = None if self._is_sampled else self.tree.unverified(tokens[:-1], self.taken)
         return None if first is None else (first[1], first[0] == tokens[-1])
 
     def reroot(self, tokens: Sequence[int]) -> Found:
         """Make the last of these committed tokens the root. Return whether a node of the draft is left below it."""
-        if self._is_drawn:  # the target's own token is an independent draw, unrelated to the draft's
+        if self._is_sampled:  # the target's own token is an independent draw, unrelated to the draft's
             self.reset()
             return Found.NOT_ASKED
         had_nodes = self.tree.has_drafted
-        self.late_hit = self.tree.has_told_alone(tokens[0]) if self._is_missed and had_nodes else None
+        self.late_hit = self.tree.is_only_drafted(tokens[0]) if self._is_missed and had_nodes else None
         self.tree.reroot(tokens)
         self.taken = EMPTY_PART
         if not had_nodes or self._policy.is_in_turn:
@@ -61,25 +61,25 @@ class BlockChooser:
 
     def add_guesses(self, source: str, guesses: Guesses) -> None:
         """Add a guesser's proposals; they last until the next verdict."""
-        self.tree.guess(guesses, source)
-        self._num_drawn = len(guesses.laws)
+        self.tree.add_guesses(guesses, source)
+        self._num_drawn = len(guesses.distributions)
 
-    def block(self, max_depth: int, max_nodes: int) -> Guess:
+    def block(self, max_depth: int, max_nodes: int) -> SourcedBlock:
         """Return the nodes of the tree that the policy chooses for verification."""
         self.taken = part = self._part(max_depth, max_nodes)
-        return self._guess(part) if len(part) else NO_GUESS
+        return self._sourced(part) if len(part) else NO_BLOCK
 
-    def _guess(self, part: Part) -> Guess:
-        block = self.tree.block(part)
-        return Guess(block, Shape(block.parents, part.ranks, part.confidences), part.sources)
+    def _sourced(self, part: Part) -> SourcedBlock:
+        tree = self.tree.block(part)
+        return SourcedBlock(tree, Shape(tree.parents, part.ranks, part.confidences), part.sources)
 
     def _part(self, max_depth: int, max_nodes: int) -> Part:
         if self._num_drawn:  # cutting the chain here would depend on the drawn tokens
             return self.tree.best(self._num_drawn, self._num_drawn)
-        is_drawn = self._is_drawn and self.tree.has_drafted
-        choose = self._keep_draws if is_drawn else partial(self._policy.choose, self.tree)
+        has_draws = self._is_sampled and self.tree.has_drafted
+        choose = self._keep_draws if has_draws else partial(self._policy.choose, self.tree)
         part = choose(max_nodes, max_depth)
-        if self._is_drawn and not (is_drawn and self._policy.draws_trees):  # lookups are not draws
+        if self._is_sampled and not (has_draws and self._policy.draws_trees):  # lookups are not draws
             part = part.straight()
         return part
 
@@ -109,11 +109,11 @@ class BlockChooser:
                 part = policy.choose(outcome.below, max_nodes, max_depth - outcome.depth)
                 if len(part) or is_plain:
                     whole = whole.with_below(outcome.end, outcome.top).with_below(len(whole), part)
-        return Offer(self._guess(whole), len(taken), is_open)
+        return Offer(self._sourced(whole), len(taken), is_open)
 
-    def continue_with(self, guess: Guess) -> None:
+    def continue_with(self, block: SourcedBlock) -> None:
         """Follow the target, which has taken an offer and verifies this block without being asked."""
-        self.taken = self.tree.part_of(guess.block) or EMPTY_PART
+        self.taken = self.tree.part_of(block.tree) or EMPTY_PART
 
     def why(self, max_depth: int) -> str:
         """Return why the last block was chosen. `max_depth`: the depth that it could have had."""

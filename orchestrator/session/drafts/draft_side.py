@@ -18,9 +18,9 @@ from orchestrator.session.drafts.growth_check import CORRUPT, check_growth
 from orchestrator.session.drafts.open_messages import OpenMessages
 from orchestrator.session.drafts.silence import MAX_OPEN, Silence
 from orchestrator.session.engine_view import EngineView, SessionText
-from orchestrator.session.guess import Guess
 from orchestrator.session.pair import Pair
 from orchestrator.session.recorder import Recorder
+from orchestrator.session.sourced_block import SourcedBlock
 from orchestrator.session.states import GROWING_TABLE, Growing, Machine, Trigger
 
 logger = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ class DraftSide:
         self._log = text.log
         self._machine = Machine(GROWING_TABLE, Growing.ABSENT)
         self._view = EngineView(text)
-        self._is_drawn = text.spec.needs_q
-        self.blocks = BlockChooser(policy, is_drawn=self._is_drawn)
+        self._is_sampled = text.spec.needs_q
+        self.blocks = BlockChooser(policy, is_sampled=self._is_sampled)
         self._turn = 0
         """If drafting and verification alternate: maximum depth of the next block, while the draft grows for it. Else
         0."""
@@ -78,7 +78,7 @@ class DraftSide:
 
     def lease_later(self) -> m.Command:
         """Request a lease after a pause, and continue without a draft until then."""
-        self._silence.left()
+        self._silence.draft_left()
         return m.LeaseDraft(delay_s=self._backoff.next_s(), draft=self._number)
 
     def lose(self, reason: str = "it told nothing for several rounds") -> list[m.Command]:
@@ -93,7 +93,7 @@ class DraftSide:
     def _leave(self) -> None:
         self._machine.fire(Trigger.LOST)
         self._policy.end_drafting()
-        self._silence.left()
+        self._silence.draft_left()
         self._recorder.guesses_used(0)
         self.blocks.reset()
         self._view.awaiting, self._waits_for, self._turn = None, None, 0
@@ -116,14 +116,14 @@ class DraftSide:
 
     def begin_round(self, max_depth: int, now_s: float) -> list[m.Command]:
         """Continue after a verdict: leave a draft that is silent or not worth its time, else send it the verdict."""
-        self._silence.begin_round(now_s, self._most_silence_s)
+        self._silence.begin_round(now_s, self._max_silence_s)
         if self._silence.is_final:
             return self.lose()
         if self._policy.wants_rest and self.is_growing:
             return self.rest()
         return self._take_turn(max_depth)
 
-    def _most_silence_s(self) -> float:
+    def _max_silence_s(self) -> float:
         """Seconds of silence after which the draft counts as late even if no block waits for it.
 
         A draft that has not reported under its lease may have a long prefill, and gets as long as the session would
@@ -150,26 +150,26 @@ class DraftSide:
         lost."""
         if self._machine.state is Growing.ABSENT or (self._policy.is_paused and self._has_ended):
             return []
-        tree_spec = self._policy.tree_spec(self._room, self._turn)
+        tree_spec = self._policy.tree_spec(self._context_left, self._turn)
         if tree_spec is None:  # the request wants no draft, or the text fills the draft's context
             self._leave()
             return [self.release()]
         self._has_backlog = len(self._open) >= (1 if self._policy.is_in_turn else MAX_OPEN)
-        self._silence.told()
+        self._silence.round_sent()
         if self._has_backlog:
             return []
-        reports_all = self._is_drawn or self._view.num_tokens == 0 or self.blocks.tree.needs_full_report
+        reports_all = self._is_sampled or self._view.num_tokens == 0 or self.blocks.tree.needs_full_report
         self._machine.fire(Trigger.GROW)
         stamp, base, spec = self._view.next_header()
         if reports_all:
             self.blocks.reset()
             tree_spec = replace(tree_spec, reports_all=True)
-        self._open.add(stamp.round, len(self._log), ends=tree_spec.ends, tells_all=reports_all)
+        self._open.add(stamp.round, len(self._log), ends=tree_spec.ends, reports_all=reports_all)
         self._is_over, self._num_passes = False, 0
         return [DraftRequest(stamp, base, self._log.since(base.num_tokens), tree_spec, spec=spec)]
 
     @property
-    def _room(self) -> int:
+    def _context_left(self) -> int:
         """Number of tokens left in the draft's context."""
         assert self._model is not None, "a draft is asked only where there is one"
         return min(self._model.max_context_tokens, self._model.kv_cache_tokens) - len(self._log)
@@ -211,7 +211,7 @@ class DraftSide:
 
     def _on_block(self, update: DraftUpdate, event: m.DraftReplied) -> list[m.Command]:
         """Handle the end of bounded growth. Late nodes join the tree even if the target no longer waits for them."""
-        self._silence.answered()
+        self._silence.message_ended()
         is_awaited = self._view.answers(update.stamp)
         if is_awaited and not self._apply(update):
             return self.lose("what it told cannot be")
@@ -228,7 +228,7 @@ class DraftSide:
         return []
 
     def _on_end(self, reply: Missing | Refused) -> list[m.Command]:
-        self._silence.answered()
+        self._silence.message_ended()
         self._open.end(reply.stamp.round)
         if not self._view.answers(reply.stamp):
             return self.update() if self._has_backlog else []
@@ -239,12 +239,12 @@ class DraftSide:
 
     def _apply(self, update: DraftUpdate) -> bool:
         """Apply an update. Return whether it is valid."""
-        self._silence.broken()
+        self._silence.update_arrived()
         try:
-            check_growth(update, self._pair.target.vocab_size, len(self._log), is_drawn=self._is_drawn)
+            check_growth(update, self._pair.target.vocab_size, len(self._log), is_sampled=self._is_sampled)
             self._view.keeps(update.held)
             if self._open.has_numbers(update.stamp.round):
-                self.blocks.tree.add(update.new_nodes, len(self._log) - self._open.num_told(update.stamp.round))
+                self.blocks.tree.add(update.new_nodes, len(self._log) - self._open.num_sent_tokens(update.stamp.round))
         except CORRUPT as error:
             logger.warning("a draft's growth is corrupt: %r", error)
             return False
@@ -266,10 +266,10 @@ class DraftSide:
     def _is_leased(self, stamp: Stamp) -> bool:
         return (stamp.session, stamp.epoch) == (self._view.name, self._view.epoch)
 
-    def used(self, guess: Guess) -> None:
+    def used(self, block: SourcedBlock) -> None:
         """Record that this block is verified next. Its last nodes come from the last reported pass."""
         self._turn = 0
-        num_used = len(guess) - guess.shape.num_looked_up
+        num_used = len(block) - block.shape.num_looked_up
         if num_used:
             self._backoff.reset()
         self._recorder.guesses_used(num_used)
@@ -279,7 +279,7 @@ class DraftSide:
         if stamp != self._waits_for:
             return []
         self._waits_for = None
-        self._silence.late()
+        self._silence.timed_out()
         self._recorder.draft_was_late(is_left=self._silence.is_final)
         return self.lose() if self._silence.is_final else []
 

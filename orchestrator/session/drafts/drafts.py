@@ -9,10 +9,10 @@ from orchestrator.session import messages as m
 from orchestrator.session.drafts.draft_side import DraftSide
 from orchestrator.session.drafts.extra_draft import ExtraDraft
 from orchestrator.session.engine_view import SessionText
-from orchestrator.session.guess import Guess
 from orchestrator.session.pair import Pair
 from orchestrator.session.recorder import Recorder
-from orchestrator.session.verdicts import Judged
+from orchestrator.session.sourced_block import SourcedBlock
+from orchestrator.session.verdicts import JudgedBlock
 
 
 class Drafts:
@@ -56,7 +56,7 @@ class Drafts:
     def _by_lease(self, name: str) -> DraftSide:
         return next((draft for draft in self._extra if draft.has_lease(name)), self._first)
 
-    def begin_round(self, judged: Judged, max_depth: int) -> list[m.Command]:
+    def begin_round(self, judged: JudgedBlock, max_depth: int) -> list[m.Command]:
         """Continue each draft after a verdict. The first draft's tree and policy have already seen the verdict."""
         to_extra = [command for draft in self._extra for command in draft.follow(judged, max_depth)]
         commands = [*self._first.begin_round(max_depth, judged.received_s), *to_extra]
@@ -67,7 +67,7 @@ class Drafts:
         """Tell the first policy, which decides for the session, whether all drafts are silent."""
         self._policies[0].observe_silence(is_silent=all(draft.is_silent for draft in self._all))
 
-    def used(self, block: Guess) -> None:
+    def used(self, block: SourcedBlock) -> None:
         self._first.used(block)
 
     def add_guesses(self, max_depth: int, max_nodes: int) -> None:

@@ -15,13 +15,13 @@ from orchestrator.policy import Shape, TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.draft_side import DraftSide
 from orchestrator.session.engine_view import SessionText
-from orchestrator.session.guess import Guess
 from orchestrator.session.pair import Pair
 from orchestrator.session.recorder import Recorder
-from orchestrator.session.verdicts import Judged
+from orchestrator.session.sourced_block import SourcedBlock
+from orchestrator.session.verdicts import JudgedBlock
 
 MENTIONED = 1
-"""Rank of an extra draft's nodes in a block seen by its own policy: present, but not a first candidate to calibrate
+"""Rank of an extra draft's nodes as its own policy sees the block: present, but not a first candidate to calibrate
 with."""
 
 
@@ -30,13 +30,13 @@ class ExtraDraft(DraftSide):
         self.source = f"{EXTRA_DRAFT}{number + 1}"
         super().__init__(text, pair, policy, recorder.for_extra_draft(self.source), number)
 
-    def follow(self, judged: Judged, max_depth: int) -> list[m.Command]:
+    def follow(self, judged: JudgedBlock, max_depth: int) -> list[m.Command]:
         """Apply a verdict: calibrate on each committed token, then re-root the tree and start the next round."""
-        for place, token in enumerate(judged.tokens):
-            self._learn(judged.tokens[:place], token)
+        for index, token in enumerate(judged.tokens):
+            self._learn(judged.tokens[:index], token)
         found = self.blocks.reroot(judged.tokens)
-        seen = judged.seen(found, late_hit=self.blocks.late_hit)
-        self._policy.observe_round(replace(seen, shape=self._own_shape(judged.guess)))
+        outcome = judged.outcome(found, late_hit=self.blocks.late_hit)
+        self._policy.observe_round(replace(outcome, shape=self._own_shape(judged.block)))
         return self.begin_round(max_depth, judged.received_s)
 
     def _learn(self, before: Sequence[int], token: int) -> None:
@@ -45,9 +45,9 @@ class ExtraDraft(DraftSide):
         if first is not None:
             self._policy.observe_guess(first[1], first[0] == token)
 
-    def _own_shape(self, guess: Guess) -> Shape:
-        ranks = tuple(MENTIONED if source == self.source else UNRANKED for source in guess.sources)
-        return replace(guess.shape, ranks=ranks)
+    def _own_shape(self, block: SourcedBlock) -> Shape:
+        ranks = tuple(MENTIONED if source == self.source else UNRANKED for source in block.sources)
+        return replace(block.shape, ranks=ranks)
 
     def guesses(self, max_depth: int, max_nodes: int) -> Guesses:
         """Return the likeliest nodes in the form of a guesser's proposals."""

@@ -11,7 +11,7 @@ CORRUPT = (ValueError, TypeError, IndexError, OverflowError, AttributeError)
 """Exceptions raised by malformed growth. Growth that arrived pickled has not been checked before."""
 
 
-def check_growth(update: DraftUpdate, vocab_size: int, num_committed: int, *, is_drawn: bool) -> None:
+def check_growth(update: DraftUpdate, vocab_size: int, num_committed: int, *, is_sampled: bool) -> None:
     """Validate an update.
 
     Raises: one of `CORRUPT`.
@@ -21,7 +21,7 @@ def check_growth(update: DraftUpdate, vocab_size: int, num_committed: int, *, is
         new_nodes.check()
     if not new_nodes.are_within(vocab_size):
         raise ValueError("a draft guessed a token outside the vocabulary")
-    if is_drawn and len(new_nodes.q) < len(new_nodes):
+    if is_sampled and len(new_nodes.q) < len(new_nodes):
         raise ValueError("a draft does not say what it drew from")
     if not 0 <= update.held <= num_committed:
         raise ValueError("a draft holds more than it was sent")

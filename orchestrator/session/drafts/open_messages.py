@@ -40,11 +40,11 @@ class OpenMessages:
         """Forget all messages: a new lease begins without any."""
         self._by_round.clear()
 
-    def add(self, number: int, num_tokens: int, *, ends: bool, tells_all: bool) -> None:
-        """Record a message. `tells_all`: node numbers start from 0 in its replies and in all later ones."""
+    def add(self, number: int, num_tokens: int, *, ends: bool, reports_all: bool) -> None:
+        """Record a message. `reports_all`: node numbers start from 0 in its replies and in all later ones."""
         self._by_round[number] = _Message(num_tokens, ends)
         self._last_round = number
-        if tells_all:
+        if reports_all:
             self._first_round = number
 
     def end(self, number: int) -> None:
@@ -54,8 +54,8 @@ class OpenMessages:
         """Whether the growth that this message asks for ends by itself."""
         return self._by_round[number].is_bounded
 
-    def num_told(self, number: int) -> int:
-        """Return the text length in tokens that this message reported."""
+    def num_sent_tokens(self, number: int) -> int:
+        """Length of the text, in tokens, that the draft has with this message."""
         return self._by_round[number].num_tokens
 
     def has_numbers(self, number: int) -> bool:

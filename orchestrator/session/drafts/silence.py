@@ -31,34 +31,34 @@ class Silence:
         """Whether the draft should be left."""
         return self._num_late_rounds >= self._breaker_rounds
 
-    def begin_round(self, now_s: float, most_s: Callable[[], float]) -> None:
+    def begin_round(self, now_s: float, max_silence_s: Callable[[], float]) -> None:
         """Count a late round if the draft is still late from an earlier one.
 
-        It also counts as late after `most_s` seconds without an answer, even if no block waits for it.
+        It also counts as late after `max_silence_s` seconds without an answer, even if no block waits for it.
         """
         if not self._num_unanswered:
             self._answered_s = now_s
-        if self._num_late_rounds or (self._num_unanswered > MAX_OPEN and now_s - self._answered_s > most_s()):
+        if self._num_late_rounds or (self._num_unanswered > MAX_OPEN and now_s - self._answered_s > max_silence_s()):
             self._num_late_rounds += 1
 
-    def told(self) -> None:
+    def round_sent(self) -> None:
         """Count a round that was sent to the draft, or was held back."""
         self.is_silent |= self._num_unanswered >= MAX_OPEN
         self._num_unanswered += 1
 
-    def answered(self) -> None:
+    def message_ended(self) -> None:
         """Record that the draft ended a message."""
         self._num_unanswered = 0
 
-    def broken(self) -> None:
+    def update_arrived(self) -> None:
         """Record an update from the draft."""
         self.is_silent, self._num_unanswered, self._num_late_rounds = False, 0, 0
 
-    def late(self) -> None:
+    def timed_out(self) -> None:
         """Record a timeout."""
         self.is_silent = True
         self._num_late_rounds += 1
 
-    def left(self) -> None:
+    def draft_left(self) -> None:
         """Record that the session has no draft for now."""
         self.is_silent, self._num_unanswered, self._num_late_rounds = True, 0, 0

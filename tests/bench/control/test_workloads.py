@@ -79,12 +79,12 @@ def test_a_text_that_repeats_its_prompt_is_looked_up():
 
 def test_a_text_that_comes_out_changed_is_no_result(monkeypatch):
     text = list(range(5, 25))
-    unchanged = replay.ReplayText._place
+    unchanged = replay.ReplayText._position
 
     def off_by_one(self, prefix_hash, index, seed, is_true):
         return unchanged(self, prefix_hash, max(index - 1, 0), seed, is_true)
 
-    monkeypatch.setattr(replay.ReplayText, "_place", off_by_one)
+    monkeypatch.setattr(replay.ReplayText, "_position", off_by_one)
     with pytest.raises(RuntimeError, match="text 0 came out changed"):
         decode([job(text, [0] * len(text))], by("draft"), VOCAB_SIZE)
 

@@ -190,7 +190,7 @@ def test_what_rounds_cost_counts_all_that_share_a_pass():
     assert shared.verify_s(3, branches=2) == pytest.approx(0.016 + 0.008 + 0.002)
     assert shared.verify_times(3).tolist() == pytest.approx([shared.verify_s(num) for num in range(4)])
     assert shared.draft_s(8, 3) == pytest.approx(3 * 0.016 + 0.003)
-    assert shared.least_rate == pytest.approx(1 / 0.006)
+    assert shared.plain_rate == pytest.approx(1 / 0.006)
 
 
 @pytest.mark.parametrize(("num_passes", "round_ms"), [(3, 12.0), (5, 12.0), (6, 18.0), (8, 18.0), (30, 37.0)])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from core.reference import verify
 from core.rules import Outcome
 from core.rules import chains as acceptance
-from core.rules.chains import sound_prefix, verify_block, verify_rejection
+from core.rules.chains import valid_prefix, verify_block, verify_rejection
 from core.rules.coupled import verify_coupled
 from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
 from tests.core.rules.decoding import VOCAB_SIZE, Decoder, NoiseTable, dirichlet
@@ -130,7 +130,7 @@ def test_honest_drafts_are_never_cut():
     decoder = Decoder(dirichlet(1), dirichlet(2), gamma=3, noise=NoiseTable(2000))
     for seed in range(2000):
         block = decoder.chain(seed, 1, seed % VOCAB_SIZE)
-        assert sound_prefix(block, VOCAB_SIZE) is block
+        assert valid_prefix(block, VOCAB_SIZE) is block
 
 
 @pytest.mark.thorough

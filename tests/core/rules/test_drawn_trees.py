@@ -154,7 +154,7 @@ def test_without_a_trap_the_same_check_passes(verify, with_replacement, monkeypa
 
 def without_normalising_q(p, drawn):
     """q without the tokens that were tried, as it is."""
-    q, chances = drawn.law(len(p)), []
+    q, chances = drawn.distribution(len(p)), []
     for token in drawn.tokens:
         chances.append(p[token] / q[token])
         residual = np.maximum(p - q, 0.0)
@@ -164,7 +164,7 @@ def without_normalising_q(p, drawn):
 
 def without_removing(p, drawn):
     """Each draw as if it came from the whole of q."""
-    q, chances = drawn.law(len(p)), []
+    q, chances = drawn.distribution(len(p)), []
     for token in drawn.tokens:
         chances.append(p[token] / q[token])
         residual = np.maximum(p - q, 0.0)
@@ -174,7 +174,7 @@ def without_removing(p, drawn):
 
 def without_updating_p(p, drawn):
     """Each draw against p itself, and the residual of the first."""
-    q, chances = drawn.law(len(p)), []
+    q, chances = drawn.distribution(len(p)), []
     residual = np.maximum(p - q, 0.0)
     for token in drawn.tokens:
         chances.append(p[token] / (q / q.sum())[token])
@@ -184,13 +184,13 @@ def without_updating_p(p, drawn):
 
 def without_rho(p, drawn):
     """Each draw as rejection tries one."""
-    q = drawn.law(len(p))
+    q = drawn.distribution(len(p))
     return [p[token] / q[token] for token in drawn.tokens], np.maximum(p - q, 0.0)
 
 
 def residual_of_rejection(p, drawn):
     """The right trials, and the residual of one."""
-    return judge_in_sequence(p, drawn)[0], np.maximum(p - drawn.law(len(p)), 0.0)
+    return judge_in_sequence(p, drawn)[0], np.maximum(p - drawn.distribution(len(p)), 0.0)
 
 
 @pytest.mark.parametrize(

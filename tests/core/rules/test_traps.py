@@ -141,6 +141,6 @@ def test_residual_of_equal_laws_is_guarded(verify, monkeypatch):
 def test_corrupt_guesses_are_cut_before_they_index_or_divide(verify, token, law, monkeypatch):
     block = TokenTree.chain([token], [SparseDistribution(law, (0.5, 0.5))])
     assert verify(block, P[:2], 3, 1) == verify(TokenTree(), P[:1], 3, 1)
-    monkeypatch.setattr(acceptance, "sound_prefix", lambda block, vocab_size: block)
+    monkeypatch.setattr(acceptance, "valid_prefix", lambda block, vocab_size: block)
     with pytest.raises((IndexError, ValueError)):
         verify(block, P[:2], 3, 1)

@@ -174,7 +174,7 @@ def test_what_cannot_be_growth_is_none(columns):
 def guessed(tree, top, *nodes):
     """A chain below these tokens, each node a token and its chance."""
     tokens, chances = zip(*((token, 0.0) for token in top), *nodes, strict=True)
-    tree.guess(Guesses.chain(tokens, chances))
+    tree.add_guesses(Guesses.chain(tokens, chances))
 
 
 def test_what_a_guesser_proposes_hangs_beside_what_the_draft_told(tree):
@@ -189,8 +189,8 @@ def test_what_a_guesser_proposes_hangs_beside_what_the_draft_told(tree):
 
 def test_a_node_is_called_the_drafts_else_that_guessers_which_is_surest_of_it(tree):
     for source, chance in (("a", 0.3), ("b", 0.6), ("c", 0.6), ("d", 0.2)):
-        tree.guess(Guesses.chain([5, 9], [0.9, chance]), source)
-    tree.guess(Guesses.chain([10], [0.0]), "e")
+        tree.add_guesses(Guesses.chain([5, 9], [0.9, chance]), source)
+    tree.add_guesses(Guesses.chain([10], [0.0]), "e")
     part = tree.best(9, max_depth=9)
     sources = dict(zip(tree.block(part).tokens, part.sources, strict=True))
     assert sources == {5: "draft", 6: "draft", 7: "draft", 8: "draft", 9: "b", 10: "e"}
@@ -200,7 +200,7 @@ def test_a_node_is_called_the_drafts_else_that_guessers_which_is_surest_of_it(tr
 
 def test_a_guess_with_branches_is_a_tree():
     tree = SpeculationTree()
-    tree.guess(Guesses((ROOT, 0, ROOT, 0), (1, 2, 3, 4), (0.5, 0.5, 0.25, 0.1)))
+    tree.add_guesses(Guesses((ROOT, 0, ROOT, 0), (1, 2, 3, 4), (0.5, 0.5, 0.25, 0.1)))
     assert paths(tree) == pytest.approx({(1,): 0.5, (1, 2): 0.25, (3,): 0.25, (1, 4): 0.05})
 
 
@@ -216,8 +216,8 @@ def test_a_local_node_that_the_draft_tells_of_becomes_the_drafts(tree):
 
 
 def test_what_the_draft_alone_has_told_may_follow_the_root(tree):
-    tree.guess(Guesses((ROOT, ROOT), (6, 9), (0.4, 0.4)), "suffix")
-    assert [tree.has_told_alone(token) for token in (5, 6, 7, 9, 10)] == [True, False, False, False, False]
+    tree.add_guesses(Guesses((ROOT, ROOT), (6, 9), (0.4, 0.4)), "suffix")
+    assert [tree.is_only_drafted(token) for token in (5, 6, 7, 9, 10)] == [True, False, False, False, False]
 
 
 def test_what_guessers_proposed_does_not_outlast_the_verdict(tree):
@@ -311,7 +311,7 @@ CHAIN = NewNodes(0, (ROOT, 0, 1), (5, 6, 90), (0,) * 3, (0.75,) * 3, (0.75,) * 3
 
 @pytest.fixture
 def drawn():
-    tree = SpeculationTree(is_drawn=True)
+    tree = SpeculationTree(is_sampled=True)
     tree.add(CHAIN)
     return tree
 
@@ -323,7 +323,7 @@ def test_a_block_of_draws_tells_what_each_was_drawn_from(drawn, num_nodes):
 
 
 def test_the_law_of_a_draw_is_that_of_its_node_in_whatever_messages_it_was_told():
-    tree = SpeculationTree(is_drawn=True)
+    tree = SpeculationTree(is_sampled=True)
     guessed(tree, (), (30, 0.9))  # a node before them, so that numbers are not places
     for place in range(3):
         tree.add(NewNodes(place, (place - 1,), (CHAIN.tokens[place],), (0,), (0.75,), (0.75,), q=(LAWS[place],)))
@@ -332,7 +332,7 @@ def test_the_law_of_a_draw_is_that_of_its_node_in_whatever_messages_it_was_told(
 
 
 def test_what_was_looked_up_is_sure_of_itself(drawn):
-    tree = SpeculationTree(is_drawn=True)
+    tree = SpeculationTree(is_sampled=True)
     guessed(tree, (), (30, 0.9), (31, 0.5))
     certain = tuple(SparseDistribution((token,), (1.0,)) for token in (30, 31))
     assert tree.block(tree.best(2, 9)) == TokenTree.chain([30, 31], certain)
@@ -411,7 +411,7 @@ def test_what_no_verdict_can_lead_to_is_forgotten_in_time(monkeypatch):
         tree.reroot([1, 7 if round_ % 2 else 3])
     assert len(tree._trail) == 16
     assert num_unseen(tree) < 100
-    assert len(tree._passed) < 50
+    assert len(tree._above_root) < 50
     assert sum(each() is not None for each in gone) == 0, "without waiting for the collector of cycles"
 
 
@@ -449,4 +449,4 @@ def test_what_was_told_early_is_there_until_nothing_of_it_can_follow(num_before,
 
 def num_unseen(tree):
     """Places of which the draft has told, and which nobody has looked at."""
-    return sum(map(len, tree._unread.halves))
+    return sum(map(len, tree._unread.generations))

@@ -15,7 +15,7 @@ from core.speculation.candidates import Candidates
 from core.speculation.chances import chances_of
 from core.speculation.growth import UNRANKED, Measure, TreeSpec
 from core.speculation.guesser import Guesses
-from core.speculation.passes import feed_likeliest, take_all
+from core.speculation.passes import add_candidates, feed_likeliest
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution
 from core.speculation.tree_builder import MIN_PATH_PROB, TreeBuilder
@@ -44,7 +44,7 @@ def feed(builders, num_rows, prefixes=None):
     feed_likeliest(builders, num_rows)
     counts = [len(one.feeding) for one in builders]
     fed = [(one, prefix) for one, prefix in zip(builders, prefixes, strict=True) if one.being_fed]
-    take_all([one for one, _ in fed], [said_of_all(one, prefix) for one, prefix in fed])
+    add_candidates([one for one, _ in fed], [said_of_all(one, prefix) for one, prefix in fed])
     return counts
 
 
@@ -134,7 +134,7 @@ def test_a_pass_goes_to_whoever_needs_it_most():
 
 def test_of_sessions_as_likely_the_first_is_fed_first():
     builders = [builder() for _ in range(3)]
-    take_all(builders, [[Candidates((1, 2), 0.9)]] * 3)
+    add_candidates(builders, [[Candidates((1, 2), 0.9)]] * 3)
     feed_likeliest(builders, 2)
     assert [len(one.feeding) for one in builders] == [1, 1, 0]
 
@@ -291,7 +291,7 @@ def _guess(tree, text, random):
     for _ in range(random.randrange(1, 4)):
         tokens.append(random.choice([*said_after((*text, *tokens)).ranked, random.randrange(1, 9)]))
         chances.append(random.random())
-    tree.guess(Guesses.chain(tokens, chances))
+    tree.add_guesses(Guesses.chain(tokens, chances))
 
 
 def _random_path(tree, random):
@@ -325,7 +325,7 @@ def _paths_of_tree(tree):
 
 def ending(**changes):
     new = TreeBuilder()
-    new.go_on(replace(TREE_SPEC, **{"num_passes": 4, **changes}))
+    new.set_spec(replace(TREE_SPEC, **{"num_passes": 4, **changes}))
     new.begin()
     return new
 
@@ -336,7 +336,7 @@ def passes(one, num_rows=64):
     while one.being_fed:
         found.append(paths(one, one.being_fed))
         one.take(said_of_all(one, ()))
-        one.made_pass()
+        one.count_pass()
         has_ended = one.has_ended
         one.feed_pass(num_rows)
         assert has_ended == (not one.being_fed), "to ask changes nothing"
@@ -359,12 +359,12 @@ def test_with_one_candidate_a_place_a_chain_grows_whatever_is_likelier_beside_it
 
 def test_a_chain_is_as_long_as_was_asked_however_unsure_the_draft_is():
     one = TreeBuilder()
-    one.go_on(TreeSpec.chain(40))
+    one.set_spec(TreeSpec.chain(40))
     depths = []
     while one.being_fed:
         depths += [one.depths[node] for node in one.being_fed]
         one.take([Candidates((1, 2), 0.01, shares=(0.01, 0.01))])
-        one.made_pass()
+        one.count_pass()
         one.feed_pass(64)
     assert (depths, len(one.report())) == (list(range(40)), 40)
 
@@ -404,7 +404,7 @@ def test_nothing_grows_where_the_draft_is_less_sure(measure, bound, is_grown):
 def test_a_pass_feeds_no_more_than_there_is_room_for():
     one = ending()
     one.take([said_after([])])
-    one.made_pass()
+    one.count_pass()
     one.feed_pass(2)
     assert len(one.feeding) == 2
     one.put_back()
@@ -430,12 +430,12 @@ def drawn_after(laws, depth, choice):
 def drawing(tree_spec, laws, choices):
     """Growth to its end; each place's draw is the candidate of that rank. How many nodes were fed, and what was told"""
     one, num_fed = TreeBuilder(), 0
-    one.go_on(tree_spec)
+    one.set_spec(tree_spec)
     while one.being_fed:
         depths = [one.depths[node] for node in one.being_fed]
         num_fed += len(depths)
         one.take([drawn_after(laws, depth, choices[depth]) for depth in depths])
-        one.made_pass()
+        one.count_pass()
         one.feed_pass(64)
     return num_fed, one.report()
 

@@ -49,15 +49,15 @@ def test_a_unigram_table_proposes_the_most_frequent_token_whatever_the_text():
 
 
 def test_laws_are_the_counts_of_the_corpus_without_the_ends_of_its_documents():
-    assert shares(table(1).law([9], ())) == pytest.approx({1: 0.5, 2: 0.3, 3: 0.1, 4: 0.1})
-    assert shares(table(2).law([9, 1], ())) == pytest.approx({2: 0.75, 3: 0.25})
-    assert shares(table(2).law([9, 9], (1, 2))) == pytest.approx({1: 1.0})
-    assert table(2).law([3], ()) == NO_Q
-    assert table(2).law([VOCAB_SIZE], ()) == NO_Q
+    assert shares(table(1).distribution([9], ())) == pytest.approx({1: 0.5, 2: 0.3, 3: 0.1, 4: 0.1})
+    assert shares(table(2).distribution([9, 1], ())) == pytest.approx({2: 0.75, 3: 0.25})
+    assert shares(table(2).distribution([9, 9], (1, 2))) == pytest.approx({1: 1.0})
+    assert table(2).distribution([3], ()) == NO_Q
+    assert table(2).distribution([VOCAB_SIZE], ()) == NO_Q
 
 
 def test_of_a_law_the_likeliest_tokens_alone_are_told_where_a_q_may_not_have_more():
-    assert shares(table(1, most=2).law([9], ())) == pytest.approx({1: 0.625, 2: 0.375})
+    assert shares(table(1, most=2).distribution([9], ())) == pytest.approx({1: 0.625, 2: 0.375})
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=4), st.integers(0, 3))
@@ -67,23 +67,23 @@ def test_laws_are_counted_as_by_hand(documents, last):
     bigrams = Counter(after for document in documents for before, after in pairwise(document) if before == last)
     for order, counts in ((1, unigrams), (2, bigrams)):
         expected = {token: count / counts.total() for token, count in counts.items()}
-        assert shares(CorpusTable(index, order, 2, 99).law([last], ())) == pytest.approx(expected, rel=1e-6)
+        assert shares(CorpusTable(index, order, 2, 99).distribution([last], ())) == pytest.approx(expected, rel=1e-6)
 
 
 def test_of_many_places_some_are_counted_in_proportion(monkeypatch):
     monkeypatch.setattr(corpus_index, "MAX_COUNTED", 8)
-    law = table(2, *[[1, 2]] * 75, *[[1, 3]] * 25).law([1], ())
+    law = table(2, *[[1, 2]] * 75, *[[1, 3]] * 25).distribution([1], ())
     assert shares(law) == pytest.approx({2: 0.75, 3: 0.25})
 
 
 def test_each_law_is_counted_once_for_all_sessions_and_few_are_kept(monkeypatch):
-    monkeypatch.setattr(corpus_index, "MAX_LAWS", 2)
+    monkeypatch.setattr(corpus_index, "MAX_DISTRIBUTIONS", 2)
     index = index_of(*CORPUS)
     first, second = (CorpusTable(index, 2, 3, 99) for _ in range(2))
-    assert first.law([1], ()) is second.law([9, 1], ())
+    assert first.distribution([1], ()) is second.distribution([9, 1], ())
     for token in (1, 2, 3, 4):
-        first.law([token], ())
-    assert index.law_after.cache_info().currsize == 2
+        first.distribution([token], ())
+    assert index.distribution_after.cache_info().currsize == 2
 
 
 def test_random_tokens_are_any_of_the_vocabulary_evenly_and_the_same_again():

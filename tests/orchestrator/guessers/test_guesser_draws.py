@@ -46,7 +46,7 @@ class GuesserDecoder(Decoder):
         num = len(drawn)
         while self.looks_ahead and num and max(self.law(drawn.tokens[num - 1]).probs, default=0.0) < 0.6:
             num -= 1
-        return TokenTree.chain(drawn.tokens[:num], drawn.laws[:num])
+        return TokenTree.chain(drawn.tokens[:num], drawn.distributions[:num])
 
 
 def is_exact(decoder, monkeypatch, verify):
@@ -154,14 +154,14 @@ def test_each_draw_has_the_noise_of_its_place_and_row(monkeypatch):
     monkeypatch.setattr(noise, "uniform", uniform)
     drawn = draw_chain(lambda _: LAW, lambda chances: len(chances) < 4, seed=11, num_committed=6)
     assert asked == [(11, 6 + row, row, Purpose.GUESS) for row in range(3)]
-    assert (drawn.tokens, drawn.laws, drawn.chances) == ((7, 7, 7), (LAW,) * 3, (0.5,) * 3)
+    assert (drawn.tokens, drawn.distributions, drawn.chances) == ((7, 7, 7), (LAW,) * 3, (0.5,) * 3)
 
 
 def test_whether_to_draw_is_asked_before_and_shown_nothing_of_the_draw():
     """The same chances, whatever will be drawn; and a law is asked for only below what has been drawn."""
     shown, below = [], []
 
-    def law_after(drawn):
+    def distribution_after(drawn):
         below.append(drawn)
         return LAW if len(drawn) < 2 else NO_Q
 
@@ -169,7 +169,7 @@ def test_whether_to_draw_is_asked_before_and_shown_nothing_of_the_draw():
         shown.append(chances)
         return True
 
-    chains = [draw_chain(law_after, goes_on, seed, 0).tokens for seed in range(10)]
+    chains = [draw_chain(distribution_after, goes_on, seed, 0).tokens for seed in range(10)]
     assert len(set(chains)) > 3
     assert shown == [[0.5], [0.5, 0.5]] * 10
     assert below == [tokens[:num] for tokens in chains for num in range(3)]

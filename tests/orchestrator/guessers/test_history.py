@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.config import SpeculationConfig
 from core.errors import ConfigError
-from core.speculation import NO_GUESSES, ROOT, SourceWorth
+from core.speculation import NO_GUESSES, ROOT, SourcePrecision
 from orchestrator.guessers.registry import Guessers, OutputForm
 from orchestrator.guessers.suffix import history as module
 from orchestrator.guessers.suffix.history import Histories, History
@@ -86,7 +86,7 @@ def test_one_look_up_indexes_no_more_than_its_share():
     while indexed[-1] < 998:
         found = list(history.continuations([997, 998], 8, 4))
         indexed.append(sum(len(part._array) for part in history._parts))
-        assert 0 < indexed[-1] - indexed[-2] <= module.INDEXED_A_LOOK
+        assert 0 < indexed[-1] - indexed[-2] <= module.MAX_INDEXED_PER_LOOKUP
     assert found == [(2, [999])]
 
 
@@ -137,7 +137,7 @@ def test_a_session_is_guessed_by_outputs_of_its_own_domain_alone(first, second):
 
     def panel(isolation):
         form = OutputForm(2, isolation=isolation)
-        return guessers.panel(["prompt_lookup", "suffix"], SpeculationConfig(), 4, SourceWorth(), 50, form)
+        return guessers.panel(["prompt_lookup", "suffix"], SpeculationConfig(), 4, SourcePrecision(), 50, form)
 
     panel(first).ended(text)
     proposals = dict(panel(second).ask(text[:2]))
@@ -149,7 +149,9 @@ def test_a_session_is_guessed_by_outputs_of_its_own_domain_alone(first, second):
 def test_only_the_suffix_guesser_keeps_outputs():
     guessers = Guessers(histories=Histories(1000, 8))
     for name in ("prompt_lookup", "ngram", "lookahead"):
-        guessers.panel([name], SpeculationConfig(), 4, SourceWorth(), 50, OutputForm(2, isolation="a")).ended([1] * 9)
+        guessers.panel([name], SpeculationConfig(), 4, SourcePrecision(), 50, OutputForm(2, isolation="a")).ended(
+            [1] * 9
+        )
     assert not guessers._histories._by_domain
 
 
@@ -193,7 +195,7 @@ def test_a_token_takes_no_more_bytes_than_the_setting_says():
     history = History(most)
     for _ in range(most // 500):
         history.add([dice.randrange(150_000) for _ in range(500)], 0)
-    for _ in range(most // module.INDEXED_A_LOOK + 1):
+    for _ in range(most // module.MAX_INDEXED_PER_LOOKUP + 1):
         list(history.continuations([1, 2], 8, 8))
     num_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from core.speculation.guesser import Asker
+from core.speculation.guesser import QuestioningGuesser
 from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.guessers.lookahead import MAX_CONTINUATIONS, MAX_FIRST_TOKENS, Lookahead, NgramPool
 
@@ -12,7 +12,7 @@ from orchestrator.guessers.lookahead import MAX_CONTINUATIONS, MAX_FIRST_TOKENS,
 def test_a_window_of_three_columns_by_hand():
     """W = 3, N = 4: two rounds fill it, and the third makes the first n-grams. Answers are letters in the comments."""
     guesser = Lookahead(8, window=3, ngram=4)
-    assert isinstance(guesser, Asker)
+    assert isinstance(guesser, QuestioningGuesser)
     text = [1, 2, 3, 4, 5]
     assert guesser.questions(text) == TokenTree.chain([2, 3, 4, 5])  # W + N - 3 tokens that the text ends in
     guesser.answered([10, 11, 12, 13, 14])

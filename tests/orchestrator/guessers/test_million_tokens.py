@@ -42,8 +42,8 @@ def test_prompt_lookup_holds_the_places_of_its_end():
     lookup = PromptLookup(4, min_match=2, max_match=4)
     for text in growing():
         lookup.propose(text).check(vocab_size=VOCAB_SIZE)
-        assert len(lookup._places) <= 3 * prompt_lookup.MAX_INDEXED_TOKENS
-    assert all(len(places) <= prompt_lookup.MAX_PLACES for places in lookup._places.values())
+        assert len(lookup._ends) <= 3 * prompt_lookup.MAX_INDEXED_TOKENS
+    assert all(len(ends) <= prompt_lookup.MAX_OCCURRENCES for ends in lookup._ends.values())
 
 
 def test_the_pool_of_lookahead_holds_a_number_of_first_tokens():

@@ -71,7 +71,7 @@ def test_memory_is_that_of_the_window():
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(0, 3), max_size=4))
 def test_its_law_is_the_counts_of_the_longest_known_context_behind_what_was_drawn(text, drawn):
     tables, counts = NgramTables(3), counts_of(text)
-    law = tables.law(text, drawn)
+    law = tables.distribution(text, drawn)
     assert tables._tables == counts, "what was drawn is none of the text"
     behind = (*text, *drawn)
     known = next((counts[behind[-n:]] for n in (3, 2, 1) if behind[-n:] in counts and n <= len(behind)), None)
@@ -85,5 +85,5 @@ def test_its_law_is_the_counts_of_the_longest_known_context_behind_what_was_draw
 
 def test_its_law_has_the_most_frequent_tokens_alone_where_a_q_may_not_have_more():
     text = [5, 1, 5, 2, 5, 2, 5, 3, 5]
-    assert NgramTables(1, max_law_tokens=1).law(text, ()) == SparseDistribution((2,), (1.0,))
-    assert NgramTables(1).law(text, ()).probs == (0.5, 0.25, 0.25)
+    assert NgramTables(1, max_distribution_tokens=1).distribution(text, ()) == SparseDistribution((2,), (1.0,))
+    assert NgramTables(1).distribution(text, ()).probs == (0.5, 0.25, 0.25)

@@ -9,7 +9,7 @@ import pytest
 
 from core.speculation.calibration import PRIOR
 from core.speculation.guesser import MAX_GUESSES, NO_GUESSES, BadGuesserInput, Guesses
-from core.speculation.source_worth import Record, SourceWorth
+from core.speculation.source_precision import Record, SourcePrecision
 from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.guessers.breaker import MAX_FAILURES, TRIAL_SESSIONS, Breaker
 from orchestrator.guessers.panel import Panel
@@ -33,17 +33,17 @@ class Says:
 
 
 @pytest.fixture
-def worth():
-    return SourceWorth()
+def precision():
+    return SourcePrecision()
 
 
-def panel(worth, breakers=None, **answers):
+def panel(precision, breakers=None, **answers):
     breakers = breakers or {name: Breaker(name) for name in answers}
-    return Panel({name: Says(answer) for name, answer in answers.items()}, breakers, worth, VOCAB_SIZE)
+    return Panel({name: Says(answer) for name, answer in answers.items()}, breakers, precision, VOCAB_SIZE)
 
 
-def test_what_a_guesser_says_is_corrected_by_what_is_known_of_it(worth):
-    ((source, guesses),) = panel(worth, a=TREE, b=NO_GUESSES).ask([1, 2])
+def test_what_a_guesser_says_is_corrected_by_what_is_known_of_it(precision):
+    ((source, guesses),) = panel(precision, a=TREE, b=NO_GUESSES).ask([1, 2])
     assert (source, guesses.parents, guesses.tokens) == ("a", TREE.parents, TREE.tokens)
     assert guesses.chances == pytest.approx((0.5 * PRIOR, PRIOR, 0.25 * PRIOR, PRIOR))
 
@@ -57,29 +57,29 @@ def test_what_a_guesser_says_is_corrected_by_what_is_known_of_it(worth):
         ([9, 3, 4], (0.75,), 0),
     ],
 )
-def test_it_is_judged_wherever_the_text_went_on_as_it_had_guessed(worth, committed, claimed, num_right):
-    asked, by_hand = panel(worth, a=TREE), Record()
+def test_it_is_judged_wherever_the_text_went_on_as_it_had_guessed(precision, committed, claimed, num_right):
+    asked, by_hand = panel(precision, a=TREE), Record()
     asked.ask([1, 2])
     asked.observe(committed)
     asked.observe([3, 4])
     for number, each in enumerate(claimed):
         by_hand.observe(each, is_right=number < num_right)
-    assert worth.of("a") == by_hand
+    assert precision.of("a") == by_hand
 
 
-def test_each_source_is_learned_apart(worth):
+def test_each_source_is_learned_apart(precision):
     for _ in range(300):
-        worth.observe("a", 1.0, is_right=False)
-        worth.observe("b", 1.0, is_right=True)
-    assert worth.calibrated("a", (1.0, 0.5)) == pytest.approx((0.0, 0.0), abs=0.01)
-    assert worth.calibrated("b", (1.0,)) == pytest.approx((0.99,), abs=0.01)
-    assert worth.calibrated("c", (1.0,)) == (PRIOR,)
+        precision.observe("a", 1.0, is_right=False)
+        precision.observe("b", 1.0, is_right=True)
+    assert precision.calibrated("a", (1.0, 0.5)) == pytest.approx((0.0, 0.0), abs=0.01)
+    assert precision.calibrated("b", (1.0,)) == pytest.approx((0.99,), abs=0.01)
+    assert precision.calibrated("c", (1.0,)) == (PRIOR,)
 
 
-def test_a_source_that_claims_too_much_is_scaled_to_what_comes(worth):
+def test_a_source_that_claims_too_much_is_scaled_to_what_comes(precision):
     for index in range(2000):
-        worth.observe("a", 0.8, is_right=index % 4 == 0)
-    assert worth.calibrated("a", (0.8, 0.4)) == pytest.approx((0.25, 0.125), abs=0.03)
+        precision.observe("a", 0.8, is_right=index % 4 == 0)
+    assert precision.calibrated("a", (0.8, 0.4)) == pytest.approx((0.25, 0.125), abs=0.03)
 
 
 NONSENSE = {
@@ -101,9 +101,9 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("answer", NONSENSE.values(), ids=NONSENSE.keys())
-def test_whoever_raises_or_answers_nonsense_costs_itself_alone(worth, answer):
+def test_whoever_raises_or_answers_nonsense_costs_itself_alone(precision, answer):
     breakers = {name: Breaker(name) for name in ("a", "b")}
-    asked = panel(worth, breakers, a=answer, b=TREE)
+    asked = panel(precision, breakers, a=answer, b=TREE)
     liar = asked._guessers["a"]
     for _ in range(3):
         assert [source for source, _ in asked.ask([1, 2])] == ["b"]
@@ -111,7 +111,7 @@ def test_whoever_raises_or_answers_nonsense_costs_itself_alone(worth, answer):
     assert liar.num_asked == 1
     assert asked.failures == {"a": 1}
     assert (breakers["a"].num_failures, breakers["b"].num_failures) == (1, 0)
-    assert worth.of("a") == Record()
+    assert precision.of("a") == Record()
 
 
 def test_a_breaker_opens_after_failures_in_a_row_and_closes_after_a_trial(caplog):
@@ -135,11 +135,11 @@ def test_failures_with_sound_answers_in_between_open_nothing():
     assert breaker.admits()
 
 
-def test_what_requests_bring_counts_in_their_sessions_and_opens_nothing_for_others(worth, caplog):
+def test_what_requests_bring_counts_in_their_sessions_and_opens_nothing_for_others(precision, caplog):
     breakers = {"a": Breaker("a")}
     with caplog.at_level(logging.WARNING):
         for _ in range(3 * MAX_FAILURES):
-            asked = panel(worth, breakers, a=BadGuesserInput("a bad grammar"))
+            asked = panel(precision, breakers, a=BadGuesserInput("a bad grammar"))
             assert (asked.ask([1, 2]), asked.ask([1, 2])) == ([], [])
             assert asked.failures == {"a": 1}
     assert not caplog.records
@@ -164,12 +164,12 @@ class Keeps(Says):
         self.kept = list(text)
 
 
-def test_a_text_that_has_ended_is_told_to_those_that_keep_outputs_and_costs_nobody_else(worth):
+def test_a_text_that_has_ended_is_told_to_those_that_keep_outputs_and_costs_nobody_else(precision):
     breakers = {name: Breaker(name) for name in ("a", "b", "c")}
-    keeper = Keeps(TREE)
-    asked = Panel({"a": Keeps(ValueError()), "b": Says(TREE), "c": keeper}, breakers, worth, VOCAB_SIZE)
+    history = Keeps(TREE)
+    asked = Panel({"a": Keeps(ValueError()), "b": Says(TREE), "c": history}, breakers, precision, VOCAB_SIZE)
     asked.ended([1, 2, 3])
-    assert keeper.kept == [1, 2, 3]
+    assert history.kept == [1, 2, 3]
     assert asked.failures == {"a": 1}
     assert [breakers[name].num_failures for name in "abc"] == [1, 0, 0]
 
@@ -194,22 +194,22 @@ class Asks(Says):
         self.answers.append(list(samples))
 
 
-def asking(worth, **guessers):
-    return Panel(guessers, {name: Breaker(name) for name in guessers}, worth, VOCAB_SIZE)
+def asking(precision, **guessers):
+    return Panel(guessers, {name: Breaker(name) for name in guessers}, precision, VOCAB_SIZE)
 
 
-def test_the_first_that_has_questions_asks_and_gets_the_answers(worth):
+def test_the_first_that_has_questions_asks_and_gets_the_answers(precision):
     window = TokenTree.chain([3, 4])
     first, second = Asks(window), Asks(TokenTree.chain([5]))
-    told = asking(worth, a=Says(NO_GUESSES), b=first, c=second)
+    told = asking(precision, a=Says(NO_GUESSES), b=first, c=second)
     assert told.questions([1, 2]) == ("b", window)
     told.answered("b", [7, 8, 9])
     assert (first.answers, second.answers) == ([[7, 8, 9]], [])
 
 
-def test_who_has_no_questions_asks_none(worth):
-    assert asking(worth, a=Asks(TokenTree())).questions([1]) is None
-    assert asking(worth, a=Says(NO_GUESSES)).questions([1]) is None
+def test_who_has_no_questions_asks_none(precision):
+    assert asking(precision, a=Asks(TokenTree())).questions([1]) is None
+    assert asking(precision, a=Says(NO_GUESSES)).questions([1]) is None
 
 
 @pytest.mark.parametrize(
@@ -224,15 +224,15 @@ def test_who_has_no_questions_asks_none(worth):
     ],
     ids=str,
 )
-def test_who_asks_nonsense_is_left_out_and_counted_and_the_next_one_asks(worth, asked):
+def test_who_asks_nonsense_is_left_out_and_counted_and_the_next_one_asks(precision, asked):
     window = TokenTree.chain([3])
-    both = asking(worth, bad=Asks(asked), good=Asks(window))
+    both = asking(precision, bad=Asks(asked), good=Asks(window))
     assert both.questions([1]) == ("good", window)
     assert both.failures == {"bad": 1}
     assert both.questions([1]) == ("good", window)
 
 
-def test_who_fails_at_the_answers_is_left_out(worth):
-    alone = asking(worth, a=Asks(TokenTree.chain([3]), told=IndexError("no")))
+def test_who_fails_at_the_answers_is_left_out(precision):
+    alone = asking(precision, a=Asks(TokenTree.chain([3]), told=IndexError("no")))
     alone.answered(alone.questions([1])[0], [1, 2])
     assert (alone.failures, alone.questions([1])) == ({"a": 1}, None)

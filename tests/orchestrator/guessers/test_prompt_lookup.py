@@ -79,8 +79,8 @@ def test_continuations_that_differ_are_branches_the_latest_or_the_most_frequent_
 
 def test_branches_make_a_tree_with_what_others_have_guessed():
     tree = SpeculationTree()
-    tree.guess(Guesses.chain([8], [0.8]))
-    tree.guess(new_lookup(2, num_branches=2).propose([1, 2, 7, 1, 2, 8, 1, 2]))
+    tree.add_guesses(Guesses.chain([8], [0.8]))
+    tree.add_guesses(new_lookup(2, num_branches=2).propose([1, 2, 7, 1, 2, 8, 1, 2]))
     assert tree.block(tree.best(9, 9)) == TokenTree((8, 1, 7, 1), (ROOT, 0, ROOT, 2))
 
 
@@ -91,8 +91,8 @@ def test_the_index_is_bounded_and_goes_on_from_the_end_of_the_text(monkeypatch):
     for token in range(1000):
         text += [token % 7, token % 11]
         lookup.propose(text)
-        assert len(lookup._places) <= 3 * 64
-        assert all(len(places) <= prompt_lookup.MAX_PLACES for places in lookup._places.values())
+        assert len(lookup._ends) <= 3 * 64
+        assert all(len(ends) <= prompt_lookup.MAX_OCCURRENCES for ends in lookup._ends.values())
     text += [50, 51, 52, 50, 51]
     assert lookup.propose(text).tokens == (52, 50)
 

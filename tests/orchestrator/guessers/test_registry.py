@@ -10,7 +10,7 @@ from core.config import SpeculationConfig
 from core.errors import ConfigError
 from core.records import Grammar, GrammarKind
 from core.speculation.guesser import Guesses
-from core.speculation.source_worth import SourceWorth
+from core.speculation.source_precision import SourcePrecision
 from orchestrator.guessers.corpus.index import CorpusIndex, encode_index
 from orchestrator.guessers.registry import (
     BY_TEXT,
@@ -18,8 +18,8 @@ from orchestrator.guessers.registry import (
     GUESSERS,
     NEED_INDEX,
     SOURCES,
+    GuesserInputs,
     Guessers,
-    Means,
     OutputForm,
     available_sources,
     check_sources,
@@ -46,7 +46,7 @@ class Grammars:
 
 
 FORCED = {"grammar": Forced(), "template": Forced()}
-MEANS = Means(SpeculationConfig(lookup_branches=3), 4, INDEX, forced=FORCED, vocab_size=6)
+INPUTS = GuesserInputs(SpeculationConfig(lookup_branches=3), 4, INDEX, forced=FORCED, vocab_size=6)
 WORD = Grammar(GrammarKind.REGEX, "[ab]")
 LETTER = Grammar(GrammarKind.REGEX, "Dear [a-z]+,")
 
@@ -54,7 +54,7 @@ LETTER = Grammar(GrammarKind.REGEX, "Dear [a-z]+,")
 @pytest.mark.parametrize("name", GUESSERS)
 @given(pieces=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=9), min_size=1, max_size=12))
 def test_whatever_the_text_each_answers_soundly_and_no_deeper_than_is_of_use(name, pieces):
-    guesser, text = GUESSERS[name](MEANS), []
+    guesser, text = GUESSERS[name](INPUTS), []
     for piece in pieces:
         text += piece
         before = list(text)
@@ -64,42 +64,42 @@ def test_whatever_the_text_each_answers_soundly_and_no_deeper_than_is_of_use(nam
         depths = []
         for parent in found.parents:
             depths.append(1 + (depths[parent] if parent >= 0 else 0))
-        assert max(depths, default=0) <= MEANS.max_depth
+        assert max(depths, default=0) <= INPUTS.max_depth
     assert name in SOURCES
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup", "ngram", "suffix", "retrieval"])
 def test_what_repeats_is_found(name):
-    guesser, text = GUESSERS[name](MEANS), [1, 2, 3, 4, 5] * 6
+    guesser, text = GUESSERS[name](INPUTS), [1, 2, 3, 4, 5] * 6
     assert guesser.propose(text).tokens[:4] == (1, 2, 3, 4)
 
 
 def test_a_session_gets_those_that_it_names_and_none_where_nothing_can_be_guessed():
-    guessers, config = Guessers(MEANS.index), MEANS.config
-    assert list(guessers.panel(SOURCES, config, 4, SourceWorth(), 50)._guessers) == list(BY_TEXT)
-    assert not guessers.panel(("draft",), config, 4, SourceWorth(), 50)._guessers
-    assert not guessers.panel(SOURCES, config, 0, SourceWorth(), 50)._guessers
+    guessers, config = Guessers(INPUTS.index), INPUTS.config
+    assert list(guessers.panel(SOURCES, config, 4, SourcePrecision(), 50)._guessers) == list(BY_TEXT)
+    assert not guessers.panel(("draft",), config, 4, SourcePrecision(), 50)._guessers
+    assert not guessers.panel(SOURCES, config, 0, SourcePrecision(), 50)._guessers
 
 
 def test_a_grammar_guesses_where_the_output_has_one_and_is_compiled_only_if_it_is_asked_for():
-    grammars, config = Grammars(), MEANS.config
-    guessers = Guessers(MEANS.index, grammars)
+    grammars, config = Grammars(), INPUTS.config
+    guessers = Guessers(INPUTS.index, grammars)
     held = OutputForm(2, WORD)
     names = [name for name in GUESSERS if name != "template"]
-    assert list(guessers.panel(SOURCES, config, 4, SourceWorth(), 50, held)._guessers) == names
+    assert list(guessers.panel(SOURCES, config, 4, SourcePrecision(), 50, held)._guessers) == names
     assert grammars.asked == [(WORD, True)]
     for sources, depth, output in ((BY_TEXT, 4, held), (SOURCES, 0, held), (SOURCES, 4, OutputForm(2))):
-        assert "grammar" not in guessers.panel(sources, config, depth, SourceWorth(), 50, output)._guessers
-    assert "grammar" not in Guessers(MEANS.index).panel(SOURCES, config, 4, SourceWorth(), 50, held)._guessers
+        assert "grammar" not in guessers.panel(sources, config, depth, SourcePrecision(), 50, output)._guessers
+    assert "grammar" not in Guessers(INPUTS.index).panel(SOURCES, config, 4, SourcePrecision(), 50, held)._guessers
     assert grammars.asked == [(WORD, True)]
 
 
 def test_a_template_brings_its_source_whomever_a_request_names_and_binds_nobody():
-    grammars, config = Grammars(), MEANS.config
+    grammars, config = Grammars(), INPUTS.config
     guessers = Guessers(None, grammars)
 
     def names(sources, output, depth=4, of=guessers):
-        return list(of.panel(sources, config, depth, SourceWorth(), 50, output)._guessers)
+        return list(of.panel(sources, config, depth, SourcePrecision(), 50, output)._guessers)
 
     usual = OutputForm(2, template=LETTER)
     assert names(("draft", "suffix"), usual) == ["suffix", "template"]
@@ -112,14 +112,16 @@ def test_a_template_brings_its_source_whomever_a_request_names_and_binds_nobody(
 
 
 def test_a_template_is_asked_of_the_output_alone_and_claims_less_than_certainty():
-    panel = Guessers(None, Grammars()).panel([], MEANS.config, 4, SourceWorth(), 50, OutputForm(3, template=LETTER))
+    panel = Guessers(None, Grammars()).panel(
+        [], INPUTS.config, 4, SourcePrecision(), 50, OutputForm(3, template=LETTER)
+    )
     panel.ask([9, 9, 9, 0, 1])
     ((source, guesses),) = panel._proposed
     assert (source, guesses.tokens, guesses.chances) == ("template", (2, 3, 4, 5), (0.9,) * 4)
 
 
 def test_a_grammar_is_asked_of_the_output_alone():
-    panel = Guessers(None, Grammars()).panel(["grammar"], MEANS.config, 4, SourceWorth(), 50, OutputForm(3, WORD))
+    panel = Guessers(None, Grammars()).panel(["grammar"], INPUTS.config, 4, SourcePrecision(), 50, OutputForm(3, WORD))
     ((source, guesses),) = panel.ask([9, 9, 9, 0, 1])
     assert (source, guesses.tokens) == ("grammar", (2, 3, 4, 5))
 
@@ -133,7 +135,7 @@ def test_a_grammar_that_cannot_be_followed_costs_its_session_the_source_and_is_c
         def after(self, output, max_depth):
             raise ValueError("it does not compile")
 
-    panel = Guessers(MEANS.index, Bad()).panel(SOURCES, MEANS.config, 4, SourceWorth(), 6, OutputForm(0, WORD))
+    panel = Guessers(INPUTS.index, Bad()).panel(SOURCES, INPUTS.config, 4, SourcePrecision(), 6, OutputForm(0, WORD))
     text = [1, 2, 3, 4, 5] * 6
     assert "prompt_lookup" in dict(panel.ask(text))
     assert "grammar" not in dict(panel.ask([*text, 1]))

@@ -26,7 +26,7 @@ def match_of(text, end):
 
 def matches_by_hand(text):
     found = sorted((match_of(text, end) for end in range(1, len(text))), reverse=True)
-    return [match for match in found if match >= MIN_MATCH][: suffix.MAX_PLACES]
+    return [match for match in found if match >= MIN_MATCH][: suffix.MAX_OCCURRENCES]
 
 
 @given(st.lists(st.integers(0, 2), max_size=80), st.lists(st.integers(1, 20), max_size=40))
@@ -36,7 +36,7 @@ def test_the_places_with_the_longest_endings_in_common_are_found_however_the_tex
         end = min(len(tokens), end + piece)
         text = tokens[:end]
         index._index(text)
-        found = list(index._array.nearest(text, text, suffix.MAX_PLACES))
+        found = list(index._array.nearest(text, text, suffix.MAX_OCCURRENCES))
         assert [min(match, MAX_MATCH) for _, match in found] == matches_by_hand(text)
         assert all(min(match, MAX_MATCH) == match_of(text, place) for place, match in found)
 

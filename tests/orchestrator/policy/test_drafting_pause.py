@@ -7,8 +7,8 @@ import pytest
 from core.config import SpeculationConfig
 from core.records import Timing
 from orchestrator.policy.drafting_pause import (
-    LEAST_ROUNDS,
     MAX_WINDOWS,
+    MIN_ROUNDS,
     PLAIN_ROUNDS,
     SETTLING_ROUNDS,
     WINDOW_ROUNDS,
@@ -22,8 +22,8 @@ from tests.orchestrator.policy.test_policies import chain, request, verdict
 class FakeSessions:
     """All of them make `drafting` tokens a second while drafting goes on, and `plain` in a pause."""
 
-    def __init__(self, drafting, plain, num=1, most_plain=1e9):
-        self.pause, self.num, self.most_plain = DraftingPause(), num, most_plain
+    def __init__(self, drafting, plain, num=1, max_plain_rate=1e9):
+        self.pause, self.num, self.max_plain_rate = DraftingPause(), num, max_plain_rate
         self.drafting, self.plain = drafting, plain
         self.num_drafted = 1
         """Tokens of a round with drafting."""
@@ -34,7 +34,7 @@ class FakeSessions:
         rate = self.plain if self.pause.is_paused else self.drafting
         self.ways.append(self.pause.is_paused)
         num_tokens = 1 if self.pause.is_paused else self.num_drafted
-        reason = self.pause.observe_round(num_tokens, num_tokens / rate, self.num, lambda: self.most_plain)
+        reason = self.pause.observe_round(num_tokens, num_tokens / rate, self.num, lambda: self.max_plain_rate)
         self.reasons += [reason] if reason else []
 
     def run(self, num_rounds):
@@ -44,22 +44,22 @@ class FakeSessions:
 
 
 def test_there_is_no_trial_while_drafting_makes_more_than_plain_decoding_ever_has():
-    sessions = FakeSessions(drafting=20.0, plain=100.0, most_plain=19.0).run(2000)
+    sessions = FakeSessions(drafting=20.0, plain=100.0, max_plain_rate=19.0).run(2000)
     assert not any(sessions.ways)
 
 
 def test_the_first_trial_follows_the_first_window_and_decides():
     sessions = FakeSessions(drafting=20.0, plain=30.0)
-    sessions.run(LEAST_ROUNDS)
-    assert sessions.ways == [False] * LEAST_ROUNDS
+    sessions.run(MIN_ROUNDS)
+    assert sessions.ways == [False] * MIN_ROUNDS
     assert sessions.pause.is_paused  # the trial
-    sessions.run(SETTLING_ROUNDS + LEAST_ROUNDS)
+    sessions.run(SETTLING_ROUNDS + MIN_ROUNDS)
     assert sessions.pause.is_paused
     assert sessions.reasons == ["sessions made 30.0 tokens/s without drafting, 20.0 with"]
 
 
 def test_a_trial_that_gains_less_than_2_percent_ends():
-    sessions = FakeSessions(drafting=20.0, plain=20.3).run(2 * LEAST_ROUNDS + SETTLING_ROUNDS)
+    sessions = FakeSessions(drafting=20.0, plain=20.3).run(2 * MIN_ROUNDS + SETTLING_ROUNDS)
     assert not sessions.pause.is_paused
     assert not sessions.reasons
 
@@ -69,7 +69,7 @@ def test_trials_in_vain_become_rare():
     share = sum(sessions.ways) / len(sessions.ways)
     assert 0.0 < share < 1.5 / MAX_WINDOWS
     trials = sum(now and not before for before, now in zip(sessions.ways, sessions.ways[1:], strict=False))
-    assert trials > 10_000 / LEAST_ROUNDS / MAX_WINDOWS / 2  # but they go on
+    assert trials > 10_000 / MIN_ROUNDS / MAX_WINDOWS / 2  # but they go on
 
 
 @pytest.mark.parametrize("num", [1, 16])
@@ -88,10 +88,10 @@ def test_trials_of_much_slower_rounds_take_little_of_the_time(num):
 def test_after_a_trial_that_changed_the_way_the_other_is_tried_again_after_one_window():
     """What a trial of that way takes is not known yet, and the first change may have been a mistake."""
     sessions = FakeSessions(drafting=20.0, plain=30.0)
-    sessions.run(2 * LEAST_ROUNDS + SETTLING_ROUNDS)
+    sessions.run(2 * MIN_ROUNDS + SETTLING_ROUNDS)
     assert sessions.reasons
     assert sessions.pause.is_paused
-    sessions.run(LEAST_ROUNDS)
+    sessions.run(MIN_ROUNDS)
     assert not sessions.pause.is_paused
 
 
@@ -110,18 +110,18 @@ def test_drafting_comes_back_when_it_pays_again():
     sessions = FakeSessions(drafting=20.0, plain=30.0).run(500)
     assert sessions.pause.is_paused
     sessions.drafting = 60.0
-    sessions.run((MAX_WINDOWS + 3) * LEAST_ROUNDS)
+    sessions.run((MAX_WINDOWS + 3) * MIN_ROUNDS)
     assert not sessions.pause.is_paused
     assert sessions.reasons[-1] == "sessions made 60.0 tokens/s with drafting, 30.0 without"
 
 
 def test_what_is_under_way_at_a_change_is_not_measured():
     sessions = FakeSessions(drafting=20.0, plain=30.0, num=4)
-    sessions.run(max(LEAST_ROUNDS, 4 * WINDOW_ROUNDS))
+    sessions.run(max(MIN_ROUNDS, 4 * WINDOW_ROUNDS))
     sessions.plain = 1.0
     sessions.run(4 * SETTLING_ROUNDS)
     sessions.plain = 30.0
-    sessions.run(max(LEAST_ROUNDS, 4 * WINDOW_ROUNDS))
+    sessions.run(max(MIN_ROUNDS, 4 * WINDOW_ROUNDS))
     assert sessions.pause.is_paused
 
 
@@ -131,19 +131,19 @@ def test_rates_of_unlike_numbers_of_sessions_are_not_compared(num_after):
     sessions.run(8 * WINDOW_ROUNDS)
     assert sessions.pause.is_paused
     sessions.num = num_after
-    sessions.run(8 * SETTLING_ROUNDS + max(LEAST_ROUNDS, num_after * WINDOW_ROUNDS))
+    sessions.run(8 * SETTLING_ROUNDS + max(MIN_ROUNDS, num_after * WINDOW_ROUNDS))
     assert not sessions.pause.is_paused  # the trial has ended
     assert not sessions.reasons
 
 
 def test_a_few_long_rounds_beside_a_prompt_decide_nothing():
     sessions = FakeSessions(drafting=20.0, plain=19.0)
-    sessions.run(3 * LEAST_ROUNDS // 4)
+    sessions.run(3 * MIN_ROUNDS // 4)
     sessions.drafting = 1.0
-    sessions.run(LEAST_ROUNDS - 3 * LEAST_ROUNDS // 4)
+    sessions.run(MIN_ROUNDS - 3 * MIN_ROUNDS // 4)
     assert sessions.pause.is_paused  # the trial
     sessions.drafting = 20.0
-    sessions.run(SETTLING_ROUNDS + LEAST_ROUNDS)
+    sessions.run(SETTLING_ROUNDS + MIN_ROUNDS)
     assert not sessions.pause.is_paused
     assert not sessions.reasons
 
@@ -151,9 +151,9 @@ def test_a_few_long_rounds_beside_a_prompt_decide_nothing():
 def test_tokens_of_one_way_do_not_count_for_the_other():
     sessions = FakeSessions(drafting=20.0, plain=18.0)
     sessions.num_drafted = 4
-    sessions.run(LEAST_ROUNDS)
+    sessions.run(MIN_ROUNDS)
     assert sessions.pause.is_paused  # the trial, of which each round has one token
-    sessions.run(SETTLING_ROUNDS + LEAST_ROUNDS)
+    sessions.run(SETTLING_ROUNDS + MIN_ROUNDS)
     assert not sessions.pause.is_paused
     assert not sessions.reasons
 
@@ -175,7 +175,7 @@ def paused(**changes):
     policy.begin_drafting()
     for _ in range(10):
         policy.observe_round(verdict(chain(2), 1))
-    for _ in range(LEAST_ROUNDS):
+    for _ in range(MIN_ROUNDS):
         policy.observe_interval(1, 0.5)  # 2 tokens a second, where a pass takes 25 ms
     return policy
 
@@ -230,7 +230,7 @@ def test_sessions_that_do_not_draft_are_not_counted():
     known = Controller(SpeculationConfig())
     for changes in ({"max_draft_tokens": 0}, {}):  # the second has no draft
         policy = known.policy(request(**changes))
-        for _ in range(10 * LEAST_ROUNDS):
+        for _ in range(10 * MIN_ROUNDS):
             policy.observe_interval(1, 0.5)
         assert not policy.is_paused
 
@@ -248,7 +248,7 @@ def test_a_named_policy_does_not_pause():
     known = Controller(SpeculationConfig())
     adaptive, static = known.policy(request()), known.policy(request(policy="static"))
     adaptive.begin_drafting()
-    for _ in range(2 * LEAST_ROUNDS):
+    for _ in range(2 * MIN_ROUNDS):
         adaptive.observe_interval(1, 0.5)
     assert adaptive.is_paused
     assert not static.is_paused
@@ -258,6 +258,6 @@ def test_the_fastest_pass_of_at_least_so_many_rows_bounds_plain_decoding():
     known = Controller(SpeculationConfig()).policy(request())._known
     for rows, seconds in ((1, 0.010), (4, 0.020), (8, 0.018), (8, 0.030)):
         known.verify.observe(Timing(0.0, seconds, 1, rows), seconds + 0.001)
-    least_s = known.verify.passes.least_s
-    assert [least_s(rows) for rows in (1, 2, 4, 8)] == [0.010, 0.018, 0.018, 0.018]
-    assert least_s(100) == least_s(9) == 0.025  # nothing is known: what is expected
+    min_s = known.verify.passes.min_s
+    assert [min_s(rows) for rows in (1, 2, 4, 8)] == [0.010, 0.018, 0.018, 0.018]
+    assert min_s(100) == min_s(9) == 0.025  # nothing is known: what is expected

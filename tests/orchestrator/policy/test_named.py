@@ -72,10 +72,10 @@ def test_a_block_is_no_deeper_than_there_are_tokens_left(policy):
 def test_looked_up_guesses_are_taken_where_the_draft_has_told_of_none(policy):
     each, grown = make_policy(policy), SpeculationTree()
     assert chosen(each, grown) == []
-    grown.guess(Guesses.chain((30, 31), (0.9, 0.9)))
+    grown.add_guesses(Guesses.chain((30, 31), (0.9, 0.9)))
     assert chosen(each, grown)[:1] == [30]
     drafted = tree(0.9, 0.9)
-    drafted.guess(Guesses.chain((30, 31), (0.99, 0.99)))
+    drafted.add_guesses(Guesses.chain((30, 31), (0.99, 0.99)))
     assert 30 not in chosen(each, drafted)
 
 

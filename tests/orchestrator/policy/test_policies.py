@@ -118,7 +118,7 @@ def parameters(protocol):
 
 
 ALLOWED_INTS = {
-    "tree_spec.room",
+    "tree_spec.context_left",
     "tree_spec.turn",
     "choose.max_nodes",
     "choose.max_depth",
@@ -134,13 +134,13 @@ ALLOWED_INTS = {
     "observe_pass.timing.num_passes",
     "observe_pass.timing.num_rows",
     "observe_pass.timing.num_sessions",
-    "observe_round.seen.shape.parents",
-    "observe_round.seen.shape.ranks",
-    "observe_round.seen.path",
-    "observe_round.seen.gained",
-    "observe_round.seen.timing.num_passes",
-    "observe_round.seen.timing.num_rows",
-    "observe_round.seen.timing.num_sessions",
+    "observe_round.outcome.shape.parents",
+    "observe_round.outcome.shape.ranks",
+    "observe_round.outcome.path",
+    "observe_round.outcome.gained",
+    "observe_round.outcome.timing.num_passes",
+    "observe_round.outcome.timing.num_rows",
+    "observe_round.outcome.timing.num_sessions",
     "observe_draft.timing.num_passes",
     "observe_draft.timing.num_rows",
     "observe_draft.timing.num_sessions",
@@ -181,7 +181,7 @@ def test_a_policy_chooses_nodes_of_a_tree_whose_tokens_it_cannot_see(policy):
     assert len(Controller(SpeculationConfig(policy=policy)).policy(request()).choose(BlindTree(tree), 9, 9)) == 0
     new_nodes = NewNodes(0, (ROOT, ROOT, 0, 2), (10, 11, 12, 13), (0, 1, 0, 0), (0.9, 0.1, 0.9, 0.9), (0.9,) * 4)
     tree.add(new_nodes)
-    tree.guess(Guesses.chain((30, 31), (0.9, 0.9)))
+    tree.add_guesses(Guesses.chain((30, 31), (0.9, 0.9)))
     policy = Controller(SpeculationConfig(policy=policy)).policy(request())
     assert len(policy.choose(BlindTree(tree), 9, 9)) > 0
 

@@ -28,7 +28,7 @@ from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.shared_estimates import SharedEstimates
 from orchestrator.session import messages as m
-from orchestrator.session.guess import NO_GUESS, Offer
+from orchestrator.session.sourced_block import NO_BLOCK, Offer
 from tests.orchestrator.fakes import plain, request
 from tests.orchestrator.session.test_growing import CONFIG, PROMPT, Stage
 
@@ -373,7 +373,7 @@ def test_verdicts_of_steps_ahead_count_in_their_order_whatever_the_order_in_whic
 
 
 def test_refusals_of_steps_that_others_have_replaced_leave_those_in_place(stage):
-    plain_step, side = Offer(NO_GUESS, 0, is_open=True), stage.session._target
+    plain_step, side = Offer(NO_BLOCK, 0, is_open=True), stage.session._target
     stage.grows_right(3)
     replaced = stage.offer
     first, *_ = side.offer(plain_step, 3)
@@ -383,7 +383,7 @@ def test_refusals_of_steps_that_others_have_replaced_leave_those_in_place(stage)
 
 
 def test_steps_behind_one_that_is_refused_are_offered_anew(stage):
-    plain_step, side = Offer(NO_GUESS, 0, is_open=True), stage.session._target
+    plain_step, side = Offer(NO_BLOCK, 0, is_open=True), stage.session._target
     stage.grows_right(3)
     first, second, _ = side.offer(plain_step, 3)
     stage.event(m.TargetReplied(Refused(second.stamp, UNUSED)))
@@ -416,7 +416,7 @@ def test_steps_ahead_that_are_refused_are_asked_for_with_the_whole_text(tokenize
 
 def test_a_target_that_took_an_earlier_offer_has_nothing_of_what_was_offered_behind_the_later(stage):
     """The two cross on the way."""
-    plain_step, side = Offer(NO_GUESS, 0, is_open=True), stage.session._target
+    plain_step, side = Offer(NO_BLOCK, 0, is_open=True), stage.session._target
     stage.grows_right(3)
     earlier = stage.offer
     crossing = side.offer(plain_step, 3)
@@ -601,7 +601,7 @@ def test_what_an_output_must_look_like_guesses_and_a_template_whomever_the_reque
 
 
 @pytest.mark.parametrize(
-    ("max_draft_tokens", "guessers", "is_paused", "lacks_draft", "num_steps"),
+    ("max_draft_tokens", "guessers", "is_paused", "is_without_draft", "num_steps"),
     [
         (0, (), False, False, PLAIN_STEPS),
         (4, ("draft",), True, False, PAUSED_STEPS),
@@ -611,11 +611,11 @@ def test_what_an_output_must_look_like_guesses_and_a_template_whomever_the_reque
     ],
 )
 def test_plain_steps_are_offered_ahead_where_nothing_is_to_change_soon(
-    max_draft_tokens, guessers, is_paused, lacks_draft, num_steps
+    max_draft_tokens, guessers, is_paused, is_without_draft, num_steps
 ):
     policy = Controller(CONFIG).policy(request(PROMPT, 40, max_draft_tokens=max_draft_tokens, guessers=guessers))
     policy._known.pause.is_paused = is_paused
-    policy.observe_silence(is_silent=lacks_draft)
+    policy.observe_silence(is_silent=is_without_draft)
     assert policy.plain_steps == num_steps
 
 

@@ -412,7 +412,7 @@ def test_other_policies_have_chains_drawn_under_every_rule(verification):
 
 def test_adaptive_draws_a_chain_where_branches_cost_more_than_they_bring(monkeypatch):
     policy = Controller(SpeculationConfig()).policy(request(**{**SAMPLED, "verification": TREES[0]}))
-    monkeypatch.setattr(AdaptivePolicy, "minds_branches", True)
+    monkeypatch.setattr(AdaptivePolicy, "branches_cost_time", True)
     policy.net = lambda path_prob, branches=None: path_prob if branches is None else -path_prob
     assert policy.tree_spec(100, 4).is_chain
 
@@ -456,7 +456,7 @@ class Moody:
     def propose(self, text):
         raise AssertionError("where q is asked for it is asked for laws")
 
-    def law(self, text, drawn):
+    def distribution(self, text, drawn):
         share = 0.5 + 0.001 * len(self.said)
         self.said.append(SparseDistribution(candidates([*text, *drawn])[:2], (share, 1.0 - share)))
         return self.said[-1]
@@ -467,7 +467,7 @@ def guessing(tokenizer, monkeypatch, request):
     """A session without a draft whose guesses are drawn from laws, and who says them."""
     config = replace(CONFIG, policy=request.param, guessers=("ngram",))
     moody = Moody()
-    monkeypatch.setitem(GUESSERS, "ngram", lambda _means: moody)
+    monkeypatch.setitem(GUESSERS, "ngram", lambda _inputs: moody)
     return DrawnStage(tokenizer, config=config, sampling=Sampling(temperature=1.0, seed=SEED)), moody
 
 
@@ -512,7 +512,7 @@ def test_all_that_was_drawn_is_verified(guessing):
 
 @pytest.mark.parametrize("policy", ["static", "adaptive"])
 def test_no_more_is_drawn_than_the_output_and_the_target_have_room_for(tokenizer, monkeypatch, policy):
-    monkeypatch.setitem(GUESSERS, "ngram", lambda _means: Moody())
+    monkeypatch.setitem(GUESSERS, "ngram", lambda _inputs: Moody())
     config = replace(CONFIG, policy=policy, guessers=("ngram",))
     sampled = {"config": config, "sampling": Sampling(temperature=1.0, seed=SEED)}
     short = DrawnStage(tokenizer, 4, **sampled)

@@ -77,7 +77,7 @@ class FakeBranches(FakeMargin):
     branch_s = 0.0
 
     @property
-    def minds_branches(self):
+    def branches_cost_time(self):
         return self.branch_s > 0
 
     def net(self, path_prob, branches=None):
@@ -309,11 +309,11 @@ def test_a_draft_that_answers_nothing_for_some_rounds_is_lacking_until_it_tells_
     stage.grows((ROOT, 1))
     for _ in range(MAX_OPEN):
         stage.verdict()
-        assert not stage.policy.lacks_draft
+        assert not stage.policy.is_without_draft
     stage.verdict()
-    assert stage.policy.lacks_draft
+    assert stage.policy.is_without_draft
     stage.grows((ROOT, 2))
-    assert not stage.policy.lacks_draft
+    assert not stage.policy.is_without_draft
 
 
 def test_a_draft_that_ends_what_was_overtaken_is_not_lacking_although_it_tells_nothing(stage):
@@ -322,7 +322,7 @@ def test_a_draft_that_ends_what_was_overtaken_is_not_lacking_although_it_tells_n
         overtaken = Refused(stage.last(DraftRequest).stamp, "overtaken")
         stage.verdict()
         stage.event(m.DraftReplied(overtaken, 0.0, stage.now_s))
-    assert not stage.policy.lacks_draft
+    assert not stage.policy.is_without_draft
     assert stage.count(m.ReleaseDraft) == 0
 
 
@@ -365,25 +365,25 @@ def test_a_lost_draft_is_lacking_and_not_waited_for_until_the_next_tells_somethi
     known = stage.policy._known
     assert known.num_with_draft == 1
     stage.event(m.DraftLost(1))
-    assert stage.policy.lacks_draft
+    assert stage.policy.is_without_draft
     assert known.num_with_draft == 0
     stage.event(m.DraftLeased("d2", 2))
     assert known.num_with_draft == 1
     stage.num_reported = 0
     stage.verdict()
-    assert stage.policy.lacks_draft
+    assert stage.policy.is_without_draft
     assert stage.count(m.Await) == 0
     stage.grows((ROOT, 1))
-    assert not stage.policy.lacks_draft
+    assert not stage.policy.is_without_draft
     stage.verdict()
     assert stage.count(m.Await) == 1
 
 
 def test_a_draft_is_lacking_where_no_engine_grants_a_lease(tokenizer):
     stage = Stage(tokenizer, is_leased=False)
-    assert not stage.policy.lacks_draft, "it may come before the prompt has been taken in"
+    assert not stage.policy.is_without_draft, "it may come before the prompt has been taken in"
     stage.event(m.DraftNotLeased())
-    assert stage.policy.lacks_draft
+    assert stage.policy.is_without_draft
 
 
 def test_a_draft_whose_context_is_full_is_lacking(stage):
@@ -391,7 +391,7 @@ def test_a_draft_whose_context_is_full_is_lacking(stage):
     stage.policy.tree_spec = lambda _room, _turn: None
     stage.verdict()
     assert stage.count(m.ReleaseDraft) == 1
-    assert stage.policy.lacks_draft
+    assert stage.policy.is_without_draft
 
 
 def test_a_draft_that_has_told_nothing_yet_is_not_waited_for(stage):
@@ -633,7 +633,7 @@ def test_nodes_of_both_are_one_block_and_each_is_credited_with_its_own(repeating
     repeating.verdict()
     head = repeating.policy._learned.accepted
     num_judged = head.num_seen
-    block, seen = repeating.block, repeating.session._target.guess.shape
+    block, seen = repeating.block, repeating.session._target.block.shape
     assert sorted(block.tokens) == sorted([30, *FOUND])
     assert [block.tokens[node] for node, rank in enumerate(seen.ranks) if rank == UNRANKED] == list(FOUND[1:])
     assert seen.num_looked_up == 4

@@ -9,21 +9,21 @@ from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.panel import Panel
 from orchestrator.policy.policy import Found, Shape
-from orchestrator.policy.shared_estimates import ASKING_TRIAL_ROUNDS, AnswersWorth
-from orchestrator.session.guess import Guess
-from orchestrator.session.verdicts import Judged
+from orchestrator.policy.shared_estimates import ASKING_TRIAL_ROUNDS, QuestionValue
+from orchestrator.session.sourced_block import SourcedBlock
+from orchestrator.session.verdicts import JudgedBlock
 from tests.orchestrator.fakes import next_token, plain, request
 from tests.orchestrator.world import World
 
 BLOCK = TokenTree((7, 8, 9), (ROOT, 0, ROOT))
-GUESS = Guess(BLOCK, Shape(BLOCK.parents, (0, 0, 1), (0.9, 0.8, 0.1)), ("draft", "draft", "a"))
+SOURCED = SourcedBlock(BLOCK, Shape(BLOCK.parents, (0, 0, 1), (0.9, 0.8, 0.1)), ("draft", "draft", "a"))
 WINDOW = TokenTree((9, 8, 7, 5, 9), (ROOT, 0, ROOT, 2, ROOT))
 """Its first and third node are guesses already, and the last is the first once more."""
 
 
 def test_what_is_guessed_already_is_the_same_node():
-    asking = GUESS.asking("a", WINDOW)
-    assert asking.block == TokenTree((7, 8, 9, 8, 5), (ROOT, 0, ROOT, 2, 0))
+    asking = SOURCED.asking("a", WINDOW)
+    assert asking.tree == TokenTree((7, 8, 9, 8, 5), (ROOT, 0, ROOT, 2, 0))
     assert asking.questions.rows == (0, 3, 4, 1, 5, 3)
     assert (asking.questions.source, asking.questions.num_added) == ("a", 2)
     assert asking.shape == Shape((ROOT, 0, ROOT, 2, 0), (0, 0, 1, UNRANKED, UNRANKED), (0.9, 0.8, 0.1, 0.0, 0.0))
@@ -31,13 +31,13 @@ def test_what_is_guessed_already_is_the_same_node():
 
 
 def test_a_question_counts_as_a_guess_where_it_is_accepted():
-    asking = GUESS.asking("a", WINDOW)
+    asking = SOURCED.asking("a", WINDOW)
     assert asking.credits((2, 3)) == (["draft", "draft", "a", "a"], ["a", "a"])
     assert asking.credits(()) == (["draft", "draft", "a"], [])
-    assert GUESS.credits((0,)) == (["draft", "draft", "a"], ["draft"])
+    assert SOURCED.credits((0,)) == (["draft", "draft", "a"], ["draft"])
     verdict = Verdict(Stamp("s", 1, 1), (0, 4), 3, 1)
-    assert Judged(asking, verdict, 0.0, 0.1, None, False).seen(Found.NOT_ASKED).gained == 1
-    assert Judged(GUESS, verdict, 0.0, 0.1, None, False).seen(Found.NOT_ASKED).gained is None
+    assert JudgedBlock(asking, verdict, 0.0, 0.1, None, False).outcome(Found.NOT_ASKED).gained == 1
+    assert JudgedBlock(SOURCED, verdict, 0.0, 0.1, None, False).outcome(Found.NOT_ASKED).gained is None
 
 
 class Curious:
@@ -89,15 +89,15 @@ def test_a_session_asks_and_hands_on_the_answers_and_the_output_is_plain(tokeniz
 
 
 def test_asking_goes_on_while_it_pays_and_is_tried_again_for_a_small_share_of_the_tokens():
-    answers = AnswersWorth()
-    while answers.are_worth(0.5):
+    answers = QuestionValue()
+    while answers.are_worth_asking(0.5):
         answers.observe(0)
     assert 4 < answers.tokens.num_seen < 20
     waited = 1
-    while not answers.are_worth(0.5):
+    while not answers.are_worth_asking(0.5):
         waited += 1
     assert 0.021 * waited >= ASKING_TRIAL_ROUNDS * 0.5
     for _ in range(ASKING_TRIAL_ROUNDS):
-        assert answers.are_worth(0.5)
+        assert answers.are_worth_asking(0.5)
         answers.observe(2)
-    assert answers.are_worth(0.5), "the trial has paid"
+    assert answers.are_worth_asking(0.5), "the trial has paid"

@@ -20,9 +20,9 @@ from core.records import (
 )
 from core.speculation import EMPTY_PART, ROOT, UNRANKED, TokenTree
 from orchestrator.policy import Found, Shape
-from orchestrator.session.guess import Guess
 from orchestrator.session.recorder import Recorder
-from orchestrator.session.verdicts import Judged
+from orchestrator.session.sourced_block import SourcedBlock
+from orchestrator.session.verdicts import JudgedBlock
 from tests.orchestrator.fakes import request
 from tests.orchestrator.world import FaultyWorld
 
@@ -30,12 +30,12 @@ MIDDLE = Chunk("", (5,), (False,), Usage(3, 1))
 LAST = replace(MIDDLE, finish_reason=FinishReason.LENGTH)
 TIMING = Timing(0.0, 2.0, 1, 1)
 SHAPE = Shape((ROOT, 0, ROOT), (0, UNRANKED, UNRANKED), (0.9,) * 3)
-GUESS = Guess(TokenTree((5, 6, 7), SHAPE.parents), SHAPE, ("draft", "a", "b"))
+SOURCED = SourcedBlock(TokenTree((5, 6, 7), SHAPE.parents), SHAPE, ("draft", "a", "b"))
 
 
 def judged(sent_s, path, *, is_continued=False):
     verdict = Verdict(Stamp("t", 1, 1), path, 9, held=3, timing=TIMING)
-    return Judged(GUESS, verdict, sent_s, sent_s + 10.0, None, is_continued)
+    return JudgedBlock(SOURCED, verdict, sent_s, sent_s + 10.0, None, is_continued)
 
 
 def a_stream(**asked):

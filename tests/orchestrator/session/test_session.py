@@ -27,7 +27,7 @@ from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TokenTree
 from orchestrator.policy.growth import CATCH_UP
 from orchestrator.policy.policy import Shape
 from orchestrator.session import messages as m
-from orchestrator.session.guess import Guess
+from orchestrator.session.sourced_block import SourcedBlock
 from tests.orchestrator.fakes import EOS, FakeTokenizer, next_token, plain, request
 from tests.orchestrator.world import FaultyWorld, World, unlimited
 
@@ -43,10 +43,10 @@ def turns(world):
     return [c for c in commands(world, DraftRequest) if replace(c.growth, reports_all=False) != CATCH_UP]
 
 
-def guess(*tokens):
+def sourced(*tokens):
     """A chain, as if a draft had told of it."""
     block, num = TokenTree.chain(tokens), len(tokens)
-    return Guess(block, Shape(block.parents, (0,) * num, (1.0,) * num), (DRAFT,) * num)
+    return SourcedBlock(block, Shape(block.parents, (0,) * num, (1.0,) * num), (DRAFT,) * num)
 
 
 @pytest.mark.parametrize("gamma", range(9))
@@ -217,7 +217,7 @@ def test_an_accepted_path_that_is_none_of_the_block_is_not_taken(tokenizer, path
         world = World(request(), tokenizer, with_draft=False).start()
         world.deliver()
         world.waiting.clear()
-        world.session._target.guess = replace(guess(7, 8, 9, 10), block=TokenTree((7, 8, 9, 10), (-1, 0, -1, 2)))
+        world.session._target.block = replace(sourced(7, 8, 9, 10), tree=TokenTree((7, 8, 9, 10), (-1, 0, -1, 2)))
         world.handle(m.TargetReplied(verdict(world, path=accepted, held=3)))
         assert bool(world.tokens) == is_path
 
@@ -227,7 +227,7 @@ def test_a_verdict_may_say_that_all_of_its_path_is_held_and_no_more(tokenizer):
         world = World(request(), tokenizer, with_draft=False).start()
         world.deliver()
         world.waiting.clear()
-        world.session._target.guess = guess(7, 8)
+        world.session._target.block = sourced(7, 8)
         world.handle(m.TargetReplied(verdict(world, path=(0, 1), held=held)))
         assert bool(world.tokens) == is_possible
 
@@ -609,7 +609,7 @@ def test_everything_is_cut_at_the_same_token(tokenizer):
     ).start()
     world.deliver()
     world.waiting.clear()
-    world.session._target.guess = guess(*expected[:6])
+    world.session._target.block = sourced(*expected[:6])
     world.handle(
         m.TargetReplied(verdict(world, path=tuple(range(6)), next_token=expected[6], held=9, logprobs=tuple(entry[:7])))
     )

@@ -41,8 +41,8 @@ def engines(target, draft, seed, is_greedy):
             return rule.decide(block, log_p, seed, len(text), 0.0)[:2]
 
     class Draft(FakeDraftEngine):
-        def says_after(self, tokens, *, is_drawn):
-            assert not is_drawn
+        def says_after(self, tokens, *, is_sampled):
+            assert not is_sampled
             return Candidates(tuple(reference.ranked(draft, seed, tuple(tokens))[:4]), 0.9)
 
     return Target, Draft

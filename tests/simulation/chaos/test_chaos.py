@@ -13,9 +13,9 @@ import pytest
 
 from core.errors import Unavailable
 from orchestrator.guessers import BY_TEXT, CONTROLS, SOURCES
-from simulation.chaos.faults import GROWTH_FAULTS, CallFault, EngineFault, Happened
-from simulation.chaos.invariants import Stream, Watch
-from simulation.chaos.lies import GROWTH_LIES, GUESSER_LIES, TARGET_LIES
+from simulation.chaos.corruptions import DRAFT_CORRUPTIONS, GUESSER_CORRUPTIONS, TARGET_CORRUPTIONS
+from simulation.chaos.faults import GROWTH_FAULTS, CallFault, EngineFault, EventLog
+from simulation.chaos.invariants import InvariantChecker, Stream
 from simulation.chaos.run import run_seed
 from simulation.chaos.script import script_of
 from simulation.clock import new_loop
@@ -45,10 +45,10 @@ def counted(tmp_path_factory):
 def test_every_invariant_holds_and_nothing_that_can_happen_is_left_out(part, counted):
     broken, counts = [], Counter()
     for seed in range(part * NUM_SEEDS, (part + 1) * NUM_SEEDS):
-        story = run_seed(seed)
-        counts.update(story.counts)
-        if story.error is not None:
-            broken.append(f"{story.command}: {story.error}")
+        report = run_seed(seed)
+        counts.update(report.counts)
+        if report.error is not None:
+            broken.append(f"{report.command}: {report.error}")
     assert not broken, "\n".join(broken)
     (counted / f"{part}.new").write_text(json.dumps(counts))
     (counted / f"{part}.new").rename(counted / f"{part}.json")
@@ -68,7 +68,7 @@ AT_LEAST = {
 
 
 def check_that_all_happened(counts, share):
-    """A chaos that no longer hits, fails over or lies would pass everything. `share` is that of all seeds, or less."""
+    """Chaos that no longer hits, fails over or corrupts would pass everything. `share` is that of all seeds or less."""
     for number, kinds in AT_LEAST.items():
         for kind in kinds:
             assert counts[kind] >= number * share, kind
@@ -79,14 +79,14 @@ def check_that_all_happened(counts, share):
             assert counts[f"{side} engine {fault}"] > 100 * share, f"{side} {fault}"
         for kind in ("lease refused", "lease granted late"):
             assert counts[f"{side} {kind}"] > 10 * share, f"{side} {kind}"
-    for lie in TARGET_LIES:
-        assert share < 1 or counts[f"target says {lie}"] > 0, lie
+    for kind in TARGET_CORRUPTIONS:
+        assert share < 1 or counts[f"target says {kind}"] > 0, kind
     for fault in GROWTH_FAULTS:
         assert counts[f"draft growth {fault}"] > 10 * share, fault
-    for lie in ("lost", "told twice", *GROWTH_LIES):
-        assert counts[f"draft's growth: {lie}"] > 10 * share, lie
-    for lie in GUESSER_LIES:
-        assert counts[f"a guesser says {lie}"] > 10 * share, lie
+    for kind in ("lost", "sent twice", *DRAFT_CORRUPTIONS):
+        assert counts[f"draft's growth: {kind}"] > 10 * share, kind
+    for kind in GUESSER_CORRUPTIONS:
+        assert counts[f"a guesser says {kind}"] > 10 * share, kind
     for source in BY_TEXT:  # no output here has a grammar
         assert source in CONTROLS or counts[f"failures of {source}"] > 0, source
     assert sum(counts[f"accepted of {source}"] for source in SOURCES[1:]) > 500 * share
@@ -94,18 +94,18 @@ def check_that_all_happened(counts, share):
 
 def test_a_lease_that_is_granted_too_late_explains_the_end_of_its_own_stream_alone():
     script = script_of(549)
-    happened = Happened(lambda: 0.0)
-    watch = Watch(SimpleNamespace(blueprint=script.blueprint), None, happened, ())
+    events = EventLog(lambda: 0.0)
+    checker = InvariantChecker(SimpleNamespace(blueprint=script.blueprint), None, events, ())
     first, second = (Stream(each) for each in script.streams[:2])
     first.error = second.error = Unavailable("no target granted a lease")
-    happened.note("draft lease granted too late", f"{first.name}#1")
-    happened.note("target lease granted too late", f"{first.name}1#1")
+    events.note("draft lease granted too late", f"{first.name}#1")
+    events.note("target lease granted too late", f"{first.name}1#1")
     with pytest.raises(AssertionError, match="which nothing explains"):
-        watch.check_failure(first, 0)
-    happened.note("target lease granted too late", f"{first.name}#2")
-    watch.check_failure(first, 0)
+        checker.check_failure(first, 0)
+    events.note("target lease granted too late", f"{first.name}#2")
+    checker.check_failure(first, 0)
     with pytest.raises(AssertionError, match="which nothing explains"):
-        watch.check_failure(second, 0)
+        checker.check_failure(second, 0)
 
 
 @pytest.fixture
@@ -119,37 +119,37 @@ def watched(loop):
     """A pair of which each of two drafts has engines of its own."""
     blueprint = replace(script_of(549).blueprint, other_drafts=(script_of(549).blueprint.text,))
     rig = Rig(blueprint, loop, Random(0))
-    return rig, Watch(rig, loop, Happened(loop.time), ())
+    return rig, InvariantChecker(rig, loop, EventLog(loop.time), ())
 
 
 @pytest.mark.parametrize("draft", [0, 1])
 def test_what_is_left_on_any_draft_is_found(loop, draft):
-    rig, watch = watched(loop)
+    rig, checker = watched(loop)
     lease = loop.run_until_complete(rig.cluster.take_draft("s", (), draft))
     with pytest.raises(AssertionError, match="leases are still held"):
-        loop.run_until_complete(check_end(watch))
+        loop.run_until_complete(check_end(checker))
     lease.release()
-    loop.run_until_complete(check_end(watch))
+    loop.run_until_complete(check_end(checker))
 
 
 @pytest.mark.parametrize("number", range(3))
 def test_a_breach_on_any_engine_is_found(loop, number):
-    rig, watch = watched(loop)
-    watch.check()
+    rig, checker = watched(loop)
+    checker.check()
     rig.cluster.fleets[number].breaches.append(AssertionError("asked twice"))
     with pytest.raises(AssertionError, match="asked twice"):
-        watch.check()
+        checker.check()
 
 
-async def check_end(watch):
-    watch.check_nothing_is_left()
+async def check_end(checker):
+    checker.check_nothing_is_left()
 
 
 def test_the_same_seed_tells_the_same_story():
     first, second = run_seed(7), run_seed(7)
     assert first.lines == second.lines
     assert first.counts == second.counts
-    assert first.lines, "a story without a single fault shows nothing"
+    assert first.lines, "a report without a single fault shows nothing"
 
 
 def test_other_seeds_tell_other_stories():

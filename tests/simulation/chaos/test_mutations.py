@@ -21,9 +21,9 @@ from orchestrator.guessers.panel import Panel
 from orchestrator.session.drafts import draft_side
 from orchestrator.session.drafts.draft_side import DraftSide
 from orchestrator.session.engine_view import EngineView
-from orchestrator.session.guess import Offer
 from orchestrator.session.output import Output
 from orchestrator.session.session import Session
+from orchestrator.session.sourced_block import Offer
 from orchestrator.session.target_side import TargetSide
 from simulation.chaos.run import run_seed
 
@@ -46,7 +46,7 @@ def dropped_rollback(patch):
     commit = TargetSide.commit
 
     def all_of_it(self, verdict, *times):
-        return commit(self, replace(verdict, path=tuple(range(len(self.guess)))), *times)
+        return commit(self, replace(verdict, path=tuple(range(len(self.block)))), *times)
 
     patch(TargetSide, "commit", all_of_it)
 
@@ -56,8 +56,8 @@ def lost_bonus_token(patch):
     commit = TargetSide.commit
 
     def without(self, verdict, *times):
-        if verdict.path and len(verdict.path) == len(self.guess):
-            last = self.guess.block.tokens[verdict.path[-1]]
+        if verdict.path and len(verdict.path) == len(self.block):
+            last = self.block.tree.tokens[verdict.path[-1]]
             judged = commit(self, replace(verdict, path=verdict.path[:-1], next_token=last), *times)
             self._log.extend([1])
             return judged
@@ -126,7 +126,7 @@ def wrong_block_after_an_offer(patch):
     follow = Offer.follow
 
     def other(self, end, token):
-        tree = self.whole.block
+        tree = self.whole.tree
         tops = [node for node in range(self.num_block, len(tree)) if tree.parents[node] == end]
         return follow(self, end, tree.tokens[tops[-1]] if tops else token)
 

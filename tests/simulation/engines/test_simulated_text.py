@@ -34,11 +34,11 @@ class OneLaw:
 def test_any_token_that_is_lost_repeated_or_changed_changes_what_follows(prompt, data):
     text = Text(SteadyLaw())
     right = text.plain(prompt, 5, 8)
-    place = data.draw(st.integers(0, len(prompt) - 1))
+    position = data.draw(st.integers(0, len(prompt) - 1))
     for wrong in (
-        prompt[:place] + prompt[place + 1 :],
-        [*prompt[: place + 1], *prompt[place:]],
-        [*prompt[:place], prompt[place] % 999 + 1, *prompt[place + 1 :]],
+        prompt[:position] + prompt[position + 1 :],
+        [*prompt[: position + 1], *prompt[position:]],
+        [*prompt[:position], prompt[position] % 999 + 1, *prompt[position + 1 :]],
     ):
         assert text.plain(wrong, 5, 8) != right
     assert text.plain(prompt, 6, 8) != right
@@ -46,13 +46,13 @@ def test_any_token_that_is_lost_repeated_or_changed_changes_what_follows(prompt,
 
 def test_walking_a_tree_and_extending_a_log_lead_to_the_same_place():
     text, log = Text(SteadyLaw()), TokenLog(PROMPT)
-    place = text.place(log, SPEC)
+    position = text.position(log, SPEC)
     for _ in range(20):
-        token = place.next_token
-        place = text.after(place, token)
+        token = position.next_token
+        position = text.after(position, token)
         log.extend([token])
-        assert place == text.place(log, SPEC)
-    assert not text.after(place, place.next_token % 999 + 1).is_true
+        assert position == text.position(log, SPEC)
+    assert not text.after(position, position.next_token % 999 + 1).is_true
 
 
 @given(st.lists(st.integers(0, 4000), max_size=20), st.integers(0, 4000))
@@ -66,19 +66,19 @@ def test_a_hash_can_be_extended_without_the_log(tokens, token):
 @given(st.integers(0, 8), st.integers(1, 12), st.integers(8, 1000))
 def test_candidates_are_different_and_the_right_one_has_its_rank(rank, num_ranks, vocab_size):
     text = Text(OneLaw(rank=rank), vocab_size=vocab_size)
-    place = text.place(TokenLog(tuple(token % 7 for token in PROMPT)), SPEC)
-    ranked = text.coupled(place, num_ranks).ranked
+    position = text.position(TokenLog(tuple(token % 7 for token in PROMPT)), SPEC)
+    ranked = text.coupled(position, num_ranks).ranked
     assert len(set(ranked)) == len(ranked) == min(num_ranks, vocab_size - 4)
     assert all(0 < token < vocab_size for token in ranked)
-    assert (ranked.index(place.next_token) if place.next_token in ranked else None) == (
+    assert (ranked.index(position.next_token) if position.next_token in ranked else None) == (
         rank if rank < len(ranked) else None
     )
 
 
 def test_off_the_text_no_candidate_is_ever_right():
     text = Text(OneLaw(rank=0))
-    place = text.place(TokenLog(PROMPT), SPEC)
-    astray = text.after(place, place.next_token % 999 + 1)
+    position = text.position(TokenLog(PROMPT), SPEC)
+    astray = text.after(position, position.next_token % 999 + 1)
     assert astray.next_token not in text.coupled(astray, 30).ranked
     assert text.sampled(astray, is_right=True).sampled != astray.next_token
 
@@ -86,9 +86,9 @@ def test_off_the_text_no_candidate_is_ever_right():
 @pytest.mark.parametrize("is_right", [True, False])
 def test_a_sample_is_right_or_wrong_as_tossed(is_right):
     text = Text(OneLaw(plain_rank=2))
-    place = text.place(TokenLog(PROMPT), SPEC)
-    said = text.sampled(place, is_right=is_right)
-    assert (said.sampled == place.next_token) is is_right
+    position = text.position(TokenLog(PROMPT), SPEC)
+    said = text.sampled(position, is_right=is_right)
+    assert (said.sampled == position.next_token) is is_right
     assert said.q.token_ids == (said.sampled,)
 
 
@@ -102,9 +102,9 @@ def test_a_steady_law_keeps_to_its_shares():
     assert plain[0] / 10_000 == pytest.approx(0.5, abs=0.02)
     text, log, num_accepted = Text(law), TokenLog(PROMPT), 0
     for _ in range(4000):
-        place = text.place(log, SPEC)
-        num_accepted += text.is_accepted(place)
-        log.extend([place.next_token])
+        position = text.position(log, SPEC)
+        num_accepted += text.is_accepted(position)
+        log.extend([position.next_token])
     assert num_accepted / 4000 == pytest.approx(0.6, abs=0.03)
 
 

@@ -43,7 +43,7 @@ def test_a_crowd_may_take_back_a_change_but_no_more(seed):
 
 def test_without_room_to_spare_targets_would_flap(monkeypatch):
     """So the day is noisy enough to show it."""
-    monkeypatch.setattr(scaling, "SPARE", 0.0)
+    monkeypatch.setattr(scaling, "SPARE_SHARE", 0.0)
     day = simulate_day(Demand(peak_sessions=200, num_crowds=0), SETTINGS)
     assert day.num_flaps("target") > 3
 

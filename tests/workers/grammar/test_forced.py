@@ -9,7 +9,7 @@ import pytest
 
 from core.config import SpeculationConfig
 from core.records import GrammarKind
-from core.speculation import NO_GUESSES, SourceWorth
+from core.speculation import NO_GUESSES, SourcePrecision
 from core.speculation.token_tree import ROOT
 from orchestrator.guessers import Guessers, OutputForm
 from tests.workers.grammar.grammars import (
@@ -141,7 +141,7 @@ def test_grammars_that_cannot_be_followed_take_the_guesser_from_nobody_else():
     guessers, config = Guessers(None, grammars), SpeculationConfig()
 
     def panel(grammar):
-        return guessers.panel(["grammar"], config, DEPTH, SourceWorth(), VOCAB_SIZE, OutputForm(2, grammar))
+        return guessers.panel(["grammar"], config, DEPTH, SourcePrecision(), VOCAB_SIZE, OutputForm(2, grammar))
 
     for bad in [regex("(("), schema({"not": {}}), regex("yes"), regex("((("), regex("[")] * 2:
         asked = panel(bad)

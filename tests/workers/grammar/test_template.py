@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from core.config import SpeculationConfig
-from core.speculation import NO_GUESSES, SourceWorth
+from core.speculation import NO_GUESSES, SourcePrecision
 from core.speculation.token_tree import ROOT
 from orchestrator.guessers import Guessers, OutputForm
 from tests.workers.grammar.grammars import EOS, VOCAB_SIZE, at_once, compiler, ids, regex, schema, tokenizer
@@ -151,7 +151,7 @@ def test_templates_that_do_not_compile_take_the_source_from_nobody_else():
     guessers, config = Guessers(None, grammars), SpeculationConfig()
 
     def panel(template):
-        return guessers.panel([], config, DEPTH, SourceWorth(), VOCAB_SIZE, OutputForm(2, template=template))
+        return guessers.panel([], config, DEPTH, SourcePrecision(), VOCAB_SIZE, OutputForm(2, template=template))
 
     for bad in [regex("(("), schema({"not": {}}), regex("((("), regex("[")] * 2:
         asked = panel(bad)

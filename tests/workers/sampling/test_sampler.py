@@ -14,7 +14,7 @@ from core import noise
 from core.exact import sampling
 from core.noise import Purpose
 from core.records import Sampling
-from core.rules.chains import sound_prefix
+from core.rules.chains import valid_prefix
 from core.speculation.token_tree import TokenTree
 from tests.workers.sampling.uploaded import drawn_guesses
 from tests.workers.step.readbacks import at_once
@@ -291,7 +291,7 @@ def test_guesses_are_drawn_from_the_very_q_that_is_sent(top_tokens):
         assert q.probs == pytest.approx(reference.probs, rel=1e-4)
         assert len(q.token_ids) <= top_tokens
         assert token == sampling.draw_guess(q, VOCAB_SIZE, batch[i].sampling.seed, batch[i].position, places[i])
-        assert len(sound_prefix(TokenTree.chain([token], [q]), VOCAB_SIZE)) == 1
+        assert len(valid_prefix(TokenTree.chain([token], [q]), VOCAB_SIZE)) == 1
 
 
 @pytest.mark.parametrize("with_replacement", [False, True])

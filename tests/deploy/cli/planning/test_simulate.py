@@ -16,7 +16,7 @@ from core.errors import ConfigError
 from core.records import Verification
 from deploy.cli import main
 from deploy.cli.planning.simulate import MIN_STREAMS, Preset, SimulateOptions, by_streams, scenario_of
-from simulation.chaos.lies import GROWTH_LIES, TARGET_LIES
+from simulation.chaos.corruptions import DRAFT_CORRUPTIONS, TARGET_CORRUPTIONS
 from simulation.engines.hardware import PRESETS
 from simulation.report import draw_speed, table
 from simulation.report.comparison import compare
@@ -215,8 +215,8 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(tmp_path, cap
     assert "without matplotlib: pip install 'outrider[pictures]'" in capsys.readouterr().err
 
 
-def test_the_essay_names_every_preset_and_lie_count():
+def test_the_essay_names_every_preset_and_count():
     essay = (Path(__file__).parents[4] / "docs" / "simulation.md").read_text()
     assert all(f"| `{name}` |" in essay for name in PRESETS)
-    assert f"{len(GROWTH_LIES)} lies of a draft, {len(TARGET_LIES)} of a target" in essay
+    assert f"{len(DRAFT_CORRUPTIONS)} corruptions\n  of a draft, {len(TARGET_CORRUPTIONS)} of a target" in essay
     assert f"plants {len(PLANTED)} faults" in essay

@@ -6,40 +6,40 @@ import pytest
 
 from core.config import SpeculationConfig
 from orchestrator.policy.adaptive import TRIAL_ROUNDS
+from orchestrator.policy.depth_acceptance import DepthAcceptance
 from orchestrator.policy.policies import Controller
-from orchestrator.policy.reach import Reach
 from orchestrator.policy.shared_estimates import TRIAL_SHARE
 from tests.orchestrator.policy.test_policies import chain, request, verdict
 
 
 def test_before_anything_was_seen_each_guess_is_as_good_as_any_other():
-    assert Reach().path_prob(3, 0.5).tolist() == pytest.approx([0.5, 0.25, 0.125])
+    assert DepthAcceptance().path_prob(3, 0.5).tolist() == pytest.approx([0.5, 0.25, 0.125])
 
 
 def test_a_step_is_learned_only_where_the_steps_before_it_were_made():
-    reach = Reach()
+    acceptance = DepthAcceptance()
     for _ in range(400):
-        reach.observe(num_accepted=1, num_passes=4, first_chance=0.7)
-    first, second, third, fourth = reach.path_prob(4, 0.7)
+        acceptance.observe(num_accepted=1, num_passes=4, first_chance=0.7)
+    first, second, third, fourth = acceptance.path_prob(4, 0.7)
     assert first > 0.95
     assert second / first < 0.1
     assert (third / second, fourth / third) == pytest.approx((0.7, 0.7)), "no verdict tells of them"
 
 
 def test_a_block_that_was_accepted_whole_tells_nothing_of_what_was_not_drafted():
-    reach = Reach()
+    acceptance = DepthAcceptance()
     for _ in range(400):
-        reach.observe(num_accepted=2, num_passes=2, first_chance=0.7)
-    path_prob = reach.path_prob(3, 0.7)
+        acceptance.observe(num_accepted=2, num_passes=2, first_chance=0.7)
+    path_prob = acceptance.path_prob(3, 0.7)
     assert path_prob[1] > 0.9
     assert path_prob[2] / path_prob[1] == pytest.approx(0.7)
 
 
 def test_deeper_steps_follow_the_text_before_they_are_seen_again():
-    reach = Reach()
+    acceptance = DepthAcceptance()
     for _ in range(400):
-        reach.observe(num_accepted=4, num_passes=4, first_chance=0.7)
-    easy, hard = reach.path_prob(4, 0.7)[-1], reach.path_prob(4, 0.2)[-1]
+        acceptance.observe(num_accepted=4, num_passes=4, first_chance=0.7)
+    easy, hard = acceptance.path_prob(4, 0.7)[-1], acceptance.path_prob(4, 0.2)[-1]
     assert hard < 0.7 * easy
 
 
@@ -55,18 +55,18 @@ def test_blocks_become_deeper_where_verdicts_go_far_although_first_candidates_ar
     policy._learned.accepted.value = 0.5
     before = policy._forecast()
     for _ in range(200):
-        policy._learned.reach.observe(num_accepted=8, num_passes=8, first_chance=0.5)
+        policy._learned.depth_acceptance.observe(num_accepted=8, num_passes=8, first_chance=0.5)
     assert before < policy._forecast() == policy.max_depth
 
 
 def test_only_verdicts_on_what_was_drafted_count():
     policy = in_turn()
     policy.tree_spec(100, 64)
-    before = policy._learned.reach.path_prob(8, 0.5).tolist()
+    before = policy._learned.depth_acceptance.path_prob(8, 0.5).tolist()
     policy.observe_round(verdict(chain(0), 0))  # the draft was late
-    assert policy._learned.reach.path_prob(8, 0.5).tolist() == before
+    assert policy._learned.depth_acceptance.path_prob(8, 0.5).tolist() == before
     policy.observe_round(verdict(chain(2), 1))
-    assert policy._learned.reach.path_prob(8, 0.5).tolist() != before
+    assert policy._learned.depth_acceptance.path_prob(8, 0.5).tolist() != before
 
 
 def test_after_a_rest_a_session_tries_again_when_enough_rounds_have_been_made_without():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from core.speculation.calibration import MAX_CHANCE, PRIOR, WINDOW
 
-PRIOR_PLACES = 4.0
+PRIOR_POSITIONS = 4.0
 """Number of positions that the prior counts for."""
 _KEPT = 1.0 - 1.0 / WINDOW
 
@@ -21,9 +21,9 @@ _KEPT = 1.0 - 1.0 / WINDOW
 class Record:
     """Precision of one source, over the positions where it guessed; recent ones count most."""
 
-    num_right: float = PRIOR * PRIOR_PLACES
+    num_right: float = PRIOR * PRIOR_POSITIONS
     """Number of positions where one of its guesses was right, fading."""
-    claimed: float = PRIOR_PLACES
+    claimed: float = PRIOR_POSITIONS
     """Sum of the chances that it gave its guesses, fading."""
     num_seen: int = 0
 
@@ -38,14 +38,14 @@ class Record:
         self.num_seen += 1
 
 
-class SourceWorth:
+class SourcePrecision:
     """Precision of all sources, shared by all sessions with the same verification."""
 
     def __init__(self) -> None:
         self._records = defaultdict[str, Record](Record)
 
     def __repr__(self) -> str:
-        return f"<SourceWorth {dict(self._records)}>"
+        return f"<SourcePrecision {dict(self._records)}>"
 
     def of(self, source: str) -> Record:
         return self._records[source]

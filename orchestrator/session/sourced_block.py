@@ -26,40 +26,40 @@ class Questions:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
-    """A block, and its shape as a policy sees it."""
+class SourcedBlock:
+    """A block of guesses with their sources, and its shape as a policy sees it."""
 
-    block: TokenTree = EMPTY_BLOCK
+    tree: TokenTree = EMPTY_BLOCK
     shape: Shape = NO_SHAPE
     sources: tuple[str, ...] = ()
     """Source of each node."""
     questions: Questions | None = None
 
     def __len__(self) -> int:
-        return len(self.block)
+        return len(self.tree)
 
-    def asking(self, source: str, tree: TokenTree) -> Guess:
+    def asking(self, source: str, tree: TokenTree) -> SourcedBlock:
         """Return this block with the missing nodes of `tree` appended."""
-        tokens, parents, num_guesses = list(self.block.tokens), list(self.block.parents), len(self.block)
-        place_of = {key: place for place, key in enumerate(zip(parents, tokens, strict=True))}
-        places = list[int]()
+        tokens, parents, num_guesses = list(self.tree.tokens), list(self.tree.parents), len(self.tree)
+        index_of = {key: index for index, key in enumerate(zip(parents, tokens, strict=True))}
+        indices = list[int]()
         for token, above in zip(tree.tokens, tree.parents, strict=True):
-            parent = ROOT if above == ROOT else places[above]
-            place = place_of.setdefault((parent, token), len(tokens))
-            if place == len(tokens):
+            parent = ROOT if above == ROOT else indices[above]
+            index = index_of.setdefault((parent, token), len(tokens))
+            if index == len(tokens):
                 tokens.append(token)
                 parents.append(parent)
-            places.append(place)
+            indices.append(index)
         num = len(tokens) - num_guesses
         shape = Shape(tuple(parents), (*self.shape.ranks, *[UNRANKED] * num), (*self.shape.confidence, *[0.0] * num))
-        questions = Questions(source, (0, *[place + 1 for place in places]), num)
-        return Guess(TokenTree(tuple(tokens), shape.parents), shape, (*self.sources, *[source] * num), questions)
+        questions = Questions(source, (0, *[index + 1 for index in indices]), num)
+        return SourcedBlock(TokenTree(tuple(tokens), shape.parents), shape, (*self.sources, *[source] * num), questions)
 
-    def below(self, node: int) -> Guess:
+    def below(self, node: int) -> SourcedBlock:
         """Return the subtree below a node, with that node as the root."""
-        block, nodes = subtree(self.block, node)
+        tree, nodes = subtree(self.tree, node)
         ranks, confidences = _at(self.shape.ranks, nodes), _at(self.shape.confidence, nodes)
-        return Guess(block, Shape(block.parents, ranks, confidences), _at(self.sources, nodes))
+        return SourcedBlock(tree, Shape(tree.parents, ranks, confidences), _at(self.sources, nodes))
 
     def credits(self, path: Sequence[int]) -> tuple[list[str], list[str]]:
         """Return the source of each node that counts as a guess, and of each node on the accepted `path`.
@@ -69,19 +69,19 @@ class Guess:
         accepted = [self.sources[node] for node in path]
         if self.questions is None:
             return list(self.sources), accepted
-        num_guesses = len(self.block) - self.questions.num_added
+        num_guesses = len(self.tree) - self.questions.num_added
         lucky = [self.sources[node] for node in path if node >= num_guesses]
         return [*self.sources[:num_guesses], *lucky], accepted
 
 
-NO_GUESS = Guess()
+NO_BLOCK = SourcedBlock()
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
     """A block that is verified and, below it, the next block for each outcome with which the target may continue."""
 
-    whole: Guess
+    whole: SourcedBlock
     num_block: int
     is_open: bool
     """Whether the target may continue with an empty block after any other outcome."""
@@ -96,11 +96,11 @@ class Offer:
         """Whether the offer is a step without guesses, whatever the verdict."""
         return self.is_open and not len(self.whole)
 
-    def follow(self, end: int, token: int) -> Guess | None:
+    def follow(self, end: int, token: int) -> SourcedBlock | None:
         """Return the next block if the path to `end` is accepted and `token` follows."""
-        node = self.whole.block.child(end, token)
+        node = self.whole.tree.child(end, token)
         if node is None:
-            return NO_GUESS if self.is_open else None
+            return NO_BLOCK if self.is_open else None
         return self.whole.below(node)
 
 

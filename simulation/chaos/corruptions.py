@@ -1,8 +1,8 @@
 """Corrupt replies that a broken engine or network may send.
 
-Each lie takes a valid reply and a random source. A draft may lie about anything; the output must not change. For a
-target there are only detectable lies: its tokens are the output, so nothing can detect a target that emits another
-token.
+Each corruption takes a valid reply and a random source. A draft's reply may be wrong in anything; the output must not
+change. A target's may be wrong only in what a session can detect: its tokens are the output, so nothing can detect a
+target that emits another token.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from core.records import DraftUpdate, Missing, Stamp, Verdict
 from core.speculation import NO_Q, ROOT, Guesses, NewNodes
 
-TargetLie = Callable[[Verdict, Random], Verdict | Missing]
-GrowthLie = Callable[[DraftUpdate, Random], DraftUpdate | Missing]
+TargetCorruption = Callable[[Verdict, Random], Verdict | Missing]
+DraftCorruption = Callable[[DraftUpdate, Random], DraftUpdate | Missing]
 
 
 def _somewhere(values: tuple[float, ...], value: float, random: Random) -> tuple[float, ...]:
@@ -34,7 +34,7 @@ def _other_epoch(stamp: Stamp) -> Stamp:
     return replace(stamp, epoch=stamp.epoch + 1)
 
 
-TARGET_LIES: dict[str, TargetLie] = {
+TARGET_CORRUPTIONS: dict[str, TargetCorruption] = {
     "a path that is none": lambda v, r: replace(v, path=(r.randrange(300, 400), *v.path)),
     "a path upside down": lambda v, _: replace(v, path=(*(v.path or (0, 1, 2))[::-1], 0)),
     "a token outside the vocabulary": lambda v, r: replace(v, next_token=r.choice((10**6, -1))),
@@ -54,7 +54,7 @@ def _raise(*_: Any) -> Guesses:
     raise RuntimeError("a guesser that is broken")
 
 
-GUESSER_LIES: dict[str, Callable[[Guesses, Random], Any]] = {
+GUESSER_CORRUPTIONS: dict[str, Callable[[Guesses, Random], Any]] = {
     "other guesses": lambda _, r: Guesses.chain([r.randrange(1, 16) for _ in range(3)], [1.0] * 3),
     "guesses outside the vocabulary": lambda _, r: Guesses.chain([1, r.choice((10**6, -7))], [0.9, 0.9]),
     "guesses below nothing": lambda _, r: Guesses((r.choice((-5, 3)),), (1,), (0.9,)),
@@ -66,23 +66,23 @@ GUESSER_LIES: dict[str, Callable[[Guesses, Random], Any]] = {
 """Values returned in place of a guesser's proposal."""
 
 
-def _told(draft_update: Any, **changes: Any) -> Any:
-    """Replace columns of the new nodes. Raises: ValueError if the record itself rejects the lie."""
+def _with_columns(draft_update: Any, **changes: Any) -> Any:
+    """Replace columns of the new nodes. Raises: ValueError if the record itself rejects the change."""
     return replace(draft_update, new_nodes=replace(draft_update.new_nodes, **changes))
 
 
-GROWTH_LIES: dict[str, GrowthLie] = {
-    "growth outside the vocabulary": lambda s, r: _told(
+DRAFT_CORRUPTIONS: dict[str, DraftCorruption] = {
+    "growth outside the vocabulary": lambda s, r: _with_columns(
         s, tokens=_tokens(tuple(s.new_nodes.tokens.tolist()), r.choice((10**6, -7)), r)
     ),
-    "other growth": lambda s, r: _told(s, tokens=tuple(r.randrange(1, 40) for _ in s.new_nodes.tokens)),
-    "growth all below one": lambda s, _: _told(s, parents=(ROOT,) * len(s.new_nodes)),
-    "growth below what comes later": lambda s, _: _told(s, parents=(10**6,) * len(s.new_nodes)),
-    "growth below nothing": lambda s, _: _told(s, parents=(-5,) * len(s.new_nodes)),
-    "growth without a chance": lambda s, r: _told(
+    "other growth": lambda s, r: _with_columns(s, tokens=tuple(r.randrange(1, 40) for _ in s.new_nodes.tokens)),
+    "growth all below one": lambda s, _: _with_columns(s, parents=(ROOT,) * len(s.new_nodes)),
+    "growth below what comes later": lambda s, _: _with_columns(s, parents=(10**6,) * len(s.new_nodes)),
+    "growth below nothing": lambda s, _: _with_columns(s, parents=(-5,) * len(s.new_nodes)),
+    "growth without a chance": lambda s, r: _with_columns(
         s, chances=_somewhere(tuple(s.new_nodes.chances.tolist()), r.choice((0.0, 2.0)), r)
     ),
-    "growth whose chance is no number": lambda s, r: _told(
+    "growth whose chance is no number": lambda s, r: _with_columns(
         s, chances=_somewhere(tuple(s.new_nodes.chances.tolist()), math.nan, r)
     ),
     "growth that leaves out": lambda s, r: replace(s, new_nodes=NewNodes(s.new_nodes.first + r.randrange(1, 9))),
@@ -90,9 +90,9 @@ GROWTH_LIES: dict[str, GrowthLie] = {
     "too much held": lambda s, r: replace(s, held=s.held + r.randrange(1, 1000)),
     "too little held": lambda s, r: replace(s, held=s.held - r.randrange(1, 1000)),
     "growth that is over": lambda s, _: replace(s, is_over=True),
-    "draws from nothing": lambda s, _: _told(s, q=()),
-    "draws from what is no law": lambda s, _: _told(s, q=(NO_Q,) * len(s.new_nodes)),
-    "a law too many": lambda s, _: _told(s, q=(*s.new_nodes.q, NO_Q)),
+    "draws from nothing": lambda s, _: _with_columns(s, q=()),
+    "draws from what is no law": lambda s, _: _with_columns(s, q=(NO_Q,) * len(s.new_nodes)),
+    "a law too many": lambda s, _: _with_columns(s, q=(*s.new_nodes.q, NO_Q)),
     "another epoch": lambda s, _: replace(s, stamp=_other_epoch(s.stamp)),
     "missing": lambda s, r: Missing(s.stamp, r.choice((0, s.held, -1, 10**6))) if s.is_over else s,
 }

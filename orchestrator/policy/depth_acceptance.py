@@ -14,7 +14,7 @@ from core.speculation import Calibration, Floats
 
 
 @dataclass(slots=True)
-class Reach:
+class DepthAcceptance:
     """Chance, by depth, of one more accepted guess after the accepted ones.
 
     The chance rises with depth, since texts are easy and hard in stretches, and is higher in a tree, which has more
