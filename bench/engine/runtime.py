@@ -87,7 +87,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
     return _results(times, shape.num_parameters, settings)
 
 
-# Sides: each call is one measurement, in seconds
+# The variants compared: each is a function that takes one measurement and returns seconds
 
 
 def _sides_of(model: Path, dtype: Dtype, num_threads: int) -> Mapping[str, Seconds]:

@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Call the demo pair with few places and a long queue. Each memory measurement starts anew: freed memory is
-    reused."""
+    """Call the demo pair with few places and a long queue. Each memory measurement uses a new service, because an
+    old process would reuse freed memory."""
     config = demo_config()
     limits = replace(config.limits, max_sessions=PLACES, max_queued=args.waiting + PLACES)
     config = replace(config, limits=limits)

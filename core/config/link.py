@@ -1,4 +1,7 @@
-"""Settings of the links between orchestrators and engines."""
+"""Settings of the links between orchestrators and engines.
+
+`Limits.reply_timeout_s` says how long an engine may be silent.
+"""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Models:
 
 
 async def load_of(model: Hosted) -> Load:
-    """The model's current load. An engine in a long pass counts with its last report."""
+    """The model's current load. For an engine that is busy with a long pass, its last report is used."""
     targets = await model.target_stats()
     config, info = model.served.config, model.served.target
     blocks_each = info.kv_cache_tokens // config.target.engine.block_tokens

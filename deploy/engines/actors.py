@@ -48,7 +48,8 @@ IMPORTS = (
     "transformers.conversion_mapping", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
     "numba.core.registry:cpu_target.typing_context.refresh", "numba.core.registry:cpu_target.target_context.refresh",
 )  # fmt: skip
-"""Libraries that engines import, which takes most of their start time, and what numba loads at its first use."""
+"""Modules that the fork server imports in advance, because importing them takes most of an engine's start; and the
+registries that numba otherwise loads at its first use."""
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)

@@ -1,4 +1,4 @@
-"""Input of a policy, and its report.
+"""Input of a policy, and its report. The policies themselves are in `adaptive` and `named`.
 
 A policy decides for one session how deep and how wide to draft (`tree_policy`). It sees shapes, ranks, confidences and
 times, never token ids. A rule can therefore drop a guess because of q but never because of the drawn token, which in

@@ -76,9 +76,9 @@ class Learned:
     idle_rounds: int = 0
     """Number of consecutive rounds, over all sessions, without guesses to verify."""
     tokens: Average = field(default_factory=lambda: Average(1.0))
-    """Tokens per round of any session."""
+    """Average tokens per round, over all sessions."""
     seconds: Average | None = None
-    """Seconds per round of any session; None before the first."""
+    """Average seconds per round, over all sessions; None before the first round."""
 
 
 @dataclass(slots=True)

@@ -50,6 +50,7 @@ class Statistics:
     num_draft_failures: int = 0
     num_target_failures: int = 0
     num_stale_replies: int = 0
+    """Number of replies that answered no open message. For tests; not reported."""
     draft_time_s: float = 0.0
     hidden_draft_time_s: float = 0.0
     verify_time_s: float = 0.0

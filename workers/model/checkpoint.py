@@ -1,7 +1,7 @@
 """Checks a checkpoint's tensors by the headers of its files: names, shapes and types. Reads no weights.
 
-A header has about 100 bytes for each tensor, so checking a model of any size needs little memory. Knows files and
-models without weights. Must not know how tensors are used.
+A header has about 100 bytes for each tensor, so checking a model of any size needs little memory. Knows files,
+and models built without weights. Must not know how tensors are used.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class VerifiedBlock:
     path: tuple[int, ...]
     """Indices of the accepted guesses, in their order."""
     next_token_id: int
-    """The target's own token behind them. The output may have ended before it."""
+    """The token that the target added after the accepted guesses. Not in the output if that ended before it."""
 
 
 @dataclass(frozen=True, slots=True)
