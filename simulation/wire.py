@@ -59,14 +59,19 @@ class Wire:
         loop, session = asyncio.get_running_loop(), request.stamp.session
         await asyncio.sleep(self._arrival_s(session, is_back=False) - loop.time())
         last_s = 0.0
+        arrivals: list[asyncio.TimerHandle] = []
 
         def send(reply: Reply) -> None:
             nonlocal last_s
             last_s = self._arrival_s(session, is_back=True)
-            loop.call_at(last_s, take, reply)
+            arrivals.append(loop.call_at(last_s, take, reply))
 
-        await engine.exchange([request], send)
-        await until(last_s)
+        try:
+            await engine.exchange([request], send)
+            await until(last_s)
+        finally:  # a caller that has left takes nothing more
+            for arrival in arrivals:
+                arrival.cancel()
 
     def _arrival_s(self, session: str, *, is_back: bool) -> float:
         """Arrival time of an ordered message that is sent now."""

@@ -11,11 +11,11 @@ from typing import Any, get_args
 
 from core.config import Limits, ServiceConfig, SpeculationConfig
 from core.errors import InvalidRequest
-from core.ranges import ranges_of
+from core.ranges import check, ranges_of
 from core.records import GenerationRequest, Grammar, ModelInfo, Policy, SpeculationFields, Verification
 from core.rules import Rule
 from deploy.api.authentication import Caller
-from deploy.api.checks import require, require_eos, within
+from deploy.api.checks import require, require_eos
 from deploy.api.given import Given
 from deploy.api.hosted import Served
 from orchestrator.guessers import available_sources
@@ -64,7 +64,8 @@ def _parameters(given: Given) -> dict[str, Any]:
     names = [each.name for each in fields(SpeculationFields)]
     values = {name: value for name in names if (value := getattr(given, name)) is not None}
     for name, allowed in ranges_of(GenerationRequest).items():
-        within(values.get(name), allowed, f"speculation.{name}")
+        if name in values:
+            check(f"speculation.{name}", values[name], allowed)
     return values
 
 

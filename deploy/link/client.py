@@ -129,9 +129,9 @@ class Link(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         sent = _SentBatch({request.stamp for request in batch}, take, loop.create_future(), loop.time())
         self._open.update(dict.fromkeys(sent.open, sent))
-        self._send(batch)
         watch = _Watch(sent, silence_s) if silence_s is not None else None
         try:
+            self._send(batch)
             await sent.ended
         finally:
             if watch is not None:
@@ -146,7 +146,7 @@ class Link(asyncio.Protocol):
             frame = framed(encode_requests(batch))
         except FrameTooLong as error:
             if len(batch) == 1:
-                self._on_reply(Refused(batch[0].stamp, f"the prompt is too long for a link: {error}", field="prompt"))
+                self._on_reply(Refused(batch[0].stamp, f"the request is too long for a link: {error}", field="prompt"))
                 return
             middle = len(batch) // 2
             self._send(batch[:middle])

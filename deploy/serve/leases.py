@@ -76,6 +76,8 @@ class _Deployment(Generic[Port]):
                         continue
                     if isinstance(answer, ServeLease):
                         return answer
+                    if answer.replica_id in refused_by:  # a link that fails does so at once
+                        await asyncio.sleep(GRANT_RETRY_S)
                     refused_by.add(answer.replica_id)
                     problem = f": {answer.reason}"
         except (TimeoutError, RayServeException) as error:

@@ -145,13 +145,14 @@ class Batcher(Generic[Request, Reply]):
             if not has_answered:
                 has_answered = True
                 saw_pass()
-            if reply.stamp not in joint:
+            if reply.stamp not in joint or not is_last(reply):
                 self._take(reply)
                 return
             joint.remove(reply.stamp)
             held_back.append(reply)
-            for each in () if joint else held_back:
-                self._take(each)
+            if not joint:
+                for each in held_back:
+                    self._take(each)
 
         try:
             await self._exchange(batch, take)
@@ -162,6 +163,7 @@ class Batcher(Generic[Request, Reply]):
             logger.exception("a call with %d requests failed", len(batch))
             end = WorkerLost(f"the call failed: {error!r}")
         if not has_answered:
+            has_answered = True
             saw_pass()
         for request in batch:
             if self._open.pop(request.stamp, None) is not None:

@@ -170,6 +170,9 @@ def test_exactly_one_prompt_must_be_given(fields):
         ("guessers", ["draft", 7], "speculation.guessers"),
         ("bad_word_ids", [["x"]], "sampling.bad_word_ids.ids"),
         ("resume_samples", [[-1]], "resume_samples.ids"),
+        ("bad_word_ids", 5, "sampling.bad_word_ids.ids"),
+        ("top_k", (1, 2), "sampling.top_k"),
+        ("stop_token_ids", 1, "stopping.stop_token_ids"),
     ],
 )
 def test_a_value_that_its_field_cannot_hold_is_refused_by_the_name_that_the_server_uses(name, value, field):

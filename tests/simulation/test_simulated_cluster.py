@@ -90,6 +90,25 @@ def test_nothing_overtakes_what_belongs_to_the_same_session():
     run_bounded(main)
 
 
+def test_what_travels_when_growth_is_lost_does_not_arrive_any_more():
+    """As over a link: `exchange` has raised, and its caller has answered for all of its requests."""
+
+    class DyingDraft(FakeDraft):
+        async def exchange(self, batch, take):
+            take(batch[0])
+            raise WorkerLost("it died")
+
+    async def main():
+        wire, taken = Wire(HopLaw(HOP_S), Random(1)), []
+        asked = VerifyRequest(Stamp("s", 1, 1), TokenLog().base(0), (5,))
+        with pytest.raises(WorkerLost, match="it died"):
+            await wire.grow(DyingDraft(), asked, taken.append)
+        await asyncio.sleep(10 * HOP_S)
+        assert not taken
+
+    run_bounded(main)
+
+
 class FakeTarget:
     """Answers all that it is asked at the end of the pass that it was asked in."""
 

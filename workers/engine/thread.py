@@ -111,7 +111,7 @@ class EngineLoop(Generic[Request, Reply]):
 
     async def exchange(self, batch: Sequence[Request], take: Callable[[Any], None]) -> None:
         """As `core.ports.EnginePort`. Raises: WorkerLost."""
-        inbox, num_open = _Inbox(), len(batch)
+        inbox, num_open = _Inbox(), len({request.stamp for request in batch})
         self.post(batch, inbox)
         while num_open:
             for reply in await inbox.next_replies():

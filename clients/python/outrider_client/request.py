@@ -186,7 +186,7 @@ def _put(message: pb.GenerateRequest, name: str, value: Any) -> None:
         else:
             group = _PATHS[name].partition(".")[0]
             _assign(getattr(message, group) if group in _GROUPS else message, name, value)
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:  # protobuf raises any of them for a wrong type
         raise _invalid(_PATHS[name], str(error)) from None
 
 
@@ -194,11 +194,12 @@ def _assign(owner: Message, name: str, value: Any) -> None:
     field = owner.DESCRIPTOR.fields_by_name[name]
     if field.enum_type is not None:
         setattr(owner, name, _number(field.enum_type, value))
+    elif field.message_type is pb.TokenIds.DESCRIPTOR:
+        getattr(owner, name).extend(pb.TokenIds(ids=ids) for ids in value)
     elif isinstance(value, Mapping):
         getattr(owner, name).update(value)
     elif isinstance(value, Sequence) and not isinstance(value, str):
-        is_of_ids = field.message_type is pb.TokenIds.DESCRIPTOR
-        getattr(owner, name).extend([pb.TokenIds(ids=ids) for ids in value] if is_of_ids else value)
+        getattr(owner, name).extend(value)
     else:
         setattr(owner, name, value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -59,6 +60,13 @@ async def test_what_a_caller_does_not_believe_ends_its_call_and_harms_no_other(l
     engine.end("c")
     await other
     assert not link.is_closed
+
+
+async def test_a_request_that_cannot_be_encoded_leaves_nothing(link):
+    unsound = replace(request("a"), suffix=("no token",))
+    with pytest.raises(TypeError):
+        await link.exchange([unsound, request("b")], print)
+    assert not link._open
 
 
 SILENCE_S = 0.2

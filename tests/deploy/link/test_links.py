@@ -133,7 +133,7 @@ async def test_a_request_that_no_frame_can_carry_is_refused_and_the_rest_of_its_
     assert (first.next_token, last.next_token) == (6, 7)
     assert isinstance(refused, Refused)
     assert refused.field == "prompt"
-    assert "too long for a link: a frame of " in refused.reason
+    assert "the request is too long for a link: a frame of " in refused.reason
     assert await next_tokens(link, request("c", 5)) == [6]
 
 

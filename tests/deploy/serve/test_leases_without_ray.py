@@ -266,6 +266,16 @@ async def test_a_grant_without_a_link_is_given_back_and_another_replica_is_asked
     assert served.target.had_refused == [frozenset(), frozenset({"replica 1"})]
 
 
+async def test_between_two_attempts_at_the_same_link_is_a_pause(monkeypatch):
+    """A link that is refused fails at once: without a pause thousands of leases would be taken and given back."""
+    monkeypatch.setattr(leases, "GRANT_RETRY_S", 0.02)
+    served = Served(lease_timeout_s=0.1)
+    served.links.problems = ["refused"] * 100_000
+    with pytest.raises(Unavailable):
+        await served.leases.take_target("a")
+    assert 2 <= len(served.target.streams) <= 7
+
+
 async def test_without_any_link_the_reason_is_told():
     served = Served(lease_timeout_s=0.05)
     served.links.problems = ["no answer within 5 s"] * 100_000

@@ -255,6 +255,25 @@ async def test_a_call_that_fails_or_ends_too_soon_loses_the_engine_for_its_open_
     assert engine.delivered["d"] == reply(message("d"))
 
 
+async def test_replies_to_joint_requests_of_a_call_come_together_and_all_others_at_once(engine):
+    batcher = Batcher(engine.call, engine.deliver, None, lambda request: request.stamp.session in "ab")
+    put(batcher, "abc")
+    await settle()
+    await engine.step((0, "a"), (0, "c"))
+    assert set(engine.delivered) == {"c"}
+    await engine.step((0, "b"))
+    assert set(engine.delivered) == {"a", "b", "c"}
+
+
+async def test_joint_replies_that_were_held_back_when_their_call_fails_are_lost_like_the_rest(engine):
+    batcher = Batcher(engine.call, engine.deliver, None, lambda _: True)
+    put(batcher, "ab")
+    await settle()
+    await engine.step((0, "a"))
+    await engine.answer(0, WorkerLost("it died"))
+    assert all(isinstance(engine.delivered[name], WorkerLost) for name in "ab")
+
+
 class Lease:
     def __init__(self, name, port, engine_id="engine"):
         self.name, self.port, self.engine_id = name, port, engine_id

@@ -281,6 +281,14 @@ async def test_a_message_that_comes_twice_while_it_is_open_is_answered_once():
     await loop.close()
 
 
+async def test_an_exchange_with_the_same_message_twice_ends():
+    loop, taken = EngineLoop(FakeEngine()), []
+    loop.start()
+    await asyncio.wait_for(loop.exchange(asked(1, 1), taken.append), 10)
+    assert len(taken) == 1
+    await loop.close()
+
+
 ENDS = [
     lambda stamp: Refused(stamp, "it has ended"),
     lambda stamp: Missing(stamp, 0),
