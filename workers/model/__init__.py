@@ -1,6 +1,5 @@
 """Loads a checkpoint into a model that is ready to serve, whole or one rank's shard."""
 
-from workers.model.gguf import convert_gguf
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.loader import (
     LoadedModel,
@@ -20,7 +19,6 @@ __all__ = [
     "LoadedModel",
     "ModelShard",
     "check_checkpoint",
-    "convert_gguf",
     "digest_of",
     "layer_list",
     "load",

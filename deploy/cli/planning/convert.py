@@ -31,7 +31,7 @@ class ConvertOptions:
 def convert(options: ConvertOptions) -> int:
     """Returns the exit status. Raises: StartupError."""
     from deploy.checkpoints import check_models
-    from workers.model import convert_gguf  # imports torch
+    from workers.model.gguf import convert_gguf  # imports torch; not in the package, because engines do not need it
 
     out = options.out
     check_folders(out)

@@ -18,8 +18,8 @@ from core.errors import CheckpointError, ConfigError, StartupError, UnsupportedM
 from deploy.cli import main
 from orchestrator.text import Tokenizer
 from tests import checkpoints
-from workers.model import check_checkpoint, convert_gguf, load
-from workers.model.gguf import _names
+from workers.model import check_checkpoint, load
+from workers.model.gguf import _names, convert_gguf
 
 gguf = pytest.importorskip("gguf", reason="needs the optional package gguf")
 F32, Q = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType
