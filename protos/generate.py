@@ -26,13 +26,13 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("protos/outrider/v1/generation.proto",)
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 LINK_SOURCES = ("protos/outrider/link/v1/link.proto",)
-"""What orchestrators and engines say to each other; no services."""
+"""Messages between orchestrators and engines. They define no services."""
 MESSAGE_SUFFIXES = ("_pb2.py", "_pb2.pyi")
 CLIENT = "clients/python/outrider_client/_proto"
-"""Where the code of SOURCES lies."""
+"""Folder of the code generated from SOURCES."""
 CLIENT_PARAMETERS = f"{CLIENT}/parameters.py"
 CLIENT_SOURCES = (f"{CLIENT}/details.proto",)
-"""What the client alone needs; no services."""
+"""Messages that only the client needs. They define no services."""
 LANGUAGES = {
     "go": (("protoc-gen-go", "protoc-gen-go-grpc"), ("--go_out={out}", "--go-grpc_out={out}")),
     "typescript": (

@@ -73,7 +73,7 @@ class SimPort(Generic[Request, Reply]):
         self._engine.release(sessions)
 
     async def exchange(self, batch: Sequence[Request], take: Callable[[Reply], None]) -> None:
-        """As `core.ports.EnginePort`. Raises: WorkerLost."""
+        """Send requests and pass each reply to `take`; see `core.ports.EnginePort`. Raises: WorkerLost."""
         ended: set[Stamp] = set()
 
         def take_open(reply: Reply) -> None:

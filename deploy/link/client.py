@@ -114,7 +114,8 @@ class Link(asyncio.Protocol):
     async def exchange(
         self, batch: Sequence[Request], take: Callable[[Any], None], silence_s: float | None = None
     ) -> None:
-        """As `core.ports.EnginePort`. A request that no frame can carry is refused.
+        """Send requests and pass each reply to `take`; see `core.ports.EnginePort`. A request too long for a frame is
+        refused.
 
         Raises: WorkerLost if the link is closed or closes meanwhile; TimeoutError if the engine does not read or does
         not report on these requests for `silence_s`; any error of `take`.

@@ -85,7 +85,7 @@ class EnginePort:
         self._is_lost = True
 
     async def exchange(self, batch: Sequence[Any], take: Callable[[Any], None]) -> None:
-        """As `core.ports.EnginePort`. Raises: WorkerLost."""
+        """Send requests and pass each reply to `take`; see `core.ports.EnginePort`. Raises: WorkerLost."""
 
         def take_of_kind(reply: Any) -> None:
             if not isinstance(reply, self._kinds):

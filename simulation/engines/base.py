@@ -98,7 +98,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
     # Messages
 
     async def exchange(self, batch: Sequence[Request], take: Callable[[Reply], None]) -> None:
-        """As `core.ports.EnginePort`. Raises: WorkerLost."""
+        """Send requests and pass each reply to `take`; see `core.ports.EnginePort`. Raises: WorkerLost."""
         await self._thaw.wait()
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # A message that arrives twice is answered once.

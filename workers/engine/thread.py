@@ -110,7 +110,7 @@ class EngineLoop(Generic[Request, Reply]):
         self._thread.start()
 
     async def exchange(self, batch: Sequence[Request], take: Callable[[Any], None]) -> None:
-        """As `core.ports.EnginePort`. Raises: WorkerLost."""
+        """Send requests and pass each reply to `take`; see `core.ports.EnginePort`. Raises: WorkerLost."""
         inbox, num_open = _Inbox(), len({request.stamp for request in batch})
         self.post(batch, inbox)
         while num_open:

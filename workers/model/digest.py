@@ -26,7 +26,7 @@ METADATA = "__metadata__"
 
 @dataclass(frozen=True, slots=True)
 class TensorBytes:
-    """Where the bytes of one tensor are."""
+    """Byte range of one tensor in its file."""
 
     file: Path
     description: str

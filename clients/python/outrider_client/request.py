@@ -21,7 +21,7 @@ from outrider_client.errors import InvalidRequest
 from outrider_client.records import ServiceTier, Verification
 
 SEED_BITS = 53
-"""Of the seeds that are drawn here: JSON in JavaScript keeps them."""
+"""Bits of a seed drawn by the client. JSON in JavaScript keeps integers of this size."""
 
 
 class GenerateFields(Parameters, total=False):
@@ -36,10 +36,10 @@ class GenerateFields(Parameters, total=False):
     """A chat, instead of a text: each message has `role` and `content`, and may have `name`; that of an assistant
     `tool_calls`, each with `id`, `name` and `arguments`; that of a tool the `tool_call_id` that it answers."""
     tools: Sequence[Mapping[str, Any]] | None
-    """What the model may call in a chat, each with `name`, and perhaps `description` and `parameters`, a JSON schema.
-    The model's calls are in the text, as it writes them."""
+    """Tools that the model may call in a chat. Each has `name` and may have `description` and `parameters`, a JSON
+    schema. The model's calls are part of the output text."""
     template_arguments: str | Mapping[str, Any] | None
-    """What else the chat's template is given."""
+    """Further variables of the chat template."""
     model: str | None
     request_id: str | None
     """The name of the request in the server's logs; drawn when not given."""
@@ -48,22 +48,22 @@ class GenerateFields(Parameters, total=False):
     logprobs: int | None
     """Alternatives to report with each token; 0 reports the token alone."""
     prompt_logprobs: int | None
-    """The same for each token of the prompt but the first."""
+    """Alternatives to report with each prompt token but the first; 0 reports the token alone."""
     resume_token_ids: Sequence[int] | None
-    """Output of an earlier stream that the caller has already: only the rest is given. Needs its seed."""
+    """Output that the caller already has from an earlier stream; only the rest is sent. Needs that stream's seed."""
     priority: int | None
-    """Of the requests that wait for a place, those of the lowest number are served first; 0 when not given."""
+    """Order in the admission queue: lower numbers go first. 0 when not given."""
     service_tier: ServiceTier | None
-    """In place of a priority. A key may not allow `priority`."""
+    """Named priority, instead of `priority`, which a key may forbid."""
     n: int | None
     """Samples of the prompt, each with an index; sample i depends on the seed and i alone."""
     resume_samples: Sequence[Sequence[int]] | None
-    """As `resume_token_ids`, for each of `n` samples."""
+    """Output that the caller already has, for each of `n` samples, like `resume_token_ids`."""
 
     stop: str | Sequence[str] | None
 
     json_schema: str | Mapping[str, Any] | None
-    """What the whole output must look like is said by one of these five."""
+    """JSON schema that the whole output must match. At most one of this and the next four may be given."""
     json_object: bool | None
     regex: str | None
     choice: Sequence[str] | None
@@ -136,7 +136,7 @@ _PATHS = {
     "bad_word_ids": "sampling.bad_word_ids.ids",
     "choice": "structured_output.choice.choices",
 }
-"""Where in the message each argument goes: the path that the server, too, names it by."""
+"""Path of each argument in the message. Errors name an argument by it, as the server does."""
 _SPECIAL: dict[str, Callable[[pb.GenerateRequest, Any], None]] = {
     "messages": _put_chat,
     "tools": _put_tools,

@@ -12,11 +12,12 @@ from core.records import (
     Base,
     Continuation,
     DraftRequest,
+    DraftUpdate,
     Missing,
     Stamp,
     VerifyRequest,
 )
-from core.speculation.growth import TreeSpec
+from core.speculation.growth import NewNodes, TreeSpec
 from core.speculation.token_tree import EMPTY_BLOCK
 from orchestrator.dispatch.batcher import Batcher
 from orchestrator.dispatch.engine_pool import EnginePool
@@ -263,6 +264,19 @@ async def test_replies_to_joint_requests_of_a_call_come_together_and_all_others_
     assert set(engine.delivered) == {"c"}
     await engine.step((0, "b"))
     assert set(engine.delivered) == {"a", "b", "c"}
+
+
+async def test_an_update_that_does_not_end_a_joint_request_is_delivered_at_once(engine):
+    """Else an engine that answers a block with two updates would cost all blocks of the call."""
+    seen = []
+    batcher = Batcher(engine.call, lambda _, reply: seen.append(reply), None, lambda _: True)
+    put(batcher, "ab")
+    await settle()
+    update = DraftUpdate(message("a").stamp, NewNodes(0), 1)
+    engine._takes[0](update)
+    assert seen == [update]
+    await engine.step((0, "a"), (0, "b"))
+    assert seen == [update, reply(message("a")), reply(message("b"))]
 
 
 async def test_joint_replies_that_were_held_back_when_their_call_fails_are_lost_like_the_rest(engine):
