@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, GenerationConfig
+from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig
 
 from core.errors import CheckpointError, UnsupportedModel, cause, first_line
 from workers.model.checkpoint import INDEX
 from workers.model.scaled import DECLARED, ScaledWeights, read_scheme
 
 SINGLE = "model.safetensors"
+SAME_CODE = {"kimi_k2": "deepseek_v3"}
+"""Model types published with code of their own that is the code of another type."""
 OTHER_WEIGHTS = ("bin", "pt", "pth", "gguf", "safetensors", "h5")
 
 
@@ -67,7 +69,11 @@ def read_config(path: Path) -> tuple[Any, ScaledWeights | None]:
         raise CheckpointError(f"{file} is not a JSON object")
     scaled = read_scheme(path, raw)
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        if raw.get("model_type") in SAME_CODE:
+            same = SAME_CODE[raw["model_type"]]
+            config = CONFIG_MAPPING[same].from_dict({**raw, "model_type": same})
+        else:
+            config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the model's own code checks the config, and may raise anything
         raise UnsupportedModel(
             f"{path} is of model type {raw.get('model_type')!r}, which transformers cannot build from its own code: "

@@ -24,7 +24,8 @@ from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError, UnsupportedModel, cause, first_line
 from core.records import ModelInfo
 from workers.attention import ATTENTION
-from workers.model.checkpoint import Rename, check_stored, meta_model, open_tensors
+from workers.model.checkpoint import check_stored, meta_model, open_tensors
+from workers.model.contained import Rename, language_model
 from workers.model.digest import digest
 from workers.model.folder import check_files, read_config, read_generation_config
 from workers.model.layers import LayerSubset, layer_list
@@ -64,7 +65,9 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
             model = _read_whole(checkpoint, config)
             num_parameters = sum(parameter.numel() for parameter in model.parameters())
         else:
-            model, num_parameters = shard.read(checkpoint.files, model_config, config, checkpoint.scaled)
+            model, num_parameters = shard.read(
+                checkpoint.files, model_config, config, checkpoint.scaled, checkpoint.rename or str
+            )
     model.generation_config = checkpoint.meta.generation_config
     layers = probe_layers(model, model_config)
     info = _describe(model, checkpoint, config, num_parameters)
@@ -121,7 +124,7 @@ class _Checkpoint:
     meta: Any
     """The model without weights."""
     rename: Rename | None
-    """The model's names for stored tensors; None if it has all layers."""
+    """The model's names for stored tensors; None if they are the same."""
     scaled: ScaledWeights | None
 
 
@@ -130,12 +133,14 @@ def _check(config: EngineConfig) -> _Checkpoint:
     path = Path(config.model)
     files = check_files(path)
     with quiet_transformers():
-        model_config, scaled = read_config(path)
+        read, scaled = read_config(path)
+        contained = language_model(read)
+        model_config, rename = contained.config, contained.rename
         check_architecture(model_config)
-        max_context = context_limit(model_config, config)
-        rename = None
+        max_context = context_limit(model_config, config, contained.max_tokens)
         if config.layers is not None:
-            model_config, rename = _some_layers(model_config, config)
+            model_config, of_subset = _some_layers(model_config, config)
+            rename = _both(rename, of_subset)
         if config.tensor_parallel > 1:
             ModelShard(0, config.tensor_parallel).check(model_config)
         meta = _meta_model(path, model_config, config)
@@ -165,11 +170,19 @@ def _some_layers(model_config: Any, config: EngineConfig) -> tuple[Any, Rename]:
     return subset.config_of(model_config), partial(subset.renamed, layers=name.rpartition(".")[2])
 
 
+def _both(first: Rename | None, second: Rename) -> Rename:
+    if first is None:
+        return second
+    return lambda name: None if (renamed := first(name)) is None else second(renamed)
+
+
 def _read_whole(checkpoint: _Checkpoint, config: EngineConfig) -> Any:
     """Load the whole model; to a GPU tensor by tensor, so that it need not fit into the host's memory."""
-    if torch.device(config.device).type != "cpu" and checkpoint.rename is None:
+    if torch.device(config.device).type != "cpu" and config.layers is None:
         try:
-            return read_by_tensor(checkpoint.files, checkpoint.model_config, config, checkpoint.scaled)
+            return read_by_tensor(
+                checkpoint.files, checkpoint.model_config, config, checkpoint.scaled, checkpoint.rename or str
+            )
         except UnsupportedModel as reason:
             logger.info("the weights pass through the host's memory as a whole: %s", reason)
     return _read_weights(checkpoint, config)
