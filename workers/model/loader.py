@@ -8,8 +8,7 @@ sampling. Weights are safetensors only, model code comes from transformers only,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.utils import logging as transformers_logging
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError, UnsupportedModel, cause, first_line
@@ -27,7 +25,7 @@ from workers.attention import ATTENTION
 from workers.model.checkpoint import check_stored, meta_model, open_tensors
 from workers.model.contained import Rename, language_model
 from workers.model.digest import digest
-from workers.model.folder import check_files, read_config, read_generation_config
+from workers.model.folder import check_files, quiet_transformers, read_config, read_generation_config
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.scaled import ScaledWeights
 from workers.model.servable import check_architecture, context_limit, probe_layers
@@ -239,17 +237,3 @@ def _eos_token_ids(model: Any) -> tuple[int, ...]:
     if not all(isinstance(token_id, int) for token_id in found):
         raise CheckpointError(f"eos_token_id must be a token id or a list of them, got {ids!r}")
     return found
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Suppress transformers' warnings and progress bars: problems are raised, and progress goes to `progress`."""
-    verbosity, had_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if had_bars:
-            transformers_logging.enable_progress_bar()

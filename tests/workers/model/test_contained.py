@@ -121,9 +121,8 @@ def _config(kind: str, **changes: Any) -> Any:
 
 
 def _vision(default: Any) -> dict[str, Any] | None:
-    if default is None:
-        return None
-    return {"model_type": default.model_type, **{name: v for name, v in VISION.items() if hasattr(default, name)}}
+    known = {name: value for name, value in VISION.items() if hasattr(default, name)}
+    return None if default is None else {"model_type": default.model_type, **known}
 
 
 def rename(path: Path, by: Any) -> None:
@@ -211,7 +210,8 @@ def test_chunked_attention_is_served_within_a_chunk_and_before_queries_are_scale
         ("visual.blocks.0.attn.qkv.weight", None),
         ("model.vision_tower.encoder.layers.0.weight", None),
         ("multi_modal_projector.linear_1.weight", None),
-        ("audio.weight", "audio.weight"),
+        ("model.embed_vision.embedding_projection.weight", None),
+        ("adapter.weight", "adapter.weight"),
     ],
 )
 def test_all_layouts_of_names_are_known(stored: str, used: str | None) -> None:

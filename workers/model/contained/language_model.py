@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from core.errors import UnsupportedModel
-from workers.model.tower import tower_class
+from workers.model.contained.tower import tower_class
 
 Rename: TypeAlias = Callable[[str], str | None]
 """Maps a stored tensor's name to the model's name for it; None if the model has no such tensor."""
@@ -36,9 +36,10 @@ TOWERS = frozenset({
 """Multimodal model types whose text tower is compared with the whole model by the tests."""
 INSIDE = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
 BESIDE = re.compile(
-    r"^(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|mm_projector|connector|image_newline)\b"
+    r"^(?:model\.)?(?:vision_tower|vision_model|vision_embedder|visual|multi_modal_projector|mm_projector|connector"
+    r"|image_newline|embed_vision|embed_audio|audio_tower)\b"
 )
-"""Names of tensors of the language model, and of parts that only images pass through."""
+"""Names of tensors of the language model, and of parts that only images and sounds pass through."""
 LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 HEAD = "ForConditionalGeneration"
 """How names of classes end that write text. What comes before it is not spelled alike everywhere."""
