@@ -46,7 +46,7 @@ def read_tokenizer(directory: Path) -> Any:
 
 
 def _num_rows(directory: Path) -> int:
-    """`vocab_size` of config.json or of its text tower; no limit if absent. The loader checks it against the weights."""
+    """`vocab_size` of config.json or its text tower; no limit if absent. The loader checks it against the weights."""
     try:
         config = json.loads((directory / "config.json").read_text())
         return int((config if "vocab_size" in config else config["text_config"])["vocab_size"])

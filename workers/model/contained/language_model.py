@@ -44,6 +44,8 @@ LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 HEAD = "ForConditionalGeneration"
 """How names of classes end that write text. What comes before it is not spelled alike everywhere."""
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id")
+SAME_LAYERS: Mapping[str, str] = {"qwen3_vl_text": "qwen3"}
+"""Towers without a tensor-parallel plan, and the type whose plan is theirs."""
 UNINDEXED: Mapping[str, str] = {"deepseek_v32": "deepseek_v3", "glm_moe_dsa": "deepseek_v3"}
 """Model types in which an index chooses the keys that a row attends to, and the types that they are without it."""
 
@@ -102,7 +104,9 @@ def _text_config(config: Any) -> Any:
 
 def _register_tower(config_class: Any, whole: str) -> None:
     """Make transformers know a text tower that it has only inside of the multimodal model of type `whole`."""
-    tower = tower_class(config_class, MODEL_MAPPING[config_class])
+    like = SAME_LAYERS.get(config_class.model_type)
+    plan = {} if like is None else CONFIG_MAPPING[like].base_model_tp_plan
+    tower = tower_class(config_class, MODEL_MAPPING[config_class], plan)
     AutoModelForCausalLM.register(config_class, tower, exist_ok=True)  # otherwise it leaves its own classes alone
     conversions = get_checkpoint_conversion_mapping(whole)
     if conversions is not None and get_checkpoint_conversion_mapping(config_class.model_type) is None:

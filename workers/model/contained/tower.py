@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,8 +10,11 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
-def tower_class(config_class: Any, base: Any) -> Any:
-    """A class with the modules and names of other causal language models: `model`, a `base`, and `lm_head`."""
+def tower_class(config_class: Any, base: Any, plan: Mapping[str, str]) -> Any:
+    """A class with the modules and names of other causal language models: `model`, a `base`, and `lm_head`.
+
+    `plan` is a tensor-parallel plan of `base`, if its configuration has none.
+    """
     name = f"{base.__name__.removesuffix('Model')}ForCausalLM"
     family = base.__bases__[0]  # the PreTrainedModel that initializes this family's modules
     return type(
@@ -23,7 +27,7 @@ def tower_class(config_class: Any, base: Any) -> Any:
             "config_class": config_class,
             "base_model_prefix": "model",
             "_tied_weights_keys": {"lm_head.weight": "model.embed_tokens.weight"},
-            "_tp_plan": {"lm_head": "colwise_gather_output"},
+            "_tp_plan": {"lm_head": "colwise_gather_output", **{f"model.{name}": plan[name] for name in plan}},
         },
     )
 
