@@ -58,6 +58,8 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
     checkpoint = _check(config)
     model_config = checkpoint.model_config
     with quiet_transformers():
+        if checkpoint.limit:
+            progress(f"the context is limited to {checkpoint.max_context} tokens: {checkpoint.limit}")
         progress(f"loading {model_config.architectures[0] if model_config.architectures else model_config.model_type}")
         if shard is None:
             model = _read_whole(checkpoint, config)
@@ -119,6 +121,8 @@ class _Checkpoint:
     files: Sequence[Path]
     model_config: Any
     max_context: int
+    limit: str
+    """Why its context is shorter than the checkpoint's own; empty if it is not."""
     meta: Any
     """The model without weights."""
     rename: Rename | None
@@ -143,7 +147,7 @@ def _check(config: EngineConfig) -> _Checkpoint:
             ModelShard(0, config.tensor_parallel).check(model_config)
         meta = _meta_model(path, model_config, config)
         check_stored(path, files, meta, rename or str, scaled)
-    return _Checkpoint(path, files, model_config, max_context, meta, rename, scaled)
+    return _Checkpoint(path, files, model_config, max_context, contained.limit, meta, rename, scaled)
 
 
 def _meta_model(path: Path, model_config: Any, config: EngineConfig) -> Any:

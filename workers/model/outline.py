@@ -31,6 +31,8 @@ class Outline:
     architecture: str
     shape: ModelShape
     max_context_tokens: int
+    limit: str
+    """Why that is less than the checkpoint's own context; empty if it is not."""
     is_quantized: bool
     """Whether the checkpoint's weights are stored in fewer bits. They are dequantized when they are loaded."""
 
@@ -57,7 +59,7 @@ def _outline(config: EngineConfig) -> Outline:
         model = meta_model(model_config, config.dtype).eval()
     except Exception as error:  # the model's own code may raise anything
         raise UnsupportedModel(f"transformers cannot build the {model_config.model_type}: {cause(error)}") from error
-    return Outline(type(model).__name__, _shape(model, config.dtype), max_context, scaled is not None)
+    return Outline(type(model).__name__, _shape(model, config.dtype), max_context, contained.limit, scaled is not None)
 
 
 def _shape(model: Any, dtype: str) -> ModelShape:
