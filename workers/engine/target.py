@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-from torch import Tensor
+from dataclasses import replace
 
 from core.config import EngineConfig
 from core.continuations import Continuations, refusal_of_offer
 from core.records import (
     Continuation,
+    Features,
     Missing,
     Refused,
     TargetRequest,
@@ -19,14 +19,23 @@ from core.records import (
     VerifyRequest,
 )
 from core.rules import Outcome
-from core.speculation import TokenTree
+from core.speculation import NO_GUESSES, Guesses, TokenTree
 from workers.engine.base import Engine
 from workers.engine.jobs import Job, Share, VerifyJob, scores_of
 from workers.engine.judging import JudgedJob, judge
 from workers.engine.kv_room import FirstComeKVRoom
+from workers.engine.returned import (
+    EngineHead,
+    Judged,
+    PassFeatures,
+    features_of_pass,
+    load_engine_head,
+    read_features,
+    read_guesses,
+)
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_rank_lost
-from workers.runtime import ModelRuntime
+from workers.runtime import ModelRuntime, Scores
 from workers.sampling.prompt_scores import store_scores
 from workers.step import Readback, StepRows
 
@@ -49,10 +58,13 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
         Raises: StartupError.
         """
-        return cls(load_runtime(config, progress, rank, on_loss), config, epoch)
+        runtime = load_runtime(config, progress, rank, on_loss)
+        return cls(runtime, config, epoch, load_engine_head(config, runtime, progress))
 
-    def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int) -> None:
+    def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int, head: EngineHead | None = None) -> None:
         super().__init__(runtime, config, epoch)
+        self._head = head
+        self.info = replace(self.info, head=head.name if head is not None else "")
         self._continuations = Continuations()
         self.take_offers: Callable[[], None] = _nothing
         """Called before verdicts are made, to take continuations offered since the step began."""
@@ -112,20 +124,20 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             job.restart()
             self._store.truncate(job.held, 0)
 
-    def _store_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: Tensor) -> Tensor:
+    def _store_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], scores: Scores) -> Scores:
         if not any(rows.wants_all for rows in batch):
-            return logits
+            return scores
         scored = []
         for share, rows in zip(shares, batch, strict=True):
             job = share.job
             assert isinstance(job, VerifyJob), "a target has no other jobs"
             following = job.pending[1 : share.num_tokens + 1]
             scored.append((rows, job.scores, len(job.held.log), following, share.is_last))
-        return store_scores(scored, logits)
+        return scores.take(store_scores(scored, scores.logits))
 
-    def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> bool:
+    def _finish(self, jobs: Sequence[VerifyJob], scores: Scores) -> bool:
         judged: list[tuple[JudgedJob, Outcome]] = []
-        for item in judge(jobs, logits):
+        for item in judge(jobs, scores.logits):
             if item.may_hold_nan:
                 self._runtime.cache.mark_nan(item.job.held.kv)
             if item.outcome is not None:
@@ -134,28 +146,49 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
                 self._roll_back(item.job, ())
                 self._answer(item.job, item.refusal())
         if jobs:
-            self._conclude(judged)
+            self._conclude(judged, features_of_pass(jobs, scores.features))
         return bool(jobs)
 
-    def _conclude(self, judged: Sequence[tuple[JudgedJob, Outcome]]) -> None:
+    def _conclude(self, judged: Sequence[tuple[JudgedJob, Outcome]], features: PassFeatures | None) -> None:
         """Answer these jobs of one pass, and verify the offered continuations of their verdicts."""
         readback = Readback()
         logprob_readers = [item.logprobs(outcome, readback) for item, outcome in judged]
+        read_returned = self._read_returned([(item.job, outcome) for item, outcome in judged], features, readback)
         readback.wait()
+        returned = read_returned()
         for item, outcome in judged:
             self._roll_back(item.job, outcome.path)
             self._prefixes.publish(item.job.held)
         verified = [(item.job.request, item.job.held.log, outcome) for item, outcome in judged]
         self.take_offers()
         continued, following, refused = self._continuations.after_pass(verified, self._can_go_on)
-        for (item, outcome), logprobs, number in zip(judged, logprob_readers, continued, strict=True):
-            self._answer(item.job, self._verdict(item.job, outcome, tuple(logprobs()), number))
+        for (item, outcome), logprobs, number, for_heads in zip(
+            judged, logprob_readers, continued, returned, strict=True
+        ):
+            self._answer(item.job, self._verdict(item.job, outcome, tuple(logprobs()), number, *for_heads))
         self._replies += refused
         for request in following:
             super().add(request)
 
+    def _read_returned(
+        self, judged: Sequence[Judged], features: PassFeatures | None, readback: Readback
+    ) -> Callable[[], list[tuple[Features | None, Guesses]]]:
+        """Features and a head's guesses for each verdict. Call the result after the readback."""
+        if features is None:
+            return lambda: [(None, NO_GUESSES)] * len(judged)
+        read = read_features(judged, features, self.info.feature_width, readback)
+        guess = read_guesses(judged, features, self._head, readback) if self._head is not None else None
+        return lambda: list(zip(read(), guess() if guess else [NO_GUESSES] * len(judged), strict=True))
+
     @staticmethod
-    def _verdict(job: VerifyJob, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...], continued: int) -> Verdict:
+    def _verdict(
+        job: VerifyJob,
+        outcome: Outcome,
+        logprobs: tuple[TokenLogprobs, ...],
+        continued: int,
+        features: Features | None,
+        guesses: Guesses,
+    ) -> Verdict:
         return Verdict(
             job.request.stamp,
             outcome.path,
@@ -168,6 +201,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             outcome.num_relaxed,
             job.samples_of(outcome),
             job.num_adopted,
+            features,
+            guesses,
         )
 
     def _can_go_on(self, committed: Sequence[int], request: VerifyRequest) -> bool:
