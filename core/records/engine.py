@@ -27,7 +27,7 @@ class SequenceSpec:
     num_logprobs: int | None = None
     """Number of alternatives to report per emitted token. None reports nothing, 0 the emitted token alone."""
     num_prompt_logprobs: int | None = None
-    """As `num_logprobs`, for each prompt token but the first."""
+    """Like `num_logprobs`, for each prompt token but the first."""
     grammar: Grammar | None = None
     """Grammar of the output. Both draft and target mask their logits with it."""
     lenience: float = parameter(1.0, ranges_of(GenerationRequest)["lenience"])
@@ -117,9 +117,9 @@ class VerifyRequest:
 class Continuation:
     """The next message, offered in advance. The target uses it after its verdict instead of waiting for the message.
 
-    It is offered before or while the message of round `after` is verified; that message may be an offer itself. Of
-    several for one round, the last one counts, and offers that build on the others are dropped. The target looks up the
-    verdict's accepted path and next token in `tree`; the nodes below become the block of the next message, which
+    It is offered before or while the message of round `after` is verified; that message may be an offer itself. If a
+    round has several offers, the last one counts, and offers that build on the others are dropped. The target looks up
+    the verdict's accepted path and next token in `tree`; the nodes below become the block of the next message, which
     carries this stamp. An unused offer is answered with `Refused`.
     """
 
