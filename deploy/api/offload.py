@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 from core.errors import Overloaded
 
 SHORT_BYTES = 16_384
-"""Work on at most this many bytes of input runs at once: it takes a few milliseconds."""
+"""Work on at most this many bytes of input runs immediately on the event loop: it takes a few milliseconds."""
 LONG_BYTES = SHORT_BYTES + 1
 """Input size to declare, in bytes, for work that takes longer than its input suggests."""
 MAX_WAITING_BYTES = 16 * 2**20

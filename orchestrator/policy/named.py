@@ -86,7 +86,7 @@ class NamedPolicy(TreePolicy):
         return not self._is_whole and num_passes <= self.gamma
 
     def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
-        """A rule does not depend on the speed."""
+        """Do nothing: a fixed rule does not depend on the speed."""
 
     def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         raise NotImplementedError

@@ -41,7 +41,7 @@ class RunReport:
 def run_seed(seed: int) -> RunReport:
     """Run one seed. The report's `error` is None if every invariant held."""
     logger = logging.getLogger("orchestrator")
-    level, logger.level = logger.level, logging.CRITICAL  # it logs every survived fault, and there are many
+    level, logger.level = logger.level, logging.CRITICAL  # every survived fault is logged, and there are many
     try:
         return _Run(script_of(seed)).run()
     finally:

@@ -69,11 +69,11 @@ class CallReader:
 
     @property
     def is_broken(self) -> bool:
-        """Whether this is no call, or ends in something else; the following characters are text."""
+        """Whether the text is no call, or no longer one. The following characters are then text."""
         return self._at is _At.BROKEN
 
     def feed(self, text: str) -> tuple[list[OutputPiece], str]:
-        """The certain part of the call, and the text after it."""
+        """Read text. Returns the part of the call that is certain, and the text after the call."""
         self._given = []
         size = 0
         for size, char in enumerate(text, 1):  # noqa: B007
