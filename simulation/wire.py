@@ -50,7 +50,7 @@ class Wire:
         try:
             await engine.exchange(batch, send)
             await until(last_s)
-        finally:  # a caller that has left takes nothing more
+        finally:  # a caller that has left gets no more replies
             for arrival in arrivals:
                 arrival.cancel()
 
@@ -69,7 +69,7 @@ class Wire:
         try:
             await engine.exchange([request], send)
             await until(last_s)
-        finally:  # a caller that has left takes nothing more
+        finally:  # a caller that has left gets no more replies
             for arrival in arrivals:
                 arrival.cancel()
 

@@ -27,7 +27,8 @@ from workers.step import SequenceKV, StepRows
 
 NUM_SHARES = 64
 PART = (0, 1, 2, 5)
-"""The best four of the target's six layers (`outrider layers`). They agree with it about as well as the draft does."""
+"""The best four of the target's six layers (`outrider layers`). They agree with the target about as well as the
+draft."""
 Float64 = NDArray[np.float64]
 
 

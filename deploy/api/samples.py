@@ -203,8 +203,8 @@ async def merged(
 ) -> AsyncGenerator[Piece | None, None]:
     """The items of all streams as they come, and None after each `silence_s` seconds without one (0: never).
 
-    No item may be None. Each stream is read at most two items ahead. The first error of a stream is raised. All streams
-    are closed on an error and when the generator is closed.
+    No item may be None. A single stream is read at most two items ahead. The first error of a stream is raised. All
+    streams are closed on an error and when the generator is closed.
     """
     pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(1)
     tasks = [asyncio.create_task(_pass_on(stream, pieces)) for stream in streams]
