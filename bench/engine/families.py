@@ -96,7 +96,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 12},
     **{family: {"num_key_value_heads": 4} for family in LATENT},
 }
-"""Windows shorter than the sequence, and sizes that depend on others."""
+"""Further sizes by architecture: attention windows shorter than the sequence, and sizes that depend on others."""
 SERVED, REFUSED, DIFFERENT, NOT_BUILT = "served", "refused", "DIFFERENT", "not tried"
 HEADER = """# Families
 

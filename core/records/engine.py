@@ -170,7 +170,7 @@ class Verdict:
     held: int
     """Number of tokens whose KV the engine now holds: all committed tokens but `next_token`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per emitted token (path, then next token), if requested."""
+    """One per emitted token (the path, then the next token), if requested."""
     timing: Timing | None = None
     continued: int = 0
     """Round of the continuation that the target used; 0 if it waits for a message."""

@@ -42,7 +42,7 @@ class SpeculationStats:
     num_hits: int = 0
     """Number of verdicts whose next block was ready, or arrived in time."""
     num_misses: int = 0
-    """Number of verdicts without nodes below them, although the draft had reported some nodes."""
+    """Number of verdicts after which the tree had no nodes, although the draft had sent some before."""
     draft_time_s: float = 0.0
     """Seconds of draft passes during verification, plus seconds spent waiting for blocks drafted in turn."""
     hidden_draft_time_s: float = 0.0

@@ -49,8 +49,8 @@ class Batcher(Generic[Request, Reply]):
         max_calls: int | None = 1,
         is_joint: Callable[[Request], bool] = lambda _: False,
     ) -> None:
-        """`max_calls`: maximum number of gathered calls without a reply; None sets no limit. `is_joint(request)`:
-        whether its only reply is delivered together with the replies to the other joint requests of its call.
+        """`max_calls`: maximum number of gathered calls without a reply; None sets no limit. `is_joint`: whether a
+        request is joint. The last replies to the joint requests of a call are delivered together.
         """
         self._exchange = exchange
         self._deliver = deliver

@@ -194,7 +194,7 @@ def _string(text: str) -> str | None:
 
 
 def _object(text: str) -> str:
-    """Arguments written as a JSON string that holds JSON, or as an empty value."""
+    """Arguments as a JSON object. Models may write them as a string that holds JSON, or as an empty value."""
     if text in NO_ARGUMENTS:
         return "{}"
     return _string(text) or text
