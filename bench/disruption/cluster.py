@@ -73,7 +73,7 @@ def settings(**deployments: Any) -> dict[str, Any]:
 
 async def _measure(up: Nodes, args: argparse.Namespace) -> list[Result]:
     results: list[Result] = []
-    for role in ("orchestrator", "draft", "target", "target"):  # the second target node is for scaling up and for updates
+    for role in ("orchestrator", "draft", "target", "target"):  # the second target allows scaling and updates
         up.add(role)
     async with connected(up.address) as stub:
         jobs = [await _expected(stub, prompt, index) for index, prompt in enumerate(held_out_prompts(NUM_STREAMS))]

@@ -41,7 +41,7 @@ from bench.models.sizes import SIZES, CannotGrow, Shape, Size, parse_size, read_
 from core.config import Dtype
 
 FORMAT = 1
-"""Part of the cache's names. Increase it when the weights for the same settings change."""
+"""Version of grown weights, a part of the cache's names. Increase it when the same settings give other weights."""
 FILLER_STD = 0.02
 DEFAULT_CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "outrider" / "grown"
 COPIED = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")

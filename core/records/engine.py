@@ -161,7 +161,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The accepted path through the block, and the target's own next token after it (correction or bonus token)."""
+    """The accepted path through the block, and the target's own token after it (correction or bonus token)."""
 
     stamp: Stamp
     path: tuple[int, ...]

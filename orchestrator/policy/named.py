@@ -26,7 +26,7 @@ FIRST_GAMMA = 4
 DRAFT_CALIBRATION = (0.0, 1.0)
 """Calibration that takes the draft's margins as probabilities."""
 FLAT_CALIBRATION = (3.0, 0.0)
-"""Calibration that gives each first candidate a probability of 0.95, so the draft grows chains, below many outcomes of
+"""Calibration that gives each first candidate a probability of 0.95. The draft then grows chains below many outcomes of
 a block."""
 
 

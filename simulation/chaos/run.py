@@ -138,7 +138,7 @@ class _Run:
             self._checker.problems.append(problem)
 
     def _make_guessers_faulty(self) -> None:
-        """Let each guesser return corrupt guesses or raise at times. Uses a random source of its own."""
+        """Make each guesser return corrupt guesses or raise, at random. Uses its own random source."""
         script, guessers = self._script, self._rig.service._pair.guessers
         random = Random(f"lies of guessers {script.seed}")  # noqa: S311  randomness must be reproducible
         guessers._index = _index_of(script)
