@@ -1,5 +1,7 @@
-"""Records how the demo pair agrees about each token of a text, for the simulator; and a target that answers
-questions."""
+"""Records the demo pair's agreement about each token of a text, for the simulator.
+
+Also has a target that answers guessers' questions.
+"""
 
 from __future__ import annotations
 

@@ -96,12 +96,12 @@ class Growth:
         """Whether drafting is paused for all sessions, including those that hold a lease."""
         return self._is_adaptive and self._known.pause.is_paused
 
-    # How to grow
+    # Specifications of trees
 
     def tree_spec(self, context_left: int, turn: int) -> TreeSpec | None:
         """Return how the draft should grow, with `context_left` tokens left in its context; None for no growth.
 
-        `turn`: in turn, the maximum depth of the next block; 0 while the target works.
+        `turn`: if drafting is in turn, maximum depth of the next block; 0 while the target works.
         """
         if min(context_left, self.max_depth) < 1:
             return None
@@ -168,7 +168,7 @@ class Growth:
     def _calibration(self) -> tuple[float, float]:
         return self._learned.calibration.shift, 1.0
 
-    # How long it takes
+    # Durations
 
     @property
     def pass_s(self) -> float:

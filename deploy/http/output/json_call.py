@@ -28,7 +28,7 @@ class _At(Enum):
 
 
 class CallReader:
-    """One call, `{"name": ..., "arguments": {...}}`. The keys may come in either order, among others.
+    """One call, `{"name": ..., "arguments": {...}}`. The keys may be in any order, and there may be others.
 
     Nothing is returned before the name is known and allowed. After that the arguments are returned as written, valid or
     not; as in OpenAI's API, the client has to validate them.
