@@ -87,8 +87,8 @@ def medians_ms(rounds: Sequence[Parts]) -> dict[str, float]:
 
 
 def _round_of(call: pb.CallTrace, verified: Sequence[pb.CallTrace]) -> int:
-    """Index of the verification that the call belongs to: the last one sent before the call was sent. For growth:
-    before it was received."""
+    """Index of the verification that the call belongs to: the last one sent before the call. For growth, the last one
+    sent before the call's answer."""
     known_s = call.received_s if call.call == pb.CALL_GROWTH else call.sent_s
     return max(sum(verify.sent_s <= known_s for verify in verified) - 1, 0)
 

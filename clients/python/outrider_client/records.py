@@ -103,7 +103,7 @@ class Finish:
     """
     seed: int
     """The same request with this seed gives the same output with greedy decoding, with coupled verification, and with
-    `max_draft_tokens=0`. With rejection or block verification and drafting on, it gives another output from the same
+    `max_draft_tokens=0`. With rejection or block verification and drafting on, it may give another output of the same
     distribution; with a relaxed rule, any output that the rule allows."""
     speculation: Speculation | None
     receipt: Mapping[str, Any] | None = None
