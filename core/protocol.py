@@ -1,4 +1,4 @@
-"""How an engine checks a message before it computes: it refuses it, reports a missing base, or accepts it.
+"""Checks of a message before an engine computes: the message is refused, its base is missing, or it is accepted.
 
 Real and simulated engines apply the same rules: `refusal_of`, then `missing_of`, then `HeldTokens.rebase_to_…`. Depends
 on records, tokens and trees; must not depend on models, KV, time or waiting callers.

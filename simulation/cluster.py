@@ -77,7 +77,7 @@ class SimPort(Generic[Request, Reply]):
         ended: set[Stamp] = set()
 
         def take_open(reply: Reply) -> None:
-            """As a link does, ignore what comes after the last reply to a request."""
+            """Pass on a reply. Like a link, ignore replies after the last one to a request."""
             if reply.stamp not in ended:
                 if is_last(reply):
                     ended.add(reply.stamp)
@@ -229,7 +229,7 @@ class Cluster:
     def __init__(
         self, targets: Fleet[SimTarget], drafts: Fleet[SimDraft], other_drafts: Sequence[Fleet[SimDraft]] = ()
     ) -> None:
-        """`other_drafts` serve drafts 1, 2, ...; `drafts` serves draft 0 and all numbers beyond."""
+        """`other_drafts` serve drafts 1, 2, ...; `drafts` serves draft 0, and all numbers above these."""
         self.targets = targets
         self.drafts = drafts
         self._fleets = dict(enumerate((drafts, *other_drafts)))

@@ -1,4 +1,4 @@
-"""Architectures of transformers that the runtime serves, each with tiny random weights, against its own eager code.
+"""Tests the runtime on architectures of transformers, with tiny random weights, against transformers' eager code.
 
 A sequence is computed as two chunks and a tree of guesses, with all weights packed if the CPU has kernels for it. The
 logits are compared with one eager forward pass over each path. No code depends on an architecture's name, except for
@@ -37,7 +37,7 @@ from workers.step import StepRows
 
 VOCAB_SIZE = 96
 MAX_PARAMETERS = 30_000_000
-"""A larger model does not follow `SIZES`."""
+"""A larger model has ignored `SIZES`, and counts as a failure."""
 TOLERANCE = 1e-4
 """Largest difference of a logit relative to the largest logit: float32 with another order of summation."""
 SIZES: Mapping[str, Any] = {
@@ -96,7 +96,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 12},
     **{family: {"num_key_value_heads": 4} for family in LATENT},
 }
-"""Windows shorter than the sequence, and sizes that depend on others."""
+"""Further sizes by architecture: attention windows shorter than the sequence, and sizes that depend on others."""
 SERVED, REFUSED, DIFFERENT, NOT_BUILT = "served", "refused", "DIFFERENT", "not tried"
 HEADER = """# Families
 

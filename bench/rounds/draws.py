@@ -102,4 +102,4 @@ async def _stats(service: Service, request: GenerationRequest) -> SpeculationSta
 
 
 def _ignore(_reason: object) -> None:
-    """Lost engines end their sessions without help."""
+    """Do nothing: a lost engine ends its sessions itself."""

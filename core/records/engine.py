@@ -27,7 +27,7 @@ class SequenceSpec:
     num_logprobs: int | None = None
     """Number of alternatives to report per emitted token. None reports nothing, 0 the emitted token alone."""
     num_prompt_logprobs: int | None = None
-    """As `num_logprobs`, for each prompt token but the first."""
+    """Like `num_logprobs`, for each prompt token but the first."""
     grammar: Grammar | None = None
     """Grammar of the output. Both draft and target mask their logits with it."""
     lenience: float = parameter(1.0, ranges_of(GenerationRequest)["lenience"])
@@ -150,9 +150,9 @@ class VerifyRequest:
 class Continuation:
     """The next message, offered in advance. The target uses it after its verdict instead of waiting for the message.
 
-    It is offered before or while the message of round `after` is verified; that message may be an offer itself. Of
-    several for one round, the last one counts, and offers that build on the others are dropped. The target looks up the
-    verdict's accepted path and next token in `tree`; the nodes below become the block of the next message, which
+    It is offered before or while the message of round `after` is verified; that message may be an offer itself. If a
+    round has several offers, the last one counts, and offers that build on the others are dropped. The target looks up
+    the verdict's accepted path and next token in `tree`; the nodes below become the block of the next message, which
     carries this stamp. An unused offer is answered with `Refused`.
     """
 
@@ -194,7 +194,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The accepted path through the block, and the target's own next token after it (correction or bonus token)."""
+    """The accepted path through the block, and the target's own token after it (correction or bonus token)."""
 
     stamp: Stamp
     path: tuple[int, ...]
@@ -203,7 +203,7 @@ class Verdict:
     held: int
     """Number of tokens whose KV the engine now holds: all committed tokens but `next_token`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per emitted token (path, then next token), if requested."""
+    """One per emitted token (the path, then the next token), if requested."""
     timing: Timing | None = None
     continued: int = 0
     """Round of the continuation that the target used; 0 if it waits for a message."""

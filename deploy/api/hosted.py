@@ -24,8 +24,8 @@ MAX_ID_BYTES = 5
 """Most bytes of a token id on the wire. A message may hold a full context of ids twice: as prompt and as output to
 resume."""
 DECIDED_BY_QUEUE = 32
-"""Completions that proxies admit beyond sessions and queue. The orchestrator's queue knows priorities and callers, and
-decides which are refused. `deploy.app` has spare requests for them."""
+"""Number of completions that proxies admit beyond sessions and queue. The orchestrator's queue, which knows priorities
+and callers, decides which are refused. `deploy.app` allows for them in Serve's limit of ongoing requests."""
 OTHER_FIELDS_BYTES = 256 * 1024
 """Generous bound in bytes on stop strings, biases, chat roles and other fields."""
 
@@ -75,7 +75,7 @@ class Hosted:
     meters: Meters
     tracing: Tracing | None = None
     num_replicas: Mapping[str, int] = field(default_factory=dict)
-    """Running replicas of `target`, `draft` and further drafts, as last seen; empty until then."""
+    """Last known number of running replicas of `target`, `draft` and further drafts; empty if unknown."""
 
     target_stats: Callable[[], Awaitable[Sequence[EngineStats]]] = _nothing_known
     """Returns the statistics of the targets' engines."""
@@ -122,7 +122,7 @@ class Models:
 
     @property
     def places(self) -> Places:
-        """Limits for proxies. They exceed the real ones if there is a queue, which decides what is refused."""
+        """Limits for proxies. If there is a queue they exceed the real ones, because the queue decides on refusals."""
         limits = [model.served.config.limits for model in self.all]
         waits_s = [model.completions.full_wait_s for model in self.all]  # proxies refuse only if all models are full
         return Places(

@@ -41,7 +41,7 @@ from orchestrator.text import Tokenizer
 from workers.grammar import FIELD, grammar_of
 
 USUAL_TOKENS = 256
-"""Output tokens if the caller sets no limit: the limit without a chat, the expected length with a chat."""
+"""If the caller sets no limit: maximum output tokens of a completion, and expected output tokens of a chat."""
 MAX_TIMEOUT_S = 86_400.0
 
 

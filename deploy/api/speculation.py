@@ -103,9 +103,9 @@ def not_repeatable(request: GenerationRequest) -> str:
 def _isolation(given: Given, request: GenerationRequest) -> str:
     """Name of the group whose recent outputs may be used as guesses; empty for none.
 
-    Empty also if the rule needs q and the caller gave the seed: a kept output may have the same seed. Then the noise
-    that drew it would also judge it as a guess, and bias the output (docs/exactness.md, section 3). A seed drawn by the
-    service is used only once.
+    Also empty if the rule needs q and the caller gave the seed, because a kept output may have the same seed. The noise
+    that drew that output would then also decide on it as a guess, and bias the new output (docs/exactness.md, section
+    3). A seed drawn by the service is used only once.
     """
     shares_noise = request.rule.needs_q and "seed" in given.sampling
     return given.caller.isolation if isinstance(given.caller, Caller) and not shares_noise else ""

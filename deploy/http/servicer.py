@@ -1,7 +1,7 @@
-"""The endpoints of the HTTP API: a call comes in; the head of a reply and its bytes go out.
+"""The endpoints of the HTTP API: from a call to the head of a reply and its bytes.
 
 Knows bodies and the models; must not know Serve, sockets or leases. A piece is produced only when it is requested, so a
-slow reader holds up its own stream alone.
+slow reader slows down only its own stream.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from deploy.metrics.load import TEXT, exposition
 from deploy.receipts import fingerprint
 
 MANY_PROMPTS = 16
-"""Prompts of one call above which they are checked in the offload thread, however short they are."""
+"""With more prompts than this, a call is checked in the offload thread, even if the prompts are short."""
 Parts = AsyncGenerator[Head | bytes, None]
 
 
@@ -203,7 +203,7 @@ def _completed(model: Hosted, requests: Sequence[GenerationRequest], num_prompts
 
 
 class _Ending:
-    """The end of a failed stream: in the form of its reply, once there is one."""
+    """Writes the end of a failed stream. Uses the form of the reply once it is known."""
 
     reply: Reply | None = None
 

@@ -17,7 +17,7 @@ EVENTS: Headers = (("content-type", "text/event-stream; charset=utf-8"), ("cache
 DONE = b"data: [DONE]\n\n"
 """End of a completed stream."""
 COMMENT = b": keep-alive\n\n"
-"""Readers of server-sent events ignore it."""
+"""Keeps a silent stream alive. Readers of server-sent events ignore comments."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class EnginePool(Generic[Request, Reply]):
         max_calls: int | None = None,
         is_joint: Callable[[Request], bool] = lambda _: False,
     ) -> None:
-        """`max_calls` and `is_joint`: as for `Batcher`."""
+        """`max_calls`, `is_joint`: see `Batcher`."""
         self._take = take
         self._deliver = deliver
         self._max_calls = max_calls

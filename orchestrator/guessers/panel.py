@@ -1,4 +1,4 @@
-"""One session's guessers. Each is queried, validated, calibrated by its record, and disabled when it fails.
+"""One session's guessers. Each is queried, validated, calibrated by its past precision, and disabled when it fails.
 
 Knows the committed text and the proposals; must not know the tree, nor what is verified.
 """
@@ -221,8 +221,8 @@ def _most_at_root(proposals: Sequence[Proposal]) -> float:
 def _likeliest_of(q: SparseDistribution) -> Guesses:
     """Return the likeliest tokens of a distribution as a proposal.
 
-    If nothing was drawn, they are the best estimate of what a draw would have been worth. Several equally likely
-    tokens count as one guess, which is right if any of them comes.
+    Without a draw, they are the best estimate of a draw's value. Several equally likely tokens count as one guess,
+    which is right if any of them is committed.
     """
     most = max(q.probs)
     tokens = tuple(token for token, prob in zip(q.token_ids, q.probs, strict=True) if prob == most)

@@ -36,7 +36,7 @@ class OutputForm:
     template: Grammar | None = None
     """Usual form of the output. A request with a template always uses the guesser of that name."""
     isolation: str = ""
-    """Name of the caller or tenant with which outputs are shared for guessing; empty for none."""
+    """Name of the caller or tenant whose recent outputs may be used as guesses; empty for none."""
 
     @property
     def forms(self) -> Mapping[str, Grammar]:
@@ -59,7 +59,7 @@ class GuesserInputs:
     """Index of a corpus, if configured."""
     prompt_len: int = 0
     forced: Mapping[str, ForcedTokens] = field(default_factory=dict)
-    """ForcedTokens tokens by the keys of `OutputForm.forms`. A missing form has no guesser."""
+    """Forced tokens, by the keys of `OutputForm.forms`. A missing form has no guesser."""
     history: History | None = None
     """Recent outputs of the same caller or tenant."""
     vocab_size: int = 0

@@ -1,8 +1,8 @@
 """One completion as a state machine without I/O: events in, commands out.
 
-The session owns the committed tokens. Engines hold copies of a prefix of them, and every message names the prefix it
-builds on, so an engine that has lost tokens is sent them again. A draft's tokens reach the output only through a
-verdict of the target.
+The session owns the committed tokens. An engine holds a copy of a prefix. Every message names the prefix it builds on,
+so an engine that has lost tokens can ask for them again. A draft's tokens reach the output only through a verdict of
+the target.
 
 Knows the order of a round. Must not know how a draft tree grows, nor what a node is worth.
 """
@@ -325,7 +325,7 @@ class Session:
 
 
 def _error_of(refused: Refused) -> OutriderError:
-    """Map a refusal to the error of whoever can act: the caller, the model's owner, or a client that retries."""
+    """Map a refusal to an error for the party that can act: the caller, the model's owner, or a client that retries."""
     if refused.field is not None:
         return InvalidRequest(refused.field, refused.reason)
     return UnsoundScores(refused.reason) if refused.is_final else ServiceError(refused.reason)

@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 class DraftSide:
-    """The draft's side of one session. Methods that may send something return the commands for it.
+    """The draft's side of one session. Methods return the commands to execute.
 
-    Several messages may be in flight: each overtakes the earlier ones, and the draft reports that.
+    Several messages may be in flight: a newer one overtakes the earlier ones, and the draft then ends these.
     """
 
     def __init__(self, text: SessionText, pair: Pair, policy: TreePolicy, recorder: Recorder, number: int = 0) -> None:
-        """`number`: which of the pair's drafts this is; 0 is the first."""
+        """`number`: index of this draft among the pair's drafts; 0 is the first."""
         self._recorder = recorder
         self._number = number
         self._model = pair.drafts[number]
@@ -45,8 +45,7 @@ class DraftSide:
         self._is_sampled = text.spec.needs_q
         self.blocks = BlockChooser(policy, is_sampled=self._is_sampled)
         self._turn = 0
-        """If drafting and verification alternate: maximum depth of the next block, while the draft grows for it. Else
-        0."""
+        """If drafting is in turn: maximum depth of the next block, while the draft grows for it. Otherwise 0."""
         self._is_over = True
         """Whether the draft has stopped growing until its next message."""
         self._num_passes = 0
@@ -55,7 +54,7 @@ class DraftSide:
         self._has_backlog = False
         """Whether the last verdict was not sent to the draft, because too many messages are open."""
         self._waits_for: Stamp | None = None
-        """Stamp of the newest message when the wait began or was renewed. Newer messages may have followed."""
+        """Stamp that was the newest when the wait began or was renewed. Newer messages may have followed."""
         self.features: Features | None = None
         """The target's features from the last verdict, for a draft that is a head."""
         self._silence = Silence(pair.speculation.breaker_rounds)
@@ -128,8 +127,8 @@ class DraftSide:
     def _max_silence_s(self) -> float:
         """Seconds of silence after which the draft counts as late even if no block waits for it.
 
-        A draft that has not reported under its lease may have a long prefill, and gets as long as the session would
-        pause without it.
+        A draft that has not reported under its lease may have a long prefill. It gets as much time as the session would
+        pause before leasing again.
         """
         return self._policy.timeout_s if self._view.num_tokens else self._backoff.pause_s
 
@@ -226,7 +225,7 @@ class DraftSide:
         return self.update() if must_send else []
 
     def _on_block(self, update: DraftUpdate, event: m.DraftReplied) -> list[m.Command]:
-        """Handle the end of bounded growth. Late nodes join the tree even if the target no longer waits for them."""
+        """Handle the end of bounded growth. Late nodes join the tree, too, even if no block waits for them any more."""
         self._silence.message_ended()
         is_awaited = self._view.answers(update.stamp)
         if is_awaited and not self._apply(update):
