@@ -44,7 +44,8 @@ class FeatureTap:
     def rows(self, wanted: Tensor) -> Tensor:
         """Hidden states of the wanted rows, side by side.  # [W] -> [W, layers * hidden]"""
         # The output layer gets the wanted rows only, because the model cuts them out before it.
-        return torch.cat([self._states[i][0] if i == LAST else self._states[i][0, wanted] for i in self.layers], dim=-1)
+        states = [(layer, self._states.pop(layer)[0]) for layer in self.layers]
+        return torch.cat([rows if layer == LAST else rows[wanted] for layer, rows in states], dim=-1)
 
 
 def tap_of(model: Any) -> FeatureTap | None:

@@ -85,7 +85,7 @@ class HeadRuntime:
 
     def warm_up(
         self,
-        progress: Callable[[str], None],
+        progress: Callable[[str], None],  # noqa: ARG002
         machine: str = "",
         known: Findings | None = None,  # noqa: ARG002
     ) -> Findings:
