@@ -89,9 +89,10 @@ class EngineConfig(Settings):
     """Targets only: layers whose hidden states verdicts carry to a draft that runs a head, in the head's order; -1 is
     the last hidden state, n the input of layer n. Set it to the `feature_layers` of the draft's head."""
     head: str | None = None
-    """Directory of a head for the model of `model`: it guesses from that model's hidden states (docs/heads.md). On a
-    target the guesses come with each verdict, without a draft engine. On a draft the engine runs the head in place of
-    the model, and the target sends it hidden states. None runs the model alone."""
+    """Directory of a head for the model of `model`: it guesses from that model's hidden states
+    (docs/howto/draft-with-a-head.md). On a target the guesses come with each verdict, without a draft engine. On a
+    draft the engine runs the head in place of the model, and the target sends it hidden states. None runs the model
+    alone."""
     cascade_tokens: int = 0
     """Drafts only: number of tokens that prompt lookup guesses for the draft in each pass, which the draft verifies in
     the same pass (cascade), in [0, 32]; 0 turns it off. It never changes an output. Raise it where texts repeat

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
+
+from torch import Tensor
 
 from core.config import EngineConfig
 from core.continuations import Continuations, refusal_of_offer
@@ -24,16 +27,8 @@ from workers.engine.base import Engine
 from workers.engine.jobs import Job, Share, VerifyJob, scores_of
 from workers.engine.judging import JudgedJob, judge
 from workers.engine.kv_room import FirstComeKVRoom
-from workers.engine.returned import (
-    EngineHead,
-    Judged,
-    PassFeatures,
-    features_of_pass,
-    load_engine_head,
-    read_features,
-    read_guesses,
-)
 from workers.engine.sequences import HeldSequence
+from workers.heads import CommittedRows, EngineHead, load_engine_head, read_features, read_guesses
 from workers.parallel import Rank, load_runtime, log_rank_lost
 from workers.runtime import ModelRuntime, Scores
 from workers.sampling.prompt_scores import store_scores
@@ -44,6 +39,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     """Verifies blocks of many sessions at once. Prefill is the verification of an empty block after a long suffix."""
 
     kv_room_type = FirstComeKVRoom
+    _runtime: ModelRuntime
 
     @classmethod
     def load(
@@ -59,7 +55,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         Raises: StartupError.
         """
         runtime = load_runtime(config, progress, rank, on_loss)
-        return cls(runtime, config, epoch, load_engine_head(config, runtime, progress))
+        return cls(runtime, config, epoch, load_engine_head(config, runtime.context.model, progress))
 
     def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int, head: EngineHead | None = None) -> None:
         super().__init__(runtime, config, epoch)
@@ -146,14 +142,21 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
                 self._roll_back(item.job, ())
                 self._answer(item.job, item.refusal())
         if jobs:
-            self._conclude(judged, features_of_pass(jobs, scores.features))
+            first_rows = accumulate((1 + len(job.block) for job in jobs), initial=0)
+            self._conclude(judged, scores.features, dict(zip(jobs, first_rows, strict=False)))
         return bool(jobs)
 
-    def _conclude(self, judged: Sequence[tuple[JudgedJob, Outcome]], features: PassFeatures | None) -> None:
+    def _conclude(
+        self,
+        judged: Sequence[tuple[JudgedJob, Outcome]],
+        features: Tensor | None,
+        first_rows: Mapping[VerifyJob, int],
+    ) -> None:
         """Answer these jobs of one pass, and verify the offered continuations of their verdicts."""
         readback = Readback()
         logprob_readers = [item.logprobs(outcome, readback) for item, outcome in judged]
-        read_returned = self._read_returned([(item.job, outcome) for item, outcome in judged], features, readback)
+        rows = [item.job.committed_rows(first_rows[item.job], outcome) for item, outcome in judged]
+        read_returned = self._read_returned(rows, features, readback)
         readback.wait()
         returned = read_returned()
         for item, outcome in judged:
@@ -171,14 +174,14 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             super().add(request)
 
     def _read_returned(
-        self, judged: Sequence[Judged], features: PassFeatures | None, readback: Readback
+        self, verdicts: Sequence[CommittedRows], features: Tensor | None, readback: Readback
     ) -> Callable[[], list[tuple[Features | None, Guesses]]]:
         """Features and a head's guesses for each verdict. Call the result after the readback."""
         if features is None:
-            return lambda: [(None, NO_GUESSES)] * len(judged)
-        read = read_features(judged, features, self.info.feature_width, readback)
-        guess = read_guesses(judged, features, self._head, readback) if self._head is not None else None
-        return lambda: list(zip(read(), guess() if guess else [NO_GUESSES] * len(judged), strict=True))
+            return lambda: [(None, NO_GUESSES)] * len(verdicts)
+        features_of = read_features(features, verdicts, self.info.feature_width, readback)
+        guesses_of = read_guesses(features, verdicts, self._head, readback)
+        return lambda: list(zip(features_of(), guesses_of(), strict=True))
 
     @staticmethod
     def _verdict(
