@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -43,10 +44,12 @@ def fit(states: Tensor, following: Tensor) -> Tensor:
     """W of the least ||h + W h - h'||^2 + ridge.  # [n, hidden], [n, hidden] -> [hidden, hidden]"""
     gram = states.T @ states
     ridge = RIDGE * gram.diagonal().mean() * torch.eye(len(gram))
-    return torch.linalg.solve(gram + ridge, states.T @ (following - states)).T
+    weight: Tensor = torch.linalg.solve(gram + ridge, states.T @ (following - states)).T
+    return weight
 
 
 @torch.inference_mode()
-def _last_states(model: object, text: Sequence[int]) -> Tensor:
-    states: Tensor = model(torch.tensor([list(text)]), output_hidden_states=True).hidden_states[-1][0]  # type: ignore[operator]
-    return states.float()
+def _last_states(model: Any, text: Sequence[int]) -> Tensor:
+    output = model(torch.tensor([list(text)]), output_hidden_states=True)
+    states: Tensor = output.hidden_states[-1][0].float()
+    return states
