@@ -200,6 +200,8 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
     # only a first message sets the sampling
     spec = request.spec if held is None or request.base.num_tokens == 0 else held.spec
     if isinstance(request, DraftRequest):
+        if request.features is not None and request.features.end != request.num_committed - 1:
+            return f"its features end at {request.features.end}, not before the last of {request.num_committed} tokens"
         return _why_biased(request.growth, spec) if spec is not None and spec.needs_q else None
     if len(set(request.wants)) < len(request.wants):
         return "the message names twice what it wants"

@@ -149,7 +149,9 @@ class _Host:
 
     async def _attach_draft(self, number: int, draft: DraftConfig) -> None:
         info = await _described(partial(self.leases.describe_draft, number))
-        if (problem := await asyncio.to_thread(_vocabulary_mismatch, self._config.target, draft)) is not None:
+        problem = await asyncio.to_thread(_vocabulary_mismatch, self._config.target, draft)
+        problem = problem or self.hosted.served.target.features_problem(info)
+        if problem is not None:
             logger.error("%s is served without its draft %s: %s", self._config.model_name, draft.engine.model, problem)
             return
         self._service.use_draft(info, number)

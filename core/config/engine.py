@@ -85,6 +85,14 @@ class EngineConfig(Settings):
     tensor_parallel: int = 1
     """Number of processes (ranks) that share the model by tensor parallelism, at least 1; each holds a slice of the
     weights and of the KV. Raise it where the model does not fit into one device."""
+    feature_layers: tuple[int, ...] = ()
+    """Targets only: layers whose hidden states verdicts carry to a draft that runs a head, in the head's order; -1 is
+    the last hidden state, n the input of layer n. Set it to the `feature_layers` of the draft's head."""
+    head: str | None = None
+    """Directory of a head for the model of `model`: it guesses from that model's hidden states
+    (docs/howto/draft-with-a-head.md). On a target the guesses come with each verdict, without a draft engine. On a
+    draft the engine runs the head in place of the model, and the target sends it hidden states. None runs the model
+    alone."""
     cascade_tokens: int = 0
     """Drafts only: number of tokens that prompt lookup guesses for the draft in each pass, which the draft verifies in
     the same pass (cascade), in [0, 32]; 0 turns it off. It never changes an output. Raise it where texts repeat
@@ -121,10 +129,17 @@ class EngineConfig(Settings):
         self._check(ABOVE_0, "session_timeout_s")
         self._check(SHARE_ABOVE_0, "kv_memory_share")
         self._check(Range(0, 32), "cascade_tokens")
+        self._check_heads()
         first, last = self.link_ports
         check(0 <= first <= last < 2**16, "link_ports", "two ports in ascending order", self.link_ports)
         is_known = self.paced_as is None or self.paced_as in PASS_LAWS
         check(is_known, "paced_as", f"one of {', '.join(PASS_LAWS)}", self.paced_as)
+
+    def _check_heads(self) -> None:
+        layers = self.feature_layers
+        is_valid = len(set(layers)) == len(layers) and min(layers, default=0) >= -1
+        check(is_valid, "feature_layers", "different numbers from -1", layers)
+        check(self.head != "", "head", "the directory of a head", self.head)
 
     def _check_layers(self) -> None:
         layers = self.layers

@@ -109,6 +109,19 @@ class DraftConfig(WorkerConfig):
     autoscaling: DraftScaling | None = None
     """Bounds and signals of autoscaling; None keeps `num_replicas`. Set it where the load varies over the day."""
 
+    def __post_init__(self) -> None:
+        WorkerConfig.__post_init__(self)  # a class with slots has no super() without arguments
+        engine = self.engine
+        check(
+            not engine.feature_layers, "draft.engine.feature_layers", "empty: a target has them", engine.feature_layers
+        )
+        if engine.head is None:
+            return
+        check(engine.layers is None, "draft.engine.layers", "absent beside a head", engine.layers)
+        check(engine.cascade_tokens == 0, "draft.engine.cascade_tokens", "0 beside a head", engine.cascade_tokens)
+        num_ranks = engine.tensor_parallel
+        check(num_ranks == 1, "draft.engine.tensor_parallel", "1 beside a head", num_ranks)
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig(Settings):

@@ -9,6 +9,7 @@ from core.records.engine import (
     DraftReply,
     DraftRequest,
     DraftUpdate,
+    Features,
     Missing,
     Refused,
     SequenceSpec,

@@ -14,7 +14,7 @@ from core.ranges import check_parameters, parameter, ranges_of
 from core.records.request import GenerationRequest, Grammar
 from core.records.sampling import Sampling
 from core.rules import Rule, Verification
-from core.speculation import EMPTY_BLOCK, NewNodes, TokenTree, TreeSpec
+from core.speculation import EMPTY_BLOCK, NO_GUESSES, Guesses, NewNodes, TokenTree, TreeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,39 @@ class Want(StrEnum):
 
     SAMPLES = "samples"
     """The target's own token after the root and after each node of the block, independent of the verdict."""
+    FEATURES = "features"
+    """Hidden states of the root and of the accepted nodes, for a head on a draft engine."""
+    GUESSES = "guesses"
+    """Guesses below the next token, by the head in the target's engine."""
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether a target that continues by itself returns this with the following verdicts, too."""
+        return self is not Want.SAMPLES
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Hidden states of consecutive tokens of the text, from a pass of the target. A head on a draft engine reads them.
+
+    Rounded to bfloat16, because a head only guesses: no output depends on them.
+    """
+
+    first: int
+    """Position of the first token."""
+    width: int
+    """Numbers per token: the hidden states of `ModelInfo.feature_layers`, side by side."""
+    rows: bytes
+    """bfloat16, little-endian.  # [tokens, width]"""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.rows) // (2 * self.width) if self.width else 0
+
+    @property
+    def end(self) -> int:
+        """Position after the last token."""
+        return self.first + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +217,10 @@ class Verdict:
     num_cached: int = 0
     """Number of tokens whose KV came from the prefix cache for this verdict; 0 if the sequence was already on the
     engine."""
+    features: Features | None = None
+    """For `Want.FEATURES`: of the root and the accepted nodes. They end before `next_token`, which has no row yet."""
+    guesses: Guesses = NO_GUESSES
+    """For `Want.GUESSES`: below `next_token`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +233,8 @@ class DraftRequest:
     growth: TreeSpec
     spec: SequenceSpec | None = None
     """Required when `base.num_tokens` is 0."""
+    features: Features | None = None
+    """The target's, up to the last token of `suffix`, which has none yet. Required by an engine that runs a head."""
 
     @property
     def num_committed(self) -> int:

@@ -20,7 +20,14 @@ from core.records import (
     Want,
 )
 from deploy.link.stream import LinkError, parse
-from deploy.link.trees import decode_tree, decode_tree_spec, encode_tree, encode_tree_spec
+from deploy.link.trees import (
+    decode_features,
+    decode_tree,
+    decode_tree_spec,
+    encode_features,
+    encode_tree,
+    encode_tree_spec,
+)
 from protos.outrider.link.v1 import link_pb2 as pb
 from protos.outrider.v1 import generation_pb2 as api
 
@@ -103,6 +110,7 @@ def _encode_draft(request: DraftRequest) -> pb.DraftRequest:
         suffix=request.suffix,
         growth=encode_tree_spec(request.growth),
         spec=_encode_spec(request.spec),
+        features=encode_features(request.features),
     )
 
 
@@ -113,6 +121,7 @@ def _decode_draft(message: pb.DraftRequest) -> DraftRequest:
         tuple(message.suffix),
         decode_tree_spec(message.growth),
         _decode_spec(message.spec) if message.HasField("spec") else None,
+        decode_features(message.features) if message.HasField("features") else None,
     )
 
 

@@ -15,6 +15,7 @@ from core.speculation import (
     MAX_GUESSES,
     NO_Q,
     ROOT,
+    DeliveredGuesser,
     Guesser,
     Guesses,
     HistoryGuesser,
@@ -179,6 +180,17 @@ class Panel:
                     guesser.ended(text)
                 except Exception as error:  # noqa: BLE001
                     self._leave_out(source, error)
+
+    @property
+    def awaits_guesses(self) -> bool:
+        """Whether a guesser proposes what verdicts carry."""
+        return any(isinstance(guesser, DeliveredGuesser) for guesser in self._guessers.values())
+
+    def deliver(self, guesses: Guesses, num_tokens: int) -> None:
+        """Pass on the guesses of a verdict below a text of `num_tokens` tokens."""
+        for guesser in self._guessers.values():
+            if isinstance(guesser, DeliveredGuesser):
+                guesser.deliver(guesses, num_tokens)
 
     def _learn(self, source: str, guesses: Guesses, tokens: Sequence[int]) -> None:
         """Calibrate a source at each position that its guesses reached."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from core.errors import InvalidRequest, OutriderError, ServiceError, Unavailable, UnsoundScores
-from core.records import GenerationRequest, Missing, Refused, SequenceSpec, Verdict, is_last
+from core.records import GenerationRequest, Missing, Refused, SequenceSpec, Verdict, Want, is_last
 from core.speculation import DRAFT, MAX_GUESSES
 from core.text import TokenLog
 from orchestrator.guessers import OutputForm, Panel
@@ -57,7 +57,7 @@ class Session:
         spec = SequenceSpec.of(request)
         self._is_sampled, self._seed = spec.needs_q, spec.sampling.seed
         text = SessionText(session_id, self._log, spec)
-        self._target = TargetSide(text, pair.target.vocab_size)
+        self._target = TargetSide(text, pair.target.vocab_size, self._wants)
         temperature = request.draft_temperature or pair.speculation.draft_temperature
         draft_text = replace(text, spec=spec.at_draft_temperature(temperature))
         self._sources = request.guessers or pair.speculation.guessers
@@ -68,11 +68,14 @@ class Session:
             policy.sources,
             pair.target.vocab_size,
             OutputForm(spec.prompt_len, spec.grammar, request.template, request.isolation),
+            has_head=bool(pair.target.head),
         )
         self._recorder = Recorder(
             self._panel.failures, is_traced=request.wants_trace, is_explained=request.wants_explanation
         )
         self.stats = self._recorder.stats
+        may_speculate = request.max_draft_tokens != 0 and pair.speculation.max_draft_tokens > 0
+        self._may_draft = may_speculate and DRAFT in self._sources
         self._drafts = Drafts(draft_text, pair, [policy, *extra_policies], self._recorder)
         self._blocks = self._drafts.blocks
 
@@ -99,6 +102,11 @@ class Session:
         """Maximum number of nodes that fit into the target's KV cache."""
         return max(self._pair.target.kv_cache_tokens - len(self._log), 0)
 
+    def _wants(self) -> tuple[Want, ...]:
+        """What heads need with each verdict: features for one on a draft engine, guesses of one in the target's."""
+        features = (Want.FEATURES,) if self._may_draft and self._drafts.need_features else ()
+        return (*features, Want.GUESSES) if self._panel.awaits_guesses else features
+
     def start(self, now_s: float = 0.0) -> list[m.Command]:
         """Request leases, or end at once if the resumed output is already complete."""
         self._recorder.started(now_s)
@@ -106,9 +114,7 @@ class Session:
             self._log.extend(self._request.resume_tokens)
             if (chunk := self._output.resume(self._request.resume_tokens)) is not None:
                 return [self._recorder.add_to(chunk), *self._close()]
-        may_draft = self._request.max_draft_tokens != 0 and self._pair.speculation.max_draft_tokens > 0
-        wants_draft = may_draft and DRAFT in self._sources
-        return [m.LeaseTarget(), *(self._drafts.begin() if wants_draft else [])]
+        return [m.LeaseTarget(), *(self._drafts.begin() if self._may_draft else [])]
 
     def handle(self, event: m.Event) -> list[m.Command]:
         """Return the commands that follow from `event`; none once the session is closed."""
@@ -199,6 +205,7 @@ class Session:
         unverified = self._blocks.unverified(committed)
         found = self._blocks.reroot(committed)
         self._panel.observe(committed)
+        self._panel.deliver(judged.verdict.guesses, len(self._log))
         self._recorder.next_block_found(found)
         self._policy.observe_round(judged.outcome(found, unverified, self._blocks.late_hit))
         return self._drafts.begin_round(judged, self._max_depth)

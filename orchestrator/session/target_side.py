@@ -5,6 +5,7 @@ Knows the target's messages, and whether a verdict is valid. Must not know draft
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from core.records import Continuation, Missing, Refused, Stamp, Verdict, VerifyRequest, Want
@@ -32,7 +33,9 @@ class TargetSide:
     Invariant: at most one block is being verified.
     """
 
-    def __init__(self, text: SessionText, vocab_size: int) -> None:
+    def __init__(self, text: SessionText, vocab_size: int, wants: Callable[[], tuple[Want, ...]] = tuple) -> None:
+        """`wants` returns what heads need with the next verdict."""
+        self._wants = wants
         self.block: SourcedBlock = NO_BLOCK
         """Block that is being verified, or whose verdict was lost with its target."""
         self.num_losses = 0
@@ -101,7 +104,7 @@ class TargetSide:
         self._drop_messages()
         self.block, self.is_continued, self.began_s = block, False, began_s
         stamp, base, spec = self._view.next_header()
-        wants = () if block.questions is None else (Want.SAMPLES,)
+        wants = self._wants() if block.questions is None else (Want.SAMPLES, *self._wants())
         return VerifyRequest(stamp, base, self._log.since(base.num_tokens), block.tree, spec, wants)
 
     def offer(self, offer: Offer, num_steps: int = 1) -> list[m.Command]:

@@ -29,7 +29,7 @@ from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.grammar import Grammars
 from workers.model import digest_of
 from workers.noise import find_noise_kernel
-from workers.runtime import ModelRuntime, Pacer
+from workers.runtime import HeadRuntime, ModelRuntime, Pacer, Scores
 from workers.step import StepRows
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Engine(ABC, Generic[Request, Reply]):
 
     kv_room_type: type[KVRoom] = KVRoom
 
-    def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int) -> None:
+    def __init__(self, runtime: ModelRuntime | HeadRuntime, config: EngineConfig, epoch: int) -> None:
         self.info = runtime.info
         self.epoch = epoch
         self._runtime = runtime
@@ -296,10 +296,10 @@ class Engine(ABC, Generic[Request, Reply]):
         batch = [share.job.rows(share) for share in shares]
         num_rows = sum(rows.num_rows for rows in batch)
         forward_s = monotonic()
-        logits = self._runtime.forward(batch)
+        scores = self._runtime.scores(batch)
         if self._pacer is not None:
             self._pacer.wait(num_rows, forward_s)
-        logits = self._store_scores(shares, batch, logits)
+        scores = self._store_scores(shares, batch, scores)
         self._forward_time_s += monotonic() - forward_s
         self._num_steps += 1
         self._num_rows += num_rows
@@ -307,7 +307,7 @@ class Engine(ABC, Generic[Request, Reply]):
         for share in shares:
             share.job.record_step(started_s, num_rows, num_sessions)
             share.job.advance(share.num_tokens)
-        if self._finish([share.job for share in shares if share.is_last], logits):
+        if self._finish([share.job for share in shares if share.is_last], scores):
             self._pace.observe(num_rows, monotonic() - forward_s)
 
     # Where target and draft differ
@@ -315,9 +315,9 @@ class Engine(ABC, Generic[Request, Reply]):
     def _lose(self, session: str) -> None:
         """Record that a session's KV was dropped to free memory: its open request is answered by `Missing`."""
 
-    def _store_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        """Consume the logits of scored prompt rows; return the logits of all other rows."""
-        return logits
+    def _store_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], scores: Scores) -> Scores:  # noqa: ARG002
+        """Consume the scores of scored prompt rows; return those of all other rows."""
+        return scores
 
     @abstractmethod
     def _needed_guesses(self, request: Request) -> TokenTree:
@@ -328,10 +328,10 @@ class Engine(ABC, Generic[Request, Reply]):
         """Update `held` to match the request, and add a job for the remaining computation."""
 
     @abstractmethod
-    def _finish(self, jobs: Sequence[Any], logits: torch.Tensor) -> bool:
-        """Consume the logits of jobs whose last rows were computed in this step; return whether it waited for the
+    def _finish(self, jobs: Sequence[Any], scores: Scores) -> bool:
+        """Consume the scores of jobs whose last rows were computed in this step; return whether it waited for the
         device.
 
-        The jobs are of the type that `_begin` creates. `logits` has the rows of the jobs that want them, in order: the
+        The jobs are of the type that `_begin` creates. `scores` has the rows of the jobs that want them, in order: the
         row of the last token if one was pending, then the rows of the guesses.
         """

@@ -24,7 +24,7 @@ from workers.engine.draft_growth import TreeJob
 from workers.engine.jobs import Job
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_rank_lost
-from workers.runtime import ModelRuntime
+from workers.runtime import HeadRuntime, ModelRuntime, Scores
 from workers.sampling import DraftRow, propose
 from workers.step import Readback
 
@@ -32,7 +32,9 @@ from workers.step import Readback
 class DraftEngine(Engine[DraftRequest, DraftReply]):
     """Guesses for many sessions at once: each step feeds the frontiers of all growing trees."""
 
-    def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int, q_top_tokens: int) -> None:
+    def __init__(
+        self, runtime: ModelRuntime | HeadRuntime, config: EngineConfig, epoch: int, q_top_tokens: int
+    ) -> None:
         super().__init__(runtime, config, epoch)
         self._q_top_tokens = q_top_tokens
         self._growing_jobs: dict[str, TreeJob] = {}
@@ -51,6 +53,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         on_loss: Callable[[str], None] = log_rank_lost,
     ) -> DraftEngine:
         """As `TargetEngine.load`; `q_top_tokens` is the setting of that name. Raises: StartupError."""
+        if config.head is not None:
+            return cls(HeadRuntime.load(config, progress), config, epoch, q_top_tokens)
         return cls(load_runtime(config, progress, rank, on_loss), config, epoch, q_top_tokens)
 
     @property
@@ -171,17 +175,24 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             del self._growing_jobs[job.held.session]
 
     def _within_context(self, request: DraftRequest) -> TreeSpec:
-        """The request's tree spec, with its depth limited by the model's context. The deepest nodes are reported but
-        not fed."""
+        """The request's tree spec, with its depth limited by the model's context, or by what a head can guess. The
+        deepest nodes are reported but not fed."""
         num_left = self.info.max_context_tokens - request.num_committed
-        return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1))
+        return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1, self._runtime.max_depth))
+
+    def _refusal_of(self, request: DraftRequest, held: HeldSequence | None) -> Refused | None:
+        features, width = request.features, self.info.feature_width
+        given = features.width if features is not None else 0
+        if given != width:
+            return Refused(request.stamp, f"{given} numbers of features a token; this engine reads {width}")
+        return super()._refusal_of(request, held)
 
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
         return EMPTY_BLOCK  # a tree grows only as far as memory allows
 
-    def _finish(self, jobs: Sequence[TreeJob], logits: Tensor) -> bool:
+    def _finish(self, jobs: Sequence[TreeJob], scores: Scores) -> bool:
         if jobs:
-            self._grow(jobs, logits)
+            self._grow(jobs, scores.logits)
         for job in jobs:
             if job.ends:
                 self._answer_if_done(job)

@@ -13,7 +13,8 @@ from core.rules import Outcome
 from core.speculation import ROOT, TokenTree
 from core.text import BlockHash
 from workers.engine.sequences import HeldSequence
-from workers.sampling import Row
+from workers.heads import MAX_SIBLINGS, CommittedRows
+from workers.sampling import DraftRow, Kind, Row
 from workers.sampling.logits import is_argmax
 from workers.sampling.prompt_scores import SCORED_ROWS, PromptScores
 from workers.step import StepRows
@@ -182,6 +183,23 @@ class VerifyJob(Job[VerifyRequest]):
             Row(spec.sampling, num_committed + depth, path, spec.prompt_len, mask, spec.lenience)
             for depth, path, mask in zip(depths, paths, masks or [None] * len(paths), strict=True)
         ]
+
+    def committed_rows(self, first_row: int, outcome: Outcome) -> CommittedRows:
+        """What heads need of the verdict; `first_row` is the root's row in the pass. The log ends with the root."""
+        rows = [first_row, *(first_row + 1 + node for node in outcome.path)]
+        wants = self.request.wants
+        guess = self._row_after_next(outcome) if Want.GUESSES in wants else None
+        return CommittedRows(rows, len(self.held.log) - 1, Want.FEATURES in wants, guess)
+
+    def _row_after_next(self, outcome: Outcome) -> DraftRow:
+        """Sampling input of the token after the next one, as the target will draw it."""
+        spec, log = self.held.spec, self.held.log.tokens
+        path = [*(self.block.tokens[node] for node in outcome.path), outcome.next_token]
+        # A rule that needs q gets the likeliest token as a guess without a distribution, like any guesser's.
+        sampling = replace(spec.sampling, temperature=0.0) if spec.needs_q else spec.sampling
+        seen = [*log, *path] if sampling.reads_tokens else ()
+        row = Row(sampling, len(log) + len(path), seen, spec.prompt_len)
+        return DraftRow(row, Kind.of(sampling, spec.verification), num_ranks=MAX_SIBLINGS + 1)
 
     def samples_of(self, outcome: Outcome) -> tuple[int, ...]:
         """Tokens sampled after each node, if the request wants them and the whole block was judged; otherwise empty."""

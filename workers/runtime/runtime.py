@@ -7,10 +7,12 @@ which guesses are right: it returns logits, and the caller rolls back by `cache.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
+from typing import ClassVar
 
 import torch
 
@@ -18,9 +20,11 @@ from core.config import EngineConfig
 from core.errors import CheckpointError
 from core.records import Findings
 from workers.attention import Kernel, find_kernel
+from workers.heads import tapped_layers
 from workers.model import LoadedModel
 from workers.runtime.backend import BackendContext
 from workers.runtime.backend_stack import BackendStack, choose
+from workers.runtime.features import FeatureTap
 from workers.runtime.memory import bytes_beside_kv, num_kv_blocks
 from workers.runtime.self_test import SelfTest
 from workers.runtime.tiling import choose_tiling, find_tile_rows, tiles_of
@@ -32,8 +36,26 @@ SLOW_ROWS = 64
 """A pass with more rows is timed once: compared with it, the cost of a kernel's first use is small."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a pass says of its wanted rows, in float32."""
+
+    logits: torch.Tensor
+    """[rows, vocab]."""
+    features: torch.Tensor | None = None
+    """Hidden states of `tapped_layers`, side by side; None without such layers.  # [rows, width]"""
+
+    def take(self, rows: Sequence[int]) -> Scores:
+        """The scores of these rows."""
+        index = torch.tensor(rows, dtype=torch.long, device=self.logits.device)
+        return Scores(self.logits[index], None if self.features is None else self.features[index])
+
+
 class ModelRuntime:
     """A loaded model and the KV of its sequences."""
+
+    max_depth: ClassVar[int] = sys.maxsize
+    """Depth of the deepest guess that it can make below the text."""
 
     def __init__(
         self,
@@ -49,15 +71,26 @@ class ModelRuntime:
         tiling, kinds = choose_tiling(config), choose(config)
         for kind in kinds:
             kind.prepare_weights(loaded.model, config)
+        tapped = tapped_layers(config)
+        if tapped:
+            FeatureTap(loaded.model, tapped)
         taken = partial(bytes_beside_kv, loaded.model, config)
         num_blocks = num_kv_blocks(config, loaded.layers, loaded.model.dtype, all_min, taken)
-        self.info = replace(loaded.info, kv_cache_tokens=num_blocks * config.block_tokens)
+        self.info = replace(
+            loaded.info,
+            kv_cache_tokens=num_blocks * config.block_tokens,
+            feature_layers=config.feature_layers,
+            feature_width=len(config.feature_layers) * loaded.model.config.hidden_size,
+        )
         logger.info("KV of %d tokens", self.info.kv_cache_tokens)
         device = torch.device(config.device)
         self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, device)
         kernel = kernel or find_kernel(self.cache, is_deterministic=config.deterministic)
         self.context = BackendContext(loaded.model, self.cache, kernel, config, self.info.max_context_tokens, tiling)
         self.backends = stack_type(kinds, self.context, all_min)
+        self._tapped_width = len(tapped) * loaded.model.config.hidden_size
+        self._features: torch.Tensor | None = None
+        """Features of the last pass: the hidden states of all tapped layers."""
         self._num_embeddings: int = loaded.model.get_input_embeddings().num_embeddings
 
     @property
@@ -80,6 +113,10 @@ class ModelRuntime:
         backends = " > ".join(self.backends.names)
         return f"{hardware}; torch {torch.__version__}; {backends}; {config.tensor_parallel} ranks{threads}"
 
+    def scores(self, batch: Sequence[StepRows]) -> Scores:
+        """As `forward`, with the features of the same rows."""
+        return Scores(self.forward(batch), self._features)
+
     @torch.inference_mode()
     def forward(self, batch: Sequence[StepRows]) -> torch.Tensor:
         """Append all rows to their sequences' KV. Returns float32 logits of the wanted rows.  # [rows, vocab]
@@ -92,15 +129,23 @@ class ModelRuntime:
         step = flatten(batch)
         assert min(step.ids) >= 0, f"token id {min(step.ids)}"
         assert max(step.ids) < self._num_embeddings, f"token id {max(step.ids)} of {self._num_embeddings}"
-        logits = _cut(self.run(self._padded(step)), len(step.wanted), self.info.vocab_size)
+        rows = self.run(self._padded(step))
         for span in step.spans:
             self.cache.extend(span.kv, span.num_rows)
-        return logits
+        width = self._tapped_width
+        self._features = rows[: len(step.wanted), -width:] if width else None
+        return _cut(rows, len(step.wanted), self.info.vocab_size)
 
     def run(self, step: Step) -> torch.Tensor:
-        """Write the step's KV. Returns float32 logits of its wanted rows.  # [rows, vocab]"""
+        """Write the step's KV. Returns float32 logits of its wanted rows, each followed by padding and its features.
+
+        # [rows, at least vocab + features]
+        """
         assert max(step.positions) < self.info.max_context_tokens, "a position beyond the model's context"
-        return _cut(self.backends.run(step), len(step.wanted), self.info.vocab_size).float()
+        rows = self.backends.run(step)
+        if not self._tapped_width:
+            rows = _cut(rows, len(step.wanted), self.info.vocab_size)
+        return rows.float()
 
     def close(self) -> None:
         """Stop the ranks that follow this runtime, if there are any."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core.records import Features
 from core.speculation import EMPTY_BLOCK, TokenTree
 from workers.step.kv_cache import SequenceKV
 from workers.step.readers import Span
@@ -34,6 +35,8 @@ class StepRows:
     """False for all but the last chunk of a prefill."""
     wants_all: bool = False
     """Whether the logits of all rows are wanted, including those before the last token."""
+    features: Features | None = None
+    """The target's, up to the last token, for a head."""
 
     @property
     def num_rows(self) -> int:

@@ -9,7 +9,7 @@ import logging
 from dataclasses import replace
 
 from core.config import DECODE_TOKENS
-from core.records import Call, CallTrace, DraftRequest, DraftUpdate, Missing, Refused, Stamp
+from core.records import Call, CallTrace, DraftRequest, DraftUpdate, Features, Missing, Refused, Stamp
 from orchestrator.policy import TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.backoff import Backoff
@@ -55,6 +55,8 @@ class DraftSide:
         """Whether the last verdict was not sent to the draft, because too many messages are open."""
         self._waits_for: Stamp | None = None
         """Stamp that was the newest when the wait began or was renewed. Newer messages may have followed."""
+        self.features: Features | None = None
+        """The target's features from the last verdict, for a draft that is a head."""
         self._silence = Silence(pair.speculation.breaker_rounds)
         seed = f"{text.session_id}/{number}" if number else text.session_id
         self._backoff = Backoff(pair.speculation.draft_retry_s, seed)
@@ -153,6 +155,9 @@ class DraftSide:
         if tree_spec is None:  # the request wants no draft, or the text fills the draft's context
             self._leave()
             return [self.release()]
+        features = self._fitting_features
+        if self.reads_features and features is None:  # the first verdict has not come
+            return []
         self._has_backlog = len(self._open) >= (1 if self._policy.is_in_turn else MAX_OPEN)
         self._silence.round_sent()
         if self._has_backlog:
@@ -165,7 +170,18 @@ class DraftSide:
             tree_spec = replace(tree_spec, reports_all=True)
         self._open.add(stamp.round, len(self._log), ends=tree_spec.ends, reports_all=reports_all)
         self._is_over, self._num_passes = False, 0
-        return [DraftRequest(stamp, base, self._log.since(base.num_tokens), tree_spec, spec=spec)]
+        return [DraftRequest(stamp, base, self._log.since(base.num_tokens), tree_spec, spec, features)]
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether this draft is a head."""
+        return self._model is not None and self._model.feature_width > 0
+
+    @property
+    def _fitting_features(self) -> Features | None:
+        """The features, if they are those of the current text."""
+        features = self.features if self.reads_features else None
+        return features if features is not None and features.end == len(self._log) - 1 else None
 
     @property
     def _context_left(self) -> int:

@@ -124,6 +124,19 @@ def test_of_four_ranks_two_share_each_head_of_keys(tmp_path: Path) -> None:
         assert_equal_to_one_rank(three_followers, write("qwen2", tmp_path))
 
 
+def test_ranks_return_the_features_that_one_does(followers: Followers, tmp_path: Path) -> None:
+    path, layers = checkpoints.write("llama", tmp_path), (-1, 1)
+    alone = checkpoints.runtime(path, feature_layers=layers)
+    with followers.runtime(path, feature_layers=layers) as shared:
+        got, want = (
+            each.scores([StepRows(each.cache.new_sequence(), [1, 2, 3], TokenTree.chain([4, 5]))])
+            for each in (shared, alone)
+        )
+    assert got.features is not None
+    assert want.features is not None
+    assert_same(got.features, want.features)
+
+
 def test_half_the_weights_and_the_kv_are_on_each_rank(followers: Followers, tmp_path: Path) -> None:
     path = checkpoints.write("llama", tmp_path)
     alone = checkpoints.runtime(path)
