@@ -86,7 +86,7 @@ def test_a_grammar_guesses_where_the_output_has_one_and_is_compiled_only_if_it_i
     grammars, config = Grammars(), INPUTS.config
     guessers = Guessers(INPUTS.index, grammars)
     held = OutputForm(2, WORD)
-    names = [name for name in GUESSERS if name != "template"]
+    names = [name for name in GUESSERS if name not in ("template", "head")]
     assert list(guessers.panel(SOURCES, config, 4, SourcePrecision(), 50, held)._guessers) == names
     assert grammars.asked == [(WORD, True)]
     for sources, depth, output in ((BY_TEXT, 4, held), (SOURCES, 0, held), (SOURCES, 4, OutputForm(2))):
