@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from bench.engine.driver import EPOCH, DrivenStream, load_engine, new_stream
-from bench.models.blockwise import write_head
+from bench.models.blockwise import write_heads
 from bench.models.prompts import held_out_prompts
 from bench.results import Result, say, spread
 from core.config import EngineConfig
@@ -53,7 +53,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
     prompts = [tokenizer.encode(text)[:64] for text in held_out_prompts(4)]
     with tempfile.TemporaryDirectory() as folder:
         say("fitting the head")
-        head = write_head(Path(folder), args.target, _texts(tokenizer))
+        head = write_heads(Path(folder), args.target, _texts(tokenizer), num_heads=3)
         plain = EngineConfig(str(args.target), kv_cache_tokens=8192)
         tapped = replace(plain, feature_layers=(-1,))
         configs = {"plain": plain, "features": tapped, "head": replace(tapped, head=str(head))}

@@ -1,7 +1,8 @@
-"""Fits the first Blockwise head of a target in closed form, and writes it as a directory that engines read.
+"""Fits Blockwise heads of a target in closed form, and writes them as a directory that engines read.
 
-The head shall turn the last hidden state h_t into the next one, h_(t+1), because the target's output layer then says
-the token after the next one. For a linear layer with a residual connection, h_t + W h_t, that is ridge regression.
+Head i shall turn the last hidden state h_t into that of the token that comes i + 1 later, because the target's output
+layer then gives the token after that one. For a linear layer with a residual connection, h_t + W h_t, that is ridge
+regression.
 """
 
 from __future__ import annotations
@@ -16,28 +17,33 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from core.config import EngineConfig
-from workers.heads.blockwise import WEIGHT
 from workers.model import reference_model
 
 RIDGE = 1e-3
 """Of the mean square of the hidden states."""
 
 
-def write_head(folder: Path, target: Path, texts: Iterable[Sequence[int]]) -> Path:
-    """Fit the head of this target on texts of token ids."""
+def write_heads(folder: Path, target: Path, texts: Iterable[Sequence[int]], num_heads: int = 1) -> Path:
+    """Fit the heads of this target on texts of token ids."""
     model = reference_model(EngineConfig(str(target)))
     states = [_last_states(model, text) for text in texts]
-    weight = fit(torch.cat([each[:-1] for each in states]), torch.cat([each[1:] for each in states]))
+    weights = {f"heads.{head}.weight": _fit_ahead(states, head + 1) for head in range(num_heads)}
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "model_type": "blockwise",
+        "num_heads": num_heads,
         "hidden_size": model.config.hidden_size,
         "vocab_size": model.config.vocab_size,
         "feature_layers": [-1],
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    save_file({WEIGHT: weight.contiguous()}, folder / "model.safetensors")
+    save_file(weights, folder / "model.safetensors")
     return folder
+
+
+def _fit_ahead(states: Sequence[Tensor], num_ahead: int) -> Tensor:
+    before, after = (torch.cat(each) for each in zip(*((s[:-num_ahead], s[num_ahead:]) for s in states), strict=True))
+    return fit(before, after).contiguous()
 
 
 def fit(states: Tensor, following: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from local import DEMO, request, system
 
-from bench.models.blockwise import write_head
+from bench.models.blockwise import write_heads
 from core.config import SpeculationConfig
 from core.records import Sampling, Verification
 from orchestrator.text.tokenizer import Tokenizer
@@ -34,7 +34,7 @@ def head(tmp_path_factory):
 
     tokenizer = Tokenizer.from_directory(DEMO / "target")
     texts = [tokenizer.encode(inspect.getsource(module))[:512] for module in (argparse, pathlib, json, inspect)]
-    return write_head(tmp_path_factory.mktemp("head"), DEMO / "target", texts)
+    return write_heads(tmp_path_factory.mktemp("head"), DEMO / "target", texts, num_heads=3)
 
 
 def places(head):
