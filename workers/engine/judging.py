@@ -211,8 +211,8 @@ def _settle(item: JudgedJob, outcome: Outcome, is_bad: Sequence[bool], are_logit
 
 
 def _with_last_as_next(item: JudgedJob, outcome: Outcome) -> Outcome:
-    """Outcome of a chain whose last guess is followed by no distribution. An accepted last guess becomes the next token,
-    so the tokens stay the same."""
+    """Outcome of a chain whose last guess is followed by no distribution. If accepted, that guess becomes the next
+    token, so the tokens stay the same."""
     if len(outcome.path) < len(item.block):
         return outcome
     return outcome._replace(path=outcome.path[:-1], next_token=item.block.tokens[-1])

@@ -5,6 +5,7 @@
 """
 
 from workers.heads.files import HeadConfig, load_head, read_head, tapped_layers
+from workers.heads.fit import FittedHeads, fit_heads
 from workers.heads.returned import (
     CommittedRows,
     EngineHead,
@@ -17,8 +18,10 @@ from workers.heads.state_heads import StateHeads
 __all__ = [
     "CommittedRows",
     "EngineHead",
+    "FittedHeads",
     "HeadConfig",
     "StateHeads",
+    "fit_heads",
     "load_engine_head",
     "load_head",
     "read_features",
