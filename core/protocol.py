@@ -80,8 +80,8 @@ class HeldTokens:
     def rebase_to_grow(self, request: DraftRequest, tree_spec: TreeSpec) -> Rebased:
         """Adopt the request's tokens, keep the nodes below them, and grow by `tree_spec` from now on."""
         self.builder.set_spec(tree_spec)
-        if self.spec.needs_q:
-            return self._rebase_to_draw(request)
+        if self.spec.needs_q or request.features is not None:
+            return self._rebase_anew(request)
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=self._reroot(request))
         if self.tree.root is None:
             self.builder.begin()
@@ -92,10 +92,11 @@ class HeldTokens:
             self.builder.report_all_again()
         return rebased
 
-    def _rebase_to_draw(self, request: DraftRequest) -> Rebased:
-        """Adopt the request's tokens and drop all earlier draws.
+    def _rebase_anew(self, request: DraftRequest) -> Rebased:
+        """Adopt the request's tokens and drop all earlier guesses.
 
-        The draw at the root is dropped too, because draws are numbered from the root (docs/exactness.md, section 4).
+        Draws are numbered from the root, so the draw at the root is dropped too (docs/exactness.md, section 4). A head
+        guesses best from the newest features.
         """
         self.builder.begin()
         self.builder.report_all_again()

@@ -1,6 +1,6 @@
 """The cost of a head's seam: features in a pass, on the link, and the guesses of a Blockwise head at either place.
 
-The head is fitted on the spot, in closed form (`bench.models.blockwise`). Engines run in this process; the draft's
+The head is fitted on the spot, in closed form (`outrider train-head`). Engines run in this process; the draft's
 engine is reached by a real link. The sides of a comparison take turns.
 """
 
@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from bench.engine.driver import EPOCH, DrivenStream, load_engine, new_stream
-from bench.models.blockwise import write_head
 from bench.models.prompts import held_out_prompts
 from bench.results import Result, say, spread
 from core.config import EngineConfig
@@ -33,6 +32,7 @@ from models.train.corpus import load_split
 from orchestrator.text import Tokenizer
 from workers.engine import DraftEngine, TargetEngine
 from workers.engine.thread import EngineLoop
+from workers.heads import fit_heads
 
 NUM_TEXTS, TEXT_TOKENS = 48, 512
 NUM_STEPS = 24
@@ -53,7 +53,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
     prompts = [tokenizer.encode(text)[:64] for text in held_out_prompts(4)]
     with tempfile.TemporaryDirectory() as folder:
         say("fitting the head")
-        head = write_head(Path(folder), args.target, _texts(tokenizer))
+        head = fit_heads(EngineConfig(str(args.target)), _texts(tokenizer), num_heads=3).write(Path(folder))
         plain = EngineConfig(str(args.target), kv_cache_tokens=8192)
         tapped = replace(plain, feature_layers=(-1,))
         configs = {"plain": plain, "features": tapped, "head": replace(tapped, head=str(head))}

@@ -94,7 +94,7 @@ def _round_of(call: pb.CallTrace, verified: Sequence[pb.CallTrace]) -> int:
 
 
 def hidden_share(rounds: Iterable[Round]) -> float:
-    """Share of the duration of picked passes during which the target was verifying."""
+    """Share of the time of draft passes that completed a next block in which the target was verifying."""
     picked = [(round_.picked, round_) for round_ in rounds if round_.picked is not None]
     total_s = sum(grown.received_s - grown.sent_s for grown, _ in picked)
     hidden_s = sum(_covered(_verified(round_), (grown.sent_s, grown.received_s)) for grown, round_ in picked)

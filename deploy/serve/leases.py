@@ -190,7 +190,7 @@ class ServeLeases:
     async def report_wait(self, wait: DraftWait) -> None:
         """Report the waiting times of sessions to the first draft's autoscaling.
 
-        Any replica takes the report for all. Raises: Unavailable.
+        Autoscaling adds up the replicas' numbers, so one report to any of them is enough. Raises: Unavailable.
         """
         if self._drafts:
             await self._drafts[0].report_wait(wait)

@@ -40,7 +40,7 @@ Tokens = tuple[int, ...]
 
 
 class NgramPool:
-    """Pool of n-grams found, by their first token."""
+    """The n-grams found so far, by their first token."""
 
     def __init__(self) -> None:
         self._by_first: OrderedDict[int, list[Tokens]] = OrderedDict()

@@ -62,8 +62,8 @@ class AdaptivePolicy(TreePolicy):
         return True
 
     def _forecast(self) -> int:
-        """Return the number of draft passes, in turn, with the most tokens per second; 0 if plain decoding is
-        faster."""
+        """Return the number of draft passes with the most tokens per second if drafting and verification alternate; 0
+        if plain decoding is faster."""
         return int(np.argmax(self._rates_in_turn()))
 
     def _rates_in_turn(self) -> list[float]:

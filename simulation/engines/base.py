@@ -279,11 +279,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
 
 async def until(time_s: float) -> None:
-    """Wait until this time of the loop.
-
-    On a real clock, the simulation's own work after a pass counts as part of the next pass, because a law includes all
-    work of an engine. On a virtual clock it takes no time.
-    """
+    """Wait until the loop's clock shows this time."""
     loop = asyncio.get_running_loop()
     reached: asyncio.Future[None] = loop.create_future()
     timer = loop.call_at(time_s, reached.set_result, None)

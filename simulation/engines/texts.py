@@ -76,7 +76,7 @@ class SteadyLaw:
     plain_shares: tuple[float, ...] = (0.6, 0.1, 0.05)
     alpha: float = 0.78
 
-    @lru_cache(maxsize=1 << 14)  # noqa: B019  laws are few, and live as long as the program
+    @lru_cache(maxsize=1 << 14)  # noqa: B019  the cache keeps each law, but they are few and needed to the end
     def at(self, seed: int, index: int) -> Agreement:
         draws = [mix(seed, index, column) for column in range(4)]
         return Agreement(

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from local import DEMO, request, system
 
-from bench.models.blockwise import write_head
-from core.config import SpeculationConfig
+from core.config import EngineConfig, SpeculationConfig
 from core.records import Sampling, Verification
 from orchestrator.text.tokenizer import Tokenizer
 from workers.engine.draft import DraftEngine
+from workers.heads import fit_heads
 
 NUM_TOKENS = 48
 PROMPTS = ["def parse_args(self, args):\n    ", "import os\nimport sys\n\n", "class Path:\n    def __init__(self"]
@@ -34,7 +34,7 @@ def head(tmp_path_factory):
 
     tokenizer = Tokenizer.from_directory(DEMO / "target")
     texts = [tokenizer.encode(inspect.getsource(module))[:512] for module in (argparse, pathlib, json, inspect)]
-    return write_head(tmp_path_factory.mktemp("head"), DEMO / "target", texts)
+    return fit_heads(EngineConfig(str(DEMO / "target")), texts, num_heads=3).write(tmp_path_factory.mktemp("head"))
 
 
 def places(head):

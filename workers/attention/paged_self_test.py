@@ -45,7 +45,8 @@ def find_kernel(cache: KVCache, *, is_deterministic: bool = False) -> Kernel | N
 
 @torch.inference_mode()
 def difference(cache: KVCache, kernel: Kernel) -> str | None:
-    """Why the kernel's results are wrong, compared with gathering on KV of these shapes; None if they are right."""
+    """Why the kernel cannot be used: it fails, or differs from gathered attention on KV of the cache's shapes. None if
+    it agrees."""
     try:
         error = find_difference(cache, kernel)
     except Exception as problem:  # noqa: BLE001  Triton, the driver and the C compiler raise errors of their own

@@ -30,7 +30,7 @@ from workers.step import Readback
 
 
 class DraftEngine(Engine[DraftRequest, DraftReply]):
-    """Guesses for many sessions at once: each step feeds the frontiers of all growing trees."""
+    """Guesses tokens for many sessions at once: each step feeds the frontiers of all growing trees."""
 
     def __init__(
         self, runtime: ModelRuntime | HeadRuntime, config: EngineConfig, epoch: int, q_top_tokens: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -13,8 +13,8 @@ from core.rules import Outcome
 from core.speculation import ROOT, TokenTree
 from core.text import BlockHash
 from workers.engine.sequences import HeldSequence
-from workers.heads import MAX_SIBLINGS, CommittedRows
-from workers.sampling import DraftRow, Kind, Row
+from workers.heads import CommittedRows
+from workers.sampling import Row
 from workers.sampling.logits import is_argmax
 from workers.sampling.prompt_scores import SCORED_ROWS, PromptScores
 from workers.step import StepRows
@@ -188,18 +188,20 @@ class VerifyJob(Job[VerifyRequest]):
         """What heads need of the verdict; `first_row` is the root's row in the pass. The log ends with the root."""
         rows = [first_row, *(first_row + 1 + node for node in outcome.path)]
         wants = self.request.wants
-        guess = self._row_after_next(outcome) if Want.GUESSES in wants else None
+        guess = self._row_below_next(outcome) if Want.GUESSES in wants else None
         return CommittedRows(rows, len(self.held.log) - 1, Want.FEATURES in wants, guess)
 
-    def _row_after_next(self, outcome: Outcome) -> DraftRow:
-        """Sampling input of the token after the next one, as the target will draw it."""
+    def _row_below_next(self, outcome: Outcome) -> Callable[[int], Row]:
+        """Sampling input of the token at a depth below the next one, as the target will draw it.
+
+        Tokens in between are not known to heads, so penalties ignore them. Rules that need q get greedy guesses.
+        """
         spec, log = self.held.spec, self.held.log.tokens
         path = [*(self.block.tokens[node] for node in outcome.path), outcome.next_token]
-        # A rule that needs q gets the likeliest token as a guess without a distribution, like any guesser's.
         sampling = replace(spec.sampling, temperature=0.0) if spec.needs_q else spec.sampling
         seen = [*log, *path] if sampling.reads_tokens else ()
-        row = Row(sampling, len(log) + len(path), seen, spec.prompt_len)
-        return DraftRow(row, Kind.of(sampling, spec.verification), num_ranks=MAX_SIBLINGS + 1)
+        first = len(log) + len(path)
+        return lambda depth: Row(sampling, first + depth, seen, spec.prompt_len)
 
     def samples_of(self, outcome: Outcome) -> tuple[int, ...]:
         """Tokens sampled after each node, if the request wants them and the whole block was judged; otherwise empty."""

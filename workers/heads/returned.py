@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from typing import Any
 
 import torch
@@ -15,13 +16,15 @@ from torch import Tensor, nn
 from core.config import EngineConfig
 from core.records import Features
 from core.speculation import NO_GUESSES, ROOT, Candidates, Guesses
-from workers.heads.blockwise import BlockwiseHead
 from workers.heads.files import load_head, read_head, tapped_layers
+from workers.heads.state_heads import StateHeads
 from workers.model import load
-from workers.sampling import DraftRow, propose
+from workers.sampling import DraftRow, Kind, Row, propose
 from workers.step import Readback, upload
 
 MAX_SIBLINGS = 8
+"""Number of guesses below one node."""
+MAX_GUESSES = 32
 """Number of guesses below the next token. The policy decides how many are worth a row."""
 
 
@@ -30,7 +33,7 @@ class EngineHead:
     """A head in a target's engine."""
 
     name: str
-    head: BlockwiseHead
+    head: StateHeads
     columns: tuple[int, ...]
     """Columns of the engine's features that it reads."""
 
@@ -44,8 +47,8 @@ class CommittedRows:
     first: int
     """Position of the root in the text."""
     wants_features: bool
-    guess: DraftRow | None
-    """Sampling input of the token after the next one; None if no guesses are wanted."""
+    guess: Callable[[int], Row] | None
+    """Sampling input of the token at this depth below the next one; None if no guesses are wanted."""
 
 
 def load_engine_head(config: EngineConfig, model: Any, progress: Callable[[str], None]) -> EngineHead | None:
@@ -98,19 +101,39 @@ def read_guesses(
     wanting = [(index, each.rows[-1], each.guess) for index, each in enumerate(verdicts) if each.guess is not None]
     if not wanting or engine_head is None:
         return lambda: [NO_GUESSES] * len(verdicts)
-    indices, rows, draft_rows = zip(*wanting, strict=True)
-    chosen = features[upload(rows, features.device)][:, upload(engine_head.columns, features.device)]
-    read = propose(engine_head.head(chosen), draft_rows, q_top_tokens=1, readback=readback)  # nothing is drawn
+    head = engine_head.head
+    states = features[upload([row for _, row, _ in wanting], features.device)]
+    states = states[:, upload(engine_head.columns, features.device)]
+    rows = [_draft_row(guess(depth)) for depth in range(head.max_depth) for _, _, guess in wanting]
+    logits = torch.cat([head(states, depth) for depth in range(head.max_depth)])
+    read = propose(logits, rows, q_top_tokens=1, readback=readback)  # nothing is drawn
 
     def by_verdict() -> list[Guesses]:
-        found = dict(zip(indices, map(_siblings, read()), strict=True))
+        candidates, num = read(), len(wanting)
+        found = {index: _tree_of(candidates[place::num]) for place, (index, _, _) in enumerate(wanting)}
         return [found.get(index, NO_GUESSES) for index in range(len(verdicts))]
 
     return by_verdict
 
 
-def _siblings(candidates: Candidates | None) -> Guesses:
-    if candidates is None:  # NaN or infinite: the target's own logits are checked where they count
-        return NO_GUESSES
-    tokens, shares = candidates.ranked[:MAX_SIBLINGS], candidates.shares[:MAX_SIBLINGS]
-    return Guesses((ROOT,) * len(tokens), tokens, shares)
+def _draft_row(row: Row) -> DraftRow:
+    # A rule that needs q gets the likeliest tokens as guesses without a distribution, like any guesser's.
+    return DraftRow(row, Kind.GREEDY if row.sampling.is_greedy else Kind.COUPLED, num_ranks=MAX_SIBLINGS + 1)
+
+
+def _tree_of(by_depth: Sequence[Candidates | None]) -> Guesses:
+    """The likeliest nodes of the tree in which each node of a depth has that depth's candidates."""
+    parents, tokens, chances = list[int](), list[int](), list[float]()
+    queue = [(-1.0, 0, ROOT)]  # by path probability: nodes that may get children, with the children's depth
+    while queue and len(tokens) < MAX_GUESSES:
+        path_prob, depth, node = heappop(queue)
+        candidates = by_depth[depth]
+        if candidates is None:  # NaN or infinite: the target's own logits are checked where they count
+            continue
+        for token, share in zip(candidates.ranked[:MAX_SIBLINGS], candidates.shares, strict=False):
+            if depth + 1 < len(by_depth):
+                heappush(queue, (path_prob * share, depth + 1, len(tokens)))
+            parents.append(node)
+            tokens.append(token)
+            chances.append(share)
+    return Guesses(tuple(parents), tuple(tokens), tuple(chances))

@@ -1,12 +1,12 @@
 """Runs a head in place of a model, for a draft engine: guesses from the target's features, which requests carry.
 
-Has the interface of `workers.runtime.runtime.ModelRuntime` that engines use. A Blockwise head reads one row of features
-and keeps nothing, so its pages only count rows. Must not know sessions or messages.
+Has the part of `workers.runtime.runtime.ModelRuntime` that engines use. Heads that read one state keep nothing of a
+row, so the KV pages only count rows. Must not know sessions or messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from time import monotonic
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from core.config import EngineConfig
 from core.records import Findings, ModelInfo
-from workers.heads import BlockwiseHead, load_head, read_head
+from workers.heads import StateHeads, load_head, read_head
 from workers.model import loader
 from workers.runtime.memory import num_kv_blocks
 from workers.runtime.runtime import Scores
@@ -28,11 +28,11 @@ _TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class HeadRuntime:
-    """A head, and the rows of its sequences."""
+    """Heads of a target, and the rows of its sequences."""
 
     num_eager_steps = 0
 
-    def __init__(self, head: BlockwiseHead, info: ModelInfo, config: EngineConfig) -> None:
+    def __init__(self, head: StateHeads, info: ModelInfo, config: EngineConfig) -> None:
         num_blocks = num_kv_blocks(replace(config, kv_cache_tokens=info.kv_cache_tokens), (), torch.float32)
         self.info = info
         self.cache = KVCache(_NO_KV, num_blocks, config.block_tokens, torch.float32, torch.device(config.device))
@@ -67,21 +67,17 @@ class HeadRuntime:
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[StepRows]) -> Tensor:
-        """As `ModelRuntime.forward`: float32 logits after the last token of each sequence that wants them."""
-        assert all(not item.tree.tokens for item in batch), "no node below the first guesses is fed"
+        """As `ModelRuntime.forward`: float32 logits of the wanted rows.  # [rows, vocab]"""
         self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
-        features = [self._row(item) for item in batch if item.wants_logits]
+        rows = [(_state_of(item), depth) for item in batch if item.wants_logits for depth in _depths(item)]
         for item in batch:
             self.cache.extend(item.kv, item.num_rows)
-        if not features:
-            return torch.empty(0, self.info.vocab_size, device=self.cache.device)
-        logits: Tensor = self._head(upload(torch.stack(features), self.cache.device))
-        return logits[:, : self.info.vocab_size]
-
-    def _row(self, item: StepRows) -> Tensor:
-        assert item.features is not None, "the engine refuses requests without features"
-        row = bytearray(item.features.rows[-2 * item.features.width :])
-        return torch.frombuffer(row, dtype=torch.bfloat16)
+        logits = torch.empty(len(rows), self.info.vocab_size, device=self.cache.device)
+        for depth in {depth for _, depth in rows}:
+            index = [row for row, (_, of_row) in enumerate(rows) if of_row == depth]
+            states = upload(torch.stack([rows[row][0] for row in index]), self.cache.device)
+            logits[upload(index, self.cache.device)] = self._head(states, depth)[:, : self.info.vocab_size]
+        return logits
 
     def warm_up(
         self,
@@ -97,8 +93,22 @@ class HeadRuntime:
         features = torch.zeros(num_rows, self.info.feature_width, device=self.cache.device)
         for _ in range(2):  # the first time includes first uses of kernels
             began_s = monotonic()
-            self._head(features).isfinite().any().item()  # this waits for the device
+            self._head(features, 0).isfinite().any().item()  # this waits for the device
         return monotonic() - began_s
 
     def close(self) -> None:
-        """A head has no other ranks."""
+        """Heads have no other ranks."""
+
+
+def _state_of(item: StepRows) -> Tensor:
+    """The last hidden state that the request carries."""
+    assert item.features is not None, "the engine refuses requests without features"
+    row = bytearray(item.features.rows[-2 * item.features.width :])
+    return torch.frombuffer(row, dtype=torch.bfloat16)
+
+
+def _depths(item: StepRows) -> Iterator[int]:
+    """Depths of the wanted rows: 0 of the last token, then those of the new nodes."""
+    if item.tokens:
+        yield 0
+    yield from item.tree.depths[item.num_cached_nodes :]

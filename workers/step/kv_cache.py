@@ -263,9 +263,9 @@ class KVCache:
         seq.blocks[index] = copy
 
     def _return_unclaimed(self, appended: Iterable[tuple[SequenceKV, int]], copies: Iterable[int]) -> None:
-        """Release what was just allocated: the last `count` blocks of each sequence, and copies without users.
+        """Undo an allocation: release the last `count` blocks of each sequence, and the copies, which have no user yet.
 
-        Rows of other sequences may still be in them.
+        These blocks may not have been erased, so they may still hold rows of other sequences.
         """
         for seq, count in appended:
             for _ in range(count):

@@ -162,7 +162,8 @@ class DraftSide:
         self._silence.round_sent()
         if self._has_backlog:
             return []
-        reports_all = self._is_sampled or self._view.num_tokens == 0 or self.blocks.tree.needs_full_report
+        starts_anew = self._is_sampled or self.reads_features
+        reports_all = starts_anew or self._view.num_tokens == 0 or self.blocks.tree.needs_full_report
         self._machine.fire(Trigger.GROW)
         stamp, base, spec = self._view.next_header()
         if reports_all:
