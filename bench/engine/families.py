@@ -60,6 +60,7 @@ SIZES: Mapping[str, Any] = {
     "num_experts_per_tok": 2,
     "n_group": 1,
     "topk_group": 1,
+    "first_k_dense_replace": 1,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
     "q_lora_rank": 32,

@@ -137,7 +137,7 @@ def _check(config: EngineConfig) -> _Checkpoint:
         if config.layers is not None:
             model_config, rename = _some_layers(model_config, config)
         if config.tensor_parallel > 1:
-            ModelShard(0, config.tensor_parallel).check(model_config)
+            ModelShard(0, config.tensor_parallel, config.expert_parallel).check(model_config)
         meta = _meta_model(path, model_config, config)
         check_stored(path, files, meta, rename or str, scaled)
     return _Checkpoint(path, files, model_config, max_context, meta, rename, scaled)
