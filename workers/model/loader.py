@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError, UnsupportedModel, cause, first_line
 from core.records import ModelInfo
-from workers.attention import ATTENTION
+from workers.attention import ATTENTION, keep_latents
 from workers.model.checkpoint import Rename, check_stored, meta_model, open_tensors
 from workers.model.digest import digest
 from workers.model.folder import check_files, read_config, read_generation_config
@@ -66,6 +66,7 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
         else:
             model, num_parameters = shard.read(checkpoint.files, model_config, config, checkpoint.scaled)
     model.generation_config = checkpoint.meta.generation_config
+    keep_latents(model)
     layers = probe_layers(model, model_config)
     info = _describe(model, checkpoint, config, num_parameters)
     if checkpoint.scaled is not None:
