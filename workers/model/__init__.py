@@ -13,6 +13,7 @@ from workers.model.loader import (
 )
 from workers.model.servable import probe_layers
 from workers.model.sharded_loader import ModelShard
+from workers.model.tiled_experts import is_mixture
 
 __all__ = [
     "LayerSubset",
@@ -20,6 +21,7 @@ __all__ = [
     "ModelShard",
     "check_checkpoint",
     "digest_of",
+    "is_mixture",
     "layer_list",
     "load",
     "num_layers_of",

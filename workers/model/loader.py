@@ -31,6 +31,7 @@ from workers.model.layers import LayerSubset, layer_list
 from workers.model.scaled import ScaledWeights
 from workers.model.servable import check_architecture, context_limit, probe_layers
 from workers.model.sharded_loader import ModelShard, read_by_tensor
+from workers.model.tiled_experts import compute_in_tiles
 from workers.step import LayerShape
 from workers.vocabulary import read_vocabulary
 
@@ -67,6 +68,8 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
             model, num_parameters = shard.read(checkpoint.files, model_config, config, checkpoint.scaled)
     model.generation_config = checkpoint.meta.generation_config
     keep_latents(model)
+    if config.deterministic:
+        compute_in_tiles(model)
     layers = probe_layers(model, model_config)
     info = _describe(model, checkpoint, config, num_parameters)
     if checkpoint.scaled is not None:

@@ -17,7 +17,7 @@ from tests import checkpoints
 from tests.workers.engine.driving import EPOCH, Driver
 from tests.workers.engine.test_target import random_tree
 from tests.workers.parallel.ranks import Followers, config_of
-from tests.workers.parallel.test_parallel import assert_equal_to_one_rank, write
+from tests.workers.parallel.test_parallel import assert_company_changes_no_bits, assert_equal_to_one_rank, write
 from workers.engine.target import TargetEngine
 from workers.model import sharded_loader
 from workers.model.sharded_loader import ModelShard
@@ -61,6 +61,16 @@ def guessed(engine: TargetEngine, sampling: Sampling, want: list[int], session: 
         done = len(driver.log) - len(PROMPT)
         num_accepted += len(driver.verify(random_tree(random, want[done : done + 4])).path)
     return list(driver.log.tokens)[len(PROMPT) :], num_accepted
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_a_deterministic_row_has_the_same_bits_alone_and_in_company(
+    followers: Followers, family: str, way: str, tmp_path: Path
+) -> None:
+    with followers.runtime(write(family, tmp_path), deterministic=True, expert_parallel=WAYS[way]) as shared:
+        shared.warm_up()
+        assert_company_changes_no_bits(shared)
 
 
 class Counted:
