@@ -40,8 +40,9 @@ def is_latent(module: nn.Module) -> bool:
 def absorbed_query(module: nn.Module, query: Tensor) -> Tensor:
     """A query that is compared with latents.  # [1, H, T, D_nope + D_rope] -> [1, H, T, R + D_rope]"""
     weights = module.get_buffer(TO_QUERY)
-    without_position, rotary = query.split([weights.shape[1], query.shape[3] - weights.shape[1]], dim=3)
-    return torch.cat([torch.bmm(without_position[0], weights)[None], rotary], dim=3)
+    num_without_position = weights.shape[1]
+    in_latents = torch.bmm(query[0, ..., :num_without_position], weights)[None]
+    return torch.cat([in_latents, query[..., num_without_position:]], dim=3)
 
 
 def expanded_output(module: nn.Module, output: Tensor) -> Tensor:

@@ -136,11 +136,10 @@ class Attention(LayerKind):
             plan = plan.gathering
         keys, values = plan.cache.by_head[layer]  # [1, H_kv, S, D]
         keys.index_copy_(2, plan.write_slots, key)
-        if plan.cache.shapes[layer].values_in_keys:
-            values = None
-        else:
-            values.index_copy_(2, plan.write_slots, value)
-        outputs = [self._group_output(group, query, keys, values, value.shape[3]) for group in plan.groups]
+        own_values = None if plan.cache.shapes[layer].values_in_keys else values
+        if own_values is not None:
+            own_values.index_copy_(2, plan.write_slots, value)
+        outputs = [self._group_output(group, query, keys, own_values, value.shape[3]) for group in plan.groups]
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return joined if plan.row_order is None else joined.index_select(1, plan.row_order)
 

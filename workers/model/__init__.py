@@ -1,5 +1,6 @@
 """Loads a checkpoint into a model that is ready to serve, whole or one rank's shard."""
 
+from workers.model.experts import is_mixture
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.loader import (
     LoadedModel,
@@ -13,7 +14,6 @@ from workers.model.loader import (
 )
 from workers.model.servable import probe_layers
 from workers.model.sharded_loader import ModelShard
-from workers.model.tiled_experts import is_mixture
 
 __all__ = [
     "LayerSubset",

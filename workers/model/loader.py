@@ -26,12 +26,12 @@ from core.records import ModelInfo
 from workers.attention import ATTENTION, keep_latents
 from workers.model.checkpoint import Rename, check_stored, meta_model, open_tensors
 from workers.model.digest import digest
+from workers.model.experts import compute_in_tiles
 from workers.model.folder import check_files, read_config, read_generation_config
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.scaled import ScaledWeights
 from workers.model.servable import check_architecture, context_limit, probe_layers
 from workers.model.sharded_loader import ModelShard, read_by_tensor
-from workers.model.tiled_experts import compute_in_tiles
 from workers.step import LayerShape
 from workers.vocabulary import read_vocabulary
 

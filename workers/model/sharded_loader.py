@@ -22,11 +22,9 @@ from transformers.core_model_loading import build_glob_alternation
 from core.config import EngineConfig
 from core.errors import CheckpointError, UnsupportedModel
 from workers.model.checkpoint import meta_model
-from workers.model.collectives import Collectives, LocalCollectives
+from workers.model.experts import by_model_name, summed_blocks
 from workers.model.scaled import ScaledWeights, views
-from workers.model.sharding import VOCABULARY, Shard, shards_of
-from workers.model.stacked import by_model_name
-from workers.model.summed_blocks import summed_blocks
+from workers.model.sharding import VOCABULARY, Collectives, LocalCollectives, Shard, shards_of
 
 MAX_COMMON_ELEMENTS = 1 << 16
 

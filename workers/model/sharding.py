@@ -20,7 +20,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from core.errors import UnsupportedModel
-from workers.model.collectives import Collectives
-from workers.model.parameter_shards import OWN_EXPERTS, ParameterShards, parameter_shards
+from workers.model.experts import OWN_EXPERTS, ParameterShards, parameter_shards
 
 GATHERED = frozenset({"colwise_gather_output", "colwise_rep"})
 COLUMNS = GATHERED | {"colwise"}
@@ -38,6 +37,31 @@ ROWS = SPLIT_INPUT | {"rowwise"}
 VOCABULARY = frozenset({"embedding_rowwise"})
 WHOLE = frozenset({"replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params"})
 KEY_VALUE = frozenset({"k_proj", "v_proj"})
+
+
+class Collectives(Protocol):
+    """Collectives of a model's ranks. All ranks make the same calls in the same order."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum of all ranks' tensors."""
+        ...
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """All ranks' tensors, concatenated in the last dimension."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCollectives:
+    """Results of the right shapes without other ranks, to probe a model before the ranks have met."""
+
+    size: int
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return torch.cat([tensor] * self.size, dim=-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from workers.model.parameter_shards import ParameterShards
-from workers.model.sharding import Shard
+from workers.model.experts.parameter_shards import ParameterShards
+
+if TYPE_CHECKING:
+    from workers.model.sharding import Shard
 
 NUM_ROWS = 4
 FACTOR = -2

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from core.errors import UnsupportedModel
-from workers.model.collectives import Collectives
+
+if TYPE_CHECKING:
+    from workers.model.sharding import Collectives
 
 COLUMNS, ROWS = frozenset({"colwise", "packed_colwise"}), frozenset({"rowwise", "packed_rowwise"})
 WHOLE_EXPERTS = "grouped_gemm"
@@ -55,6 +57,8 @@ class ParameterShards:
     parts: Mapping[str, Part]
     """By the parameter's name; all others are whole."""
     has_bias: ClassVar[bool] = True
+    span: ClassVar[slice] = slice(None)
+    """No parameter of another module is tied to one of these."""
 
     @property
     def is_summed(self) -> bool:

@@ -55,7 +55,7 @@ def _experts(experts: Any, rows: Tensor, chosen: Tensor, weights: Tensor) -> Ten
 
 
 def _in_tiles(experts: Any, expert: int, rows: Tensor) -> Tensor:
-    tiles = functional.pad(rows, (0, 0, 0, -len(rows) % TILE_ROWS)).split(TILE_ROWS)
+    tiles = functional.pad(rows, (0, 0, 0, -len(rows) % TILE_ROWS)).view(-1, TILE_ROWS, rows.shape[1])
     return torch.cat([_output(experts, expert, tile) for tile in tiles])[: len(rows)]
 
 

@@ -13,7 +13,7 @@ import torch
 from core.errors import ConfigError
 from tests import checkpoints
 from tests.workers.runtime.test_runtime import assert_same, eager_logits, tokens
-from workers.model.tiled_experts import compute_in_tiles
+from workers.model.experts.tiled import compute_in_tiles
 from workers.runtime import runtime as runtime_module
 from workers.step.rows import StepRows
 
