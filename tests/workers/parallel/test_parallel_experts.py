@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from core.config import EngineConfig
+from core.config.engine import Dtype
 from core.errors import ConfigError
 from core.records import Sampling
 from tests import checkpoints
@@ -28,6 +29,8 @@ pytestmark = pytest.mark.thorough
 PROMPT = [5, 17, 99, 4, 200, 31]
 SAMPLINGS = [Sampling(temperature=0.0), Sampling(temperature=0.9, seed=3)]
 NUM_TOKENS = 26
+ERNIE = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1}
+"""A router in float32 comes first in its blocks."""
 WAYS = {"slices": False, "experts": True}
 SHARED = {"glm4_moe", "deepseek_v2", "deepseek_v3"}
 """Families with experts that all tokens pass through, which their plans in transformers split, too."""
@@ -98,9 +101,11 @@ def num_read(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return read
 
 
-def read_shard(path: Path, index: int, size: int, *, by_expert: bool) -> tuple[ModelShard, Any]:
+def read_shard(
+    path: Path, index: int, size: int, *, by_expert: bool, dtype: Dtype = "float32"
+) -> tuple[ModelShard, Any]:
     shard = ModelShard(index, size, by_expert)
-    config = EngineConfig(str(path), tensor_parallel=size, expert_parallel=by_expert)
+    config = EngineConfig(str(path), tensor_parallel=size, expert_parallel=by_expert, dtype=dtype)
     model, _ = shard.read([path / "model.safetensors"], AutoConfig.from_pretrained(path), config)
     return shard, model
 
@@ -137,6 +142,20 @@ def test_a_block_that_does_more_than_add_is_left_alone(tmp_path: Path) -> None:
     forward = block.forward
     block.forward = lambda rows: norm(forward(rows))
     assert list(summed_blocks(model, shard._shards)) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", [*checkpoints.EXPERTS, "ernie4_5_moe"])
+def test_in_bfloat16_some_weights_stay_in_float32_and_blocks_are_still_added_up_once(
+    family: str, way: str, tmp_path: Path
+) -> None:
+    path = checkpoints.write(family, tmp_path, **(ERNIE if family == "ernie4_5_moe" else {}))
+    whole = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    shard, model = read_shard(path, 0, 2, by_expert=WAYS[way], dtype="bfloat16")
+    assert {name: value.dtype for name, value in model.state_dict().items()} == {
+        name: value.dtype for name, value in whole.state_dict().items()
+    }
+    assert shard.num_sums <= 1 + 2 * model.config.num_hidden_layers
 
 
 def test_whole_experts_need_ranks() -> None:

@@ -43,17 +43,17 @@ def summed_blocks(model: Any, shards: Mapping[str, Shard]) -> Iterator[str]:
         block, _, _ = name.rpartition(".")
         if isinstance(shard, ParameterShards) and shard.is_summed:
             inside = [other for key, other in shards.items() if key.startswith(f"{block}.") and other.is_summed]
-            if len(inside) > 1 and _adds_up(model.get_submodule(block), inside, model.config.hidden_size):
+            rows = torch.randn(1, NUM_ROWS, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+            rows = rows.to(model.device, model.dtype)
+            if len(inside) > 1 and _adds_up(model.get_submodule(block), inside, rows):
                 yield block
 
 
-def _adds_up(block: Any, inside: Sequence[Shard], num_features: int) -> bool:
+def _adds_up(block: Any, inside: Sequence[Shard], rows: Tensor) -> bool:
     """Whether the block's output is multiplied by what all sums in it are multiplied by, on this rank, in each bit."""
     has_attention = any(hasattr(module, "layer_idx") for module in block.modules())
     if has_attention or len(inspect.signature(block.forward).parameters) != 1:
         return False
-    like = next(block.parameters())
-    rows = torch.randn(1, NUM_ROWS, num_features, generator=torch.Generator().manual_seed(0)).to(like)
     once, scaled = (_output(block, inside, rows, factor) for factor in (1, FACTOR))
     return torch.equal(once * FACTOR, scaled)
 
