@@ -30,6 +30,7 @@ CASES = {
     "blocks of one row": (4, 2, 16, 16, 1, {}, "float32"),
     "large blocks": (4, 2, 32, 32, 256, {}, "float32"),
     "narrow values": (4, 1, 48, 32, 16, {}, "float32"),
+    "latents": (4, 1, 264, 256, 16, {"values_in_keys": True}, "float32"),
     "window": (4, 2, 32, 32, 16, {"window": 20}, "float32"),
     "softcap": (4, 2, 32, 32, 16, {"softcap": 5.0}, "float32"),
     "sinks": (4, 2, 32, 32, 16, {"sinks": True}, "float32"),
@@ -87,9 +88,13 @@ def largest_error(case: str, *, is_deterministic: bool = False) -> float:
         reads, slots, num_slots, num_rows = reads_of(spans_of, block_tokens, device)
         keys = torch.randn(num_slots, kv_heads, key_dim, dtype=dtype, device=device)
         values = torch.randn(num_slots, kv_heads, value_dim, dtype=dtype, device=device)
+        if kind.get("values_in_keys"):
+            values = keys[..., :value_dim]
         query = torch.randn(heads, num_rows, key_dim, dtype=dtype, device=device).transpose(0, 1)
         key = torch.randn(1, kv_heads, num_rows, key_dim, dtype=dtype, device=device)
         value = torch.randn(1, num_rows, kv_heads, value_dim, dtype=dtype, device=device).transpose(1, 2)
+        if kind.get("values_in_keys"):
+            value = key[..., :value_dim]
         stored = (keys.clone(), values.clone())
         TritonKernel.store(*stored, key, value, slots)
         PlainKernel().store(keys, values, key, value, slots)
