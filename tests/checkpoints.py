@@ -51,6 +51,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {},
 }
 """What the family needs beyond SIZES; the sliding windows are shorter than the contexts of the tests."""
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+_ROUTED = _EXPERTS | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+}
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": _EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 32},
+    "qwen3_moe": _EXPERTS | {"num_experts": 12},  # a name with 10 comes before one with 2
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 24},
+    "glm4_moe": _ROUTED,
+    "deepseek_v2": _ROUTED | _LATENT | {"head_dim": 8},
+    "deepseek_v3": _ROUTED | _LATENT | {"head_dim": 8},
+    "glm4_moe_lite": _ROUTED | _LATENT | {"head_dim": 8},
+}
+"""The same for mixtures of experts; the last three have latent attention."""
 
 
 @functools.cache
@@ -70,7 +91,9 @@ def tokenizer_json() -> str:
 
 def build(family: str, seed: int = 0, **overrides: Any) -> Any:
     """A model with random weights, float32, eager attention: what the runtime is compared with."""
-    config = AutoConfig.for_model(family, **{**SIZES, **FAMILIES.get(family, {}), **overrides})
+    config = AutoConfig.for_model(
+        family, **{**SIZES, **FAMILIES.get(family, {}), **EXPERTS.get(family, {}), **overrides}
+    )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()

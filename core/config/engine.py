@@ -93,6 +93,10 @@ class EngineConfig(Settings):
     (docs/howto/draft-with-a-head.md). On a target the guesses come with each verdict, without a draft engine. On a
     draft the engine runs the head in place of the model, and the target sends it hidden states. None runs the model
     alone."""
+    expert_parallel: bool = False
+    """Whether each rank holds whole experts of a mixture, instead of a slice of every expert; `tensor_parallel` must be
+    above 1. Set it where slices of experts are too narrow to be computed fast, or where the experts' features cannot be
+    divided by the ranks. Models that can be split only by experts are, whatever it says."""
     cascade_tokens: int = 0
     """Drafts only: number of tokens that prompt lookup guesses for the draft in each pass, which the draft verifies in
     the same pass (cascade), in [0, 32]; 0 turns it off. It never changes an output. Raise it where texts repeat
@@ -124,6 +128,7 @@ class EngineConfig(Settings):
         check(self.dtype in get_args(Dtype), "dtype", DTYPES_ALLOWED, self.dtype)
         self._check(at_least(1), "kv_cache_tokens", "num_threads", "block_tokens", "max_step_tokens")
         self._check(at_least(1), "prefill_chunk_tokens", "prefill_stretch", "tensor_parallel", "max_grammars")
+        check(self.tensor_parallel > 1 or not self.expert_parallel, "expert_parallel", "false on one rank", True)
         self._check(at_least(2), "max_context_tokens")
         self._check(at_least(0), "digest_whole_bytes")
         self._check(ABOVE_0, "session_timeout_s")

@@ -1,5 +1,6 @@
 """Loads a checkpoint into a model that is ready to serve, whole or one rank's shard."""
 
+from workers.model.experts import is_mixture
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.loader import (
     LoadedModel,
@@ -20,6 +21,7 @@ __all__ = [
     "ModelShard",
     "check_checkpoint",
     "digest_of",
+    "is_mixture",
     "layer_list",
     "load",
     "num_layers_of",

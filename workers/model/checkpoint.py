@@ -56,10 +56,11 @@ def meta_model(model_config: Any, dtype: str) -> Any:
         )
 
 
-def renamed(names: Iterable[str], model: Any) -> Iterator[tuple[str, Any | None]]:
+def renamed(names: Iterable[str], model: Any) -> Iterator[tuple[str, Any | None, int]]:
     """The model's names of a checkpoint's tensors, which may have older names.
 
-    Each comes with the WeightConverter that makes the model's tensor from it and other stored tensors, or None.
+    Each comes with the WeightConverter that makes the model's tensor from it and other stored tensors, or None, and
+    with its place among the converter's sources.
     """
     conversions = get_model_conversion_mapping(model)
     renamings = [item for item in conversions if isinstance(item, WeightRenaming)]
@@ -68,7 +69,8 @@ def renamed(names: Iterable[str], model: Any) -> Iterator[tuple[str, Any | None]
     known = model.state_dict()
     for name in names:
         new_name, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
-        yield new_name, by_pattern[pattern] if pattern is not None else None
+        converter = by_pattern[pattern] if pattern is not None else None
+        yield new_name, converter, converter.source_patterns.index(pattern) if converter is not None else 0
 
 
 def check_stored(
@@ -173,7 +175,7 @@ def _sources(stored: Iterable[str], model: Any, rename: Rename) -> dict[LoadTarg
     """Names of stored tensors by the target that they are loaded into."""
     sources = defaultdict(list)
     used = {old_name: name for old_name in stored if (name := rename(old_name)) is not None}
-    for old_name, (name, converter) in zip(used, renamed(used.values(), model), strict=True):
+    for old_name, (name, converter, _) in zip(used, renamed(used.values(), model), strict=True):
         patterns = converter.target_patterns if converter is not None else [name]
         names = tuple(name.replace(patterns[0], pattern) for pattern in patterns)
         sources[names, converter is not None].append(old_name)

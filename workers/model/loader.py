@@ -23,9 +23,10 @@ from transformers.utils import logging as transformers_logging
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError, UnsupportedModel, cause, first_line
 from core.records import ModelInfo
-from workers.attention import ATTENTION
+from workers.attention import ATTENTION, keep_latents
 from workers.model.checkpoint import Rename, check_stored, meta_model, open_tensors
 from workers.model.digest import digest
+from workers.model.experts import compute_in_tiles
 from workers.model.folder import check_files, read_config, read_generation_config
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.scaled import ScaledWeights
@@ -66,6 +67,9 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
         else:
             model, num_parameters = shard.read(checkpoint.files, model_config, config, checkpoint.scaled)
     model.generation_config = checkpoint.meta.generation_config
+    keep_latents(model)
+    if config.deterministic:
+        compute_in_tiles(model)
     layers = probe_layers(model, model_config)
     info = _describe(model, checkpoint, config, num_parameters)
     if checkpoint.scaled is not None:
@@ -137,7 +141,7 @@ def _check(config: EngineConfig) -> _Checkpoint:
         if config.layers is not None:
             model_config, rename = _some_layers(model_config, config)
         if config.tensor_parallel > 1:
-            ModelShard(0, config.tensor_parallel).check(model_config)
+            ModelShard(0, config.tensor_parallel, config.expert_parallel).check(model_config)
         meta = _meta_model(path, model_config, config)
         check_stored(path, files, meta, rename or str, scaled)
     return _Checkpoint(path, files, model_config, max_context, meta, rename, scaled)

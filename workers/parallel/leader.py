@@ -174,7 +174,7 @@ def _load(config: EngineConfig, group: RankGroup, progress: Callable[[str], None
 
     Raises: StartupError on all ranks if one of them fails.
     """
-    shard = ModelShard(group.rank.index, group.rank.size)
+    shard = ModelShard(group.rank.index, group.rank.size, config.expert_parallel)
     try:
         loaded = loader.load(config, progress, shard)
     except Exception as error:
@@ -194,7 +194,7 @@ def _load(config: EngineConfig, group: RankGroup, progress: Callable[[str], None
 def _fingerprint(config: EngineConfig, loaded: LoadedModel, shard: ModelShard) -> str:
     """A digest of what all ranks must share: the settings that affect a step, and the weights that are not sliced."""
     digest = hashlib.sha256(repr(replace(config, model="-", device="-", num_threads=1)).encode())
-    digest.update(repr((loaded.info.architecture, loaded.info.num_parameters, loaded.layers)).encode())
+    digest.update(repr((loaded.info.architecture, loaded.info.num_parameters, loaded.layers, shard.num_sums)).encode())
     for tensor in shard.common_tensors(loaded.model):
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

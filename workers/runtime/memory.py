@@ -92,7 +92,7 @@ def num_kv_blocks(
     if config.kv_cache_tokens is not None:
         return -(-config.kv_cache_tokens // config.block_tokens)
     allowed, reason = _kv_bytes(config, taken_bytes)
-    of_token = sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in layers) * dtype.itemsize
+    of_token = sum(shape.num_stored for shape in layers) * dtype.itemsize
     num_tokens = min(allowed // of_token, MAX_SLOTS)
     num_blocks = all_min(max(0, min(num_tokens // config.block_tokens - NUM_OWN_BLOCKS, MAX_BLOCKS)))
     if num_blocks < 1:

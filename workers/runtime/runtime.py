@@ -17,11 +17,11 @@ from typing import ClassVar
 import torch
 
 from core.config import EngineConfig
-from core.errors import CheckpointError
+from core.errors import CheckpointError, ConfigError
 from core.records import Findings
 from workers.attention import Kernel, find_kernel
 from workers.heads import tapped_layers
-from workers.model import LoadedModel
+from workers.model import LoadedModel, is_mixture
 from workers.runtime.backend import BackendContext
 from workers.runtime.backend_stack import BackendStack, choose
 from workers.runtime.features import FeatureTap
@@ -191,18 +191,26 @@ class ModelRuntime:
         return Findings(machine, self.backends.is_compiled, tile_rows, tuple(times_s.items()))
 
     def _settle_tiling(self) -> int | None:
-        """Use the smallest tile in which a row's bits do not depend on other rows. Returns its rows, or None."""
+        """Use the smallest tile in which a row's bits do not depend on other rows. Returns its rows, or None.
+
+        Raises: ConfigError if there is none for a mixture of experts.
+        """
         tile_rows = find_tile_rows(self.context, self._self_test())
         while tile_rows is None and self.backends.is_compiled:
             self.backends.drop(self.info.name, "its bits depend on the number of rows")
             tile_rows = find_tile_rows(self.context, self._self_test())
+        device = self.cache.device.type.upper()
+        if tile_rows is None and is_mixture(self.context.model):
+            raise ConfigError(
+                f"deterministic cannot be had with {self.info.architecture}, a mixture of experts, on this {device}: a "
+                "row's bits depend on the other rows; set it to false"
+            )
         if tile_rows is None:
             logger.warning(
                 "deterministic is NOT met with %s on this %s: a row's bits depend on the other rows, and outputs may "
-                "differ where two tokens are nearly equal (as with mixtures of experts, where the number of rows of "
-                "an expert depends on the other rows)",
+                "differ where two tokens are nearly equal",
                 self.info.architecture,
-                self.cache.device.type.upper(),
+                device,
             )
         return tile_rows
 

@@ -45,6 +45,13 @@ class LayerShape:
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    values_in_keys: bool = False
+    """Whether a value is the first `value_dim` numbers of its key, and takes no memory of its own."""
+
+    @property
+    def num_stored(self) -> int:
+        """Numbers that one token takes."""
+        return self.num_kv_heads * (self.key_dim + (0 if self.values_in_keys else self.value_dim))
 
 
 @dataclass(eq=False, slots=True)
@@ -76,12 +83,20 @@ class KVCache:
     ) -> None:
         num_slots = (NUM_OWN_BLOCKS + num_blocks) * block_tokens
         # One tensor per layer: views of one big tensor defeat the compiler.
+        self.shapes = tuple(shapes)
         self.keys = [_zeros((num_slots, s.num_kv_heads, s.key_dim), dtype, device) for s in shapes]
-        self.values = [_zeros((num_slots, s.num_kv_heads, s.value_dim), dtype, device) for s in shapes]
+        self.values = [
+            keys[..., : s.value_dim]
+            if s.values_in_keys
+            else _zeros((num_slots, s.num_kv_heads, s.value_dim), dtype, device)
+            for s, keys in zip(shapes, self.keys, strict=True)
+        ]
         pairs = zip(self.keys, self.values, strict=True)
         self.by_head = [(keys.transpose(0, 1)[None], values.transpose(0, 1)[None]) for keys, values in pairs]
         """Views for attention: keys and values [1, H, S, D] of each layer."""
-        self._by_block = [rows.view(-1, block_tokens, *rows.shape[1:]) for rows in (*self.keys, *self.values)]
+        own_values = [rows for s, rows in zip(shapes, self.values, strict=True) if not s.values_in_keys]
+        self._stored = [*self.keys, *own_values]
+        self._by_block = [rows.view(-1, block_tokens, *rows.shape[1:]) for rows in self._stored]
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.device = device
@@ -231,7 +246,7 @@ class KVCache:
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots `sources` to slots `targets` in all layers."""
         source, target = upload([list(sources), list(targets)], self.device, torch.int64).unbind()
-        for rows in (*self.keys, *self.values):
+        for rows in self._stored:
             rows.index_copy_(0, target, rows.index_select(0, source))
 
     def num_blocks_for(self, num_tokens: int) -> int:

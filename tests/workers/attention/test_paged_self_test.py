@@ -75,6 +75,12 @@ def test_what_a_kernel_gets_wrong_is_noticed(kernel: Any, reason: str | None, dt
     assert found is None if reason is None else reason in str(found)
 
 
+def test_a_kernel_reads_values_that_are_the_beginnings_of_keys() -> None:
+    shape = LayerShape(1, 24, 16, values_in_keys=True)
+    assert difference(make_cache(shape, dtype=torch.float32), PlainKernel()) is None
+    assert "off by" in str(difference(make_cache(shape, dtype=torch.float32), ForgetsTheNewestRow()))
+
+
 @pytest.mark.parametrize("block_tokens", [1, 2, 4, 16, 256])
 def test_blocks_of_any_size_have_room_for_the_test(block_tokens: int) -> None:
     assert difference(make_cache(LayerShape(1, 8, 8), block_tokens, torch.float32), PlainKernel()) is None

@@ -94,12 +94,12 @@ def decoded(runtime: ModelRuntime, prompt: list[int], truth: list[int]) -> list[
     return got[:NUM_TOKENS]
 
 
-def assert_equal_to_one_rank(followers: Followers, path: Path) -> None:
+def assert_equal_to_one_rank(followers: Followers, path: Path, **settings: Any) -> None:
     alone = checkpoints.runtime(path)
     prompt = tokens(random.Random(1), 40)
     want = decoded(alone, prompt, [])
     assert len(set(want)) > 4, "a model that repeats itself would prove little"
-    with followers.runtime(path) as shared:
+    with followers.runtime(path, **settings) as shared:
         for got, single in zip(all_kinds_of_steps(shared), all_kinds_of_steps(alone), strict=True):
             assert_same(got, single)
         assert decoded(shared, prompt, want) == want

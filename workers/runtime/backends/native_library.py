@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from core.errors import first_line
-from workers.attention import seam
+from workers.attention import latent, seam
 from workers.runtime import backend, features
 from workers.runtime.backend import BackendUnavailable, LogitsModule
 from workers.runtime.backends import operators, packed_weights
@@ -42,7 +42,8 @@ logger = logging.getLogger(__name__)
 Run: TypeAlias = Callable[[list[Tensor]], list[Tensor]]
 """A library's only function: [ids, positions, wanted rows] -> [logits]."""
 
-SOURCES: Final = (__file__, *(str(module.__file__) for module in (backend, features, operators, packed_weights, seam)))
+_MODULES = (backend, features, latent, operators, packed_weights, seam)
+SOURCES: Final = (__file__, *(str(module.__file__) for module in _MODULES))
 """Source files that a library depends on. After a change of any of them, libraries are compiled again."""
 ONE_ROW, MORE_ROWS = "one row", "more rows"
 EXAMPLES: Final = {ONE_ROW: 1, MORE_ROWS: 8}
