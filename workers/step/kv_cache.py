@@ -25,7 +25,10 @@ import torch
 
 from core.text import BlockHash
 from workers.step.block_pool import BlockPool
+from workers.step.states import OutOfBlocks, StateSlots
 from workers.step.transfer import upload
+
+__all__ = ["NUM_OWN_BLOCKS", "KVCache", "LayerShape", "OutOfBlocks", "SequenceKV"]
 
 BLANK_BLOCK = 0
 """Padding of block tables; always zeros."""
@@ -34,17 +37,13 @@ SINK_BLOCK = 1
 NUM_OWN_BLOCKS = 2
 
 
-class OutOfBlocks(Exception):
-    """The pool has too few free blocks; nothing was changed."""
-
-
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Heads and dimensions of the keys and values that one layer stores for one token."""
+    """Heads and dimensions of the keys and values that one layer stores for one token; zeros without attention."""
 
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
+    num_kv_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -56,11 +55,15 @@ class SequenceKV:
     """Rows whose KV is valid."""
     may_hold_nan: bool = False
     """Whether NaN may be in blocks that it released. Then each of its new blocks is erased, its own old ones too."""
+    states: dict[int, int] = field(default_factory=dict)
+    """Recurrent layers: slot of the state after a number of rows. In a tree, a row's state follows its own branch."""
+    spare_states: list[int] = field(default_factory=list)
+    """Slots reserved for the next rows."""
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros; on a CPU in fresh pages, which take no memory until they are written."""
-    if device.type != "cpu":
+    if device.type != "cpu" or not prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError, AttributeError):  # not every system has huge pages; KV works without them
@@ -72,7 +75,13 @@ class KVCache:
     """KV of all sequences. Invariant: a published block is never written."""
 
     def __init__(
-        self, shapes: Sequence[LayerShape], num_blocks: int, block_tokens: int, dtype: torch.dtype, device: torch.device
+        self,
+        shapes: Sequence[LayerShape],
+        num_blocks: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_states: int = 0,
     ) -> None:
         num_slots = (NUM_OWN_BLOCKS + num_blocks) * block_tokens
         # One tensor per layer: views of one big tensor defeat the compiler.
@@ -81,10 +90,12 @@ class KVCache:
         pairs = zip(self.keys, self.values, strict=True)
         self.by_head = [(keys.transpose(0, 1)[None], values.transpose(0, 1)[None]) for keys, values in pairs]
         """Views for attention: keys and values [1, H, S, D] of each layer."""
-        self._by_block = [rows.view(-1, block_tokens, *rows.shape[1:]) for rows in (*self.keys, *self.values)]
+        pools = [rows for rows in (*self.keys, *self.values) if rows.numel()]
+        self._by_block = [rows.view(-1, block_tokens, *rows.shape[1:]) for rows in pools]
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.device = device
+        self.states = StateSlots(num_states)
         self._pool = BlockPool(range(NUM_OWN_BLOCKS, NUM_OWN_BLOCKS + num_blocks))
         self._sequences: set[SequenceKV] = set()
 
@@ -182,6 +193,7 @@ class KVCache:
         """Roll back to the first `num_tokens` rows and release the blocks after them."""
         assert 0 <= num_tokens <= seq.num_tokens, f"cannot truncate {seq.num_tokens} rows to {num_tokens}"
         seq.num_tokens = num_tokens
+        self.states.truncate(seq, num_tokens)
         num_kept = self.num_blocks_for(num_tokens)
         if num_kept == len(seq.blocks):
             return
@@ -196,6 +208,7 @@ class KVCache:
             return
         assert all(a < b for a, b in pairwise(path)), "a path goes down the tree"
         assert base_tokens + path[-1] < seq.num_tokens, "a path ends within the rows written"
+        self.states.compact(seq, base_tokens, path)
         moves = [(offset, row) for row, offset in enumerate(path) if offset != row]
         if moves:
             first = (base_tokens + moves[0][1]) // self.block_tokens
@@ -239,6 +252,7 @@ class KVCache:
 
     def check_integrity(self) -> None:
         """Raises: AssertionError unless every block is accounted for once, and every length fits its table."""
+        self.states.check_integrity(self._sequences)
         self._pool.check_integrity(Counter(block for seq in self._sequences for block in seq.blocks))
         for seq in self._sequences:
             assert len(set(seq.blocks)) == len(seq.blocks), "a sequence has a block twice"
