@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from math import expm1, inf, log
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -25,8 +26,13 @@ CACHE_ARGUMENTS = ("cache_params", "past_key_values")
 TRIAL_TOKENS = 8
 TRIAL_CUT = 3
 """A trial of chunks has a chunk of this number of tokens, and one of the rest."""
+EXP_LIMIT = 20.0
+"""Above it softplus is the identity, as in torch."""
 ALLOWED_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.06}
 """Allowed difference between ways to compute the same rows, relative to the largest output of a mixer."""
+
+WEIGHT_IS_READ = "outrider_weight_is_read"
+"""Attribute of a linear layer whose weight is read by other code than its own forward, so that it must stay in place."""
 
 Call: TypeAlias = Callable[[Tensor, CallStates], Tensor]
 """Runs a mixer on rows [B, T, hidden] after these states, which it changes.  # [B, T, hidden]"""
@@ -122,6 +128,7 @@ class _Trial:
 
     def _described(self, layer: int) -> Mixer:
         rows = self._rows()
+        _limit_time_steps(self.module)
         states = CallStates({})
         with _watched(self.module, rows) as (inputs, outputs):
             whole = self.call(rows, states)
@@ -155,9 +162,31 @@ class _Trial:
         return bool(error <= ALLOWED_ERROR[self.model.dtype] * want.float().abs().max())
 
 
+def _limit_time_steps(module: Any) -> None:
+    """Apply a Mamba-2 mixer's limits of time steps to its projection: its code applies them to chunks of tokens only."""
+    low, high = getattr(module, "time_step_limit", None) or (0.0, inf)
+    if (low, high) == (0.0, inf):
+        return
+    bias = module.dt_bias.float()
+    limits = [_inverse_softplus(limit) - bias for limit in (low, high)]
+
+    def limit(_: Any, __: Any, projected: Tensor) -> None:
+        steps = projected[..., -len(bias) :]
+        steps.copy_(steps.clamp(*(each.to(steps) for each in limits)))
+
+    module.in_proj.register_forward_hook(limit)
+
+
+def _inverse_softplus(value: float) -> float:
+    return log(expm1(value)) if 0.0 < value < EXP_LIMIT else (-inf if value <= 0.0 else value)
+
+
 @contextmanager
 def _watched(module: nn.Module, rows: Tensor) -> Iterator[tuple[list[str], list[tuple[str, Tensor]]]]:
-    """Names of the linear layers called with `rows` itself, and the output of each linear layer."""
+    """Names of the linear layers called with `rows` itself, and the output of each linear layer.
+
+    Marks those that are not called: their weights are used without them.
+    """
     inputs: list[str] = []
     outputs: list[tuple[str, Tensor]] = []
 
@@ -173,3 +202,7 @@ def _watched(module: nn.Module, rows: Tensor) -> Iterator[tuple[list[str], list[
             if isinstance(each, nn.Linear):
                 stack.callback(each.register_forward_hook(watch(name)).remove)
         yield inputs, outputs
+    called = {name for name, _ in outputs}
+    for name, each in module.named_modules():
+        if isinstance(each, nn.Linear) and name not in called:
+            setattr(each, WEIGHT_IS_READ, True)
