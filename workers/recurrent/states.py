@@ -45,9 +45,7 @@ class States:
         has_chunks = not is_deterministic and all(mixer.takes_chunks for mixer in mixers)
         self.max_stepped = MAX_STEPPED_ROWS if has_chunks else None
         self._device = model.device
-        for mixer in mixers:
-            module = mixer.module(model)
-            module.forward = _RunMixer(self, mixer, module, num_states, model.device)
+        self.mixers = [_RunMixer(self, mixer, mixer.module(model), num_states, model.device) for mixer in mixers]
 
     def begin_step(self, calls: Sequence[StateRows]) -> None:
         """Set the calls of the next pass."""
@@ -68,12 +66,13 @@ class _RunMixer:
     def __init__(self, states: States, mixer: Mixer, module: Any, num_states: int, device: torch.device) -> None:
         self._states = states
         self._call: Call = call_of(module, mixer.cache_argument)
-        self._pools: dict[StateName, Tensor] = {
+        self.pools: dict[StateName, Tensor] = {
             each.name: torch.zeros((INITIAL + 1 + num_states, *each.shape), dtype=each.dtype, device=device)
             for each in mixer.states
         }
         self._inputs = [_Input(module.get_submodule(name)) for name in mixer.inputs]
         self._output = _Output(module.get_submodule(mixer.output)) if mixer.output is not None else None
+        module.forward = self
 
     def __call__(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         """# [1, T, hidden] -> [1, T, hidden]; zeros for rows outside of all calls"""
@@ -93,9 +92,9 @@ class _RunMixer:
         """Run the mixer for one call, and store the states after it.  # [B*T, hidden]"""
         for each in self._inputs:
             each.call = call
-        states = CallStates({name: pool.index_select(0, call.sources) for name, pool in self._pools.items()})
+        states = CallStates({name: pool.index_select(0, call.sources) for name, pool in self.pools.items()})
         got = self._call(hidden_states[0].index_select(0, call.rows).view(*call.shape, -1), states)
-        for name, pool in self._pools.items():
+        for name, pool in self.pools.items():
             pool.index_copy_(0, call.targets, states.values[name].to(pool.dtype))
         return got.reshape(len(call.rows), -1)
 

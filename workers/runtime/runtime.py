@@ -183,7 +183,8 @@ class ModelRuntime:
         return took_s
 
     def _self_test(self) -> SelfTest:
-        return SelfTest(self.forward, self.cache, self._max_rows(), self.info.vocab_size)
+        max_rows = min(self._max_rows(), self.cache.states.max_guesses)  # it has guesses in place of tokens
+        return SelfTest(self.forward, self.cache, max_rows, self.info.vocab_size)
 
     def _max_rows(self) -> int:
         """Largest number of rows that a step of one sequence can have now."""

@@ -160,8 +160,8 @@ def test_code_from_a_checkpoint_is_never_run(llama: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "settings", "reason"),
     [
-        ("mamba", {}, "recurrent"),
-        ("jamba", {}, "recurrent"),
+        ("rwkv", {}, "recurrent layers outside of transformers' cache"),
+        ("recurrent_gemma", {}, "recurrent layers outside of transformers' cache"),
         ("t5", {}, "encoder-decoder"),
         ("stablelm", {}, "does not hand its attention to a backend"),
         ("bert", {"architectures": ["BertForMaskedLM"]}, "a BertForMaskedLM, not a BertLMHeadModel"),
