@@ -82,7 +82,7 @@ class Engine(ABC, Generic[Request, Reply]):
         """
         progress("warming up")
         self._grammars.prepare()
-        find_noise_kernel(self._runtime.cache.device)  # compile and check now, not at the first sampled request
+        find_noise_kernel(self._runtime.cache.keys[0].device)  # compile and check now, not at the first sampled request
         findings = self._runtime.warm_up(progress, machine, known)
         self.info = replace(
             self.info,

@@ -43,7 +43,11 @@ class CallStates:
         return columns
 
     def update_recurrent_state(
-        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any  # noqa: ARG002
+        self,
+        recurrent_states: Tensor,
+        layer_idx: int,  # noqa: ARG002
+        state_idx: int = 0,
+        **_: Any,
     ) -> Tensor:
         self.values[RECURRENT, state_idx] = recurrent_states
         return recurrent_states

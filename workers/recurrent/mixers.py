@@ -32,7 +32,7 @@ ALLOWED_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.06}
 """Allowed difference between ways to compute the same rows, relative to the largest output of a mixer."""
 
 WEIGHT_IS_READ = "outrider_weight_is_read"
-"""Attribute of a linear layer whose weight is read by other code than its own forward, so that it must stay in place."""
+"""Attribute of a linear layer whose weight is read by other code than its forward, so that it must stay in place."""
 
 Call: TypeAlias = Callable[[Tensor, CallStates], Tensor]
 """Runs a mixer on rows [B, T, hidden] after these states, which it changes.  # [B, T, hidden]"""
@@ -163,7 +163,7 @@ class _Trial:
 
 
 def _limit_time_steps(module: Any) -> None:
-    """Apply a Mamba-2 mixer's limits of time steps to its projection: its code applies them to chunks of tokens only."""
+    """Apply a Mamba-2 mixer's limits of time steps to its projection: its code applies them to chunks only."""
     low, high = getattr(module, "time_step_limit", None) or (0.0, inf)
     if (low, high) == (0.0, inf):
         return

@@ -39,7 +39,7 @@ class States:
     def __init__(self, model: Any, mixers: Sequence[Mixer], num_states: int, *, is_deterministic: bool) -> None:
         """Makes the model's mixers read and write these states.
 
-        In deterministic passes each row is a call, because a chunk's rows have other bits than the same rows one by one.
+        In deterministic passes each row is a call, because rows of a chunk have other bits than rows one by one.
         """
         self.calls: list[_Call] = []
         has_chunks = not is_deterministic and all(mixer.takes_chunks for mixer in mixers)

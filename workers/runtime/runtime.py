@@ -19,9 +19,9 @@ from core.errors import CheckpointError
 from core.records import Findings
 from workers.attention import Kernel, find_kernel
 from workers.model import LoadedModel
+from workers.recurrent import States
 from workers.runtime.backend import BackendContext
 from workers.runtime.backend_stack import BackendStack, choose
-from workers.recurrent import States
 from workers.runtime.memory import bytes_beside_kv, num_kv_blocks, num_states, token_bytes
 from workers.runtime.self_test import SelfTest
 from workers.runtime.tiling import choose_tiling, find_tile_rows, tiles_of

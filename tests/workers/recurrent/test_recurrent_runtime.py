@@ -1,4 +1,4 @@
-"""Recurrent layers give eager transformers' logits, whatever was rolled back, shares their pass, or was cut into chunks."""
+"""Recurrent layers give eager transformers' logits, whatever was rolled back, shares a pass, or was cut into chunks."""
 
 from __future__ import annotations
 
