@@ -68,8 +68,8 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
             num_parameters = sum(parameter.numel() for parameter in model.parameters())
         else:
             model, num_parameters = shard.read(checkpoint.files, model_config, config, checkpoint.scaled)
+        mixers = describe(model)
     model.generation_config = checkpoint.meta.generation_config
-    mixers = describe(model)
     layers = probe_layers(model, model_config, {mixer.layer for mixer in mixers})
     info = _describe(model, checkpoint, config, num_parameters)
     if checkpoint.scaled is not None:

@@ -19,7 +19,7 @@ def test_what_is_exact_is_served(family: str) -> None:
 
 
 def test_what_cannot_be_rolled_back_is_refused_with_the_reason() -> None:
-    finding = try_family("mamba")
+    finding = try_family("recurrent_gemma")
     assert finding.outcome == REFUSED
     assert "rolled back" in finding.detail
 
