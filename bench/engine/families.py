@@ -144,8 +144,9 @@ window, two layers may all be of one kind. Mixtures of experts are served, but `
 
 Recurrent layers (gated delta nets, Mamba, Mamba-2, short convolutions) are served as target and as draft, where their
 code keeps its state in transformers' cache ([adr/models.md](adr/models.md)): {recurrent}.
-Such a model has one rank and no compiled backend, a prompt shares no prefix with others, and `deterministic` computes
-its part of a prompt token by token.
+Such a model has one rank and no compiled backend. A prompt shares prefixes with others only up to where a state was
+kept: the last whole block of a part of a prompt, and the whole blocks of an output. `deterministic` computes recurrent
+layers token by token, prompts too.
 
 Nine families are checked token by token against `generate` by the tests, over gRPC, too
 (tests/workers/runtime/test_runtime_families.py, tests/system/test_served_families.py): {tested}.

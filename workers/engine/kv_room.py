@@ -141,7 +141,8 @@ class FirstComeKVRoom(KVRoom):
         return True
 
     def _has_room(self, job: Job[Any]) -> bool:
-        if 1 + job.num_tree_rows + self._num_spare_states > self._cache.states.num_free:
+        # one more, because the state that it adopts may count as free
+        if 2 + job.num_tree_rows + self._num_spare_states > self._cache.states.num_free:
             return False
         hashes = job.prompt_hashes if job.may_adopt else ()
         return self._cache.has_room(hashes, len(job.pending) + job.num_tree_rows, self._num_spare)

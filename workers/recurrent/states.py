@@ -53,11 +53,9 @@ class States:
 
     def _upload(self, call: StateRows) -> _Call:
         shape = (1, len(call.rows)) if call.is_chunk else (len(call.rows), 1)
-        parts = [*call.rows, *call.sources, *call.targets]
-        rows, sources, targets = upload(parts, self._device, torch.int64).split(
-            [len(call.rows), len(call.sources), len(call.targets)]
-        )
-        return _Call(rows, shape, sources, targets)
+        end = len(call.rows) + len(call.sources)
+        parts = upload([*call.rows, *call.sources, *call.targets], self._device, torch.int64)
+        return _Call(parts[: len(call.rows)], shape, parts[len(call.rows) : end], parts[end:])
 
 
 class _RunMixer:

@@ -95,7 +95,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.device = device
-        self.states = StateSlots(num_states)
+        self.states = StateSlots(num_states, block_tokens)
         self._pool = BlockPool(range(NUM_OWN_BLOCKS, NUM_OWN_BLOCKS + num_blocks))
         self._sequences: set[SequenceKV] = set()
 
@@ -110,9 +110,9 @@ class KVCache:
         self._sequences.add(seq)
         return seq
 
-    def num_published(self, hashes: Iterable[BlockHash]) -> int:
+    def num_published(self, hashes: Sequence[BlockHash]) -> int:
         """Number of leading hashes whose blocks could be adopted."""
-        return len(self._pool.lookup(hashes))
+        return len(self._adoptable(hashes))
 
     def has_room(self, hashes: Sequence[BlockHash], num_tokens: int, num_spare: int = 0) -> bool:
         """Whether a new sequence of `num_tokens` rows fits, with `num_spare` blocks left over.
@@ -120,7 +120,7 @@ class KVCache:
         The sequence adopts the published blocks among `hashes`. Adopting a block that is in use takes no room; adopting
         an unused one does, because it counts as free.
         """
-        in_use = [block for block in self._pool.lookup(hashes) if not self._pool.is_unused(block)]
+        in_use = [block for block in self._adoptable(hashes) if not self._pool.is_unused(block)]
         num_needed = self.num_blocks_for(num_tokens) - len(in_use)
         return num_needed + num_spare <= self.num_free_blocks
 
@@ -130,9 +130,10 @@ class KVCache:
         Returns the number of rows in these blocks; all are valid.
         """
         assert not seq.blocks, "only an empty sequence begins with blocks of others"
-        seq.blocks = self._pool.lookup(hashes)
+        seq.blocks = self._adoptable(hashes)
         for block in seq.blocks:
             self._pool.use(block)
+        self.states.adopt(seq, hashes[: len(seq.blocks)])
         seq.num_tokens = len(seq.blocks) * self.block_tokens
         return seq.num_tokens
 
@@ -141,6 +142,7 @@ class KVCache:
         assert len(hashes) * self.block_tokens <= seq.num_tokens, "only full blocks are published"
         for block, block_hash in zip(seq.blocks, hashes, strict=False):
             self._pool.publish(block, block_hash)
+        self.states.publish(seq, hashes)
 
     def reserve(self, seq: SequenceKV, num_tokens: int) -> None:
         """Reserve blocks for `num_tokens` rows in total. Raises: OutOfBlocks."""
@@ -257,6 +259,11 @@ class KVCache:
         for seq in self._sequences:
             assert len(set(seq.blocks)) == len(seq.blocks), "a sequence has a block twice"
             assert 0 <= seq.num_tokens <= len(seq.blocks) * self.block_tokens, "a length exceeds its block table"
+
+    def _adoptable(self, hashes: Sequence[BlockHash]) -> list[int]:
+        """Published blocks of these hashes up to the first missing one; if states are used, to a published one."""
+        found = self._pool.lookup(hashes)
+        return found[: self.states.num_adoptable(hashes[: len(found)])]
 
     def _is_ready(self, seq: SequenceKV, num_tokens: int) -> bool:
         """Whether the blocks have room for `num_tokens` rows, and none of those to be written is published."""

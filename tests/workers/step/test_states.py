@@ -136,3 +136,75 @@ def compute(content: dict[int, tuple[int, ...]], calls: list[StateRows], ids: li
         read = [content[source] for source in call.sources]
         for row, state, target in zip(call.rows, read, call.targets, strict=True):
             content[target] = (*state, ids[row])
+
+
+HASHES = [b"one", b"two", b"three"]
+
+
+def shared_cache(num_states: int = NUM_STATES) -> KVCache:
+    cache = make_cache(num_states)
+    cache.states.is_shared = True
+    return cache
+
+
+def test_a_prompt_leaves_a_state_at_the_end_of_its_last_whole_block() -> None:
+    cache = shared_cache()
+    kv = cache.new_sequence()
+    first, second = run(cache, StepRows(kv, [1] * 10), max_stepped=4)
+    assert (first.rows, second.rows) == (list(range(8)), [8, 9])
+    assert (first.targets, second.sources, second.targets) == ([kv.states[8]], [kv.states[8]], [kv.states[10]])
+    cache.publish(kv, HASHES[:2])
+    other = cache.new_sequence()
+    assert cache.adopt(other, HASHES) == 8
+    assert other.states == {8: kv.states[8]}
+    (call,) = run(cache, StepRows(other, [2]))
+    assert call.sources == [kv.states[8]] != call.targets
+
+
+def test_one_by_one_the_last_whole_block_has_a_slot_of_its_own_too() -> None:
+    cache = shared_cache()
+    kv = cache.new_sequence()
+    calls = run(cache, StepRows(kv, [1] * 6))
+    assert [call.targets for call in calls] == [[kv.states[4]]] * 4 + [[kv.states[6]]] * 2
+    assert calls[4].sources == [kv.states[4]]
+
+
+def test_blocks_without_a_state_are_not_adopted() -> None:
+    """KV of three blocks is there; the only state is at the end of the second."""
+    cache = shared_cache()
+    kv = cache.new_sequence()
+    run(cache, StepRows(kv, [1] * 9), max_stepped=4)
+    run(cache, StepRows(kv, [1] * 2))
+    run(cache, StepRows(kv, [1] * 2))
+    del kv.states[12]  # as if no slot had been free
+    cache.publish(kv, HASHES)
+    assert cache.num_published(HASHES) == 2
+    assert cache.num_published(HASHES[:1]) == 0
+    assert cache.adopt(cache.new_sequence(), HASHES) == 8
+
+
+def test_states_without_users_are_dropped_for_others_oldest_first() -> None:
+    cache = shared_cache(6)
+    for name in (b"a", b"b"):
+        kv = cache.new_sequence()
+        run(cache, StepRows(kv, [1] * 5))
+        cache.publish(kv, [name])
+        cache.free(kv)
+        cache.check_integrity()
+    assert cache.states.num_free == 6, "what nobody uses can be taken"
+    user = cache.new_sequence()
+    assert cache.adopt(user, [b"a"]) == 4
+    assert cache.states.num_free == 5
+    kv = cache.new_sequence()
+    cache.states.reserve_all([(kv, 5)])
+    cache.check_integrity()
+    assert cache.num_published([b"a"]) == 1, "it is in use"
+    assert cache.num_published([b"b"]) == 0
+
+
+def test_states_that_were_not_published_are_kept_for_that_up_to_a_number() -> None:
+    cache = shared_cache()
+    kv = cache.new_sequence()
+    for _ in range(12):
+        run(cache, StepRows(kv, [1] * 4))
+    assert sorted(kv.states) == [16, 20, 24, 28, 32, 36, 40, 44, 48]
