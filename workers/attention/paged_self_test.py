@@ -56,13 +56,13 @@ def difference(cache: KVCache, kernel: Kernel) -> str | None:
 @torch.inference_mode()
 def find_difference(cache: KVCache, kernel: Kernel) -> float:
     """The largest error of a row relative to its norm, on KV of these shapes; NaN if there is any."""
-    errors = torch.cat([_errors(shape, cache, kernel) for shape in _shapes(cache)])
-    return float(errors.max())
+    errors = [_errors(shape, cache, kernel) for shape in _shapes(cache)]
+    return float(torch.cat(errors).max()) if errors else 0.0
 
 
 def _shapes(cache: KVCache) -> set[LayerShape]:
     pairs = zip(cache.keys, cache.values, strict=True)
-    return {LayerShape(keys.shape[1], keys.shape[2], values.shape[2]) for keys, values in pairs}
+    return {LayerShape(keys.shape[1], keys.shape[2], values.shape[2]) for keys, values in pairs} - {LayerShape()}
 
 
 def _errors(shape: LayerShape, like: KVCache, kernel: Kernel) -> Tensor:
