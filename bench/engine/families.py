@@ -86,7 +86,38 @@ LATENT = (
     "youtu",
 )
 """Architectures with latent attention, which has one key per query head."""
+DELTA = ("bailing_hybrid", "kimi_linear", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+"""Architectures with gated delta nets."""
+_DELTA: Mapping[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}
+_MAMBA2: Mapping[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
+_CONV: Mapping[str, Any] = {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(DELTA, _DELTA),
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), _CONV),
+    "bamba": {**_MAMBA2, "attn_layer_indices": [1]},
+    "falcon_h1": {**_MAMBA2, "mamba_d_ssm": 128},
+    "granitemoehybrid": {**_MAMBA2, "layer_types": ["linear_attention", "full_attention"]},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "full_attention", "moe", "mlp"],
+        "num_hidden_layers": 4,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 1,
+    },
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
+    "qwen4_exp_text": {"layer_types": ["linear_attention", "indexed_attention"]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 8},
     "mistral": {"sliding_window": 12},
     "gemma2": {"sliding_window": 12, "query_pre_attn_scalar": 16},
     "gemma3_text": {"sliding_window": 12, "query_pre_attn_scalar": 16},
@@ -101,7 +132,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 12},
     **{family: {"num_key_value_heads": 4} for family in LATENT},
 }
-"""Further sizes by architecture: attention windows shorter than the sequence, and sizes that depend on others."""
+"""Windows shorter than the sequence, recurrent layers beside attention, and sizes that depend on others."""
 SERVED, REFUSED, DIFFERENT, NOT_BUILT = "served", "refused", "DIFFERENT", "not tried"
 HEADER = """# Families
 
@@ -111,18 +142,29 @@ a user's is, and compared with its own eager code: a prompt in two chunks, then 
 deterministic steps (so that all linear layers are packed where the CPU has kernels for them, and experts are in
 tiles). *served*: all logits agree to {tolerance:g} of the largest. *refused*: at start, with this reason, before any
 request. *not tried*: it cannot be built from the few sizes that the program knows; it may or may not be servable, and
-`outrider check` says which for a real checkpoint. What a tiny configuration leaves out was not tried: `lfm2` has no
-convolutions here and `minimax_m3_vl_text` no sparse layers (real ones are refused for theirs). Where an architecture
-decides by a pattern over many layers which of them slide a window, two layers may all be of one kind.
+`outrider check` says which for a real checkpoint. What a tiny configuration leaves out was not tried:
+`minimax_m3_vl_text` has no sparse layers (real ones are refused for theirs). Where an architecture decides by a
+pattern over many layers which of them slide a window, two layers may all be of one kind.
 
 *On two ranks*: two ranks of a plain engine gave the same logits, by slices of each weight; *by whole experts*: with
 `expert_parallel`, too ([parallel.md](parallel.md)). *No*: refused at start, with this reason.
 
+Recurrent layers (gated delta nets, Mamba, Mamba-2, short convolutions) are served as target and as draft, where their
+code keeps its state in transformers' cache ([adr/models.md](adr/models.md)): {recurrent}.
+Such a model has one rank and no compiled backend. A prompt shares prefixes with others only up to where a state was
+kept: the last whole block of a part of a prompt, and the whole blocks of an output. `deterministic` computes recurrent
+layers token by token, prompts too.
+
 Nine families are checked token by token against `generate` by the tests, over gRPC, too
 (tests/workers/runtime/test_runtime_families.py, tests/system/test_served_families.py): {tested}.
-Mixtures of experts on two ranks are, too: greedy and seeded, with guesses and without
-(tests/workers/parallel/test_parallel_experts.py).
+The recurrent ones are checked in the same way without gRPC. Mixtures of experts on two ranks are, too: greedy and
+seeded, with guesses and without (tests/workers/parallel/test_parallel_experts.py).
 """
+RECURRENT = (
+    *DELTA,
+    *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "lfm3"),
+    *("mamba", "mamba2", "nemotron_h"),
+)
 TESTED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt_neox", "phi3", "gpt2")
 
 
@@ -246,7 +288,8 @@ def _document(findings: Sequence[Finding]) -> str:
     import transformers
 
     tested = ", ".join(TESTED)
-    lines = [HEADER.format(version=transformers.__version__, tolerance=TOLERANCE, tested=tested)]
+    recurrent = ", ".join(sorted(RECURRENT))
+    lines = [HEADER.format(version=transformers.__version__, tolerance=TOLERANCE, tested=tested, recurrent=recurrent)]
     for outcome in (SERVED, REFUSED, DIFFERENT, NOT_BUILT):
         chosen = [finding for finding in findings if finding.outcome == outcome]
         if chosen:

@@ -161,6 +161,8 @@ class Engine(ABC, Generic[Request, Reply]):
             )
         if self._runtime.cache.num_blocks_for(num_rows) > self._runtime.cache.num_blocks:
             return Refused(request.stamp, f"{num_rows} tokens exceed the KV cache of this engine")
+        if len(guesses) > self._runtime.cache.states.max_guesses:
+            return Refused(request.stamp, f"{len(guesses)} guesses exceed the recurrent states of this engine")
         return None
 
     def _supersede(self, held: HeldSequence) -> None:
@@ -287,7 +289,7 @@ class Engine(ABC, Generic[Request, Reply]):
         if len(held.log) > num_tokens:
             self._store.truncate(held, num_tokens)
         self._store.drop_rows_ahead(held)  # the rows of this step
-        job.pending = pending
+        job.pending = [*self._store.rewind(held), *pending]
 
     def _refuse(self, job: Job[Request], reason: str) -> None:
         self._answer(job, Refused(job.request.stamp, reason))

@@ -119,6 +119,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         waiting = [*self._jobs, *(job for job in self._growing_jobs.values() if job.pending)]
         num_free = cache.num_free_blocks - sum(cache.num_blocks_for(len(job.pending)) + 1 for job in waiting)
         num_fitting = max(num_free, (num_free - len(growing)) * cache.block_tokens)
+        num_fitting = min(num_fitting, cache.states.num_free - len(waiting))
         num_wanted = max((job.tree_spec.rows_per_pass for job in growing), default=0)
         return max(0, min(num_wanted, num_fitting, self._limit.rows))
 
@@ -139,6 +140,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         """Choose the next nodes of bounded growth; growth that has no room ends."""
         for job in [job for job in self._trees if not job.pending]:
             num_rows = self.info.kv_cache_tokens - job.request.num_committed - len(job.held.tree)
+            num_rows = min(num_rows, self._runtime.cache.states.max_guesses - len(job.held.tree))
             job.choose(min(num_rows, self._limit.rows))
             if not job.builder.feeding:
                 self._answer(job, job.last_update())
@@ -152,7 +154,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         num_blocks = cache.num_free_blocks - sum(
             cache.num_blocks_for(len(job.pending) + job.num_fed) + 1 for job in jobs
         )
-        room = min(num_rows, num_blocks * cache.block_tokens)
+        num_states = cache.states.num_free - sum(1 + job.num_fed for job in jobs)
+        room = min(num_rows, num_blocks * cache.block_tokens, num_states)
         for job in jobs:
             job.look_ahead(min(room, self._config.cascade_tokens))
             room -= len(job.ahead)
@@ -160,7 +163,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
     def _begin(self, request: DraftRequest, held: HeldSequence, arrived_s: float) -> None:
         rebased = held.rebase_to_grow(request, self._within_context(request))
         self._store.keep_rows(held, rebased.num_tokens, rebased.guesses)
-        job = TreeJob(request, held, rebased.pending, arrived_s)
+        job = TreeJob(request, held, [*self._store.rewind(held), *rebased.pending], arrived_s)
         if job.ends:
             self._jobs.append(job)
             self._answer_if_done(job)

@@ -124,6 +124,11 @@ class Share:
         return self.num_tokens + (self.job.num_tree_rows if self.is_last else 0)
 
     @property
+    def num_states(self) -> int:
+        """Number of states of recurrent layers that it writes, as `StepRows.num_states`."""
+        return self.num_rows - max(0, self.num_tokens - 1)
+
+    @property
     def is_as_planned(self) -> bool:
         """Whether the job has lost no KV since the share was planned."""
         return self.num_tokens <= len(self.job.pending) and self.is_last == (self.num_tokens == len(self.job.pending))

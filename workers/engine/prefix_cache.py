@@ -25,7 +25,7 @@ class Prefixes:
     def __init__(self, store: SequenceStore, cache: KVCache, *, is_shared: bool) -> None:
         """`is_shared`: whether sequences may reuse each other's KV."""
         self._store = store
-        self._is_shared = is_shared
+        self._is_shared = cache.states.is_shared = is_shared
         self._cache = cache
         self.num_adopted_tokens = 0
         self._coming: set[BlockHash] = set()

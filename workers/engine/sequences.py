@@ -100,6 +100,16 @@ class SequenceStore:
         """Drop the last token and return it, so that it is computed again for its logits."""
         pending = held.step_back()
         self.keep_rows(held, len(held.log))
+        return [*self.rewind(held), *pending]
+
+    def rewind(self, held: HeldSequence) -> list[int]:
+        """Drop the last tokens, if recurrent layers have no state after them, and return them to be computed again."""
+        num_tokens = self._cache.states.resumable(held.kv)
+        if num_tokens == held.kv.num_tokens:
+            return []
+        assert not held.tree.tokens, "guesses have states"
+        pending = list(held.log.tokens[num_tokens:])
+        self.truncate(held, num_tokens)
         return pending
 
     def truncate(self, held: HeldSequence, num_tokens: int) -> None:

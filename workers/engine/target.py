@@ -112,7 +112,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         rebased = held.rebase_to_verify(request)
         self._store.keep_rows(held, rebased.num_tokens, rebased.guesses)
         held.num_guesses = len(request.block)
-        self._jobs.append(VerifyJob(request, held, rebased.pending, arrived_s, scores=scores))
+        pending = [*self._store.rewind(held), *rebased.pending]
+        self._jobs.append(VerifyJob(request, held, pending, arrived_s, scores=scores))
 
     def _undo(self, job: Job[VerifyRequest], num_tokens: int, pending: list[int]) -> None:
         super()._undo(job, num_tokens, pending)

@@ -30,8 +30,9 @@ from workers.model.experts import compute_in_tiles
 from workers.model.folder import check_files, read_config, read_generation_config
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.scaled import ScaledWeights
-from workers.model.servable import check_architecture, context_limit, probe_layers
+from workers.model.servable import check_architecture, check_recurrent, context_limit, probe_layers
 from workers.model.sharded_loader import ModelShard, read_by_tensor
+from workers.recurrent import Mixer, describe
 from workers.step import LayerShape
 from workers.vocabulary import read_vocabulary
 
@@ -46,6 +47,8 @@ class LoadedModel:
     """A transformers PreTrainedModel that calls `workers.attention`."""
     info: ModelInfo
     layers: tuple[LayerShape, ...]
+    mixers: tuple[Mixer, ...] = ()
+    """The model's recurrent mixers."""
 
 
 def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShard | None = None) -> LoadedModel:
@@ -66,17 +69,18 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
             num_parameters = sum(parameter.numel() for parameter in model.parameters())
         else:
             model, num_parameters = shard.read(checkpoint.files, model_config, config, checkpoint.scaled)
+        mixers = describe(model)
     model.generation_config = checkpoint.meta.generation_config
     keep_latents(model)
     if config.deterministic:
         compute_in_tiles(model)
-    layers = probe_layers(model, model_config)
+    layers = probe_layers(model, model_config, {mixer.layer for mixer in mixers})
     info = _describe(model, checkpoint, config, num_parameters)
     if checkpoint.scaled is not None:
         num_bytes = info.num_parameters * getattr(torch, config.dtype).itemsize
         progress(f"FP8 weights are dequantized to {info.dtype}, which takes {num_bytes / 1e6:.0f} MB over all ranks")
     progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
-    return LoadedModel(model, info, layers)
+    return LoadedModel(model, info, layers, mixers)
 
 
 def digest_of(config: EngineConfig) -> str:
@@ -143,6 +147,7 @@ def _check(config: EngineConfig) -> _Checkpoint:
         if config.tensor_parallel > 1:
             ModelShard(0, config.tensor_parallel, config.expert_parallel).check(model_config)
         meta = _meta_model(path, model_config, config)
+        check_recurrent(meta, model_config, config.tensor_parallel)
         check_stored(path, files, meta, rename or str, scaled)
     return _Checkpoint(path, files, model_config, max_context, meta, rename, scaled)
 

@@ -31,11 +31,14 @@ MAX_ALLOWED_ERROR = 0.25
 """Upper limit of the allowed error, however noisy the base is. Unrelated logits have an error of 1.4."""
 
 
-def choose(config: EngineConfig) -> Sequence[type[Backend]]:
-    """Backends that support these settings, fastest first, down to the first that runs every step from the start."""
+def choose(config: EngineConfig, *, is_recurrent: bool = False) -> Sequence[type[Backend]]:
+    """Backends that support these settings, fastest first, down to the first that runs every step from the start.
+
+    Only the latter for a model with recurrent layers: what they call depends on the sequences of each step.
+    """
     suitable = [kind for kind in backends.BACKENDS if kind.supports(config)]
     base = next(index for index, kind in enumerate(suitable) if not kind.is_compiled)
-    return suitable[: base + 1]
+    return suitable[base if is_recurrent else 0 : base + 1]
 
 
 class BackendStack:
@@ -81,8 +84,9 @@ class BackendStack:
     def build_all(self, self_test: SelfTest, name: str, progress: Callable[[str], None]) -> None:
         """Build each compiled backend and compare its logits. One that fails is left out, and the log says why."""
         if not self._to_build and self._context.config.compile:
-            config = self._context.config
-            self._warn(name, f"no compiled backend suits tensor_parallel {config.tensor_parallel} on {config.device}")
+            config, is_recurrent = self._context.config, self._context.cache.states.is_used
+            what = "recurrent layers" if is_recurrent else f"tensor_parallel {config.tensor_parallel}"
+            self._warn(name, f"no compiled backend suits {what} on {config.device}")
         while self._to_build:
             kind = self._to_build[-1]
             test = self_test.brief() if kind.is_bit_exact else self_test

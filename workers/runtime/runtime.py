@@ -22,10 +22,11 @@ from core.records import Findings
 from workers.attention import Kernel, find_kernel
 from workers.heads import tapped_layers
 from workers.model import LoadedModel, is_mixture
+from workers.recurrent import States
 from workers.runtime.backend import BackendContext
 from workers.runtime.backend_stack import BackendStack, choose
 from workers.runtime.features import FeatureTap
-from workers.runtime.memory import bytes_beside_kv, num_kv_blocks
+from workers.runtime.memory import bytes_beside_kv, num_kv_blocks, num_states, token_bytes
 from workers.runtime.self_test import SelfTest
 from workers.runtime.tiling import choose_tiling, find_tile_rows, tiles_of
 from workers.step import KVCache, Step, StepRows, flatten
@@ -68,14 +69,15 @@ class ModelRuntime:
     ) -> None:
         """`kernel`: attention kernel; None for the device's own. `all_min` returns the smallest of the numbers that the
         model's ranks pass to it. Raises: StartupError without memory for KV."""
-        tiling, kinds = choose_tiling(config), choose(config)
+        tiling, kinds = choose_tiling(config), choose(config, is_recurrent=bool(loaded.mixers))
         for kind in kinds:
             kind.prepare_weights(loaded.model, config)
         tapped = tapped_layers(config)
         if tapped:
             FeatureTap(loaded.model, tapped)
         taken = partial(bytes_beside_kv, loaded.model, config)
-        num_blocks = num_kv_blocks(config, loaded.layers, loaded.model.dtype, all_min, taken)
+        of_state = sum(part.num_bytes for mixer in loaded.mixers for part in mixer.states)
+        num_blocks = num_kv_blocks(config, loaded.layers, loaded.model.dtype, all_min, taken, of_state)
         self.info = replace(
             loaded.info,
             kv_cache_tokens=num_blocks * config.block_tokens,
@@ -84,7 +86,10 @@ class ModelRuntime:
         )
         logger.info("KV of %d tokens", self.info.kv_cache_tokens)
         device = torch.device(config.device)
-        self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, device)
+        kv_bytes = num_blocks * config.block_tokens * token_bytes(loaded.layers, loaded.model.dtype)
+        states = num_states(of_state, kv_bytes)
+        self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, device, states)
+        self._states = States(loaded.model, loaded.mixers, states, is_deterministic=config.deterministic)
         kernel = kernel or find_kernel(self.cache, is_deterministic=config.deterministic)
         self.context = BackendContext(loaded.model, self.cache, kernel, config, self.info.max_context_tokens, tiling)
         self.backends = stack_type(kinds, self.context, all_min)
@@ -125,13 +130,16 @@ class ModelRuntime:
         Raises: OutOfBlocks, before anything is changed.
         """
         self._check(batch)
+        self.cache.states.reserve_all((item.kv, item.num_states) for item in batch)
         self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
         step = flatten(batch)
+        self._states.begin_step(self.cache.states.plan(step.spans, self._states.max_stepped))
         assert min(step.ids) >= 0, f"token id {min(step.ids)}"
         assert max(step.ids) < self._num_embeddings, f"token id {max(step.ids)} of {self._num_embeddings}"
         rows = self.run(self._padded(step))
         for span in step.spans:
             self.cache.extend(span.kv, span.num_rows)
+        self.cache.states.end_step(step.spans)
         width = self._tapped_width
         self._features = rows[: len(step.wanted), -width:] if width else None
         return _cut(rows, len(step.wanted), self.info.vocab_size)
@@ -228,7 +236,8 @@ class ModelRuntime:
         return took_s
 
     def _self_test(self) -> SelfTest:
-        return SelfTest(self.forward, self.cache, self._max_rows(), self.info.vocab_size)
+        max_rows = min(self._max_rows(), self.cache.states.max_guesses)  # it has guesses in place of tokens
+        return SelfTest(self.forward, self.cache, max_rows, self.info.vocab_size)
 
     def _max_rows(self) -> int:
         """Largest number of rows that a step of one sequence can have now."""

@@ -43,6 +43,11 @@ class StepRows:
         return len(self.tokens) + len(self.tree.tokens) - self.num_cached_nodes
 
     @property
+    def num_states(self) -> int:
+        """Number of states of recurrent layers that the step writes: after the last token, and after each node."""
+        return self.num_rows - max(0, len(self.tokens) - 1)
+
+    @property
     def num_wanted(self) -> int:
         """Number of rows whose logits are wanted; they are the last ones."""
         num_left_out = 0 if self.wants_all else max(0, len(self.tokens) - 1)

@@ -33,7 +33,7 @@ def test_ranks_with_another_sum_are_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_cannot_be_rolled_back_is_refused_with_the_reason() -> None:
-    finding = try_family("mamba")
+    finding = try_family("recurrent_gemma")
     assert finding.outcome == REFUSED
     assert "rolled back" in finding.detail
 

@@ -28,6 +28,11 @@ def test_on_a_cpu_there_is_none_and_nothing_is_said(caplog: pytest.LogCaptureFix
     assert not caplog.records
 
 
+def test_layers_without_attention_are_left_out() -> None:
+    for shapes in ([LayerShape(), LayerShape(1, 8, 8)], [LayerShape()]):
+        assert difference(KVCache(shapes, 1, 8, torch.float32, CPU), PlainKernel()) is None
+
+
 class ForgetsTheNewestRow(PlainKernel):
     def _visible(self, reads, row, end, window):
         return super()._visible(reads, row, end, window)[:-1] or [0]

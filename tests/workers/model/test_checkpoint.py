@@ -119,7 +119,7 @@ def test_quantized_weights_are_refused(llama: Path) -> None:
 
 
 def test_what_loading_refuses_by_its_configuration_is_refused(llama: Path) -> None:
-    edit_json(llama / "config.json", model_type="mamba", architectures=["MambaForCausalLM"])
+    edit_json(llama / "config.json", model_type="rwkv", architectures=["RwkvForCausalLM"])
     assert "recurrent layers" in refusal(llama, UnsupportedModel)
     (llama / "tokenizer.json").write_text("{}")
     edit_json(llama / "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
