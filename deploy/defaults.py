@@ -87,13 +87,15 @@ def detect_facts(target: Path, draft: Path | None) -> Facts:
 
 
 def _stored_dtype(directory: Path) -> str | None:
-    """The dtype in config.json; None if the file cannot be read, which the loader reports."""
+    """The dtype in config.json or of its text tower; None if the file cannot be read, which the loader reports."""
     try:
         config: Any = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    found = config.get("dtype", config.get("torch_dtype")) if isinstance(config, dict) else None
-    return str(found) if found is not None else None
+    tower = config.get("text_config") if isinstance(config, dict) else None
+    parts = (part for part in (config, tower) if isinstance(part, dict))
+    found = (part.get(name) for part in parts for name in ("dtype", "torch_dtype"))
+    return next((str(dtype) for dtype in found if dtype is not None), None)
 
 
 def describe_settings(config: ServiceConfig) -> list[str]:

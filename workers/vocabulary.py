@@ -46,9 +46,10 @@ def read_tokenizer(directory: Path) -> Any:
 
 
 def _num_rows(directory: Path) -> int:
-    """`vocab_size` of config.json; no limit if absent. The loader checks this number against the weights."""
+    """`vocab_size` of config.json or its text tower; no limit if absent. The loader checks it against the weights."""
     try:
-        return int(json.loads((directory / "config.json").read_text())["vocab_size"])
+        config = json.loads((directory / "config.json").read_text())
+        return int((config if "vocab_size" in config else config["text_config"])["vocab_size"])
     except (OSError, ValueError, TypeError, KeyError):
         return sys.maxsize
 

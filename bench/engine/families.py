@@ -28,6 +28,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
+from bench.checkpoints.published import read
+from bench.checkpoints.section import with_section
+from bench.checkpoints.tried import results_of, try_checkpoint
 from bench.engine.two_ranks import on_two_ranks
 from bench.results import Result, at_most, say
 from core.config import EngineConfig
@@ -180,22 +183,30 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", nargs="+", metavar="MODEL_TYPE", default=sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+    parser.add_argument("--only", nargs="+", metavar="MODEL_TYPE", help="architectures, and no checkpoints")
+    parser.add_argument("--checkpoints", nargs="*", metavar="NAME", help="checkpoints, and no architectures")
     parser.add_argument("--write", type=Path, metavar="FILE", help="a table of all findings")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Try all chosen architectures."""
+    """Try all chosen checkpoints and architectures."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    before = args.write.read_text() if args.write is not None and args.write.is_file() else ""
+    rows = [] if args.only is not None else [try_checkpoint(published) for published in read(args.checkpoints)]
+    if args.checkpoints is not None:
+        if args.write is not None:
+            args.write.write_text(with_section(before, rows, before))
+        return results_of(rows)
     findings = []
-    for family in args.only:
+    for family in args.only or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         findings.append(try_family(family))
         say(f"{family}: {findings[-1].outcome} ({findings[-1].detail})")
     if args.write is not None:
-        args.write.write_text(_document(findings))
+        args.write.write_text(with_section(_document(findings), rows, before) if rows else _document(findings))
     count = Counter(finding.outcome for finding in findings)
     return [
+        *(results_of(rows) if rows else ()),
         Result("architectures served", count[SERVED], "families"),
         Result("architectures refused, with a reason", count[REFUSED], "families"),
         Result("architectures not tried", count[NOT_BUILT], "families"),

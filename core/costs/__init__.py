@@ -2,5 +2,18 @@
 
 from core.costs.engine_cost import NUM_RECENT, CostModel, EngineCost, PassCost
 from core.costs.pass_law import PASS_LAWS, PassLaw
+from core.costs.roofline import GPUS, Gpu, KVShape, ModelShape, Placed
 
-__all__ = ["NUM_RECENT", "PASS_LAWS", "CostModel", "EngineCost", "PassCost", "PassLaw"]
+__all__ = [
+    "GPUS",
+    "NUM_RECENT",
+    "PASS_LAWS",
+    "CostModel",
+    "EngineCost",
+    "Gpu",
+    "KVShape",
+    "ModelShape",
+    "PassCost",
+    "PassLaw",
+    "Placed",
+]

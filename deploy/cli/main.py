@@ -21,6 +21,7 @@ from deploy.cli.options import add_command
 from deploy.cli.planning.check import CheckOptions, check
 from deploy.cli.planning.convert import ConvertOptions, convert
 from deploy.cli.planning.layers import LayersOptions, layers
+from deploy.cli.planning.plan import PlanOptions, plan
 from deploy.cli.planning.simulate import SimulateOptions, simulate
 from deploy.cli.planning.theory import TheoryOptions, theory
 from deploy.cli.planning.train_head import TrainHeadOptions, train_head
@@ -61,6 +62,7 @@ add_command(app, "bench", BenchOptions, bench)
 add_command(app, "simulate", SimulateOptions, simulate)
 add_command(app, "theory", TheoryOptions, theory)
 add_command(app, "check", CheckOptions, check)
+add_command(app, "plan", PlanOptions, plan)
 add_command(app, "layers", LayersOptions, layers)
 add_command(app, "index", IndexOptions, index)
 add_command(app, "convert", ConvertOptions, convert)

@@ -40,6 +40,8 @@ MAX_COMPOSITION = 4
 """Largest ratio by which composing characters (NFC) shortens a text, rounded up: 3.5, for U+1FBE U+0308 U+0341."""
 
 
+PROCESSOR_TEMPLATE = "chat_template.json"
+"""Where some multimodal checkpoints have their chat template, which transformers reads with their processor only."""
 TEMPLATES = ("default", "tool_use")
 """Names of the chat templates used if a checkpoint has several. The second is used for requests with tools."""
 
@@ -92,7 +94,10 @@ class Tokenizer:
         if not (Path(path) / "tokenizer.json").is_file():
             raise CheckpointError(f"{path} has no tokenizer.json")
         try:
-            return cls(PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True))
+            read = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+            if read.chat_template is None and (file := Path(path) / PROCESSOR_TEMPLATE).is_file():
+                read.chat_template = json.loads(file.read_text())["chat_template"]
+            return cls(read)
         except Exception as error:  # tokenizers raises bare Exception, and a malformed file may cause any other
             raise CheckpointError(f"the tokenizer of {path} cannot be read: {cause(error)}") from error
 

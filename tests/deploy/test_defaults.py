@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from deploy.cli.serve import ServeOptions, explained
@@ -80,3 +82,5 @@ def test_what_is_given_goes_before_what_is_here(monkeypatch):
 def test_the_facts_of_a_checkpoint(tmp_path):
     assert detect_facts(DEMO_DIRECTORY / "target", None).dtypes == {"target": "bfloat16"}
     assert detect_facts(tmp_path, tmp_path).dtypes == {"target": None, "draft": None}
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": None, "text_config": {"torch_dtype": "bfloat16"}}))
+    assert detect_facts(tmp_path, None).dtypes == {"target": "bfloat16"}

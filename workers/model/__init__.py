@@ -1,6 +1,7 @@
 """Loads a checkpoint into a model that is ready to serve, whole or one rank's shard."""
 
 from workers.model.experts import is_mixture
+from workers.model.folder import quiet_transformers
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.loader import (
     LoadedModel,
@@ -8,10 +9,10 @@ from workers.model.loader import (
     digest_of,
     load,
     num_layers_of,
-    quiet_transformers,
     reference_model,
     survey,
 )
+from workers.model.outline import Outline, outline_of
 from workers.model.servable import probe_layers
 from workers.model.sharded_loader import ModelShard
 
@@ -19,12 +20,14 @@ __all__ = [
     "LayerSubset",
     "LoadedModel",
     "ModelShard",
+    "Outline",
     "check_checkpoint",
     "digest_of",
     "is_mixture",
     "layer_list",
     "load",
     "num_layers_of",
+    "outline_of",
     "probe_layers",
     "quiet_transformers",
     "reference_model",

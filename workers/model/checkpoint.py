@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -25,13 +25,12 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 
 from core.errors import CheckpointError, UnsupportedModel, first_line
 from workers.attention import ATTENTION
+from workers.model.contained import Rename
 from workers.model.scaled import FP8, SCALE_TYPES, ScaledWeights, views
 
 INDEX = "model.safetensors.index.json"
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """Types, as safetensors names them, that are converted to `dtype` of the settings; all others count as quantized."""
-Rename: TypeAlias = Callable[[str], str | None]
-"""Maps a stored tensor's name to the model's name for it; None if the model has no such tensor."""
 
 
 @dataclass(frozen=True, slots=True)

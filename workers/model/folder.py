@@ -6,17 +6,21 @@ Must not know architectures (`workers.model.servable`) or tensors (`workers.mode
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, GenerationConfig
+from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig
+from transformers.utils import logging as transformers_logging
 
 from core.errors import CheckpointError, UnsupportedModel, cause, first_line
 from workers.model.checkpoint import INDEX
 from workers.model.scaled import DECLARED, ScaledWeights, read_scheme
 
 SINGLE = "model.safetensors"
+SAME_CODE = {"kimi_k2": "deepseek_v3"}
+"""Model types published with code of their own that is the code of another type."""
 OTHER_WEIGHTS = ("bin", "pt", "pth", "gguf", "safetensors", "h5")
 
 
@@ -56,18 +60,25 @@ def _weight_files(path: Path) -> Sequence[Path]:
 def read_config(path: Path) -> tuple[Any, ScaledWeights | None]:
     """The configuration, as of a model that is not quantized, and how stored weights are scaled.
 
+    `path` is a checkpoint's directory, or its config.json alone.
     Raises: CheckpointError for an invalid config; UnsupportedModel for one that transformers has no code for.
     """
-    file = path / "config.json"
+    file = path if path.is_file() else path / "config.json"
     try:
         raw = json.loads(file.read_text())
+    except OSError as error:
+        raise CheckpointError(f"{path} is neither a config.json nor a directory with one") from error
     except ValueError as error:
         raise CheckpointError(f"{file} is not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise CheckpointError(f"{file} is not a JSON object")
     scaled = read_scheme(path, raw)
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        if raw.get("model_type") in SAME_CODE:
+            same = SAME_CODE[raw["model_type"]]
+            config = CONFIG_MAPPING[same].from_dict({**raw, "model_type": same})
+        else:
+            config = AutoConfig.from_pretrained(file, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the model's own code checks the config, and may raise anything
         raise UnsupportedModel(
             f"{path} is of model type {raw.get('model_type')!r}, which transformers cannot build from its own code: "
@@ -86,3 +97,17 @@ def read_generation_config(path: Path) -> GenerationConfig | None:
         return GenerationConfig.from_pretrained(path, local_files_only=True)
     except Exception as error:  # transformers' checks of single values may raise anything
         raise CheckpointError(f"{file} cannot be read: {first_line(error)}") from error
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Suppress transformers' warnings and progress bars: problems are raised, and progress goes to `progress`."""
+    verbosity, had_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_bars:
+            transformers_logging.enable_progress_bar()

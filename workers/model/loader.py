@@ -8,8 +8,7 @@ sampling. Weights are safetensors only, model code comes from transformers only,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,16 +17,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.utils import logging as transformers_logging
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError, UnsupportedModel, cause, first_line
 from core.records import ModelInfo
 from workers.attention import ATTENTION, keep_latents
-from workers.model.checkpoint import Rename, check_stored, meta_model, open_tensors
+from workers.model.checkpoint import check_stored, meta_model, open_tensors
+from workers.model.contained import Rename, language_model
 from workers.model.digest import digest
 from workers.model.experts import compute_in_tiles
-from workers.model.folder import check_files, read_config, read_generation_config
+from workers.model.folder import check_files, quiet_transformers, read_config, read_generation_config
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.scaled import ScaledWeights
 from workers.model.servable import check_architecture, check_recurrent, context_limit, probe_layers
@@ -68,7 +67,9 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
             model = _read_whole(checkpoint, config)
             num_parameters = sum(parameter.numel() for parameter in model.parameters())
         else:
-            model, num_parameters = shard.read(checkpoint.files, model_config, config, checkpoint.scaled)
+            model, num_parameters = shard.read(
+                checkpoint.files, model_config, config, checkpoint.scaled, checkpoint.rename or str
+            )
         mixers = describe(model)
     model.generation_config = checkpoint.meta.generation_config
     keep_latents(model)
@@ -129,7 +130,7 @@ class _Checkpoint:
     meta: Any
     """The model without weights."""
     rename: Rename | None
-    """The model's names for stored tensors; None if it has all layers."""
+    """The model's names for stored tensors; None if they are the same."""
     scaled: ScaledWeights | None
 
 
@@ -138,12 +139,14 @@ def _check(config: EngineConfig) -> _Checkpoint:
     path = Path(config.model)
     files = check_files(path)
     with quiet_transformers():
-        model_config, scaled = read_config(path)
+        read, scaled = read_config(path)
+        contained = language_model(read)
+        model_config, rename = contained.config, contained.rename
         check_architecture(model_config)
-        max_context = context_limit(model_config, config)
-        rename = None
+        max_context = context_limit(model_config, config, contained.max_tokens)
         if config.layers is not None:
-            model_config, rename = _some_layers(model_config, config)
+            model_config, of_subset = _some_layers(model_config, config)
+            rename = _both(rename, of_subset)
         if config.tensor_parallel > 1:
             ModelShard(0, config.tensor_parallel, config.expert_parallel).check(model_config)
         meta = _meta_model(path, model_config, config)
@@ -174,11 +177,19 @@ def _some_layers(model_config: Any, config: EngineConfig) -> tuple[Any, Rename]:
     return subset.config_of(model_config), partial(subset.renamed, layers=name.rpartition(".")[2])
 
 
+def _both(first: Rename | None, second: Rename) -> Rename:
+    if first is None:
+        return second
+    return lambda name: None if (renamed := first(name)) is None else second(renamed)
+
+
 def _read_whole(checkpoint: _Checkpoint, config: EngineConfig) -> Any:
     """Load the whole model; to a GPU tensor by tensor, so that it need not fit into the host's memory."""
-    if torch.device(config.device).type != "cpu" and checkpoint.rename is None:
+    if torch.device(config.device).type != "cpu" and config.layers is None:
         try:
-            return read_by_tensor(checkpoint.files, checkpoint.model_config, config, checkpoint.scaled)
+            return read_by_tensor(
+                checkpoint.files, checkpoint.model_config, config, checkpoint.scaled, checkpoint.rename or str
+            )
         except UnsupportedModel as reason:
             logger.info("the weights pass through the host's memory as a whole: %s", reason)
     return _read_weights(checkpoint, config)
@@ -235,17 +246,3 @@ def _eos_token_ids(model: Any) -> tuple[int, ...]:
     if not all(isinstance(token_id, int) for token_id in found):
         raise CheckpointError(f"eos_token_id must be a token id or a list of them, got {ids!r}")
     return found
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Suppress transformers' warnings and progress bars: problems are raised, and progress goes to `progress`."""
-    verbosity, had_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if had_bars:
-            transformers_logging.enable_progress_bar()

@@ -39,8 +39,6 @@ def check_architecture(config: Any) -> None:
     kind = config.model_type
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{kind} is an encoder-decoder; only decoder-only language models are served")
-    if config.get_text_config() is not config:
-        raise UnsupportedModel(f"{kind} is multimodal; serve its text model as a checkpoint of its own")
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model_class is None:
         raise UnsupportedModel(f"{kind} is not a causal language model")
@@ -55,7 +53,8 @@ def check_architecture(config: Any) -> None:
         )
     if not model_class._supports_attention_backend and not is_recurrent:  # recurrent classes leave the flag out
         raise UnsupportedModel(f"{kind} does not hand its attention to a backend, so the block KV cache cannot be used")
-    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
+    directions = getattr(config, "use_bidirectional_attention", None)
+    if not getattr(config, "is_causal", True) or directions not in (None, False, "vision"):  # text has one direction
         raise UnsupportedModel(f"{kind} is configured to attend in both directions")
     foreign = set(getattr(config, "layer_types", None) or ()) - SERVABLE_LAYERS
     if foreign:
@@ -79,14 +78,15 @@ def check_recurrent(model: Any, config: Any, num_ranks: int) -> None:
             )
 
 
-def context_limit(model_config: Any, config: EngineConfig) -> int:
-    """Number of positions that may be used.
+def context_limit(model_config: Any, config: EngineConfig, max_tokens: int | None = None) -> int:
+    """Number of positions that may be used; at most `max_tokens`.
 
     Dynamic and longrope embeddings have fixed frequencies up to the original context. Above it the frequencies would
     depend on the longest sequence of the batch, so such a model is served up to the original context only.
     Raises: UnsupportedModel if the settings ask for more.
     """
     limit = getattr(model_config, "max_position_embeddings", None) or config.kv_cache_tokens or DEFAULT_CONTEXT
+    limit = min(limit, max_tokens or limit)
     for rope in _rope_parameters(model_config):
         if rope.get("rope_type") in ROPE_OF_THE_BATCH:
             limit = min(limit, rope.get("original_max_position_embeddings") or limit)

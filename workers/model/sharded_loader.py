@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.core_model_loading import build_glob_alternation
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, UnsupportedModel
-from workers.model.checkpoint import meta_model
+from workers.model.checkpoint import meta_model, open_tensors
+from workers.model.contained import Rename
 from workers.model.experts import by_model_name, summed_blocks
-from workers.model.scaled import ScaledWeights, views
+from workers.model.scaled import ScaledWeights
 from workers.model.sharding import VOCABULARY, Collectives, LocalCollectives, Shard, shards_of
 
 MAX_COMMON_ELEMENTS = 1 << 16
@@ -47,7 +48,12 @@ class ModelShard:
         self._shards_of(_shardable_meta_model(model_config, "float32"))
 
     def read(
-        self, files: Sequence[Path], model_config: Any, config: EngineConfig, scaled: ScaledWeights | None = None
+        self,
+        files: Sequence[Path],
+        model_config: Any,
+        config: EngineConfig,
+        scaled: ScaledWeights | None = None,
+        rename: Rename = str,
     ) -> tuple[Any, int]:
         """Load the model with this rank's weights. Returns it, and the number of parameters of all ranks together.
 
@@ -56,7 +62,7 @@ class ModelShard:
         model = _shardable_meta_model(model_config, config.dtype)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self._shards = self._shards_of(model)
-        _load(model, files, self._shards, config, scaled)
+        _load(model, files, self._shards, config, scaled, rename)
         self._blocks = {name: model.get_submodule(name) for name in summed_blocks(model, self._shards)}
         self.connect(LocalCollectives(self.size))
         return model, num_parameters
@@ -94,14 +100,18 @@ class ModelShard:
 
 
 def read_by_tensor(
-    files: Sequence[Path], model_config: Any, config: EngineConfig, scaled: ScaledWeights | None = None
+    files: Sequence[Path],
+    model_config: Any,
+    config: EngineConfig,
+    scaled: ScaledWeights | None = None,
+    rename: Rename = str,
 ) -> Any:
     """Load the whole model. Each tensor goes to its device at once, so the host never holds more than one.
 
     Raises: CheckpointError; UnsupportedModel if tensors have to be converted.
     """
     model = _shardable_meta_model(model_config, config.dtype)
-    _load(model, files, {}, config, scaled)
+    _load(model, files, {}, config, scaled, rename)
     return model
 
 
@@ -111,11 +121,12 @@ def _load(
     shards: Mapping[str, Shard],
     config: EngineConfig,
     scaled: ScaledWeights | None,
+    rename: Rename,
 ) -> None:
     """Fill a meta model with weights and buffers; set evaluation mode. Raises: CheckpointError, UnsupportedModel."""
     path = files[0].parent
     try:
-        _fill(model, files, shards, torch.device(config.device), scaled)
+        _fill(model, files, shards, torch.device(config.device), scaled, rename)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"the weights in {path} are damaged: {error}") from error
     _fill_buffers(model, torch.device(config.device))
@@ -141,11 +152,11 @@ class _Files:
     """Each tensor's view in its file."""
 
     @classmethod
-    def open(cls, files: Sequence[Path], model: Any, stack: ExitStack, scaled: ScaledWeights | None) -> _Files:
+    def open(
+        cls, files: Sequence[Path], model: Any, stack: ExitStack, scaled: ScaledWeights | None, rename: Rename
+    ) -> _Files:
         """Raises: UnsupportedModel if stored tensors have to be converted into the model's."""
-        opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
-        stored = views({name: file for file in opened for name in file.keys()}, scaled)  # noqa: SIM118  it is no mapping
-        return cls(by_model_name(stored, model))
+        return cls(by_model_name(stack.enter_context(open_tensors(files, rename, scaled)), model))
 
     def part(self, name: str, shard: Shard | None) -> Tensor:
         """Read this rank's part of a tensor, and nothing else of it."""
@@ -160,10 +171,11 @@ def _fill(
     shards: Mapping[str, Shard],
     device: torch.device,
     scaled: ScaledWeights | None,
+    rename: Rename,
 ) -> None:
     """Load this rank's part of each parameter and each stored buffer."""
     with ExitStack() as stack:
-        stored = _Files.open(files, model, stack, scaled)
+        stored = _Files.open(files, model, stack, scaled, rename)
         expected: dict[str, Tensor] = model.state_dict()
         tied = {name: source for name, source in model.all_tied_weights_keys.items() if name not in stored.holders}
         own = [name for name in expected if name not in tied]

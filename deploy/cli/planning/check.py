@@ -18,8 +18,11 @@ from core.results import as_json
 from deploy.cli.generate import EXIT_FAILED
 from deploy.cli.options import Numbers, check_folders, number, numbers, read_prompts
 from deploy.cli.planning.measuring import PANEL, MeasuringOptions, prepare
+from deploy.cli.planning.needs import NeedsOptions, needs_of
+from deploy.cli.planning.needs_report import lines as needs_lines
+from deploy.cli.planning.needs_report import results as needs_results
 from deploy.cli.planning.simulate import PRESETS_HELP, Preset
-from deploy.cli.terminal import progress
+from deploy.cli.terminal import progress, working
 from simulation.engines import PRESETS
 
 if TYPE_CHECKING:
@@ -31,11 +34,9 @@ Q_TOP_TOKENS = SpeculationConfig().q_top_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions(MeasuringOptions):
+class CheckOptions(MeasuringOptions, NeedsOptions):
     """Check whether a pair of models can be served. If not, print the reason and exit with status 1."""
 
-    target: Annotated[Path, Option(metavar="DIR", help="Checkpoint of the target.")]
-    draft: Annotated[Path | None, Option(metavar="DIR", help="Checkpoint of the draft.")] = None
     no_weights: Annotated[
         bool,
         Option(
@@ -86,6 +87,9 @@ def check(options: CheckOptions) -> int:
 
     Raises: ConfigError.
     """
+    if options.gpu is not None:
+        return _check_needs(options, options.gpu)
+    _check_no_needs(options)
     texts = _texts_of(options)
     is_quick = options.no_weights or options.measure  # measuring loads the weights
     found: list[str] = []
@@ -124,6 +128,38 @@ def _described(directory: Path, no_weights: bool) -> str:
         f"{info.architecture}, {info.num_parameters:,} parameters, {info.vocab_size} tokens, "
         f"context {info.max_context_tokens}"
     )
+
+
+# What it needs
+
+
+def _check_needs(options: CheckOptions, gpu: str) -> int:
+    """Returns the exit status. Raises: ConfigError."""
+    if options.measure or options.no_weights:
+        raise ConfigError("--gpu reads config.json alone: leave out --measure and --no-weights")
+    check_folders(options.json)
+    try:
+        with working("simulating the ways of decoding"):
+            needs = needs_of(options, gpu)
+    except ConfigError:
+        raise
+    except StartupError as error:
+        sys.stdout.write(f"not servable: {error}\n")
+        return EXIT_FAILED
+    sys.stdout.write("\n".join([*needs_lines(needs), ""]))
+    if options.json is not None:
+        options.json.write_text(as_json(needs_results(needs)))
+    return 0
+
+
+def _check_no_needs(options: CheckOptions) -> None:
+    """Raises: ConfigError for options that mean nothing without --gpu."""
+    for name in ("draft_gpu", "rate", "acceptance", "dollars", "draft_dollars"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} needs --gpu")
+    for name, path in (("--target", options.target), ("--draft", options.draft)):
+        if path is not None and path.is_file() and path.suffix == ".json":
+            raise ConfigError(f"{name}: {path} is a file, which is enough with --gpu; without it, give the directory")
 
 
 # The gain of drafting

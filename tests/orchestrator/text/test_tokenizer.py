@@ -62,6 +62,12 @@ def test_a_template_file_goes_before_the_setting(directory):
     assert tokenizer.chat_text(MESSAGES) == "Hi <there>"
 
 
+def test_a_template_beside_a_processor_is_read(tmp_path):
+    write(tmp_path, byte_level())
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
+    assert Tokenizer.from_directory(tmp_path).chat_text(MESSAGES) == "Hi <there>"
+
+
 def test_of_several_templates_the_default_is_taken(tmp_path):
     templates = [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}]
     tokenizer = Tokenizer.from_directory(write(tmp_path, byte_level(), chat_template=templates))

@@ -166,9 +166,9 @@ def test_code_from_a_checkpoint_is_never_run(llama: Path) -> None:
         ("stablelm", {}, "does not hand its attention to a backend"),
         ("bert", {"architectures": ["BertForMaskedLM"]}, "a BertForMaskedLM, not a BertLMHeadModel"),
         ("vit", {}, "not a causal language model"),
-        ("gemma3", {}, "multimodal"),
+        ("paligemma", {}, "multimodal"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "both directions"),
-        ("llama4_text", {}, "chunked_attention"),
+        ("axk2", {}, "indexed_attention"),
     ],
 )
 def test_what_the_seam_cannot_carry_is_refused_with_the_reason(

@@ -1,0 +1,76 @@
+"""What a config.json alone says of a model: whether it can be served, and the shapes that decide memory and time.
+
+Needs no weights, no tokenizer and no memory to speak of. What only the files show is not checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from core.config import EngineConfig
+from core.costs import KVShape, ModelShape
+from core.errors import UnsupportedModel, cause
+from workers.model.checkpoint import meta_model
+from workers.model.contained import language_model
+from workers.model.folder import quiet_transformers, read_config
+from workers.model.servable import check_architecture, context_limit, probe_layers
+from workers.model.sharded_loader import ModelShard
+
+TOP_K = ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token")
+"""Names of the number of experts that a row uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A model without weights."""
+
+    architecture: str
+    shape: ModelShape
+    max_context_tokens: int
+    is_quantized: bool
+    """Whether the checkpoint's weights are stored in fewer bits. They are dequantized when they are loaded."""
+
+
+def outline_of(config: EngineConfig) -> Outline:
+    """The model whose config.json `config.model` is, or is the directory of.
+
+    Raises: CheckpointError; UnsupportedModel for a model that is refused by its configuration, or cannot be split over
+    `config.tensor_parallel` ranks.
+    """
+    with quiet_transformers():
+        return _outline(config)
+
+
+def _outline(config: EngineConfig) -> Outline:
+    read, scaled = read_config(Path(config.model))
+    contained = language_model(read)
+    model_config = contained.config
+    check_architecture(model_config)
+    max_context = context_limit(model_config, config, contained.max_tokens)
+    if config.tensor_parallel > 1:
+        ModelShard(0, config.tensor_parallel).check(model_config)
+    try:
+        model = meta_model(model_config, config.dtype).eval()
+    except Exception as error:  # the model's own code may raise anything
+        raise UnsupportedModel(f"transformers cannot build the {model_config.model_type}: {cause(error)}") from error
+    return Outline(type(model).__name__, _shape(model, config.dtype), max_context, scaled is not None)
+
+
+def _shape(model: Any, dtype: str) -> ModelShape:
+    experts = [value for name, value in model.named_parameters() if ".experts." in name]
+    widest = max((value.shape[0] for value in experts), default=1)
+    top_k = next((getattr(model.config, name) for name in TOP_K if getattr(model.config, name, None)), widest)
+    layers = probe_layers(model, model.config)
+    return ModelShape(
+        num_parameters=sum(value.numel() for value in model.parameters()),
+        num_expert_parameters=sum(value.numel() for value in experts),
+        expert_share=min(1.0, top_k / widest),
+        hidden_size=model.config.hidden_size,
+        vocab_size=model.config.vocab_size,
+        layers=tuple(KVShape(layer.num_kv_heads, layer.key_dim, layer.value_dim) for layer in layers),
+        value_bytes=getattr(torch, dtype).itemsize,
+    )
