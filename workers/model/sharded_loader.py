@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -117,8 +117,7 @@ class _Files:
     @classmethod
     def open(cls, files: Sequence[Path], model: Any, stack: ExitStack, scaled: ScaledWeights | None) -> _Files:
         """Raises: UnsupportedModel if stored tensors have to be converted into the model's."""
-        opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
-        stored = views({name: file for file in opened for name in file.keys()}, scaled)  # noqa: SIM118  it is no mapping
+        stored = views(files, stack, scaled)
         return cls(dict(zip(_renamed(list(stored), model), stored.values(), strict=True)))
 
     def part(self, name: str, shard: ModuleShard | None) -> Tensor:
