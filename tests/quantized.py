@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from shutil import copytree
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from transformers.integrations.mxfp4 import FP4_VALUES
 
 from tests import checkpoints
 
+SINGLE = "model.safetensors"
 FP8 = torch.float8_e4m3fn
 BLOCK = [12, 20]
 """Divides no side of a weight, and no rank's part of one."""
@@ -161,20 +163,24 @@ KINDS: Mapping[str, tuple[Mapping[str, Any], Callable[[Tensor], Quantized]]] = {
 
 
 def write(kind: str, path: Path, family: str = "llama", **sizes: Any) -> tuple[Path, Path]:
-    """Two checkpoints of one model: quantized, and with the floats that this stands for."""
-    scaled, plain = (checkpoints.write(family, path / name, **sizes) for name in ("scaled", "plain"))
-    declared, quantize = KINDS[kind]
-    stored = load_file(plain / "model.safetensors")
+    """Two checkpoints of one tiny model: quantized, and with the floats that this stands for."""
+    return quantize(kind, checkpoints.write(family, path / "original", **sizes), path)
+
+
+def quantize(kind: str, original: Path, path: Path) -> tuple[Path, Path]:
+    """The same of a checkpoint in one file."""
+    scaled, plain = (Path(copytree(original, path / name)) for name in ("scaled", "plain"))
+    declared, layout = KINDS[kind]
+    stored = load_file(original / SINGLE)
     floats = dict(stored)
     torch.manual_seed(0)
-    for name in [
-        name for name in stored if name.endswith("_proj.weight" if kind != "gpt-oss" else "experts.down_proj")
-    ]:
-        parts, whole = quantize(stored.pop(name))
+    suffix = "_proj.weight" if kind != "gpt-oss" else "experts.down_proj"
+    for name in [name for name in stored if name.endswith(suffix)]:
+        parts, whole = layout(stored.pop(name).float())
         floats[name] = whole.contiguous()
-        stored |= {name.removesuffix(".weight") + suffix: value.contiguous() for suffix, value in parts.items()}
-    save_file(stored, scaled / "model.safetensors", metadata={"format": "pt"})
-    save_file(floats, plain / "model.safetensors", metadata={"format": "pt"})
+        stored |= {name.removesuffix(".weight") + part: value.contiguous() for part, value in parts.items()}
+    for folder, tensors in ((scaled, stored), (plain, floats)):
+        save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
     config = json.loads((scaled / "config.json").read_text())
     (scaled / "config.json").write_text(json.dumps(config | {"quantization_config": declared}))
     return scaled, plain
