@@ -5,7 +5,17 @@ a config.json declares, `as_read` checks the tensors of each weight by their hea
 weight, whose parts are read as floats. Activations are not quantized: outputs are those of the dequantized weights.
 """
 
-from workers.model.scaled.declared import DECLARED, read_scheme
-from workers.model.scaled.weights import ScaledWeights, StoredTensor, as_read, views, zero_biases
+from workers.model.scaled.declared import DECLARED, MODELOPT, read_scheme
+from workers.model.scaled.weights import ScaledView, ScaledWeights, StoredTensor, as_read, views, zero_biases
 
-__all__ = ["DECLARED", "ScaledWeights", "StoredTensor", "as_read", "read_scheme", "views", "zero_biases"]
+__all__ = [
+    "DECLARED",
+    "MODELOPT",
+    "ScaledView",
+    "ScaledWeights",
+    "StoredTensor",
+    "as_read",
+    "read_scheme",
+    "views",
+    "zero_biases",
+]
