@@ -174,8 +174,8 @@ def quantize(kind: str, original: Path, path: Path) -> tuple[Path, Path]:
     stored = load_file(original / SINGLE)
     floats = dict(stored)
     torch.manual_seed(0)
-    suffix = "_proj.weight" if kind != "gpt-oss" else "experts.down_proj"
-    for name in [name for name in stored if name.endswith(suffix)]:
+    suffixes = ("_proj.weight",) if kind != "gpt-oss" else ("experts.down_proj", "experts.gate_up_proj")
+    for name in [name for name in stored if name.endswith(suffixes)]:
         parts, whole = layout(stored.pop(name).float())
         floats[name] = whole.contiguous()
         stored |= {name.removesuffix(".weight") + part: value.contiguous() for part, value in parts.items()}

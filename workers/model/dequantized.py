@@ -49,7 +49,7 @@ def _without_zero_biases(stored: dict[str, Any], model: Any, files: Any, scaled:
     """Without those that the model has no place for: nothing would say any more why they may be there."""
     known = model.state_dict()
     names = list(stored)
-    foreign = [name for name, (new, _) in zip(names, renamed(names, model), strict=True) if new not in known]
+    foreign = [name for name, (new, *_) in zip(names, renamed(names, model), strict=True) if new not in known]
     padding = zero_biases(files, foreign, scaled) if foreign else set()
     return {name: view for name, view in stored.items() if name not in padding}
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from core.errors import UnsupportedModel
+from core.errors import CheckpointError, UnsupportedModel
 from workers.model.scaled.blocks import FP8, Blocks, Fp4, Mxfp4Experts
 from workers.model.scaled.integers import Awq, Gptq, Packed
 from workers.model.scaled.layout import EXPONENT_SCALES, Layout, Shape
@@ -29,13 +30,20 @@ class _Unknown(Exception):
 
 def read_scheme(path: Path, config: Mapping[str, Any]) -> ScaledWeights | None:
     """The scheme that a config.json declares; None without any. Raises: UnsupportedModel for all others."""
-    for key in (DECLARED, OLD):
-        if declared := config.get(key):
-            return _scheme(path / "config.json", key, declared)
-    if (path / MODELOPT).is_file():
-        declared = json.loads((path / MODELOPT).read_text())["quantization"]
-        return _scheme(path / MODELOPT, "quantization", {"quant_method": "modelopt", **declared})
-    return None
+    for holder in (config, config.get("text_config") or {}):
+        for key in (DECLARED, OLD):
+            if declared := holder.get(key):
+                return _scheme(path / "config.json", key, declared)
+    return _of_modelopt(path / MODELOPT) if (path / MODELOPT).is_file() else None
+
+
+def _of_modelopt(file: Path) -> ScaledWeights:
+    """Raises: CheckpointError for a file that is damaged; UnsupportedModel."""
+    try:
+        declared = {"quant_method": "modelopt", **json.loads(file.read_text())["quantization"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} does not say how weights are quantized: {error!r}") from error
+    return _scheme(file, "quantization", declared)
 
 
 def _scheme(file: Path, key: str, declared: Any) -> ScaledWeights:
@@ -130,8 +138,8 @@ def _modelopt(declared: Declared) -> tuple[Group, ...]:
 
 
 def _compressed_tensors(declared: Declared) -> tuple[Group, ...]:
-    groups = declared.get("config_groups") or {}
-    if not groups or any(not isinstance(group, Mapping) or not group.get("weights") for group in groups.values()):
+    groups = declared.get("config_groups")
+    if not groups or not isinstance(groups, Mapping) or not all(map(_has_weights, groups.values())):
         raise _Unknown("config_groups without weights")
     _check(declared, sparsity_config=(None, {}), transform_config=(None, {}))
     return tuple(
@@ -140,15 +148,28 @@ def _compressed_tensors(declared: Declared) -> tuple[Group, ...]:
     )
 
 
+def _has_weights(group: Any) -> bool:
+    return isinstance(group, Mapping) and isinstance(group.get("weights"), Mapping) and bool(group["weights"])
+
+
 def _targets(group: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(group.get("targets") or (EVERY_LINEAR,))
+    targets = group.get("targets") or [EVERY_LINEAR]
+    try:
+        for target in targets:
+            re.compile(target.removeprefix("re:"))
+    except (re.error, AttributeError, TypeError):
+        raise _Unknown(f"targets {targets!r}") from None
+    return tuple(targets)
 
 
 def _compressed(kind: Any, weights: Declared) -> Layout:
     """The layout of one group. Raises: _Unknown."""
     if kind not in FORMATS:
         raise _Unknown(f"format {kind!r}")
-    return FORMATS[kind](weights)
+    size = weights.get("group_size")
+    strategy = "tensor" if size is None else "channel" if size == NO_GROUPS else "group"
+    defaults = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": strategy}
+    return FORMATS[kind](defaults | {name: value for name, value in weights.items() if value is not None})
 
 
 def _float_quantized(weights: Declared) -> Layout:
@@ -158,25 +179,25 @@ def _float_quantized(weights: Declared) -> Layout:
 
 def _int_quantized(weights: Declared) -> Layout:
     _check(weights, type=("int",), num_bits=(8,), strategy=("channel", "tensor", "block", "group"))
-    zero = None if weights.get("symmetric", True) else ".weight_zero_point"
+    zero = None if weights["symmetric"] else ".weight_zero_point"
     return Blocks("I8", ".weight_scale", block=_strategy_block(weights), zero_point=zero)
 
 
 def _strategy_block(weights: Declared) -> Shape | None:
-    if weights.get("strategy") == "block":
+    if weights["strategy"] == "block":
         return _block(weights, "block_structure")
-    return (1, _size(weights) or 1) if weights.get("strategy") == "group" else None
+    return (1, _size(weights) or 1) if weights["strategy"] == "group" else None
 
 
 def _naive_quantized(weights: Declared) -> Layout:
-    return _float_quantized(weights) if weights.get("type") == "float" else _int_quantized(weights)
+    return _float_quantized(weights) if weights["type"] == "float" else _int_quantized(weights)
 
 
 def _pack_quantized(weights: Declared) -> Layout:
     _check(weights, type=("int",), num_bits=(4, 8, 2), strategy=("group", "channel"))
-    size = _size(weights) if weights.get("strategy") == "group" else None
+    size = _size(weights) if weights["strategy"] == "group" else None
     has_order = weights.get("actorder") in ("group", "dynamic")
-    return Packed(weights["num_bits"], size, bool(weights.get("symmetric", True)), has_order)
+    return Packed(weights["num_bits"], size, bool(weights["symmetric"]), has_order)
 
 
 def _fp4(weights: Declared, size: int, types: frozenset[str], whole: str | None) -> Layout:

@@ -119,6 +119,19 @@ def test_modelopt_multiplies_by_the_scale_of_scales(tmp_path: Path, stack: ExitS
     torch.testing.assert_close(found["layer.weight"][...], TENSORS["NVFP4/expected"], rtol=ROUNDED["NVFP4"], atol=0)
 
 
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"quantization": 1}'])
+def test_a_damaged_declaration_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "hf_quant_config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"hf_quant_config.json does not say how weights are quantized"):
+        read_scheme(tmp_path, {})
+
+
+def test_a_text_tower_declares_its_own_weights(tmp_path: Path) -> None:
+    scheme = read_scheme(tmp_path, {"text_config": {"quantization_config": DECLARED["W4A16 rows"]}})
+    assert scheme is not None
+    assert scheme.kinds == "W4A16"
+
+
 def test_each_module_has_the_layout_of_its_group(tmp_path: Path, stack: ExitStack) -> None:
     """A pattern of names counts before a class of modules, as in Kimi's checkpoints."""
     groups = {
@@ -194,6 +207,8 @@ def compressed(kind: str, **weights: Any) -> dict[str, Any]:
         (compressed("float-quantized", type="float", num_bits=8, symmetric=False), "symmetric False"),
         (compressed("float-quantized", type="float", num_bits=8, strategy="token"), "strategy 'token'"),
         (compressed("pack-quantized"), "config_groups without weights"),
+        (compressed("pack-quantized", group_size=-1) | {"config_groups": [GROUP]}, "config_groups without weights"),
+        (compressed("pack-quantized") | {"config_groups": {"a": {"weights": GROUP, "targets": ["re:("]}}}, "targets"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "config_groups without weights"),
         (
             compressed("int-quantized", type="int") | {"sparsity_config": {"format": "sparse-bitmask"}},
