@@ -159,6 +159,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[StartupError], str]] = {
         CheckpointError,
         "is (8, 64), but its configuration says (256, 64)",
     ),
+    "a value that is NaN": (
+        {"change": lambda t: t["blk.0.ffn_up.weight"].fill(np.nan)},
+        CheckpointError,
+        "m.gguf has a value that is NaN or infinite",
+    ),
     "unlike frequencies": (
         {"change": lambda t: t.update({"rope_freqs.weight": np.arange(1, 9, dtype=np.float32)})},
         UnsupportedModel,

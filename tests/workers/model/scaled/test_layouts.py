@@ -105,6 +105,13 @@ def test_groups_of_columns_in_another_order(tmp_path: Path, stack: ExitStack) ->
         torch.testing.assert_close(view[3:7, 5:21], expected[3:7, 5:21], rtol=1e-6, atol=1e-7)
 
 
+def test_a_zero_point_of_gptq_that_is_0_is_stored_as_the_largest_number(tmp_path: Path, stack: ExitStack) -> None:
+    """Less one, in four bits: the kernels of other servers wrap it around, too."""
+    whole = view_of("GPTQ", tmp_path, stack, qzeros=torch.full((4, 2), -1).int())[...]
+    scale = TENSORS["GPTQ/layer.scales"].T.repeat_interleave(16, 1)
+    assert set((whole / scale).round().unique().tolist()) == set(range(16))
+
+
 def test_modelopt_multiplies_by_the_scale_of_scales(tmp_path: Path, stack: ExitStack) -> None:
     """NVIDIA's files have the reciprocal of compressed-tensors' scale, under other names, and declare it elsewhere."""
     found = {name.removeprefix("layer."): value for name, value in parts("NVFP4").items()}
