@@ -19,6 +19,7 @@ from workers.model.scaled.layout import (
     Shapes,
     Spans,
     ceil_div,
+    nibbles,
     scales,
 )
 
@@ -104,8 +105,8 @@ class Fp4(Layout):
         rows, columns = spans
         bytes_ = slice(columns.start // 2, ceil_div(columns.stop, 2))
         packed: Tensor = views[self.values][rows, bytes_]
-        digits = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
-        values = torch.tensor(FP4_VALUES)[digits[:, columns.start % 2 :][:, : columns.stop - columns.start].int()]
+        digits = nibbles(packed).narrow(1, columns.start % 2, columns.stop - columns.start)
+        values = torch.tensor(FP4_VALUES)[digits.int()]
         scale = scales(views[".weight_scale"][rows, :])
         if self.whole:
             whole = views[self.whole][...].float()

@@ -194,7 +194,7 @@ def _naive_quantized(weights: Declared) -> Layout:
 
 
 def _pack_quantized(weights: Declared) -> Layout:
-    _check(weights, type=("int",), num_bits=(4, 8, 2), strategy=("group", "channel"))
+    _check(weights, type=("int",), num_bits=(4, 8), strategy=("group", "channel"))
     size = _size(weights) if weights["strategy"] == "group" else None
     has_order = weights.get("actorder") in ("group", "dynamic")
     return Packed(weights["num_bits"], size, bool(weights["symmetric"]), has_order)

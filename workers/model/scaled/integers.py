@@ -22,6 +22,7 @@ from workers.model.scaled.layout import (
     Shape,
     Shapes,
     Spans,
+    affine,
     ceil_div,
     unpacked,
 )
@@ -75,9 +76,9 @@ class Packed(Layout):
         groups = _groups(views.get(".weight_g_idx"), columns, scale.shape[1], self.group_size or num_columns)
         values = unpacked(views[".weight_packed"], self.bits, 1, spans)
         if self.is_symmetric:
-            return scale[:, groups].mul_(values - 2 ** (self.bits - 1))
+            return affine(values, 2 ** (self.bits - 1), scale[:, groups])
         zeros = unpacked(views[".weight_zero_point"], self.bits, 0, (rows, slice(0, scale.shape[1])))
-        return scale[:, groups].mul_(values - zeros[:, groups])
+        return affine(values, zeros[:, groups], scale[:, groups])
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class Gptq(Layout):
         zeros = unpacked(views[".qzeros"], self.bits, 1, (slice(0, len(scale)), rows))
         zeros = (zeros + self.zero_offset) & (2**self.bits - 1)
         values = unpacked(views[".qweight"], self.bits, 0, (columns, rows))
-        return scale[groups].mul_(values - zeros[groups]).T
+        return affine(values, zeros[groups], scale[groups]).T
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class Awq(Layout):
         groups = _groups(None, columns, len(scale), self.group_size or views[".qweight"].get_shape()[0])
         zeros = unpacked(views[".qzeros"], self.BITS, 1, (slice(0, len(scale)), rows), self.ORDER)
         values = unpacked(views[".qweight"], self.BITS, 1, (columns, rows), self.ORDER)
-        return scale[groups].mul_(values - zeros[groups]).T
+        return affine(values, zeros[groups], scale[groups]).T
 
 
 def _groups(stored: Any | None, columns: slice, num_groups: int, group_size: int) -> Tensor:

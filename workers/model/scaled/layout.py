@@ -20,6 +20,7 @@ EXPONENT_SCALES = frozenset({"U8", "F8_E8M0"})
 """Powers of two, which some files call bytes."""
 INTEGERS = frozenset({"I32", "I64"})
 WORD_BITS = 32
+HALF_BYTE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def scales(values: Tensor) -> Tensor:
 
 
 def unpacked(view: Any, bits: int, axis: int, spans: Spans, order: Sequence[int] | None = None) -> Tensor:
-    """Part of a matrix of unsigned integers, of which words of 32 bits hold several along `axis`.
+    """Part of a matrix of unsigned integers of 4 or 8 bits, of which words of 32 bits hold several along `axis`.
 
     `order` says which of a word's integers, from the lowest bits up, is the first, the second and so on.
     """
@@ -89,7 +90,20 @@ def unpacked(view: Any, bits: int, axis: int, spans: Spans, order: Sequence[int]
     span, other = spans[axis], spans[1 - axis]
     words = slice(span.start // num_in_word, ceil_div(span.stop, num_in_word))
     packed: Tensor = view[words, other] if axis == 0 else view[other, words]
-    shifts = torch.tensor(order or range(num_in_word), dtype=torch.int32) * bits
-    shifts = shifts[:, None] if axis == 0 else shifts
-    whole: Tensor = ((packed.unsqueeze(axis + 1) >> shifts) & (2**bits - 1)).flatten(axis, axis + 1)
+    whole = packed.contiguous()[..., None].view(torch.uint8)  # lower bits come first, as on all hosts that torch has
+    if bits == HALF_BYTE:
+        whole = nibbles(whole)
+    if order is not None:
+        whole = whole[..., list(order)]
+    whole = (whole.transpose(1, 2) if axis == 0 else whole).flatten(axis, axis + 1)
     return whole.narrow(axis, span.start - words.start * num_in_word, span.stop - span.start)
+
+
+def nibbles(packed: Tensor) -> Tensor:
+    """The two halves of each byte of the last dimension, the lower first."""
+    return torch.stack([packed & 15, packed >> HALF_BYTE], dim=-1).flatten(-2)
+
+
+def affine(values: Tensor, zeros: Tensor | int, scale: Tensor) -> Tensor:
+    """(values - zeros) * scale, in float32."""
+    return values.float().sub_(zeros).mul_(scale)

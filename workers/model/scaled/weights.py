@@ -205,7 +205,7 @@ class ScaledView:
             part = self.weight.layout.read(self.parts, spans)
         except ValueError as error:
             raise CheckpointError(f"{self.weight.name} in {self.path} cannot be dequantized: {error}") from error
-        if not part.isfinite().all():
+        if not part.sum(dtype=torch.float32).isfinite():
             raise CheckpointError(f"{self.weight.name} in {self.path} has a value or a scale that is NaN or infinite")
         return part
 
