@@ -99,9 +99,9 @@ class ScaledWeights:
     def rest(self, names: Iterable[str], weights: Sequence[Weight]) -> list[str]:
         """Tensors that belong to no quantized weight."""
         used = {name for weight in weights for name in weight.names.values()}
-        unused = {weight.module + suffix for weight in weights for suffix in UNUSED}
+        used |= {weight.module + suffix for weight in weights for suffix in UNUSED}
         kv_scales = UNUSED_OF_KV if self.has_kv_scales else ()
-        return [name for name in names if name not in used | unused and not name.endswith(kv_scales)]
+        return [name for name in names if name not in used and not name.endswith(kv_scales)]
 
 
 def _weight(values: str, layout: Layout, known: Container[str]) -> Weight:
