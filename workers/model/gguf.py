@@ -12,19 +12,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from core.errors import CheckpointError, ConfigError, UnsupportedModel, cause
 from workers.model.checkpoint import meta_model
 from workers.model.folder import SINGLE
 from workers.model.gguf_config import ARCHITECTURES, ROPE_FACTORS, read_config
+from workers.model.gguf_tensors import misplaced, read_weights
 
 GPT2_SPLITS = ("gpt-2", "mpt", "olmo", "jais")
 DIGIT_SPLITS = ("smollm", "starcoder", "refact", "command-r")
@@ -86,24 +85,13 @@ def _check_kind(file: Path, metadata: Mapping[str, Any]) -> None:
 
 def _check_names(file: Path, model: Any, metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
     """Check that the file has all tensors of the model, and no others. Raises: CheckpointError."""
-    names = _names(model, metadata["general.architecture"])
-    tied = model.all_tied_weights_keys
-    missing = sorted(name for name, own in names.items() if name not in tensors and own not in tied)
-    left = sorted(tensors.keys() - names.keys() - set(ROPE_FACTORS.get(metadata["general.architecture"], ())))
+    architecture = metadata["general.architecture"]
+    may_predict_more = bool(metadata.get(f"{architecture}.nextn_predict_layers"))
+    stored = [name for name in tensors if name not in ROPE_FACTORS.get(architecture, ())]
+    missing, left = misplaced(model, architecture, stored, may_predict_more=may_predict_more)
     for problem, found in (("lacks", missing), ("has no place in the model for", left)):
         if found:
             raise CheckpointError(f"{file} {problem} {len(found)} tensors, the first is {found[0]}")
-
-
-def _names(model: Any, architecture: str) -> dict[str, str]:
-    """The model's name for each tensor of a file."""
-    found: dict[str, str] = get_gguf_hf_weights_map(model, _processor(model, architecture))
-    return {f"{name}.weight" if name.endswith("_exps") else name: own for name, own in found.items()}
-
-
-def _processor(model: Any, architecture: str) -> TensorProcessor:
-    """Undoes what llama.cpp does to some tensors of an architecture."""
-    return TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
 
 
 def _read_weights(
@@ -111,7 +99,7 @@ def _read_weights(
 ) -> dict[str, Tensor]:
     """All weights, by the model's names. Raises: CheckpointError, UnsupportedModel."""
     try:
-        weights = _dequantized(model, architecture, tensors, getattr(torch, dtype))
+        weights = read_weights(model, architecture, tensors, getattr(torch, dtype))
     except NotImplementedError as error:  # a type that gguf cannot dequantize
         raise UnsupportedModel(f"{file} has weights that cannot be dequantized: {cause(error)}") from error
     except Exception as error:  # numpy's, of whatever does not fit
@@ -125,23 +113,6 @@ def _read_weights(
         if not weight.isfinite().all():
             raise CheckpointError(f"{name} in {file} has a value that is NaN or infinite")
     return {name: weight.contiguous() for name, weight in weights.items()}
-
-
-def _dequantized(model: Any, architecture: str, tensors: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
-    """As transformers reads them, except that each is in `dtype` before the next is read."""
-    from gguf import dequantize  # an optional package
-
-    processor = _processor(model, architecture)
-    names = get_gguf_hf_weights_map(model, processor)
-    held: dict[str, dict[str, Tensor]] = {"tensors": {}}
-    weights = held["tensors"]  # to which processors add experts, of which several tensors make one
-    for tensor in tensors.values():
-        values = dequantize(tensor.data, tensor.tensor_type)
-        part = processor.process(values, tensor.name, tensor_key_mapping=names, parsed_parameters=held)
-        if part.name in names:
-            weights[names[part.name]] = torch.from_numpy(np.array(part.weights))
-        weights.update({name: value.to(dtype) for name, value in weights.items() if value.dtype != dtype})
-    return weights
 
 
 def _read_tokenizer(file: Path, metadata: Mapping[str, Any]) -> Any:

@@ -43,10 +43,26 @@ EXPERTS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+SHARED_EXPERT = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
+DELTA_NET = {
+    "full_attention_interval": "full_attention_interval",
+    "rope.dimension_count": "rotary_dim",
+    "rope.dimension_sections": "mrope_section",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.inner_size": "linear_value_size",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
 ARCHITECTURES: dict[str, dict[str, str]] = {
     "gemma2": {},
     "gemma3": {},
     "gpt2": {"context_length": "n_positions", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
+    "lfm2": {
+        "attention.head_count_kv": "kv_heads_by_layer",
+        "attention.layer_norm_rms_epsilon": "norm_eps",
+        "shortconv.l_cache": "conv_L_cache",
+    },
     "llama": {},
     "minimax-m2": {
         "expert_count": "num_local_experts",
@@ -61,7 +77,9 @@ ARCHITECTURES: dict[str, dict[str, str]] = {
         "rope.scaling.original_context_length": "original_max_position_embeddings",
     },
     "qwen2": {},
-    "qwen2moe": EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+    "qwen35": DELTA_NET,
+    "qwen35moe": DELTA_NET | EXPERTS | SHARED_EXPERT,
+    "qwen2moe": EXPERTS | SHARED_EXPERT,
     "qwen3": {},
     "qwen3moe": EXPERTS,
     "starcoder2": {"attention.layer_norm_epsilon": "norm_epsilon"},
@@ -103,10 +121,8 @@ def read_config(file: Path, metadata: Mapping[str, Any], tensors: Mapping[str, A
     architecture = metadata["general.architecture"]
     prefix = f"{architecture}."
     stated = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    num_layers = stated.get("block_count")
-    if not isinstance(num_layers, int) or num_layers > len(
-        tensors
-    ):  # so many would not even fit into memory without weights
+    stated["block_count"] = num_layers = _num_layers(stated)
+    if num_layers is None or num_layers > len(tensors):  # so many would not even fit into memory without weights
         raise CheckpointError(f"{file} states block_count = {num_layers}, but has {len(tensors)} tensors")
     names = STATEMENTS | ARCHITECTURES[architecture]
     config = _read(file, {names[key]: stated[key] for key in UNREAD if stated.get(key) and key in names})
@@ -121,6 +137,13 @@ def read_config(file: Path, metadata: Mapping[str, Any], tensors: Mapping[str, A
     for key, value in ({"attention.sliding_window": None} | stated).items():
         _check_statement(file, config, names, key, value)
     return config
+
+
+def _num_layers(stated: dict[str, Any]) -> int | None:
+    """Number of layers without those that predict several tokens at once, which transformers leaves out."""
+    num_layers, num_left_out = stated.get("block_count"), stated.pop("nextn_predict_layers", 0)
+    are_numbers = isinstance(num_layers, int) and isinstance(num_left_out, int)
+    return num_layers - num_left_out if are_numbers else None
 
 
 def _read(file: Path, given: Mapping[str, Any]) -> Any:
@@ -178,6 +201,14 @@ def _stated_by(config: Any, name: str, *, is_of_rope: bool) -> Any:
         return round(_head_dim(config) * _rope(config).get("partial_rotary_factor", 1.0))
     if name == "intermediate_size" and config.model_type == "gpt2":
         return config.n_inner or 4 * config.n_embd
+    if name == "kv_heads_by_layer":
+        return [config.num_key_value_heads * (kind == "full_attention") for kind in config.layer_types]
+    if name == "linear_value_size":
+        return config.linear_value_head_dim * config.linear_num_value_heads
+    if name == "full_attention_interval":
+        return next((num for num, kind in enumerate(config.layer_types, 1) if kind == "full_attention"), None)
+    if name == "mrope_section":
+        return (_rope(config)[name] + [0] * 4)[:4]
     if name == "gating_func":
         return SIGMOID
     if name == "original_max_position_embeddings":

@@ -17,8 +17,8 @@ from core.errors import CheckpointError, ConfigError, StartupError, UnsupportedM
 from deploy.cli import main
 from orchestrator.text import Tokenizer
 from tests import checkpoints
-from tests.workers.model.gguf_files import FAMILIES, SIZES, TEMPLATE, Q, gguf, packed, write
-from workers.model import check_checkpoint, load
+from tests.workers.model.gguf_files import FAMILIES, NEW, SIZES, TEMPLATE, Q, gguf, packed, write
+from workers.model import check_checkpoint, gguf_config, load
 from workers.model.gguf import convert_gguf
 
 
@@ -47,8 +47,8 @@ def rope_of(family: str, more: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("family", "is_scaled"),
-    [(family, False) for family in FAMILIES]
-    + [(family, True) for family in FAMILIES if family not in ("gpt2", "phi3")],
+    [(family, False) for family in FAMILIES if family not in NEW]
+    + [(family, True) for family in FAMILIES if family not in ("gpt2", "phi3", *NEW)],
 )
 def test_a_family_computes_as_before(family: str, is_scaled: bool, tmp_path: Path) -> None:
     original = write(
@@ -58,6 +58,24 @@ def test_a_family_computes_as_before(family: str, is_scaled: bool, tmp_path: Pat
     read = AutoModelForCausalLM.from_pretrained(converted(tmp_path / "m.gguf"), attn_implementation="eager").eval()
     with torch.inference_mode():
         torch.testing.assert_close(read(ids).logits, original(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", NEW)
+def test_recurrent_families_compute_as_before(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_config, "check_architecture", lambda _: None)
+    rope = {"rope_type": "default", "rope_theta": 30_000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+    sizes = {"rope_parameters": rope | {"mrope_interleaved": True}} if family != "lfm2" else {}
+    original = write(tmp_path / "m.gguf", family, **sizes)
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out", "float32", lambda _: None)
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    assert read.config.layer_types == original.config.layer_types
+    found, expected = read.state_dict(), original.state_dict()
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6, msg=name)
+    ids = torch.arange(40)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(read(ids).logits, original(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K"])
