@@ -33,8 +33,7 @@ class ConvertOptions:
 def convert(options: ConvertOptions) -> int:
     """Returns the exit status. Raises: StartupError."""
     from deploy.checkpoints import check_models
-    from workers.model.dequantized import write_dequantized  # imports torch
-    from workers.model.gguf import convert_gguf  # not in the package, because engines do not need it
+    from workers.model.conversion import convert_gguf, write_dequantized  # imports torch; engines do not need it
 
     out = options.out
     check_folders(out)

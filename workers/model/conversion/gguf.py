@@ -21,9 +21,9 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKEN
 
 from core.errors import CheckpointError, ConfigError, UnsupportedModel, cause
 from workers.model.checkpoint import meta_model
+from workers.model.conversion.gguf_config import ARCHITECTURES, ROPE_FACTORS, read_config
+from workers.model.conversion.gguf_tensors import misplaced, read_weights
 from workers.model.folder import SINGLE
-from workers.model.gguf_config import ARCHITECTURES, ROPE_FACTORS, read_config
-from workers.model.gguf_tensors import misplaced, read_weights
 
 GPT2_SPLITS = ("gpt-2", "mpt", "olmo", "jais")
 DIGIT_SPLITS = ("smollm", "starcoder", "refact", "command-r")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests import checkpoints
-from workers.model.gguf_tensors import names_of
+from workers.model.conversion.gguf_tensors import names_of
 
 gguf = pytest.importorskip("gguf", reason="needs the optional package gguf")
 F32, Q = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType

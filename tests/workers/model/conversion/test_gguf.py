@@ -17,9 +17,10 @@ from core.errors import CheckpointError, ConfigError, StartupError, UnsupportedM
 from deploy.cli import main
 from orchestrator.text import Tokenizer
 from tests import checkpoints
-from tests.workers.model.gguf_files import FAMILIES, NEW, SIZES, TEMPLATE, Q, gguf, packed, write
-from workers.model import check_checkpoint, gguf_config, load
-from workers.model.gguf import convert_gguf
+from tests.workers.model.conversion.gguf_files import FAMILIES, NEW, SIZES, TEMPLATE, Q, gguf, packed, write
+from workers.model import check_checkpoint, load
+from workers.model.conversion import gguf_config
+from workers.model.conversion.gguf import convert_gguf
 
 
 def converted(file: Path, dtype: str = "float32") -> Path:

@@ -13,7 +13,8 @@ from core.config import EngineConfig
 from deploy.cli import main
 from tests import checkpoints
 from tests.quantized import write
-from workers.model import dequantized, load, reference_model
+from workers.model import load, reference_model
+from workers.model.conversion import dequantized
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
