@@ -52,7 +52,7 @@ class Packed(Layout):
             Part(".weight_scale", FLOAT_SCALES),
             Part(".weight_shape", INTEGERS),
             *((Part(".weight_g_idx", INTEGERS),) if self.has_order else ()),
-            *(() if self.is_symmetric else (Part(".weight_zero_point", WORDS),)),
+            *(() if self.is_symmetric else (Part(".weight_zero_point", WORDS | {"I8"}),)),
         )
 
     def shapes(self, stored: Mapping[str, Shape]) -> Shapes:
@@ -63,7 +63,7 @@ class Packed(Layout):
             ".weight_scale": ((rows, groups),),
             ".weight_shape": ((2,),),
             ".weight_g_idx": ((columns,),),
-            ".weight_zero_point": ((ceil_div(rows * self.bits, WORD_BITS), groups),),
+            ".weight_zero_point": ((ceil_div(rows * self.bits, WORD_BITS), groups), (rows, groups)),
         }
 
     def read(self, views: Mapping[str, Any], spans: Spans) -> Tensor:
@@ -77,8 +77,16 @@ class Packed(Layout):
         values = unpacked(views[".weight_packed"], self.bits, 1, spans)
         if self.is_symmetric:
             return affine(values, 2 ** (self.bits - 1), scale[:, groups])
-        zeros = unpacked(views[".weight_zero_point"], self.bits, 0, (rows, slice(0, scale.shape[1])))
-        return affine(values, zeros[:, groups], scale[:, groups])
+        return affine(
+            values, self._zeros(views[".weight_zero_point"], rows, scale.shape[1])[:, groups], scale[:, groups]
+        )
+
+    def _zeros(self, view: Any, rows: slice, num_groups: int) -> Tensor:
+        """Unsigned zero points. Before version 0.10 of compressed-tensors they were stored signed and not packed."""
+        if view.get_dtype() == "I8":
+            signed: Tensor = view[rows, :]
+            return signed.short() + 2 ** (self.bits - 1)
+        return unpacked(view, self.bits, 0, (rows, slice(0, num_groups)))
 
 
 @dataclass(frozen=True)

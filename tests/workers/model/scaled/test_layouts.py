@@ -105,6 +105,17 @@ def test_groups_of_columns_in_another_order(tmp_path: Path, stack: ExitStack) ->
         torch.testing.assert_close(view[3:7, 5:21], expected[3:7, 5:21], rtol=1e-6, atol=1e-7)
 
 
+def test_zero_points_that_are_not_packed(tmp_path: Path, stack: ExitStack) -> None:
+    """As compressed-tensors stored them at first: signed. The bits of a word are those of eight rows."""
+    words = TENSORS["W4A16 zero points/layer.weight_zero_point"]
+    rows = [(words[row // 8] >> 4 * (row % 8)) & 15 for row in range(16)]
+    signed = (torch.stack(rows) - 8).to(torch.int8)
+    view = view_of("W4A16 zero points", tmp_path, stack, weight_zero_point=signed)
+    expected = TENSORS["W4A16 zero points/expected"]
+    torch.testing.assert_close(view[...], expected, rtol=1e-6, atol=0)
+    assert torch.equal(view[3:11, 5:40], view[...][3:11, 5:40])
+
+
 def test_a_zero_point_of_gptq_that_is_0_is_stored_as_the_largest_number(tmp_path: Path, stack: ExitStack) -> None:
     """Less one, in four bits: the kernels of other servers wrap it around, too."""
     whole = view_of("GPTQ", tmp_path, stack, qzeros=torch.full((4, 2), -1).int())[...]
