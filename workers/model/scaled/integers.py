@@ -77,15 +77,14 @@ class Packed(Layout):
         values = unpacked(views[".weight_packed"], self.bits, 1, spans)
         if self.is_symmetric:
             return affine(values, 2 ** (self.bits - 1), scale[:, groups])
-        return affine(
-            values, self._zeros(views[".weight_zero_point"], rows, scale.shape[1])[:, groups], scale[:, groups]
-        )
+        zeros = self._zeros(views[".weight_zero_point"], rows, scale.shape[1])
+        return affine(values, zeros[:, groups], scale[:, groups])
 
     def _zeros(self, view: Any, rows: slice, num_groups: int) -> Tensor:
-        """Unsigned zero points. Before version 0.10 of compressed-tensors they were stored signed and not packed."""
+        """Unsigned zero points. Early versions of compressed-tensors stored them signed and not packed."""
         if view.get_dtype() == "I8":
             signed: Tensor = view[rows, :]
-            return signed.short() + 2 ** (self.bits - 1)
+            return signed.short().add_(2 ** (self.bits - 1))
         return unpacked(view, self.bits, 0, (rows, slice(0, num_groups)))
 
 
