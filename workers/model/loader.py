@@ -62,6 +62,8 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
     checkpoint = _check(config)
     model_config = checkpoint.model_config
     with quiet_transformers():
+        if checkpoint.scaled is not None:
+            progress(_memory_of_floats(checkpoint, config))
         progress(f"loading {model_config.architectures[0] if model_config.architectures else model_config.model_type}")
         if shard is None:
             model = _read_whole(checkpoint, config)
@@ -77,9 +79,6 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
         compute_in_tiles(model)
     layers = probe_layers(model, model_config, {mixer.layer for mixer in mixers})
     info = _describe(model, checkpoint, config, num_parameters)
-    if checkpoint.scaled is not None:
-        num_bytes = info.num_parameters * getattr(torch, config.dtype).itemsize
-        progress(f"FP8 weights are dequantized to {info.dtype}, which takes {num_bytes / 1e6:.0f} MB over all ranks")
     progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
     return LoadedModel(model, info, layers, mixers)
 
@@ -212,6 +211,18 @@ def _read_weights(checkpoint: _Checkpoint, config: EngineConfig, attention: str 
             f"the weights in {checkpoint.path} are damaged or do not fit config.json: {first_line(error)}"
         ) from error
     return model.to(config.device).eval()
+
+
+def _memory_of_floats(checkpoint: _Checkpoint, config: EngineConfig) -> str:
+    """What dequantizing costs; said before it is paid."""
+    assert checkpoint.scaled is not None
+    num_parameters = sum(parameter.numel() for parameter in checkpoint.meta.parameters())
+    num_bytes = num_parameters * getattr(torch, config.dtype).itemsize
+    stored_bytes = sum(file.stat().st_size for file in checkpoint.files)
+    return (
+        f"{checkpoint.scaled.kinds} weights ({stored_bytes / 1e6:.0f} MB in files) are dequantized to {config.dtype}, "
+        f"which takes {num_bytes / 1e6:.0f} MB over all ranks; activations are not quantized"
+    )
 
 
 def _describe(model: Any, checkpoint: _Checkpoint, config: EngineConfig, num_parameters: int) -> ModelInfo:

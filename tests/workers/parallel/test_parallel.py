@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from core.speculation.token_tree import TokenTree
 from tests import checkpoints
+from tests.quantized import quantize
 from tests.workers.parallel.ranks import Followers
 from tests.workers.runtime.test_runtime import assert_same, held, random_tree, tokens
 from tests.workers.runtime.test_runtime_families import accepted_path, guesses, verified_round
@@ -135,6 +136,12 @@ def test_ranks_return_the_features_that_one_does(followers: Followers, tmp_path:
     assert got.features is not None
     assert want.features is not None
     assert_same(got.features, want.features)
+
+
+@pytest.mark.parametrize("kind", ["DeepSeek", "FP8 rows", "W8A8", "W4A16 zero points", "GPTQ", "AWQ", "NVFP4"])
+def test_two_ranks_share_quantized_weights(followers: Followers, kind: str, tmp_path: Path) -> None:
+    scaled, _ = quantize(kind, write("llama", tmp_path / "original"), tmp_path)
+    assert_equal_to_one_rank(followers, scaled)
 
 
 def test_half_the_weights_and_the_kv_are_on_each_rank(followers: Followers, tmp_path: Path) -> None:
