@@ -109,6 +109,11 @@ class DraftConfig(WorkerConfig):
     autoscaling: DraftScaling | None = None
     """Bounds and signals of autoscaling; None keeps `num_replicas`. Set it where the load varies over the day."""
 
+    def __post_init__(self) -> None:
+        WorkerConfig.__post_init__(self)  # a class with slots has no super() without arguments
+        adapters = self.engine.adapters
+        check(not adapters, "engine.adapters", "empty: only targets have adapters", list(adapters))
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig(Settings):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core.records.adapter import Adapter
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -25,6 +27,8 @@ class ModelInfo:
     """Everything besides weights and dtype that decides the last bits: hardware, libraries, backend, ranks."""
     layers: tuple[int, ...] = ()
     """Indices of the checkpoint's layers that this model has; empty for all. `digest` covers the whole checkpoint."""
+    adapters: tuple[Adapter, ...] = ()
+    """LoRA adapters that were loaded at start."""
     is_deterministic: bool = False
     """Whether a row's bits are independent of the other rows of its step, by the self-test at start."""
 

@@ -59,7 +59,7 @@ class Session:
         text = SessionText(session_id, self._log, spec)
         self._target = TargetSide(text, pair.target.vocab_size)
         temperature = request.draft_temperature or pair.speculation.draft_temperature
-        draft_text = replace(text, spec=spec.at_draft_temperature(temperature))
+        draft_text = replace(text, spec=spec.of_draft(temperature))
         self._sources = request.guessers or pair.speculation.guessers
         self._panel: Panel = pair.guessers.panel(
             self._sources,

@@ -11,12 +11,15 @@ from workers.model.loader import (
     reference_model,
     survey,
 )
+from workers.model.lora import LoraPair, LoraWeights, read_adapter, starting_adapters
 from workers.model.servable import probe_layers
 from workers.model.sharded_loader import ModelShard
 
 __all__ = [
     "LayerSubset",
     "LoadedModel",
+    "LoraPair",
+    "LoraWeights",
     "ModelShard",
     "check_checkpoint",
     "digest_of",
@@ -25,6 +28,8 @@ __all__ = [
     "num_layers_of",
     "probe_layers",
     "quiet_transformers",
+    "read_adapter",
     "reference_model",
+    "starting_adapters",
     "survey",
 ]

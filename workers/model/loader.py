@@ -28,6 +28,7 @@ from workers.model.checkpoint import Rename, check_stored, meta_model, open_tens
 from workers.model.digest import digest
 from workers.model.folder import check_files, read_config, read_generation_config
 from workers.model.layers import LayerSubset, layer_list
+from workers.model.lora import read_adapter, starting_adapters
 from workers.model.scaled import ScaledWeights
 from workers.model.servable import check_architecture, context_limit, probe_layers
 from workers.model.sharded_loader import ModelShard, read_by_tensor
@@ -45,6 +46,8 @@ class LoadedModel:
     """A transformers PreTrainedModel that calls `workers.attention`."""
     info: ModelInfo
     layers: tuple[LayerShape, ...]
+    shard: ModelShard | None = None
+    """The part of the model that this rank holds; None if it is whole."""
 
 
 def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShard | None = None) -> LoadedModel:
@@ -72,7 +75,7 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
         num_bytes = info.num_parameters * getattr(torch, config.dtype).itemsize
         progress(f"FP8 weights are dequantized to {info.dtype}, which takes {num_bytes / 1e6:.0f} MB over all ranks")
     progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
-    return LoadedModel(model, info, layers)
+    return LoadedModel(model, info, layers, shard)
 
 
 def digest_of(config: EngineConfig) -> str:
@@ -95,8 +98,10 @@ def num_layers_of(config: EngineConfig) -> int:
 
 
 def check_checkpoint(config: EngineConfig) -> None:
-    """Check everything that can be checked without reading weights. Raises: as `load`."""
-    _check(config)
+    """Check everything that can be checked without reading the model's weights. Raises: as `load`."""
+    checkpoint = _check(config)
+    for adapter in starting_adapters(config):
+        read_adapter(adapter, checkpoint.meta)
 
 
 def survey(config: EngineConfig) -> ModelInfo:

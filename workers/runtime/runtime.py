@@ -16,13 +16,13 @@ import torch
 
 from core.config import EngineConfig
 from core.errors import CheckpointError
-from core.records import Findings
+from core.records import Adapter, Findings
 from workers.attention import Kernel, find_kernel
-from workers.model import LoadedModel
+from workers.model import LoadedModel, LoraWeights, read_adapter
 from workers.runtime.backend import BackendContext
 from workers.runtime.backend_stack import BackendStack, choose
 from workers.runtime.memory import bytes_beside_kv, num_kv_blocks
-from workers.runtime.self_test import SelfTest
+from workers.runtime.self_test import BRIEF_ROWS, SelfTest
 from workers.runtime.tiling import choose_tiling, find_tile_rows, tiles_of
 from workers.step import KVCache, Step, StepRows, flatten
 
@@ -58,6 +58,11 @@ class ModelRuntime:
         kernel = kernel or find_kernel(self.cache, is_deterministic=config.deterministic)
         self.context = BackendContext(loaded.model, self.cache, kernel, config, self.info.max_context_tokens, tiling)
         self.backends = stack_type(kinds, self.context, all_min)
+        self.read_adapter: Callable[[Adapter], LoraWeights] = partial(
+            read_adapter, model=loaded.model, shard=loaded.shard
+        )
+        """Read this rank's part of an adapter. May run on another thread than steps do."""
+        self.all_min = all_min
         self._num_embeddings: int = loaded.model.get_input_embeddings().num_embeddings
 
     @property
@@ -88,6 +93,8 @@ class ModelRuntime:
         Raises: OutOfBlocks, before anything is changed.
         """
         self._check(batch)
+        if self._must_part(batch):
+            return self._forward_in_parts(batch)
         self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
         step = flatten(batch)
         assert min(step.ids) >= 0, f"token id {min(step.ids)}"
@@ -97,10 +104,43 @@ class ModelRuntime:
             self.cache.extend(span.kv, span.num_rows)
         return logits
 
+    def _must_part(self, batch: Sequence[StepRows]) -> bool:
+        """Whether rows without an adapter have to be computed apart from rows with one, which are never compiled, so
+        that their bits stay those of the compiled model."""
+        is_mixed = len({bool(item.adapter) for item in batch}) > 1
+        return is_mixed and self.context.config.deterministic and self.backends.is_compiled
+
+    def _forward_in_parts(self, batch: Sequence[StepRows]) -> torch.Tensor:
+        self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
+        parts = [self.forward([item for item in batch if bool(item.adapter) == has]) for has in (False, True)]
+        taken = [0, 0]
+        logits = []
+        for item in batch:
+            part, first = parts[bool(item.adapter)], taken[bool(item.adapter)]
+            logits.append(part[first : first + item.num_wanted])
+            taken[bool(item.adapter)] += item.num_wanted
+        return torch.cat(logits)
+
     def run(self, step: Step) -> torch.Tensor:
         """Write the step's KV. Returns float32 logits of its wanted rows.  # [rows, vocab]"""
         assert max(step.positions) < self.info.max_context_tokens, "a position beyond the model's context"
         return _cut(self.backends.run(step), len(step.wanted), self.info.vocab_size).float()
+
+    def add_adapter(self, number: int, weights: LoraWeights) -> None:
+        """Compute rows of this number with these weights. Raises: CheckpointError if another rank cannot read them."""
+        self.backends.add_adapter(number, weights)
+        if not self.context.config.deterministic or self._max_rows() < BRIEF_ROWS:
+            return
+
+        def forward(batch: Sequence[StepRows]) -> torch.Tensor:
+            return self.forward([replace(item, adapter=number) for item in batch])
+
+        if not replace(self._self_test().brief(), forward=forward).is_batch_invariant():
+            name = weights.adapter.name
+            logger.warning("deterministic is NOT met with adapter %s: a row's bits depend on the other rows", name)
+
+    def drop_adapter(self, number: int) -> None:
+        self.backends.drop_adapter(number)
 
     def close(self) -> None:
         """Stop the ranks that follow this runtime, if there are any."""
