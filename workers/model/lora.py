@@ -1,8 +1,8 @@
 """Reads LoRA adapters in PEFT's format: one rank's part of the two matrices of each module.
 
 An adapter adds `scale * B @ A` to the weights of some linear layers (Hu et al. 2021, arXiv 2106.09685, section 4.1).
-Anything more is refused, and the refusal names the setting or the tensor. Knows files, modules and slices. Must not know
-steps, nor which rows use an adapter.
+Anything more is refused, and the refusal names the setting or the tensor. Knows files, modules and slices. Must not
+know steps, nor which rows use an adapter.
 """
 
 from __future__ import annotations
