@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from core.errors import InvalidRequest, OutriderError, ServiceError, Unavailable, UnsoundScores
-from core.records import GenerationRequest, Missing, Refused, SequenceSpec, Verdict, is_last
+from core.records import Adapter, GenerationRequest, Missing, Refused, SequenceSpec, Verdict, is_last
 from core.speculation import DRAFT, MAX_GUESSES
 from core.text import TokenLog
 from orchestrator.guessers import OutputForm, Panel
@@ -83,6 +83,11 @@ class Session:
     def tokens(self) -> Sequence[int]:
         """The prompt, then the committed tokens."""
         return self._log.tokens
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter that the target computes the text with."""
+        return self._request.adapter
 
     @property
     def is_closed(self) -> bool:

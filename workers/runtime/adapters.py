@@ -91,7 +91,7 @@ class Adapters:
         if rows.device.type != "cpu":
             return product(product(rows, pair.down, None, is_tiled=True), pair.up, None, is_tiled=True)
         padded = F.pad(rows, (0, 0, 0, -len(rows) % TILE_ROWS))
-        return torch.cat([_multiply(tile, pair) for tile in padded.split(TILE_ROWS)])[: len(rows)]
+        return torch.cat([_multiply(tile, pair) for tile in torch.split(padded, TILE_ROWS)])[: len(rows)]
 
 
 def _multiply(rows: Tensor, pair: LoraPair) -> Tensor:

@@ -43,8 +43,7 @@ def loaded(checkpoint, adapters, **settings):
 
 
 def batch_of(found, texts=TEXTS):
-    rows = [StepRows(found.cache.new_sequence(), tokens, tree, adapter=number) for tokens, number, tree in texts]
-    return rows
+    return [StepRows(found.cache.new_sequence(), tokens, tree, adapter=number) for tokens, number, tree in texts]
 
 
 def apart(found):
