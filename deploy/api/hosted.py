@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from core.config import ServiceConfig
-from core.errors import UnknownModel
+from core.errors import InvalidRequest, UnknownModel
 from core.records import Adapter, EngineStats, ModelInfo, Sampling
 from deploy import calls
 from deploy.api.proxy_admission import Places
@@ -46,6 +46,13 @@ class Served:
     def name(self) -> str:
         """The name in requests."""
         return self.config.model_name if self.adapter is None else self.adapter.name
+
+    def with_adapter(self, name: str | None) -> Served:
+        """The model with this adapter of the settings; the model itself for None. Raises: InvalidRequest."""
+        adapters = {adapter.name: adapter for adapter in self.target.adapters}
+        if name is not None and name not in adapters:
+            raise InvalidRequest("adapter", f"must be one of {', '.join(adapters) or 'none'}, got {name!r}")
+        return self if name is None else replace(self, adapter=adapters[name])
 
     @property
     def context_tokens(self) -> int:
