@@ -85,20 +85,24 @@ class LoadedAdapters:
         async with self._lock:
             if adapter.digest in self._kept | self._of(current):
                 return adapter
+            await self._drop_unlisted(current)  # they may take the last places
             found: Adapter = await _asked(current.engine.load_adapter, adapter)
             self._of(current).update({found.digest} - self._kept)
             return found
 
     async def drop_unlisted(self, current: Incarnation) -> None:
         """Drop the adapters that are listed no more and that no lease uses."""
+        async with self._lock:
+            await self._drop_unlisted(current)
+
+    async def _drop_unlisted(self, current: Incarnation) -> None:
         if not self._of(current):
             return
         listed = {adapter.digest for adapter in (await self._listed.read()).values()}
-        async with self._lock:
-            for digest in self._of(current) - listed:
-                if not self._num_leases[digest] and await _asked(current.engine.drop_adapter, digest):
-                    self._of(current).discard(digest)
-                    logger.info("%s has dropped an adapter that was unloaded", current.engine_id)
+        for digest in self._of(current) - listed:
+            if not self._num_leases[digest] and await _asked(current.engine.drop_adapter, digest):
+                self._of(current).discard(digest)
+                logger.info("%s has dropped an adapter that was unloaded", current.engine_id)
 
     def _of(self, current: Incarnation) -> set[str]:
         """Digests of what this engine has loaded beside the adapters of the settings."""

@@ -123,8 +123,7 @@ class EngineWorker(ABC):
 
         While the engine loads, a session is refused at once, so that it can try another replica; if this replica has
         refused it before, it waits for a short time first. An `adapter` that the engine lacks is loaded. `prefix` and
-        `refused_by` are for the router (`deploy.serve.routing`). Serve bounds the number of leases: further sessions
-        wait in the router, not here.
+        `refused_by` are for `deploy.serve.routing`. Serve bounds the leases: further sessions wait in the router.
         """
         if self._replica_id in refused_by:
             await self._wait_for_engine()
@@ -206,8 +205,8 @@ class EngineWorker(ABC):
                 self._meter.observe(stats)
             try:
                 await self._adapters.drop_unlisted(self._current)
-            except OutriderError as error:
-                logger.warning("adapters of %s were not dropped: %s", self._current.engine_id, error)
+            except Exception:
+                logger.exception("unloaded adapters of %s were not dropped", self._current.engine_id)
 
     async def _replace_dead(self) -> None:
         """Replace an engine as soon as it has died; end this process if no other can be loaded."""

@@ -1,4 +1,4 @@
-"""The demo pair with adapters on the target: drafted for by a draft without any, the tokens are those of merged weights."""
+"""The demo pair with adapters on the target alone: the tokens are those of merged weights, drafted or not."""
 
 from __future__ import annotations
 

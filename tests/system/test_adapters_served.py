@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import time
 import urllib.error
 import urllib.request
@@ -15,7 +13,7 @@ import pytest
 from local import DEMO
 from served import deployed_for
 
-from bench.harness.probe import engine_of
+from bench.harness.victims import kill_engine
 from deploy.settings import demo_config
 from outrider_client import Client, NotFound
 from tests.adapters import write_adapter
@@ -35,7 +33,7 @@ def root(tmp_path_factory):
 def served(cluster, root):
     started = write_adapter(root / "started", DEMO / "target", 1, lora_alpha=0.4)
     config = demo_config(["target.num_replicas=2", "http.load_adapters=true", "speculation.policy=static"])
-    engine = replace(config.target.engine, adapters={"started": str(started)})
+    engine = replace(config.target.engine, adapters={"started": str(started)}, max_adapters=2)
     config = replace(config, target=replace(config.target, engine=engine))
     with deployed_for(config, cluster) as server:
         yield server
@@ -60,6 +58,15 @@ def post(cluster, path, **fields):
 
 def load(cluster, name, path):
     return post(cluster, "load_lora_adapter", lora_name=name, lora_path=str(path))
+
+
+def load_in_time(cluster, name, path):
+    """Load it as soon as there is a place."""
+    deadline_s = time.monotonic() + MAX_WAIT_S
+    while (outcome := load(cluster, name, path))[0] != 200:
+        assert "2 adapters are loaded, which is max_adapters" in outcome[1]
+        assert time.monotonic() < deadline_s, "nothing was dropped"
+        time.sleep(0.2)
 
 
 def complete(client, model, num_tokens=32, **fields):
@@ -116,14 +123,16 @@ def test_an_adapter_that_cannot_be_served_is_refused_and_others_go_on(cluster, c
     assert len(complete(client, "started").token_ids) == 32
 
 
-async def test_a_stream_whose_target_dies_goes_on_with_its_adapter(cluster, served, client, root):
-    """The other replica, or the engine that replaces the dead one, is asked to load it."""
+async def test_a_stream_whose_target_dies_goes_on_with_its_adapter(cluster, client, root):
+    """The other replica, or the engine that replaces the dead one, is asked to load it, where the one that was unloaded
+    before has left a place."""
     path = write_adapter(root / "mine", DEMO / "target", 4, lora_alpha=0.4)
-    assert (await asyncio.to_thread(load, cluster, "mine", path))[0] == 200
+    await asyncio.to_thread(load_in_time, cluster, "mine", path)
     want = await asyncio.to_thread(complete, client, "mine", 400)
     stream = client.stream(PROMPT, model="mine", max_tokens=400, temperature=0.0, ignore_eos=True)
     tokens = list((await asyncio.to_thread(next, stream)).token_ids)
-    engine = await engine_of("target")
-    os.kill(await engine.pid.remote(), signal.SIGKILL)
-    tokens += [token for chunk in await asyncio.to_thread(list, stream) for token in chunk.token_ids]
+    await kill_engine("target")
+    rest = await asyncio.to_thread(list, stream)
+    tokens += [token for chunk in rest for token in chunk.token_ids]
     assert tuple(tokens) == want.token_ids
+    assert rest[-1].finish.speculation.target_failures > 0

@@ -131,3 +131,12 @@ async def test_a_load_that_fails_is_told_and_leaves_nothing(adapters, failure, e
     current.engine.failure = None
     async with adapters.leased(current, A):
         assert current.engine.loaded == ["a"]
+
+
+async def test_a_new_adapter_takes_the_place_of_one_that_was_unloaded(adapters, listed):
+    current = incarnation()
+    async with adapters.leased(current, A):
+        pass
+    del listed.adapters["a"]
+    await adapters.load(current, B)
+    assert (current.engine.dropped, current.engine.loaded) == ([A.digest], ["a", "b"])
