@@ -29,11 +29,10 @@ from deploy.api import (
     load_of,
     merged,
 )
-from deploy.http.adapters import LoadAdapterBody, UnloadAdapterBody, load_adapter, unload_adapter
 from deploy.http.anthropic import CountBody
 from deploy.http.bodies import AnyBody, Body, parse
 from deploy.http.failures import BodyTooLong, Failure, UnknownPath, WrongMethod, code_of, failure_of
-from deploy.http.openai import model_card
+from deploy.http.openai import LoadAdapterBody, UnloadAdapterBody, load_adapter, model_card, unload_adapter
 from deploy.http.page import page_now
 from deploy.http.page.status import status_fields
 from deploy.http.reply import Reply, ReplyOrder
