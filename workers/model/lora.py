@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from core.config import EngineConfig
-from core.errors import CheckpointError, UnsupportedModel, first_line
+from core.errors import CheckpointError, StartupError, UnsupportedModel, first_line
 from core.records import Adapter
 from workers.model.checkpoint import renamed
 from workers.model.digest import digest
@@ -78,6 +78,9 @@ def read_adapter(adapter: Adapter, model: Any, shard: ModelShard | None = None) 
         return _read(adapter, model, shard)
     except (CheckpointError, UnsupportedModel) as error:
         raise type(error)(f"adapter {adapter.name!r} in {adapter.path}: {error}") from error
+    except torch.OutOfMemoryError as error:
+        problem = "the device has no memory left for it"
+        raise StartupError(f"adapter {adapter.name!r} in {adapter.path}: {problem}: {first_line(error)}") from error
 
 
 def _read(adapter: Adapter, model: Any, shard: ModelShard | None) -> LoraWeights:

@@ -44,12 +44,18 @@ class Adapters:
         self._model = model
         self._is_deterministic = config.deterministic
         self._weights: dict[int, LoraWeights] = {}
+        self._called: set[str] = set()
+        """Modules that the last pass with adapters has called."""
 
     def add(self, number: int, weights: LoraWeights) -> None:
         self._weights[number] = weights
 
     def drop(self, number: int) -> None:
         self._weights.pop(number, None)
+
+    def uncalled(self, number: int) -> list[str]:
+        """Modules of an adapter that the last pass has not called: its code uses their weights in another way."""
+        return [name for name in self._weights[number].pairs if name not in self._called]
 
     @contextmanager
     def applied(self, step: Step) -> Iterator[None]:
@@ -58,14 +64,15 @@ class Adapters:
         Hooks are attached for the one pass, because code that was compiled or recorded earlier ignores them, and a pass
         without adapters should not call them.
         """
+        self._called.clear()
         with ExitStack() as hooks:
-            for module, parts in self._parts(step):
+            for name, module, parts in self._parts(step):
                 # Ahead of a rank's collectives, which then add up and gather the adapted outputs.
-                handle = module.register_forward_hook(partial(self._add_to_output, parts), prepend=True)
+                handle = module.register_forward_hook(partial(self._add_to_output, name, parts), prepend=True)
                 hooks.callback(handle.remove)
             yield
 
-    def _parts(self, step: Step) -> Iterator[tuple[nn.Module, Sequence[_Part]]]:
+    def _parts(self, step: Step) -> Iterator[tuple[str, nn.Module, Sequence[_Part]]]:
         device, head = self._model.device, self._model.get_output_embeddings()
         by_row = [0] * len(step.ids)
         for span in step.spans:
@@ -77,10 +84,13 @@ class Adapters:
             module = self._model.get_submodule(name)
             found = of_wanted if module is head else of_rows  # the output layer gets the wanted rows alone
             pairs = {number: self._weights[number].pairs.get(name) for number in found}
-            yield module, [_Part(found[number], pair) for number, pair in pairs.items() if pair is not None]
+            yield name, module, [_Part(found[number], pair) for number, pair in pairs.items() if pair is not None]
 
-    def _add_to_output(self, parts: Sequence[_Part], _module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
+    def _add_to_output(
+        self, name: str, parts: Sequence[_Part], _module: nn.Module, args: tuple[Tensor], output: Tensor
+    ) -> None:
         """Add each part's product to its rows of a linear layer's output, in place."""
+        self._called.add(name)
         inputs, outputs = args[0].flatten(0, -2), output.view(-1, output.shape[-1])
         for part in parts:
             outputs[part.rows] += self._product(inputs[part.rows], part.pair)

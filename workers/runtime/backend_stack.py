@@ -131,6 +131,10 @@ class BackendStack:
     def drop_adapter(self, number: int) -> None:
         self._adapters.drop(number)
 
+    def uncalled(self, number: int) -> list[str]:
+        """As `Adapters.uncalled`."""
+        return self._adapters.uncalled(number)
+
     def close(self) -> None:
         """Stop the other ranks; a single process has none."""
 

@@ -15,7 +15,7 @@ from time import monotonic
 import torch
 
 from core.config import EngineConfig
-from core.errors import CheckpointError
+from core.errors import CheckpointError, UnsupportedModel
 from core.records import Adapter, Findings
 from workers.attention import Kernel, find_kernel
 from workers.model import LoadedModel, LoraWeights, read_adapter
@@ -127,16 +127,23 @@ class ModelRuntime:
         return _cut(self.backends.run(step), len(step.wanted), self.info.vocab_size).float()
 
     def add_adapter(self, number: int, weights: LoraWeights) -> None:
-        """Compute rows of this number with these weights. Raises: CheckpointError if another rank cannot read them."""
+        """Compute rows of this number with these weights.
+
+        Raises: CheckpointError if another rank cannot read them; UnsupportedModel for modules that are not called.
+        """
         self.backends.add_adapter(number, weights)
-        if not self.context.config.deterministic or self._max_rows() < BRIEF_ROWS:
+        if self._max_rows() < BRIEF_ROWS:  # KV is full: there is no room to try it
             return
 
         def forward(batch: Sequence[StepRows]) -> torch.Tensor:
             return self.forward([replace(item, adapter=number) for item in batch])
 
-        if not replace(self._self_test().brief(), forward=forward).is_batch_invariant():
-            name = weights.adapter.name
+        test, name = replace(self._self_test().brief(), forward=forward), weights.adapter.name
+        test.in_one_step()
+        if uncalled := self.backends.uncalled(number):
+            self.drop_adapter(number)
+            raise UnsupportedModel(f"adapter {name!r}: the model does not call {uncalled[0]}, so nothing can be added")
+        if self.context.config.deterministic and not test.is_batch_invariant():
             logger.warning("deterministic is NOT met with adapter %s: a row's bits depend on the other rows", name)
 
     def drop_adapter(self, number: int) -> None:

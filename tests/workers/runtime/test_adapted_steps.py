@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from core.errors import StartupError, UnsupportedModel
 from core.records import Adapter
 from core.speculation import ROOT, TokenTree
 from tests.adapters import write_adapter
 from tests.checkpoints import runtime, write
+from workers.model import lora
 from workers.runtime.adapters import Adapters
 from workers.step import StepRows
 
@@ -50,7 +52,10 @@ def apart(found):
     return torch.cat([found.forward(batch_of(found, [text])) for text in TEXTS])
 
 
-@pytest.mark.parametrize("settings", [{}, {"deterministic": True}], ids=["plain", "deterministic"])
+SETTINGS = {"plain": {}, "exact": {"deterministic": True}, "rounded": {"deterministic": True, "dtype": "bfloat16"}}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_a_step_of_several_sequences_gives_each_its_own_logits(checkpoint, adapters, settings):
     found = loaded(checkpoint, adapters, **settings)
     together, alone = found.forward(batch_of(found)), apart(found)
@@ -91,6 +96,33 @@ def test_bfloat16_is_close_to_float32(checkpoint, adapters):
     want, got = exact.forward(batch_of(exact)), rounded.forward(batch_of(rounded))
     errors = (got - want).norm(dim=-1) / want.norm(dim=-1)
     assert errors.max() < 0.05
+
+
+def test_a_module_that_the_model_does_not_call_has_no_adapter(checkpoint, adapters, monkeypatch):
+    """As an attention that multiplies by the weights itself."""
+    found = loaded(checkpoint, adapters[:1])
+    other = found.read_adapter(Adapter("other", str(adapters[1])))
+    layer = found.context.model.get_submodule("model.layers.1.mlp.down_proj")
+    monkeypatch.setattr(layer, "_call_impl", layer.forward)  # hooks are called there
+    monkeypatch.setattr(type(layer), "__call__", lambda self, rows: self._call_impl(rows))
+    with pytest.raises(
+        UnsupportedModel, match=r"adapter 'other': the model does not call model\.layers\.1\.mlp\.down_proj"
+    ):
+        found.add_adapter(2, other)
+    found.forward(batch_of(found, [TEXTS[0]]))
+
+
+def test_without_memory_an_adapter_is_refused(checkpoint, adapters, monkeypatch):
+    found = loaded(checkpoint, [])
+
+    def full(*_args):
+        raise torch.OutOfMemoryError("CUDA out of memory\nand more")
+
+    monkeypatch.setattr(lora, "_slices", full)
+    with pytest.raises(
+        StartupError, match=r"adapter 'a' in .*: the device has no memory left for it: CUDA out of memory$"
+    ):
+        found.read_adapter(Adapter("a", str(adapters[0])))
 
 
 def test_dropped_adapters_leave_the_others(checkpoint, adapters):
