@@ -138,7 +138,8 @@ class _Host:
         meters = Meters(recorder, clock.now)
         self.hosted = Hosted(self._service, Served(target_info, None, tokenizer, defaults, config), meters, tracing)
         self.hosted.target_stats = leases.target_stats
-        self.hosted.adapter_store = _AdapterStore(leases, member.target)
+        if config.http.load_adapters:
+            self.hosted.adapter_store = _AdapterStore(leases, member.target)
         self._tasks = [asyncio.create_task(self._watch_control())]
         if config.draft is not None and config.draft.autoscaling is not None:
             self._tasks.append(asyncio.create_task(self._report_waits()))

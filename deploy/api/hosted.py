@@ -107,7 +107,7 @@ class Hosted:
     target_stats: Callable[[], Awaitable[Sequence[EngineStats]]] = _nothing_known
     """Returns the statistics of the targets' engines."""
     adapter_store: AdapterStore | None = None
-    """None if only the adapters of the settings can be served."""
+    """None if only the adapters of the settings are served (`http.load_adapters`)."""
     loaded_adapters: Mapping[str, Adapter] = field(default_factory=dict)
     """Adapters that were loaded while the model was served, as last seen, by name."""
 

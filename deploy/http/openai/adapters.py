@@ -10,7 +10,7 @@ from typing import Annotated
 
 from core.errors import InvalidRequest, StartupError, UnknownModel
 from core.records import Adapter
-from deploy.api import Hosted, Models, require
+from deploy.api import AdapterStore, Hosted, Models, require
 from deploy.http.bodies import Ignored, Part, neutral
 from deploy.http.failures import UnknownPath
 
@@ -36,9 +36,10 @@ class UnloadAdapterBody(Part):
 
 async def load_adapter(models: Models, body: LoadAdapterBody) -> bytes:
     """Returns vLLM's reply. Raises: RequestError, Unavailable."""
-    model = _model(models, body.base_model_name or "")
-    assert model.adapter_store is not None, "else there is no such path"
-    name, path = body.lora_name, body.lora_path
+    model = models[body.base_model_name or ""]
+    store, name, path = _store_of(model), body.lora_name, body.lora_path
+    if model.served.adapter is not None:
+        raise InvalidRequest("base_model_name", f"must be a model, and {model.name!r} is an adapter")
     is_fit = 1 <= len(name) <= MAX_NAME_CHARS and name.isprintable()
     require(is_fit, "lora_name", f"1 to {MAX_NAME_CHARS} printable characters", name)
     require(PurePath(path).is_absolute(), "lora_path", "an absolute path on the nodes of the targets", path)
@@ -46,7 +47,7 @@ async def load_adapter(models: Models, body: LoadAdapterBody) -> bytes:
     if any(each.name == name for each in models.named):
         raise InvalidRequest("lora_name", f"must be a new name: there is a model or an adapter {name!r} already")
     try:
-        await model.adapter_store.load(Adapter(name, path))
+        await store.load(Adapter(name, path))
     except StartupError as error:
         raise InvalidRequest("lora_path", str(error)) from None
     await model.look_for_adapters()
@@ -56,11 +57,11 @@ async def load_adapter(models: Models, body: LoadAdapterBody) -> bytes:
 async def unload_adapter(models: Models, body: UnloadAdapterBody) -> bytes:
     """Returns vLLM's reply. Raises: RequestError."""
     name = body.lora_name
-    for model in [each for each in models.all if _is_open(each)] or [_model(models, "")]:
-        assert model.adapter_store is not None, "else there is no such path"
+    for model in [each for each in models.all if each.adapter_store is not None] or [models[""]]:
+        store = _store_of(model)
         await model.look_for_adapters()
         if name in model.loaded_adapters:
-            await model.adapter_store.unload(name)
+            await store.unload(name)
             await model.look_for_adapters()
             return f"Success: LoRA adapter '{name}' removed successfully.".encode()
         if name in model.adapters:
@@ -68,15 +69,8 @@ async def unload_adapter(models: Models, body: UnloadAdapterBody) -> bytes:
     raise UnknownModel(f"there is no adapter {name[:MAX_NAME_CHARS]!r} here")
 
 
-def _model(models: Models, name: str) -> Hosted:
-    """The model with this name. Raises: UnknownPath if its adapters cannot be changed; UnknownModel."""
-    model = models[name]
-    if not _is_open(model):
+def _store_of(model: Hosted) -> AdapterStore:
+    """Raises: UnknownPath if the model's adapters cannot be changed."""
+    if model.adapter_store is None:
         raise UnknownPath("adapters are not loaded while this model is served: its setting http.load_adapters is off")
-    if model.served.adapter is not None:
-        raise InvalidRequest("base_model_name", f"must be a model, and {name!r} is an adapter")
-    return model
-
-
-def _is_open(model: Hosted) -> bool:
-    return model.adapter_store is not None and model.served.config.http.load_adapters
+    return model.adapter_store

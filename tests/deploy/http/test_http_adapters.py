@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from core.config import HttpConfig
 from core.errors import CheckpointError
 from core.records import Adapter
 from deploy.api.hosted import Hosted, Models
 from deploy.clock import MonotonicClock
 from deploy.metrics.meters import Meters
-from tests.deploy.grpc.rpc import CONFIG, INFO, Recorded, Script, greeting, served
+from tests.deploy.grpc.rpc import INFO, Recorded, Script, greeting, served
 from tests.deploy.http.test_http_servicer import call, error, respond, servicer, whole
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -49,8 +48,7 @@ def record():
 
 @pytest.fixture
 def model(script, record):
-    config = replace(CONFIG, http=HttpConfig(load_adapters=True))
-    pair = replace(served(config), target=replace(INFO, adapters=(SET,)))
+    pair = replace(served(), target=replace(INFO, adapters=(SET,)))
     return Hosted(script, pair, Meters(record, MonotonicClock().now), adapter_store=Store())
 
 
@@ -143,7 +141,7 @@ async def test_what_cannot_be_unloaded_is_refused(http, name, status, message):
 
 @pytest.mark.parametrize("path", [LOAD, UNLOAD])
 async def test_without_the_setting_there_is_no_such_path(model, path):
-    model.served = replace(model.served, config=CONFIG)
+    model.adapter_store = None
     head, problem = await error(
         servicer(None, models=Models([model])),
         call(path, lora_name="mine", **({"lora_path": "/a"} if path == LOAD else {})),
