@@ -40,10 +40,12 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
 }
 """Values of settings besides "absent" with which an adapter is plain LoRA."""
 FOREIGN = (
-    "use_dora", "use_qalora", "use_bdlora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern",
-    "layer_replication", "trainable_token_indices", "target_parameters", "alora_invocation_tokens", "arrow_config",
+    "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication", "trainable_token_indices",
+    "target_parameters", "alora_invocation_tokens", "arrow_config",
 )  # fmt: skip
-"""Settings that make an adapter more than plain LoRA, unless they are empty."""
+"""Settings that make an adapter more than plain LoRA, unless they are empty. So does each `use_...` but one."""
+RANK_STABILIZED = "use_rslora"
+"""Scale by alpha / sqrt(r) (Kalajdzievski 2023, arXiv 2312.03732)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +91,13 @@ def _read(adapter: Adapter, model: Any, shard: ModelShard | None) -> LoraWeights
     tensors, found_digest = _tensors(path)
     if adapter.digest not in ("", found_digest):
         raise CheckpointError("its files are not those that it was loaded from at first")
-    shards = shards_of(model, shard.index, shard.size) if shard is not None else {}
-    scale = config["lora_alpha"] / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])
     matrices = _by_module(tensors, model)
     _check_targets(config, matrices)
-    pairs = {}
     for name, parts in matrices.items():
         _check_module(name, parts, model, config)
-        down, up = _slices(parts, shards.get(name))
-        dtype, device = model.dtype, torch.device("cpu") if model.device.type == "meta" else model.device
-        pairs[name] = LoraPair(down.to(device, dtype).contiguous(), (up.float() * scale).to(device, dtype).contiguous())
+    shards = shards_of(model, shard.index, shard.size) if shard is not None else {}
+    scale = config["lora_alpha"] / (math.sqrt(config["r"]) if config.get(RANK_STABILIZED) else config["r"])
+    pairs = {name: _pair(parts, shards.get(name), scale, model) for name, parts in matrices.items()}
     return LoraWeights(replace(adapter, digest=found_digest), pairs)
 
 
@@ -111,18 +110,19 @@ def _config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else None
         raise UnsupportedModel(f"peft_type must be LORA, got {kind!r}")
-    for name in FOREIGN:
-        if config.get(name):
-            raise UnsupportedModel(f"{name} is {config[name]!r}; only plain LoRA is served")
-    for name, allowed in PLAIN.items():
-        if config.get(name) is not None and config[name] not in allowed:
-            raise UnsupportedModel(f"{name} is {config[name]!r}; only plain LoRA is served")
-    rank, alpha = config.get("r"), config.get("lora_alpha")
+    for name, value in config.items():
+        is_foreign = bool(value) and (name in FOREIGN or (name.startswith("use_") and name != RANK_STABILIZED))
+        if is_foreign or (value is not None and value not in PLAIN.get(name, (value,))):
+            raise UnsupportedModel(f"{name} is {value!r}; only plain LoRA is served")
+    _check_scale(config.get("r"), config.get("lora_alpha"))
+    return config
+
+
+def _check_scale(rank: object, alpha: object) -> None:
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
         raise UnsupportedModel(f"r must be in [1, {MAX_RANK}], got {rank!r}")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
         raise CheckpointError(f"lora_alpha must be a number, got {alpha!r}")
-    return config
 
 
 def _tensors(path: Path) -> tuple[Mapping[str, Tensor], str]:
@@ -203,6 +203,13 @@ def _is_linear(module: nn.Module) -> bool:
 def _features(module: Any) -> tuple[int, int]:
     """Numbers of input and output features, over all ranks."""
     return (module.nx, module.nf) if isinstance(module, Conv1D) else (module.in_features, module.out_features)
+
+
+def _pair(parts: Mapping[str, Tensor], shard: ModuleShard | None, scale: float, model: Any) -> LoraPair:
+    """This rank's part, where the model is. A model without weights is only checked for."""
+    down, up = _slices(parts, shard)
+    device = torch.device("cpu") if model.device.type == "meta" else model.device
+    return LoraPair(*(each.to(device, model.dtype).contiguous() for each in (down, up.float() * scale)))
 
 
 def _slices(parts: Mapping[str, Tensor], shard: ModuleShard | None) -> tuple[Tensor, Tensor]:

@@ -55,6 +55,7 @@ def test_matrices_are_read_with_the_scale(checkpoint, model, tmp_path):
     [
         ({"peft_type": "LOHA"}, "peft_type must be LORA, got 'LOHA'"),
         ({"use_dora": True}, "use_dora is True; only plain LoRA is served"),
+        ({"use_something_new": True}, "use_something_new is True; only plain LoRA is served"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is ['lm_head']; only plain LoRA is served"),
         ({"bias": "all"}, "bias is 'all'; only plain LoRA is served"),
         ({"lora_bias": True}, "lora_bias is True"),
