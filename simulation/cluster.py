@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from core.config import Limits
 from core.errors import Unavailable, WorkerLost
 from core.ports import DraftPort, Lease, TargetPort
-from core.records import Continuation, DraftReply, DraftRequest, Stamp, VerifyReply, VerifyRequest, is_last
+from core.records import Adapter, Continuation, DraftReply, DraftRequest, Stamp, VerifyReply, VerifyRequest, is_last
 from simulation.engines import SimDraft, SimEngine, SimTarget
 from simulation.wire import Wire
 
@@ -235,7 +235,12 @@ class Cluster:
         self._fleets = dict(enumerate((drafts, *other_drafts)))
         self.fleets: tuple[Fleet[Any], ...] = (targets, drafts, *other_drafts)
 
-    async def take_target(self, session: str, tokens: Sequence[int] = ()) -> Lease[TargetPort]:  # noqa: ARG002
+    async def take_target(
+        self,
+        session: str,
+        tokens: Sequence[int] = (),  # noqa: ARG002
+        adapter: Adapter | None = None,  # noqa: ARG002
+    ) -> Lease[TargetPort]:
         return await self.targets.take(session)
 
     async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> Lease[DraftPort]:  # noqa: ARG002

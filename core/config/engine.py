@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from core.config.checks import ABOVE_0, SHARE_ABOVE_0, Settings, at_least, check
@@ -101,6 +101,13 @@ class EngineConfig(Settings):
     """Drafts only: number of tokens that prompt lookup guesses for the draft in each pass, which the draft verifies in
     the same pass (cascade), in [0, 32]; 0 turns it off. It never changes an output. Raise it where texts repeat
     themselves and the draft is slow."""
+    adapters: dict[str, str] = field(default_factory=dict, hash=False)
+    """Targets only: LoRA adapters to load at start, by name: directories with PEFT's adapter_config.json and
+    adapter_model.safetensors. Requests choose one by naming it as their `model`. Set it to serve variants of one model
+    from its weights."""
+    max_adapters: int = 16
+    """Largest number of LoRA adapters that the engine holds at once, at least 1; further ones are refused. Each takes
+    the memory of its files, which on a GPU has to be left over by `kv_memory_share`. Raise it where there are more."""
     max_grammars: int = 32
     """Number of compiled grammars kept for later requests, at least 1; the least recently used one is dropped first. A
     grammar usually takes less than a megabyte, at worst tens of them. Raise it where requests use many different
@@ -129,12 +136,17 @@ class EngineConfig(Settings):
         self._check(at_least(1), "kv_cache_tokens", "num_threads", "block_tokens", "max_step_tokens")
         self._check(at_least(1), "prefill_chunk_tokens", "prefill_stretch", "tensor_parallel", "max_grammars")
         check(self.tensor_parallel > 1 or not self.expert_parallel, "expert_parallel", "false on one rank", True)
+        self._check(at_least(1), "max_adapters")
         self._check(at_least(2), "max_context_tokens")
         self._check(at_least(0), "digest_whole_bytes")
         self._check(ABOVE_0, "session_timeout_s")
         self._check(SHARE_ABOVE_0, "kv_memory_share")
         self._check(Range(0, 32), "cascade_tokens")
         self._check_heads()
+        has_names = all(name and path for name, path in self.adapters.items())
+        check(has_names, "adapters", "directories by name, neither of them empty", self.adapters)
+        has_room = len(self.adapters) <= self.max_adapters
+        check(has_room, "adapters", f"at most max_adapters ({self.max_adapters})", len(self.adapters))
         first, last = self.link_ports
         check(0 <= first <= last < 2**16, "link_ports", "two ports in ascending order", self.link_ports)
         is_known = self.paced_as is None or self.paced_as in PASS_LAWS

@@ -115,6 +115,7 @@ class DraftConfig(WorkerConfig):
         check(
             not engine.feature_layers, "draft.engine.feature_layers", "empty: a target has them", engine.feature_layers
         )
+        check(not engine.adapters, "engine.adapters", "empty: only targets have adapters", list(engine.adapters))
         if engine.head is None:
             return
         check(engine.layers is None, "draft.engine.layers", "absent beside a head", engine.layers)
@@ -153,6 +154,8 @@ class ServiceConfig(Settings):
 
     def __post_init__(self) -> None:
         check(bool(self.model_name), "model_name", "not empty", self.model_name)
+        is_new = self.model_name not in self.target.engine.adapters
+        check(is_new, "target.engine.adapters", "of other names than model_name", self.model_name)
         self._check_extra_drafts()
 
     def _check_extra_drafts(self) -> None:
@@ -178,6 +181,8 @@ class FleetConfig(Settings):
         check(bool(self.models), "models", "at least one", ())
         names = [model.model_name for model in self.models]
         check(len(set(names)) == len(names), "models", "of different model_name", names)
+        names += [name for model in self.models for name in model.target.engine.adapters]
+        check(len(set(names)) == len(names), "models", "of different names, those of target.engine.adapters too", names)
         for model in self.models:
             self._check_draft(model)
         unused = [name for name in self.drafts if name not in {model.shared_draft for model in self.models}]

@@ -3,6 +3,7 @@
 Grouped by audience: request and output (clients), engine (orchestrator and engines), trace, statistics, model.
 """
 
+from core.records.adapter import Adapter, root_of
 from core.records.engine import (
     Base,
     Continuation,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 from core.ranges import check_parameters, parameter, ranges_of
+from core.records.adapter import Adapter
 from core.records.request import GenerationRequest, Grammar
 from core.records.sampling import Sampling
 from core.rules import Rule, Verification
@@ -31,6 +32,8 @@ class SequenceSpec:
     grammar: Grammar | None = None
     """Grammar of the output. Both draft and target mask their logits with it."""
     lenience: float = parameter(1.0, ranges_of(GenerationRequest)["lenience"])
+    adapter: Adapter | None = None
+    """LoRA adapter that the target computes this sequence with; None for the model itself."""
 
     def __post_init__(self) -> None:
         check_parameters(self)
@@ -41,14 +44,15 @@ class SequenceSpec:
         shared = {each.name: getattr(request, each.name) for each in fields(cls) if each.name != "prompt_len"}
         return cls(prompt_len=len(request.prompt), **shared)
 
-    def at_draft_temperature(self, temperature: float | None) -> SequenceSpec:
+    def of_draft(self, temperature: float | None) -> SequenceSpec:
         """Return the spec for a draft that guesses at this temperature. None, or greedy decoding, keeps the target's.
 
-        The verification rule stays the same. q is the distribution that the draft samples from.
+        The verification rule stays the same. q is the distribution that the draft samples from. Adapters are the
+        target's alone.
         """
         if temperature is None or self.sampling.is_greedy:
-            return self
-        return replace(self, sampling=replace(self.sampling, temperature=temperature))
+            return replace(self, adapter=None)
+        return replace(self, sampling=replace(self.sampling, temperature=temperature), adapter=None)
 
     @property
     def rule(self) -> Rule:

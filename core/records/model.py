@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core.records.adapter import Adapter
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -31,6 +33,8 @@ class ModelInfo:
     """Numbers per token of the features."""
     head: str = ""
     """Name of the head in a target's engine; empty without one."""
+    adapters: tuple[Adapter, ...] = ()
+    """LoRA adapters that were loaded at start."""
     is_deterministic: bool = False
     """Whether a row's bits are independent of the other rows of its step, by the self-test at start."""
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Literal
 
 from core.ranges import Range, check_parameters, parameter
+from core.records.adapter import Adapter
 from core.records.sampling import Sampling
 from core.rules import Rule, Verification
 from core.speculation import DRAFT_TOKENS
@@ -121,6 +122,8 @@ class GenerationRequest:
     """The caller's own quota, from its key."""
     expected_tokens: int | None = None
     """Output tokens to reserve from the quota until the request ends. None reserves `max_tokens`."""
+    adapter: Adapter | None = None
+    """LoRA adapter of the target that the request has named as its model. Drafts do not use it."""
     isolation: str = ""
     """Name of a tenant. Recent outputs are used as guesses only for requests with the same name, because others could
     infer an output from the speed of theirs. Empty: not shared with any request."""

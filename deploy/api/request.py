@@ -85,6 +85,7 @@ def to_generation_request(given: Given, served: Served, now: float) -> Generatio
         stop=_stop_strings(given.stop, limits),
         stop_token_ids=frozenset(stop_token_ids),
         ignore_eos=given.ignore_eos,
+        adapter=served.adapter,
         include_stop=given.include_stop,
         grammar=_grammar(given, info, served.config),
         deadline=_deadline(given.timeout_s, now),

@@ -137,7 +137,7 @@ async def completed(model: Hosted, requests: Sequence[GenerationRequest], watch:
     The samples start together, as soon as there is room for all of them.
     """
     with ExitStack() as stack:
-        meters = [watch.meter, *(stack.enter_context(model.meters.request()) for _ in requests[1:])]
+        meters = [watch.meter, *(stack.enter_context(model.meter()) for _ in requests[1:])]
         spans = [watch.spans.follow(*each) if watch.spans is not None else None for each in enumerate(requests)]
         asked = [each.traced(request) if each else request for each, request in zip(spans, requests, strict=True)]
         async with model.completions.admit(asked) as streams:
@@ -195,7 +195,7 @@ def receipt_maker(request: GenerationRequest, served: Served) -> ReceiptMaker | 
     """The maker of the request's receipt, or None if it wants none."""
     if not request.wants_receipt:
         return None
-    return ReceiptMaker(request, served.config.model_name, served.target, served.draft, served.tokenizer.digest)
+    return ReceiptMaker(request, served.name, served.target, served.draft, served.tokenizer.digest)
 
 
 async def merged(

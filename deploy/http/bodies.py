@@ -247,7 +247,7 @@ class Body(SamplingPart):
         return (own or name) + bracket + rest
 
 
-AnyBody = TypeVar("AnyBody", bound=Body)
+AnyBody = TypeVar("AnyBody", bound=Part)
 
 
 def parse(kind: type[AnyBody], data: bytes) -> AnyBody:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from core.errors import InvalidRequest
 from core.records import (
     GIVEN_SAMPLING,
+    Adapter,
     Base,
     Continuation,
     DraftRequest,
@@ -137,6 +138,7 @@ def _encode_spec(spec: SequenceSpec | None) -> pb.SequenceSpec | None:
         sampling=_encode_sampling(spec.sampling),
         verification=VERIFICATION_PREFIX + spec.verification.name,
         grammar=_encode_grammar(spec.grammar),
+        adapter=_encode_adapter(spec.adapter),
         **{name: getattr(spec, name) for name in _OPTIONAL},
     )
 
@@ -147,6 +149,7 @@ def _decode_spec(message: pb.SequenceSpec) -> SequenceSpec:
         _decode_sampling(message.sampling),
         Verification[pb.Verification.Name(message.verification).removeprefix(VERIFICATION_PREFIX)],
         grammar=_decode_grammar(message.grammar) if message.HasField("grammar") else None,
+        adapter=_decode_adapter(message.adapter) if message.HasField("adapter") else None,
         **{name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)},
     )
 
@@ -157,6 +160,14 @@ def _encode_grammar(grammar: Grammar | None) -> pb.Grammar | None:
 
 def _decode_grammar(message: pb.Grammar) -> Grammar:
     return Grammar(_KINDS_BY_NUMBER[message.kind], message.text)
+
+
+def _encode_adapter(adapter: Adapter | None) -> pb.Adapter | None:
+    return None if adapter is None else pb.Adapter(name=adapter.name, path=adapter.path, digest=adapter.digest)
+
+
+def _decode_adapter(message: pb.Adapter) -> Adapter:
+    return Adapter(message.name, message.path, message.digest)
 
 
 def _encode_sampling(sampling: Sampling) -> pb.Sampling:

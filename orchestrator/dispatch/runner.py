@@ -172,7 +172,8 @@ class Runner:
     async def _take_target(self, running: _Running, delay_s: float) -> None:
         await self._clock.sleep(delay_s)
         try:
-            lease = running.target = await self._targets.take(running.session.id, running.session.tokens)
+            session = running.session
+            lease = running.target = await self._targets.take(session.id, session.tokens, session.adapter)
         except Unavailable as error:
             self._handle(running.session.id, m.Abandoned(error))
             return

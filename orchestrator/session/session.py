@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from core.errors import InvalidRequest, OutriderError, ServiceError, Unavailable, UnsoundScores
-from core.records import GenerationRequest, Missing, Refused, SequenceSpec, Verdict, Want, is_last
+from core.records import Adapter, GenerationRequest, Missing, Refused, SequenceSpec, Verdict, Want, is_last
 from core.speculation import DRAFT, MAX_GUESSES
 from core.text import TokenLog
 from orchestrator.guessers import OutputForm, Panel
@@ -57,9 +58,8 @@ class Session:
         spec = SequenceSpec.of(request)
         self._is_sampled, self._seed = spec.needs_q, spec.sampling.seed
         text = SessionText(session_id, self._log, spec)
-        self._target = TargetSide(text, pair.target.vocab_size, self._wants)
         temperature = request.draft_temperature or pair.speculation.draft_temperature
-        draft_text = replace(text, spec=spec.at_draft_temperature(temperature))
+        draft_text = replace(text, spec=spec.of_draft(temperature))
         self._sources = request.guessers or pair.speculation.guessers
         self._panel: Panel = pair.guessers.panel(
             self._sources,
@@ -78,6 +78,8 @@ class Session:
         self._may_draft = may_speculate and DRAFT in self._sources
         self._drafts = Drafts(draft_text, pair, [policy, *extra_policies], self._recorder)
         self._blocks = self._drafts.blocks
+        wants = partial(_wants, self._panel, self._drafts if self._may_draft else None)  # no reference to the session
+        self._target = TargetSide(text, pair.target.vocab_size, wants)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self._target} {self._drafts} {self._log}>"
@@ -86,6 +88,11 @@ class Session:
     def tokens(self) -> Sequence[int]:
         """The prompt, then the committed tokens."""
         return self._log.tokens
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter that the target computes the text with."""
+        return self._request.adapter
 
     @property
     def is_closed(self) -> bool:
@@ -101,11 +108,6 @@ class Session:
     def _max_nodes(self) -> int:
         """Maximum number of nodes that fit into the target's KV cache."""
         return max(self._pair.target.kv_cache_tokens - len(self._log), 0)
-
-    def _wants(self) -> tuple[Want, ...]:
-        """What heads need with each verdict: features for one on a draft engine, guesses of one in the target's."""
-        features = (Want.FEATURES,) if self._may_draft and self._drafts.need_features else ()
-        return (*features, Want.GUESSES) if self._panel.awaits_guesses else features
 
     def start(self, now_s: float = 0.0) -> list[m.Command]:
         """Request leases, or end at once if the resumed output is already complete."""
@@ -322,6 +324,12 @@ class Session:
         self._panel.ended(self._log.tokens)
         self._target.close()
         return [m.ReleaseTarget(), *self._drafts.close()]
+
+
+def _wants(panel: Panel, drafts: Drafts | None) -> tuple[Want, ...]:
+    """What heads need with each verdict: features for one on a draft engine, guesses of one in the target's."""
+    features = (Want.FEATURES,) if drafts is not None and drafts.need_features else ()
+    return (*features, Want.GUESSES) if panel.awaits_guesses else features
 
 
 def _error_of(refused: Refused) -> OutriderError:

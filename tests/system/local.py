@@ -85,7 +85,7 @@ class LocalLeases:
         loop.start()
         return loop
 
-    async def take_target(self, session: str, tokens: Sequence[int] = ()) -> LocalLease:
+    async def take_target(self, session: str, tokens: Sequence[int] = (), adapter: Any = None) -> LocalLease:
         return self._lease("target")
 
     async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> LocalLease:

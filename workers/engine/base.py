@@ -64,6 +64,8 @@ class Engine(ABC, Generic[Request, Reply]):
         self._grammars = Grammars.of_engine(config, runtime.info)
         self._jobs: list[Job[Request]] = []
         self._replies: list[Reply | Missing | Refused] = []
+        self._adapters: dict[str, int] = {}
+        """Numbers of the loaded adapters, by digest."""
         self._num_steps = 0
         self._num_rows = 0
         self._postponed: Job[Request] | None = None
@@ -138,6 +140,7 @@ class Engine(ABC, Generic[Request, Reply]):
             return
         if request.base.num_tokens == 0 and request.spec is not None:
             held = self._store.open(request.stamp.session, request.spec)
+            held.adapter = 0 if request.spec.adapter is None else self._adapters[request.spec.adapter.digest]
             held.grammar = self._grammars.state(request.spec.grammar, held.grammar)
         assert held is not None, "else its base is missing"
         self._supersede(held)
@@ -148,7 +151,13 @@ class Engine(ABC, Generic[Request, Reply]):
         """Why the message is stale, malformed or too long for this engine; None if it is acceptable."""
         has_ended = self._store.has_ended(request.stamp.session)
         refusal = refusal_of(request, held, epoch=self.epoch, has_ended=has_ended, vocab_size=self.info.vocab_size)
-        return refusal or self._refusal_of_size(request)
+        return refusal or self._refusal_of_adapter(request) or self._refusal_of_size(request)
+
+    def _refusal_of_adapter(self, request: Request) -> Refused | None:
+        adapter = None if request.spec is None else request.spec.adapter
+        if adapter is None or adapter.digest in self._adapters:
+            return None
+        return Refused(request.stamp, f"adapter {adapter.name!r} has been unloaded", field="model")
 
     def _refusal_of_size(self, request: Request) -> Refused | None:
         guesses = self._needed_guesses(request)

@@ -84,7 +84,7 @@ class Job(ABC, Generic[Request]):
         """Rows of this job in a step, for the given share."""
         if share.is_last:
             return self.last_rows()
-        return StepRows(self.held.kv, self.pending[: share.num_tokens], wants_logits=False)
+        return StepRows(self.held.kv, self.pending[: share.num_tokens], wants_logits=False, adapter=self.held.adapter)
 
     def advance(self, num_tokens: int) -> None:
         """Record that the KV of the first `num_tokens` pending tokens was computed or adopted."""
@@ -172,7 +172,7 @@ class VerifyJob(Job[VerifyRequest]):
         return len(self.request.block.tokens)
 
     def last_rows(self) -> StepRows:
-        return StepRows(self.held.kv, self.pending, self.block)
+        return StepRows(self.held.kv, self.pending, self.block, adapter=self.held.adapter)
 
     def draws(self) -> list[Row]:
         """Sampling inputs of the root, then of each node of the block."""

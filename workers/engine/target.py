@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, count
 
 from torch import Tensor
 
 from core.config import EngineConfig
 from core.continuations import Continuations, refusal_of_offer
+from core.errors import ConfigError
 from core.records import (
+    Adapter,
     Continuation,
     Features,
+    Findings,
     Missing,
     Refused,
     TargetRequest,
@@ -29,6 +32,7 @@ from workers.engine.judging import JudgedJob, judge
 from workers.engine.kv_room import FirstComeKVRoom
 from workers.engine.sequences import HeldSequence
 from workers.heads import CommittedRows, EngineHead, load_engine_head, read_features, read_guesses
+from workers.model import LoraWeights, starting_adapters
 from workers.parallel import Rank, load_runtime, log_rank_lost
 from workers.runtime import ModelRuntime, Scores
 from workers.sampling.prompt_scores import store_scores
@@ -86,6 +90,45 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             if self._store.find(session) is None:
                 self._replies += self._continuations.drop(session)
         return silent
+
+    def warm_up(self, progress: Callable[[str], None], machine: str = "", known: Findings | None = None) -> Findings:
+        """As `Engine.warm_up`; also loads the adapters of the settings."""
+        findings = super().warm_up(progress, machine, known)
+        for adapter in starting_adapters(self._config):
+            progress(f"loading adapter {adapter.name}")
+            found = self.add_adapter(self.read_adapter(adapter))
+            self.info = replace(self.info, adapters=(*self.info.adapters, found))
+        return findings
+
+    def read_adapter(self, adapter: Adapter) -> LoraWeights:
+        """Read and check an adapter's files. May run on another thread than steps do. Raises: StartupError."""
+        return self._runtime.read_adapter(adapter)
+
+    def add_adapter(self, weights: LoraWeights) -> Adapter:
+        """Serve an adapter from now on. Returns it, with its digest. Raises: StartupError."""
+        adapter, numbers = weights.adapter, self._adapters
+        if adapter.digest in numbers:
+            return adapter
+        most = self._config.max_adapters
+        if len(numbers) >= most:
+            raise ConfigError(
+                f"adapter {adapter.name!r}: {most} adapters are loaded, which is max_adapters: unload one"
+            )
+        number = next(each for each in count(1) if each not in numbers.values())
+        self._runtime.add_adapter(number, weights)
+        numbers[adapter.digest] = number
+        return adapter
+
+    def drop_adapter(self, digest: str) -> bool:
+        """Free an adapter, unless sessions use it. Returns whether it is gone."""
+        number = self._adapters.get(digest)
+        if number is None:
+            return True
+        if any(held.adapter == number for held in self._store):
+            return False
+        del self._adapters[digest]
+        self._runtime.drop_adapter(number)
+        return True
 
     def _lose(self, session: str) -> None:
         for job in [job for job in self._jobs if job.held.session == session]:

@@ -12,6 +12,7 @@ from workers.model.loader import (
     reference_model,
     survey,
 )
+from workers.model.lora import LoraPair, LoraWeights, read_adapter, starting_adapters
 from workers.model.outline import Outline, outline_of
 from workers.model.servable import probe_layers
 from workers.model.sharded_loader import ModelShard
@@ -19,6 +20,8 @@ from workers.model.sharded_loader import ModelShard
 __all__ = [
     "LayerSubset",
     "LoadedModel",
+    "LoraPair",
+    "LoraWeights",
     "ModelShard",
     "Outline",
     "check_checkpoint",
@@ -30,6 +33,8 @@ __all__ = [
     "outline_of",
     "probe_layers",
     "quiet_transformers",
+    "read_adapter",
     "reference_model",
+    "starting_adapters",
     "survey",
 ]

@@ -28,6 +28,7 @@ from workers.model.digest import digest
 from workers.model.experts import compute_in_tiles
 from workers.model.folder import check_files, quiet_transformers, read_config, read_generation_config
 from workers.model.layers import LayerSubset, layer_list
+from workers.model.lora import read_adapter, starting_adapters
 from workers.model.scaled import ScaledWeights
 from workers.model.servable import check_architecture, check_recurrent, context_limit, probe_layers
 from workers.model.sharded_loader import ModelShard, read_by_tensor
@@ -48,6 +49,8 @@ class LoadedModel:
     layers: tuple[LayerShape, ...]
     mixers: tuple[Mixer, ...] = ()
     """The model's recurrent mixers."""
+    shard: ModelShard | None = None
+    """The part of the model that this rank holds; None if it is whole."""
 
 
 def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShard | None = None) -> LoadedModel:
@@ -80,7 +83,7 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
     layers = probe_layers(model, model_config, {mixer.layer for mixer in mixers})
     info = _describe(model, checkpoint, config, num_parameters)
     progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
-    return LoadedModel(model, info, layers, mixers)
+    return LoadedModel(model, info, layers, mixers, shard)
 
 
 def digest_of(config: EngineConfig) -> str:
@@ -103,8 +106,10 @@ def num_layers_of(config: EngineConfig) -> int:
 
 
 def check_checkpoint(config: EngineConfig) -> None:
-    """Check everything that can be checked without reading weights. Raises: as `load`."""
-    _check(config)
+    """Check everything that can be checked without reading the model's weights. Raises: as `load`."""
+    checkpoint = _check(config)
+    for adapter in starting_adapters(config):
+        read_adapter(adapter, checkpoint.meta)
 
 
 def survey(config: EngineConfig) -> ModelInfo:

@@ -45,7 +45,7 @@ class ModelShard:
 
     def check(self, model_config: Any) -> None:
         """Raises: UnsupportedModel if the model cannot be split over this number of ranks. Needs no weights."""
-        self._shards_of(_shardable_meta_model(model_config, "float32"))
+        self.shards_of(_shardable_meta_model(model_config, "float32"))
 
     def read(
         self,
@@ -61,13 +61,13 @@ class ModelShard:
         """
         model = _shardable_meta_model(model_config, config.dtype)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        self._shards = self._shards_of(model)
+        self._shards = self.shards_of(model)
         _load(model, files, self._shards, config, scaled, rename)
         self._blocks = {name: model.get_submodule(name) for name in summed_blocks(model, self._shards)}
         self.connect(LocalCollectives(self.size))
         return model, num_parameters
 
-    def _shards_of(self, model: Any) -> dict[str, Shard]:
+    def shards_of(self, model: Any) -> dict[str, Shard]:
         return shards_of(model, self.index, self.size, by_expert=self.by_expert)
 
     def connect(self, collectives: Collectives) -> None:

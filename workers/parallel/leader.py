@@ -30,9 +30,10 @@ from typing import Any
 import torch
 
 from core.config import EngineConfig
-from core.errors import ConfigError, StartupError
-from workers.model import LoadedModel, ModelShard, loader
-from workers.parallel.commands import Command, KVEdit, pack_step, unpack_step
+from core.errors import CheckpointError, ConfigError, StartupError
+from core.records import Adapter
+from workers.model import LoadedModel, LoraWeights, ModelShard, loader
+from workers.parallel.commands import Command, KVEdit, pack_adapter, pack_step, unpack_adapter, unpack_step
 from workers.parallel.group import Rank, RankGroup
 from workers.runtime import ModelRuntime, NoRoomForKV
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
@@ -83,11 +84,27 @@ def _carry_out(command: Sequence[int], runtime: ModelRuntime, progress: Callable
     kind, *values = command
     if kind == Command.STEP:
         _run(*unpack_step(values), runtime)
+    elif kind == Command.ADD_ADAPTER:
+        _add_adapter(*unpack_adapter(values), runtime)
+    elif kind == Command.DROP_ADAPTER:
+        runtime.backends.drop_adapter(*values)
     elif kind == Command.BUILD_BACKEND:
         with suppress(BackendUnavailable):  # rank 0 reports it
             runtime.backends.build(progress)
     else:
         runtime.backends.drop(runtime.info.name, "rank 0 has removed it")
+
+
+def _add_adapter(number: int, adapter: Adapter, runtime: ModelRuntime) -> None:
+    """Read this rank's part of an adapter, and use it if all ranks have theirs."""
+    try:
+        weights = runtime.read_adapter(adapter)
+    except StartupError as error:
+        logger.error("%s", error)  # noqa: TRY400  one line says it all
+        runtime.all_min(0)
+        return
+    if runtime.all_min(1):
+        runtime.backends.add_adapter(number, weights)
 
 
 @torch.inference_mode()
@@ -138,6 +155,16 @@ class LeaderBackends(BackendStack):
     def drop(self, name: str, reason: str) -> None:
         self._group.send_command([Command.DROP_BACKEND])
         super().drop(name, reason)
+
+    def add_adapter(self, number: int, weights: LoraWeights) -> None:
+        self._group.send_command([Command.ADD_ADAPTER, *pack_adapter(number, weights.adapter)])
+        if not self._all_min(1):
+            raise CheckpointError(f"adapter {weights.adapter.name!r} cannot be read by each rank; the log says why")
+        super().add_adapter(number, weights)
+
+    def drop_adapter(self, number: int) -> None:
+        self._group.send_command([Command.DROP_ADAPTER, number])
+        super().drop_adapter(number)
 
     def close(self) -> None:
         try:

@@ -17,17 +17,17 @@ from typing import ClassVar
 import torch
 
 from core.config import EngineConfig
-from core.errors import CheckpointError, ConfigError
-from core.records import Findings
+from core.errors import CheckpointError, ConfigError, UnsupportedModel
+from core.records import Adapter, Findings
 from workers.attention import Kernel, find_kernel
 from workers.heads import tapped_layers
-from workers.model import LoadedModel, is_mixture
+from workers.model import LoadedModel, LoraWeights, is_mixture, read_adapter
 from workers.recurrent import States
 from workers.runtime.backend import BackendContext
 from workers.runtime.backend_stack import BackendStack, choose
 from workers.runtime.features import FeatureTap
 from workers.runtime.memory import bytes_beside_kv, num_kv_blocks, num_states, token_bytes
-from workers.runtime.self_test import SelfTest
+from workers.runtime.self_test import BRIEF_ROWS, SelfTest
 from workers.runtime.tiling import choose_tiling, find_tile_rows, tiles_of
 from workers.step import KVCache, Step, StepRows, flatten
 
@@ -45,6 +45,12 @@ class Scores:
     """[rows, vocab]."""
     features: torch.Tensor | None = None
     """Hidden states of `tapped_layers`, side by side; None without such layers.  # [rows, width]"""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Scores]) -> Scores:
+        """The rows of all parts, in order."""
+        features = [part.features for part in parts if part.features is not None]
+        return cls(torch.cat([part.logits for part in parts]), torch.cat(features) if features else None)
 
     def take(self, rows: Sequence[int]) -> Scores:
         """The scores of these rows."""
@@ -96,6 +102,11 @@ class ModelRuntime:
         self._tapped_width = len(tapped) * loaded.model.config.hidden_size
         self._features: torch.Tensor | None = None
         """Features of the last pass: the hidden states of all tapped layers."""
+        self.read_adapter: Callable[[Adapter], LoraWeights] = partial(
+            read_adapter, model=loaded.model, shard=loaded.shard
+        )
+        """Read this rank's part of an adapter. May run on another thread than steps do."""
+        self.all_min = all_min
         self._num_embeddings: int = loaded.model.get_input_embeddings().num_embeddings
 
     @property
@@ -130,8 +141,9 @@ class ModelRuntime:
         Raises: OutOfBlocks, before anything is changed.
         """
         self._check(batch)
-        self.cache.states.reserve_all((item.kv, item.num_states) for item in batch)
-        self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
+        if self._must_part(batch):
+            return self._forward_in_parts(batch)
+        self._reserve(batch)
         step = flatten(batch)
         self._states.begin_step(self.cache.states.plan(step.spans, self._states.max_stepped))
         assert min(step.ids) >= 0, f"token id {min(step.ids)}"
@@ -144,6 +156,30 @@ class ModelRuntime:
         self._features = rows[: len(step.wanted), -width:] if width else None
         return _cut(rows, len(step.wanted), self.info.vocab_size)
 
+    def _must_part(self, batch: Sequence[StepRows]) -> bool:
+        """Whether rows without an adapter have to be computed apart from rows with one, which are never compiled, so
+        that their bits stay those of the compiled model."""
+        is_mixed = len({bool(item.adapter) for item in batch}) > 1
+        return is_mixed and self.context.config.deterministic and self.backends.is_compiled
+
+    def _forward_in_parts(self, batch: Sequence[StepRows]) -> torch.Tensor:
+        self._reserve(batch)
+        parts = [self.scores([item for item in batch if bool(item.adapter) == has]) for has in (False, True)]
+        taken = [0, len(parts[0].logits)]  # rows of the second part follow those of the first
+        rows = list[int]()
+        for item in batch:
+            first = taken[bool(item.adapter)]
+            rows += range(first, first + item.num_wanted)
+            taken[bool(item.adapter)] += item.num_wanted
+        scores = Scores.joined(parts).take(rows)
+        self._features = scores.features
+        return scores.logits
+
+    def _reserve(self, batch: Sequence[StepRows]) -> None:
+        """Raises: OutOfBlocks, before anything is changed."""
+        self.cache.states.reserve_all((item.kv, item.num_states) for item in batch)
+        self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
+
     def run(self, step: Step) -> torch.Tensor:
         """Write the step's KV. Returns float32 logits of its wanted rows, each followed by padding and its features.
 
@@ -154,6 +190,29 @@ class ModelRuntime:
         if not self._tapped_width:
             rows = _cut(rows, len(step.wanted), self.info.vocab_size)
         return rows.float()
+
+    def add_adapter(self, number: int, weights: LoraWeights) -> None:
+        """Compute rows of this number with these weights.
+
+        Raises: CheckpointError if another rank cannot read them; UnsupportedModel for modules that are not called.
+        """
+        self.backends.add_adapter(number, weights)
+        if self._max_rows() < BRIEF_ROWS:  # KV is full: there is no room to try it
+            return
+
+        def forward(batch: Sequence[StepRows]) -> torch.Tensor:
+            return self.forward([replace(item, adapter=number) for item in batch])
+
+        test, name = replace(self._self_test().brief(), forward=forward), weights.adapter.name
+        test.in_one_step()
+        if uncalled := self.backends.uncalled(number):
+            self.drop_adapter(number)
+            raise UnsupportedModel(f"adapter {name!r}: the model does not call {uncalled[0]}, so nothing can be added")
+        if self.context.config.deterministic and not test.is_batch_invariant():
+            logger.warning("deterministic is NOT met with adapter %s: a row's bits depend on the other rows", name)
+
+    def drop_adapter(self, number: int) -> None:
+        self.backends.drop_adapter(number)
 
     def close(self) -> None:
         """Stop the ranks that follow this runtime, if there are any."""

@@ -245,6 +245,8 @@ class ListedModel:
     """Limit of prompt and output together."""
     vocab_size: int
     has_draft: bool
+    adapter_of: str = ""
+    """Name of the model whose weights this LoRA adapter changes; empty for a model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,4 +183,5 @@ def model_card(model: Hosted, created_s: int) -> dict[str, Any]:
     created_at = datetime.fromtimestamp(created_s, UTC).isoformat().replace("+00:00", "Z")
     by_openai = {"object": "model", "created": created_s, "owned_by": OWNER}
     by_anthropic = {"type": "model", "display_name": model.name, "created_at": created_at}
-    return {"id": model.name, **by_openai, **by_anthropic, "max_model_len": model.served.context_tokens}
+    parent = {"parent": model.served.config.model_name} if model.served.adapter is not None else {}
+    return {"id": model.name, **by_openai, **by_anthropic, **parent, "max_model_len": model.served.context_tokens}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from core.ranges import ranges_of
 from core.records import (
+    Adapter,
     Base,
     Continuation,
     DraftRequest,
@@ -79,6 +80,7 @@ specs = st.builds(
     num_logprobs=st.none() | st.integers(0, 20),
     num_prompt_logprobs=st.none() | st.integers(0, 20),
     grammar=st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), st.text()),
+    adapter=st.none() | st.builds(Adapter, st.text(), st.text(), st.text()),
     lenience=st.floats(0.0, 1.0, exclude_min=True),
 )
 

@@ -15,10 +15,11 @@ from workers.runtime.backend import Backend
 from workers.runtime.backend_stack import BackendStack, choose
 from workers.runtime.backends import CompiledBackend, CudaGraphBackend, EagerBackend, PackedBackend, TracedBackend
 from workers.runtime.backends.compiled_layers import CompiledLayersBackend
+from workers.step import Step
 from workers.step.states import StateSlots
 
-STEP: Any = "a step"
-SMALL: Any = "a small step"
+STEP = Step([0, 0], [0, 1], [1], [])
+SMALL = Step([0], [0], [0], [])
 
 
 class Base(Backend):
