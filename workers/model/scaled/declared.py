@@ -61,7 +61,7 @@ def _scheme(file: Path, key: str, declared: Any) -> ScaledWeights:
 
 def _groups(key: str, method: Any, declared: Declared) -> tuple[Group, ...]:
     """Raises: _Unknown."""
-    if key == OLD or method not in METHODS:
+    if key == OLD or not isinstance(method, str) or method not in METHODS:
         raise _Unknown(f"quant_method {method!r}; {', '.join(METHODS)} are")
     return METHODS[method](declared)
 

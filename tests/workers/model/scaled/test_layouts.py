@@ -205,6 +205,7 @@ def compressed(kind: str, **weights: Any) -> dict[str, Any]:
     ("declared", "named"),
     [
         ("fp8", "quant_method None"),
+        ({"quant_method": ["fp8"]}, "quant_method ['fp8']"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method 'bitsandbytes'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size [128]"),
         ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "weight_block_size [0, 128]"),
