@@ -192,3 +192,28 @@ def test_sessions_that_share_go_back_and_are_thrown_out_say_what_they_would_say_
         assert got[:6] == want[n % 8]
         engine.release([f"{n - 2}"])
     assert engine.stats().num_adopted_tokens > 0
+
+
+def test_a_text_that_goes_back_further_than_the_states_is_computed_again(load, plain):
+    """By a request, on a target; whatever the engine held of the longer text."""
+    engine, want = load(share_prefixes=False), plain()
+    driver = Driver(engine, PROMPT)
+    driver.run(6)
+    driver.log.truncate(len(PROMPT) + 2)
+    driver.held = len(driver.log)
+    assert driver.run(3) == want[2:5]
+    driver.log.truncate(len(PROMPT) + 1)
+    driver.held = len(driver.log)
+    driver.log.extend([wrong(want[1])])
+    assert driver.run(2) == Driver(load(), [*PROMPT, want[0], wrong(want[1])]).run(2)
+
+
+def test_a_draft_goes_back_further_than_its_states(config):
+    engine = DraftEngine.load(config(share_prefixes=False, deterministic=True), EPOCH, 0, lambda _: None)
+    driver = Driver(engine, PROMPT)
+    first = driver.draft(3)
+    driver.log.extend(first.tokens)
+    driver.draft(3)
+    driver.log.truncate(len(PROMPT))
+    driver.held = len(driver.log)
+    assert driver.draft(3) == first
