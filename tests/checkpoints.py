@@ -55,7 +55,7 @@ _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 1
 _ROUTED = _EXPERTS | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
 _LATENT = {
     "num_key_value_heads": 4,
-    "q_lora_rank": 24,
+    "q_lora_rank": 32,
     "kv_lora_rank": 16,
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
