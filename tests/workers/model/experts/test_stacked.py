@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from core.config import EngineConfig
-from tests.workers.model.test_scaled import SCHEMES, write
+from tests.quantized import write
 from workers.model import ModelShard, load
 
+KINDS = ("DeepSeek", "FP8 rows", "FP8 weights", "W8A8", "W4A16", "GPTQ", "AWQ")
 RANKS = [(index, by_expert) for by_expert in (False, True) for index in (0, 1)]
 
 
@@ -24,7 +25,7 @@ def tensors(path: Path, index: int, *, by_expert: bool) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("index", "by_expert"), RANKS)
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_rank_has_the_floats_of_its_part(name: str, family: str, index: int, by_expert: bool, tmp_path: Path) -> None:
     scaled, plain = write(name, tmp_path, family)
     found, expected = (tensors(path, index, by_expert=by_expert) for path in (scaled, plain))
