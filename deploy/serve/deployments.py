@@ -93,18 +93,17 @@ class EngineWorker(ABC):
     ) -> None:
         """`model_name` labels the engine's metrics: the name of the model in requests."""
         log_with_serve()
-        self._replica_id = serve.get_replica_context().replica_id.unique_id
-        group = get_current_placement_group()
-        place = partial(_placement, config, group)
+        context = serve.get_replica_context()
+        self._replica_id = context.replica_id.unique_id
+        place = partial(_placement, config, get_current_placement_group())
         self._begin_life = partial(Incarnation, self.role, actor, config.engine, place, *arguments)
         self._current = self._begin_life()
         self._info = await self._current.load()
         self._findings = self._current.findings
         self._is_loaded = asyncio.Event()
         self._is_loaded.set()
-        context = serve.get_replica_context()
-        listed = AdapterList(context.app_name, context.deployment)
-        self._adapters = LoadedAdapters(listed, [adapter.digest for adapter in self._info.adapters])
+        listed, kept = AdapterList(context.app_name, context.deployment), self._info.adapters
+        self._adapters = LoadedAdapters(listed, [adapter.digest for adapter in kept])
         self._num_leases = 0
         self._meter = EngineMeter(ServeRecorder(model_name, ENGINE_CATALOGUE))
         self._ended: asyncio.Queue[str] = asyncio.Queue()

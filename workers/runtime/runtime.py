@@ -27,7 +27,7 @@ from workers.runtime.backend import BackendContext
 from workers.runtime.backend_stack import BackendStack, choose
 from workers.runtime.features import FeatureTap
 from workers.runtime.memory import bytes_beside_kv, num_kv_blocks, num_states, token_bytes
-from workers.runtime.self_test import BRIEF_ROWS, SelfTest
+from workers.runtime.self_test import SelfTest
 from workers.runtime.tiling import choose_tiling, find_tile_rows, tiles_of
 from workers.step import KVCache, Step, StepRows, flatten
 
@@ -197,7 +197,7 @@ class ModelRuntime:
         Raises: CheckpointError if another rank cannot read them; UnsupportedModel for modules that are not called.
         """
         self.backends.add_adapter(number, weights)
-        if self._max_rows() < BRIEF_ROWS:  # KV is full: there is no room to try it
+        if not self._max_rows():  # KV is full, so it cannot be tried
             return
 
         def forward(batch: Sequence[StepRows]) -> torch.Tensor:
