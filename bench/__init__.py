@@ -2,5 +2,5 @@
 
 import os
 
-# Set before gRPC is imported: its fork handlers crash nodes that are started while streams run.
+# Must be set before gRPC is imported: its fork handlers crash nodes that are started while streams run.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

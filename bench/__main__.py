@@ -40,6 +40,7 @@ BENCHMARKS: Mapping[str, str] = {
     "families": "bench.engine.families",
     "gpu": "bench.gpu.report",
     "guessers": "bench.control.guessers",
+    "heads": "bench.engine.heads",
     "kills": "bench.disruption.kills",
     "lookahead": "bench.control.lookahead",
     "overhead": "bench.service.overhead",

@@ -131,4 +131,5 @@ def next_message(offer: Continuation, request: VerifyRequest, log: TokenLog, out
     if node is None and not offer.is_open:
         return None
     following = subtree(tree, node)[0] if node is not None else EMPTY_BLOCK
-    return VerifyRequest(offer.stamp, log.base(len(log)), (next_token,), following)
+    wants = tuple([want for want in request.wants if want.is_standing])
+    return VerifyRequest(offer.stamp, log.base(len(log)), (next_token,), following, wants=wants)

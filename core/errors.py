@@ -154,7 +154,7 @@ class VocabularyMismatch(StartupError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a library's error message, to be quoted in one of ours."""
+    """Return the first line of a library's error message, for quoting in one of ours."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else repr(error)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from core.records import DraftReply, DraftRequest, Grammar, TargetRequest, VerifyReply
+from core.records import Adapter, DraftReply, DraftRequest, Grammar, TargetRequest, VerifyReply
 from core.speculation import Guesses
 
 Request_contra = TypeVar("Request_contra", contravariant=True)
@@ -56,10 +56,12 @@ class Lease(Protocol[Port_co]):
 
 
 class Leases(Protocol):
-    async def take_target(self, session: str, tokens: Sequence[int] = ()) -> Lease[TargetPort]:
+    async def take_target(
+        self, session: str, tokens: Sequence[int] = (), adapter: Adapter | None = None
+    ) -> Lease[TargetPort]:
         """Lease a target, preferably a replica that has already computed a prefix of `tokens`.
 
-        Raises: Unavailable when no replica grants a lease in time.
+        With an `adapter`, the engine has loaded it. Raises: Unavailable when no replica grants a lease in time.
         """
 
     async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> Lease[DraftPort]:

@@ -1,4 +1,4 @@
-"""How an engine checks a message before it computes: it refuses it, reports a missing base, or accepts it.
+"""Checks of a message before an engine computes: the message is refused, its base is missing, or it is accepted.
 
 Real and simulated engines apply the same rules: `refusal_of`, then `missing_of`, then `HeldTokens.rebase_to_…`. Depends
 on records, tokens and trees; must not depend on models, KV, time or waiting callers.
@@ -80,8 +80,8 @@ class HeldTokens:
     def rebase_to_grow(self, request: DraftRequest, tree_spec: TreeSpec) -> Rebased:
         """Adopt the request's tokens, keep the nodes below them, and grow by `tree_spec` from now on."""
         self.builder.set_spec(tree_spec)
-        if self.spec.needs_q:
-            return self._rebase_to_draw(request)
+        if self.spec.needs_q or request.features is not None:
+            return self._rebase_anew(request)
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=self._reroot(request))
         if self.tree.root is None:
             self.builder.begin()
@@ -92,10 +92,11 @@ class HeldTokens:
             self.builder.report_all_again()
         return rebased
 
-    def _rebase_to_draw(self, request: DraftRequest) -> Rebased:
-        """Adopt the request's tokens and drop all earlier draws.
+    def _rebase_anew(self, request: DraftRequest) -> Rebased:
+        """Adopt the request's tokens and drop all earlier guesses.
 
-        The draw at the root is dropped too, because draws are numbered from the root (docs/exactness.md, section 4).
+        Draws are numbered from the root, so the draw at the root is dropped too (docs/exactness.md, section 4). A head
+        guesses best from the newest features.
         """
         self.builder.begin()
         self.builder.report_all_again()
@@ -200,6 +201,8 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
     # only a first message sets the sampling
     spec = request.spec if held is None or request.base.num_tokens == 0 else held.spec
     if isinstance(request, DraftRequest):
+        if request.features is not None and request.features.end != request.num_committed - 1:
+            return f"its features end at {request.features.end}, not before the last of {request.num_committed} tokens"
         return _why_biased(request.growth, spec) if spec is not None and spec.needs_q else None
     if len(set(request.wants)) < len(request.wants):
         return "the message names twice what it wants"

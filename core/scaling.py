@@ -14,12 +14,12 @@ from typing import Final
 from core.config import DraftScaling, OrchestratorScaling, TargetScaling
 
 SPARE_SHARE: Final = 0.2
-"""Share of capacity that the remaining replicas must have free before one is removed. Smaller fluctuations of load
-change nothing."""
+"""A replica is removed only if the remaining ones would have this share of their capacity free. Small fluctuations of
+load then change nothing."""
 CROWDED_SHARE: Final = 0.7
-"""Share of the wanted utilisation above which sessions wait for each other at a draft, so that another replica helps.
-Below it they wait for the draft model itself. A draft is removed only if the remaining ones stay below it; otherwise it
-would be started again at once."""
+"""Above this share of the wanted utilisation, sessions wait for each other at a draft, so another replica helps. Below
+it they wait only for the draft model itself. A draft is removed only if the remaining ones stay below this share;
+otherwise it would be restarted at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _whole(amount: float) -> int:
 
 
 def _enough(num_replicas: int, work: float, max_work: float) -> int:
-    """Enough replicas for `work`, counted in replicas; fewer than now only if each then has less than `max_work`."""
+    """Number of replicas for `work` (in replicas). Fewer than now only if each then has less than `max_work`."""
     return max(_whole(work), min(num_replicas, floor(work / max_work) + 1)) if work > 0 else 0
 
 

@@ -24,15 +24,33 @@ def check_models(target: EngineConfig, drafts: Mapping[str, EngineConfig], name:
 
     Raises: StartupError.
     """
-    from workers.model import check_checkpoint  # imports torch
+    from workers.heads import read_head  # imports torch
+    from workers.model import check_checkpoint
 
     for path_name, engine in {name: target, **drafts}.items():
         check_directory(path_name, Path(engine.model))
         check_checkpoint(engine)
+        if engine.head is not None:
+            read_head(engine.head)
     Tokenizer.from_directory(target.model)
     sampling_defaults(target.model)
-    for draft in drafts.values():
+    for draft_name, draft in drafts.items():
         check_same_vocabulary(Path(target.model), Path(draft.model))
+        _check_features(target, draft, draft_name)
+
+
+def _check_features(target: EngineConfig, draft: EngineConfig, name: str) -> None:
+    """Raises: StartupError if a draft's head reads hidden states that the target does not return."""
+    if draft.head is None:
+        return
+    from workers.heads import read_head  # imports torch
+
+    needed = read_head(draft.head).feature_layers
+    if needed != target.feature_layers:
+        raise ConfigError(
+            f"{name} is the head {draft.head}, which reads the target's layers {list(needed)}: "
+            f"set feature_layers of the target's engine to these, not {list(target.feature_layers)}"
+        )
 
 
 def check_directory(name: str, path: Path) -> None:

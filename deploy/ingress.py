@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from core.config import DraftConfig, ServiceConfig, TargetConfig, TracingConfig
 from core.errors import StartupError, Unavailable
 from core.ports import Clock
-from core.records import ModelInfo
+from core.records import Adapter, ModelInfo
 from core.speculation import EXTRA_DRAFT
 from deploy.api import Authenticator, Hosted, Models, Offload, Served, sampling_defaults, tokens_path
 from deploy.clock import MonotonicClock
@@ -28,7 +28,7 @@ from deploy.grpc import Servicer
 from deploy.http import Call, Head, HttpServicer
 from deploy.logs import log_with_serve
 from deploy.metrics import ORCHESTRATOR_CATALOGUE, Meters, ServeRecorder
-from deploy.serve import ServeLeases, replicas_now
+from deploy.serve import AdapterList, ServeLeases, replicas_now
 from deploy.spans import open_tracing
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
@@ -49,7 +49,7 @@ CONTROL_PERIOD_S = 1.0
 WAIT_REPORT_PERIOD_S = 5.0
 """Seconds between reports of waiting times to the autoscaling of drafts."""
 DRAIN_PERIOD_S = 2.0
-"""Seconds between checks for stopping replicas."""
+"""Seconds between checks for stopping replicas, and for adapters that another orchestrator has loaded or unloaded."""
 YOUNG_OBJECTS = 20_000
 """New objects between two of Python's garbage collections. The default of 700 means a collection every round or two."""
 
@@ -101,6 +101,19 @@ class Ingress(Servicer):
                 yield part
 
 
+class _AdapterStore:
+    """Adapters of one model: checked by its targets, listed for all orchestrators. Implements `AdapterStore`."""
+
+    def __init__(self, leases: ServeLeases, target: DeploymentHandle) -> None:
+        self._leases = leases
+        self._list = AdapterList(target.deployment_id.app_name, target.deployment_name)
+        self.listed = self._list.read
+        self.unload = self._list.remove
+
+    async def load(self, adapter: Adapter) -> None:
+        await self._list.add(await self._leases.load_adapter(adapter))
+
+
 class _Host:
     """One model behind this orchestrator, and its background tasks."""
 
@@ -125,6 +138,8 @@ class _Host:
         meters = Meters(recorder, clock.now)
         self.hosted = Hosted(self._service, Served(target_info, None, tokenizer, defaults, config), meters, tracing)
         self.hosted.target_stats = leases.target_stats
+        if config.http.load_adapters:
+            self.hosted.adapter_store = _AdapterStore(leases, member.target)
         self._tasks = [asyncio.create_task(self._watch_control())]
         if config.draft is not None and config.draft.autoscaling is not None:
             self._tasks.append(asyncio.create_task(self._report_waits()))
@@ -149,7 +164,9 @@ class _Host:
 
     async def _attach_draft(self, number: int, draft: DraftConfig) -> None:
         info = await _described(partial(self.leases.describe_draft, number))
-        if (problem := await asyncio.to_thread(_vocabulary_mismatch, self._config.target, draft)) is not None:
+        problem = await asyncio.to_thread(_vocabulary_mismatch, self._config.target, draft)
+        problem = problem or self.hosted.served.target.features_problem(info)
+        if problem is not None:
             logger.error("%s is served without its draft %s: %s", self._config.model_name, draft.engine.model, problem)
             return
         self._service.use_draft(info, number)
@@ -197,6 +214,7 @@ async def _watch_replicas(hosts: Sequence[_Host], clock: Clock) -> NoReturn:
             for host in hosts:
                 host.leases.leave(stopping)
                 host.count_replicas(num_running)
+                await host.hosted.look_for_adapters()
         except Exception:
             logger.exception("the replicas could not be listed")
 

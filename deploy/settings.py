@@ -246,7 +246,7 @@ def _explain(problem: Mapping[str, Any], sources: Sources) -> str:
 
 
 def _resolve(worker: Worker, directory: Path) -> Worker:
-    """The worker with absolute paths to its model and its certificates."""
+    """The worker with absolute paths to its model, its head, its adapters and its certificates."""
     engine: EngineConfig = worker.engine
 
     def located(path: str) -> str:
@@ -255,4 +255,7 @@ def _resolve(worker: Worker, directory: Path) -> Worker:
     tls = engine.link_tls
     if tls is not None:
         tls = LinkTls(located(tls.certificate_file), located(tls.key_file), located(tls.ca_file))
-    return replace(worker, engine=replace(engine, model=located(engine.model), link_tls=tls))
+    head = None if engine.head is None else located(engine.head)
+    adapters = {name: located(path) for name, path in engine.adapters.items()}
+    engine = replace(engine, model=located(engine.model), head=head, adapters=adapters, link_tls=tls)
+    return replace(worker, engine=engine)

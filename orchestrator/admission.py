@@ -1,8 +1,8 @@
 """Admission control: requests are served at once, wait in a bounded queue, or are refused before any model work.
 
-One order decides who is served next, and who is refused if the queue is full: by priority, then by the number of places
-that the caller has, then by arrival. A caller with many requests thus delays its own requests, and barely those of
-others. The samples of one call are admitted together or not at all.
+Calls are ordered by priority, then by the number of places that their caller has, then by arrival. The first is served
+next; if the queue is full, the last is refused. A caller with many requests thus mostly delays its own. The samples of
+one call are admitted together or not at all.
 
 Knows callers and counts; must not know tokens of models or engines.
 """
@@ -55,7 +55,7 @@ class _Waiting:
 
 
 class Place:
-    """The place of one completion. It is released once."""
+    """Permission for one completion to run. It is released once."""
 
     def __init__(self, admission: Admission, request: GenerationRequest, charge: Charge, index: int) -> None:
         self._admission = admission
@@ -127,7 +127,7 @@ class Admission:
         return self._forecast_s(self._limits.max_queued, 1, is_full=True)
 
     def now(self) -> float:
-        """Return the time in seconds, on the clock that times places."""
+        """Return the time in seconds, by the clock that times places."""
         return self._clock.now()
 
     def report(self) -> QueueReport:
@@ -138,11 +138,10 @@ class Admission:
 
     @asynccontextmanager
     async def places(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[list[Place], None]:
-        """Take a place for each sample of one call, waiting in the queue if necessary. Released at the latest with the
-        block.
+        """Take a place for each sample of one call, waiting in the queue if necessary.
 
+        Places that were not released before are released at the end of the `async with` block.
         Raises: Overloaded if there is no room for all, or the caller is at its limit; DeadlinePassed while waiting.
-        Nothing is then counted.
         """
         charge = self._quotas.take(requests)
         arrived_s = self.now()
@@ -207,8 +206,8 @@ class Admission:
     def _too_many(self, newest: _Waiting) -> list[_Waiting]:
         """Return the calls that do not fit into the queue; the newest call alone, if it is among them.
 
-        Drops the lowest priority first, then the caller with the most places, then the newest. A call that already
-        waits stays before the newest call of a caller that would then have as many.
+        Drops the lowest priority first, then the caller with the most places, running and waiting; on a tie, the newest
+        call.
         """
         max_queued, left, refused = self._limits.max_queued, list(self._waiting), list[_Waiting]()
         if newest.num_places > max_queued:
@@ -275,8 +274,7 @@ class Admission:
         self._admit()
 
     def _forecast_s(self, num_before: int, num_places: int, *, is_full: bool = False) -> float:
-        """Return the expected seconds until a call has its places. `is_full`: as if the free places had just been
-        taken."""
+        """Return the expected seconds until a call has its places. `is_full`: assume that no place is free now."""
         left_s = [place.left_s(self._times) for place in self._places]
         usual_s = self._times.average_s
         if left_s:  # average duration of the completions in progress

@@ -1,7 +1,7 @@
 """Quotas per caller and minute for requests and tokens: one token bucket each, full at first.
 
-The limits come from the caller's key, or else the settings. Knows callers and counts. Each orchestrator counts
-separately: every one of several grants the whole quota.
+The limits come from the caller's key, or else the settings. Knows callers and counts. Orchestrators count separately:
+each grants the whole quota.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class _Bucket:
     filled_s: float
 
     def hold(self, limit: int) -> None:
-        """Change the capacity, because the quota changed or the caller used another key. The same share of it stays
-        filled."""
+        """Change the capacity, because the quota changed or the caller used another key. The fill ratio stays."""
         self.left *= limit / self.limit
         self.limit = limit
 
@@ -77,8 +76,8 @@ class Quotas:
         return Charge(self, caller, costs, counted, {name: bucket.limit for name, bucket in buckets.items()})
 
     def give_back(self, caller: str, name: str, amount: float, limit: int) -> None:
-        """Return unused tokens or requests of a quota of `limit`. If the quota has changed since, the same share is
-        returned.
+        """Return unused tokens or requests of a quota of `limit`. If the quota has changed, the amount is scaled with
+        it.
 
         `amount` is negative if the request used more than was charged. The balance may become negative, too, until it
         is refilled.

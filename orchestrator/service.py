@@ -72,7 +72,7 @@ class Service:
         return self._runner.draft_wait
 
     def report(self) -> ControlReport:
-        """The present draft length, the reason, and the estimates behind it."""
+        """Return the current draft length, the reason, and the estimates behind it."""
         return self._policies.report()
 
     @property
@@ -91,7 +91,7 @@ class Service:
         return self._admission.full_wait_s
 
     def queue_report(self) -> QueueReport:
-        """Report the queue's current length and what has left it since the last report."""
+        """Return the queue's length, and the waits of the requests admitted since the last report."""
         return self._admission.report()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:

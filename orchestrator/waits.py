@@ -30,8 +30,8 @@ class PlaceTimes:
     def left_s(self, age_s: float, num_tokens: int, max_tokens: int) -> float:
         """Return the expected remaining seconds of a completion, after `num_tokens` of at most `max_tokens`.
 
-        It continues at its own pace, to the usual share of `max_tokens`. A completion that is longer already is
-        expected to double in length. Without tokens it takes as long as others did, or twice its present age.
+        Assumes that it continues at its own pace up to the usual share of `max_tokens`, and that one which is already
+        longer doubles in length. Without tokens yet, it takes as long as earlier ones did, or twice its present age.
         """
         if not num_tokens:
             return self.average_s - age_s if age_s < self.average_s else age_s
@@ -40,9 +40,10 @@ class PlaceTimes:
         return age_s * num_left / num_tokens
 
     def _expected_tokens(self, max_tokens: int) -> float:
-        """Return the usual share of the limit, since callers that set a limit come near it.
+        """Return the expected length of an output.
 
-        At least the average length of others: a limit that allows filling the context is rarely reached.
+        The larger of the usual share of the limit, since callers that set a limit come near it, and the average length
+        of earlier outputs.
         """
         if not self._max_tokens:
             return max_tokens

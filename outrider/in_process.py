@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.errors import Unavailable
-from core.records import EngineStats
+from core.records import Adapter, EngineStats
 from workers.engine import DraftEngine, EngineLoop, TargetEngine
 
 
@@ -41,7 +41,13 @@ class ThreadLeases:
         for loop in self._loops.values():
             loop.start()
 
-    async def take_target(self, session: str, tokens: Sequence[int] = ()) -> ThreadLease:  # noqa: ARG002
+    async def take_target(
+        self,
+        session: str,  # noqa: ARG002
+        tokens: Sequence[int] = (),  # noqa: ARG002
+        adapter: Adapter | None = None,  # noqa: ARG002
+    ) -> ThreadLease:
+        """The target has all adapters of the settings, and no others."""
         return self._lease("target")
 
     async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> ThreadLease:  # noqa: ARG002

@@ -129,7 +129,8 @@ class LLM:
     ) -> list[GenerationRequest]:
         """One request for each of `n` outputs. Raises: InvalidRequest naming the argument."""
         try:
-            requests = to_requests(params.given(prompt, is_chat=is_chat), self._running.served, now)
+            served = self._running.served.with_adapter(params.adapter)
+            requests = to_requests(params.given(prompt, is_chat=is_chat), served, now)
         except InvalidRequest as error:
             raise _named(error, index) from None
         return [replace(request, request_id=f"prompt-{index}") for request in requests]

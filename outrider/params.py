@@ -60,6 +60,8 @@ class SamplingParams(SpeculationFields, SamplingFields):
     """Whether to explain the decisions of each round."""
     receipt: bool = False
     """Whether to include a receipt: everything that determines the output."""
+    adapter: str | None = None
+    """Name of a LoRA adapter of the settings (target.engine.adapters); None for the target itself."""
     timeout_s: float | None = None
     """Time limit in seconds, from the call of `generate` to the end of the output."""
 

@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -90,7 +91,7 @@ class Running:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _one(self, request: GenerationRequest, done: Callable[[int], None]) -> list[Chunk]:
-        receipt = receipt_maker(request, self.served)
+        receipt = receipt_maker(request, replace(self.served, adapter=request.adapter))
         async with self._places, aclosing(self._service.generate(request)) as stream:
             try:
                 chunks = [chunk if receipt is None else receipt.observe(chunk) async for chunk in stream]

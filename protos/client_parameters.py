@@ -9,7 +9,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 
 MESSAGES = ("SamplingParams", "StoppingParams", "SpeculationParams")
 BY_HAND = ("stop", "verification")
-"""Fields that the client takes in another form than the proto's."""
+"""Fields whose argument has another type than the proto's field."""
 TYPES = {
     FieldDescriptorProto.TYPE_BOOL: "bool",
     FieldDescriptorProto.TYPE_DOUBLE: "float",
@@ -33,7 +33,7 @@ class Parameters(TypedDict, total=False):
 
 
 def module_of(file: FileDescriptorProto) -> str:
-    """The code of the module. `file` has its source's comments."""
+    """The code of the module. `file` must include source comments."""
     return HEAD + "".join(_fields(file))
 
 

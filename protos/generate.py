@@ -1,9 +1,9 @@
 """Generates the committed Python code from the .proto files; `--check` fails when the two disagree.
 
 Run from anywhere as `python -m protos.generate`. With `--language go` or `typescript` it writes a client's code in that
-language to `--out`, by plugins of protoc that are installed beside (docs/howto/call-from-go-or-typescript.md). Knows
-grpcio-tools; nothing of the product imports it. The code of the public API lies in the Python client, a distribution of
-its own that imports nothing from here; the project imports it from there.
+language to `--out`, with plugins of protoc that must be installed (docs/howto/call-from-go-or-typescript.md). Knows
+grpcio-tools; nothing of the product imports it. The generated code of the public API is part of the Python client, a
+separate distribution that imports nothing of the project. The project imports it from there.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def publish(language: str, out: Path, plugins: Path | None = None) -> None:
 
 
 def drifted() -> list[str]:
-    """Generated files, relative to the root, that are missing or differ from what the .proto files give now."""
+    """Generated files, relative to the root, that are missing or out of date."""
     with tempfile.TemporaryDirectory() as directory:
         fresh = Path(directory)
         generate(fresh)
@@ -85,7 +85,7 @@ def generated_paths() -> Iterator[str]:
 
 
 def described(source: str) -> FileDescriptorProto:
-    """The file as protoc understands it, with its comments."""
+    """The descriptor of a .proto file, with its comments."""
     with tempfile.TemporaryDirectory() as directory:
         found = Path(directory) / "descriptors"
         _compile((source,), "--include_source_info", f"--descriptor_set_out={found}")
@@ -104,7 +104,7 @@ def _in_client(path: str) -> str:
 
 
 def _standalone(code: str) -> str:
-    """The same code, with its sibling imported from the package that it lies in."""
+    """The same code, with an import relative to the client's package."""
     return code.replace("from protos.outrider.v1 import", "from . import")
 
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from core.config import Limits
 from core.errors import Unavailable, WorkerLost
 from core.ports import DraftPort, Lease, TargetPort
-from core.records import Continuation, DraftReply, DraftRequest, Stamp, VerifyReply, VerifyRequest, is_last
+from core.records import Adapter, Continuation, DraftReply, DraftRequest, Stamp, VerifyReply, VerifyRequest, is_last
 from simulation.engines import SimDraft, SimEngine, SimTarget
 from simulation.wire import Wire
 
@@ -77,7 +77,7 @@ class SimPort(Generic[Request, Reply]):
         ended: set[Stamp] = set()
 
         def take_open(reply: Reply) -> None:
-            """As a link does, ignore what comes after the last reply to a request."""
+            """Pass on a reply. Like a link, ignore replies after the last one to a request."""
             if reply.stamp not in ended:
                 if is_last(reply):
                     ended.add(reply.stamp)
@@ -229,13 +229,18 @@ class Cluster:
     def __init__(
         self, targets: Fleet[SimTarget], drafts: Fleet[SimDraft], other_drafts: Sequence[Fleet[SimDraft]] = ()
     ) -> None:
-        """`other_drafts` serve drafts 1, 2, ...; `drafts` serves draft 0 and all numbers beyond."""
+        """`other_drafts` serve drafts 1, 2, ...; `drafts` serves draft 0, and all numbers above these."""
         self.targets = targets
         self.drafts = drafts
         self._fleets = dict(enumerate((drafts, *other_drafts)))
         self.fleets: tuple[Fleet[Any], ...] = (targets, drafts, *other_drafts)
 
-    async def take_target(self, session: str, tokens: Sequence[int] = ()) -> Lease[TargetPort]:  # noqa: ARG002
+    async def take_target(
+        self,
+        session: str,
+        tokens: Sequence[int] = (),  # noqa: ARG002
+        adapter: Adapter | None = None,  # noqa: ARG002
+    ) -> Lease[TargetPort]:
         return await self.targets.take(session)
 
     async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> Lease[DraftPort]:  # noqa: ARG002

@@ -98,10 +98,10 @@ class Report:
     tokens_per_round: float
     """Average over rounds after prefill."""
     share_of_hits: float
-    """Share of all rounds after prefill whose next block was prepared in time."""
+    """Share of rounds after prefill with a next block prepared in time."""
     acceptance_rate: float
     hit_rate: float
-    """Share of verdicts with a prepared next block, among verdicts for which nodes had grown."""
+    """Share of verdicts with a prepared next block, among the verdicts for which the draft had grown nodes."""
     time_hidden: float
     """Share of drafting time during which the target verified for the same stream."""
     verify_s: float

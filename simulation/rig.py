@@ -21,7 +21,7 @@ CONTEXT_TOKENS = 8192
 
 
 class SimTokenizer:
-    """One letter per token, and nothing for the end-of-text token."""
+    """Tokenizer with one letter per token; the end-of-text token has no text."""
 
     is_byte_level = True
     vocabulary_hash = "simulated"
@@ -47,7 +47,7 @@ class Blueprint:
     num_orchestrators: int = 1
     """Number of orchestrators; all use the same engines."""
     num_extra_drafts: int = 0
-    """Number of further drafts on which sessions take a lease, all served by the first draft's engines."""
+    """Number of further drafts that sessions lease, all served by the first draft's engines."""
     other_drafts: tuple[Text, ...] = ()
     """Texts of further drafts, each with an engine of its own on the first draft's hardware."""
     has_noise: bool = True

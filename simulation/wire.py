@@ -32,7 +32,7 @@ class Wire:
         self._due_s: dict[tuple[str, bool], float] = {}
         """Arrival time of the last ordered message, by session and direction."""
         self._frames: dict[tuple[str, bool], tuple[float, float]] = {}
-        """When the last frame was sent and how long it travels, by engine and direction."""
+        """(send time, travel time) of the last frame in seconds, by engine and direction."""
 
     async def call(
         self, engine: SimEngine[Request, Reply], batch: Sequence[Request], take: Callable[[Reply], None]
@@ -50,12 +50,12 @@ class Wire:
         try:
             await engine.exchange(batch, send)
             await until(last_s)
-        finally:  # a caller that has left takes nothing more
+        finally:  # a caller that has left gets no more replies
             for arrival in arrivals:
                 arrival.cancel()
 
     async def grow(self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[Reply], None]) -> None:
-        """As `call` for one request. No message of a session overtakes another, as on a link. Raises: WorkerLost."""
+        """Like `call`, for one request. As on a link, messages of a session stay in order. Raises: WorkerLost."""
         loop, session = asyncio.get_running_loop(), request.stamp.session
         await asyncio.sleep(self._arrival_s(session, is_back=False) - loop.time())
         last_s = 0.0
@@ -69,7 +69,7 @@ class Wire:
         try:
             await engine.exchange([request], send)
             await until(last_s)
-        finally:  # a caller that has left takes nothing more
+        finally:  # a caller that has left gets no more replies
             for arrival in arrivals:
                 arrival.cancel()
 
@@ -82,8 +82,7 @@ class Wire:
     def _frame_s(self, engine_id: str, *, is_back: bool) -> float:
         """Seconds that a frame sent now travels.
 
-        Messages sent at the same time share a frame: on a link, the replies of a step are one frame, whichever calls
-        they answer.
+        Messages sent at the same time share a frame. On a link, all replies of a step are one frame.
         """
         now_s = asyncio.get_running_loop().time()
         sent_s, takes_s = self._frames.get((engine_id, is_back), (-math.inf, 0.0))

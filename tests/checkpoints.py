@@ -51,6 +51,83 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {},
 }
 """What the family needs beyond SIZES; the sliding windows are shorter than the contexts of the tests."""
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+_ROUTED = _EXPERTS | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+}
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": _EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 32},
+    "qwen3_moe": _EXPERTS | {"num_experts": 12},  # a name with 10 comes before one with 2
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 24},
+    "glm4_moe": _ROUTED,
+    "deepseek_v2": _ROUTED | _LATENT | {"head_dim": 8},
+    "deepseek_v3": _ROUTED | _LATENT | {"head_dim": 8},
+    "glm4_moe_lite": _ROUTED | _LATENT | {"head_dim": 8},
+}
+"""The same for mixtures of experts; the last three have latent attention."""
+_DELTA = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_FEW_EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_SMALL_LATENT = {
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}
+_MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
+_CONV = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
+RECURRENT: dict[str, dict[str, Any]] = {
+    "qwen3_next": _DELTA | _FEW_EXPERTS,
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _DELTA | _FEW_EXPERTS,
+    "olmo_hybrid": _DELTA | {"linear_num_key_heads": 4},
+    "kimi_linear": _DELTA | _FEW_EXPERTS | _SMALL_LATENT,
+    "bailing_hybrid": _DELTA | _FEW_EXPERTS | _SMALL_LATENT,
+    "bamba": _MAMBA2 | {"num_hidden_layers": 3, "attn_layer_indices": [1]},
+    "granitemoehybrid": _MAMBA2 | _FEW_EXPERTS | {"layer_types": ["linear_attention", "full_attention"]},
+    "falcon_h1": _MAMBA2 | {"mamba_d_ssm": 64},
+    "nemotron_h": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "full_attention", "linear_attention", "mlp"],
+        "head_dim": 16,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 1,
+    },
+    "lfm2": _CONV | {"block_auto_adjust_ff_dim": False},
+    "lfm2_moe": _CONV | _FEW_EXPERTS | {"num_dense_layers": 1},
+    "lfm3": _CONV,
+    "jamba": _FEW_EXPERTS | {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 8},
+    "mamba": {"state_size": 8, "time_step_rank": 8},
+    "falcon_mamba": {"state_size": 8, "time_step_rank": 8},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 16, "n_groups": 1},
+}
+"""Families with recurrent layers: gated delta nets, Mamba-2, short convolutions and Mamba."""
 
 
 @functools.cache
@@ -70,7 +147,8 @@ def tokenizer_json() -> str:
 
 def build(family: str, seed: int = 0, **overrides: Any) -> Any:
     """A model with random weights, float32, eager attention: what the runtime is compared with."""
-    config = AutoConfig.for_model(family, **{**SIZES, **FAMILIES.get(family, {}), **overrides})
+    known = FAMILIES | EXPERTS | RECURRENT
+    config = AutoConfig.for_model(family, **{**SIZES, **known.get(family, {}), **overrides})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()

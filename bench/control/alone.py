@@ -12,7 +12,7 @@ from core.speculation import ROOT, Guesser, Guesses, QuestioningGuesser
 from deploy.measure import Recording
 
 NewGuesser = Callable[[Recording], Guesser]
-"""Makes the guesser of one session, for a text."""
+"""Creates the guesser of one session, for a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class GuesserCost:
     """Acceptance and costs of one guesser."""
 
     alpha: float
-    """Share of positions whose likeliest guess is right; no guess counts as wrong."""
+    """Share of positions whose likeliest guess is right; a position without a guess counts as wrong."""
     guess_us: float
     """Mean processor time of one answer, in microseconds."""
     memory_kb: float

@@ -1,7 +1,7 @@
 """Adaptive control against fixed chains and trees, simulated: on steady loads, changing ones, and where plain wins.
 
-All policies run the same streams with the same seeds. A rate is tokens over the time that streams are open. It is what
-a client sees, and the last streams of a load, which have the engines to themselves, do not count more than others.
+All policies run the same streams with the same seeds. A rate is tokens divided by the total time that streams are open,
+as a client sees it. The last streams of a load, which have the engines to themselves, thus do not distort it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from simulation.scenario import Arrivals, Change, Closed, Scenario, simulate
 GAMMAS: Final = (0, 1, 2, 3, 4, 6, 8)
 TREE_NODES: Final = (4, 8, 16, 32)
 TREE_DEPTHS: Final = (4, 8)
-"""No tree is larger or deeper than adaptive control may make it."""
+"""Depths of static trees. No tree is larger or deeper than adaptive control may make it."""
 PATH_FLOORS: Final = (0.3, 0.1, 0.03, 0.01)
 STOP_SHARE: Final = 0.85
-"""A sweep ends when a larger draft yields less than this share of the best; larger ones yield still less."""
+"""A sweep ends when a larger draft yields less than this share of the best; still larger ones would yield even less."""
 STATIONARY_GOAL: Final = 0.97
 CHANGING_GOAL: Final = 1.08
 LOADED_GOAL: Final = 0.98
@@ -105,7 +105,8 @@ def measure(args: argparse.Namespace) -> list[Result]:
 def stationary(*, full: bool) -> Iterator[ControlCase]:
     """Steady loads: texts of the demo pair, on each hardware, with each number of streams.
 
-    Without `full`, verifications and pipelining alternate over these loads; with it, they are crossed with them.
+    With `full`, each load runs with every verification, pipelined and in turn. Otherwise these alternate over the
+    loads.
     """
     turns = enumerate(product(PRESETS, NUM_AT_ONCE))
     for number, (hardware, num_at_once) in turns:
@@ -285,7 +286,7 @@ def _fixed(case: ControlCase, **settings: Any) -> float:
 
 
 def _run(case: ControlCase, speculation: SpeculationConfig) -> tuple[float, str]:
-    """Run a case with the draft model as the only source: other guessers would help all policies alike."""
+    """Run a case with the draft model as the only source, because other guessers would help all policies alike."""
     report = simulate(replace(case.scenario, speculation=replace(speculation, guessers=("draft",))))
     if report.num_failed:
         raise RuntimeError(f"{report.num_failed} streams failed in {case.name}")

@@ -30,13 +30,13 @@ class Row:
     accepted: Mapping[str, int] = field(default_factory=dict)
     """Number of accepted guesses, by source."""
     guess_us: float | None = None
-    """Microseconds per guess; None for a draft, which guesses on a device of its own."""
+    """Microseconds per guess; None for a draft, which runs on its own device."""
     memory_kb: float | None = None
     alpha: float | None = None
     promised: float | None = None
     """Tokens per pass by Theorem 3.8, for chains drafted and verified in turn."""
     in_turn: float | None = None
-    """The same quantity as measured."""
+    """Measured tokens per pass, for the same chains."""
 
     @property
     def settings(self) -> Mapping[str, object]:

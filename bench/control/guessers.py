@@ -1,8 +1,8 @@
-"""Every guesser: what it costs the event loop, finds on real texts, and is worth on each kind of text beside a draft.
+"""Every guesser: its cost to the event loop, its hits on real texts, and its gain beside a draft by kind of text.
 
-The third part (`--only table`) has the table of docs/guessers.md. In the others no model runs. The text is
-what the target says, so a guess is right if the text goes on with it; a round commits the accepted path of the
-`--nodes` likeliest nodes, and one token more. The controls show what is found by chance. Times are of the thread's own
+The third part (`--only table`) has the table of docs/guessers.md. The other parts run no model: a fixed text stands for
+the target's output. A guess is right if the text continues with it. A round commits the accepted path of the `--nodes`
+likeliest nodes, and one more token. The controls show how many guesses are right by chance. Times are the thread's own
 processor time, medians over rounds.
 """
 
@@ -76,7 +76,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 
 def guessers(tokenizer: Tokenizer) -> Mapping[str, tuple[str, GuesserInputs]]:
-    """All guessers that work on any text, and one with branches. Retrieval uses the corpus."""
+    """All guessers that work on any text, and one variant with branches. Retrieval uses the corpus."""
     index = CorpusIndex(*encode_index([_texts(tokenizer)["corpus"]], vocab_size=tokenizer.vocab_size, vocabulary=""))
     inputs = GuesserInputs(SpeculationConfig(), DEPTH, index, vocab_size=tokenizer.vocab_size)
     branching = replace(inputs, config=SpeculationConfig(lookup_branches=4))
@@ -137,7 +137,7 @@ def _ask(panel: Panel, log: Sequence[int]) -> None:
 
 
 def _talk(guesser: QuestioningGuesser, log: Sequence[int], text: Sequence[int]) -> None:
-    """One round with questions. The answers come from elsewhere in the text, so that n-grams come and go."""
+    """One round with questions. The answers come from elsewhere in the text, so that n-grams are added and dropped."""
     guesser.propose(log)
     guesser.answered(text[len(log) // 2 :][: 1 + len(guesser.questions(log))])
 

@@ -1,7 +1,7 @@
 """Lookahead decoding alone, without a draft: tokens and rows of a pass, by the size of its window.
 
-A real orchestrator and the demo target, in this process; each text is compared with plain decoding. Other kinds of
-text, and other sources beside it: `bench guessers --only table`.
+Runs a real orchestrator and the demo target in this process; each text is compared with plain decoding. For other kinds
+of text, and for lookahead beside other sources, see `bench guessers --only table`.
 """
 
 from __future__ import annotations

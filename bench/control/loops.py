@@ -1,7 +1,7 @@
 """Requests of one caller whose outputs resemble each other, as in an agent's loop; and some that do not.
 
-The texts come from this repository or are random. No model has written them, so they show what a guesser finds, not how
-a target answers.
+The texts come from this repository or are random, not from a model. They show what a guesser finds, not how a target
+would answer.
 """
 
 from __future__ import annotations

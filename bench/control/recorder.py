@@ -1,5 +1,7 @@
-"""Records how the demo pair agrees about each token of a text, for the simulator; and a target that answers
-questions."""
+"""Records the demo pair's agreement about each token of a text, for the simulator.
+
+Also has a target that answers guessers' questions.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from workers.step import SequenceKV, StepRows
 
 NUM_SHARES = 64
 PART = (0, 1, 2, 5)
-"""The best four of the target's six layers (`outrider layers`). They agree with it about as well as the draft does."""
+"""The best four of the target's six layers (`outrider layers`). They agree with the target about as well as the
+draft."""
 Float64 = NDArray[np.float64]
 
 

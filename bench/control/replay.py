@@ -28,7 +28,7 @@ HARDWARE = PRESETS["70b+1b"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ReplayLaw:
-    """Text `seed` replays recording `seed`. Past its end it starts again, which only positions off the text can see."""
+    """Text `seed` replays recording `seed`. It repeats after its end; only positions outside the text get that far."""
 
     texts: Sequence[Sequence[Agreement]]
 

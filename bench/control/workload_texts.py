@@ -1,8 +1,8 @@
-"""The texts of `bench guessers`: prompts of five kinds, and how they go on where the demo target could not write it.
+"""The texts of `bench guessers`: prompts of five kinds, and given outputs for edits.
 
 For code, prose, JSON and high-entropy samples, the demo target writes the outputs: after prompts from held-out files,
-and for JSON under a schema. It is too small to copy text. So the outputs of edits are given, as a capable target would
-write them, and such a target is certain of them at any temperature.
+and for JSON under a schema. It is too small to copy text, so the outputs of edits are given as a capable target would
+write them. Such a target is certain of them at any temperature.
 """
 
 from __future__ import annotations

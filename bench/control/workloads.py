@@ -1,9 +1,9 @@
-"""Every guesser on every kind of text: what it finds and costs, what it is worth over plain, what theory promised.
+"""Every guesser on every kind of text: acceptance, cost, speed over plain decoding, and the speed that theory predicts.
 
 The real orchestrator runs on a virtual clock with passes of a 70B and a 1B (preset "70b+1b"), one stream at a time. The
-first half of the texts is not counted, so a service that has learned is measured. Texts and the drafts' agreement with
-them are recorded from the demo pair (`bench.control.workload_texts`, `recorder`, `replay`). The processor time of
-guesses is measured separately and not part of the virtual time: a pass of the target takes 500 times as long.
+first half of the texts is not counted, because the service still learns. Texts and the drafts' agreement with them are
+recorded from the demo pair (`bench.control.workload_texts`, `recorder`, `replay`). The processor time of guesses is
+measured separately and not part of the virtual time: a pass of the target takes 500 times as long.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class _Bench:
             yield self._with_theory(row, recorded, jobs) if name in (DRAFT, *GUESSERS) else row
 
     def mixed(self, recorded: Sequence[Recorded]) -> list[Row]:
-        """Rows of one service that gets texts of all kinds in turn, as a server does."""
+        """Rows of one service that gets texts of all kinds, one after the other, as a server does."""
         say("decoding all of them mixed")
         in_turn = zip_longest(*map(jobs_of, recorded))
         jobs = [job for job in chain.from_iterable(in_turn) if job is not None]

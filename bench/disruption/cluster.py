@@ -1,4 +1,4 @@
-"""Several nodes under load: replicas that follow it up and down, rolling updates, nodes that die and are replaced.
+"""Several nodes under load: autoscaling up and down, rolling updates, nodes that die and are replaced.
 
 Head, orchestrator, draft and target nodes are Ray nodes of this machine with different labels. The application is
 deployed over REST, as KubeRay does it. Every stream is compared with plain decoding of the same request.
@@ -29,7 +29,7 @@ MAX_TOKENS = 128
 NUM_STREAMS = 4
 """Number of streams while nodes are killed and updates roll."""
 LEVELS = (1, 12, 1)
-"""Numbers of streams, one level after the other, for load that rises and falls."""
+"""Numbers of streams, one level after the other: the load rises and falls."""
 SAMPLE_PERIOD_S = 1.0
 REPLICAS = {"orchestrator": 2, "draft": 1, "target": 2}
 """Number of replicas while nodes die and updates roll."""
@@ -73,7 +73,7 @@ def settings(**deployments: Any) -> dict[str, Any]:
 
 async def _measure(up: Nodes, args: argparse.Namespace) -> list[Result]:
     results: list[Result] = []
-    for role in ("orchestrator", "draft", "target", "target"):  # room to scale up, and for one more in an update
+    for role in ("orchestrator", "draft", "target", "target"):  # the second target allows scaling and updates
         up.add(role)
     async with connected(up.address) as stub:
         jobs = [await _expected(stub, prompt, index) for index, prompt in enumerate(held_out_prompts(NUM_STREAMS))]
@@ -174,7 +174,7 @@ async def _kill(up: Nodes, jobs: Sequence[Expected], role: str, num_kills: int) 
             began_s = time.monotonic()
             await asyncio.to_thread(up.kill, role)
             await until(lambda: not only_running(REPLICAS), NOTICE_TIMEOUT_S)
-            up.add(role)  # in the main thread, the only one in which Ray can start a node
+            up.add(role)  # Ray can start a node only in the main thread
             await until(lambda: only_running(REPLICAS), UPDATE_TIMEOUT_S)
             times_s.append(time.monotonic() - began_s)
     took = spread(f"{role} node killed {num_kills} times: until all replicas run again", times_s, "s")

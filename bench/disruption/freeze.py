@@ -1,4 +1,4 @@
-"""The pace of a stream while its draft stands still for half a minute, and how soon the draft is used again.
+"""The pace of a stream while its draft is stopped for half a minute, and how soon the draft is used again.
 
 Prompts are completed one after the other without a pause, and each token's arrival is recorded. The pace of plain
 decoding is measured in the same way just before.
@@ -30,7 +30,7 @@ RETURN_GOAL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Arrivals of consecutive streams, as if they were one stream."""
+    """Arrivals of consecutive streams, joined to one."""
 
     arrivals: Sequence[Arrival]
 

@@ -1,4 +1,4 @@
-"""Kills engines and orchestrators of a served demo pair under running streams: no stream may fail or change a token.
+"""Kills engines and orchestrators of a served demo pair while streams run: no stream may fail or change a token.
 
 Also stops the draft's process for a while. Each stream is compared with plain decoding of the same request. Guessers
 are turned off, so that the pace without a draft is that of plain decoding.
@@ -31,7 +31,7 @@ SETTINGS = (
     "target.num_replicas=2",
     "orchestrator.num_replicas=2",
     "speculation.guessers=[draft]",
-    "speculation.policy=static",  # the adaptive policy might rest, and a resting draft is not missed
+    "speculation.policy=static",  # the adaptive policy might rest the draft, and killing a resting draft has no effect
     "speculation.max_draft_tokens=4",
 )
 NUM_STREAMS = 4

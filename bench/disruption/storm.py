@@ -1,7 +1,7 @@
-"""Kills engines again and again, also while they load: no stream may fail or change a token, or be silent for long.
+"""Kills engines again and again, also while they load: no stream may fail, change a token or be silent for long.
 
-One target and one draft, and four concurrent streams. Every few seconds the process of a random existing engine gets
-SIGKILL. An engine that needs longer to start than the time between two kills might never return.
+Runs one target, one draft and four concurrent streams. Every few seconds a random engine process gets SIGKILL. An
+engine that needs more time to start than passes between two kills might never return.
 """
 
 from __future__ import annotations

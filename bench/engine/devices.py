@@ -1,4 +1,4 @@
-"""A device as benchmarks need it: its name, timing that waits for it, and the speed of reading its memory.
+"""Helpers for a device: its name, timing that waits for its work, and the speed of reading its memory.
 
 Knows torch and CUDA; must not know models or engines.
 """
@@ -49,7 +49,7 @@ def token_s(device: torch.device, complete: Callable[[int], object], num_tokens:
 
 
 def waits_per_token(device: torch.device, complete: Callable[[int], object], num_tokens: int) -> float:
-    """How often Python waits for the GPU per token after the first, counted by torch's synchronization warnings."""
+    """Number of times that Python waits for the GPU per token after the first, by torch's synchronization warnings."""
     return (_num_waits(device, lambda: complete(1 + num_tokens)) - _num_waits(device, lambda: complete(1))) / num_tokens
 
 

@@ -1,4 +1,4 @@
-"""Whether other rows in a step change a token: every completion plainly and with guesses, alone and among others.
+"""Whether other rows in a step change a token. Each completion runs with and without guesses, alone and in a batch.
 
 With `--deterministic` no token may change. Without it, each change is shown with an explanation: the distance between
 the scores of the two tokens, and how much the logits at that position depend on the order of summation.
@@ -50,7 +50,7 @@ class Divergence:
     gap: float
     """Difference of the two tokens' scores in float32: logits over temperature, plus noise."""
     drift: float
-    """Largest difference of any score between computing the position alone and with eight other rows."""
+    """Largest difference of any score between a step with this position alone and one with eight other rows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Architectures of transformers that the runtime serves, each with tiny random weights, against its own eager code.
+"""Tests the runtime on architectures of transformers, with tiny random weights, against transformers' eager code.
 
 A sequence is computed as two chunks and a tree of guesses, with all weights packed if the CPU has kernels for it. The
 logits are compared with one eager forward pass over each path. No code depends on an architecture's name, except for
@@ -18,6 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from transformers.utils import logging as transformers_logging
 from bench.checkpoints.published import read
 from bench.checkpoints.section import with_section
 from bench.checkpoints.tried import results_of, try_checkpoint
+from bench.engine.two_ranks import on_two_ranks
 from bench.results import Result, at_most, say
 from core.config import EngineConfig
 from core.errors import StartupError
@@ -40,7 +42,7 @@ from workers.step import StepRows
 
 VOCAB_SIZE = 96
 MAX_PARAMETERS = 30_000_000
-"""A larger model does not follow `SIZES`."""
+"""A larger model has ignored `SIZES`, and counts as a failure."""
 TOLERANCE = 1e-4
 """Largest difference of a logit relative to the largest logit: float32 with another order of summation."""
 SIZES: Mapping[str, Any] = {
@@ -63,6 +65,7 @@ SIZES: Mapping[str, Any] = {
     "num_experts_per_tok": 2,
     "n_group": 1,
     "topk_group": 1,
+    "first_k_dense_replace": 1,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
     "q_lora_rank": 32,
@@ -86,38 +89,85 @@ LATENT = (
     "youtu",
 )
 """Architectures with latent attention, which has one key per query head."""
+DELTA = ("bailing_hybrid", "kimi_linear", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+"""Architectures with gated delta nets."""
+_DELTA: Mapping[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}
+_MAMBA2: Mapping[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
+_CONV: Mapping[str, Any] = {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(DELTA, _DELTA),
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), _CONV),
+    "bamba": {**_MAMBA2, "attn_layer_indices": [1]},
+    "falcon_h1": {**_MAMBA2, "mamba_d_ssm": 128},
+    "granitemoehybrid": {**_MAMBA2, "layer_types": ["linear_attention", "full_attention"]},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "full_attention", "moe", "mlp"],
+        "num_hidden_layers": 4,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 1,
+    },
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
+    "qwen4_exp_text": {"layer_types": ["linear_attention", "indexed_attention"]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 8},
     "mistral": {"sliding_window": 12},
     "gemma2": {"sliding_window": 12, "query_pre_attn_scalar": 16},
     "gemma3_text": {"sliding_window": 12, "query_pre_attn_scalar": 16},
     "cohere2": {"sliding_window": 12},
     "olmo3": {"sliding_window": 12},
     "gpt_oss": {"sliding_window": 12},
+    "beam": {"mlp_layer_types": ["dense", "sparse"]},
+    "flint": {"mlp_only_layers": [0]},
     "phi3": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
     "gptj": {"rotary_dim": 8},
     "codegen": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 12},
     **{family: {"num_key_value_heads": 4} for family in LATENT},
 }
-"""Windows shorter than the sequence, and sizes that depend on others."""
+"""Windows shorter than the sequence, recurrent layers beside attention, and sizes that depend on others."""
 SERVED, REFUSED, DIFFERENT, NOT_BUILT = "served", "refused", "DIFFERENT", "not tried"
 HEADER = """# Families
 
 What `python -m bench families --write docs/families.md` found with transformers {version}: every architecture that it
 maps to a causal language model, built with tiny random weights, loaded by `workers/model/loader.py` as a checkpoint of
 a user's is, and compared with its own eager code: a prompt in two chunks, then a tree of guesses, float32, in
-deterministic steps (so that all linear layers are packed where the CPU has kernels for them). *served*: all logits
-agree to {tolerance:g} of the largest. *refused*: at start, with this reason, before any request. *not tried*: it cannot
-be built from the few sizes that the program knows; it may or may not be servable, and `outrider check` says which for a
-real checkpoint. What a tiny configuration leaves out was not tried: `lfm2` has no convolutions here and
-`minimax_m3_vl_text` no sparse layers (real ones are refused for theirs), and where an architecture decides by a pattern
-over many layers which of them slide a window, two layers may all be of one kind. Mixtures of experts are served, but
-`deterministic` cannot be had with them ([exactness.md](exactness.md)).
+deterministic steps (so that all linear layers are packed where the CPU has kernels for them, and experts are in
+tiles). *served*: all logits agree to {tolerance:g} of the largest. *refused*: at start, with this reason, before any
+request. *not tried*: it cannot be built from the few sizes that the program knows; it may or may not be servable, and
+`outrider check` says which for a real checkpoint. What a tiny configuration leaves out was not tried:
+`minimax_m3_vl_text` has no sparse layers (real ones are refused for theirs). Where an architecture decides by a
+pattern over many layers which of them slide a window, two layers may all be of one kind.
+
+*On two ranks*: two ranks of a plain engine gave the same logits, by slices of each weight; *by whole experts*: with
+`expert_parallel`, too ([parallel.md](parallel.md)). *No*: refused at start, with this reason.
+
+Recurrent layers (gated delta nets, Mamba, Mamba-2, short convolutions) are served as target and as draft, where their
+code keeps its state in transformers' cache ([adr/models.md](adr/models.md)): {recurrent}.
+Such a model has one rank and no compiled backend. A prompt shares prefixes with others only up to where a state was
+kept: the last whole block of a part of a prompt, and the whole blocks of an output. `deterministic` computes recurrent
+layers token by token, prompts too.
 
 Nine families are checked token by token against `generate` by the tests, over gRPC, too
 (tests/workers/runtime/test_runtime_families.py, tests/system/test_served_families.py): {tested}.
-With several ranks: [parallel.md](parallel.md).
+The recurrent ones are checked in the same way without gRPC. Mixtures of experts on two ranks are, too: greedy and
+seeded, with guesses and without (tests/workers/parallel/test_parallel_experts.py).
 """
+RECURRENT = (
+    *DELTA,
+    *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "lfm3"),
+    *("mamba", "mamba2", "nemotron_h"),
+)
 TESTED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt_neox", "phi3", "gpt2")
 
 
@@ -128,6 +178,8 @@ class Finding:
     family: str
     outcome: str
     detail: str
+    ranks: str = ""
+    """How two ranks can share it, or why not."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -176,7 +228,9 @@ def try_family(family: str) -> Finding:
         except StartupError as error:
             return Finding(family, REFUSED, _line(error).replace(folder, "it"))
         difference = _difference(runtime, eager)
-    return Finding(family, SERVED if difference <= TOLERANCE else DIFFERENT, f"{difference:.0e}")
+        ranks, of_ranks = on_two_ranks(path, partial(_difference, eager=eager), TOLERANCE)
+    is_right = max(difference, of_ranks) <= TOLERANCE
+    return Finding(family, SERVED if is_right else DIFFERENT, f"{difference:.0e}", ranks)
 
 
 def _build(family: str, path: Path) -> Any:
@@ -245,12 +299,20 @@ def _document(findings: Sequence[Finding]) -> str:
     import transformers
 
     tested = ", ".join(TESTED)
-    lines = [HEADER.format(version=transformers.__version__, tolerance=TOLERANCE, tested=tested)]
+    recurrent = ", ".join(sorted(RECURRENT))
+    lines = [HEADER.format(version=transformers.__version__, tolerance=TOLERANCE, tested=tested, recurrent=recurrent)]
     for outcome in (SERVED, REFUSED, DIFFERENT, NOT_BUILT):
         chosen = [finding for finding in findings if finding.outcome == outcome]
         if chosen:
-            what = "largest difference" if outcome in (SERVED, DIFFERENT) else "why"
-            lines += [f"## {outcome.capitalize()}: {len(chosen)}", "", f"| model type | {what} |", "| --- | --- |"]
-            lines += [f"| `{finding.family}` | {finding.detail.replace('|', '/')} |" for finding in chosen]
+            columns = ["largest difference", "on two ranks"] if outcome in (SERVED, DIFFERENT) else ["why"]
+            head = ["model type", *columns]
+            lines += [f"## {outcome.capitalize()}: {len(chosen)}", "", _row(head), _row(["---"] * len(head))]
+            lines += [
+                _row([f"`{finding.family}`", *[finding.detail, finding.ranks][: len(columns)]]) for finding in chosen
+            ]
             lines.append("")
     return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

@@ -21,7 +21,7 @@ Q_TOP_TOKENS = 64
 NAMES = (f"stream {number}" for number in itertools.count())
 """Unique names of sessions."""
 SEEDS = itertools.count()
-"""Unique seeds of sampled texts, so that no cache has their noise."""
+"""Unique seeds of sampled texts, so that their noise is never cached."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ NUM_PROMPT_TOKENS = 64
 NUM_TOKENS = 24
 """Length of each timed completion."""
 NUM_GUESSES = 7
-"""Guesses verified with the last token: eight rows."""
+"""Number of guesses verified together with the last token: eight rows."""
 NUM_STREAMS = 16
 SHARED_TOKENS, OWN_TOKENS = 1024, 16
 LONG_TOKENS = 1500
@@ -87,7 +87,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
     return _results(times, shape.num_parameters, settings)
 
 
-# The variants compared: each is a function that takes one measurement and returns seconds
+# The sides: each is a function that makes one measurement and returns seconds
 
 
 def _sides_of(model: Path, dtype: Dtype, num_threads: int) -> Mapping[str, Seconds]:
@@ -179,7 +179,7 @@ def _generate(model: Path, dtype: Dtype) -> Seconds:
 
 
 def _openvino(python: str, model: str, dtype: Dtype, num_threads: int) -> Seconds:
-    """Start the peer in its own process, which ends with this one because its stdin closes."""
+    """Start the peer in its own process. It ends with this process, because its stdin closes."""
     precision = {"float32": "f32", "bfloat16": "bf16"}[dtype]
     numbers = map(str, (num_threads, NUM_PROMPT_TOKENS, NUM_TOKENS))
     peer = subprocess.Popen(

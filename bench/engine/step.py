@@ -1,8 +1,9 @@
-"""The cost that an engine adds to its model: a step outside the forward pass, and a draft's pass over transformers'
-step.
+"""The cost that an engine adds to its model: a step's time outside the forward pass, and a draft's pass compared with
+transformers' step.
 
 No Ray and no gRPC: engines are driven directly in this process, on one thread, with the demo pair. All sides take
-turns. Goals are for wall time. Processor time, in the settings, shows how much of it other processes took.
+turns. Goals are for wall time. The results' settings have the processor time, which shows how much of the wall time
+other processes took.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Steps of a model of 8B's shape on a GPU: against the memory's roofline, by rows and context; and deterministic ones.
+"""Steps of a model with the shape of an 8B on a GPU, against the memory's roofline, by rows and context. Also in
+deterministic mode.
 
-Weights are random and made on the GPU: a step's time does not depend on them, and nothing has to be downloaded. The
+Weights are random and created on the GPU: a step's time does not depend on them, and nothing has to be downloaded. The
 runtime is that of the engines, warmed up the same way. Knows the runtime; must not know engines or text.
 """
 
@@ -82,7 +83,7 @@ def random_runtime(shape: dict[str, Any], **settings: Any) -> ModelRuntime:
 
 
 def step_results() -> list[Result]:
-    """Times of recorded steps, over the roofline, over a plain step, and over steps that are not recorded."""
+    """Times of steps as CUDA graphs, relative to the roofline, to a plain step, and to steps without CUDA graphs."""
     device = torch.device("cuda")
     memory = memory_loop(device)
     runtime = random_runtime(SHAPE_8B, kv_cache_tokens=300_000)

@@ -1,9 +1,9 @@
 """Speed of the engines on a GPU: a decoding step against its memory's roofline, and text against transformers.
 
 No Ray and no gRPC: engines are driven directly in this process. Each ratio comes from one run in which all sides take
-turns on the same prompts, and covers the tokens after the first. The draft is the demo's, the target a grown copy of
-the demo's: 7B in bfloat16 takes 14 GB on disk and four minutes to grow, and on the GPU twice that and a few GB more,
-since transformers has a copy of its own.
+turns on the same prompts, and covers the tokens after the first. The draft is the demo's, and the target is grown from
+the demo's. A 7B in bfloat16 takes 14 GB on disk and four minutes to grow. On the GPU it takes twice as much memory and
+a few GB more, since transformers loads its own copy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from workers.noise import find_noise_kernel, gumbel
 from workers.step import upload
 
 NUM_GUESSES = 7
-"""Guesses verified with the last token: eight rows."""
+"""Number of guesses verified together with the last token: eight rows."""
 KV_TOKENS = 8192
 BLOCK_TOKENS = 64
 """The usual setting on a GPU."""
@@ -51,9 +51,9 @@ MEMORY = "memory"
 
 Prompt = Sequence[int]
 Complete = Callable[[Prompt, int], object]
-"""Writes a number of tokens after a prompt."""
+"""(prompt, number of tokens) -> a completion of this length."""
 Times = Mapping[str, Sequence[float]]
-"""One value per repeat, by side: seconds per token, for the memory seconds per byte."""
+"""One value per repeat, by side, in seconds per token; for the side "memory" in seconds per byte."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -188,7 +188,7 @@ def noise_times(device: torch.device, num_repeats: int) -> list[Result]:
 
 
 def _waits(name: str, complete: Complete, device: torch.device, prompt: Prompt, num_tokens: int) -> Result:
-    """How often Python waits for the device per round or pass. It needs to wait only for the result."""
+    """Number of times that Python waits for the device per round or pass. Only the wait for the result is needed."""
     found = waits_per_token(device, partial(complete, prompt), num_tokens)
     return at_most(1.0, Result(f"{name}: waits for the device in a step", round(found, 2), "waits"))
 

@@ -25,11 +25,11 @@ class Round:
     end_s: float
     drafts: tuple[pb.CallTrace, ...]
     before: pb.CallTrace | None = None
-    """The verification before. A pass reported during this verification may have begun during that one."""
+    """The previous verification. A pass reported during the current one may have begun during it."""
 
     @property
     def is_hit(self) -> bool:
-        """Whether the next block was complete before the verdict came, so that nothing waited for it."""
+        """Whether the next block was complete before the verdict arrived, so that the target did not wait for it."""
         return self.picked is not None and self.picked.received_s <= self.verify.received_s
 
     @property
@@ -47,7 +47,7 @@ class Round:
 
     @property
     def waited_s(self) -> float:
-        """Seconds after the verdict in which the target had no work from this stream."""
+        """Seconds after the verdict during which the target had no work from this stream."""
         return self.end_s - self.verify.received_s
 
     @property
@@ -57,10 +57,10 @@ class Round:
 
     @property
     def not_model_s(self) -> float:
-        """Seconds of the round without work of the engines that it waited for: the wire and the orchestrator.
+        """Seconds of the round spent on the wire and in the orchestrator, not in the engines that it waited for.
 
-        A draft call that ended before the verdict cost the round no time. Time in which a later draft call overlaps
-        with the verification counts once.
+        A draft call that ended before the verdict cost the round no time. If a later draft call overlaps with the
+        verification, the overlap counts once.
         """
         awaited = [call for call in self.drafts if self.verify.received_s < call.received_s <= self.end_s]
         busy = [_busy(call) for call in (self.verify, *awaited)]
@@ -87,14 +87,14 @@ def medians_ms(rounds: Sequence[Parts]) -> dict[str, float]:
 
 
 def _round_of(call: pb.CallTrace, verified: Sequence[pb.CallTrace]) -> int:
-    """Index of the call's verification: for growth the last one sent before it was received, else before it was
-    sent."""
+    """Index of the verification that the call belongs to: the last one sent before the call. For growth, the last one
+    sent before the call's answer."""
     known_s = call.received_s if call.call == pb.CALL_GROWTH else call.sent_s
     return max(sum(verify.sent_s <= known_s for verify in verified) - 1, 0)
 
 
 def hidden_share(rounds: Iterable[Round]) -> float:
-    """Share of the duration of picked passes during which the target was verifying."""
+    """Share of the time of draft passes that completed a next block in which the target was verifying."""
     picked = [(round_.picked, round_) for round_ in rounds if round_.picked is not None]
     total_s = sum(grown.received_s - grown.sent_s for grown, _ in picked)
     hidden_s = sum(_covered(_verified(round_), (grown.sent_s, grown.received_s)) for grown, round_ in picked)
@@ -114,7 +114,7 @@ def _verified(round_: Round) -> list[Interval]:
 
 
 def _busy(call: pb.CallTrace) -> Interval:
-    """When the engine worked on the call, assuming that both directions took equally long."""
+    """The interval in which the engine worked on the call, assuming equal delays in both directions."""
     start_s = call.sent_s + _wire_s(call) / 2 + call.timing.waited_s
     return start_s, start_s + call.timing.computed_s
 

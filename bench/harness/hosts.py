@@ -1,7 +1,7 @@
 """Two hosts on this machine with a delay between them: network namespaces, connected by a slow wire.
 
-Works without netem in the kernel: each end is a TUN device, and a separate process carries packets from one to the
-other, each after a delay. Needs root or user namespaces, and the `ip` command.
+Works without the kernel's netem: each end is a TUN device, and a separate process forwards packets between them with a
+delay. Needs root or user namespaces, and the `ip` command.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TUNSETIFF, IFF_TUN, IFF_NO_PI, CLONE_NEWNET = 0x400454CA, 0x0001, 0x1000, 0x4000
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A network namespace. Processes started in it have this address and loopback, and no other."""
+    """A network namespace. Processes started in it have only this address and loopback."""
 
     name: str
     address: str

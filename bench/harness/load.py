@@ -1,6 +1,6 @@
 """A variable number of concurrent streams, each compared with plain decoding.
 
-Knows the client and the expected tokens; must not know what happens to the server meanwhile.
+Knows the client and the expected tokens; must not know what is done to the server.
 """
 
 from __future__ import annotations

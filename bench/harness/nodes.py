@@ -32,7 +32,7 @@ POLL_S = 0.2
 
 
 def manifest() -> dict[str, Any]:
-    """serveConfigV2 of k8s/overlays/cpu-demo, with this machine's paths of the models."""
+    """serveConfigV2 of k8s/overlays/cpu-demo, with the models' paths on this machine."""
     config: dict[str, Any] = yaml.safe_load(MANIFEST.read_text().replace(IMAGE_ROOT, str(REPOSITORY)))
     return config
 

@@ -48,7 +48,8 @@ def engine_pids(role: str) -> list[int]:
 
 
 async def kill_engine(role: str) -> None:
-    """Kill (SIGKILL) the engine of `role` with the most sessions. A probe would find the one with the fewest."""
+    """Kill (SIGKILL) the engine of `role` with the most sessions. `probe.engine_of` would find the one with the
+    fewest."""
     engines = await engines_of(role, len(replicas(role)))
     stats = await asyncio.gather(*(engine.stats.remote() for engine in engines))
     busiest = max(range(len(engines)), key=lambda index: stats[index].num_sessions)
@@ -61,7 +62,7 @@ async def _pid_of(engine: Any) -> int:
 
 
 async def kill_replica(role: str, chooser: random.Random) -> None:
-    """Kill one random replica of `role` at once, with the requests it serves."""
+    """Kill one random replica of `role` without draining its requests."""
     name = chooser.choice(sorted(replicas(role)))
     ray.kill(ray.get_actor(name, namespace=SERVE_NAMESPACE))
 
@@ -78,7 +79,7 @@ async def serving(role: str) -> set[str]:
 
 
 async def until_replaced(role: str, before: set[str], since_s: float) -> float:
-    """Seconds from `since_s` until as many serve as in `before`, including a new one. Raises: TimeoutError."""
+    """Seconds from `since_s` until the replacement serves and the number is that of `before`. Raises: TimeoutError."""
     while not await _is_replaced(role, before):
         if time.monotonic() > since_s + REPLACEMENT_TIMEOUT_S:
             raise TimeoutError(f"no {role} came in the place of one of {sorted(before)}")

@@ -60,7 +60,7 @@ def draft_of_cost(source: Path, target: Path, cost_ratio: float, dtype: Dtype, d
 
 
 def _deepened(shallow: Draft, timed: Callable[[Shape], Draft], cost_ratio: float) -> Shape:
-    """`shallow` with as many layers more as bring its cost ratio closest to `cost_ratio`, at most MAX_LAYERS in all."""
+    """`shallow` with the number of layers, at most MAX_LAYERS, that brings its cost ratio closest to `cost_ratio`."""
     num_layers = shallow.shape.num_hidden_layers
     deep = timed(replace(shallow.shape, num_hidden_layers=4 * num_layers))
     of_layer = max(deep.cost_ratio - shallow.cost_ratio, 1e-6) / (3 * num_layers)

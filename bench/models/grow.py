@@ -8,11 +8,11 @@ not know the engine: any engine that reads safetensors can run the result.
 How the function is preserved, with d hidden dimensions in the source and D in the grown model:
 
 - The residual stream is the old one followed by D - d zeros. RMSNorm then divides by a root mean square that is smaller
-  by sqrt(d/D). Its weights are scaled to compensate, and eps shrinks by d/D.
+  by sqrt(d/D). Its weights are scaled to compensate, and eps is multiplied by d/D.
 - Added parts do real work and output zero. New heads and new units of an MLP read, through `v_proj` and `up_proj`, only
-  the zeros of the stream. So their output is exactly zero, whatever they attend to (`q_proj`, `k_proj`, `gate_proj`)
-  and wherever they write (`o_proj`, `down_proj`). Added layers consist of such heads and units.
-- Query heads added to an old key-value head are copies of its old ones, and each writes an equal share.
+  the zeros of the stream. Their output is therefore exactly zero, whatever the other matrices hold (`q_proj`, `k_proj`,
+  `gate_proj`; `o_proj`, `down_proj`). Added layers consist of such heads and units.
+- Query heads added to an old key-value head are copies of its old ones, and each writes an equal share of the output.
 - Everything else is filled with random numbers, so that no library can skip zero matrices or rows. (If the width stays
   the same there are no zeros to read; then `v_proj` and `up_proj` of added parts are zero.)
 
@@ -41,7 +41,7 @@ from bench.models.sizes import SIZES, CannotGrow, Shape, Size, parse_size, read_
 from core.config import Dtype
 
 FORMAT = 1
-"""Part of the cache's names. Increase it when the weights for the same settings change."""
+"""Version of grown weights, a part of the cache's names. Increase it when the same settings give other weights."""
 FILLER_STD = 0.02
 DEFAULT_CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "outrider" / "grown"
 COPIED = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -132,8 +132,8 @@ class _Builder:
             yield self._layer(f"model.layers.{layer}.", is_new=layer >= self._source.num_hidden_layers)
 
     def _ends(self) -> dict[str, Tensor]:
-        """Embedding, last norm and output matrix. New dimensions of the embedding are zero; their output weights
-        random."""
+        """Embedding, last norm and output matrix. New dimensions are zero in the embedding and random in the output
+        matrix."""
         old = self._tensors["model.embed_tokens.weight"]
         size = (self._shape.vocab_size, self._shape.hidden_size)
         embedding = torch.zeros(size, dtype=self._dtype)
@@ -182,7 +182,8 @@ class _Builder:
         return old | {"self_attn.q_proj": queries[heads], "self_attn.o_proj": output[:, heads].float() / num_copies}
 
     def _matrix(self, name: str, size: tuple[int, int], old: Tensor | None, num_zeroed: int = 0) -> Tensor:
-        """Filler with the old weights in its first corner. New rows have zeros in the first `num_zeroed` columns."""
+        """Random numbers with the old weights in the upper left corner. New rows are zero in the first `num_zeroed`
+        columns."""
         grown = self._filler(name, size)
         grown[:, :num_zeroed] = 0
         if old is not None:

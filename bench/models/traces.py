@@ -2,9 +2,9 @@
 
 The target continues held-out prompts, and the draft's predictions along that text are recorded
 (`simulation.engines.texts.Agreement` lists the values). From each position a chain is drawn from the draft, too, and
-judged by block verification, whose acceptance does not follow from single tokens. Sampling, noise and verification are
-the reference implementation (core.exact.sampling, core.rules), so a trace is a measurement, not a model. Rejection and
-block verification get the whole q: the traces do not include the cost of the product's cut of q
+verified by block verification, whose acceptance does not follow from single tokens. Sampling, noise and verification
+are the reference implementation (core.exact.sampling, core.rules), so a trace is a measurement, not a model. Rejection
+and block verification get the whole q, so the traces do not include the loss of acceptance by truncating q
 (`SpeculationConfig.q_top_tokens`).
 """
 
@@ -171,7 +171,7 @@ def _shares(scores: Float64) -> dict[str, NDArray[np.uint8]]:
 
 
 def _judged_chains(pair: ModelPair, tokens: torch.Tensor, temperature: float, seed: int) -> NDArray[np.uint8]:
-    """Number of guesses that block verification accepts of the first 1, 2, ... of each chain.  # [NUM_TOKENS, gamma]"""
+    """Accepted guesses of block verification for the first 1, 2, ... guesses of each chain.  # [NUM_TOKENS, gamma]"""
     random = np.random.default_rng([seed, 2])
     chains, q = _draw_chains(pair.draft, tokens, temperature, random)
     logits = _after_chains(pair.target, tokens, chains)

@@ -101,5 +101,5 @@ async def _stats(service: Service, request: GenerationRequest) -> SpeculationSta
     return stats
 
 
-def _ignore(_reason: object) -> None:
-    """Lost engines end their sessions without help."""
+def _ignore(_message: object) -> None:
+    """Drop a progress message of loading."""

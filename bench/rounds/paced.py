@@ -1,9 +1,9 @@
 """Pipelined rounds against sequential ones by real processes, with engines as slow as large models on GPUs.
 
-The service is real: Serve, links, orchestrator, gRPC, one process for each part. Its engines have no models: they agree
-as recorded, and their passes last as long as a preset says (bench/rounds/recorded_engines.py), if a processor is free.
-So the figures are those of `bench rounds --only simulated` plus what the real service adds to a round. The addition is
-reported by engine, link and orchestrator, and as processor time by process.
+The service is real: Serve, links, orchestrator, gRPC, one process for each part. Its engines have no models: they
+replay recorded agreement, and their passes last as long as a preset says (bench/rounds/recorded_engines.py), if a
+processor is free. Compared with `bench rounds --only simulated`, a round therefore takes the time that the real service
+adds. That time is reported by engine, link and orchestrator, and as processor time by process.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ NUM_WARM_UP_PROMPTS = 2
 SHARE_OF_SIMULATED = 0.95
 SIMULATED_CHAINS = {0.0: 1.90, 1.0: 1.49}
 SIMULATED_TREES = {0.0: 2.13, 1.0: 1.71}
-"""Speed over the best fixed draft length in turn (README.md), with 1 ms of wire to each engine and back, by
-temperature."""
+"""Speed over the best fixed draft length in turn (README.md), by temperature, if a round trip to each engine takes 1
+ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class PacedPair:
     over_static: Mapping[float, float] = field(default_factory=dict)
     """Goals for the speed over the best fixed draft length in turn, as in the simulated figures."""
     over_in_turn: Mapping[float, float] = field(default_factory=dict)
-    """Goals for the speed over the best in turn, fixed or adaptive."""
+    """Goals for the speed over the best sequential way, fixed or adaptive."""
     over_plain: Mapping[float, float] = field(default_factory=dict)
     """Goals for the speed over plain decoding."""
     plain_share: Mapping[float, float] = field(default_factory=dict)
@@ -171,7 +171,7 @@ def _judged(goal: float | None, result: Result) -> Result:
 
 
 def _plain_share(name: str, law: PassLaw, repeats: Sequence[Runs]) -> Result:
-    """The rate of plain decoding as a share of 1/t_v(1), a service without costs of its own."""
+    """The rate of plain decoding as a share of 1/t_v(1), the rate if the service itself took no time."""
     shares = []
     for runs in repeats:
         num_later = sum(len(arrival.token_ids) for each in runs[PLAIN] for arrival in each.arrivals[1:])
@@ -227,7 +227,7 @@ def _beside_passes(name: str, rounds: Sequence[Parts]) -> Result:
 def _after_rounds(name: str, repeats: Sequence[Runs]) -> Result:
     """A stream's time at the client, from first chunk to last, minus its rounds and last verification.
 
-    It shows the difference between the delays of the last and the first chunk on their way to the client.
+    The rest is the difference between the delays of the last and the first chunk on their way to the client.
     """
     outside_ms = [
         1e3 * (each.decode_s - (verified[-1].received_s - verified[0].received_s))

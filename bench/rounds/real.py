@@ -4,7 +4,7 @@ A grown target and a grown draft are served by Ray and gRPC. Each prompt is comp
 other, so that other load of the machine affects all ways alike: pipelined, sequentially, sequentially with a static
 draft length, and plainly. Pipelining is compared with the faster of the two sequential ways: the adaptive one, or the
 static one at its best length, found by a sweep beforehand. All ways share one service's estimates of costs and
-acceptance. A pass during drafting is slower on this machine, and each way plans with the mean.
+acceptance. On this machine a pass is slower while the draft works, so each way plans with a mean of both.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from protos.outrider.v1 import generation_pb2 as pb
 COST_RATIO = 0.1
 TEMPERATURES = (0.0, 1.0)
 NUM_WARM_UP_PROMPTS = 2
-"""Not counted: the adaptive policies learn from them."""
+"""Prompts that are not counted: the adaptive policies learn from them."""
 SPEED_UP_GOAL = 1.25
 HIDDEN_GOAL = 0.95
 
@@ -129,7 +129,7 @@ def _results(title: str, repeats: Sequence[Runs], settings: Mapping[str, Any]) -
 
 
 def _overhead_results(title: str, rounds: Mapping[str, Sequence[Round]], sequential: str) -> list[Result]:
-    """Time of a round beyond the engines' own: on a hit a round is one call."""
+    """Time of a round outside the engines. On a hit, a round is one call."""
     of_pipelined = [round_.not_model_s * 1e3 for round_ in rounds[PIPELINED]]
     of_hits = [round_.not_model_s * 1e3 for round_ in rounds[PIPELINED] if round_.is_hit]
     of_sequential = [round_.not_model_s * 1e3 for round_ in rounds[sequential]]

@@ -1,10 +1,9 @@
 """Engines without a model, behind the real service: passes take the time of a law, and agreement is as recorded.
 
-Serve, links, orchestrator and gRPC are real; in the engines' processes, simulated engines run on a real clock. A
-benchmark then sees what the service adds on hardware that this machine does not have, and no model competes for the
-processors. The simulated draft competes a little: computing its candidates for 64 places takes a millisecond or two,
-which counts as part of its next pass if that follows at once. `bench step` measures what a real engine's step adds to
-its pass.
+Serve, links, orchestrator and gRPC are real; in the engines' processes, simulated engines run on a real clock. This
+shows what the service adds on hardware that this machine does not have, without models that compete for its processors.
+The simulated draft competes a little: computing its candidates for 64 nodes takes one or two milliseconds, which count
+as part of its next pass if that follows at once. `bench step` measures what a real engine's step adds to its pass.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class RecordedLoop:
     def __init__(self, engine: SimTarget | SimDraft, info: ModelInfo) -> None:
         self._engine = engine
         self._info = info
-        # Its waits are as long as requested; epoll's are whole milliseconds.
+        # select waits exactly as long as requested; epoll rounds to whole milliseconds.
         self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: dict[Receiver, list[Any]] = {}
@@ -56,7 +55,7 @@ class RecordedLoop:
         self._loop.call_soon_threadsafe(self._engine.release, sessions)
 
     async def ask(self, question: Callable[[Any], Any]) -> Any:
-        """Answer a question about the engine, here about this object: a simulated engine has no KV."""
+        """Answer a question about the engine. It is asked of this object, because a simulated engine has no KV."""
         return question(self)
 
     @property
@@ -64,7 +63,7 @@ class RecordedLoop:
         return self._info
 
     def stats(self) -> EngineStats:
-        """Statistics without any of the KV."""
+        """Statistics, without figures of the KV."""
         engine = self._engine
         return EngineStats(
             len(engine.sessions),

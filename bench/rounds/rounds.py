@@ -8,7 +8,7 @@ from bench.results import Result
 from bench.rounds import paced, real, simulated
 
 PARTS = {"simulated": simulated, "paced": paced, "real": real}
-"""Parts in order of their needs: the simulated part needs nothing, the real one the whole machine."""
+"""Parts by name, in the order of the resources that they need: from none to the whole machine."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

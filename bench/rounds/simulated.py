@@ -1,7 +1,7 @@
 """Pipelined rounds against sequential ones on simulated 70B/1B hardware, with the demo pair's recorded agreement.
 
-The orchestrator is real; engines and wires are laws of time (preset "70b+1b"). The comparison is with the best static
-draft length in turn, found by a sweep under all three verifications, with one stream at a time.
+The orchestrator is real; engines and wires are simulated by laws of time (preset "70b+1b"). Pipelining is compared with
+the best static draft length in turn, found by a sweep under all three verifications, with one stream at a time.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Compared:
     trees: Run
     chains_in_turn: Run
     trees_in_turn: Run
-    """With the policy of `trees`, in turn."""
+    """The policy of `trees`, but in turn."""
     static: Run
     without_noise: tuple[Run, ...]
-    """Rejection in place of coupled verification: the draft samples, in turn."""
+    """Rejection in place of coupled verification: the draft samples, and drafting is in turn."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

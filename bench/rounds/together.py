@@ -1,7 +1,7 @@
 """Many paced streams at once: the service's rate, relative to the rate that the target's passes allow.
 
-The target takes all streams in one pass. The difference to the rate that its passes allow is time in which it waits for
-the orchestrator, partly because everything on this machine shares the processors. Knows requests and their runs; must
+The target takes all streams in one pass. The rate falls short of what its passes allow by the time in which it waits
+for the orchestrator, partly because all processes share this machine's processors. Knows requests and their runs; must
 not know what is served.
 """
 
@@ -40,7 +40,7 @@ async def together(title: str, stub: Any, plan: Plan, law: PassLaw, temperature:
 def rate_of(runs: Sequence[Run]) -> float:
     """Tokens per second of all streams together, from the first chunk of any to the last.
 
-    First chunks do not count, since prefill makes them.
+    The tokens of first chunks do not count, since prefill produces them.
     """
     num_later = sum(len(arrival.token_ids) for each in runs for arrival in each.arrivals[1:])
     began_s = min(each.arrivals[0].at_s for each in runs)

@@ -1,7 +1,7 @@
 """The same prompts completed in several ways, one after the other, so that other load affects all ways alike.
 
-The ways are pipelined, in turn by the adaptive policy, in turn at the best static draft length, and plain; each request
-sets its own. Knows requests and their runs; must not know what is served.
+The ways are: pipelined, in turn by the adaptive policy, in turn at the best static draft length, and plain. Each
+request sets its way. Knows requests and their runs; must not know what is served.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def hidden_on_hits(title: str, rounds: Sequence[Round]) -> Result:
 
 
 def waits(title: str, rounds: Sequence[Round]) -> list[Result]:
-    """Draft time that is not hidden, over all rounds, including those that waited for a pass after their verdict."""
+    """Draft time that is not hidden, over all rounds, including those that waited for a pass after the verdict."""
     waited = [round_ for round_ in rounds if round_.picked is not None and not round_.is_hit]
     share_waited = len(waited) / len(rounds) if rounds else 0.0
     return [
@@ -123,7 +123,7 @@ def waits(title: str, rounds: Sequence[Round]) -> list[Result]:
 
 
 def hits(title: str, rounds: Sequence[Round]) -> list[Result]:
-    """How often the next block was ready at the verdict, and the tokens of a round."""
+    """Share of rounds whose next block was ready at the verdict, and tokens per round."""
     asked = [round_ for round_ in rounds if round_.was_asked]
     num_hits = sum(round_.is_hit for round_ in asked)
     counts = {"rounds": len(rounds), "asked": len(asked)}

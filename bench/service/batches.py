@@ -1,7 +1,7 @@
-"""Batches through `outrider.LLM`: plain decoding, guesses of the text alone, and the adaptive policy, run in turn.
+"""Batches through `outrider.LLM`: plain decoding, guesses from the text alone, and the adaptive policy, in turn.
 
-Everything runs in one process, so the draft takes its time from the target, and the adaptive policy has to find out
-where drafting does not pay. Estimates are kept from run to run, as in a long batch, so the first run of each kind is
+Everything runs in one process, so the draft and the target compete for its time, and the adaptive policy has to find
+out when drafting does not pay. Estimates are kept from run to run, as in a long batch, so the first run of each kind is
 the slowest.
 """
 

@@ -1,7 +1,7 @@
-"""The cost of a call by gRPC and by HTTP: the time to its first token, and the memory of a thousand that wait.
+"""The cost of a call by gRPC and by HTTP: time to first token, and memory of a thousand waiting calls.
 
-Times are of an otherwise idle service. The two protocols take turns, call by call, so that slow moments affect both.
-Waiting calls are open streams that are admitted and queued. Their memory is the growth of the proxy's and the
+Times are measured on an otherwise idle service. The two protocols take turns, call by call, so that slow moments affect
+both. Waiting calls are open streams that are admitted and queued. Their memory is the growth of the proxy's and the
 orchestrator's processes.
 """
 
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Call the demo pair with few places and a long queue. Each memory measurement uses a new service, because an
-    old process would reuse freed memory."""
+    """Call the demo pair with few places and a long queue. Each memory measurement uses a new service, because an old
+    process would reuse freed memory."""
     config = demo_config()
     limits = replace(config.limits, max_sessions=PLACES, max_queued=args.waiting + PLACES)
     config = replace(config, limits=limits)

@@ -1,12 +1,12 @@
-"""An engine on another host, some milliseconds away: the cost for drafting in turn, and how much pipelining hides.
+"""An engine on another host, some milliseconds away: the slowdown in turn, and how much of it pipelining hides.
 
 Head and orchestrator are on one host together with one engine's node; the other engine's node is on another host
 (bench/harness/hosts.py). Each prompt is completed pipelined and in turn, with and without delay, in direct succession,
 since a machine's speed changes by the minute.
 
-Served are a grown pair, and the demo pair paced like it. The grown pair runs two models on two processors, together
-with everything else in a round. So the difference between the pairs shows what the machine lacks, and the paced pair
-shows the effect of the distance alone.
+Two pairs are served: a grown pair, and the demo pair paced like it. The grown pair runs two models on two processors,
+which all other work of a round shares. The paced pair shows the effect of the distance alone; the difference between
+the pairs shows the effect of too few processors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Effects of callers on each other: how fast a full service refuses, how floods stall streams, how late deadlines are.
+"""Effects of callers on each other: time until a full service refuses, stalls by floods, delay of deadlines.
 
-Streams run in a process of their own, so that reading them does not slow down the timed caller. The flooding caller
-runs in another process, which gets only idle processor time, like callers on another machine. On two cores, three
-callers with messages of 100 MB stall streams just as long if another server receives the messages
+Streams run in their own process, so that reading them does not slow down the timed caller. The flooding caller runs in
+another process, which gets only idle processor time, to resemble a caller on another machine. On two cores, three
+callers with messages of 100 MB stall streams for the same time even if another server receives the messages
 (docs/log/2026-11.md). `streams_alone` is the longest gap without other callers.
 """
 
@@ -41,7 +41,7 @@ OVERSIZE = (3_900_000, 8_000_000, 100_000_000)
 FLOODERS = 3
 FLOOD_S = 5.0
 Beside = Callable[[], Awaitable[int]]
-"""Runs while streams are read; returns its number of calls."""
+"""Function that runs while streams are read, and returns the number of its calls."""
 DEADLINES_S = (0.3, 0.4, 0.5, 0.6, 0.7)
 
 
@@ -134,7 +134,7 @@ def _with(refusals: Refusals, outcome: str, took_s: float) -> Refusals:
 async def _floods(address: str, args: argparse.Namespace) -> list[Result]:
     """The longest gap of streams, alone and beside callers that send messages of the largest allowed size, or larger.
 
-    Each is measured several times in turn: on few cores, one gap in thousands is as long without other callers.
+    Each case is measured several times in turn, because on few cores some gaps are as long without other callers.
     """
     async with connected(address) as stub:
         most = await _longest_text(stub)

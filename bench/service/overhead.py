@@ -3,16 +3,16 @@
 The demo pair is served as by `outrider serve`. Plain and drafted runs alternate, first with one stream, then with
 sixteen, in which the policy learns to pause drafting. Goals are for one stream:
 
-- *All that is not model time*, of a plain step: the time on the client's clock, from the call to the last chunk,
-  without the target's forward passes as reported by the engine. A drafted round has no such figure, since its draft
-  passes are hidden behind the target's. For the same reason many streams have totals only.
+- *All that is not model time*, of a plain step: the time by the client's clock, from the call to the last chunk, minus
+  the target's forward passes as reported by the engine. Drafted rounds have no such figure, since their draft passes
+  overlap with the target's. For the same reason, runs with many streams have totals only.
 - *Verdict to next verify*, of drafted rounds whose next block was ready at the verdict (hits), from their trace:
   "orchestrator" is the time from receiving the verdict to sending the next block; "link" is the verification's round
   trip without queueing and computing at the engine, which is one way in each direction.
 - *Processor time*, of all processes of the service and of this client, by process, without forward passes. An engine
-  reports the duration of its passes. They run in one thread, so the duration is at least their processor time, and more
-  if other processes delay them. The processor time of that thread, the busiest of its process, is therefore divided
-  between forward passes and the rest of its steps in proportion to their durations.
+  reports only the durations of its passes, which exceed their processor time if other processes delay them. Passes and
+  the rest of a step run in one thread, the busiest of the process. Its processor time is therefore divided between them
+  in proportion to their durations.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ async def _measure(address: str) -> list[Result]:
             for number in range(num_runs + 1):
                 for gamma in (GAMMA, 0):
                     sample = await _run(stub, engines, gamma, num_streams)
-                    if number > 0:  # the first of each is a warm-up
+                    if number > 0:  # the first run of each kind is a warm-up
                         samples.setdefault((gamma, num_streams), []).append(sample)
                 if num_streams == 1:
                     traced.append(await _stream(stub, GAMMA, number, trace=True))

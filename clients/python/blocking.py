@@ -1,4 +1,4 @@
-"""Generates the blocking client from that for asyncio; `--check` fails when the two disagree. Needs ruff."""
+"""Generates the blocking client from the asyncio one; `--check` fails when the two disagree. Needs ruff."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATTERNS = {
 
 
 def blocking(code: str) -> str:
-    """The same without asyncio. Raises: ValueError where a text is not there any more."""
+    """The blocking form of `code`. Raises: ValueError if `code` lacks one of TEXTS."""
     for text, other in TEXTS.items():
         if text not in code:
             raise ValueError(f"{SOURCE.name} has no {text!r}: change TEXTS in {Path(__file__).name}")

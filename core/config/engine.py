@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from core.config.checks import ABOVE_0, SHARE_ABOVE_0, Settings, at_least, check
@@ -85,10 +85,29 @@ class EngineConfig(Settings):
     tensor_parallel: int = 1
     """Number of processes (ranks) that share the model by tensor parallelism, at least 1; each holds a slice of the
     weights and of the KV. Raise it where the model does not fit into one device."""
+    feature_layers: tuple[int, ...] = ()
+    """Targets only: layers whose hidden states verdicts carry to a draft that runs a head, in the head's order; -1 is
+    the last hidden state, n the input of layer n. Set it to the `feature_layers` of the draft's head."""
+    head: str | None = None
+    """Directory of a head for the model of `model`: it guesses from that model's hidden states
+    (docs/howto/draft-with-a-head.md). On a target the guesses come with each verdict, without a draft engine. On a
+    draft the engine runs the head in place of the model, and the target sends it hidden states. None runs the model
+    alone."""
+    expert_parallel: bool = False
+    """Whether each rank holds whole experts of a mixture, instead of a slice of every expert; `tensor_parallel` must be
+    above 1. Set it where slices of experts are too narrow to be computed fast, or where the experts' features cannot be
+    divided by the ranks. Models that can be split only by experts are, whatever it says."""
     cascade_tokens: int = 0
     """Drafts only: number of tokens that prompt lookup guesses for the draft in each pass, which the draft verifies in
     the same pass (cascade), in [0, 32]; 0 turns it off. It never changes an output. Raise it where texts repeat
     themselves and the draft is slow."""
+    adapters: dict[str, str] = field(default_factory=dict, hash=False)
+    """Targets only: LoRA adapters to load at start, by name: directories with PEFT's adapter_config.json and
+    adapter_model.safetensors. Requests choose one by naming it as their `model`. Set it to serve variants of one model
+    from its weights."""
+    max_adapters: int = 16
+    """Largest number of LoRA adapters that the engine holds at once, at least 1; further ones are refused. Each takes
+    the memory of its files, which on a GPU has to be left over by `kv_memory_share`. Raise it where there are more."""
     max_grammars: int = 32
     """Number of compiled grammars kept for later requests, at least 1; the least recently used one is dropped first. A
     grammar usually takes less than a megabyte, at worst tens of them. Raise it where requests use many different
@@ -116,15 +135,28 @@ class EngineConfig(Settings):
         check(self.dtype in get_args(Dtype), "dtype", DTYPES_ALLOWED, self.dtype)
         self._check(at_least(1), "kv_cache_tokens", "num_threads", "block_tokens", "max_step_tokens")
         self._check(at_least(1), "prefill_chunk_tokens", "prefill_stretch", "tensor_parallel", "max_grammars")
+        check(self.tensor_parallel > 1 or not self.expert_parallel, "expert_parallel", "false on one rank", True)
+        self._check(at_least(1), "max_adapters")
         self._check(at_least(2), "max_context_tokens")
         self._check(at_least(0), "digest_whole_bytes")
         self._check(ABOVE_0, "session_timeout_s")
         self._check(SHARE_ABOVE_0, "kv_memory_share")
         self._check(Range(0, 32), "cascade_tokens")
+        self._check_heads()
+        has_names = all(name and path for name, path in self.adapters.items())
+        check(has_names, "adapters", "directories by name, neither of them empty", self.adapters)
+        has_room = len(self.adapters) <= self.max_adapters
+        check(has_room, "adapters", f"at most max_adapters ({self.max_adapters})", len(self.adapters))
         first, last = self.link_ports
         check(0 <= first <= last < 2**16, "link_ports", "two ports in ascending order", self.link_ports)
         is_known = self.paced_as is None or self.paced_as in PASS_LAWS
         check(is_known, "paced_as", f"one of {', '.join(PASS_LAWS)}", self.paced_as)
+
+    def _check_heads(self) -> None:
+        layers = self.feature_layers
+        is_valid = len(set(layers)) == len(layers) and min(layers, default=0) >= -1
+        check(is_valid, "feature_layers", "different numbers from -1", layers)
+        check(self.head != "", "head", "the directory of a head", self.head)
 
     def _check_layers(self) -> None:
         layers = self.layers

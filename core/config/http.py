@@ -28,6 +28,10 @@ class HttpConfig(Settings):
     """Seconds, at least 0, of silence after which a stream gets a comment, so that nothing between server and client
     takes it for dead while a request is queued or a long prompt is read; 0 sends none. After the first comment an
     error comes as an event, since the status has been sent. Keep it below the idle timeout of your load balancer."""
+    load_adapters: bool = False
+    """Whether callers may load and unload LoRA adapters while the model is served, by `/v1/load_lora_adapter` and
+    `/v1/unload_lora_adapter`; without it both are 404. A caller names a directory of the targets' nodes, which is then
+    read: set it only where every caller is trusted."""
     page: bool = True
     """Whether `/` serves a web page with a playground and live figures; without it `/` is 404. In a fleet the first
     model's setting decides. Unset it where the HTTP port is public."""

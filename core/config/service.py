@@ -109,6 +109,20 @@ class DraftConfig(WorkerConfig):
     autoscaling: DraftScaling | None = None
     """Bounds and signals of autoscaling; None keeps `num_replicas`. Set it where the load varies over the day."""
 
+    def __post_init__(self) -> None:
+        WorkerConfig.__post_init__(self)  # a class with slots has no super() without arguments
+        engine = self.engine
+        check(
+            not engine.feature_layers, "draft.engine.feature_layers", "empty: a target has them", engine.feature_layers
+        )
+        check(not engine.adapters, "engine.adapters", "empty: only targets have adapters", list(engine.adapters))
+        if engine.head is None:
+            return
+        check(engine.layers is None, "draft.engine.layers", "absent beside a head", engine.layers)
+        check(engine.cascade_tokens == 0, "draft.engine.cascade_tokens", "0 beside a head", engine.cascade_tokens)
+        num_ranks = engine.tensor_parallel
+        check(num_ranks == 1, "draft.engine.tensor_parallel", "1 beside a head", num_ranks)
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig(Settings):
@@ -140,6 +154,8 @@ class ServiceConfig(Settings):
 
     def __post_init__(self) -> None:
         check(bool(self.model_name), "model_name", "not empty", self.model_name)
+        is_new = self.model_name not in self.target.engine.adapters
+        check(is_new, "target.engine.adapters", "of other names than model_name", self.model_name)
         self._check_extra_drafts()
 
     def _check_extra_drafts(self) -> None:
@@ -165,6 +181,8 @@ class FleetConfig(Settings):
         check(bool(self.models), "models", "at least one", ())
         names = [model.model_name for model in self.models]
         check(len(set(names)) == len(names), "models", "of different model_name", names)
+        names += [name for model in self.models for name in model.target.engine.adapters]
+        check(len(set(names)) == len(names), "models", "of different names, those of target.engine.adapters too", names)
         for model in self.models:
             self._check_draft(model)
         unused = [name for name in self.drafts if name not in {model.shared_draft for model in self.models}]

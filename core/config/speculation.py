@@ -48,12 +48,12 @@ class SpeculationConfig(Settings):
     max_entropy: float = 2.0
     """Threshold of the policy "entropy", in nats, at least 0: a chain ends where the entropy of q is above it. Lower it
     where each row of the target costs time."""
-    guessers: tuple[str, ...] = ("draft", "prompt_lookup", "grammar")
+    guessers: tuple[str, ...] = ("draft", "prompt_lookup", "grammar", "head")
     """Sources of guesses for requests that name none: "draft" for the draft engine, and guessers that need no model
-    (docs/guessers.md); "grammar" only guesses in structured output, and "template", which needs no name here, for
-    requests that give a template. Without "draft" no lease on a draft is taken. With
-    the policy "adaptive", in greedy and coupled mode, all sources guess side by side; otherwise the others guess only
-    where the draft has nothing. Add "retrieval" or "lookahead" where more rows cost the target little."""
+    (docs/guessers.md); "grammar" only guesses in structured output, "head" where the target's engine has a head, and
+    "template", which needs no name here, for requests that give a template. Without "draft" no lease on a draft is
+    taken. With the policy "adaptive", in greedy and coupled mode, all sources guess side by side; otherwise the others
+    guess only where the draft has nothing. Add "retrieval" or "lookahead" where more rows cost the target little."""
     lookup_min_match: int = 2
     """Prompt lookup: length of the shortest suffix of the text that is looked up, in tokens, in [1, 16]. Raise it where
     accidental matches waste rows."""

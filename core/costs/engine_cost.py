@@ -26,12 +26,12 @@ steps."""
 NUM_RECENT = 15
 """Number of observations kept of each kind."""
 EXTRAPOLATION = 4.0
-"""Multiple of the widest observed pass up to which the fitted line continues; beyond it, time is proportional to rows.
-The optimistic estimate is worth 1.03, and its end 1.03 (`bench ablation`, docs/adr/control)."""
+"""The fitted line continues up to this multiple of the widest observed pass; beyond it, time is proportional to rows.
+Optimistic extrapolation is worth 1.03, and this limit 1.03 (`bench ablation`, docs/adr/control)."""
 SURE = 3
-"""Number of passes of one width from which their median is believed, so that one slow pass does not decide it."""
+"""Number of passes of one width before their median is trusted, so that one slow pass does not decide it."""
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of rows that one session may have in a pass of the draft. Worth 1.06 against always 8 (`bench ablation`,
+"""Possible numbers of rows of one session in a pass of the draft. Worth 1.06 against always 8 (`bench ablation`,
 docs/adr/control)."""
 BRANCH_PASSES = 200
 """Number of passes without branches after which the cost of branches is forgotten, so that branches are tried again.
@@ -170,7 +170,7 @@ class PassCost:
         row_s = widths[0][1] / widths[0][0]
         pools: list[tuple[float, int, int]] = []  # seconds, passes, widths
         for rows, seconds, num in widths:
-            # A width that is not sure costs no more than its rows one by one. Else it might never be tried again.
+            # With few passes, the cost is capped at that of the rows one by one. Else the width might never be retried.
             pools.append((seconds if num >= SURE else min(seconds, row_s * rows), num, 1))
             while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
                 (left, n, k), (right, m, j) = pools[-2:]
@@ -273,7 +273,9 @@ class CostModel:
         return num_passes * self.draft_pass_s(self.num_drafting * rows) + self.draft_wire_s
 
     def turn_s(self, nodes: float, rows: float, num_passes: int) -> float:
-        """Seconds of a round in turn: `num_passes` passes of the draft with `rows` rows, then a block of `nodes` nodes.
+        """Seconds of a round without pipelining: `num_passes` passes of the draft, then a block of `nodes` nodes.
+
+        A pass of the draft has `rows` rows of each session.
 
         Sessions that share passes split into groups, which are verified one after another. The estimate uses as many
         groups as it takes to hide the drafting of one group behind the verification of the others.

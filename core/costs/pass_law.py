@@ -1,7 +1,7 @@
 """Duration of a forward pass by its number of rows, for named models on named hardware.
 
-The simulator takes pass times from here, and an engine paced as other hardware (`paced_as`) waits by the same figures.
-The laws of large models are round figures of the size that published systems report.
+The simulator takes pass times from here. `paced_as` slows an engine down to other hardware by the same figures. The
+laws of large models are round figures, similar to those of published systems.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PassLaw:
 
     @classmethod
     def memory_bound(cls, pass_s: float) -> PassLaw:
-        """A large model: 1.05x at 32 guesses, 1.1x at 64, and bound by arithmetic from some hundreds of rows on."""
+        """A large model: 1.05x at 32 guesses, 1.1x at 64, and compute-bound from a few hundred rows on."""
         shares = ((1, 1.0), (9, 1.0), (33, 1.05), (65, 1.1), (257, 1.35), (513, 1.8))
         return cls(tuple((rows, pass_s * share) for rows, share in shares))
 

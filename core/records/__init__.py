@@ -3,12 +3,14 @@
 Grouped by audience: request and output (clients), engine (orchestrator and engines), trace, statistics, model.
 """
 
+from core.records.adapter import Adapter, root_of
 from core.records.engine import (
     Base,
     Continuation,
     DraftReply,
     DraftRequest,
     DraftUpdate,
+    Features,
     Missing,
     Refused,
     SequenceSpec,

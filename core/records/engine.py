@@ -11,10 +11,11 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 from core.ranges import check_parameters, parameter, ranges_of
+from core.records.adapter import Adapter
 from core.records.request import GenerationRequest, Grammar
 from core.records.sampling import Sampling
 from core.rules import Rule, Verification
-from core.speculation import EMPTY_BLOCK, NewNodes, TokenTree, TreeSpec
+from core.speculation import EMPTY_BLOCK, NO_GUESSES, Guesses, NewNodes, TokenTree, TreeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,12 @@ class SequenceSpec:
     num_logprobs: int | None = None
     """Number of alternatives to report per emitted token. None reports nothing, 0 the emitted token alone."""
     num_prompt_logprobs: int | None = None
-    """As `num_logprobs`, for each prompt token but the first."""
+    """Like `num_logprobs`, for each prompt token but the first."""
     grammar: Grammar | None = None
     """Grammar of the output. Both draft and target mask their logits with it."""
     lenience: float = parameter(1.0, ranges_of(GenerationRequest)["lenience"])
+    adapter: Adapter | None = None
+    """LoRA adapter that the target computes this sequence with; None for the model itself."""
 
     def __post_init__(self) -> None:
         check_parameters(self)
@@ -41,14 +44,15 @@ class SequenceSpec:
         shared = {each.name: getattr(request, each.name) for each in fields(cls) if each.name != "prompt_len"}
         return cls(prompt_len=len(request.prompt), **shared)
 
-    def at_draft_temperature(self, temperature: float | None) -> SequenceSpec:
+    def of_draft(self, temperature: float | None) -> SequenceSpec:
         """Return the spec for a draft that guesses at this temperature. None, or greedy decoding, keeps the target's.
 
-        The verification rule stays the same. q is the distribution that the draft samples from.
+        The verification rule stays the same. q is the distribution that the draft samples from. Adapters are the
+        target's alone.
         """
         if temperature is None or self.sampling.is_greedy:
-            return self
-        return replace(self, sampling=replace(self.sampling, temperature=temperature))
+            return replace(self, adapter=None)
+        return replace(self, sampling=replace(self.sampling, temperature=temperature), adapter=None)
 
     @property
     def rule(self) -> Rule:
@@ -89,6 +93,39 @@ class Want(StrEnum):
 
     SAMPLES = "samples"
     """The target's own token after the root and after each node of the block, independent of the verdict."""
+    FEATURES = "features"
+    """Hidden states of the root and of the accepted nodes, for a head on a draft engine."""
+    GUESSES = "guesses"
+    """Guesses below the next token, by the head in the target's engine."""
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether a target that continues by itself returns this with the following verdicts, too."""
+        return self is not Want.SAMPLES
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Hidden states of consecutive tokens of the text, from a pass of the target. A head on a draft engine reads them.
+
+    Rounded to bfloat16, because a head only guesses: no output depends on them.
+    """
+
+    first: int
+    """Position of the first token."""
+    width: int
+    """Numbers per token: the hidden states of `ModelInfo.feature_layers`, side by side."""
+    rows: bytes
+    """bfloat16, little-endian.  # [tokens, width]"""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.rows) // (2 * self.width) if self.width else 0
+
+    @property
+    def end(self) -> int:
+        """Position after the last token."""
+        return self.first + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +154,9 @@ class VerifyRequest:
 class Continuation:
     """The next message, offered in advance. The target uses it after its verdict instead of waiting for the message.
 
-    It is offered before or while the message of round `after` is verified; that message may be an offer itself. Of
-    several for one round, the last one counts, and offers that build on the others are dropped. The target looks up the
-    verdict's accepted path and next token in `tree`; the nodes below become the block of the next message, which
+    It is offered before or while the message of round `after` is verified; that message may be an offer itself. If a
+    round has several offers, the last one counts, and offers that build on the others are dropped. The target looks up
+    the verdict's accepted path and next token in `tree`; the nodes below become the block of the next message, which
     carries this stamp. An unused offer is answered with `Refused`.
     """
 
@@ -161,7 +198,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The accepted path through the block, and the target's own next token after it (correction or bonus token)."""
+    """The accepted path through the block, and the target's own token after it (correction or bonus token)."""
 
     stamp: Stamp
     path: tuple[int, ...]
@@ -170,7 +207,7 @@ class Verdict:
     held: int
     """Number of tokens whose KV the engine now holds: all committed tokens but `next_token`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per emitted token (path, then next token), if requested."""
+    """One per emitted token (the path, then the next token), if requested."""
     timing: Timing | None = None
     continued: int = 0
     """Round of the continuation that the target used; 0 if it waits for a message."""
@@ -184,6 +221,10 @@ class Verdict:
     num_cached: int = 0
     """Number of tokens whose KV came from the prefix cache for this verdict; 0 if the sequence was already on the
     engine."""
+    features: Features | None = None
+    """For `Want.FEATURES`: of the root and the accepted nodes. They end before `next_token`, which has no row yet."""
+    guesses: Guesses = NO_GUESSES
+    """For `Want.GUESSES`: below `next_token`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +237,8 @@ class DraftRequest:
     growth: TreeSpec
     spec: SequenceSpec | None = None
     """Required when `base.num_tokens` is 0."""
+    features: Features | None = None
+    """The target's, up to the last token of `suffix`, which has none yet. Required by an engine that runs a head."""
 
     @property
     def num_committed(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core.records.adapter import Adapter
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -25,8 +27,26 @@ class ModelInfo:
     """Everything besides weights and dtype that decides the last bits: hardware, libraries, backend, ranks."""
     layers: tuple[int, ...] = ()
     """Indices of the checkpoint's layers that this model has; empty for all. `digest` covers the whole checkpoint."""
+    feature_layers: tuple[int, ...] = ()
+    """Layers whose hidden states are features: those that a target returns, or those that a head reads."""
+    feature_width: int = 0
+    """Numbers per token of the features."""
+    head: str = ""
+    """Name of the head in a target's engine; empty without one."""
+    adapters: tuple[Adapter, ...] = ()
+    """LoRA adapters that were loaded at start."""
     is_deterministic: bool = False
     """Whether a row's bits are independent of the other rows of its step, by the self-test at start."""
+
+    def features_problem(self, draft: ModelInfo) -> str | None:
+        """Why this target's features do not serve a draft that is a head; None for any other draft."""
+        own, needed = (self.feature_layers, self.feature_width), (draft.feature_layers, draft.feature_width)
+        if not draft.feature_width or own == needed:
+            return None
+        return (
+            f"it is a head that reads {needed[1]} numbers a token, of the layers {list(needed[0])}, but the target "
+            f"returns {own[1]}, of {list(own[0])}: set feature_layers of the target's engine"
+        )
 
 
 @dataclass(frozen=True, slots=True)

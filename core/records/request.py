@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Literal
 
 from core.ranges import Range, check_parameters, parameter
+from core.records.adapter import Adapter
 from core.records.sampling import Sampling
 from core.rules import Rule, Verification
 from core.speculation import DRAFT_TOKENS
@@ -82,9 +83,9 @@ class GenerationRequest:
     max_draft_tokens: int | None = parameter(None, DRAFT_TOKENS)
     """Maximum number of tokens drafted in a row. 0 disables speculation; None takes the service's setting."""
     policy: Policy | None = None
-    """None takes the service's setting; so does None for `pipelining`."""
+    """None takes the service's setting."""
     pipelining: bool | None = None
-    """Whether to prepare the next block while the last one is verified."""
+    """Whether to prepare the next block while the last one is verified. None takes the service's setting."""
     guessers: tuple[str, ...] = ()
     """Names of the guessers to use; empty takes the service's. Include "draft" to use the draft model."""
     template: Grammar | None = None
@@ -94,7 +95,7 @@ class GenerationRequest:
     )
     """Has an effect only if the target samples. None takes the service's setting."""
     resume_tokens: tuple[int, ...] = ()
-    """Output that the client already has. The stream continues after it as if it had never stopped."""
+    """Output that the client already has. The stream continues after it."""
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
@@ -115,14 +116,17 @@ class GenerationRequest:
     priority: int = parameter(0, PRIORITY)
     """Order in the admission queue: lower numbers go first."""
     caller: str = ""
-    """Caller whose share of sessions, queue and quota this uses; empty for all anonymous callers."""
+    """Name of the caller, for shares of sessions and queue and for quotas. All anonymous callers share the empty
+    name."""
     quota: Quota = NO_QUOTA
     """The caller's own quota, from its key."""
     expected_tokens: int | None = None
     """Output tokens to reserve from the quota until the request ends. None reserves `max_tokens`."""
+    adapter: Adapter | None = None
+    """LoRA adapter of the target that the request has named as its model. Drafts do not use it."""
     isolation: str = ""
-    """Tenant whose recent outputs may be used as guesses, and who may use this one's. Other tenants could
-    infer such outputs from the speed of theirs. Empty: nobody."""
+    """Name of a tenant. Recent outputs are used as guesses only for requests with the same name, because others could
+    infer an output from the speed of theirs. Empty: not shared with any request."""
 
     def __post_init__(self) -> None:
         check_parameters(self)

@@ -40,9 +40,9 @@ class SpeculationStats:
     num_continued: int = 0
     """Number of rounds that the target started itself, from a `Continuation`."""
     num_hits: int = 0
-    """Number of verdicts whose next block was ready, or arrived in time."""
+    """Number of verdicts with a next block that was ready, or arrived in time."""
     num_misses: int = 0
-    """Number of verdicts without nodes below them, although the draft had reported some nodes."""
+    """Number of verdicts after which the tree had no nodes, although the draft had sent some before."""
     draft_time_s: float = 0.0
     """Seconds of draft passes during verification, plus seconds spent waiting for blocks drafted in turn."""
     hidden_draft_time_s: float = 0.0

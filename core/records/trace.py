@@ -38,7 +38,7 @@ class CallTrace:
 
     call: Call
     sent_s: float
-    """Seconds since the start of the stream, on the orchestrator's clock; so is `received_s`."""
+    """Seconds since the start of the stream, by the orchestrator's clock. The same holds for `received_s`."""
     received_s: float
     num_guesses: int
     """Number of nodes verified or grown."""

@@ -23,6 +23,7 @@ from core.speculation.guesser import (
     MAX_GUESSES,
     NO_GUESSES,
     BadGuesserInput,
+    DeliveredGuesser,
     Guesser,
     Guesses,
     HistoryGuesser,

@@ -1,7 +1,7 @@
 """Acceptance estimated from past observations: on average, and by the draft's confidence.
 
-Knows fading averages; must not know tokens, costs or decisions. The draft's confidence already says most of what the
-current text is like, so nothing is learned per session, depth or rank (docs/control.md has what that was worth).
+Knows fading averages; must not know tokens, costs or decisions. Nothing is learned per session, depth or rank: the
+draft's confidence already reflects the current text (docs/control.md has the measurements).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def logistic(log_odds: float) -> float:
 def miss_curve(fanout: int) -> float:
     """Chance that a correction is not among the draft's `fanout` likeliest other candidates: (1 + F)^-1.2.
 
-    Measured on the demo pair with shared noise. The share of each candidate in addition is worth 1.01 (`bench
+    Measured on the demo pair with shared noise. Using the share of each candidate, too, is worth 1.01 (`bench
     ablation`).
     """
     return float((1.0 + fanout) ** -1.2)
@@ -51,8 +51,8 @@ DRAWN_TAIL = (0.25, 0.11, 0.06)
 """Chances of the second draw, the third, ..., if the first of several draws is not accepted, by recursive rejection.
 The demo pair at T = 1 has (0.19, 0.10, 0.04) with q of 64 tokens and (0.32, 0.13, 0.09) with 1024."""
 WITH_REPLACEMENT_TAIL = (0.45,)
-"""The same for independent draws. With more than two of them the first is accepted much less often (0.40 with four,
-against 0.68 by recursive rejection)."""
+"""Like `DRAWN_TAIL`, for independent draws. With more than two of them the first is accepted much less often (0.40 with
+four, against 0.68 by recursive rejection)."""
 USUAL_TAIL = tuple(miss_curve(rank - 1) - miss_curve(rank) for rank in range(1, MAX_REPORTED + 1))
 """Chances of the second candidate, the third, ..., if the first is wrong. Measured on the demo pair; never learned."""
 

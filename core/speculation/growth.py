@@ -1,4 +1,4 @@
-"""How a draft grows a tree of guesses (`TreeSpec`), and what it sends of it (`NewNodes`, `UnreadNodes`).
+"""The specification of a draft's tree (`TreeSpec`), and its nodes as sent and stored (`NewNodes`, `UnreadNodes`).
 
 Knows the specification and the resulting nodes; must not know which of them are verified.
 """
@@ -143,7 +143,7 @@ class NewNodes:
         *,
         is_own: bool = False,
     ) -> None:
-        """`is_own`: the caller has grown the nodes itself; the receiver validates them.
+        """`is_own`: whether the caller has grown the nodes itself. They are then not validated here.
 
         Raises: ValueError if they are invalid.
         """
@@ -206,9 +206,10 @@ ByParent = dict[int, tuple[NodeMessage, ...]]
 
 
 class UnreadNodes:
-    """Nodes that a draft has sent and nobody has read yet, by message.
+    """Nodes received from a draft but not read yet, by message.
 
-    Most nodes are never read, so no work is done per node. No verdict can reach some of them any more.
+    Most nodes are never read, so storing a message does no work per node. Nodes that no verdict can reach any more may
+    be among them.
     """
 
     def __init__(self, max_depth: int) -> None:

@@ -97,6 +97,14 @@ class QuestioningGuesser(Guesser, Protocol):
 
 
 @runtime_checkable
+class DeliveredGuesser(Guesser, Protocol):
+    """A guesser whose guesses are made elsewhere and come with verdicts."""
+
+    def deliver(self, guesses: Guesses, num_tokens: int) -> None:
+        """Receive the guesses below a text of `num_tokens` tokens, before `propose` is called for it."""
+
+
+@runtime_checkable
 class HistoryGuesser(Guesser, Protocol):
     """A guesser that keeps outputs for later requests."""
 

@@ -1,8 +1,8 @@
 """The orchestrator's half of a session's draft tree: continuations of the last committed token.
 
 The draft sends nodes pass by pass, guessers propose nodes for the next block, blocks are taken out of the tree, and a
-verdict makes another node the root. Nodes are objects, and committed tokens stay nodes. So the draft's nodes hang below
-their parent wherever the root is by then, and a verdict changes little except the root.
+verdict makes another node the root. Committed tokens stay nodes, so a late message of the draft can still attach its
+nodes to their parents, and a verdict changes little except the root.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from core.speculation.token_tree import NO_Q, ROOT, SparseDistribution, TokenTre
 from core.speculation.tree_nodes import Node, Part
 
 MAX_NUMBERS = 1 << 30
-"""Largest number of node numbers before the draft is asked to send all its nodes again, from 0. A message has room for
+"""When node numbers reach this, the draft is asked to send all its nodes again, numbered from 0. A message has room for
 twice as many."""
 MAX_TRAIL = 512
-"""Number of committed tokens that stay nodes. The draft's nodes hang below one of the last few of them."""
+"""Number of committed tokens that stay nodes. New nodes of the draft attach to one of the last few of them."""
 DRAFT_TOKENS = Range(0, 64, is_whole=True)
 """Longest draft that the settings and a request may ask for, in tokens. A request may ask for more than the service."""
 MAX_DEPTH = int(2 * DRAFT_TOKENS.high + 1)
@@ -96,7 +96,7 @@ class SpeculationTree:
             self._read_below(self._above_root[parent])
 
     def _materialize(self, above: Node, new_nodes: NewNodes, index: int) -> None:
-        """Make a `Node` of one sent node. A duplicate keeps the first's data. A committed token gets no siblings."""
+        """Make a `Node` of one sent node. If the tree has it, its data stays. A committed token gets no siblings."""
         token, number = new_nodes.tokens.item(index), new_nodes.first + index
         node = above.children.get(token)
         if node is not None:
@@ -295,7 +295,7 @@ class BlockOutcome:
     end: int
     """Index in the block of the node it follows, or `ROOT`."""
     top: Part
-    """The first node of the continuation, as a part of one node."""
+    """The first node of the continuation, as a `Part` with one node."""
     depth: int
     """Depth of `top` below the root."""
     below: SpeculationTree

@@ -1,9 +1,10 @@
 """The draft's half of a session's draft tree: which nodes to feed next, and which new nodes to send.
 
 Knows tokens, chances and the order of work; must not know models, KV or time. The draft engine feeds a real model with
-it; the simulator uses a model of agreement. Growth is best first, like the dynamic trees of EAGLE-2 (Li et al. 2024,
-arXiv 2406.16858), but without an end: after a verdict another node is the root, the tree below it stays, and growth
-continues from there. If the draft samples, it grows draws, and the shape is fixed beforehand (docs/exactness.md, 4).
+it; the simulator replaces the model by a statistical one. Growth is best first, like the dynamic trees of EAGLE-2 (Li
+et al. 2024, arXiv 2406.16858), but does not stop at a verdict: another node becomes the root, the tree below it stays,
+and growth continues there. If the draft samples, it grows draws, and the shape is fixed beforehand (docs/exactness.md,
+section 4).
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ class TreeBuilder:
         """Count one pass, including the root's."""
         self.num_left = max(0, self.num_left - 1)
 
-    # Telling
+    # Reporting
 
     def report(self) -> NewNodes:
         """Return the nodes that have not been sent yet, parents first."""

@@ -14,11 +14,16 @@ BlockHash = bytes
 HASH_BYTES = 16
 
 
-def block_hashes(tokens: Sequence[int], block_tokens: int, known: Sequence[BlockHash] = ()) -> list[BlockHash]:
-    """Return one name per whole block of `tokens`. `known` are the names of the first blocks, if already computed."""
+def block_hashes(
+    tokens: Sequence[int], block_tokens: int, known: Sequence[BlockHash] = (), root: bytes = b""
+) -> list[BlockHash]:
+    """Return one name per whole block of `tokens`. `known` are the names of the first blocks, if already computed.
+
+    `root`: names of different roots differ. It stands for the weights, where they are not the model's own.
+    """
     hashes = list(known)
     for start in range(len(hashes) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
         block = array("q", tokens[start : start + block_tokens])
-        before = hashes[-1] if hashes else b""
+        before = hashes[-1] if hashes else root
         hashes.append(blake2b(block, digest_size=HASH_BYTES, key=before).digest())
     return hashes

@@ -3,7 +3,7 @@
 from deploy.api.authentication import Authenticator, Caller, KeyLimits, new_key, tokens_path
 from deploy.api.checks import check_length, check_tools, json_object, require, token_ids
 from deploy.api.given import SERVICE_TIERS, Given, GivenTool, ServiceTier, given_sampling, template_call
-from deploy.api.hosted import Hosted, Models, Served, Watch, load_of
+from deploy.api.hosted import AdapterStore, Hosted, Models, Served, Watch, load_of
 from deploy.api.offload import LONG_BYTES, Offload
 from deploy.api.proxy_admission import RETRY_S, Places, ProxyAdmission
 from deploy.api.proxy_places import admission_behind
@@ -24,6 +24,7 @@ __all__ = [
     "LONG_BYTES",
     "RETRY_S",
     "SERVICE_TIERS",
+    "AdapterStore",
     "Authenticator",
     "Caller",
     "Given",

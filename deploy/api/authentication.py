@@ -27,7 +27,7 @@ SCHEME = "bearer"
 CALLER_CHARS = 16
 """Hexadecimal digits of a token's digest that name a caller without a name in the file."""
 KEY_BYTES = 32
-"""Random bytes of a key. 256 bits cannot be guessed from a digest, however fast the digest is to compute."""
+"""Random bytes of a key. 256 bits cannot be guessed from a digest, even one that is fast to compute."""
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 NAME_CHARS = "1 to 64 letters, digits or any of '._@-'"
 TENANT = "tenant"
@@ -85,7 +85,7 @@ class Caller(str):
 
 
 def new_key(name: str, limits: KeyLimits = NO_LIMITS, tenant: str = "") -> tuple[str, str]:
-    """A new key for a caller, and the line that admits it. Raises: ConfigError for an invalid name or limit."""
+    """A new key for a caller, and its line for the file. Raises: ConfigError for an invalid name or limit."""
     _check_name("a caller's", name)
     given = {field: value for field, value in asdict(limits).items() if value is not None}
     for field, value in given.items():
@@ -108,9 +108,9 @@ class Authenticator:
     """Admits calls whose metadata carry one of the keys. A call in progress continues even if its key is removed.
 
     A line of the file is NAME:SHA256, optionally followed by limits such as :max_priority=N (`LIMITS`) and by
-    :tenant=NAME. A caller may have several lines. A line without a colon is a token in plain text. The file is checked
-    at each call and read when it has changed, so that keys can be replaced at run time. If it cannot be read or a line
-    is wrong, the previous keys stay valid.
+    :tenant=NAME. A caller may have several lines. A line without a colon is a token in plain text. Each call checks
+    whether the file has changed and then reads it, so that keys can be replaced at run time. If it cannot be read or a
+    line is wrong, the previous keys stay valid.
     """
 
     def __init__(self, path: Path | None) -> None:

@@ -167,7 +167,7 @@ def logit_bias(given: Mapping[int, float], info: ModelInfo, limits: Limits) -> t
 
 
 def _ids_of_word(text: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """The word at the start of a text, and after a space if that is a single token: the two forms of vLLM."""
+    """Ids of the word at the start of a text, and of the word after a space. Same two forms as in vLLM."""
     word = text.lstrip() or text
     bare = tokenizer.encode(word, add_special_tokens=False)
     spaced = tokenizer.encode(f" {word}", add_special_tokens=False)

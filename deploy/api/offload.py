@@ -14,9 +14,9 @@ from typing import ParamSpec, TypeVar
 from core.errors import Overloaded
 
 SHORT_BYTES = 16_384
-"""Work on at most this many bytes of input runs at once: it takes a few milliseconds."""
+"""Work on at most this many bytes of input runs immediately on the event loop: it takes a few milliseconds."""
 LONG_BYTES = SHORT_BYTES + 1
-"""Input size to declare, in bytes, for work that takes longer than its input suggests."""
+"""Input size to declare for work that takes long although its input is short."""
 MAX_WAITING_BYTES = 16 * 2**20
 """Most input bytes of all waiting and running work; further work is refused."""
 RETRY_S = 1.0

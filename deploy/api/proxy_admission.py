@@ -1,8 +1,8 @@
 """Admission in one proxy: a limit on completions in progress, and a limit on waiting bytes.
 
-Serve's router queues every call, so a call refused behind it has waited first. Calls that can be refused without asking
-the orchestrators are refused here. Orchestrators still decide: a proxy does not see other proxies' calls. Knows counts;
-must not know gRPC or Serve.
+Serve's router queues every call, so an orchestrator can refuse one only after it has waited. Calls that can be refused
+without asking the orchestrators are refused here. The orchestrators check again, because a proxy does not see other
+proxies' calls. Knows counts; must not know gRPC or Serve.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ANSWER_TIMEOUT_S = 10.0
 QUIET_S = 0.0005
 """Seconds without an arrival after which a call enters Serve."""
 MAX_TURN_S = 0.005
-"""Most seconds that a call waits for its turn, however many calls arrive."""
+"""Maximum seconds that a call waits for its turn, however many calls arrive."""
 MAX_OTHER_CALLS = 256
 """Most calls in progress other than completions. They are short and compute little."""
 MAX_WAITING_BYTES = 32 * 2**20
@@ -86,10 +86,10 @@ class ProxyAdmission:
         self._require_place(is_completion)
 
     async def turn(self) -> None:
-        """Wait behind earlier calls while others arrive, at most `MAX_TURN_S`.
+        """Wait until no call has arrived for `QUIET_S`, at most `MAX_TURN_S`. Calls keep their order.
 
-        gRPC's server accepts one call per turn of the event loop, and cancels calls if too many wait to be accepted.
-        Entering Serve blocks the loop for milliseconds, so refusals go first.
+        gRPC's server accepts one call per iteration of the event loop, and cancels calls if too many wait to be
+        accepted. Entering Serve blocks the loop for milliseconds, so all arrived calls are accepted or refused first.
         """
         async with self._beginning:
             end_s = self._now() + MAX_TURN_S

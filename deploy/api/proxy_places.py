@@ -1,7 +1,7 @@
 """The admission of one Serve proxy process, shared by its gRPC and HTTP layers.
 
-It asks the orchestrators for their limits. Runs in the proxy's process. Knows Serve (Ray 2.60);
-`deploy.api.proxy_admission` does the counting.
+Asks the orchestrators for their limits; `deploy.api.proxy_admission` does the counting. Runs in the proxy's process.
+Knows Serve (Ray 2.60).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from orchestrator.text import Tokenizer
 from workers.grammar import FIELD, grammar_of
 
 USUAL_TOKENS = 256
-"""Output tokens if the caller sets no limit: the limit without a chat, the expected length with a chat."""
+"""If the caller sets no limit: maximum output tokens of a completion, and expected output tokens of a chat."""
 MAX_TIMEOUT_S = 86_400.0
 
 
@@ -85,6 +85,7 @@ def to_generation_request(given: Given, served: Served, now: float) -> Generatio
         stop=_stop_strings(given.stop, limits),
         stop_token_ids=frozenset(stop_token_ids),
         ignore_eos=given.ignore_eos,
+        adapter=served.adapter,
         include_stop=given.include_stop,
         grammar=_grammar(given, info, served.config),
         deadline=_deadline(given.timeout_s, now),

@@ -132,12 +132,12 @@ class SamplesUsage:
 
 
 async def completed(model: Hosted, requests: Sequence[GenerationRequest], watch: Watch) -> Samples:
-    """The chunks of all samples as they come. `watch` measures the first sample; each other one has a meter of its own.
+    """The chunks of all samples as they come. `watch` measures the first sample; each other one has its own meter.
 
     The samples start together, as soon as there is room for all of them.
     """
     with ExitStack() as stack:
-        meters = [watch.meter, *(stack.enter_context(model.meters.request()) for _ in requests[1:])]
+        meters = [watch.meter, *(stack.enter_context(model.meter()) for _ in requests[1:])]
         spans = [watch.spans.follow(*each) if watch.spans is not None else None for each in enumerate(requests)]
         asked = [each.traced(request) if each else request for each, request in zip(spans, requests, strict=True)]
         async with model.completions.admit(asked) as streams:
@@ -195,16 +195,16 @@ def receipt_maker(request: GenerationRequest, served: Served) -> ReceiptMaker | 
     """The maker of the request's receipt, or None if it wants none."""
     if not request.wants_receipt:
         return None
-    return ReceiptMaker(request, served.config.model_name, served.target, served.draft, served.tokenizer.digest)
+    return ReceiptMaker(request, served.name, served.target, served.draft, served.tokenizer.digest)
 
 
 async def merged(
     streams: Sequence[AsyncGenerator[Piece, None]], silence_s: float = 0.0
 ) -> AsyncGenerator[Piece | None, None]:
-    """The items of all streams as they come; None each time nothing has come for `silence_s`, never if that is 0.
+    """The items of all streams as they come, and None after each `silence_s` seconds without one (0: never).
 
-    No item may be None. A single stream is read at most two items ahead. The first error of a stream is raised.
-    All streams are closed on an error and when the generator is closed.
+    No item may be None. A single stream is read at most two items ahead. The first error of a stream is raised. All
+    streams are closed on an error and when the generator is closed.
     """
     pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(1)
     tasks = [asyncio.create_task(_pass_on(stream, pieces)) for stream in streams]

@@ -18,7 +18,7 @@ from deploy.api.authentication import Caller
 from deploy.api.checks import require, require_eos
 from deploy.api.given import Given
 from deploy.api.hosted import Served
-from orchestrator.guessers import available_sources
+from orchestrator.guessers import HEAD, available_sources
 from workers.grammar import TEMPLATE_FIELD, template_of
 
 POLICIES: dict[str, Policy] = {policy: policy for policy in get_args(Policy)}
@@ -32,7 +32,7 @@ def with_speculation(request: GenerationRequest, given: Given, served: Served) -
         request,
         verification=verification,
         policy=_policy(given.policy),
-        guessers=_guessers(given.guessers, config.speculation),
+        guessers=_guessers(given.guessers, config.speculation, served.target),
         template=_template(given.template, served.target, config.limits),
         **_parameters(given),
     )
@@ -74,8 +74,8 @@ def _policy(given: str) -> Policy | None:
     return POLICIES.get(given)
 
 
-def _guessers(given: Sequence[str], settings: SpeculationConfig) -> tuple[str, ...]:
-    names = available_sources(settings)
+def _guessers(given: Sequence[str], settings: SpeculationConfig, target: ModelInfo) -> tuple[str, ...]:
+    names = [name for name in available_sources(settings) if name != HEAD or target.head]
     require(len(given) <= len(names), "speculation.guessers", f"at most {len(names)} names", len(given))
     for index, name in enumerate(given):
         require(name in names, f"speculation.guessers[{index}]", f"one of {', '.join(names)}", name)
@@ -103,9 +103,9 @@ def not_repeatable(request: GenerationRequest) -> str:
 def _isolation(given: Given, request: GenerationRequest) -> str:
     """Name of the group whose recent outputs may be used as guesses; empty for none.
 
-    Empty also if the rule needs q and the caller gave the seed: a kept output may have the same seed. Then the noise
-    that drew it would also judge it as a guess, and bias the output (docs/exactness.md, section 3). A seed drawn by the
-    service is used only once.
+    Also empty if the rule needs q and the caller gave the seed, because a kept output may have the same seed. The noise
+    that drew that output would then also decide on it as a guess, and bias the new output (docs/exactness.md, section
+    3). A seed drawn by the service is used only once.
     """
     shares_noise = request.rule.needs_q and "seed" in given.sampling
     return given.caller.isolation if isinstance(given.caller, Caller) and not shares_noise else ""

@@ -24,6 +24,7 @@ from deploy.cli.planning.layers import LayersOptions, layers
 from deploy.cli.planning.plan import PlanOptions, plan
 from deploy.cli.planning.simulate import SimulateOptions, simulate
 from deploy.cli.planning.theory import TheoryOptions, theory
+from deploy.cli.planning.train_head import TrainHeadOptions, train_head
 from deploy.cli.replay import ReplayOptions, replay
 from deploy.cli.serve import ServeOptions, serve
 from deploy.cli.settings import SettingsOptions, settings
@@ -65,6 +66,7 @@ add_command(app, "plan", PlanOptions, plan)
 add_command(app, "layers", LayersOptions, layers)
 add_command(app, "index", IndexOptions, index)
 add_command(app, "convert", ConvertOptions, convert)
+add_command(app, "train-head", TrainHeadOptions, train_head)
 keys = typer.Typer(help="Manage the keys of callers.", no_args_is_help=True)
 add_command(keys, "new", NewKeyOptions, new)
 app.add_typer(keys, name="keys")

@@ -62,6 +62,10 @@ class ServeOptions:
     draft: Annotated[
         str | None, Option(metavar="DIR", help="Checkpoint of the draft, or none to serve without a draft.")
     ] = None
+    lora: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=DIR", help="LoRA adapter of the target, for requests of this name. May be repeated."),
+    ] = None
     host: Annotated[
         str, Option(metavar="IP", help="Address on which gRPC and HTTP listen; 0.0.0.0 listens on all interfaces.")
     ] = "127.0.0.1"
@@ -214,8 +218,21 @@ def _flags(options: ServeOptions) -> Iterator[Setting]:
         yield Setting("draft", None, "--draft")
     elif options.draft is not None:
         yield Setting("draft.engine.model", str(Path(options.draft).resolve()), "--draft")
+    if options.lora:
+        yield Setting("target.engine.adapters", dict(map(_adapter, options.lora)), "--lora")
     if options.gamma is not None:
         yield Setting("speculation.max_draft_tokens", options.gamma, "--gamma")
+
+
+def _adapter(text: str) -> tuple[str, str]:
+    """Raises: ConfigError."""
+    name, separator, path = text.partition("=")
+    if not (name and separator and path):
+        raise ConfigError(f"--lora must be NAME=DIR, got {text!r}")
+    from deploy.checkpoints import check_directory
+
+    check_directory(f"--lora {name}", Path(path))
+    return name, str(Path(path).resolve())
 
 
 @contextmanager

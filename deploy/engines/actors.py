@@ -21,7 +21,16 @@ import ray
 
 from core.config import EngineConfig
 from core.errors import WorkerLost
-from core.records import Continuation, DraftReply, DraftRequest, Findings, ModelInfo, VerifyReply, VerifyRequest
+from core.records import (
+    Adapter,
+    Continuation,
+    DraftReply,
+    DraftRequest,
+    Findings,
+    ModelInfo,
+    VerifyReply,
+    VerifyRequest,
+)
 from deploy.engines import fork_server
 from deploy.link.address import LinkAddress
 from deploy.link.server import LinkServer
@@ -159,6 +168,16 @@ class TargetActor(EngineActor[VerifyRequest, VerifyReply]):
         from workers.engine import TargetEngine
 
         return TargetEngine.load(self._config, self._epoch, self._report, rank, _end_process)
+
+    @_control
+    async def load_adapter(self, adapter: Adapter) -> Adapter:
+        """Serve an adapter from now on. Returns it, with its digest. Raises: StartupError."""
+        return await self._running.load_adapter(adapter)
+
+    @_control
+    async def drop_adapter(self, digest: str) -> bool:
+        """Free an adapter, unless sessions use it. Returns whether it is gone."""
+        return await self._running.drop_adapter(digest)
 
 
 class DraftActor(EngineActor[DraftRequest, DraftReply]):

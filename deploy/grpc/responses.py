@@ -103,7 +103,8 @@ def to_model_list(served: Sequence[Served]) -> pb.ListModelsResponse:
 
 def _listed(served: Served) -> pb.ListedModel:
     return pb.ListedModel(
-        name=served.config.model_name,
+        name=served.name,
+        adapter_of=served.config.model_name if served.adapter is not None else "",
         max_context_tokens=served.context_tokens,
         vocab_size=served.target.vocab_size,
         has_draft=served.draft is not None,

@@ -123,7 +123,7 @@ class Servicer:
 
     @_rpc(pb.ListModelsRequest, pb.ListModelsResponse)
     async def ListModels(self, _message: pb.ListModelsRequest) -> pb.ListModelsResponse:
-        return responses.to_model_list([model.served for model in self._models.all])
+        return responses.to_model_list([model.served for model in self._models.named])
 
     @_rpc(pb.GetModelInfoRequest, pb.GetModelInfoResponse)
     async def GetModelInfo(self, message: pb.GetModelInfoRequest) -> pb.GetModelInfoResponse:

@@ -93,7 +93,7 @@ def _part_with(record: type) -> type[Part]:
     return create_model(record.__name__, __base__=Part, **known)
 
 
-if TYPE_CHECKING:  # pydantic makes these of names and types that mypy does not follow
+if TYPE_CHECKING:  # pydantic creates these dynamically, which mypy does not follow
     SamplingPart: TypeAlias = Part
     SpeculationPart: TypeAlias = Part
 else:
@@ -247,7 +247,7 @@ class Body(SamplingPart):
         return (own or name) + bracket + rest
 
 
-AnyBody = TypeVar("AnyBody", bound=Body)
+AnyBody = TypeVar("AnyBody", bound=Part)
 
 
 def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
@@ -271,7 +271,7 @@ def refusal_of(error: ValidationError, field: str = "") -> InvalidRequest:
 
 
 def _is_of_union(part: str | int) -> bool:
-    """Whether this part of an error's location is an alternative's name, not a place in the body."""
+    """Whether this part of an error's location is the name of a union's alternative, not a path in the body."""
     return isinstance(part, str) and (part in ALTERNATIVES or "[" in part)
 
 

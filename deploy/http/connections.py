@@ -1,7 +1,7 @@
-"""Connections of Serve's HTTP server (uvicorn 0.54), for clients that it would not answer.
+"""Connections of Serve's HTTP server (uvicorn 0.54), for two kinds of clients that it would not answer.
 
-HTTP/1.0 uses uvicorn's slower parser: the other one replies in chunks, which such clients cannot read. A client that
-has sent its request and closed its side of the connection still gets its reply; uvicorn would assume it is gone.
+HTTP/1.0 clients get uvicorn's slower parser: the other one replies in chunks, which they cannot read. A client that has
+sent its request and closed its side of the connection still gets its reply; uvicorn would assume it is gone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""Clients ignore it before a reply."""
+"""Interim response to test a connection. Clients ignore it."""
 PROBE_S = 0.25
 MAX_LINE_BYTES = 8192
 """Longest first line to wait for, in bytes; after that the parser decides."""
@@ -25,8 +25,8 @@ MAX_LINE_BYTES = 8192
 class _AnswersHalfClosed:
     """Answers clients that have closed their side of the connection.
 
-    Such a client may be gone altogether, which shows only when something is sent. A second probe, or a second piece of
-    a stream, then fails and ends the call.
+    Such a client may be gone completely, which shows only when the server sends. A second probe, or a second piece of a
+    stream, then fails and ends the call.
     """
 
     cycle: Any

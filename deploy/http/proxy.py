@@ -1,10 +1,10 @@
 """Handles a call in the process of Serve's HTTP proxy, before and after the orchestrator.
 
-Calls bypass Serve's own handler (Ray 2.60). There, each call makes the replica call back into the proxy, with one actor
-call for the body and one for the disconnect, of 2 to 100 ms each on busy processors. Here the body is read to its end,
+Calls bypass Serve's own handler (Ray 2.60). There, the replica calls back into the proxy twice for each call, for the
+body and for the disconnect; such an actor call takes 2 to 100 ms on busy processors. Here the whole body is read,
 within a limit, and sent with the call, like a gRPC message. Admission is shared with gRPC in this process. If a client
-goes away, its call is cancelled where it runs. A slow reader slows down its own stream: the next piece is requested
-from the orchestrator only after the last one has been sent.
+disconnects, its call is cancelled in the orchestrator. A slow reader slows down only its own stream: the next piece is
+requested from the orchestrator after the last one has been sent.
 
 Runs in the proxy's process, which imports it by the name in `deploy.launch.cluster.PREPARE`.
 """
@@ -89,7 +89,7 @@ class HttpProxy:
                     await exchange.write(part)
 
     async def _parts(self, call: Call, exchange: _HttpExchange) -> AsyncGenerator[Head | bytes, None]:
-        """The orchestrator's reply; it ends early if the client goes away. Raises: Unavailable."""
+        """The orchestrator's reply; it ends early if the client disconnects. Raises: Unavailable."""
         found = self._proxy.proxy_router.get_handle_for_endpoint("")
         if found is None:
             raise Unavailable("the service is starting; try again")

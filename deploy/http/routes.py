@@ -25,6 +25,8 @@ STATUS = "/v1/outrider/status"
 PAGE = "/"
 RESPONSES = "/v1/responses"
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"
+LOAD_ADAPTER = "/v1/load_lora_adapter"
+UNLOAD_ADAPTER = "/v1/unload_lora_adapter"
 COMPLETIONS: Mapping[str, Route] = {
     "/v1/completions": Route(CompletionBody, CompletionReply),
     "/v1/chat/completions": Route(ChatBody, ChatReply),
@@ -51,7 +53,7 @@ JSON_GROWTH = 6
 
 
 def is_known(path: str) -> bool:
-    return path in (*COMPLETIONS, COUNT_TOKENS, MODELS, HEALTH, METRICS, STATUS, PAGE)
+    return path in (*COMPLETIONS, COUNT_TOKENS, LOAD_ADAPTER, UNLOAD_ADAPTER, MODELS, HEALTH, METRICS, STATUS, PAGE)
 
 
 def refusal_of(path: str) -> str:

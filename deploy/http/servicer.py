@@ -1,7 +1,7 @@
-"""The endpoints of the HTTP API: a call comes in; the head of a reply and its bytes go out.
+"""The endpoints of the HTTP API: from a call to the head of a reply and its bytes.
 
 Knows bodies and the models; must not know Serve, sockets or leases. A piece is produced only when it is requested, so a
-slow reader holds up its own stream alone.
+slow reader slows down only its own stream.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from deploy.api import (
 from deploy.http.anthropic import CountBody
 from deploy.http.bodies import AnyBody, Body, parse
 from deploy.http.failures import BodyTooLong, Failure, UnknownPath, WrongMethod, code_of, failure_of
-from deploy.http.openai import model_card
+from deploy.http.openai import LoadAdapterBody, UnloadAdapterBody, load_adapter, model_card, unload_adapter
 from deploy.http.page import page_now
 from deploy.http.page.status import status_fields
 from deploy.http.reply import Reply, ReplyOrder
@@ -41,21 +41,23 @@ from deploy.http.routes import (
     COUNT_TOKENS,
     HEALTH,
     JSON_GROWTH,
+    LOAD_ADAPTER,
     METRICS,
     MODELS,
     PAGE,
     STATUS,
+    UNLOAD_ADAPTER,
     is_known,
     refusal_of,
 )
 from deploy.http.structured import structure_of
 from deploy.http.translate import later_named_as_in, named_as_in, prompt_of, reading_of, to_requests
-from deploy.http.wire import COMMENT, EVENTS, JSON, Call, Head, encoded, whole
+from deploy.http.wire import COMMENT, EVENTS, JSON, PLAIN, Call, Head, encoded, whole
 from deploy.metrics.load import TEXT, exposition
 from deploy.receipts import fingerprint
 
 MANY_PROMPTS = 16
-"""Prompts of one call above which they are checked in the offload thread, however short they are."""
+"""With more prompts than this, a call is checked in the offload thread, even if the prompts are short."""
 Parts = AsyncGenerator[Head | bytes, None]
 
 
@@ -100,6 +102,10 @@ class HttpServicer:
             return self._complete(call, caller, ending)
         if call.path == COUNT_TOKENS:
             return self._count(call)
+        if call.path == LOAD_ADAPTER:
+            return self._load_adapter(call)
+        if call.path == UNLOAD_ADAPTER:
+            return self._unload_adapter(call)
         if call.path == MODELS or call.path.startswith(f"{MODELS}/"):
             return self._show_models(call)
         if call.path == STATUS:
@@ -122,7 +128,7 @@ class HttpServicer:
     async def _show_models(self, call: Call) -> Parts:
         _require_method(call, "GET")
         name = call.path.removeprefix(MODELS).removeprefix("/")
-        cards = [model_card(model, self._created_s) for model in ([self._models[name]] if name else self._models.all)]
+        cards = [model_card(model, self._created_s) for model in ([self._models[name]] if name else self._models.named)]
         pages = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
         for part in whole(encoded(cards[0] if name else {"object": "list", "data": cards, **pages})):
             yield part
@@ -153,7 +159,7 @@ class HttpServicer:
                 model.served.tokenizer,
                 reading,
                 int(time.time()),
-                fingerprint(model.served.target, model.served.tokenizer.digest),
+                fingerprint(model.served.target, model.served.tokenizer.digest, model.served.adapter),
                 partial(named_as_in, body, model.served),
             )
             reply = ending.reply = route.reply(order)
@@ -171,6 +177,18 @@ class HttpServicer:
         served = self._models[body.model or ""].served
         prompt = await self._offload.run(len(call.body), prompt_of, body, served)
         for part in whole(encoded({"input_tokens": len(prompt)})):
+            yield part
+
+    async def _load_adapter(self, call: Call) -> Parts:
+        _require_method(call, "POST")
+        body = await self._parse(LoadAdapterBody, call)
+        for part in whole(await load_adapter(self._models, body), headers=PLAIN):
+            yield part
+
+    async def _unload_adapter(self, call: Call) -> Parts:
+        _require_method(call, "POST")
+        body = await self._parse(UnloadAdapterBody, call)
+        for part in whole(await unload_adapter(self._models, body), headers=PLAIN):
             yield part
 
     async def _parse(self, kind: type[AnyBody], call: Call) -> AnyBody:
@@ -203,7 +221,7 @@ def _completed(model: Hosted, requests: Sequence[GenerationRequest], num_prompts
 
 
 class _Ending:
-    """The end of a failed stream: in the form of its reply, once there is one."""
+    """Writes the end of a failed stream. Uses the form of the reply once it is known."""
 
     reply: Reply | None = None
 

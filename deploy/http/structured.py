@@ -47,7 +47,7 @@ def held_to(body: Body, asked: AskedTools | None, calls: str | None) -> Held | N
 
 
 def refusal_of_tool(asked: AskedTools, calls: str, config: ServiceConfig) -> InvalidRequest | None:
-    """The error of the first tool whose schema fails by itself, or None. Called if all tools together fail."""
+    """The error of the first tool whose schema fails on its own, or None. Called if the grammar of all tools fails."""
     for name, schema in asked.schemas.items():
         try:
             structure = Structure("grammar", grammar_of_calls(calls, {name: schema}, is_one=True))

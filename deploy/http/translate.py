@@ -1,6 +1,6 @@
 """Converts a body to `Given`, which `deploy.api` checks and turns into a record.
 
-Pure functions (the replies of each API go the other way). Refusals name fields by their names in the body.
+Pure functions. Refusals name fields by their names in the body.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PARAMS = (
     (re.compile(r"^(text|token_ids(\.ids)?|chat(\.messages)?)\b"), "prompt"),
     (re.compile(r"^(bad_word_ids\[\d+\])\.ids\b"), r"\1"),
 )
-"""Replacements from a field's path in the proto to its path in the body, shared by all bodies."""
+"""Pairs of a field's path in the proto and its path in the body, the same for all bodies."""
 
 
 def _held(body: Body, asked: AskedTools | None, served: Served) -> Held | None:

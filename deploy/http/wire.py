@@ -14,10 +14,11 @@ Headers = tuple[tuple[str, str], ...]
 
 JSON: Headers = (("content-type", "application/json"),)
 EVENTS: Headers = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
+PLAIN: Headers = (("content-type", "text/plain; charset=utf-8"),)
 DONE = b"data: [DONE]\n\n"
 """End of a completed stream."""
 COMMENT = b": keep-alive\n\n"
-"""Readers of server-sent events ignore it."""
+"""Keeps a silent stream alive. Readers of server-sent events ignore comments."""
 
 
 @dataclass(frozen=True, slots=True)

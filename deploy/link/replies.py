@@ -10,7 +10,14 @@ from core.records import DraftUpdate, Missing, Refused, Stamp, Timing, TokenLogp
 from core.speculation import NewNodes
 from deploy.link.requests import decode_stamp, encode_stamp
 from deploy.link.stream import LinkError, parse
-from deploy.link.trees import decode_distributions, encode_distributions
+from deploy.link.trees import (
+    decode_distributions,
+    decode_features,
+    decode_guesses,
+    encode_distributions,
+    encode_features,
+    encode_guesses,
+)
 from protos.outrider.link.v1 import link_pb2 as pb
 
 Reply = Verdict | DraftUpdate | Missing | Refused
@@ -84,6 +91,8 @@ def _encode_verdict(verdict: Verdict) -> pb.Verdict:
         num_relaxed=verdict.num_relaxed,
         samples=verdict.samples,
         num_cached=verdict.num_cached,
+        features=encode_features(verdict.features),
+        guesses=encode_guesses(verdict.guesses),
     )
 
 
@@ -100,6 +109,8 @@ def _decode_verdict(stamp: Stamp, message: pb.Verdict) -> Verdict:
         message.num_relaxed,
         tuple(message.samples),
         message.num_cached,
+        decode_features(message.features) if message.HasField("features") else None,
+        decode_guesses(message.guesses),
     )
 
 

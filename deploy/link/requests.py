@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from core.errors import InvalidRequest
 from core.records import (
     GIVEN_SAMPLING,
+    Adapter,
     Base,
     Continuation,
     DraftRequest,
@@ -20,7 +21,14 @@ from core.records import (
     Want,
 )
 from deploy.link.stream import LinkError, parse
-from deploy.link.trees import decode_tree, decode_tree_spec, encode_tree, encode_tree_spec
+from deploy.link.trees import (
+    decode_features,
+    decode_tree,
+    decode_tree_spec,
+    encode_features,
+    encode_tree,
+    encode_tree_spec,
+)
 from protos.outrider.link.v1 import link_pb2 as pb
 from protos.outrider.v1 import generation_pb2 as api
 
@@ -103,6 +111,7 @@ def _encode_draft(request: DraftRequest) -> pb.DraftRequest:
         suffix=request.suffix,
         growth=encode_tree_spec(request.growth),
         spec=_encode_spec(request.spec),
+        features=encode_features(request.features),
     )
 
 
@@ -113,6 +122,7 @@ def _decode_draft(message: pb.DraftRequest) -> DraftRequest:
         tuple(message.suffix),
         decode_tree_spec(message.growth),
         _decode_spec(message.spec) if message.HasField("spec") else None,
+        decode_features(message.features) if message.HasField("features") else None,
     )
 
 
@@ -128,6 +138,7 @@ def _encode_spec(spec: SequenceSpec | None) -> pb.SequenceSpec | None:
         sampling=_encode_sampling(spec.sampling),
         verification=VERIFICATION_PREFIX + spec.verification.name,
         grammar=_encode_grammar(spec.grammar),
+        adapter=_encode_adapter(spec.adapter),
         **{name: getattr(spec, name) for name in _OPTIONAL},
     )
 
@@ -138,6 +149,7 @@ def _decode_spec(message: pb.SequenceSpec) -> SequenceSpec:
         _decode_sampling(message.sampling),
         Verification[pb.Verification.Name(message.verification).removeprefix(VERIFICATION_PREFIX)],
         grammar=_decode_grammar(message.grammar) if message.HasField("grammar") else None,
+        adapter=_decode_adapter(message.adapter) if message.HasField("adapter") else None,
         **{name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)},
     )
 
@@ -148,6 +160,14 @@ def _encode_grammar(grammar: Grammar | None) -> pb.Grammar | None:
 
 def _decode_grammar(message: pb.Grammar) -> Grammar:
     return Grammar(_KINDS_BY_NUMBER[message.kind], message.text)
+
+
+def _encode_adapter(adapter: Adapter | None) -> pb.Adapter | None:
+    return None if adapter is None else pb.Adapter(name=adapter.name, path=adapter.path, digest=adapter.digest)
+
+
+def _decode_adapter(message: pb.Adapter) -> Adapter:
+    return Adapter(message.name, message.path, message.digest)
 
 
 def _encode_sampling(sampling: Sampling) -> pb.Sampling:

@@ -1,4 +1,4 @@
-"""Converts trees, tree specs and distributions of core.speculation to protobuf and back. Decoders check them."""
+"""Converts trees, tree specs, distributions, guesses and features to protobuf and back. Decoders check them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, TypeVar
 
-from core.speculation import EMPTY_BLOCK, Measure, SparseDistribution, TokenTree, TreeSpec
+from core.records import Features
+from core.speculation import EMPTY_BLOCK, NO_GUESSES, Guesses, Measure, SparseDistribution, TokenTree, TreeSpec
 from protos.outrider.link.v1 import link_pb2 as pb
 
 BYTES_A_NUMBER: Final = 4
@@ -59,6 +60,33 @@ def decode_distributions(message: pb.Distributions) -> tuple[SparseDistribution,
     probs: Iterator[tuple[float, ...]] = _unpacked("f", message.probs, message.lengths)
     each_once = tuple(map(SparseDistribution, token_ids, probs, _split(tuple(message.draws), draw_lengths)))
     return tuple(each_once[place] for place in message.of_nodes) or each_once
+
+
+def encode_guesses(guesses: Guesses) -> pb.Guesses | None:
+    """The guesses as protobuf, without distributions; None if there are none."""
+    if not len(guesses):
+        return None
+    return pb.Guesses(tokens=guesses.tokens, parents=guesses.parents, chances=guesses.chances)
+
+
+def decode_guesses(message: pb.Guesses) -> Guesses:
+    if not message.tokens and not message.parents:
+        return NO_GUESSES
+    return Guesses(tuple(message.parents), tuple(message.tokens), tuple(message.chances))
+
+
+def encode_features(features: Features | None) -> pb.Features | None:
+    if features is None:
+        return None
+    return pb.Features(first=features.first, width=features.width, rows=features.rows)
+
+
+def decode_features(message: pb.Features) -> Features:
+    """Raises: ValueError if the bytes are no whole rows."""
+    features = Features(message.first, message.width, message.rows)
+    if not features.num_tokens or len(features.rows) != 2 * features.width * features.num_tokens:
+        raise ValueError(f"{len(features.rows)} bytes of features are no rows of {features.width} numbers")
+    return features
 
 
 def _packed(kind: str, columns: Sequence[Sequence[float]]) -> bytes:

@@ -157,7 +157,7 @@ def record(
     text = target.write(prompt, sampling, max_tokens)
     if draft is None:
         return text
-    spec = SequenceSpec(len(prompt), sampling).at_draft_temperature(draft_temperature)
+    spec = SequenceSpec(len(prompt), sampling).of_draft(draft_temperature)
     return draft.follow(text, spec.sampling)
 
 

@@ -97,6 +97,12 @@ REQUEST_LATENCY = histogram(
 NUM_DRAFTS = counter("spec_decode_num_drafts_total", "Rounds in which guesses were verified.")
 NUM_DRAFT_TOKENS = counter("spec_decode_num_draft_tokens_total", "Guesses that were verified.")
 NUM_ACCEPTED_TOKENS = counter("spec_decode_num_accepted_tokens_total", "Guesses that were accepted.")
+ADAPTER_DRAFT_TOKENS = counter(
+    "adapter_draft_tokens_total", "Guesses that were verified for requests with a LoRA adapter.", label="adapter"
+)
+ADAPTER_ACCEPTED_TOKENS = counter(
+    "adapter_accepted_tokens_total", "Guesses that were accepted for requests with a LoRA adapter.", label="adapter"
+)
 RELAXED_TOKENS = counter(
     "relaxed_tokens_total", "Accepted guesses that only a relaxed rule accepts.",
 )  # fmt: skip

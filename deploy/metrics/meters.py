@@ -35,9 +35,12 @@ class Meters:
         self._link_troubles = LinkTroubles()
 
     @contextmanager
-    def request(self) -> Iterator[RequestMeter]:
-        """Measures one request: enter on its arrival, leave at its end, whatever ends it."""
-        meter = RequestMeter(self._record, self._now)
+    def request(self, adapter: str | None = None) -> Iterator[RequestMeter]:
+        """Measures one request: enter on its arrival, leave at its end, whatever ends it.
+
+        `adapter`: name of the adapter that it has named as its model.
+        """
+        meter = RequestMeter(self._record, self._now, adapter)
         try:
             yield meter
         except BaseException as error:
@@ -84,9 +87,10 @@ class Meters:
 class RequestMeter:
     """The measurements of one request; created when the request arrives."""
 
-    def __init__(self, record: m.ServeRecorder, now: Callable[[], float]) -> None:
+    def __init__(self, record: m.ServeRecorder, now: Callable[[], float], adapter: str | None = None) -> None:
         self._record = record
         self._now = now
+        self._adapter = adapter
         self._arrived_s = now()
         self._first_s: float | None = None
         """Time of the first tokens."""
@@ -142,6 +146,9 @@ class RequestMeter:
             (m.TARGET_FAILURES, stats.num_target_failures),
         ):
             self._record(metric, value)
+        if self._adapter is not None:
+            self._record(m.ADAPTER_DRAFT_TOKENS, stats.num_drafted_tokens, self._adapter)
+            self._record(m.ADAPTER_ACCEPTED_TOKENS, stats.num_accepted_tokens, self._adapter)
         for source in stats.sources:
             self._record(m.SOURCE_TOKENS, source.num_drafted_tokens, source.name)
             self._record(m.SOURCE_ACCEPTED_TOKENS, source.num_accepted_tokens, source.name)

@@ -16,6 +16,7 @@ Fields = Mapping[str, Any]
 DECISIVE = (
     "target.digest",
     "target.dtype",
+    "adapter_digest",
     "tokenizer_digest",
     "prompt_digest",
     "sampling",

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from core.records import GIVEN_SAMPLING, Chunk, GenerationRequest, Grammar, ModelInfo, Receipt, Sampling
+from core.records import GIVEN_SAMPLING, Adapter, Chunk, GenerationRequest, Grammar, ModelInfo, Receipt, Sampling
 
 DIGEST = "sha256"
 
@@ -59,9 +59,11 @@ def _bytes_of(token_ids: Iterable[int]) -> bytes:
 
 
 @lru_cache(64)
-def fingerprint(target: ModelInfo, tokenizer_digest: str) -> str:
+def fingerprint(target: ModelInfo, tokenizer_digest: str, adapter: Adapter | None = None) -> str:
     """Fingerprint of all that determines outputs besides the request: it changes when outputs may change."""
-    parts = (target.digest, target.dtype, target.arithmetic, tokenizer_digest, outrider_version())
+    parts = [target.digest, target.dtype, target.arithmetic, tokenizer_digest, outrider_version()]
+    if adapter is not None:
+        parts.append(adapter.digest)
     return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
 
 
@@ -92,6 +94,8 @@ def receipt_fields(receipt: Receipt) -> dict[str, Any]:
         "depends_on_guesses": request.depends_on_guesses,
         "structured_output_digest": _grammar_digest(request.grammar) if request.grammar is not None else "",
     }
+    if request.adapter is not None:
+        fields["adapter_digest"] = request.adapter.digest
     if request.rule.takes_lenience:
         fields["lenience"] = request.lenience
     if receipt.draft is not None:

@@ -1,5 +1,6 @@
 """The control plane: Ray Serve deployments, leases, routing and autoscaling."""
 
+from deploy.serve.adapters import AdapterList
 from deploy.serve.autoscaling import most_replicas, replicas
 from deploy.serve.deployments import (
     HEALTH_TIMEOUT_S,
@@ -19,6 +20,7 @@ from deploy.serve.routing import draft_router, target_router
 __all__ = [
     "HEALTH_TIMEOUT_S",
     "REPLICA_CPUS",
+    "AdapterList",
     "DraftWorker",
     "EngineWorker",
     "LeaseGrant",

@@ -25,9 +25,9 @@ MAX_OVERLOAD: Final = 1.25
 Name = TypeVar("Name")
 
 
-def prefix_hashes(tokens: Sequence[int]) -> tuple[BlockHash, ...]:
-    """Hashes of the prefixes of a prompt, the shortest first."""
-    return tuple(block_hashes(tokens[: MAX_STRIDES * STRIDE_TOKENS], STRIDE_TOKENS))
+def prefix_hashes(tokens: Sequence[int], root: bytes = b"") -> tuple[BlockHash, ...]:
+    """Hashes of the prefixes of a prompt, the shortest first; `root` as in `block_hashes`."""
+    return tuple(block_hashes(tokens[: MAX_STRIDES * STRIDE_TOKENS], STRIDE_TOKENS, root=root))
 
 
 class Affinity(Generic[Name]):

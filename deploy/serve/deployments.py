@@ -23,12 +23,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from core.config import WorkerConfig
 from core.errors import OutriderError, WorkerLost
-from core.records import ModelInfo
+from core.records import Adapter, ModelInfo
 from core.text import BlockHash
 from deploy.engines import DraftActor, EngineActor, Incarnation, TargetActor, cause_of_death
 from deploy.link.address import LinkAddress
 from deploy.logs import log_with_serve
 from deploy.metrics import ENGINE_CATALOGUE, EngineMeter, ServeRecorder
+from deploy.serve.adapters import AdapterList, LoadedAdapters
 from deploy.serve.autoscaling import BUSY, KV_USE, ROUND_S, WAITED_S
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ ENGINE_BUNDLE = 1
 HEALTH_TIMEOUT_S = 15.0
 """Seconds, longer than any step of an engine; Serve replaces a replica whose engine misses this three times."""
 METRICS_PERIOD_S = 5.0
-"""Seconds between reports; Ray passes metrics on every ten seconds."""
+"""Seconds between reports, and between checks for unloaded adapters; Ray passes metrics on every ten seconds."""
 MAX_LOADS = 6
 """Attempts to load an engine that dies while it loads. Then the replica ends, and Serve starts another."""
 LOAD_WAIT_S = 1.0
@@ -92,15 +93,17 @@ class EngineWorker(ABC):
     ) -> None:
         """`model_name` labels the engine's metrics: the name of the model in requests."""
         log_with_serve()
-        self._replica_id = serve.get_replica_context().replica_id.unique_id
-        group = get_current_placement_group()
-        place = partial(_placement, config, group)
+        context = serve.get_replica_context()
+        self._replica_id = context.replica_id.unique_id
+        place = partial(_placement, config, get_current_placement_group())
         self._begin_life = partial(Incarnation, self.role, actor, config.engine, place, *arguments)
         self._current = self._begin_life()
         self._info = await self._current.load()
         self._findings = self._current.findings
         self._is_loaded = asyncio.Event()
         self._is_loaded.set()
+        listed, kept = AdapterList(context.app_name, context.deployment), self._info.adapters
+        self._adapters = LoadedAdapters(listed, [adapter.digest for adapter in kept])
         self._num_leases = 0
         self._meter = EngineMeter(ServeRecorder(model_name, ENGINE_CATALOGUE))
         self._ended: asyncio.Queue[str] = asyncio.Queue()
@@ -113,12 +116,13 @@ class EngineWorker(ABC):
         session: str,
         prefix: tuple[BlockHash, ...] = (),  # noqa: ARG002
         refused_by: Collection[str] = (),
+        adapter: Adapter | None = None,
     ) -> AsyncIterator[LeaseGrant | Refusal]:
         """One grant, and then nothing until the lease ends or the engine dies; `session` is unique to this lease.
 
         While the engine loads, a session is refused at once, so that it can try another replica; if this replica has
-        refused it before, it waits for a short time first. `prefix` and `refused_by` are for the router
-        (`deploy.serve.routing`). Serve bounds the number of leases: further sessions wait in the router, not here.
+        refused it before, it waits for a short time first. An `adapter` that the engine lacks is loaded. `prefix` and
+        `refused_by` are for `deploy.serve.routing`. Serve bounds the leases: further sessions wait in the router.
         """
         if self._replica_id in refused_by:
             await self._wait_for_engine()
@@ -128,14 +132,21 @@ class EngineWorker(ABC):
         current = self._current
         self._num_leases += 1
         try:
-            yield LeaseGrant(current.engine_id, current.epoch, current.engine, self._replica_id, current.link)
-            await current.end()
+            async with self._adapters.leased(current, adapter):
+                yield LeaseGrant(current.engine_id, current.epoch, current.engine, self._replica_id, current.link)
+                await current.end()
+        except OutriderError as error:
+            yield Refusal(self._replica_id, str(error))
         finally:
             self._num_leases -= 1
             self._ended.put_nowait(session)
 
     async def describe(self) -> ModelInfo:
         return self._info
+
+    async def load_adapter(self, adapter: Adapter) -> Adapter:
+        """Check an adapter by loading it here. Returns it, with its digest. Raises: StartupError; WorkerLost."""
+        return await self._adapters.load(self._current, adapter)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """The signals for autoscaling. Serve calls this every few seconds if the deployment scales."""
@@ -191,6 +202,10 @@ class EngineWorker(ABC):
             await asyncio.sleep(METRICS_PERIOD_S)
             if (stats := await self._stats()) is not None:
                 self._meter.observe(stats)
+            try:
+                await self._adapters.drop_unlisted(self._current)
+            except Exception:
+                logger.exception("unloaded adapters of %s were not dropped", self._current.engine_id)
 
     async def _replace_dead(self) -> None:
         """Replace an engine as soon as it has died; end this process if no other can be loaded."""

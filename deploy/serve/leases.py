@@ -14,13 +14,13 @@ from typing import Generic
 from weakref import WeakValueDictionary
 
 import grpc
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from core.config import Limits, LinkTls
-from core.errors import Unavailable
-from core.records import EngineStats, ModelInfo
+from core.errors import StartupError, Unavailable
+from core.records import Adapter, EngineStats, ModelInfo, root_of
 from core.text import BlockHash
 from deploy.engines import cause_of_death
 from deploy.link.address import LinkTroubles
@@ -60,16 +60,16 @@ class _Deployment(Generic[Port]):
         self.engines = KnownEngines()
         self.links = Links(certificates)
 
-    async def take(self, session: str, tokens: Sequence[int]) -> ServeLease[Port]:
+    async def take(self, session: str, tokens: Sequence[int], adapter: Adapter | None = None) -> ServeLease[Port]:
         """A lease from the first replica that grants one. Raises: Unavailable."""
-        prefix = prefix_hashes(tokens)
+        prefix = prefix_hashes(tokens, root_of(adapter))
         refused_by: set[str] = set()
         problem = ""
         try:
             async with asyncio.timeout(self._limits.lease_timeout_s):
                 while True:
                     try:
-                        answer = await self._ask(session, prefix, frozenset(refused_by))
+                        answer = await self._ask(session, prefix, frozenset(refused_by), adapter)
                     except (RayError, grpc.RpcError) as error:
                         problem = f": {_cause(error)}"
                         await asyncio.sleep(GRANT_RETRY_S)
@@ -94,6 +94,17 @@ class _Deployment(Generic[Port]):
             raise Unavailable(f"no {self._name} answers: {cause_of_death(error)}") from error
         return info
 
+    async def load_adapter(self, adapter: Adapter) -> Adapter:
+        """Raises: StartupError, Unavailable."""
+        call = outside_request_context(self._handle.load_adapter.remote, adapter)
+        try:
+            found: Adapter = await asyncio.wait_for(call, self._limits.reply_timeout_s)
+        except (TimeoutError, RayError, RayServeException) as error:
+            if isinstance(error, RayTaskError) and isinstance(error.cause, StartupError):
+                raise error.cause from None
+            raise Unavailable(f"no {self._name} has loaded the adapter: {cause_of_death(error)}") from error
+        return found
+
     def leave(self, stopping: Set[str], grace_s: float) -> None:
         """Move sessions off the engines of these replicas."""
         self.engines.drop(stopping)
@@ -109,10 +120,10 @@ class _Deployment(Generic[Port]):
             raise Unavailable(f"no {self._name} accepted the report: {cause_of_death(error)}") from error
 
     async def _ask(
-        self, session: str, prefix: tuple[BlockHash, ...], refused_by: frozenset[str]
+        self, session: str, prefix: tuple[BlockHash, ...], refused_by: frozenset[str], adapter: Adapter | None
     ) -> ServeLease[Port] | Refusal:
         name = f"{session}@{secrets.token_hex(4)}"
-        stream = outside_request_context(self._lease.remote, name, prefix, refused_by)
+        stream = outside_request_context(self._lease.remote, name, prefix, refused_by, adapter)
         try:
             answer: LeaseGrant | Refusal = await anext(stream)
             if isinstance(answer, Refusal):
@@ -163,9 +174,18 @@ class ServeLeases:
         self._drafts = [_Deployment(draft, DraftEnginePort, limits, Certificates.of(tls)) for draft, tls in drafts]
         self._limits = limits
 
-    async def take_target(self, session: str, tokens: Sequence[int] = ()) -> ServeLease[TargetEnginePort]:
+    async def take_target(
+        self, session: str, tokens: Sequence[int] = (), adapter: Adapter | None = None
+    ) -> ServeLease[TargetEnginePort]:
         """As `core.ports.Leases`. Raises: Unavailable when no replica grants a lease in time."""
-        return await self._target.take(session, tokens)
+        return await self._target.take(session, tokens, adapter)
+
+    async def load_adapter(self, adapter: Adapter) -> Adapter:
+        """Have one target check an adapter; others load it with their first lease. Returns it, with its digest.
+
+        Raises: StartupError if it cannot be served; Unavailable.
+        """
+        return await self._target.load_adapter(adapter)
 
     async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> ServeLease[DraftEnginePort]:
         """Raises: Unavailable when there is no such draft, or none of its replicas grants a lease in time."""
@@ -190,7 +210,7 @@ class ServeLeases:
     async def report_wait(self, wait: DraftWait) -> None:
         """Report the waiting times of sessions to the first draft's autoscaling.
 
-        Any replica takes the report for all. Raises: Unavailable.
+        Autoscaling adds up the replicas' numbers, so one report to any of them is enough. Raises: Unavailable.
         """
         if self._drafts:
             await self._drafts[0].report_wait(wait)

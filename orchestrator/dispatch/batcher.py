@@ -1,11 +1,10 @@
 """Gathers the requests of many sessions into few calls to an engine.
 
-While the allowed number of calls waits for its pass, new requests gather for the next one. The batch size thus follows
-the load, and a lone session never waits. Each reply goes to its session as it comes. The first reply of a call means
-that its pass is over: requests that are ready then go with the next call, and a request that needs more passes delays
-no other. Offers that follow from one pass go in one call for all its sessions. Long suffixes (prefill) and first
-messages are sent alone, since they wait for more than a pass: for prefill, grammar compilation, or room in a full KV
-cache.
+While the allowed number of calls is in flight, new requests gather for the next one. The batch size thus follows the
+load, and a lone session never waits. Each reply goes to its session on arrival. The first reply of a call means that
+its pass is over: requests that are ready then go with the next call, and a request that needs more passes delays no
+other. Offers that follow from one pass go in one call for all its sessions. Long suffixes (prefill) and first messages
+are sent alone, since they wait for more than a pass: for prefill, grammar compilation, or room in a full KV cache.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 
 def _nothing() -> None:
-    """Do nothing: the pass of a request that was sent alone."""
+    """Do nothing, for a request that was sent alone."""
 
 
 class Batcher(Generic[Request, Reply]):
@@ -50,8 +49,8 @@ class Batcher(Generic[Request, Reply]):
         max_calls: int | None = 1,
         is_joint: Callable[[Request], bool] = lambda _: False,
     ) -> None:
-        """`max_calls`: maximum number of gathered calls without a reply; None sets no limit. `is_joint`: whether the
-        one reply to a request waits for those to the other joint requests of its call.
+        """`max_calls`: maximum number of gathered calls without a reply; None sets no limit. `is_joint`: whether a
+        request is joint. The last replies to the joint requests of a call are delivered together.
         """
         self._exchange = exchange
         self._deliver = deliver
@@ -70,7 +69,7 @@ class Batcher(Generic[Request, Reply]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def put(self, request: Request) -> None:
-        """Send a request with the next call, or alone if it needs passes that the rest of a call does not."""
+        """Send a request with the next call, or alone if it may need passes of its own."""
         if isinstance(request, Continuation):
             self._offers.append(request)
             if not self._is_offering:
@@ -159,7 +158,7 @@ class Batcher(Generic[Request, Reply]):
             end = WorkerLost("it has not answered each of its requests")
         except WorkerLost as lost:
             end = lost
-        except (Exception, asyncio.CancelledError) as error:  # these tasks are never cancelled: it comes from the call
+        except (Exception, asyncio.CancelledError) as error:  # only the call can be cancelled, not this task
             logger.exception("a call with %d requests failed", len(batch))
             end = WorkerLost(f"the call failed: {error!r}")
         if not has_answered:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
 
 from core.errors import OutriderError, Unavailable, WorkerLost
 from core.ports import EnginePort, Lease
@@ -31,12 +31,12 @@ class EnginePool(Generic[Request, Reply]):
 
     def __init__(
         self,
-        take: Callable[[str, Sequence[int]], Awaitable[Lease[EnginePort[Request, Reply]]]],
+        take: Callable[..., Awaitable[Lease[EnginePort[Request, Reply]]]],
         deliver: Callable[[Request, Reply | WorkerLost], None],
         max_calls: int | None = None,
         is_joint: Callable[[Request], bool] = lambda _: False,
     ) -> None:
-        """`max_calls` and `is_joint`: as for `Batcher`."""
+        """`max_calls`, `is_joint`: see `Batcher`."""
         self._take = take
         self._deliver = deliver
         self._max_calls = max_calls
@@ -50,10 +50,10 @@ class EnginePool(Generic[Request, Reply]):
     def num_engines(self) -> int:
         return len(self._batchers)
 
-    async def take(self, session_id: str, tokens: Sequence[int]) -> Lease[EnginePort[Request, Reply]]:
-        """Take a lease for this session, whose text is `tokens`. `give_back` ends it. Raises: Unavailable."""
+    async def take(self, session_id: str, *what: Any) -> Lease[EnginePort[Request, Reply]]:
+        """Take a lease for this session; `what` as in `core.ports.Leases`. `give_back` ends it. Raises: Unavailable."""
         try:
-            lease = await self._take(session_id, tokens)
+            lease = await self._take(session_id, *what)
         except OutriderError as error:
             raise Unavailable(str(error)) from error
         except Exception as error:

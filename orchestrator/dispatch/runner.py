@@ -32,8 +32,8 @@ from orchestrator.session import messages as m
 logger = logging.getLogger(__name__)
 
 MAX_TARGET_CALLS = 1
-"""Maximum number of decoding calls to one target without a reply. Sessions that become ready meanwhile share the next
-pass."""
+"""Maximum number of decoding calls to one target without a reply. Sessions that become ready in the meantime share the
+next pass."""
 
 Sink = Callable[[Chunk | OutriderError], None]
 """Receives the chunks of one stream. The last is a chunk with a finish reason, or an error."""
@@ -50,7 +50,7 @@ class _Running:
     """Leases by draft number."""
     verify_sent_s: float = 0.0
     draft_sent_s: dict[Stamp, float] = field(default_factory=dict)
-    """By each message that its draft has not ended."""
+    """Send time in seconds of each message that its draft has not ended."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     late: asyncio.Task[None] | None = None
 
@@ -172,7 +172,8 @@ class Runner:
     async def _take_target(self, running: _Running, delay_s: float) -> None:
         await self._clock.sleep(delay_s)
         try:
-            lease = running.target = await self._targets.take(running.session.id, running.session.tokens)
+            session = running.session
+            lease = running.target = await self._targets.take(session.id, session.tokens, session.adapter)
         except Unavailable as error:
             self._handle(running.session.id, m.Abandoned(error))
             return
@@ -267,5 +268,5 @@ class Runner:
 
 
 def _is_block(request: DraftRequest) -> bool:
-    """Whether a round waits for the end of this growth. Blocks that come together share a pass of the target."""
+    """Whether a round waits for the end of this growth. Blocks that arrive together share a pass of the target."""
     return request.growth.ends

@@ -8,6 +8,7 @@ from orchestrator.guessers.registry import (
     BY_TEXT,
     CONTROLS,
     GUESSERS,
+    HEAD,
     NEED_INDEX,
     SOURCES,
     GuesserInputs,

@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 MAX_FAILURES = 3
 """Consecutive failures, over all sessions, after which new sessions do not use the source."""
 TRIAL_SESSIONS = 32
-"""While the breaker is open, one new session in this many tries the source. A valid answer closes the breaker."""
+"""While the breaker is open, one in `TRIAL_SESSIONS` new sessions tries the source. A valid answer closes the
+breaker."""
 
 
 class Breaker:

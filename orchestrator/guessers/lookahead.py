@@ -5,9 +5,9 @@ window (one Jacobi step for all positions at once), in the pass that verifies th
 complete a row of n-grams. The n-grams that begin with the last committed token become guesses. Knows committed tokens
 and answers. Source: Fu et al. 2024 (arXiv 2402.02057), section 3; differences: docs/adr/guessers.
 
-The window has W columns and N - 1 levels, one for each of the last rounds. Level 0 is a chain below the root, which is
-itself its column 0. The token of level k in column j is the child of level k - 1 in the same column. Column j
-thus continues the chain's first j tokens, and the window is a tree (W = 3, N = 4; nodes are level, column):
+The window has W columns and N - 1 levels, one for each of the last rounds. Level 0 is a chain whose column 0 is the
+root. The token of level k in column j is the child of level k - 1 in the same column. Column j thus continues the
+chain's first j tokens, and the window is a tree (W = 3, N = 4; nodes are level, column):
 
     root ── 0,1 ── 0,2
      │       │      └── 1,2 ── 2,2 ── ?
@@ -18,8 +18,8 @@ Each "?" is an answer, and ends an n-gram of its column. After the round level 1
 level 1, and the answers become the last level.
 
 With shared noise an answer is drawn with the noise of its node's position in this round, not that of the position where
-its n-gram will be guessed. Above temperature 0 an n-gram is therefore a sample of what the target might say; at
-temperature 0 it is what the target would say. No guess can change the output, whichever noise it was drawn with.
+its n-gram will be guessed. Above temperature 0 the target may therefore draw another continuation there; at temperature
+0 it would say the same. No guess can change the output, whichever noise it was drawn with.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Tokens = tuple[int, ...]
 
 
 class NgramPool:
-    """Pool of n-grams found, by their first token."""
+    """The n-grams found so far, by their first token."""
 
     def __init__(self) -> None:
         self._by_first: OrderedDict[int, list[Tokens]] = OrderedDict()
@@ -80,9 +80,8 @@ class Lookahead:
         self._window = window
         self._ngram = ngram
         self._levels: list[list[int]] = []
-        """Tokens by level and column. Level 0 begins with column 1, since its column 0 is the root. While there are
-        fewer than N - 1 levels, each has one extra column for each missing level, since every round drops the first
-        column."""
+        """Tokens by level and column. Level 0 begins with column 1, since its column 0 is the root. Every round drops
+        the first column, so a level starts with one extra column for each level that is still missing."""
         self._root = ROOT
         """Token of the root when the questions were asked."""
         self._pool = NgramPool()

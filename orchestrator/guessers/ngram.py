@@ -1,7 +1,7 @@
 """n-gram tables: the most frequent token after the last three tokens, else after the last two, else after the last.
 
-Knows the last 512 committed tokens. Counts leave the tables together with their tokens, so memory is bounded and old
-statistics are forgotten. Each guess is treated as text when the next one is looked up. Source: n-gram tables as draft
+Counts the last 512 committed tokens; older tokens are removed from the tables, so memory is bounded and old statistics
+are forgotten. Each guess is treated as text when the next one is looked up. Source: n-gram tables as draft
 of greedy decoding (the predictor of akunu); trivial n-gram models as drafts: Leviathan et al. 2023 (arXiv 2211.17192),
 section 3.6.
 """

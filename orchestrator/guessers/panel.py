@@ -1,4 +1,4 @@
-"""One session's guessers. Each is queried, validated, calibrated by its record, and disabled when it fails.
+"""One session's guessers. Each is queried, validated, calibrated by its past precision, and disabled when it fails.
 
 Knows the committed text and the proposals; must not know the tree, nor what is verified.
 """
@@ -15,6 +15,7 @@ from core.speculation import (
     MAX_GUESSES,
     NO_Q,
     ROOT,
+    DeliveredGuesser,
     Guesser,
     Guesses,
     HistoryGuesser,
@@ -180,6 +181,17 @@ class Panel:
                 except Exception as error:  # noqa: BLE001
                     self._leave_out(source, error)
 
+    @property
+    def awaits_guesses(self) -> bool:
+        """Whether a guesser proposes what verdicts carry."""
+        return any(isinstance(guesser, DeliveredGuesser) for guesser in self._guessers.values())
+
+    def deliver(self, guesses: Guesses, num_tokens: int) -> None:
+        """Pass on the guesses of a verdict below a text of `num_tokens` tokens."""
+        for guesser in self._guessers.values():
+            if isinstance(guesser, DeliveredGuesser):
+                guesser.deliver(guesses, num_tokens)
+
     def _learn(self, source: str, guesses: Guesses, tokens: Sequence[int]) -> None:
         """Calibrate a source at each position that its guesses reached."""
         end: int | None = ROOT
@@ -209,8 +221,8 @@ def _most_at_root(proposals: Sequence[Proposal]) -> float:
 def _likeliest_of(q: SparseDistribution) -> Guesses:
     """Return the likeliest tokens of a distribution as a proposal.
 
-    If nothing was drawn, they are the best estimate of what a draw would have been worth. Several equally likely
-    tokens count as one guess, which is right if any of them comes.
+    Without a draw, they are the best estimate of a draw's value. Several equally likely tokens count as one guess,
+    which is right if any of them is committed.
     """
     most = max(q.probs)
     tokens = tuple(token for token, prob in zip(q.token_ids, q.probs, strict=True) if prob == most)

@@ -40,7 +40,7 @@ class PromptLookup:
         self._by_frequency = by_frequency
         self._num_branches = num_branches
         self._ends: dict[tuple[int, ...], list[int]] = {}
-        """Positions after each run of tokens."""
+        """For each run of tokens, the positions after its occurrences."""
         self._first = self._num_indexed = 0
 
     def propose(self, text: Sequence[int]) -> Guesses:

@@ -17,6 +17,7 @@ from core.speculation import DRAFT, Guesser, SourcePrecision
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.corpus import CorpusIndex, CorpusTable, Retrieval
 from orchestrator.guessers.grammar import TEMPLATE_CHANCE, GrammarGuesser
+from orchestrator.guessers.head import HeadGuesses
 from orchestrator.guessers.lookahead import Lookahead
 from orchestrator.guessers.ngram import NgramTables
 from orchestrator.guessers.panel import Panel
@@ -35,7 +36,7 @@ class OutputForm:
     template: Grammar | None = None
     """Usual form of the output. A request with a template always uses the guesser of that name."""
     isolation: str = ""
-    """Name of the caller or tenant with which outputs are shared for guessing; empty for none."""
+    """Name of the caller or tenant whose recent outputs may be used as guesses; empty for none."""
 
     @property
     def forms(self) -> Mapping[str, Grammar]:
@@ -58,7 +59,7 @@ class GuesserInputs:
     """Index of a corpus, if configured."""
     prompt_len: int = 0
     forced: Mapping[str, ForcedTokens] = field(default_factory=dict)
-    """ForcedTokens tokens by the keys of `OutputForm.forms`. A missing form has no guesser."""
+    """Forced tokens, by the keys of `OutputForm.forms`. A missing form has no guesser."""
     history: History | None = None
     """Recent outputs of the same caller or tenant."""
     vocab_size: int = 0
@@ -70,6 +71,8 @@ class GuesserInputs:
         return self.index
 
 
+HEAD = "head"
+"""Name of the head in the target's engine. It guesses where the target has one."""
 GUESSERS: Mapping[str, Callable[[GuesserInputs], Guesser]] = {
     "prompt_lookup": lambda inputs: PromptLookup(
         inputs.max_depth,
@@ -91,6 +94,7 @@ GUESSERS: Mapping[str, Callable[[GuesserInputs], Guesser]] = {
     "lookahead": lambda inputs: Lookahead(
         inputs.max_depth, window=inputs.config.lookahead_window, ngram=inputs.config.lookahead_ngram
     ),
+    HEAD: lambda _inputs: HeadGuesses(),
 }
 """Factory of each guesser, by name."""
 ASKING = frozenset({"lookahead"})
@@ -99,8 +103,9 @@ CONTROLS = ("random", "unigram", "bigram")
 """Guessers used as controls in experiments, not for speed."""
 NEED_INDEX = ("retrieval", "unigram", "bigram")
 """Guessers that need a corpus index."""
-BY_TEXT = tuple(name for name in GUESSERS if name not in ("grammar", "template"))
-"""Guessers that work on any text. The others need the request to describe its output."""
+BY_TEXT = tuple(name for name in GUESSERS if name not in ("grammar", "template", HEAD))
+"""Guessers that work on any text. The others need the request to describe its output, or a head in the target's
+engine."""
 SOURCES = (DRAFT, *GUESSERS)
 """All names, including the draft engine."""
 
@@ -135,10 +140,12 @@ class Guessers:
         precision: SourcePrecision,
         vocab_size: int,
         output: OutputForm = UNCONSTRAINED,
+        *,
+        has_head: bool = False,
     ) -> Panel:
-        """Create one session's panel; `max_depth` limits its guesses."""
+        """Create one session's panel; `max_depth` limits its guesses. `has_head`: whether the target has a head."""
         forms = output.forms if self._grammars is not None else {}
-        possible = {*BY_TEXT, *forms}
+        possible = {*BY_TEXT, *forms, *((HEAD,) if has_head else ())}
         wanted = dict.fromkeys((*sources, *({"template"} & forms.keys())))
         names = [name for name in wanted if name in possible and max_depth > 0 and self._breakers[name].admits()]
         forced = {name: self._forced(name, form) for name, form in forms.items() if name in names}

@@ -1,7 +1,7 @@
-"""Marginal control: weighs nodes, waits and rows of the draft at one price.
+"""Marginal control: a node, a wait or a row of the draft must gain more tokens than its time would yield otherwise.
 
-The price is `rate`, the current tokens per second of a session. Knows probabilities, costs and times; must not know
-tokens. There is no plan and no search.
+The price of a second is `rate`, the current tokens per second of a session. Knows probabilities, costs and times; must
+not know tokens. There is no plan and no search.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orchestrator.policy.shared_estimates import TRIAL_SHARE, SharedEstimates
 from orchestrator.policy.tree_policy import TreePolicy
 
 TRIAL_ROUNDS = 8
-"""Number of trial rounds in turn after a rest."""
+"""Number of trial rounds, drafted in turn, after a rest."""
 
 
 class AdaptivePolicy(TreePolicy):
@@ -35,8 +35,7 @@ class AdaptivePolicy(TreePolicy):
         self._num_idle = 0
         """Number of rounds in a row in which no grown node was worth verifying."""
         self._num_trials = 0
-        """Number of rounds left that draft in turn, in order to learn, although plain decoding is forecast to be
-        faster."""
+        """Remaining trial rounds: they draft in turn to learn, although plain decoding is forecast to be faster."""
         self._has_draft = False
 
     # Growing
@@ -59,11 +58,12 @@ class AdaptivePolicy(TreePolicy):
             self._num_trials -= 1
             if self._num_trials < 0:
                 return False
-        self._learned.idle_rounds = 0  # a session that went on without drafting would be a pass ahead
+        self._learned.idle_rounds = 0  # a session that stops drafting would be one pass ahead of the others
         return True
 
     def _forecast(self) -> int:
-        """Return the number of draft passes in turn with the most tokens per second; 0 if plain decoding is faster."""
+        """Return the number of draft passes with the most tokens per second if drafting and verification alternate; 0
+        if plain decoding is faster."""
         return int(np.argmax(self._rates_in_turn()))
 
     def _rates_in_turn(self) -> list[float]:
@@ -134,7 +134,8 @@ class AdaptivePolicy(TreePolicy):
         return fitting.head(int(np.argmax(gained)))
 
     def is_worth_drawing(self, path_prob: Sequence[float]) -> bool:
-        """Whether some number of further guesses gains, if each were as likely as this one: passes come in steps."""
+        """Whether some number of further guesses gains, if each is as likely as this one. The cost of a pass rises in
+        steps, so one more guess may lose where several gain."""
         num, max_num = len(path_prob), min(self.max_depth, self.max_nodes)
         before = path_prob[-2] if num > 1 else 1.0
         if num > max_num or before <= 0.0:
@@ -155,8 +156,8 @@ class AdaptivePolicy(TreePolicy):
     def is_worth_waiting(self, _num_passes: int, has_drafted: bool) -> bool:
         """Whether the draft's first guesses are worth more than the time until they arrive.
 
-        It waits for nothing else: nodes that grow during the next verification are not lost, and a session that shares
-        the target's passes would miss the pass of the others.
+        Waiting for more nodes never pays: nodes that grow during the next verification are not lost, and a session that
+        shares the target's passes would miss the pass of the others.
         """
         if has_drafted or self._known.costs.is_shared or self.is_paused:
             return False
@@ -214,8 +215,8 @@ class AdaptivePolicy(TreePolicy):
         return reason
 
     def _may_try(self) -> bool:
-        """Whether losing rounds in turn may be made in order to learn. Over all sessions they cost at most
-        `TRIAL_SHARE`."""
+        """Whether a trial of rounds in turn is allowed, though a loss is forecast. Trials cost at most `TRIAL_SHARE`
+        over all sessions."""
         plain, *drafted = self._rates_in_turn()
         lost_rounds = TRIAL_ROUNDS * max(0.0, 1.0 - max(drafted, default=0.0) / plain)
         if self._learned.untried_rounds * TRIAL_SHARE < lost_rounds:

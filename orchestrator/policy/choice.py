@@ -46,10 +46,10 @@ class Choice(Growth, ABC):
         return tree.best(min(max_nodes, self._num_drawn), min(max_depth, self.max_depth))
 
     def keeps(self, confidences: Sequence[float]) -> bool:
-        """Whether to verify the last of these draws, a chain whose earlier draws are verified.
+        """Whether to verify the last draw of this chain, given that the earlier ones are verified.
 
-        Later tokens depend on the draw, and dropping it because of them would bias the output (docs/exactness.md,
-        section 4). Therefore no later values are passed.
+        Later values depend on the draw. Dropping it because of them would bias the output (docs/exactness.md, section
+        4), so they are not passed.
         """
         return len(confidences) <= self.max_nodes
 

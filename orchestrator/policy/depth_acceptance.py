@@ -1,4 +1,4 @@
-"""Depth that verdicts accept in blocks drafted in turn.
+"""Accepted depth of blocks drafted in turn.
 
 Knows depths and probabilities; must not know tokens, costs or decisions.
 """

@@ -1,7 +1,7 @@
-"""Decides by the clock whether drafting pays: compares the rate of rounds with and without drafting in regular trials.
+"""Decides by measurement whether drafting pays: regular trials compare the token rate with and without drafting.
 
-Knows tokens per second; must not know costs. A draft that takes processor time from its target or from the orchestrator
-slows both, and plain decoding, too. No estimate of a pass says by how much.
+Knows tokens per second; must not know costs. A draft that shares processors with its target or with the orchestrator
+slows them down. Estimates of pass times do not show this.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from statistics import fmean
 
 WINDOW_ROUNDS = 8
 PLAIN_ROUNDS = 3
-"""Rounds of each session over which a rate is measured: `WINDOW_ROUNDS` with drafting, `PLAIN_ROUNDS` without, where
-each round yields one token. At least `MIN_ROUNDS` of all sessions together."""
+"""Rounds of each session over which a rate is measured: `WINDOW_ROUNDS` with drafting, `PLAIN_ROUNDS` without, because
+each of these yields one token. At least `MIN_ROUNDS` of all sessions together."""
 MIN_ROUNDS = 32
 SETTLING_ROUNDS = 2
-"""Rounds of each session that are not measured after a change: passes are still in progress, and drafts have to catch
+"""Rounds of each session that are not measured after a change: passes are still in progress, and drafts must catch
 up."""
 MAX_WINDOWS = 32
-"""Maximum number of windows between two trials, and maximum interval in multiples of a trial's duration. Doubles from 1
-with each trial that changed nothing. Counting windows alone, the trials of a pause would take a third of the time:
-rounds of the worse mode are longer."""
+"""Maximum interval between two trials, both in windows and in multiples of a trial's duration. The interval starts at 1
+and doubles with each trial that changes nothing. The duration counts because rounds of the worse mode are longer:
+counted in windows alone, the trials of a pause would take a third of the time."""
 MIN_GAIN = 1.02
 """Minimum ratio of rates for a trial to change the mode."""
 MAX_SESSION_RATIO = 1.5
@@ -28,7 +28,7 @@ MAX_SESSION_RATIO = 1.5
 
 
 class DraftingPause:
-    """Pauses drafting for all sessions of an orchestrator, or none. A trial of the other mode decides."""
+    """Pauses drafting for all sessions of an orchestrator, or for none. A trial of the other mode decides."""
 
     def __init__(self) -> None:
         self.is_paused = False
@@ -101,6 +101,6 @@ class DraftingPause:
 
 
 def usual_s(seconds: Sequence[float]) -> float:
-    """Return the mean of the middle half: a prefill lengthens the rounds beside it, in either mode."""
+    """Return the mean of the middle half, to ignore rounds that a prefill has lengthened."""
     cut = len(seconds) // 4
     return fmean(sorted(seconds)[cut : len(seconds) - cut])

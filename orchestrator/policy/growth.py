@@ -42,7 +42,7 @@ class Growth:
     _takes_trees = True
     """Whether the policy may have trees verified."""
     _is_adaptive = False
-    """Whether drafting may pause, and the target be offered guesses, by what is learned of the speed."""
+    """Whether measured speed may pause drafting, and decide on offers of guesses to the target."""
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         asked = request.max_draft_tokens
@@ -65,8 +65,8 @@ class Growth:
         self._num_rows, self._num_passes = 1, 0
         """Rows and passes of the draft's last `TreeSpec`."""
         self.is_without_draft = False
-        """Whether no draft is expected to report soon: each is lost, silent or resting. False at the start, before the
-        first lease."""
+        """Whether every draft is lost, silent or resting, so no report is expected soon. False before the first
+        lease."""
         guesses = {DRAFT: False, "grammar": request.grammar is not None, "template": request.template is not None}
         sources = (*(request.guessers or config.guessers), "template")  # a template guesses even if it is not named
         self._has_guessers = any(guesses.get(source, True) for source in sources)
@@ -96,12 +96,12 @@ class Growth:
         """Whether drafting is paused for all sessions, including those that hold a lease."""
         return self._is_adaptive and self._known.pause.is_paused
 
-    # How to grow
+    # Specifications of trees
 
     def tree_spec(self, context_left: int, turn: int) -> TreeSpec | None:
         """Return how the draft should grow, with `context_left` tokens left in its context; None for no growth.
 
-        `turn`: if it drafts in turn, the maximum depth of the next block; 0 while the target works.
+        `turn`: if drafting is in turn, maximum depth of the next block; 0 while the target works.
         """
         if min(context_left, self.max_depth) < 1:
             return None
@@ -126,7 +126,7 @@ class Growth:
         return "the policy does not draft in turn"
 
     def _going_on(self, depth: int) -> TreeSpec:
-        """Grow until the next verdict, with the most productive width of a pass over all its sessions."""
+        """Grow until the next verdict, with the width of a pass, over all its sessions, that yields most."""
         costs = self._known.costs
         self._num_rows, self._num_passes = costs.rows_worth, 1
         rows = round(costs.num_drafting * self._num_rows)
@@ -168,7 +168,7 @@ class Growth:
     def _calibration(self) -> tuple[float, float]:
         return self._learned.calibration.shift, 1.0
 
-    # How long it takes
+    # Durations
 
     @property
     def pass_s(self) -> float:
@@ -178,8 +178,8 @@ class Growth:
 
     @property
     def first_pass_s(self) -> float:
-        """Estimated seconds until nodes grow below a token that the draft did not predict, given that a pass is in
-        progress."""
+        """Estimated seconds until nodes grow below a token that the draft did not predict. A pass is in progress
+        then."""
         return 1.5 * self.pass_s + self._known.costs.draft_wire_s
 
     @property

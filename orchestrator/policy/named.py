@@ -26,7 +26,7 @@ FIRST_GAMMA = 4
 DRAFT_CALIBRATION = (0.0, 1.0)
 """Calibration that takes the draft's margins as probabilities."""
 FLAT_CALIBRATION = (3.0, 0.0)
-"""Calibration that gives each first candidate a probability of 0.95, so the draft grows chains, below many outcomes of
+"""Calibration that gives each first candidate a probability of 0.95. The draft then grows chains below many outcomes of
 a block."""
 
 
@@ -86,7 +86,7 @@ class NamedPolicy(TreePolicy):
         return not self._is_whole and num_passes <= self.gamma
 
     def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
-        """A rule does not depend on the speed."""
+        """Do nothing: a fixed rule does not depend on the speed."""
 
     def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         raise NotImplementedError

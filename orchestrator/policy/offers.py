@@ -1,4 +1,4 @@
-"""Offers: whether and when to offer what the target may continue with by itself after the awaited verdict.
+"""Offers: whether and when to offer the target blocks with which it may continue by itself after the awaited verdict.
 
 Knows costs and times; must not know tokens.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from orchestrator.policy.choice import Choice, TreeView
 
 PLAIN_STEPS, PAUSED_STEPS = 8, 2
-"""Number of plain decoding steps offered ahead, so that the target waits for no message: if the session never drafts,
-and while drafting pauses. More would be wasted when a stop string ends the output."""
+"""Number of plain decoding steps offered ahead, so that the target need not wait for messages: if the session never
+drafts, and while drafting pauses. More would be wasted when a stop string ends the output."""
 REST_ROUNDS = 32
 """Rounds in a row without a node worth verifying, after which the draft rests. Resting earns no tokens, but frees the
 draft for other sessions."""
@@ -21,11 +21,11 @@ OFFER_PASSES = 2.0
 ms away each way: worth 1.13 compared with an offer after each pass (adr/offers)."""
 MIN_OFFER_WAY_S = 0.0025
 """Minimum round trip to the target, in seconds, for which guesses are offered: an offer takes the orchestrator 1 ms.
-Recorded 8B and 0.5B at hand, without this limit: 0.6 to 0.99 of the tokens a second."""
+Without this limit a recorded 8B and 0.5B on one machine reach 0.6 to 0.99 of the tokens per second."""
 
 
 class Offers(Choice):
-    """Offers plain steps while there is nothing to wait for, and guesses if the policy offers any and they pay."""
+    """Offers plain steps while there are no guesses to wait for, and guesses if they pay."""
 
     _goes_plainly: bool | None = None
     """Whether this round goes on without guesses; None until computed."""
@@ -39,10 +39,10 @@ class Offers(Choice):
     def num_outcomes(self) -> int:
         """Number of outcomes of the block in flight for which the target is offered a next block; 0 if none pays.
 
-        Offers do not pay if passes are shared, because one session that waits for a block delays all. They do not pay
-        if drafting is in turn, or if the round trip to the target is shorter than a draft pass (nodes of the pass in
-        progress would come too late) or than the time to make a round's offers. Turn and round trip do not matter while
-        every draft is silent. During a rest, offers always pay.
+        Offers do not pay if passes are shared, because one session that waits for a block delays all. Unless every
+        draft is silent, they do not pay either if drafting is in turn, or if the round trip to the target is shorter
+        than a draft pass (nodes of the pass in progress would arrive too late) or than the time to make a round's
+        offers. During a rest, offers always pay.
         """
         if not self._is_adaptive:
             return 0
@@ -77,7 +77,7 @@ class Offers(Choice):
     def plain_steps(self) -> int:
         """Number of steps without guesses that the target may make without a message in between.
 
-        One while the draft is only silent, so that it can report again after the next step.
+        While the draft is only silent, one step, so that it can report again after it.
         """
         if self.max_depth == 0:
             return PLAIN_STEPS
@@ -95,7 +95,7 @@ class Offers(Choice):
         return 1.0 - self.rate * (costs.verify_s(0) - costs.verify_wire_s) >= min(as_usual, 0.0)
 
     def goes_on_plainly(self, tree: TreeView) -> bool:
-        """Whether no guess was worth its row for some rounds, nor is one of this tree. Computed once per verdict."""
+        """Whether no guess was worth its row for some rounds, and none of this tree is. Computed once per verdict."""
         if self._goes_plainly is None:
             is_idle = self._is_idle
             self._goes_plainly = is_idle and not len(self.choose(tree, self.max_nodes, self.max_depth))
@@ -110,6 +110,6 @@ class Offers(Choice):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no session had a guess worth its row for some rounds, while passes are shared and a message a round
-        delays all."""
+        """Whether passes are shared, so that a message each round delays all, and no session had a guess worth its row
+        for some rounds."""
         return self._is_adaptive and self._known.costs.is_shared and self._learned.idle_rounds >= REST_ROUNDS

@@ -57,11 +57,11 @@ class RoundOutcome:
     is_continued: bool = False
     """Whether the target continued with the block by itself, without a message."""
     unverified: tuple[float, bool] | None = None
-    """The draft's margin for its first candidate at the end of the path, and whether that was the token. Set if the
-    block did not have this candidate, so that estimates also cover drafts whose guesses are never verified."""
+    """The draft's margin for its first candidate after the path, and whether the candidate was the next token. Set if
+    the block did not contain the candidate, so that estimates also cover drafts whose guesses are never verified."""
     late_hit: bool | None = None
-    """Whether the draft proposed the next token after a late start, and no guesser had it. None unless the draft had no
-    nodes when the round began, and has some since."""
+    """Whether the draft proposed the next token, though late, and no guesser did. None unless the draft had no nodes
+    when the round began and sent some later."""
     gained: int | None = None
     """Number of accepted guesses of the source that asked questions; None without questions."""
 

@@ -16,11 +16,11 @@ from orchestrator.policy.depth_acceptance import DepthAcceptance
 from orchestrator.policy.drafting_pause import DraftingPause
 
 PRIOR_VERIFY_S, PRIOR_DRAFT_S = 0.025, 0.0005
-"""Seconds of a pass before any was observed. A draft with a too high prior would never be tried."""
+"""Assumed seconds of a pass before any was observed. With too high a prior, a draft would never be tried."""
 REFRESH_ROUNDS = 8
 """Number of observations, over all sessions, after which costs and derived values are recomputed."""
 ASKING_TRIAL_ROUNDS = 32
-"""Length in rounds of a trial after a time without questions: a window fills within a few rounds, n-grams come
+"""Length in rounds of a trial after a time without questions: the window fills within a few rounds, n-grams come
 later."""
 TRIAL_SHARE = 0.02
 """Maximum cost of a trial, as a share of the tokens of the rounds between trials."""
@@ -97,8 +97,8 @@ class Sharing:
         return float(min(max(1, round(num_sessions * self.ratio)), MAX_HELD))
 
     def observe(self, num_held: int, num_sessions: int) -> None:
-        """Record that an engine holds `num_held` sessions (0 if it does not say), while `num_sessions` of this
-        orchestrator use engines of the kind."""
+        """Record that an engine holds `num_held` sessions (0 if unknown), while `num_sessions` of this orchestrator use
+        engines of this kind."""
         if 0 < num_held <= MAX_HELD and num_sessions > 0:
             self._ratios.append(num_held / num_sessions)
             self.ratio = median(self._ratios)
@@ -138,7 +138,7 @@ class SharedEstimates:
         return max(self.costs.plain_rate, learned.tokens.value / learned.seconds.value if learned.seconds else 0.0)
 
     def observe_interval(self, kind: str, num_tokens: int, elapsed_s: float) -> None:
-        """Record the tokens and seconds of a round, from verdict to verdict. The prior is a plain round."""
+        """Record the tokens and seconds of a round, from verdict to verdict."""
         learned = self.kinds[kind]
         if learned.seconds is None:
             learned.seconds = Average(self.costs.verify_s(0))

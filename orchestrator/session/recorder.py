@@ -16,12 +16,12 @@ from orchestrator.session.verdicts import JudgedBlock
 MAX_LINES = 200
 """Maximum number of lines of an explanation. The last one says that no more follow."""
 Reason = Callable[[], str]
-"""Called only for a session that is explained, since a reason takes time to work out."""
+"""Returns a reason as text. Called only if the client asked for explanations, since it takes time."""
 
 
 class Recorder:
-    """Counts what happens in one session. If the client asks, also traces the calls, and explains each round in a line
-    of text."""
+    """Statistics of one session. If the client asks, also a trace of the calls, and a line of explanation for each
+    round."""
 
     def __init__(
         self, source_failures: Counter[str] | None = None, *, is_traced: bool = False, is_explained: bool = False
@@ -46,7 +46,7 @@ class Recorder:
         """Line of the round whose verdict is awaited."""
 
     def for_extra_draft(self, source: str) -> Recorder:
-        """Return the recorder of an extra draft. Of what it counts, the session reports only failures."""
+        """Return the recorder of an extra draft. The session reports only its failures."""
         return self._extra.setdefault(source, Recorder())
 
     def started(self, now_s: float) -> None:
@@ -55,11 +55,11 @@ class Recorder:
     # A round
 
     def target_leased(self, num_tokens: int) -> None:
-        """The target is sent the whole text, and the block that was being verified, if any."""
+        """Record that a newly leased target is sent the whole text, and the block that was being verified, if any."""
         self._open = self._open or f"prefill: a target takes in {num_tokens} tokens, and no guesses"
 
     def turn_skipped(self, reason: Reason) -> None:
-        """The draft, which drafts in turn, does not draft before the next block."""
+        """Record that the draft, though in turn, does not draft before the next block."""
         self._note(reason)
 
     def draft_awaited(self, reason: Reason, timeout_s: float) -> None:
@@ -71,7 +71,7 @@ class Recorder:
             self._notes.clear()
 
     def target_continued(self, part: Part) -> None:
-        """The target verifies a block that it was offered, without being asked."""
+        """Record that the target continued by itself with an offered block."""
         if self._is_explained:
             self._begin_round(f"the target went on by itself, as offered, with {_text_of(part)}")
 
@@ -100,7 +100,7 @@ class Recorder:
     # The draft
 
     def pass_made(self, num_grown: int, timing: Timing, received_s: float) -> None:
-        """A pass of the draft grew `num_grown` nodes."""
+        """Record that a pass of the draft grew `num_grown` nodes."""
         began_s = received_s - timing.computed_s
         self.stats.record_draft(began_s, received_s)
         if self._calls is not None:
@@ -108,13 +108,13 @@ class Recorder:
             self._last_pass = CallTrace(Call.GROWTH, began_s, received_s, num_grown, timing=timing)
 
     def guesses_used(self, num_guesses: int) -> None:
-        """The next block has this number of the draft's guesses; 0 also if the draft is left."""
+        """Record the number of the draft's guesses in the next block; 0 also if the draft is left."""
         last, self._last_pass = self._last_pass, None
         if last is not None and self._calls is not None:
             self._calls.append(replace(last, num_used=num_guesses))
 
     def draft_replied(self, call: CallTrace) -> None:
-        """The draft ended a message that asked it to take in the text, or to grow for one block."""
+        """Record that the draft ended a message: a prefill, or growth for one block."""
         if self._calls is not None:
             self._calls.append(call)
         if call.call is Call.BLOCK:
@@ -129,7 +129,8 @@ class Recorder:
         self.stats.num_stale_replies += 1
 
     def draft_was_late(self, *, is_left: bool) -> None:
-        """The round goes on without the draft. `is_left`: it is left for that, which counts as one failure."""
+        """Record that the round goes on without the draft. `is_left`: the session also leaves the draft, which counts
+        as one failure."""
         self.stats.num_draft_failures += not is_left
         self._note(lambda: "the draft did not answer in time")
 

@@ -1,8 +1,8 @@
 """One completion as a state machine without I/O: events in, commands out.
 
-The session owns the committed tokens. Engines hold copies of a prefix of them, and every message names the prefix it
-builds on, so an engine that has lost tokens is sent them again. A draft's tokens reach the output only through a
-verdict of the target.
+The session owns the committed tokens. An engine holds a copy of a prefix. Every message names the prefix it builds on,
+so an engine that has lost tokens can ask for them again. A draft's tokens reach the output only through a verdict of
+the target.
 
 Knows the order of a round. Must not know how a draft tree grows, nor what a node is worth.
 """
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from core.errors import InvalidRequest, OutriderError, ServiceError, Unavailable, UnsoundScores
-from core.records import GenerationRequest, Missing, Refused, SequenceSpec, Verdict, is_last
+from core.records import Adapter, GenerationRequest, Missing, Refused, SequenceSpec, Verdict, Want, is_last
 from core.speculation import DRAFT, MAX_GUESSES
 from core.text import TokenLog
 from orchestrator.guessers import OutputForm, Panel
@@ -57,9 +58,8 @@ class Session:
         spec = SequenceSpec.of(request)
         self._is_sampled, self._seed = spec.needs_q, spec.sampling.seed
         text = SessionText(session_id, self._log, spec)
-        self._target = TargetSide(text, pair.target.vocab_size)
         temperature = request.draft_temperature or pair.speculation.draft_temperature
-        draft_text = replace(text, spec=spec.at_draft_temperature(temperature))
+        draft_text = replace(text, spec=spec.of_draft(temperature))
         self._sources = request.guessers or pair.speculation.guessers
         self._panel: Panel = pair.guessers.panel(
             self._sources,
@@ -68,13 +68,18 @@ class Session:
             policy.sources,
             pair.target.vocab_size,
             OutputForm(spec.prompt_len, spec.grammar, request.template, request.isolation),
+            has_head=bool(pair.target.head),
         )
         self._recorder = Recorder(
             self._panel.failures, is_traced=request.wants_trace, is_explained=request.wants_explanation
         )
         self.stats = self._recorder.stats
+        may_speculate = request.max_draft_tokens != 0 and pair.speculation.max_draft_tokens > 0
+        self._may_draft = may_speculate and DRAFT in self._sources
         self._drafts = Drafts(draft_text, pair, [policy, *extra_policies], self._recorder)
         self._blocks = self._drafts.blocks
+        wants = partial(_wants, self._panel, self._drafts if self._may_draft else None)  # no reference to the session
+        self._target = TargetSide(text, pair.target.vocab_size, wants)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self._target} {self._drafts} {self._log}>"
@@ -83,6 +88,11 @@ class Session:
     def tokens(self) -> Sequence[int]:
         """The prompt, then the committed tokens."""
         return self._log.tokens
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter that the target computes the text with."""
+        return self._request.adapter
 
     @property
     def is_closed(self) -> bool:
@@ -106,9 +116,7 @@ class Session:
             self._log.extend(self._request.resume_tokens)
             if (chunk := self._output.resume(self._request.resume_tokens)) is not None:
                 return [self._recorder.add_to(chunk), *self._close()]
-        may_draft = self._request.max_draft_tokens != 0 and self._pair.speculation.max_draft_tokens > 0
-        wants_draft = may_draft and DRAFT in self._sources
-        return [m.LeaseTarget(), *(self._drafts.begin() if wants_draft else [])]
+        return [m.LeaseTarget(), *(self._drafts.begin() if self._may_draft else [])]
 
     def handle(self, event: m.Event) -> list[m.Command]:
         """Return the commands that follow from `event`; none once the session is closed."""
@@ -199,6 +207,7 @@ class Session:
         unverified = self._blocks.unverified(committed)
         found = self._blocks.reroot(committed)
         self._panel.observe(committed)
+        self._panel.deliver(judged.verdict.guesses, len(self._log))
         self._recorder.next_block_found(found)
         self._policy.observe_round(judged.outcome(found, unverified, self._blocks.late_hit))
         return self._drafts.begin_round(judged, self._max_depth)
@@ -317,8 +326,14 @@ class Session:
         return [m.ReleaseTarget(), *self._drafts.close()]
 
 
+def _wants(panel: Panel, drafts: Drafts | None) -> tuple[Want, ...]:
+    """What heads need with each verdict: features for one on a draft engine, guesses of one in the target's."""
+    features = (Want.FEATURES,) if drafts is not None and drafts.need_features else ()
+    return (*features, Want.GUESSES) if panel.awaits_guesses else features
+
+
 def _error_of(refused: Refused) -> OutriderError:
-    """Map a refusal to the error of whoever can act: the caller, the model's owner, or a client that retries."""
+    """Map a refusal to an error for the party that can act: the caller, the model's owner, or a client that retries."""
     if refused.field is not None:
         return InvalidRequest(refused.field, refused.reason)
     return UnsoundScores(refused.reason) if refused.is_final else ServiceError(refused.reason)

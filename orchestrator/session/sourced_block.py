@@ -20,7 +20,7 @@ class Questions:
 
     source: str
     rows: tuple[int, ...]
-    """Indices into the target's samples: the root's, then one for each node that the guesser asks about."""
+    """Indices into the target's samples: first that of the root, then one for each node that the guesser asks about."""
     num_added: int
     """Number of nodes at the end of the block that are only asked about, not guessed."""
 
@@ -79,7 +79,7 @@ NO_BLOCK = SourcedBlock()
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A block that is verified and, below it, the next block for each outcome with which the target may continue."""
+    """A block being verified and, below it, the next block for each outcome that the offer covers."""
 
     whole: SourcedBlock
     num_block: int

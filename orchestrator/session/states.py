@@ -1,9 +1,9 @@
 """The coupled state machines of a session, each in one table. No transition is made anywhere else.
 
-A session drives a target and, if it has one, a draft. The target's machine is the round: it is idle between decisions,
-verifies a block, or waits for the draft before the next block. The draft's machine says whether the draft grows a tree
-for the session. The session's decisions couple the two, so the draft may be absent or late in any state of the target,
-and the round goes on.
+A session drives a target and, if it has one, a draft. The target's machine is the round: idle between decisions,
+verifying a block, or waiting for the draft before the next block. The draft's machine says whether the draft grows a
+tree for the session. The session couples the two: in every state of the target the draft may be absent or late, and
+the round goes on.
 
 docs/states.md has diagrams of both.
 """
@@ -47,7 +47,7 @@ class Trigger(StrEnum):
     VERIFY = "verify"
     VERDICT = "verdict"
     MISSING = "missing"
-    """The engine does not hold the message's base. The message is sent again, from what the engine holds."""
+    """The engine does not hold the message's base. The message is sent again, starting from the tokens it holds."""
     LOST = "lost"
     END = "end"
 

@@ -1,4 +1,4 @@
-"""Validation of verdicts, and their outcome."""
+"""Validation of verdicts, and the outcome that policies observe."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class Tokenizer:
 
 
 def _with_visible_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Return the tokenizer with VISIBLE_SPECIAL_TOKENS decoded as text."""
+    """Return a tokenizer that decodes VISIBLE_SPECIAL_TOKENS as text."""
     tokens = backend.get_added_tokens_decoder().values()
     if not any(token.special and token.content in VISIBLE_SPECIAL_TOKENS for token in tokens):
         return backend

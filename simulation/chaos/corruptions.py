@@ -1,8 +1,8 @@
 """Corrupt replies that a broken engine or network may send.
 
-Each corruption takes a valid reply and a random source. A draft's reply may be wrong in anything; the output must not
-change. A target's may be wrong only in what a session can detect: its tokens are the output, so nothing can detect a
-target that emits another token.
+Each corruption takes a valid reply and a random source. Any part of a draft's reply may be wrong, without an effect on
+the output. A target's reply may be wrong only where a session can detect it: its tokens are the output, so a wrong but
+valid token cannot be detected.
 """
 
 from __future__ import annotations

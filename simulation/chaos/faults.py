@@ -57,7 +57,7 @@ class EventLog:
         return sum(number for kind, number in self.counts.items() if kind.startswith(prefix))
 
     def has_met(self, kind: str, stream: str) -> bool:
-        """Whether this happened to a session of this stream."""
+        """Whether an event of this kind happened to a session of this stream."""
         return any(line.startswith(f"{kind} {stream}#") for _, line in self.lines)
 
 
@@ -110,7 +110,7 @@ class FaultyWire(Wire):
         await self._before(fault, engine, batch)
         replies: list[Reply] = []
         await super().call(engine, batch, replies.append)
-        for reply in await self._after(fault, replies):  # all of them come with its end
+        for reply in await self._after(fault, replies):  # all replies arrive together, at the end of the call
             take(reply)
 
     async def grow(self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[Reply], None]) -> None:
@@ -141,7 +141,7 @@ class FaultyWire(Wire):
             broken.cancel()
 
     def _corrupted(self, reply: Reply) -> Iterator[Reply]:
-        """Raises: ValueError where the link would notice."""
+        """Raises: ValueError if the link would detect the corruption."""
         if not isinstance(reply, DraftUpdate) or not self.draws_fault(self.rates.draft):
             yield reply
             return
@@ -173,7 +173,7 @@ class FaultyWire(Wire):
             await asyncio.wait(self._strays)
 
     def draws_fault(self, rate: float) -> bool:
-        """Draw whether a fault of this rate happens now."""
+        """Decide at random, with this probability, whether a fault happens now."""
         is_over = asyncio.get_running_loop().time() >= self.rates.until_s
         return not is_over and rate > 0 and self._random.random() < rate
 

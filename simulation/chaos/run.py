@@ -41,7 +41,7 @@ class RunReport:
 def run_seed(seed: int) -> RunReport:
     """Run one seed. The report's `error` is None if every invariant held."""
     logger = logging.getLogger("orchestrator")
-    level, logger.level = logger.level, logging.CRITICAL  # it logs every survived fault, and there are many
+    level, logger.level = logger.level, logging.CRITICAL  # every survived fault is logged, and there are many
     try:
         return _Run(script_of(seed)).run()
     finally:
@@ -138,7 +138,7 @@ class _Run:
             self._checker.problems.append(problem)
 
     def _make_guessers_faulty(self) -> None:
-        """Let each guesser return corrupt guesses or raise at times. Uses a random source of its own."""
+        """Make each guesser return corrupt guesses or raise, at random. Uses its own random source."""
         script, guessers = self._script, self._rig.service._pair.guessers
         random = Random(f"lies of guessers {script.seed}")  # noqa: S311  randomness must be reproducible
         guessers._index = _index_of(script)

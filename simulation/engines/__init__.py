@@ -1,4 +1,4 @@
-"""Engines without models: laws of agreement and of time take their place."""
+"""Engines without models, simulated by laws of agreement (how often a guess is right) and of time."""
 
 from simulation.engines.agreement import steady_law
 from simulation.engines.base import SimEngine

@@ -1,7 +1,7 @@
 """A law of agreement from one number, for pairs without recordings.
 
-Assumes that the figures of any pair depend on each other as the demo pair's do (docs/simulation.md). Tokens agree
-independently of each other, unlike in real text.
+Assumes that the acceptances of a pair at other temperatures and ranks relate to each other as the demo pair's do
+(docs/simulation.md). Tokens agree independently of each other, unlike in real text.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ def steady_law(acceptance: float, temperature: float) -> SteadyLaw:
 
 
 def rejection_acceptance(coupled: float) -> float:
-    """Acceptance by rejection, given coupled acceptance a: 0.4 of the way from a to its bound 2a / (1 + a), as
-    measured.
+    """Acceptance by rejection, given coupled acceptance a: a plus 0.4 of the distance to its bound 2a / (1 + a).
 
-    Source: the bound is Daliri et al. 2024, (1 - TV) / (1 + TV) <= a.
+    The share 0.4 was measured. Source of the bound: Daliri et al. 2024, (1 - TV) / (1 + TV) <= a.
     """
     most = 2.0 * coupled / (1.0 + coupled)
     return coupled + 0.4 * (most - coupled)

@@ -78,7 +78,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
         self._ended = EndedSessions()
         self._jobs: list[Job[Request]] = []
         self._open: dict[Stamp, Callable[[Reply | WorkerLost], None]] = {}
-        """The callers of the requests without a last reply."""
+        """Callback of each request without a last reply."""
         self._worker: asyncio.Task[None] | None = None
         self._thaw = asyncio.Event()
         self._thaw.set()
@@ -155,7 +155,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
         (self._open.pop if is_last(reply) else self._open.__getitem__)(reply.stamp)(reply)
 
     def _admit(self, request: Request) -> Job[Request] | Reply | None:
-        """A job for this request, or the reply to it where there is nothing to compute; None if it has been sent."""
+        """A job for this request; or its reply, if there is nothing to compute; None if the reply has been sent."""
         stamp = request.stamp
         held, has_ended = self._sessions.get(stamp.session), stamp.session in self._ended
         vocab_size = self._text.vocab_size
@@ -196,8 +196,8 @@ class SimEngine(ABC, Generic[Request, Reply]):
     async def _step(self) -> tuple[float, float]:
         """Run one forward pass over the jobs that are ready, and answer them. Return when the pass began and ended.
 
-        A real engine reads messages between passes. So tokens of the pass already count as held for a message that
-        arrives during it.
+        A real engine reads messages between passes. Therefore a message that arrives during the pass already finds the
+        pass's tokens held.
         """
         shares = self._plan(self._ready())
         num_rows = sum(num_tokens + num_guesses for _, num_tokens, num_guesses in shares)
@@ -221,11 +221,11 @@ class SimEngine(ABC, Generic[Request, Reply]):
         return began_s, ended_s
 
     def _ready(self) -> list[Job[Request]]:
-        """The jobs that want rows of the next pass."""
+        """Jobs with rows for the next pass."""
         return self._jobs
 
     def _plan(self, jobs: Sequence[Job[Request]]) -> list[tuple[Job[Request], int, int]]:
-        """Those of the next pass, with their numbers of tokens and guesses: decoding first, prefill in chunks."""
+        """(job, number of tokens, number of guesses) of the next pass: decoding first, then prefill in chunks."""
         shares: list[tuple[Job[Request], int, int]] = []
         rows_left = self._law.max_step_tokens
         for job in sorted(jobs, key=lambda job: not job.is_decoding):
@@ -267,23 +267,19 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
     @abstractmethod
     def _begin(self, request: Request, held: HeldTokens, now_s: float) -> Job[Request] | Reply | None:
-        """As `_admit`, once the message is accepted: bring the held tokens to the request's prefix."""
+        """Bring the held tokens to the prefix of an accepted request. Returns like `_admit`."""
 
     @abstractmethod
     def _num_guesses(self, job: Job[Request]) -> int:
-        """Number of rows that go with the last of the job's committed tokens."""
+        """Number of guesses fed together with the job's last committed token."""
 
     @abstractmethod
     def _end_pass(self, jobs: Sequence[Job[Request]], now_s: float) -> None:
-        """A pass has taken the last committed token of each of these, and its guesses: conclude it, or prepare more."""
+        """Handle the jobs whose last committed token and guesses were in the pass: answer them, or prepare the next."""
 
 
 async def until(time_s: float) -> None:
-    """Wait until this time of the loop.
-
-    On a real clock the simulation's own work after a pass is a part of the next pass, as a law has all of an engine's;
-    on a virtual one it takes no time.
-    """
+    """Wait until the loop's clock shows this time."""
     loop = asyncio.get_running_loop()
     reached: asyncio.Future[None] = loop.create_future()
     timer = loop.call_at(time_s, reached.set_result, None)

@@ -1,7 +1,8 @@
 """A draft engine without a model. It grows trees by the real engine's rules and takes pass times from a law.
 
-In rejection and block mode it samples, and its sample equals the target's token as often as real verification would
-accept it. The acceptance test runs here, so that the output is always the target's text.
+In rejection and block mode it samples. The acceptance test of verification runs here, before the sample is sent: the
+sample equals the target's token if the test passes, and is another token otherwise. The output is thus always the
+target's text.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
     """A draft that guesses by the text's law of agreement."""
 
     def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw, *, has_noise: bool = True) -> None:
-        """`has_noise`: the draft ranks candidates with the noise that it shares with the target."""
+        """`has_noise`: whether the draft ranks candidates with the noise that it shares with the target."""
         super().__init__(engine_id, epoch, text, law)
         self._has_noise = has_noise
         self._growing: list[GrowthJob] = []
@@ -57,7 +58,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
                 self._take_nodes(job.held)
 
     async def _step(self) -> tuple[float, float]:
-        """Run one pass. Results of nodes that were pruned meanwhile are dropped."""
+        """Run one pass. Results of nodes that were pruned during it are dropped."""
         num_before = self.num_rows
         began_s, ended_s = await super()._step()
         for held in self._feeding:
@@ -115,7 +116,8 @@ def _done(job: GrowthJob, now_s: float) -> DraftUpdate:
 
 
 def _feed(jobs: Sequence[GrowthJob]) -> None:
-    """Choose the nodes of the next pass: all of growth that ends by itself, and the likeliest of the rest."""
+    """Choose the nodes of the next pass: all nodes of growth that ends by itself, and the likeliest of continuous
+    growth."""
     for job in jobs:
         if job.request.growth.ends:
             job.held.builder.feed_pass(job.request.growth.rows_per_pass)

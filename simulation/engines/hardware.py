@@ -1,7 +1,7 @@
 """Simulated hardware: durations of passes, network delays, and presets of both by name.
 
-Only laws of time, of a kind that takes a minute to measure on one's own hardware. The large pairs use the laws that a
-real engine can be paced as (`core.costs.pass_law`); "this-machine" was measured (docs/log/2026-11.md).
+Contains only laws of time, which take a minute to measure on other hardware. The large pairs use the laws of
+`core.costs.pass_law`, which can also slow real engines down; "this-machine" was measured (docs/log/2026-11.md).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _on_gpu(law: PassLaw) -> EngineLaw:
 
 
 def _pair(about: str, target: str, draft: str, draft_hop: HopLaw = NEAR) -> Hardware:
-    """Two models of `PASS_LAWS`. The target is near."""
+    """Two models of `PASS_LAWS`. The target is on the orchestrator's network (`NEAR`)."""
     return Hardware(about, _on_gpu(PASS_LAWS[target]), _on_gpu(PASS_LAWS[draft]), NEAR, draft_hop)
 
 

@@ -21,7 +21,7 @@ DEMO_TRACES = Path(__file__).parents[1] / "traces" / "demo.npz"
 """Recording of the embedded demo pair: 40 held-out prompts, 160 tokens each, at three temperatures."""
 RECORDED_TEMPERATURES = (0.0, 0.7, 1.0)
 MAX_RANK = 255
-"""Stands for this rank and all above it."""
+"""Stored rank that stands for itself and all above."""
 MAX_GAMMA = 8
 """Longest chain recorded for block verification."""
 SHARE_RANKS = (0, 1, 2, 3, 4, 5, 6, 7, 11, 15, 23, 31)
@@ -88,7 +88,8 @@ class TraceLaw:
         )
 
     def num_accepted_of_block(self, seed: int, index: int, num_guesses: int) -> int | None:
-        """None if not recorded: chains longer than `MAX_GAMMA`, and greedy decoding, which does not need it."""
+        """Number of accepted guesses; None for chains longer than `MAX_GAMMA` and for greedy decoding, which are not
+        recorded."""
         if self.blocks is None or num_guesses > MAX_GAMMA:
             return None
         text, token = self._find(seed, index)

@@ -3,7 +3,7 @@
 Knows tokens and laws of agreement; must not know engines, messages or time. The target's token is a hash of the whole
 prefix and the seed, so any token that is lost, repeated or changed changes all tokens after it. A separate law gives
 the draft's acceptance: by rank (`SteadyLaw`), or from a recording of two real models (`simulation.engines.recorded`).
-Off the target's own text the draft's candidates are arbitrary, since none of them is ever accepted.
+After a prefix that is not the target's own text the draft's candidates are arbitrary, since none is ever accepted.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SteadyLaw:
     plain_shares: tuple[float, ...] = (0.6, 0.1, 0.05)
     alpha: float = 0.78
 
-    @lru_cache(maxsize=1 << 14)  # noqa: B019  laws are few, and live as long as the program
+    @lru_cache(maxsize=1 << 14)  # noqa: B019  the cache keeps each law, but they are few and needed to the end
     def at(self, seed: int, index: int) -> Agreement:
         draws = [mix(seed, index, column) for column in range(4)]
         return Agreement(
@@ -180,8 +180,8 @@ class Text:
         return fraction(mix(position.prefix_hash, position.seed, 1)) < self.law.at(position.seed, position.index).alpha
 
     def _agreement(self, position: TextPosition) -> Agreement:
-        """Agreement at a position. Off the target's text only confidence and entropy matter, which another position
-        provides."""
+        """Agreement at a position. Outside the target's text only confidence and entropy matter; they are taken from
+        another position."""
         return self.law.at(
             position.seed, position.index if position.is_true else position.index + 1 + position.prefix_hash % 97
         )

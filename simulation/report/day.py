@@ -1,8 +1,8 @@
 """A day of load, and the number of replicas of each model: the real autoscaling rules on simulated load.
 
-Sessions come and go by the hour, with noise and sudden crowds. Each fills KV, uses its draft, and waits if drafts are
-busy. `core.scaling` recommends replicas, and they are started as Serve does it: from a windowed average, bounded,
-delayed, and with time to load. No tokens are computed here: rounds take milliseconds, scaling takes minutes.
+The number of sessions follows the hour, with noise and sudden crowds. Each session fills KV, uses its draft, and waits
+if drafts are busy. `core.scaling` recommends replicas, and they start as in Serve: by a windowed average, within
+bounds, after a delay and a loading time. No tokens are computed, since rounds take milliseconds and scaling minutes.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Demand:
     night_share: float = 0.1
     """Share of the peak at the quietest hour; with 0 there are hours without a session."""
     noise: float = 0.1
-    """Standard deviation of the load around its daily course, as a share of it; deviations last for minutes."""
+    """Standard deviation of the load, as a share of its expected value; deviations last for minutes."""
     num_crowds: int = 3
-    """Number of crowds per day: half the peak is added within a minute and stays for ten minutes."""
+    """Number of crowds per day. A crowd adds half the peak within a minute and stays for ten minutes."""
     session_kv: float = 0.02
     """Share of one target's KV that a session fills."""
     session_work: float = 0.03
@@ -210,7 +210,7 @@ def _target_load(num_replicas: int, sessions: float, demand: Demand) -> TargetLo
 
 
 def _draft_load(num_replicas: int, sessions: float, demand: Demand) -> DraftLoad:
-    """Load of drafts. The wait is that of a queue as a share of a round, growing with utilisation."""
+    """Load of drafts. The wait, a share of a round, grows with utilisation as in a queue."""
     busy = min(1.0, sessions * demand.session_work / num_replicas) if num_replicas else 0.0
     wait = min(1.0, 0.05 * busy / max(0.05, 1.0 - busy))
     return DraftLoad(num_replicas, sessions, busy, wait)

@@ -27,7 +27,7 @@ STYLE = {
     "grid.color": "#e4e4e4",
     "savefig.dpi": 150,
     "text.parse_math": False,  # a token may be $
-    "svg.fonttype": "none",  # texts stay texts
+    "svg.fonttype": "none",  # keep text as text, not as outlines
     "svg.hashsalt": "outrider",  # the same figures give the same file
 }
 NUM_SCALING_AXES = 1 + len(ROLES)
@@ -67,7 +67,7 @@ def draw_lines(
 ) -> None:
     """Draw named lines, and dashed horizontal `levels`.
 
-    Values of x are placed at equal distances, so that powers of two can be told apart.
+    Values of x are drawn at equal distances, so that powers of two are evenly spread.
     """
     x_values = sorted({x for points in lines.values() for x, _ in points})
     for name, points in lines.items():

@@ -1,12 +1,13 @@
 """Records refuse what no part of the system may see, and trees answer as their definition says."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.records import Base, DraftRequest, Sampling, SpeculationStats, Stamp, VerifyRequest
+from core.records import Adapter, Base, DraftRequest, Sampling, SequenceSpec, SpeculationStats, Stamp, VerifyRequest
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, SparseDistribution, TokenTree
 
 
@@ -66,6 +67,13 @@ def test_num_committed_counts_base_and_suffix():
 def test_acceptance_rate_of_nothing_is_zero():
     assert SpeculationStats().acceptance_rate == 0
     assert SpeculationStats(num_drafted_tokens=4, num_accepted_tokens=3).acceptance_rate == 0.75
+
+
+def test_a_draft_guesses_for_an_adapter_without_it():
+    spec = SequenceSpec(3, Sampling(temperature=0.5), adapter=Adapter("a", "/a", "sha256:1"))
+    for temperature in (None, 2.0):
+        assert spec.of_draft(temperature).adapter is None
+    assert replace(spec, sampling=Sampling(temperature=0.0)).of_draft(2.0).adapter is None
 
 
 def test_records_survive_the_wire():

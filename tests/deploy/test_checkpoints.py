@@ -64,7 +64,7 @@ REFUSALS: dict[str, tuple[Change, str]] = {
     ),
     "a top_p above 1": (lambda path: edit_json(path / "generation_config.json", top_p=1.5), "generation_config.json"),
     "a template that is none": (lambda path: (path / "chat_template.jinja").write_text("{% if %}"), "Jinja template"),
-    "quantized": (lambda path: edit_json(path / "config.json", quantization_config={"bits": 4}), "quantized weights"),
+    "quantized": (lambda path: edit_json(path / "config.json", quantization_config={"bits": 4}), "quant_method None"),
     "a tensor too many": (left_over, "have 1 tensor, score.weight"),
     "no tokenizer": (lambda path: (path / "tokenizer.json").unlink(), "has no tokenizer.json"),
 }

@@ -397,3 +397,15 @@ def test_an_unknown_guesser_of_one_model_of_several_is_named_with_its_model_and_
     place = re.escape(f"{file}:6")
     with pytest.raises(ConfigError, match=rf"^models\.1\.speculation\.guessers\[1\] must be .*'nope' \({place}\)$"):
         read_fleet(file)
+
+
+def test_adapters_have_names_of_their_own_and_belong_to_targets():
+    adapted = {"engine": {"model": "/m", "adapters": {"a": "/a"}}}
+    assert parse_config({"target": adapted, "model_name": "m"}).target.engine.adapters == {"a": "/a"}
+    with pytest.raises(ConfigError, match=r"target.engine.adapters must be of other names than model_name, got 'a'"):
+        parse_config({"target": adapted, "model_name": "a"})
+    with pytest.raises(ConfigError, match=r"engine.adapters must be empty: only targets have adapters"):
+        parse_config({"target": {"engine": {"model": "/m"}}, "draft": adapted})
+    models = [{"target": adapted, "model_name": name} for name in ("m", "n")]
+    with pytest.raises(ConfigError, match=r"of different names, those of target.engine.adapters too"):
+        parse_fleet({"models": models})

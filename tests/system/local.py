@@ -85,7 +85,7 @@ class LocalLeases:
         loop.start()
         return loop
 
-    async def take_target(self, session: str, tokens: Sequence[int] = ()) -> LocalLease:
+    async def take_target(self, session: str, tokens: Sequence[int] = (), adapter: Any = None) -> LocalLease:
         return self._lease("target")
 
     async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> LocalLease:
@@ -172,9 +172,11 @@ async def system(
     speculation: SpeculationConfig | None = None,
     policies: Policies | None = None,
     drafts: Mapping[str, Any] = MappingProxyType({}),
+    targets: Mapping[str, Any] = MappingProxyType({}),
     **engine: Any,
 ) -> AsyncIterator[System]:
-    """A service over the checkpoints; `engine` changes settings of all engines, `drafts` those of the drafts' engines.
+    """A service over the checkpoints; `engine` changes settings of all engines, `drafts` and `targets` those of
+    one side.
 
     Drafts chains of `gamma` behind verification unless told otherwise: the adaptive policy would rest where a draft is
     slow or wrong, and then nothing would be tested.
@@ -185,7 +187,7 @@ async def system(
     first, *others = [
         DraftConfig(replace(own, model=str(each), **drafts)) if each else None for each in (draft, *extra_drafts)
     ]
-    config = ServiceConfig(TargetConfig(own), first, tuple(others), speculation=speculation)
+    config = ServiceConfig(TargetConfig(replace(own, **targets)), first, tuple(others), speculation=speculation)
     leases = _leases_of(config)
     grammars = _grammars_of(target, leases.engines["target"].info)
     service = _service_of(config, leases, _tokenizer(target), policies, grammars)

@@ -45,7 +45,8 @@ def find_kernel(cache: KVCache, *, is_deterministic: bool = False) -> Kernel | N
 
 @torch.inference_mode()
 def difference(cache: KVCache, kernel: Kernel) -> str | None:
-    """Why the kernel's results are wrong, compared with gathering on KV of these shapes; None if they are right."""
+    """Why the kernel cannot be used: it fails, or differs from gathered attention on KV of the cache's shapes. None if
+    it agrees."""
     try:
         error = find_difference(cache, kernel)
     except Exception as problem:  # noqa: BLE001  Triton, the driver and the C compiler raise errors of their own
@@ -56,13 +57,8 @@ def difference(cache: KVCache, kernel: Kernel) -> str | None:
 @torch.inference_mode()
 def find_difference(cache: KVCache, kernel: Kernel) -> float:
     """The largest error of a row relative to its norm, on KV of these shapes; NaN if there is any."""
-    errors = torch.cat([_errors(shape, cache, kernel) for shape in _shapes(cache)])
-    return float(errors.max())
-
-
-def _shapes(cache: KVCache) -> set[LayerShape]:
-    pairs = zip(cache.keys, cache.values, strict=True)
-    return {LayerShape(keys.shape[1], keys.shape[2], values.shape[2]) for keys, values in pairs}
+    errors = [_errors(shape, cache, kernel) for shape in set(cache.shapes) - {LayerShape()}]
+    return float(torch.cat(errors).max()) if errors else 0.0
 
 
 def _errors(shape: LayerShape, like: KVCache, kernel: Kernel) -> Tensor:
@@ -105,6 +101,8 @@ def _errors_of_step(
         torch.randn(1, heads, num_rows, dim, dtype=like.dtype, device=like.device, generator=random)
         for heads, dim in sizes
     )
+    if shape.values_in_keys:
+        value = key[..., : shape.value_dim]
     step = Step([0] * num_rows, [0] * num_rows, [], spans)
     *_, paged_plan = paged_inputs(step, cache, kernel, Tiling())
     plans = (paged_plan, plan_step(cache, spans, num_rows, Tiling()))  # kernel first: it has to store the KV itself

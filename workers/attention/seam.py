@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from core.errors import UnsupportedModel
+from workers.attention.latent import absorbed_query, expanded_output, is_latent
 from workers.attention.paged import LayerKind, PagedPlan
 from workers.step import AttentionGroup, LayerShape, StepPlan
 
@@ -32,7 +33,14 @@ class LayerProbe:
     windows: dict[int, int | None] = field(default_factory=dict)
 
     def record(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        window: int | None,
+        *,
+        values_in_keys: bool = False,
     ) -> torch.Tensor:
         """Record a layer. Returns zeros in the shape of its output.
 
@@ -40,7 +48,7 @@ class LayerProbe:
         """
         if layer in self.shapes:
             raise UnsupportedModel(f"layer {layer} attends more than once")
-        self.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        self.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3], values_in_keys)
         self.windows[layer] = window
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
@@ -65,21 +73,39 @@ def attend(
     Raises: UnsupportedModel if the model asks for something that a plan cannot express.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    if is_latent(module):
+        query = absorbed_query(module, query)
+    output = _run(
+        module, query, key, value, attention_mask, plan, position_bias, (scale, sliding_window, softcap, s_aux)
+    )
+    return expanded_output(module, output) if is_latent(module) else output, None
+
+
+def _run(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    plan: StepPlan | PagedPlan | LayerProbe | None,
+    position_bias: torch.Tensor | None,
+    kind: tuple[float, int | None, float | None, torch.Tensor | None],
+) -> torch.Tensor:
+    """`attend` for a `kind` of layer (`LayerKind`), by an operator where the model's code is recorded."""
     if torch.compiler.is_dynamo_compiling():  # compiled code must not read values that differ between layers
-        number = module.get_buffer(NUMBER)
-        return torch.ops.outrider.attend_in(query, key, value, number, scale, sliding_window, softcap, s_aux), None
+        return torch.ops.outrider.attend_in(query, key, value, module.get_buffer(NUMBER), *kind)  # type: ignore[no-any-return]
     layer: int = module.layer_idx  # type: ignore[assignment]  # torch types a module's attributes as Tensor | Module
     if attention_mask is not None or position_bias is not None:
         raise UnsupportedModel(f"layer {layer} brings its own attention mask or position bias")
     if not getattr(module, "is_causal", True):
         raise UnsupportedModel(f"layer {layer} is bidirectional; only causal attention is supported")
     if is_recorded():  # recorded code gets its plan from `operators`
-        return torch.ops.outrider.attend(query, key, value, layer, scale, sliding_window, softcap, s_aux), None
+        return torch.ops.outrider.attend(query, key, value, layer, *kind)  # type: ignore[no-any-return]
     if plan is None:
         raise UnsupportedModel("the model does not pass keyword arguments on to its attention layers")
     if isinstance(plan, LayerProbe):
-        return plan.record(layer, query, key, value, sliding_window), None
-    return Attention(scale, sliding_window, softcap, s_aux).run_layer(layer, plan, query, key, value), None
+        return plan.record(layer, query, key, value, kind[1], values_in_keys=is_latent(module))
+    return Attention(*kind).run_layer(layer, plan, query, key, value)
 
 
 def number_layers(model: torch.nn.Module) -> None:
@@ -110,15 +136,22 @@ class Attention(LayerKind):
             plan = plan.gathering
         keys, values = plan.cache.by_head[layer]  # [1, H_kv, S, D]
         keys.index_copy_(2, plan.write_slots, key)
-        values.index_copy_(2, plan.write_slots, value)
-        outputs = [self._group_output(group, query, keys, values) for group in plan.groups]
+        own_values = None if plan.cache.shapes[layer].values_in_keys else values
+        if own_values is not None:
+            own_values.index_copy_(2, plan.write_slots, value)
+        outputs = [self._group_output(group, query, keys, own_values, value.shape[3]) for group in plan.groups]
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return joined if plan.row_order is None else joined.index_select(1, plan.row_order)
 
     def _group_output(
-        self, group: AttentionGroup, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+        self,
+        group: AttentionGroup,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor | None,
+        value_dim: int,
     ) -> torch.Tensor:
-        """The attention of one group's rows.  # [1, B*R, H, D_v]"""
+        """The attention of one group's rows; values are the beginnings of keys if None.  # [1, B*R, H, D_v]"""
         num_seqs, num_queries, _ = group.mask.shape
         num_heads, num_kv_heads = query.shape[1], keys.shape[1]
         heads_per_row = num_heads // num_kv_heads
@@ -126,7 +159,9 @@ class Attention(LayerKind):
         by_reader = rows.reshape(num_kv_heads, heads_per_row, num_seqs, num_queries, -1)  # [H_kv, G, B, R, D]
         packed = by_reader.permute(2, 0, 3, 1, 4).reshape(num_seqs, num_kv_heads, num_queries * heads_per_row, -1)
         bias = group.bias(self.window, heads_per_row, query.dtype)
-        output = self._attention(packed, _gather(keys, group), _gather(values, group), bias)
+        read = _gather(keys, group)
+        read_values = read[..., :value_dim] if values is None else _gather(values, group)
+        output = self._attention(packed, read, read_values, bias)
         unpacked = output.view(num_seqs, num_kv_heads, num_queries, heads_per_row, -1).transpose(1, 2)
         return unpacked.reshape(1, num_seqs * num_queries, num_heads, -1)
 

@@ -32,6 +32,8 @@ MAX_STAGES = 3
 """Blocks of KV in flight, if shared memory has room for them."""
 MIN_DOT = 16
 """Smallest size of a tensor core's operand."""
+WIDE = 512
+"""Widths of key and value added up, above which tiles are as small as can be: those of latents take 80 KiB, not 448."""
 
 
 class TritonKernel:
@@ -63,7 +65,9 @@ class TritonKernel:
         num_kv_heads, value_dim = values.shape[1:]
         output = query.new_empty(num_rows, num_heads, value_dim)
         group = num_heads // num_kv_heads
-        heads = min(triton.next_power_of_2(group), MAX_TILE // reads.tile_rows)
+        sizes = [max(MIN_DOT, triton.next_power_of_2(dim)) for dim in (key_dim, value_dim)]
+        max_tile, block_n = (MIN_DOT, MIN_DOT) if sum(sizes) > WIDE else (MAX_TILE, BLOCK_N)
+        heads = min(triton.next_power_of_2(group), max_tile // reads.tile_rows)
         num_chunks = triton.cdiv(group, heads)
         splits = _num_splits(reads, num_kv_heads * num_chunks, self._max_splits)
         parts, logarithms = output, output  # not written without splits
@@ -71,8 +75,7 @@ class TritonKernel:
             parts = torch.empty(splits, num_rows, num_heads, value_dim, dtype=torch.float32, device=query.device)
             logarithms = torch.empty(splits, num_rows, num_heads, dtype=torch.float32, device=query.device)
         block_m = max(MIN_DOT, reads.tile_rows * heads)
-        sizes = [max(MIN_DOT, triton.next_power_of_2(dim)) for dim in (key_dim, value_dim)]
-        stages = num_stages(query.device, BLOCK_N * sum(sizes) * query.itemsize, MAX_STAGES)
+        stages = num_stages(query.device, block_n * sum(sizes) * query.itemsize, MAX_STAGES)
         most_programs = len(reads.tiles) * num_kv_heads * num_chunks * splits
         _attend[(min(most_programs, 2 * PROGRAMS),)](
             query, keys, values, output, parts, logarithms,
@@ -81,7 +84,7 @@ class TritonKernel:
             query.stride(0), query.stride(1), query.stride(2),
             keys.stride(0), values.stride(0), reads.table.stride(0), num_rows,
             HEADS=num_heads, KV_HEADS=num_kv_heads, GROUP=group, TILE_HEADS=heads, CHUNKS=num_chunks,
-            TILE_ROWS=reads.tile_rows, BLOCK_M=block_m, BLOCK_N=BLOCK_N, KEY_DIM=key_dim, VALUE_DIM=value_dim,
+            TILE_ROWS=reads.tile_rows, BLOCK_M=block_m, BLOCK_N=block_n, KEY_DIM=key_dim, VALUE_DIM=value_dim,
             KEY_SIZE=sizes[0], VALUE_SIZE=sizes[1],
             BLOCK_TOKENS=reads.block_tokens, NUM_WORDS=reads.masks.shape[1], WORD_BITS=WORD_BITS,
             SPLITS=splits, PROGRAMS=PROGRAMS, HAS_WINDOW=kind.window is not None,

@@ -29,7 +29,7 @@ from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.grammar import Grammars
 from workers.model import digest_of
 from workers.noise import find_noise_kernel
-from workers.runtime import ModelRuntime, Pacer
+from workers.runtime import HeadRuntime, ModelRuntime, Pacer, Scores
 from workers.step import StepRows
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Engine(ABC, Generic[Request, Reply]):
 
     kv_room_type: type[KVRoom] = KVRoom
 
-    def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int) -> None:
+    def __init__(self, runtime: ModelRuntime | HeadRuntime, config: EngineConfig, epoch: int) -> None:
         self.info = runtime.info
         self.epoch = epoch
         self._runtime = runtime
@@ -64,6 +64,8 @@ class Engine(ABC, Generic[Request, Reply]):
         self._grammars = Grammars.of_engine(config, runtime.info)
         self._jobs: list[Job[Request]] = []
         self._replies: list[Reply | Missing | Refused] = []
+        self._adapters: dict[str, int] = {}
+        """Numbers of the loaded adapters, by digest."""
         self._num_steps = 0
         self._num_rows = 0
         self._postponed: Job[Request] | None = None
@@ -138,6 +140,7 @@ class Engine(ABC, Generic[Request, Reply]):
             return
         if request.base.num_tokens == 0 and request.spec is not None:
             held = self._store.open(request.stamp.session, request.spec)
+            held.adapter = 0 if request.spec.adapter is None else self._adapters[request.spec.adapter.digest]
             held.grammar = self._grammars.state(request.spec.grammar, held.grammar)
         assert held is not None, "else its base is missing"
         self._supersede(held)
@@ -148,7 +151,13 @@ class Engine(ABC, Generic[Request, Reply]):
         """Why the message is stale, malformed or too long for this engine; None if it is acceptable."""
         has_ended = self._store.has_ended(request.stamp.session)
         refusal = refusal_of(request, held, epoch=self.epoch, has_ended=has_ended, vocab_size=self.info.vocab_size)
-        return refusal or self._refusal_of_size(request)
+        return refusal or self._refusal_of_adapter(request) or self._refusal_of_size(request)
+
+    def _refusal_of_adapter(self, request: Request) -> Refused | None:
+        adapter = None if request.spec is None else request.spec.adapter
+        if adapter is None or adapter.digest in self._adapters:
+            return None
+        return Refused(request.stamp, f"adapter {adapter.name!r} has been unloaded", field="model")
 
     def _refusal_of_size(self, request: Request) -> Refused | None:
         guesses = self._needed_guesses(request)
@@ -161,6 +170,8 @@ class Engine(ABC, Generic[Request, Reply]):
             )
         if self._runtime.cache.num_blocks_for(num_rows) > self._runtime.cache.num_blocks:
             return Refused(request.stamp, f"{num_rows} tokens exceed the KV cache of this engine")
+        if len(guesses) > self._runtime.cache.states.max_guesses:
+            return Refused(request.stamp, f"{len(guesses)} guesses exceed the recurrent states of this engine")
         return None
 
     def _supersede(self, held: HeldSequence) -> None:
@@ -287,7 +298,7 @@ class Engine(ABC, Generic[Request, Reply]):
         if len(held.log) > num_tokens:
             self._store.truncate(held, num_tokens)
         self._store.drop_rows_ahead(held)  # the rows of this step
-        job.pending = pending
+        job.pending = [*self._store.rewind(held), *pending]
 
     def _refuse(self, job: Job[Request], reason: str) -> None:
         self._answer(job, Refused(job.request.stamp, reason))
@@ -296,10 +307,10 @@ class Engine(ABC, Generic[Request, Reply]):
         batch = [share.job.rows(share) for share in shares]
         num_rows = sum(rows.num_rows for rows in batch)
         forward_s = monotonic()
-        logits = self._runtime.forward(batch)
+        scores = self._runtime.scores(batch)
         if self._pacer is not None:
             self._pacer.wait(num_rows, forward_s)
-        logits = self._store_scores(shares, batch, logits)
+        scores = self._store_scores(shares, batch, scores)
         self._forward_time_s += monotonic() - forward_s
         self._num_steps += 1
         self._num_rows += num_rows
@@ -307,7 +318,7 @@ class Engine(ABC, Generic[Request, Reply]):
         for share in shares:
             share.job.record_step(started_s, num_rows, num_sessions)
             share.job.advance(share.num_tokens)
-        if self._finish([share.job for share in shares if share.is_last], logits):
+        if self._finish([share.job for share in shares if share.is_last], scores):
             self._pace.observe(num_rows, monotonic() - forward_s)
 
     # Where target and draft differ
@@ -315,9 +326,9 @@ class Engine(ABC, Generic[Request, Reply]):
     def _lose(self, session: str) -> None:
         """Record that a session's KV was dropped to free memory: its open request is answered by `Missing`."""
 
-    def _store_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        """Consume the logits of scored prompt rows; return the logits of all other rows."""
-        return logits
+    def _store_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], scores: Scores) -> Scores:  # noqa: ARG002
+        """Consume the scores of scored prompt rows; return those of all other rows."""
+        return scores
 
     @abstractmethod
     def _needed_guesses(self, request: Request) -> TokenTree:
@@ -328,10 +339,10 @@ class Engine(ABC, Generic[Request, Reply]):
         """Update `held` to match the request, and add a job for the remaining computation."""
 
     @abstractmethod
-    def _finish(self, jobs: Sequence[Any], logits: torch.Tensor) -> bool:
-        """Consume the logits of jobs whose last rows were computed in this step; return whether it waited for the
+    def _finish(self, jobs: Sequence[Any], scores: Scores) -> bool:
+        """Consume the scores of jobs whose last rows were computed in this step; return whether it waited for the
         device.
 
-        The jobs are of the type that `_begin` creates. `logits` has the rows of the jobs that want them, in order: the
+        The jobs are of the type that `_begin` creates. `scores` has the rows of the jobs that want them, in order: the
         row of the last token if one was pending, then the rows of the guesses.
         """

@@ -24,15 +24,17 @@ from workers.engine.draft_growth import TreeJob
 from workers.engine.jobs import Job
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_rank_lost
-from workers.runtime import ModelRuntime
+from workers.runtime import HeadRuntime, ModelRuntime, Scores
 from workers.sampling import DraftRow, propose
 from workers.step import Readback
 
 
 class DraftEngine(Engine[DraftRequest, DraftReply]):
-    """Guesses for many sessions at once: each step feeds the frontiers of all growing trees."""
+    """Guesses tokens for many sessions at once: each step feeds the frontiers of all growing trees."""
 
-    def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int, q_top_tokens: int) -> None:
+    def __init__(
+        self, runtime: ModelRuntime | HeadRuntime, config: EngineConfig, epoch: int, q_top_tokens: int
+    ) -> None:
         super().__init__(runtime, config, epoch)
         self._q_top_tokens = q_top_tokens
         self._growing_jobs: dict[str, TreeJob] = {}
@@ -51,6 +53,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         on_loss: Callable[[str], None] = log_rank_lost,
     ) -> DraftEngine:
         """As `TargetEngine.load`; `q_top_tokens` is the setting of that name. Raises: StartupError."""
+        if config.head is not None:
+            return cls(HeadRuntime.load(config, progress), config, epoch, q_top_tokens)
         return cls(load_runtime(config, progress, rank, on_loss), config, epoch, q_top_tokens)
 
     @property
@@ -115,6 +119,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         waiting = [*self._jobs, *(job for job in self._growing_jobs.values() if job.pending)]
         num_free = cache.num_free_blocks - sum(cache.num_blocks_for(len(job.pending)) + 1 for job in waiting)
         num_fitting = max(num_free, (num_free - len(growing)) * cache.block_tokens)
+        num_fitting = min(num_fitting, cache.states.num_free - len(waiting))
         num_wanted = max((job.tree_spec.rows_per_pass for job in growing), default=0)
         return max(0, min(num_wanted, num_fitting, self._limit.rows))
 
@@ -135,6 +140,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         """Choose the next nodes of bounded growth; growth that has no room ends."""
         for job in [job for job in self._trees if not job.pending]:
             num_rows = self.info.kv_cache_tokens - job.request.num_committed - len(job.held.tree)
+            num_rows = min(num_rows, self._runtime.cache.states.max_guesses - len(job.held.tree))
             job.choose(min(num_rows, self._limit.rows))
             if not job.builder.feeding:
                 self._answer(job, job.last_update())
@@ -148,7 +154,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         num_blocks = cache.num_free_blocks - sum(
             cache.num_blocks_for(len(job.pending) + job.num_fed) + 1 for job in jobs
         )
-        room = min(num_rows, num_blocks * cache.block_tokens)
+        num_states = cache.states.num_free - sum(1 + job.num_fed for job in jobs)
+        room = min(num_rows, num_blocks * cache.block_tokens, num_states)
         for job in jobs:
             job.look_ahead(min(room, self._config.cascade_tokens))
             room -= len(job.ahead)
@@ -156,7 +163,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
     def _begin(self, request: DraftRequest, held: HeldSequence, arrived_s: float) -> None:
         rebased = held.rebase_to_grow(request, self._within_context(request))
         self._store.keep_rows(held, rebased.num_tokens, rebased.guesses)
-        job = TreeJob(request, held, rebased.pending, arrived_s)
+        job = TreeJob(request, held, [*self._store.rewind(held), *rebased.pending], arrived_s)
         if job.ends:
             self._jobs.append(job)
             self._answer_if_done(job)
@@ -171,17 +178,24 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             del self._growing_jobs[job.held.session]
 
     def _within_context(self, request: DraftRequest) -> TreeSpec:
-        """The request's tree spec, with its depth limited by the model's context. The deepest nodes are reported but
-        not fed."""
+        """The request's tree spec, with its depth limited by the model's context, or by what a head can guess. The
+        deepest nodes are reported but not fed."""
         num_left = self.info.max_context_tokens - request.num_committed
-        return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1))
+        return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1, self._runtime.max_depth))
+
+    def _refusal_of(self, request: DraftRequest, held: HeldSequence | None) -> Refused | None:
+        features, width = request.features, self.info.feature_width
+        given = features.width if features is not None else 0
+        if given != width:
+            return Refused(request.stamp, f"{given} numbers of features a token; this engine reads {width}")
+        return super()._refusal_of(request, held)
 
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
         return EMPTY_BLOCK  # a tree grows only as far as memory allows
 
-    def _finish(self, jobs: Sequence[TreeJob], logits: Tensor) -> bool:
+    def _finish(self, jobs: Sequence[TreeJob], scores: Scores) -> bool:
         if jobs:
-            self._grow(jobs, logits)
+            self._grow(jobs, scores.logits)
         for job in jobs:
             if job.ends:
                 self._answer_if_done(job)

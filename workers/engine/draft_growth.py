@@ -108,7 +108,9 @@ class TreeJob(Job[DraftRequest]):
         ahead = (above, *range(first, first + len(self.ahead) - 1)) if self.ahead else ()
         tokens = (*tree.tokens, *(builder.tokens[node] for node in builder.feeding), *self.ahead)
         parents = (*tree.parents, *(builder.held_parent(node) for node in builder.feeding), *ahead)
-        return StepRows(self.held.kv, self.pending, TokenTree(tokens, parents), len(tree))
+        return StepRows(
+            self.held.kv, self.pending, TokenTree(tokens, parents), len(tree), features=self.request.features
+        )
 
     def draft_rows(self) -> list[DraftRow]:
         """Sampling input for each row of logits. Nodes of equal depth share it, unless their tokens matter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -13,6 +13,7 @@ from core.rules import Outcome
 from core.speculation import ROOT, TokenTree
 from core.text import BlockHash
 from workers.engine.sequences import HeldSequence
+from workers.heads import CommittedRows
 from workers.sampling import Row
 from workers.sampling.logits import is_argmax
 from workers.sampling.prompt_scores import SCORED_ROWS, PromptScores
@@ -83,7 +84,7 @@ class Job(ABC, Generic[Request]):
         """Rows of this job in a step, for the given share."""
         if share.is_last:
             return self.last_rows()
-        return StepRows(self.held.kv, self.pending[: share.num_tokens], wants_logits=False)
+        return StepRows(self.held.kv, self.pending[: share.num_tokens], wants_logits=False, adapter=self.held.adapter)
 
     def advance(self, num_tokens: int) -> None:
         """Record that the KV of the first `num_tokens` pending tokens was computed or adopted."""
@@ -121,6 +122,11 @@ class Share:
     @property
     def num_rows(self) -> int:
         return self.num_tokens + (self.job.num_tree_rows if self.is_last else 0)
+
+    @property
+    def num_states(self) -> int:
+        """Number of states of recurrent layers that it writes, as `StepRows.num_states`."""
+        return self.num_rows - max(0, self.num_tokens - 1)
 
     @property
     def is_as_planned(self) -> bool:
@@ -166,7 +172,7 @@ class VerifyJob(Job[VerifyRequest]):
         return len(self.request.block.tokens)
 
     def last_rows(self) -> StepRows:
-        return StepRows(self.held.kv, self.pending, self.block)
+        return StepRows(self.held.kv, self.pending, self.block, adapter=self.held.adapter)
 
     def draws(self) -> list[Row]:
         """Sampling inputs of the root, then of each node of the block."""
@@ -182,6 +188,25 @@ class VerifyJob(Job[VerifyRequest]):
             Row(spec.sampling, num_committed + depth, path, spec.prompt_len, mask, spec.lenience)
             for depth, path, mask in zip(depths, paths, masks or [None] * len(paths), strict=True)
         ]
+
+    def committed_rows(self, first_row: int, outcome: Outcome) -> CommittedRows:
+        """What heads need of the verdict; `first_row` is the root's row in the pass. The log ends with the root."""
+        rows = [first_row, *(first_row + 1 + node for node in outcome.path)]
+        wants = self.request.wants
+        guess = self._row_below_next(outcome) if Want.GUESSES in wants else None
+        return CommittedRows(rows, len(self.held.log) - 1, Want.FEATURES in wants, guess)
+
+    def _row_below_next(self, outcome: Outcome) -> Callable[[int], Row]:
+        """Sampling input of the token at a depth below the next one, as the target will draw it.
+
+        Tokens in between are not known to heads, so penalties ignore them. Rules that need q get greedy guesses.
+        """
+        spec, log = self.held.spec, self.held.log.tokens
+        path = [*(self.block.tokens[node] for node in outcome.path), outcome.next_token]
+        sampling = replace(spec.sampling, temperature=0.0) if spec.needs_q else spec.sampling
+        seen = [*log, *path] if sampling.reads_tokens else ()
+        first = len(log) + len(path)
+        return lambda depth: Row(sampling, first + depth, seen, spec.prompt_len)
 
     def samples_of(self, outcome: Outcome) -> tuple[int, ...]:
         """Tokens sampled after each node, if the request wants them and the whole block was judged; otherwise empty."""

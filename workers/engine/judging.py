@@ -211,14 +211,15 @@ def _settle(item: JudgedJob, outcome: Outcome, is_bad: Sequence[bool], are_logit
 
 
 def _with_last_as_next(item: JudgedJob, outcome: Outcome) -> Outcome:
-    """The same tokens of a chain without a distribution after its last guess: if accepted, it is the next token."""
+    """Outcome of a chain whose last guess is followed by no distribution. If accepted, that guess becomes the next
+    token, so the tokens stay the same."""
     if len(outcome.path) < len(item.block):
         return outcome
     return outcome._replace(path=outcome.path[:-1], next_token=item.block.tokens[-1])
 
 
 def _ending_before(item: JudgedJob, outcome: Outcome, is_bad: Sequence[bool]) -> Outcome:
-    """The same tokens up to the first accepted guess without a distribution after it, which becomes the next token.
+    """Outcome that ends at the first accepted guess that no distribution follows; that guess becomes the next token.
 
     In a tree of draws, no verdict depends on the rows after it.
     """

@@ -72,6 +72,7 @@ class KVRoom:
     def _reserve_all(self, shares: Sequence[Share]) -> bool:
         """Reserve blocks for all of these shares, or for none if there are too few."""
         try:
+            self._cache.states.reserve_all((share.job.held.kv, share.num_states) for share in shares)
             self._cache.reserve_all((share.job.held.kv, share.num_kv_rows) for share in shares)
         except OutOfBlocks:
             return False
@@ -140,6 +141,9 @@ class FirstComeKVRoom(KVRoom):
         return True
 
     def _has_room(self, job: Job[Any]) -> bool:
+        # one more, because the state that it adopts may count as free
+        if 2 + job.num_tree_rows + self._num_spare_states > self._cache.states.num_free:
+            return False
         hashes = job.prompt_hashes if job.may_adopt else ()
         return self._cache.has_room(hashes, len(job.pending) + job.num_tree_rows, self._num_spare)
 
@@ -153,9 +157,16 @@ class FirstComeKVRoom(KVRoom):
         rows = ((held.kv, held.kv.num_tokens + 1 + held.num_guesses) for held in self._store if held.kv.blocks)
         return sum(max(0, self._cache.num_blocks_for(num_rows) - len(kv.blocks)) for kv, num_rows in rows)
 
+    @property
+    def _num_spare_states(self) -> int:
+        """As `_num_spare`, for states of recurrent layers."""
+        running = (held for held in self._store if held.kv.blocks)
+        return sum(max(0, 1 + held.num_guesses - len(held.kv.spare_states)) for held in running)
+
     def begin(self, job: Job[Any]) -> None:
         """Reserve blocks for the job's whole text and its block of guesses."""
         job.held.was_preempted = False
+        self._cache.states.reserve_all([(job.held.kv, 1 + job.num_tree_rows)])
         self._cache.reserve(job.held.kv, job.held.kv.num_tokens + len(job.pending) + job.num_tree_rows)
 
     def _reserve_in_turn(self, shares: Sequence[Share], jobs: Sequence[Job[Any]]) -> list[Share]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from core.text import BlockHash, block_hashes
+from core.text import BlockHash
 from workers.engine.jobs import Job
 from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.step import KVCache
@@ -25,7 +25,7 @@ class Prefixes:
     def __init__(self, store: SequenceStore, cache: KVCache, *, is_shared: bool) -> None:
         """`is_shared`: whether sequences may reuse each other's KV."""
         self._store = store
-        self._is_shared = is_shared
+        self._is_shared = cache.states.is_shared = is_shared
         self._cache = cache
         self.num_adopted_tokens = 0
         self._coming: set[BlockHash] = set()
@@ -39,7 +39,7 @@ class Prefixes:
         if not (self._is_shared and job.may_adopt):
             return False
         if not job.prompt_hashes:  # excludes the last token, whose logits are needed
-            job.prompt_hashes = block_hashes(job.pending[:-1], self._cache.block_tokens)
+            job.prompt_hashes = job.held.block_hashes(job.pending[:-1], self._cache.block_tokens)
         lacking = job.prompt_hashes[self._cache.num_published(job.prompt_hashes) :]
         num_coming = next((count for count, lacked in enumerate(lacking) if lacked not in self._coming), len(lacking))
         is_long = num_coming * self._cache.block_tokens >= MIN_AWAITED_TOKENS

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from core.protocol import EndedSessions, HeldTokens
-from core.records import SequenceSpec
+from core.records import SequenceSpec, root_of
 from core.text import BlockHash, block_hashes
 from workers.grammar import GrammarState, Mask
 from workers.step import KVCache, SequenceKV
@@ -36,10 +36,16 @@ class HeldSequence(HeldTokens):
     """Number of guesses in its last request; used by a target."""
     last_used_s: float = 0.0
     """Time of its last request or of the reply to it."""
+    adapter: int = 0
+    """Number of the adapter that its rows are computed with; 0 for none."""
     grammar: GrammarState | None = None
     """State of the output's grammar; None without one."""
     index: TextIndex = field(default_factory=TextIndex)
     """Index of the log, for a cascade."""
+
+    def block_hashes(self, tokens: Sequence[int], block_tokens: int) -> list[BlockHash]:
+        """Names of the whole blocks of a text, computed with this sequence's weights."""
+        return block_hashes(tokens, block_tokens, root=root_of(self.spec.adapter))
 
     def masks(self, paths: Callable[[], Sequence[Sequence[int]]]) -> Sequence[Mask | None] | None:
         """Tokens that the grammar allows after each of these paths below the log; None without a grammar."""
@@ -76,6 +82,8 @@ class SequenceStore:
             self._num_arrived += 1
             held = HeldSequence(spec, session=session, kv=self._cache.new_sequence(), arrival=self._num_arrived)
             self._held[session] = held
+        if held.spec.adapter != spec.adapter:
+            self.truncate(held, 0)  # its KV was computed with other weights
         held.take_spec(spec)
         self._cache.truncate(held.kv, len(held.log) + len(held.tree))
         return held
@@ -93,13 +101,23 @@ class SequenceStore:
         """Publish this sequence's full blocks in the prefix cache. The logits after its last token must be finite."""
         block_tokens = self._cache.block_tokens
         if len(held.log) // block_tokens > len(held.hashes):
-            held.hashes = block_hashes(held.log.tokens, block_tokens, held.hashes)
+            held.hashes = block_hashes(held.log.tokens, block_tokens, held.hashes, root_of(held.spec.adapter))
             self._cache.publish(held.kv, held.hashes)
 
     def step_back(self, held: HeldSequence) -> list[int]:
         """Drop the last token and return it, so that it is computed again for its logits."""
         pending = held.step_back()
         self.keep_rows(held, len(held.log))
+        return [*self.rewind(held), *pending]
+
+    def rewind(self, held: HeldSequence) -> list[int]:
+        """Drop the last tokens, if recurrent layers have no state after them, and return them to be computed again."""
+        num_tokens = self._cache.states.resumable(held.kv)
+        if num_tokens == held.kv.num_tokens:
+            return []
+        assert not held.tree.tokens, "guesses have states"
+        pending = list(held.log.tokens[num_tokens:])
+        self.truncate(held, num_tokens)
         return pending
 
     def truncate(self, held: HeldSequence, num_tokens: int) -> None:
@@ -133,4 +151,6 @@ class SequenceStore:
                 f"{held.session}: {held.log} and {len(held.tree)} guesses but {held.kv.num_tokens} rows of KV"
             )
             tokens = held.log.tokens[: len(held.hashes) * self._cache.block_tokens]
-            assert held.hashes == block_hashes(tokens, self._cache.block_tokens), f"{held.session}: a hash is stale"
+            assert held.hashes == held.block_hashes(tokens, self._cache.block_tokens), (
+                f"{held.session}: a hash is stale"
+            )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, count
 
 from torch import Tensor
 
 from core.config import EngineConfig
 from core.continuations import Continuations, refusal_of_offer
+from core.errors import ConfigError
 from core.records import (
+    Adapter,
     Continuation,
+    Features,
+    Findings,
     Missing,
     Refused,
     TargetRequest,
@@ -19,14 +25,16 @@ from core.records import (
     VerifyRequest,
 )
 from core.rules import Outcome
-from core.speculation import TokenTree
+from core.speculation import NO_GUESSES, Guesses, TokenTree
 from workers.engine.base import Engine
 from workers.engine.jobs import Job, Share, VerifyJob, scores_of
 from workers.engine.judging import JudgedJob, judge
 from workers.engine.kv_room import FirstComeKVRoom
 from workers.engine.sequences import HeldSequence
+from workers.heads import CommittedRows, EngineHead, load_engine_head, read_features, read_guesses
+from workers.model import LoraWeights, starting_adapters
 from workers.parallel import Rank, load_runtime, log_rank_lost
-from workers.runtime import ModelRuntime
+from workers.runtime import ModelRuntime, Scores
 from workers.sampling.prompt_scores import store_scores
 from workers.step import Readback, StepRows
 
@@ -35,6 +43,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     """Verifies blocks of many sessions at once. Prefill is the verification of an empty block after a long suffix."""
 
     kv_room_type = FirstComeKVRoom
+    _runtime: ModelRuntime
 
     @classmethod
     def load(
@@ -49,10 +58,13 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
         Raises: StartupError.
         """
-        return cls(load_runtime(config, progress, rank, on_loss), config, epoch)
+        runtime = load_runtime(config, progress, rank, on_loss)
+        return cls(runtime, config, epoch, load_engine_head(config, runtime.context.model, progress))
 
-    def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int) -> None:
+    def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int, head: EngineHead | None = None) -> None:
         super().__init__(runtime, config, epoch)
+        self._head = head
+        self.info = replace(self.info, head=head.name if head is not None else "")
         self._continuations = Continuations()
         self.take_offers: Callable[[], None] = _nothing
         """Called before verdicts are made, to take continuations offered since the step began."""
@@ -79,6 +91,45 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
                 self._replies += self._continuations.drop(session)
         return silent
 
+    def warm_up(self, progress: Callable[[str], None], machine: str = "", known: Findings | None = None) -> Findings:
+        """As `Engine.warm_up`; also loads the adapters of the settings."""
+        findings = super().warm_up(progress, machine, known)
+        for adapter in starting_adapters(self._config):
+            progress(f"loading adapter {adapter.name}")
+            found = self.add_adapter(self.read_adapter(adapter))
+            self.info = replace(self.info, adapters=(*self.info.adapters, found))
+        return findings
+
+    def read_adapter(self, adapter: Adapter) -> LoraWeights:
+        """Read and check an adapter's files. May run on another thread than steps do. Raises: StartupError."""
+        return self._runtime.read_adapter(adapter)
+
+    def add_adapter(self, weights: LoraWeights) -> Adapter:
+        """Serve an adapter from now on. Returns it, with its digest. Raises: StartupError."""
+        adapter, numbers = weights.adapter, self._adapters
+        if adapter.digest in numbers:
+            return adapter
+        most = self._config.max_adapters
+        if len(numbers) >= most:
+            raise ConfigError(
+                f"adapter {adapter.name!r}: {most} adapters are loaded, which is max_adapters: unload one"
+            )
+        number = next(each for each in count(1) if each not in numbers.values())
+        self._runtime.add_adapter(number, weights)
+        numbers[adapter.digest] = number
+        return adapter
+
+    def drop_adapter(self, digest: str) -> bool:
+        """Free an adapter, unless sessions use it. Returns whether it is gone."""
+        number = self._adapters.get(digest)
+        if number is None:
+            return True
+        if any(held.adapter == number for held in self._store):
+            return False
+        del self._adapters[digest]
+        self._runtime.drop_adapter(number)
+        return True
+
     def _lose(self, session: str) -> None:
         for job in [job for job in self._jobs if job.held.session == session]:
             self._answer(job, Missing(job.request.stamp, 0))
@@ -104,7 +155,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         rebased = held.rebase_to_verify(request)
         self._store.keep_rows(held, rebased.num_tokens, rebased.guesses)
         held.num_guesses = len(request.block)
-        self._jobs.append(VerifyJob(request, held, rebased.pending, arrived_s, scores=scores))
+        pending = [*self._store.rewind(held), *rebased.pending]
+        self._jobs.append(VerifyJob(request, held, pending, arrived_s, scores=scores))
 
     def _undo(self, job: Job[VerifyRequest], num_tokens: int, pending: list[int]) -> None:
         super()._undo(job, num_tokens, pending)
@@ -112,20 +164,20 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             job.restart()
             self._store.truncate(job.held, 0)
 
-    def _store_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], logits: Tensor) -> Tensor:
+    def _store_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], scores: Scores) -> Scores:
         if not any(rows.wants_all for rows in batch):
-            return logits
+            return scores
         scored = []
         for share, rows in zip(shares, batch, strict=True):
             job = share.job
             assert isinstance(job, VerifyJob), "a target has no other jobs"
             following = job.pending[1 : share.num_tokens + 1]
             scored.append((rows, job.scores, len(job.held.log), following, share.is_last))
-        return store_scores(scored, logits)
+        return scores.take(store_scores(scored, scores.logits))
 
-    def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> bool:
+    def _finish(self, jobs: Sequence[VerifyJob], scores: Scores) -> bool:
         judged: list[tuple[JudgedJob, Outcome]] = []
-        for item in judge(jobs, logits):
+        for item in judge(jobs, scores.logits):
             if item.may_hold_nan:
                 self._runtime.cache.mark_nan(item.job.held.kv)
             if item.outcome is not None:
@@ -134,28 +186,56 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
                 self._roll_back(item.job, ())
                 self._answer(item.job, item.refusal())
         if jobs:
-            self._conclude(judged)
+            first_rows = accumulate((1 + len(job.block) for job in jobs), initial=0)
+            self._conclude(judged, scores.features, dict(zip(jobs, first_rows, strict=False)))
         return bool(jobs)
 
-    def _conclude(self, judged: Sequence[tuple[JudgedJob, Outcome]]) -> None:
+    def _conclude(
+        self,
+        judged: Sequence[tuple[JudgedJob, Outcome]],
+        features: Tensor | None,
+        first_rows: Mapping[VerifyJob, int],
+    ) -> None:
         """Answer these jobs of one pass, and verify the offered continuations of their verdicts."""
         readback = Readback()
         logprob_readers = [item.logprobs(outcome, readback) for item, outcome in judged]
+        rows = [item.job.committed_rows(first_rows[item.job], outcome) for item, outcome in judged]
+        read_returned = self._read_returned(rows, features, readback)
         readback.wait()
+        returned = read_returned()
         for item, outcome in judged:
             self._roll_back(item.job, outcome.path)
             self._prefixes.publish(item.job.held)
         verified = [(item.job.request, item.job.held.log, outcome) for item, outcome in judged]
         self.take_offers()
         continued, following, refused = self._continuations.after_pass(verified, self._can_go_on)
-        for (item, outcome), logprobs, number in zip(judged, logprob_readers, continued, strict=True):
-            self._answer(item.job, self._verdict(item.job, outcome, tuple(logprobs()), number))
+        for (item, outcome), logprobs, number, for_heads in zip(
+            judged, logprob_readers, continued, returned, strict=True
+        ):
+            self._answer(item.job, self._verdict(item.job, outcome, tuple(logprobs()), number, *for_heads))
         self._replies += refused
         for request in following:
             super().add(request)
 
+    def _read_returned(
+        self, verdicts: Sequence[CommittedRows], features: Tensor | None, readback: Readback
+    ) -> Callable[[], list[tuple[Features | None, Guesses]]]:
+        """Features and a head's guesses for each verdict. Call the result after the readback."""
+        if features is None:
+            return lambda: [(None, NO_GUESSES)] * len(verdicts)
+        features_of = read_features(features, verdicts, self.info.feature_width, readback)
+        guesses_of = read_guesses(features, verdicts, self._head, readback)
+        return lambda: list(zip(features_of(), guesses_of(), strict=True))
+
     @staticmethod
-    def _verdict(job: VerifyJob, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...], continued: int) -> Verdict:
+    def _verdict(
+        job: VerifyJob,
+        outcome: Outcome,
+        logprobs: tuple[TokenLogprobs, ...],
+        continued: int,
+        features: Features | None,
+        guesses: Guesses,
+    ) -> Verdict:
         return Verdict(
             job.request.stamp,
             outcome.path,
@@ -168,6 +248,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             outcome.num_relaxed,
             job.samples_of(outcome),
             job.num_adopted,
+            features,
+            guesses,
         )
 
     def _can_go_on(self, committed: Sequence[int], request: VerifyRequest) -> bool:

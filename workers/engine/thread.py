@@ -18,7 +18,17 @@ from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from core.errors import WorkerLost
-from core.records import Continuation, DraftReply, DraftRequest, Refused, Stamp, VerifyReply, VerifyRequest, is_last
+from core.records import (
+    Adapter,
+    Continuation,
+    DraftReply,
+    DraftRequest,
+    Refused,
+    Stamp,
+    VerifyReply,
+    VerifyRequest,
+    is_last,
+)
 from workers.engine.base import Engine
 from workers.engine.target import TargetEngine
 
@@ -141,6 +151,22 @@ class EngineLoop(Generic[Request, Reply]):
         future: Future[Result] = Future()
         self._order(lambda: self._answer(question, future), lambda end: _fail(future, end))
         return await asyncio.wrap_future(future)
+
+    async def load_adapter(self, adapter: Adapter) -> Adapter:
+        """Read an adapter beside the steps, then serve it. Returns it with its digest. Raises: OutriderError."""
+        target = self._target
+        weights = await asyncio.to_thread(target.read_adapter, adapter)
+        return await self.ask(lambda _: target.add_adapter(weights))
+
+    async def drop_adapter(self, digest: str) -> bool:
+        """As `TargetEngine.drop_adapter`. Raises: WorkerLost."""
+        target = self._target
+        return await self.ask(lambda _: target.drop_adapter(digest))
+
+    @property
+    def _target(self) -> TargetEngine:
+        assert isinstance(self._engine, TargetEngine), "only targets have adapters"
+        return self._engine
 
     async def close(self) -> None:
         """Let the current step end, then stop the thread; open calls raise WorkerLost."""

@@ -1,5 +1,6 @@
 """Loads a checkpoint into a model that is ready to serve, whole or one rank's shard."""
 
+from workers.model.experts import is_mixture
 from workers.model.folder import quiet_transformers
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.loader import (
@@ -11,6 +12,7 @@ from workers.model.loader import (
     reference_model,
     survey,
 )
+from workers.model.lora import LoraPair, LoraWeights, read_adapter, starting_adapters
 from workers.model.outline import Outline, outline_of
 from workers.model.servable import probe_layers
 from workers.model.sharded_loader import ModelShard
@@ -18,16 +20,21 @@ from workers.model.sharded_loader import ModelShard
 __all__ = [
     "LayerSubset",
     "LoadedModel",
+    "LoraPair",
+    "LoraWeights",
     "ModelShard",
     "Outline",
     "check_checkpoint",
     "digest_of",
+    "is_mixture",
     "layer_list",
     "load",
     "num_layers_of",
     "outline_of",
     "probe_layers",
     "quiet_transformers",
+    "read_adapter",
     "reference_model",
+    "starting_adapters",
     "survey",
 ]

@@ -10,7 +10,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,20 +25,11 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from core.errors import CheckpointError, UnsupportedModel, first_line
 from workers.attention import ATTENTION
 from workers.model.contained import Rename
-from workers.model.scaled import FP8, SCALE_TYPES, ScaledWeights, views
+from workers.model.scaled import ScaledWeights, StoredTensor, as_read, views, zero_biases
 
 INDEX = "model.safetensors.index.json"
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """Types, as safetensors names them, that are converted to `dtype` of the settings; all others count as quantized."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor as its file's header describes it."""
-
-    file: str
-    shape: tuple[int, ...]
-    dtype: str
 
 
 LoadTarget: TypeAlias = tuple[tuple[str, ...], bool]
@@ -55,10 +45,11 @@ def meta_model(model_config: Any, dtype: str) -> Any:
         )
 
 
-def renamed(names: Iterable[str], model: Any) -> Iterator[tuple[str, Any | None]]:
+def renamed(names: Iterable[str], model: Any) -> Iterator[tuple[str, Any | None, int]]:
     """The model's names of a checkpoint's tensors, which may have older names.
 
-    Each comes with the WeightConverter that makes the model's tensor from it and other stored tensors, or None.
+    Each comes with the WeightConverter that makes the model's tensor from it and other stored tensors, or None, and
+    with its place among the converter's sources.
     """
     conversions = get_model_conversion_mapping(model)
     renamings = [item for item in conversions if isinstance(item, WeightRenaming)]
@@ -67,7 +58,8 @@ def renamed(names: Iterable[str], model: Any) -> Iterator[tuple[str, Any | None]
     known = model.state_dict()
     for name in names:
         new_name, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
-        yield new_name, by_pattern[pattern] if pattern is not None else None
+        converter = by_pattern[pattern] if pattern is not None else None
+        yield new_name, converter, converter.source_patterns.index(pattern) if converter is not None else 0
 
 
 def check_stored(
@@ -82,13 +74,13 @@ def check_stored(
     stored = _headers(files)
     _check_index(path, stored)
     if scaled is not None:
-        stored = _without_scales(path, stored, scaled)
+        stored = as_read(path, stored, scaled)
     wanted: Mapping[str, Tensor] = model.state_dict()
     sources = _sources(stored, model, rename)
     for (names, _), old_names in sources.items():
         tensors = [wanted[name] for name in names if name in wanted]
         _check_types(path, tensors, {name: stored[name] for name in old_names})
-    _check_names(path, model, sources)
+    _check_names(files, model, sources, scaled)
     for (names, is_made), old_names in sources.items():
         if tensors := [wanted[name] for name in names if name in wanted]:
             _check_sizes(path, tensors, {name: stored[name] for name in old_names}, is_made=is_made)
@@ -100,27 +92,13 @@ def open_tensors(
 ) -> Iterator[dict[str, Any]]:
     """All tensors of `files` by their new names. Each is read when it is used."""
     with ExitStack() as stack:
-        opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
-        stored = views({name: file for file in opened for name in file.keys()}, scaled)  # noqa: SIM118  it is no mapping
+        stored = views(files, stack, scaled)
         yield {name: view for old_name, view in stored.items() if (name := rename(old_name)) is not None}
 
 
-def _without_scales(path: Path, stored: Mapping[str, StoredTensor], scaled: ScaledWeights) -> dict[str, StoredTensor]:
-    """The tensors as they are read: weights with a scale are floats. Raises: CheckpointError, UnsupportedModel."""
-    found = dict(stored)
-    for name, tensor in stored.items():
-        if tensor.dtype == FP8:
-            scale = found.pop(name + scaled.suffix, None)
-            if scale is None:
-                raise CheckpointError(f"{name} in {path} has no scale, {name}{scaled.suffix}")
-            if scale.dtype not in SCALE_TYPES:
-                raise UnsupportedModel(f"{name}{scaled.suffix} in {path} is stored as {scale.dtype}, not as a float")
-            scaled.check_scale(path, name, tensor.shape, scale.shape)
-            found[name] = StoredTensor(tensor.file, tensor.shape, "F32")
-    return found
-
-
-def _check_names(path: Path, model: Any, sources: Mapping[LoadTarget, Sequence[str]]) -> None:
+def _check_names(
+    files: Sequence[Path], model: Any, sources: Mapping[LoadTarget, Sequence[str]], scaled: ScaledWeights | None
+) -> None:
     """Raises: CheckpointError for missing tensors, and for tensors that the model does not have."""
     wanted = model.state_dict().keys()
     stored = {name: old_names[0] for (names, _), old_names in sources.items() for name in names}
@@ -130,6 +108,8 @@ def _check_names(path: Path, model: Any, sources: Mapping[LoadTarget, Sequence[s
     )
     model._adjust_missing_and_unexpected_keys(found)  # removes those that transformers ignores in this architecture
     missing, left = sorted(found.missing_keys), sorted(stored[name] for name in found.unexpected_keys)
+    if left and scaled is not None:
+        left = sorted(set(left) - zero_biases(files, left, scaled))
     problems = [f"lack {_counted(missing)}"] if missing else []
     if left:
         problems.append(
@@ -137,7 +117,7 @@ def _check_names(path: Path, model: Any, sources: Mapping[LoadTarget, Sequence[s
             "they are of another model, of an adapter, or quantized"
         )
     if problems:
-        raise CheckpointError(f"the weights in {path} {', and '.join(problems)}")
+        raise CheckpointError(f"the weights in {files[0].parent} {', and '.join(problems)}")
 
 
 def _counted(names: Sequence[str]) -> str:
@@ -172,7 +152,7 @@ def _sources(stored: Iterable[str], model: Any, rename: Rename) -> dict[LoadTarg
     """Names of stored tensors by the target that they are loaded into."""
     sources = defaultdict(list)
     used = {old_name: name for old_name in stored if (name := rename(old_name)) is not None}
-    for old_name, (name, converter) in zip(used, renamed(used.values(), model), strict=True):
+    for old_name, (name, converter, _) in zip(used, renamed(used.values(), model), strict=True):
         patterns = converter.target_patterns if converter is not None else [name]
         names = tuple(name.replace(patterns[0], pattern) for pattern in patterns)
         sources[names, converter is not None].append(old_name)
@@ -186,7 +166,9 @@ def _check_types(path: Path, wanted: Sequence[Tensor], parts: Mapping[str, Store
     """
     for name, part in parts.items():
         if part.dtype not in FLOATS and any(map(torch.is_floating_point, wanted)):
-            raise UnsupportedModel(f"{name} in {path} is stored as {part.dtype}; quantized weights are not served")
+            raise UnsupportedModel(
+                f"{name} in {path} is stored as {part.dtype}, and config.json does not say how that is a float"
+            )
         if part.dtype in FLOATS and wanted and not any(map(torch.is_floating_point, wanted)):
             raise CheckpointError(f"{name} in {path} is stored as {part.dtype}, but the model has integers there")
 

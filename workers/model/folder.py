@@ -84,7 +84,8 @@ def read_config(path: Path) -> tuple[Any, ScaledWeights | None]:
             f"{path} is of model type {raw.get('model_type')!r}, which transformers cannot build from its own code: "
             f"{cause(error)}"
         ) from error
-    vars(config).pop(DECLARED, None)  # with it, transformers would quantize the model
+    for each in (config, config.get_text_config()):
+        vars(each).pop(DECLARED, None)  # with it, transformers would quantize the model
     return config, scaled
 
 

@@ -21,15 +21,18 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError, UnsupportedModel, cause, first_line
 from core.records import ModelInfo
-from workers.attention import ATTENTION
+from workers.attention import ATTENTION, keep_latents
 from workers.model.checkpoint import check_stored, meta_model, open_tensors
 from workers.model.contained import Rename, language_model
 from workers.model.digest import digest
+from workers.model.experts import compute_in_tiles
 from workers.model.folder import check_files, quiet_transformers, read_config, read_generation_config
 from workers.model.layers import LayerSubset, layer_list
+from workers.model.lora import read_adapter, starting_adapters
 from workers.model.scaled import ScaledWeights
-from workers.model.servable import check_architecture, context_limit, probe_layers
+from workers.model.servable import check_architecture, check_recurrent, context_limit, probe_layers
 from workers.model.sharded_loader import ModelShard, read_by_tensor
+from workers.recurrent import Mixer, describe
 from workers.step import LayerShape
 from workers.vocabulary import read_vocabulary
 
@@ -44,6 +47,10 @@ class LoadedModel:
     """A transformers PreTrainedModel that calls `workers.attention`."""
     info: ModelInfo
     layers: tuple[LayerShape, ...]
+    mixers: tuple[Mixer, ...] = ()
+    """The model's recurrent mixers."""
+    shard: ModelShard | None = None
+    """The part of the model that this rank holds; None if it is whole."""
 
 
 def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShard | None = None) -> LoadedModel:
@@ -60,6 +67,8 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
     with quiet_transformers():
         if checkpoint.limit:
             progress(f"the context is limited to {checkpoint.max_context} tokens: {checkpoint.limit}")
+        if checkpoint.scaled is not None:
+            progress(_memory_of_floats(checkpoint, config))
         progress(f"loading {model_config.architectures[0] if model_config.architectures else model_config.model_type}")
         if shard is None:
             model = _read_whole(checkpoint, config)
@@ -68,14 +77,15 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
             model, num_parameters = shard.read(
                 checkpoint.files, model_config, config, checkpoint.scaled, checkpoint.rename or str
             )
+        mixers = describe(model)
     model.generation_config = checkpoint.meta.generation_config
-    layers = probe_layers(model, model_config)
+    keep_latents(model)
+    if config.deterministic:
+        compute_in_tiles(model)
+    layers = probe_layers(model, model_config, {mixer.layer for mixer in mixers})
     info = _describe(model, checkpoint, config, num_parameters)
-    if checkpoint.scaled is not None:
-        num_bytes = info.num_parameters * getattr(torch, config.dtype).itemsize
-        progress(f"FP8 weights are dequantized to {info.dtype}, which takes {num_bytes / 1e6:.0f} MB over all ranks")
     progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
-    return LoadedModel(model, info, layers)
+    return LoadedModel(model, info, layers, mixers, shard)
 
 
 def digest_of(config: EngineConfig) -> str:
@@ -98,8 +108,10 @@ def num_layers_of(config: EngineConfig) -> int:
 
 
 def check_checkpoint(config: EngineConfig) -> None:
-    """Check everything that can be checked without reading weights. Raises: as `load`."""
-    _check(config)
+    """Check everything that can be checked without reading the model's weights. Raises: as `load`."""
+    checkpoint = _check(config)
+    for adapter in starting_adapters(config):
+        read_adapter(adapter, checkpoint.meta)
 
 
 def survey(config: EngineConfig) -> ModelInfo:
@@ -144,8 +156,9 @@ def _check(config: EngineConfig) -> _Checkpoint:
             model_config, of_subset = _some_layers(model_config, config)
             rename = _both(rename, of_subset)
         if config.tensor_parallel > 1:
-            ModelShard(0, config.tensor_parallel).check(model_config)
+            ModelShard(0, config.tensor_parallel, config.expert_parallel).check(model_config)
         meta = _meta_model(path, model_config, config)
+        check_recurrent(meta, model_config, config.tensor_parallel)
         check_stored(path, files, meta, rename or str, scaled)
     return _Checkpoint(path, files, model_config, max_context, contained.limit, meta, rename, scaled)
 
@@ -207,6 +220,18 @@ def _read_weights(checkpoint: _Checkpoint, config: EngineConfig, attention: str 
             f"the weights in {checkpoint.path} are damaged or do not fit config.json: {first_line(error)}"
         ) from error
     return model.to(config.device).eval()
+
+
+def _memory_of_floats(checkpoint: _Checkpoint, config: EngineConfig) -> str:
+    """What dequantizing costs; said before it is paid."""
+    assert checkpoint.scaled is not None
+    num_parameters = sum(parameter.numel() for parameter in checkpoint.meta.parameters())
+    num_bytes = num_parameters * getattr(torch, config.dtype).itemsize
+    stored_bytes = sum(file.stat().st_size for file in checkpoint.files)
+    return (
+        f"{checkpoint.scaled.kinds} weights ({stored_bytes / 1e6:.0f} MB in files) are dequantized to {config.dtype}, "
+        f"which takes {num_bytes / 1e6:.0f} MB over all ranks; activations are not quantized"
+    )
 
 
 def _describe(model: Any, checkpoint: _Checkpoint, config: EngineConfig, num_parameters: int) -> ModelInfo:

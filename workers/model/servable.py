@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -16,9 +16,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from core.config import EngineConfig
 from core.errors import UnsupportedModel
 from workers.attention import LayerProbe
+from workers.recurrent import find_mixers, keeps_states
 from workers.step import LayerShape
 
-SERVABLE_LAYERS = {"full_attention", "sliding_attention"}
+RECURRENT_LAYERS = {"linear_attention", "conv", "hybrid"}
+"""Types of layers that have a recurrent mixer, beside attention or in its place."""
+STATELESS_LAYERS = {"moe", "mlp"}
+SERVABLE_LAYERS = {"full_attention", "sliding_attention"} | RECURRENT_LAYERS | STATELESS_LAYERS
 ROPE_OF_THE_BATCH = {"dynamic", "longrope"}
 """Rotary embeddings whose frequencies change for the whole batch once any sequence exceeds the original context."""
 
@@ -40,9 +44,14 @@ def check_architecture(config: Any) -> None:
         raise UnsupportedModel(f"{kind} is not a causal language model")
     if config.architectures and model_class.__name__ not in config.architectures:
         raise UnsupportedModel(f"{kind} here is a {config.architectures[0]}, not a {model_class.__name__}")
-    if getattr(model_class, "_is_stateful", False):
-        raise UnsupportedModel(f"{kind} has recurrent layers, whose state cannot be rolled back after a rejected guess")
-    if not model_class._supports_attention_backend:
+    code = sys.modules[model_class.__module__]
+    is_recurrent = keeps_states(code)
+    if getattr(model_class, "_is_stateful", False) and not is_recurrent:
+        raise UnsupportedModel(
+            f"{kind} keeps the state of its recurrent layers outside of transformers' cache, so that it cannot be "
+            "rolled back after a rejected guess"
+        )
+    if not model_class._supports_attention_backend and not is_recurrent:  # recurrent classes leave the flag out
         raise UnsupportedModel(f"{kind} does not hand its attention to a backend, so the block KV cache cannot be used")
     directions = getattr(config, "use_bidirectional_attention", None)
     if not getattr(config, "is_causal", True) or directions not in (None, False, "vision"):  # text has one direction
@@ -52,6 +61,21 @@ def check_architecture(config: Any) -> None:
         raise UnsupportedModel(
             f"{kind} has layers of type {', '.join(sorted(foreign))}, which cannot be rolled back by length"
         )
+
+
+def check_recurrent(model: Any, config: Any, num_ranks: int) -> None:
+    """Check where the model, which may lack weights, keeps its states. Raises: UnsupportedModel."""
+    mixers = {module.layer_idx for _, module in find_mixers(model)}
+    if mixers and num_ranks > 1:
+        raise UnsupportedModel(
+            f"{config.model_type} has recurrent layers, which are served by one rank only: set tensor_parallel to 1"
+        )
+    for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
+        if kind in RECURRENT_LAYERS and layer not in mixers:
+            raise UnsupportedModel(
+                f"layer {layer} of {config.model_type} is of type {kind} and keeps its state outside of transformers' "
+                "cache, so that it cannot be rolled back after a rejected guess"
+            )
 
 
 def context_limit(model_config: Any, config: EngineConfig, max_tokens: int | None = None) -> int:
@@ -84,26 +108,28 @@ def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
 
 
 @torch.inference_mode()
-def probe_layers(model: Any, config: Any) -> tuple[LayerShape, ...]:
-    """Find what each layer stores by a small forward pass.
+def probe_layers(model: Any, config: Any, recurrent: Collection[int] = ()) -> tuple[LayerShape, ...]:
+    """Find what each layer's attention stores by a small forward pass. `recurrent`: layers with recurrent mixers.
 
     Raises: UnsupportedModel if a layer misuses the attention interface.
     """
     probe, device = LayerProbe(), model.device
     rows = torch.arange(PROBE_TOKENS, device=device)[None]
     model(input_ids=torch.zeros_like(rows), position_ids=rows, use_cache=False, logits_to_keep=rows[0], plan=probe)
-    if sorted(probe.shapes) != list(range(config.num_hidden_layers)):
+    kinds = dict(enumerate(getattr(config, "layer_types", None) or ()))
+    stateless = {layer for layer, kind in kinds.items() if kind in STATELESS_LAYERS}
+    if {*probe.shapes, *recurrent} | stateless != {*range(config.num_hidden_layers)}:
         raise UnsupportedModel(
             f"{config.model_type} uses attention in {len(probe.shapes)} of its {config.num_hidden_layers} layers; "
             "the state of the others cannot be rolled back"
         )
-    for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
+    for layer, kind in kinds.items():
         if kind == "sliding_attention" and probe.windows[layer] is None:
             raise UnsupportedModel(
                 f"layer {layer} of {config.model_type} does not tell its sliding window to its attention"
             )
     _check_windows(model, config, tells_window=any(window is not None for window in probe.windows.values()))
-    return tuple(probe.shapes[layer] for layer in range(config.num_hidden_layers))
+    return tuple(probe.shapes.get(layer, LayerShape()) for layer in range(config.num_hidden_layers))
 
 
 def _check_windows(model: Any, config: Any, *, tells_window: bool) -> None:

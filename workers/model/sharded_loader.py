@@ -17,13 +17,15 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from transformers.core_model_loading import build_glob_alternation
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, UnsupportedModel
-from workers.model.checkpoint import meta_model, open_tensors, renamed
+from workers.model.checkpoint import meta_model, open_tensors
 from workers.model.contained import Rename
+from workers.model.experts import by_model_name, summed_blocks
 from workers.model.scaled import ScaledWeights
-from workers.model.sharding import VOCABULARY, Collectives, LocalCollectives, ModuleShard, shards_of
+from workers.model.sharding import VOCABULARY, Collectives, LocalCollectives, Shard, shards_of
 
 MAX_COMMON_ELEMENTS = 1 << 16
 
@@ -34,12 +36,16 @@ class ModelShard:
 
     index: int
     size: int
-    _shards: Sequence[ModuleShard] = field(init=False, default=())
+    by_expert: bool = False
+    """Whether a rank has whole experts, and not a part of each."""
+    _shards: Mapping[str, Shard] = field(init=False, default_factory=dict)
+    _blocks: Mapping[str, Any] = field(init=False, default_factory=dict)
+    """Modules whose output is added up over ranks, instead of that of the modules in them."""
     _hooks: list[RemovableHandle] = field(init=False, default_factory=list)
 
     def check(self, model_config: Any) -> None:
         """Raises: UnsupportedModel if the model cannot be split over this number of ranks. Needs no weights."""
-        shards_of(_shardable_meta_model(model_config, "float32"), self.index, self.size)
+        self.shards_of(_shardable_meta_model(model_config, "float32"))
 
     def read(
         self,
@@ -55,21 +61,38 @@ class ModelShard:
         """
         model = _shardable_meta_model(model_config, config.dtype)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        shards = shards_of(model, self.index, self.size)
-        _load(model, files, shards, config, scaled, rename)
-        self._shards = list(shards.values())
+        self._shards = self.shards_of(model)
+        _load(model, files, self._shards, config, scaled, rename)
+        self._blocks = {name: model.get_submodule(name) for name in summed_blocks(model, self._shards)}
         self.connect(LocalCollectives(self.size))
         return model, num_parameters
+
+    def shards_of(self, model: Any) -> dict[str, Shard]:
+        return shards_of(model, self.index, self.size, by_expert=self.by_expert)
 
     def connect(self, collectives: Collectives) -> None:
         """Make the model combine its results with those of the other ranks through `collectives`."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks = [hook for shard in self._shards for hook in shard.hooks(collectives)]
+        parts, local = tuple(f"{name}." for name in self._blocks), LocalCollectives(self.size)
+        self._hooks = [
+            hook
+            for name, shard in self._shards.items()
+            for hook in shard.hooks(local if name.startswith(parts) else collectives)
+        ]
+        for block in self._blocks.values():
+            self._hooks.append(block.register_forward_hook(lambda _, args, output: collectives.all_reduce(output)))  # noqa: ARG005
+
+    @property
+    def num_sums(self) -> int:
+        """Number of all-reduces of a pass, which must be the same on all ranks."""
+        in_blocks = tuple(f"{name}." for name in self._blocks)
+        alone = [name for name, shard in self._shards.items() if shard.is_summed and not name.startswith(in_blocks)]
+        return len(alone) + len(self._blocks)
 
     def common_tensors(self, model: Any) -> Iterator[Tensor]:
         """Small parameters that every rank holds whole, mostly norms."""
-        sharded_modules = {id(shard.module) for shard in self._shards}
+        sharded_modules = {id(shard.module) for shard in self._shards.values()}
         for module in model.modules():
             if id(module) not in sharded_modules:
                 small = (value for value in module.parameters(recurse=False) if value.numel() <= MAX_COMMON_ELEMENTS)
@@ -95,7 +118,7 @@ def read_by_tensor(
 def _load(
     model: Any,
     files: Sequence[Path],
-    shards: Mapping[str, ModuleShard],
+    shards: Mapping[str, Shard],
     config: EngineConfig,
     scaled: ScaledWeights | None,
     rename: Rename,
@@ -111,10 +134,13 @@ def _load(
 
 
 def _shardable_meta_model(model_config: Any, dtype: str) -> Any:
-    """Build the model without weights. Raises: UnsupportedModel if it cannot be read tensor by tensor."""
+    """Build the model without weights, with the weights in float32 that it keeps so in any dtype."""
     model = meta_model(model_config, dtype)
-    if dtype != "float32" and getattr(model, "_keep_in_fp32_modules_strict", None):
-        raise UnsupportedModel(f"{model_config.model_type} keeps weights in float32, which shards in {dtype} do not")
+    if kept := model._get_dtype_plan(getattr(torch, dtype)):
+        names, _, _ = build_glob_alternation(list(kept))
+        for name, tensor in model.state_dict().items():
+            if names.search(name):
+                _put(model, name, tensor.float())
     return model
 
 
@@ -130,28 +156,19 @@ class _Files:
         cls, files: Sequence[Path], model: Any, stack: ExitStack, scaled: ScaledWeights | None, rename: Rename
     ) -> _Files:
         """Raises: UnsupportedModel if stored tensors have to be converted into the model's."""
-        stored = stack.enter_context(open_tensors(files, rename, scaled))
-        return cls(dict(zip(_renamed(list(stored), model), stored.values(), strict=True)))
+        return cls(by_model_name(stack.enter_context(open_tensors(files, rename, scaled)), model))
 
-    def part(self, name: str, shard: ModuleShard | None) -> Tensor:
+    def part(self, name: str, shard: Shard | None) -> Tensor:
         """Read this rank's part of a tensor, and nothing else of it."""
         view = self.holders[name]
         part: Tensor = view[...] if shard is None else shard.of(name.rpartition(".")[2], view)
         return part.contiguous()
 
 
-def _renamed(names: Sequence[str], model: Any) -> Iterator[str]:
-    """The model's names for these tensors. Raises: UnsupportedModel for a tensor that has to be converted."""
-    for name, (new_name, converter) in zip(names, renamed(names, model), strict=True):
-        if converter is not None:
-            raise UnsupportedModel(f"{name} is not a weight as the model has it, and cannot be split; use one rank")
-        yield new_name
-
-
 def _fill(
     model: Any,
     files: Sequence[Path],
-    shards: Mapping[str, ModuleShard],
+    shards: Mapping[str, Shard],
     device: torch.device,
     scaled: ScaledWeights | None,
     rename: Rename,
@@ -186,7 +203,7 @@ def _put(model: Any, name: str, value: Tensor) -> None:
     module._parameters[leaf]._is_hf_initialized = True  # type: ignore[union-attr]  # transformers asks for it
 
 
-def _tie(model: Any, name: str, source: str, shards: Mapping[str, ModuleShard]) -> None:
+def _tie(model: Any, name: str, source: str, shards: Mapping[str, Shard]) -> None:
     """Make `name` share the memory of `source`: a tied output layer and its embedding are split alike."""
     shard, source_shard = (shards.get(key.rpartition(".")[0]) for key in (name, source))
     value: Tensor = model.get_parameter(source).data

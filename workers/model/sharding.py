@@ -17,9 +17,10 @@ ranks hold the same head.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +28,14 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from core.errors import UnsupportedModel
+from workers.model.experts import OWN_EXPERTS, ParameterShards, parameter_shards
 
 GATHERED = frozenset({"colwise_gather_output", "colwise_rep"})
 COLUMNS = GATHERED | {"colwise"}
 SPLIT_INPUT = frozenset({"rowwise_split_input", "rowwise_rep"})
 ROWS = SPLIT_INPUT | {"rowwise"}
 VOCABULARY = frozenset({"embedding_rowwise"})
-WHOLE = frozenset({"replicate", "replicated_with_grad_allreduce"})
+WHOLE = frozenset({"replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params"})
 KEY_VALUE = frozenset({"k_proj", "v_proj"})
 
 
@@ -77,6 +79,11 @@ class ModuleShard:
     has_bias: bool = True
     """False on all ranks but one if products are summed, because the bias is added once."""
 
+    @property
+    def is_summed(self) -> bool:
+        """Whether ranks add up the module's outputs."""
+        return self.style in ROWS | VOCABULARY
+
     def of(self, parameter: str, whole: Tensor | Any) -> Any:
         """This rank's part of a parameter; `whole` is a tensor, or a file's view of one."""
         if self.style in VOCABULARY:
@@ -92,7 +99,7 @@ class ModuleShard:
             yield self.module.register_forward_pre_hook(self._own_tokens)
         if self.style in SPLIT_INPUT:
             yield self.module.register_forward_pre_hook(lambda _, args: (args[0][..., self.span],))
-        if self.style in ROWS | VOCABULARY:
+        if self.is_summed:
             yield self.module.register_forward_hook(lambda _, args, output: collectives.all_reduce(output))  # noqa: ARG005
         if self.style in GATHERED:
             yield self.module.register_forward_hook(lambda _, args, output: self._gathered(output, collectives))  # noqa: ARG005
@@ -108,16 +115,54 @@ class ModuleShard:
         return collectives.all_gather(padded)[..., : self.total]
 
 
-def shards_of(model: Any, index: int, size: int) -> dict[str, ModuleShard]:
+Shard: TypeAlias = ModuleShard | ParameterShards
+
+
+def shards_of(model: Any, index: int, size: int, *, by_expert: bool = False) -> dict[str, Shard]:
     """The part of rank `index` of `size` in each module that is split, by the module's name.
 
-    `model` may be on the meta device. Raises: UnsupportedModel if it has no plan or cannot be split over `size` ranks.
+    `by_expert`: a rank has whole experts, and not a part of each. `model` may be on the meta device.
+    Raises: UnsupportedModel if it has no plan or cannot be split over `size` ranks.
     """
-    kind, styles = model.config.model_type, dict(_styles(model))
-    if not ROWS & set(styles.values()):
+    kind, styles = model.config.model_type, dict(_styles(model, _plan(model, by_expert=by_expert)))
+    if not (ROWS | {OWN_EXPERTS}) & set(styles.values()):
         raise UnsupportedModel(f"{kind} has no tensor-parallel plan in transformers; serve it on one rank")
+    if by_expert and OWN_EXPERTS not in styles.values():
+        raise UnsupportedModel(f"{kind} has no experts that can be split: set expert_parallel to false")
     _check_heads(model, styles, size)
-    return {name: _shard(name, style, model, index, size) for name, style in styles.items() if style not in WHOLE}
+    modules = dict(model.named_modules())
+    shards: dict[str, Shard] = {
+        name: parameter_shards(name, modules[name], styles.get(name, "local_params"), parts, index, size)
+        for name, parts in _by_owner(styles, modules).items()
+    }
+    for name, style in styles.items():
+        if name in modules and style not in WHOLE and name not in shards:
+            shards[name] = _shard(name, style, model, index, size)
+    return shards
+
+
+def _plan(model: Any, *, by_expert: bool) -> dict[str, str]:
+    """transformers' plan: for experts that of expert parallelism, if it is asked for or the only one."""
+    tensor_plan, expert_plan = dict(model.tp_plan), dict(model.ep_plan)
+    if not by_expert:
+        expert_plan = {} if "moe_tp_experts" in tensor_plan.values() else expert_plan
+    owners = [name for name, style in expert_plan.items() if style == OWN_EXPERTS]
+    rest = {
+        name: style
+        for name, style in tensor_plan.items()
+        if not any(name == owner or name.startswith(f"{owner}.") for owner in owners)
+    }
+    return rest | expert_plan
+
+
+def _by_owner(styles: Mapping[str, str], modules: Mapping[str, nn.Module]) -> dict[str, dict[str, str]]:
+    """The plan's styles of parameters, by the name of the module that has them."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, style in styles.items():
+        owner, _, parameter = name.rpartition(".")
+        if name not in modules:
+            found[owner][parameter] = style
+    return found
 
 
 def _check_heads(model: Any, styles: Mapping[str, str], size: int) -> None:
@@ -169,23 +214,22 @@ def _heads(name: str, total: int, attention: Any, index: int, size: int) -> slic
     return slice(first * head_dim, (first + max(1, num_heads // size)) * head_dim)
 
 
-def _styles(model: Any) -> Iterator[tuple[str, str]]:
+def _styles(model: Any, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The plan's style of each module or parameter, by full name."""
     names = [name for name, _ in model.named_modules()] + [name for name, _ in model.named_parameters()]
     for name in names:
         pattern = re.sub(r"\.\d+(?=\.|$)", ".*", name)
-        if pattern in model.tp_plan:
-            yield name, model.tp_plan[pattern]
+        if pattern in plan:
+            yield name, plan[pattern]
 
 
 def _module(model: Any, name: str, style: str) -> Any:
     """The module with this name. Raises: UnsupportedModel for a style or a kind of module that is not supported."""
-    module = dict(model.named_modules()).get(name)
+    module = model.get_submodule(name)
     expected = nn.Linear if style in COLUMNS | ROWS else nn.Embedding if style in VOCABULARY else None
     if expected is None or not isinstance(module, expected):
-        kind = type(module).__name__ if module is not None else "parameter"
         raise UnsupportedModel(
-            f"{name} of {model.config.model_type} is a {kind} to be split as {style}, which is not supported here; "
-            "serve it on one rank"
+            f"{name} of {model.config.model_type} is a {type(module).__name__} to be split as {style}, which is not "
+            "supported here; serve it on one rank"
         )
     return module

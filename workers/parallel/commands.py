@@ -1,4 +1,4 @@
-"""Rank 0's commands to its followers, as integers: edits of the KV, steps to run, backends to build.
+"""Rank 0's commands to its followers, as integers: edits of the KV, steps to run, backends to build, adapters to read.
 
 Followers have no block tables. Only rank 0 decides which block belongs to which sequence, and what is accepted or
 rolled back. Followers erase, copy and compute as commanded, on their own KV heads. A rollback needs no command.
@@ -6,11 +6,13 @@ rolled back. Followers erase, copy and compute as commanded, on their own KV hea
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
 
+from core.records import Adapter
 from workers.step import KVCache, SequenceKV, Span, Step
 
 
@@ -25,6 +27,10 @@ class Command(IntEnum):
     """Build the next backend, with all other ranks."""
     DROP_BACKEND = 3
     """Remove the backend that was built last: rank 0's self-test has found it wrong."""
+    ADD_ADAPTER = 4
+    """A number and an adapter follow (`pack_adapter`): each rank reads its part."""
+    DROP_ADAPTER = 5
+    """The number of the adapter follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,8 @@ def pack_step(edits: Sequence[KVEdit], step: Step) -> list[int]:
         parts += [edit.sources, edit.targets]
     parts += [step.ids, step.positions, step.wanted]
     for span in step.spans:
-        parts += [(span.first_row, span.num_chain, span.num_cached_nodes, span.kv.num_tokens), span.parents]
+        numbers = (span.first_row, span.num_chain, span.num_cached_nodes, span.adapter, span.kv.num_tokens)
+        parts += [numbers, span.parents]
         parts.append(span.kv.blocks)
     return [value for part in parts for value in (len(part), *part)]
 
@@ -63,11 +70,21 @@ def unpack_step(values: Iterable[int]) -> tuple[list[KVEdit], Step]:
     return edits, step
 
 
+def pack_adapter(number: int, adapter: Adapter) -> list[int]:
+    return [number, *json.dumps([adapter.name, adapter.path, adapter.digest]).encode()]
+
+
+def unpack_adapter(values: Sequence[int]) -> tuple[int, Adapter]:
+    """Inverse of `pack_adapter`."""
+    number, *text = values
+    return number, Adapter(*json.loads(bytes(text)))
+
+
 def _lists(values: Iterator[int]) -> Iterator[list[int]]:
     for length in values:
         yield list(islice(values, length))
 
 
 def _span(numbers: list[int], parents: list[int], blocks: list[int]) -> Span:
-    first_row, num_chain, num_cached_nodes, num_tokens = numbers
-    return Span(SequenceKV(blocks, num_tokens), first_row, num_chain, tuple(parents), num_cached_nodes)
+    first_row, num_chain, num_cached_nodes, adapter, num_tokens = numbers
+    return Span(SequenceKV(blocks, num_tokens), first_row, num_chain, tuple(parents), num_cached_nodes, adapter)

@@ -30,9 +30,10 @@ from typing import Any
 import torch
 
 from core.config import EngineConfig
-from core.errors import ConfigError, StartupError
-from workers.model import LoadedModel, ModelShard, loader
-from workers.parallel.commands import Command, KVEdit, pack_step, unpack_step
+from core.errors import CheckpointError, ConfigError, StartupError
+from core.records import Adapter
+from workers.model import LoadedModel, LoraWeights, ModelShard, loader
+from workers.parallel.commands import Command, KVEdit, pack_adapter, pack_step, unpack_adapter, unpack_step
 from workers.parallel.group import Rank, RankGroup
 from workers.runtime import ModelRuntime, NoRoomForKV
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
@@ -83,11 +84,27 @@ def _carry_out(command: Sequence[int], runtime: ModelRuntime, progress: Callable
     kind, *values = command
     if kind == Command.STEP:
         _run(*unpack_step(values), runtime)
+    elif kind == Command.ADD_ADAPTER:
+        _add_adapter(*unpack_adapter(values), runtime)
+    elif kind == Command.DROP_ADAPTER:
+        runtime.backends.drop_adapter(*values)
     elif kind == Command.BUILD_BACKEND:
         with suppress(BackendUnavailable):  # rank 0 reports it
             runtime.backends.build(progress)
     else:
         runtime.backends.drop(runtime.info.name, "rank 0 has removed it")
+
+
+def _add_adapter(number: int, adapter: Adapter, runtime: ModelRuntime) -> None:
+    """Read this rank's part of an adapter, and use it if all ranks have theirs."""
+    try:
+        weights = runtime.read_adapter(adapter)
+    except StartupError as error:
+        logger.error("%s", error)  # noqa: TRY400  one line says it all
+        runtime.all_min(0)
+        return
+    if runtime.all_min(1):
+        runtime.backends.add_adapter(number, weights)
 
 
 @torch.inference_mode()
@@ -139,6 +156,16 @@ class LeaderBackends(BackendStack):
         self._group.send_command([Command.DROP_BACKEND])
         super().drop(name, reason)
 
+    def add_adapter(self, number: int, weights: LoraWeights) -> None:
+        self._group.send_command([Command.ADD_ADAPTER, *pack_adapter(number, weights.adapter)])
+        if not self._all_min(1):
+            raise CheckpointError(f"adapter {weights.adapter.name!r} cannot be read by each rank; the log says why")
+        super().add_adapter(number, weights)
+
+    def drop_adapter(self, number: int) -> None:
+        self._group.send_command([Command.DROP_ADAPTER, number])
+        super().drop_adapter(number)
+
     def close(self) -> None:
         try:
             if self._group.lost is None:
@@ -174,7 +201,7 @@ def _load(config: EngineConfig, group: RankGroup, progress: Callable[[str], None
 
     Raises: StartupError on all ranks if one of them fails.
     """
-    shard = ModelShard(group.rank.index, group.rank.size)
+    shard = ModelShard(group.rank.index, group.rank.size, config.expert_parallel)
     try:
         loaded = loader.load(config, progress, shard)
     except Exception as error:
@@ -194,7 +221,7 @@ def _load(config: EngineConfig, group: RankGroup, progress: Callable[[str], None
 def _fingerprint(config: EngineConfig, loaded: LoadedModel, shard: ModelShard) -> str:
     """A digest of what all ranks must share: the settings that affect a step, and the weights that are not sliced."""
     digest = hashlib.sha256(repr(replace(config, model="-", device="-", num_threads=1)).encode())
-    digest.update(repr((loaded.info.architecture, loaded.info.num_parameters, loaded.layers)).encode())
+    digest.update(repr((loaded.info.architecture, loaded.info.num_parameters, loaded.layers, shard.num_sums)).encode())
     for tensor in shard.common_tensors(loaded.model):
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -41,6 +41,7 @@ class FusedLinear(nn.Module):
         super().__init__()
         self._fused, self._first, self._end = fused, first, end
         self._is_last = end == len(fused.weight)
+        self.in_features, self.out_features = fused.weight.shape[1], end - first
         self.weight = nn.Parameter(fused.weight[first:end], requires_grad=False)
         self.bias = None if fused.bias is None else nn.Parameter(fused.bias[first:end], requires_grad=False)
 

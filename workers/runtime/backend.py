@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from core.config import EngineConfig
 from workers.attention import Kernel, PagedPlan
+from workers.runtime.features import tap_of
 from workers.step import KVCache, Span, Step, StepPlan, Tiling, plan_step
 
 Plan: TypeAlias = StepPlan | PagedPlan
@@ -37,6 +39,13 @@ class BackendContext:
     max_context_tokens: int
     tiling: Tiling
     """Shapes that steps are padded to. The warm-up may change its `min_rows` and `row_multiple`."""
+
+    @property
+    def row_width(self) -> int:
+        """Numbers in a row of logits, with its features."""
+        tap = tap_of(self.model)
+        width: int = self.model.config.vocab_size
+        return width if tap is None else width + len(tap.layers) * self.model.config.hidden_size
 
     def gathering(self, spans: Sequence[Span], num_rows: int) -> StepPlan:
         """Plan a step with these spans for attention that gathers KV."""
@@ -106,7 +115,11 @@ class LogitsModule(nn.Module):
 
 
 def model_logits(model: Any, ids: Tensor, positions: Tensor, wanted: Tensor, plan: Plan | None) -> Tensor:
-    """Logits of the `wanted` rows from the model's own code.  # [T], [T], [W] -> [W, vocab]"""
+    """Logits of the `wanted` rows from the model's own code, each followed by the row's features if any are tapped.
+
+    # [T], [T], [W] -> [W, vocab + features]
+    """
     output = model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, plan=plan)
     logits: Tensor = output.logits[0]
-    return logits
+    tap = tap_of(model)
+    return logits if tap is None else torch.cat([logits, tap.rows(wanted).to(logits.dtype)], dim=-1)

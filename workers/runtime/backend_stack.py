@@ -13,7 +13,9 @@ from torch import Tensor
 
 from core.config import EngineConfig
 from core.errors import first_line
+from workers.model import LoraWeights
 from workers.runtime import backends
+from workers.runtime.adapters import Adapters
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
 from workers.runtime.self_test import SelfTest, largest_error
 from workers.step import Step
@@ -31,11 +33,14 @@ MAX_ALLOWED_ERROR = 0.25
 """Upper limit of the allowed error, however noisy the base is. Unrelated logits have an error of 1.4."""
 
 
-def choose(config: EngineConfig) -> Sequence[type[Backend]]:
-    """Backends that support these settings, fastest first, down to the first that runs every step from the start."""
+def choose(config: EngineConfig, *, is_recurrent: bool = False) -> Sequence[type[Backend]]:
+    """Backends that support these settings, fastest first, down to the first that runs every step from the start.
+
+    Only the latter for a model with recurrent layers: what they call depends on the sequences of each step.
+    """
     suitable = [kind for kind in backends.BACKENDS if kind.supports(config)]
     base = next(index for index, kind in enumerate(suitable) if not kind.is_compiled)
-    return suitable[: base + 1]
+    return suitable[base if is_recurrent else 0 : base + 1]
 
 
 class BackendStack:
@@ -49,6 +54,7 @@ class BackendStack:
         self._base = base(context)
         self._to_build = [kind for kind in compiled if kind.is_worth_building(context.model)]
         self._built: list[Backend] = []
+        self._adapters = Adapters(context.model, context.config)
         self.num_base_steps = 0
         """Number of steps that the base has run."""
 
@@ -64,11 +70,20 @@ class BackendStack:
         return tuple(type(backend).__name__ for backend in (*changing, self._base))
 
     def run(self, step: Step) -> Tensor:
-        """Run a step on the first backend that runs such a step, as `Backend.run`.  # [rows or more, vocab]"""
+        """Run a step on the first backend that runs such a step, as `Backend.run`.  # [rows or more, vocab]
+
+        Steps with adapters go to the base: what was compiled or recorded has no place for them.
+        """
+        if step.has_adapters:
+            with self._adapters.applied(step):
+                return self._run_base(step)
         for backend in self._built:
             logits = backend.run(step)
             if logits is not None:
                 return logits
+        return self._run_base(step)
+
+    def _run_base(self, step: Step) -> Tensor:
         self.num_base_steps += 1
         logits = self._base.run(step)
         assert logits is not None, "the base runs every step"
@@ -81,8 +96,9 @@ class BackendStack:
     def build_all(self, self_test: SelfTest, name: str, progress: Callable[[str], None]) -> None:
         """Build each compiled backend and compare its logits. One that fails is left out, and the log says why."""
         if not self._to_build and self._context.config.compile:
-            config = self._context.config
-            self._warn(name, f"no compiled backend suits tensor_parallel {config.tensor_parallel} on {config.device}")
+            config, is_recurrent = self._context.config, self._context.cache.states.is_used
+            what = "recurrent layers" if is_recurrent else f"tensor_parallel {config.tensor_parallel}"
+            self._warn(name, f"no compiled backend suits {what} on {config.device}")
         while self._to_build:
             kind = self._to_build[-1]
             test = self_test.brief() if kind.is_bit_exact else self_test
@@ -111,6 +127,17 @@ class BackendStack:
     def drop(self, name: str, reason: str) -> None:
         """Remove the backend that was built last."""
         self._explain(name, type(self._built.pop(0)), reason)
+
+    def add_adapter(self, number: int, weights: LoraWeights) -> None:
+        """Compute rows with this number with these weights, on all ranks. Raises: CheckpointError if a rank cannot."""
+        self._adapters.add(number, weights)
+
+    def drop_adapter(self, number: int) -> None:
+        self._adapters.drop(number)
+
+    def uncalled(self, number: int) -> list[str]:
+        """As `Adapters.uncalled`."""
+        return self._adapters.uncalled(number)
 
     def close(self) -> None:
         """Stop the other ranks; a single process has none."""

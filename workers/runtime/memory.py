@@ -21,6 +21,10 @@ MAX_SLOTS = (1 << 31) - 1
 """Slots are numbered by 32-bit integers."""
 MAX_BLOCKS = 1 << 18
 """Limit on the number of blocks, because the bookkeeping of each block takes memory."""
+MIN_STATES = 128
+"""Smallest number of recurrent states: a sequence takes two, and one for each guess."""
+MAX_STATES = 1 << 16
+"""Limit on the number of recurrent states, for the same reason as for blocks."""
 GIB = 1 << 30
 CONTEXT_BYTES = GIB
 """GPU memory of CUDA's context, libraries and loaded kernels, which torch does not count."""
@@ -83,16 +87,21 @@ def num_kv_blocks(
     dtype: torch.dtype,
     all_min: Callable[[int], int] = int,
     taken_bytes: Callable[[], int] = int,
+    state_bytes: int = 0,
 ) -> int:
     """Number of KV blocks: for `kv_cache_tokens` if set, else as many as fit into memory.
 
     `all_min` returns the smallest of all ranks' numbers. `taken_bytes` returns the bytes that this process takes on a
-    GPU besides KV. Raises: NoRoomForKV; ConfigError if free memory is unknown.
+    GPU besides KV. A recurrent state takes `state_bytes`; `num_states` of them must fit beside the KV.
+    Raises: NoRoomForKV; ConfigError if free memory is unknown.
     """
     if config.kv_cache_tokens is not None:
         return -(-config.kv_cache_tokens // config.block_tokens)
     allowed, reason = _kv_bytes(config, taken_bytes)
-    of_token = sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in layers) * dtype.itemsize
+    if state_bytes:
+        allowed = min(allowed // 2, allowed - MIN_STATES * state_bytes)
+        reason += f", {MIN_STATES} recurrent states take {MIN_STATES * state_bytes / GIB:.3g}"
+    of_token = max(1, token_bytes(layers, dtype))
     num_tokens = min(allowed // of_token, MAX_SLOTS)
     num_blocks = all_min(max(0, min(num_tokens // config.block_tokens - NUM_OWN_BLOCKS, MAX_BLOCKS)))
     if num_blocks < 1:
@@ -102,6 +111,16 @@ def num_kv_blocks(
             + (" (if that is enough, then another rank has less)" if config.tensor_parallel > 1 else "")
         )
     return num_blocks
+
+
+def token_bytes(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
+    """Bytes of KV that a token takes."""
+    return sum(shape.num_stored for shape in layers) * dtype.itemsize
+
+
+def num_states(state_bytes: int, kv_bytes: int) -> int:
+    """Number of recurrent states: as many as take the memory of the KV, within limits; 0 if a state takes nothing."""
+    return min(max(MIN_STATES, kv_bytes // state_bytes), MAX_STATES) if state_bytes else 0
 
 
 def _kv_bytes(config: EngineConfig, taken_bytes: Callable[[], int]) -> tuple[int, str]:

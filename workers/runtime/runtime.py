@@ -7,21 +7,26 @@ which guesses are right: it returns logits, and the caller rolls back by `cache.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
+from typing import ClassVar
 
 import torch
 
 from core.config import EngineConfig
-from core.errors import CheckpointError
-from core.records import Findings
+from core.errors import CheckpointError, ConfigError, UnsupportedModel
+from core.records import Adapter, Findings
 from workers.attention import Kernel, find_kernel
-from workers.model import LoadedModel
+from workers.heads import tapped_layers
+from workers.model import LoadedModel, LoraWeights, is_mixture, read_adapter
+from workers.recurrent import States
 from workers.runtime.backend import BackendContext
 from workers.runtime.backend_stack import BackendStack, choose
-from workers.runtime.memory import bytes_beside_kv, num_kv_blocks
+from workers.runtime.features import FeatureTap
+from workers.runtime.memory import bytes_beside_kv, num_kv_blocks, num_states, token_bytes
 from workers.runtime.self_test import SelfTest
 from workers.runtime.tiling import choose_tiling, find_tile_rows, tiles_of
 from workers.step import KVCache, Step, StepRows, flatten
@@ -32,8 +37,32 @@ SLOW_ROWS = 64
 """A pass with more rows is timed once: compared with it, the cost of a kernel's first use is small."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a pass says of its wanted rows, in float32."""
+
+    logits: torch.Tensor
+    """[rows, vocab]."""
+    features: torch.Tensor | None = None
+    """Hidden states of `tapped_layers`, side by side; None without such layers.  # [rows, width]"""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Scores]) -> Scores:
+        """The rows of all parts, in order."""
+        features = [part.features for part in parts if part.features is not None]
+        return cls(torch.cat([part.logits for part in parts]), torch.cat(features) if features else None)
+
+    def take(self, rows: Sequence[int]) -> Scores:
+        """The scores of these rows."""
+        index = torch.tensor(rows, dtype=torch.long, device=self.logits.device)
+        return Scores(self.logits[index], None if self.features is None else self.features[index])
+
+
 class ModelRuntime:
     """A loaded model and the KV of its sequences."""
+
+    max_depth: ClassVar[int] = sys.maxsize
+    """Depth of the deepest guess that it can make below the text."""
 
     def __init__(
         self,
@@ -46,18 +75,38 @@ class ModelRuntime:
     ) -> None:
         """`kernel`: attention kernel; None for the device's own. `all_min` returns the smallest of the numbers that the
         model's ranks pass to it. Raises: StartupError without memory for KV."""
-        tiling, kinds = choose_tiling(config), choose(config)
+        tiling, kinds = choose_tiling(config), choose(config, is_recurrent=bool(loaded.mixers))
         for kind in kinds:
             kind.prepare_weights(loaded.model, config)
+        tapped = tapped_layers(config)
+        if tapped:
+            FeatureTap(loaded.model, tapped)
         taken = partial(bytes_beside_kv, loaded.model, config)
-        num_blocks = num_kv_blocks(config, loaded.layers, loaded.model.dtype, all_min, taken)
-        self.info = replace(loaded.info, kv_cache_tokens=num_blocks * config.block_tokens)
+        of_state = sum(part.num_bytes for mixer in loaded.mixers for part in mixer.states)
+        num_blocks = num_kv_blocks(config, loaded.layers, loaded.model.dtype, all_min, taken, of_state)
+        self.info = replace(
+            loaded.info,
+            kv_cache_tokens=num_blocks * config.block_tokens,
+            feature_layers=config.feature_layers,
+            feature_width=len(config.feature_layers) * loaded.model.config.hidden_size,
+        )
         logger.info("KV of %d tokens", self.info.kv_cache_tokens)
         device = torch.device(config.device)
-        self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, device)
+        kv_bytes = num_blocks * config.block_tokens * token_bytes(loaded.layers, loaded.model.dtype)
+        states = num_states(of_state, kv_bytes)
+        self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, device, states)
+        self._states = States(loaded.model, loaded.mixers, states, is_deterministic=config.deterministic)
         kernel = kernel or find_kernel(self.cache, is_deterministic=config.deterministic)
         self.context = BackendContext(loaded.model, self.cache, kernel, config, self.info.max_context_tokens, tiling)
         self.backends = stack_type(kinds, self.context, all_min)
+        self._tapped_width = len(tapped) * loaded.model.config.hidden_size
+        self._features: torch.Tensor | None = None
+        """Features of the last pass: the hidden states of all tapped layers."""
+        self.read_adapter: Callable[[Adapter], LoraWeights] = partial(
+            read_adapter, model=loaded.model, shard=loaded.shard
+        )
+        """Read this rank's part of an adapter. May run on another thread than steps do."""
+        self.all_min = all_min
         self._num_embeddings: int = loaded.model.get_input_embeddings().num_embeddings
 
     @property
@@ -80,6 +129,10 @@ class ModelRuntime:
         backends = " > ".join(self.backends.names)
         return f"{hardware}; torch {torch.__version__}; {backends}; {config.tensor_parallel} ranks{threads}"
 
+    def scores(self, batch: Sequence[StepRows]) -> Scores:
+        """As `forward`, with the features of the same rows."""
+        return Scores(self.forward(batch), self._features)
+
     @torch.inference_mode()
     def forward(self, batch: Sequence[StepRows]) -> torch.Tensor:
         """Append all rows to their sequences' KV. Returns float32 logits of the wanted rows.  # [rows, vocab]
@@ -88,19 +141,78 @@ class ModelRuntime:
         Raises: OutOfBlocks, before anything is changed.
         """
         self._check(batch)
-        self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
+        if self._must_part(batch):
+            return self._forward_in_parts(batch)
+        self._reserve(batch)
         step = flatten(batch)
+        self._states.begin_step(self.cache.states.plan(step.spans, self._states.max_stepped))
         assert min(step.ids) >= 0, f"token id {min(step.ids)}"
         assert max(step.ids) < self._num_embeddings, f"token id {max(step.ids)} of {self._num_embeddings}"
-        logits = _cut(self.run(self._padded(step)), len(step.wanted), self.info.vocab_size)
+        rows = self.run(self._padded(step))
         for span in step.spans:
             self.cache.extend(span.kv, span.num_rows)
-        return logits
+        self.cache.states.end_step(step.spans)
+        width = self._tapped_width
+        self._features = rows[: len(step.wanted), -width:] if width else None
+        return _cut(rows, len(step.wanted), self.info.vocab_size)
+
+    def _must_part(self, batch: Sequence[StepRows]) -> bool:
+        """Whether rows without an adapter have to be computed apart from rows with one, which are never compiled, so
+        that their bits stay those of the compiled model."""
+        is_mixed = len({bool(item.adapter) for item in batch}) > 1
+        return is_mixed and self.context.config.deterministic and self.backends.is_compiled
+
+    def _forward_in_parts(self, batch: Sequence[StepRows]) -> torch.Tensor:
+        self._reserve(batch)
+        parts = [self.scores([item for item in batch if bool(item.adapter) == has]) for has in (False, True)]
+        taken = [0, len(parts[0].logits)]  # rows of the second part follow those of the first
+        rows = list[int]()
+        for item in batch:
+            first = taken[bool(item.adapter)]
+            rows += range(first, first + item.num_wanted)
+            taken[bool(item.adapter)] += item.num_wanted
+        scores = Scores.joined(parts).take(rows)
+        self._features = scores.features
+        return scores.logits
+
+    def _reserve(self, batch: Sequence[StepRows]) -> None:
+        """Raises: OutOfBlocks, before anything is changed."""
+        self.cache.states.reserve_all((item.kv, item.num_states) for item in batch)
+        self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
 
     def run(self, step: Step) -> torch.Tensor:
-        """Write the step's KV. Returns float32 logits of its wanted rows.  # [rows, vocab]"""
+        """Write the step's KV. Returns float32 logits of its wanted rows, each followed by padding and its features.
+
+        # [rows, at least vocab + features]
+        """
         assert max(step.positions) < self.info.max_context_tokens, "a position beyond the model's context"
-        return _cut(self.backends.run(step), len(step.wanted), self.info.vocab_size).float()
+        rows = self.backends.run(step)
+        if not self._tapped_width:
+            rows = _cut(rows, len(step.wanted), self.info.vocab_size)
+        return rows.float()
+
+    def add_adapter(self, number: int, weights: LoraWeights) -> None:
+        """Compute rows of this number with these weights.
+
+        Raises: CheckpointError if another rank cannot read them; UnsupportedModel for modules that are not called.
+        """
+        self.backends.add_adapter(number, weights)
+        if not self._max_rows():  # KV is full, so it cannot be tried
+            return
+
+        def forward(batch: Sequence[StepRows]) -> torch.Tensor:
+            return self.forward([replace(item, adapter=number) for item in batch])
+
+        test, name = replace(self._self_test().brief(), forward=forward), weights.adapter.name
+        test.in_one_step()
+        if uncalled := self.backends.uncalled(number):
+            self.drop_adapter(number)
+            raise UnsupportedModel(f"adapter {name!r}: the model does not call {uncalled[0]}, so nothing can be added")
+        if self.context.config.deterministic and not test.is_batch_invariant():
+            logger.warning("deterministic is NOT met with adapter %s: a row's bits depend on the other rows", name)
+
+    def drop_adapter(self, number: int) -> None:
+        self.backends.drop_adapter(number)
 
     def close(self) -> None:
         """Stop the ranks that follow this runtime, if there are any."""
@@ -146,18 +258,26 @@ class ModelRuntime:
         return Findings(machine, self.backends.is_compiled, tile_rows, tuple(times_s.items()))
 
     def _settle_tiling(self) -> int | None:
-        """Use the smallest tile in which a row's bits do not depend on other rows. Returns its rows, or None."""
+        """Use the smallest tile in which a row's bits do not depend on other rows. Returns its rows, or None.
+
+        Raises: ConfigError if there is none for a mixture of experts.
+        """
         tile_rows = find_tile_rows(self.context, self._self_test())
         while tile_rows is None and self.backends.is_compiled:
             self.backends.drop(self.info.name, "its bits depend on the number of rows")
             tile_rows = find_tile_rows(self.context, self._self_test())
+        device = self.cache.device.type.upper()
+        if tile_rows is None and is_mixture(self.context.model):
+            raise ConfigError(
+                f"deterministic cannot be had with {self.info.architecture}, a mixture of experts, on this {device}: a "
+                "row's bits depend on the other rows; set it to false"
+            )
         if tile_rows is None:
             logger.warning(
                 "deterministic is NOT met with %s on this %s: a row's bits depend on the other rows, and outputs may "
-                "differ where two tokens are nearly equal (as with mixtures of experts, where the number of rows of "
-                "an expert depends on the other rows)",
+                "differ where two tokens are nearly equal",
                 self.info.architecture,
-                self.cache.device.type.upper(),
+                device,
             )
         return tile_rows
 
@@ -175,7 +295,8 @@ class ModelRuntime:
         return took_s
 
     def _self_test(self) -> SelfTest:
-        return SelfTest(self.forward, self.cache, self._max_rows(), self.info.vocab_size)
+        max_rows = min(self._max_rows(), self.cache.states.max_guesses)  # it has guesses in place of tokens
+        return SelfTest(self.forward, self.cache, max_rows, self.info.vocab_size)
 
     def _max_rows(self) -> int:
         """Largest number of rows that a step of one sequence can have now."""

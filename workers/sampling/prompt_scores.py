@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from core.records import TokenLogprobs
@@ -56,17 +55,17 @@ ScoredRows = tuple[StepRows, PromptScores | None, int, Sequence[int], bool]
 whether the rows end with the last pending token, whose logits are needed for sampling too."""
 
 
-def store_scores(scored: Sequence[ScoredRows], logits: Tensor) -> Tensor:
-    """Store the scores of prompt rows in their `PromptScores`. Returns logits [R, V] of the rows to sample from."""
-    readback, kept, readers, start = Readback(), [], [], 0
+def store_scores(scored: Sequence[ScoredRows], logits: Tensor) -> list[int]:
+    """Store the scores of prompt rows in their `PromptScores`. Returns the rows of `logits` [R, V] to sample from."""
+    readback, kept, readers, start = Readback(), list[int](), [], 0
     for rows, scores, first, following, is_last in scored:
-        stretch = logits[start : start + rows.num_wanted]
+        stretch = range(start, start + rows.num_wanted)
         start += rows.num_wanted
         if scores is not None:
-            readers.append((scores, scores.read(stretch, first, following, readback)))
+            readers.append((scores, scores.read(logits[stretch.start : start], first, following, readback)))
             stretch = stretch[len(rows.tokens) - 1 :] if is_last else stretch[:0]
-        kept.append(stretch)
+        kept += stretch
     readback.wait()
     for scores, read in readers:
         scores.found += read()
-    return torch.cat(kept)
+    return kept

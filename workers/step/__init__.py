@@ -5,9 +5,11 @@ from workers.step.paged_plan import StepShape
 from workers.step.plan import NO_TILING, AttentionGroup, StepPlan, Tiling, plan_step
 from workers.step.readers import Span
 from workers.step.rows import Step, StepRows, flatten
+from workers.step.states import INITIAL, StateRows
 from workers.step.transfer import Readback, Uploads, upload
 
 __all__ = [
+    "INITIAL",
     "NO_TILING",
     "NUM_OWN_BLOCKS",
     "AttentionGroup",
@@ -17,6 +19,7 @@ __all__ = [
     "Readback",
     "SequenceKV",
     "Span",
+    "StateRows",
     "Step",
     "StepPlan",
     "StepRows",

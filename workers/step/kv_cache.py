@@ -25,7 +25,10 @@ import torch
 
 from core.text import BlockHash
 from workers.step.block_pool import BlockPool
+from workers.step.states import OutOfBlocks, StateSlots
 from workers.step.transfer import upload
+
+__all__ = ["NUM_OWN_BLOCKS", "KVCache", "LayerShape", "OutOfBlocks", "SequenceKV"]
 
 BLANK_BLOCK = 0
 """Padding of block tables; always zeros."""
@@ -34,17 +37,20 @@ SINK_BLOCK = 1
 NUM_OWN_BLOCKS = 2
 
 
-class OutOfBlocks(Exception):
-    """The pool has too few free blocks; nothing was changed."""
-
-
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Heads and dimensions of the keys and values that one layer stores for one token."""
+    """Heads and dimensions of the keys and values that one layer stores for one token; zeros without attention."""
 
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
+    num_kv_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    values_in_keys: bool = False
+    """Whether a value is the first `value_dim` numbers of its key, and takes no memory of its own."""
+
+    @property
+    def num_stored(self) -> int:
+        """Numbers that one token takes."""
+        return self.num_kv_heads * (self.key_dim + (0 if self.values_in_keys else self.value_dim))
 
 
 @dataclass(eq=False, slots=True)
@@ -56,11 +62,15 @@ class SequenceKV:
     """Rows whose KV is valid."""
     may_hold_nan: bool = False
     """Whether NaN may be in blocks that it released. Then each of its new blocks is erased, its own old ones too."""
+    states: dict[int, int] = field(default_factory=dict)
+    """Recurrent layers: slot of the state after a number of rows. In a tree, a row's state follows its own branch."""
+    spare_states: list[int] = field(default_factory=list)
+    """Slots reserved for the next rows."""
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros; on a CPU in fresh pages, which take no memory until they are written."""
-    if device.type != "cpu":
+    if device.type != "cpu" or not prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError, AttributeError):  # not every system has huge pages; KV works without them
@@ -72,19 +82,34 @@ class KVCache:
     """KV of all sequences. Invariant: a published block is never written."""
 
     def __init__(
-        self, shapes: Sequence[LayerShape], num_blocks: int, block_tokens: int, dtype: torch.dtype, device: torch.device
+        self,
+        shapes: Sequence[LayerShape],
+        num_blocks: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_states: int = 0,
     ) -> None:
         num_slots = (NUM_OWN_BLOCKS + num_blocks) * block_tokens
         # One tensor per layer: views of one big tensor defeat the compiler.
+        self.shapes = tuple(shapes)
         self.keys = [_zeros((num_slots, s.num_kv_heads, s.key_dim), dtype, device) for s in shapes]
-        self.values = [_zeros((num_slots, s.num_kv_heads, s.value_dim), dtype, device) for s in shapes]
+        self.values = [
+            keys[..., : s.value_dim]
+            if s.values_in_keys
+            else _zeros((num_slots, s.num_kv_heads, s.value_dim), dtype, device)
+            for s, keys in zip(shapes, self.keys, strict=True)
+        ]
         pairs = zip(self.keys, self.values, strict=True)
         self.by_head = [(keys.transpose(0, 1)[None], values.transpose(0, 1)[None]) for keys, values in pairs]
         """Views for attention: keys and values [1, H, S, D] of each layer."""
-        self._by_block = [rows.view(-1, block_tokens, *rows.shape[1:]) for rows in (*self.keys, *self.values)]
+        own_values = [rows for s, rows in zip(shapes, self.values, strict=True) if not s.values_in_keys]
+        self._stored = [rows for rows in (*self.keys, *own_values) if rows.numel()]
+        self._by_block = [rows.view(-1, block_tokens, *rows.shape[1:]) for rows in self._stored]
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.device = device
+        self.states = StateSlots(num_states, block_tokens)
         self._pool = BlockPool(range(NUM_OWN_BLOCKS, NUM_OWN_BLOCKS + num_blocks))
         self._sequences: set[SequenceKV] = set()
 
@@ -99,9 +124,9 @@ class KVCache:
         self._sequences.add(seq)
         return seq
 
-    def num_published(self, hashes: Iterable[BlockHash]) -> int:
+    def num_published(self, hashes: Sequence[BlockHash]) -> int:
         """Number of leading hashes whose blocks could be adopted."""
-        return len(self._pool.lookup(hashes))
+        return len(self._adoptable(hashes))
 
     def has_room(self, hashes: Sequence[BlockHash], num_tokens: int, num_spare: int = 0) -> bool:
         """Whether a new sequence of `num_tokens` rows fits, with `num_spare` blocks left over.
@@ -109,7 +134,7 @@ class KVCache:
         The sequence adopts the published blocks among `hashes`. Adopting a block that is in use takes no room; adopting
         an unused one does, because it counts as free.
         """
-        in_use = [block for block in self._pool.lookup(hashes) if not self._pool.is_unused(block)]
+        in_use = [block for block in self._adoptable(hashes) if not self._pool.is_unused(block)]
         num_needed = self.num_blocks_for(num_tokens) - len(in_use)
         return num_needed + num_spare <= self.num_free_blocks
 
@@ -119,9 +144,10 @@ class KVCache:
         Returns the number of rows in these blocks; all are valid.
         """
         assert not seq.blocks, "only an empty sequence begins with blocks of others"
-        seq.blocks = self._pool.lookup(hashes)
+        seq.blocks = self._adoptable(hashes)
         for block in seq.blocks:
             self._pool.use(block)
+        self.states.adopt(seq, hashes[: len(seq.blocks)])
         seq.num_tokens = len(seq.blocks) * self.block_tokens
         return seq.num_tokens
 
@@ -130,6 +156,7 @@ class KVCache:
         assert len(hashes) * self.block_tokens <= seq.num_tokens, "only full blocks are published"
         for block, block_hash in zip(seq.blocks, hashes, strict=False):
             self._pool.publish(block, block_hash)
+        self.states.publish(seq, hashes)
 
     def reserve(self, seq: SequenceKV, num_tokens: int) -> None:
         """Reserve blocks for `num_tokens` rows in total. Raises: OutOfBlocks."""
@@ -182,6 +209,7 @@ class KVCache:
         """Roll back to the first `num_tokens` rows and release the blocks after them."""
         assert 0 <= num_tokens <= seq.num_tokens, f"cannot truncate {seq.num_tokens} rows to {num_tokens}"
         seq.num_tokens = num_tokens
+        self.states.truncate(seq, num_tokens)
         num_kept = self.num_blocks_for(num_tokens)
         if num_kept == len(seq.blocks):
             return
@@ -196,6 +224,7 @@ class KVCache:
             return
         assert all(a < b for a, b in pairwise(path)), "a path goes down the tree"
         assert base_tokens + path[-1] < seq.num_tokens, "a path ends within the rows written"
+        self.states.compact(seq, base_tokens, path)
         moves = [(offset, row) for row, offset in enumerate(path) if offset != row]
         if moves:
             first = (base_tokens + moves[0][1]) // self.block_tokens
@@ -231,7 +260,7 @@ class KVCache:
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots `sources` to slots `targets` in all layers."""
         source, target = upload([list(sources), list(targets)], self.device, torch.int64).unbind()
-        for rows in (*self.keys, *self.values):
+        for rows in self._stored:
             rows.index_copy_(0, target, rows.index_select(0, source))
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -239,10 +268,16 @@ class KVCache:
 
     def check_integrity(self) -> None:
         """Raises: AssertionError unless every block is accounted for once, and every length fits its table."""
+        self.states.check_integrity(self._sequences)
         self._pool.check_integrity(Counter(block for seq in self._sequences for block in seq.blocks))
         for seq in self._sequences:
             assert len(set(seq.blocks)) == len(seq.blocks), "a sequence has a block twice"
             assert 0 <= seq.num_tokens <= len(seq.blocks) * self.block_tokens, "a length exceeds its block table"
+
+    def _adoptable(self, hashes: Sequence[BlockHash]) -> list[int]:
+        """Published blocks of these hashes up to the first missing one; if states are used, to a published one."""
+        found = self._pool.lookup(hashes)
+        return found[: self.states.num_adoptable(hashes[: len(found)])]
 
     def _is_ready(self, seq: SequenceKV, num_tokens: int) -> bool:
         """Whether the blocks have room for `num_tokens` rows, and none of those to be written is published."""
@@ -263,9 +298,9 @@ class KVCache:
         seq.blocks[index] = copy
 
     def _return_unclaimed(self, appended: Iterable[tuple[SequenceKV, int]], copies: Iterable[int]) -> None:
-        """Release what was just allocated: the last `count` blocks of each sequence, and copies without users.
+        """Undo an allocation: release the last `count` blocks of each sequence, and the copies, which have no user yet.
 
-        Rows of other sequences may still be in them.
+        These blocks may not have been erased, so they may still hold rows of other sequences.
         """
         for seq, count in appended:
             for _ in range(count):

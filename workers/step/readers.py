@@ -34,6 +34,8 @@ class Span:
     num_chain: int
     parents: tuple[int, ...] = ()
     num_cached_nodes: int = 0
+    adapter: int = 0
+    """Number of the adapter that its rows are computed with; 0 for none."""
     num_rows: int = field(init=False)
     num_kv: int = field(init=False)
     """Number of slots that the rows read, including those written in this step."""

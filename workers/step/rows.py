@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core.records import Features
 from core.speculation import EMPTY_BLOCK, TokenTree
 from workers.step.kv_cache import SequenceKV
 from workers.step.readers import Span
@@ -34,10 +35,19 @@ class StepRows:
     """False for all but the last chunk of a prefill."""
     wants_all: bool = False
     """Whether the logits of all rows are wanted, including those before the last token."""
+    features: Features | None = None
+    """The target's, up to the last token, for a head."""
+    adapter: int = 0
+    """Number of the adapter that the rows are computed with (`workers.runtime.adapters`); 0 for none."""
 
     @property
     def num_rows(self) -> int:
         return len(self.tokens) + len(self.tree.tokens) - self.num_cached_nodes
+
+    @property
+    def num_states(self) -> int:
+        """Number of states of recurrent layers that the step writes: after the last token, and after each node."""
+        return self.num_rows - max(0, len(self.tokens) - 1)
 
     @property
     def num_wanted(self) -> int:
@@ -73,6 +83,10 @@ class Step:
     """Rows whose logits are wanted."""
     spans: list[Span]
 
+    @property
+    def has_adapters(self) -> bool:
+        return any(span.adapter for span in self.spans)
+
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, positions and wanted rows, as the model takes them.  # [T], [T], [W]"""
         on_host = (torch.from_numpy(np.array(rows, np.int64)) for rows in (self.ids, self.positions, self.wanted))
@@ -87,7 +101,7 @@ def flatten(batch: Sequence[StepRows]) -> Step:
     wanted: list[int] = []
     spans: list[Span] = []
     for item in batch:
-        spans.append(Span(item.kv, len(ids), len(item.tokens), item.tree.parents, item.num_cached_nodes))
+        spans.append(Span(item.kv, len(ids), len(item.tokens), item.tree.parents, item.num_cached_nodes, item.adapter))
         ids += item.ids
         positions += item.positions
         wanted += range(len(ids) - item.num_wanted, len(ids))

@@ -70,6 +70,8 @@ class Readback:
 
     def __init__(self) -> None:
         self._wanted: list[Tensor] = []
+        self._readers: list[Callable[[Tensor], Any]] = []
+        """How to read each wanted tensor."""
         self._values: list[Any] = []
         """Values that have been read, in the order of `add`."""
         self._argmaxes: list[tuple[Tensor, Argmax]] = []
@@ -79,8 +81,16 @@ class Readback:
 
         After `wait`, the returned function gives the tensor's values, as from `tolist`.
         """
+        return self._add(tensor, Tensor.tolist)
+
+    def add_bytes(self, tensor: Tensor) -> Callable[[], bytes]:
+        """As `add`, for the tensor's bytes."""
+        return self._add(tensor.contiguous().view(torch.uint8), lambda values: values.numpy().tobytes())
+
+    def _add(self, tensor: Tensor, read: Callable[[Tensor], Any]) -> Callable[[], Any]:
         index = len(self._values) + len(self._wanted)
         self._wanted.append(tensor)
+        self._readers.append(read)
         return lambda: self._values[index]
 
     def argmax(self, scores: Tensor) -> Argmax:
@@ -102,8 +112,10 @@ class Readback:
     def wait(self) -> None:
         """Copy all added tensors to the host; from a GPU in one copy."""
         is_on_host = not self._wanted or self._wanted[0].device.type == "cpu"
-        self._values += [tensor.tolist() for tensor in (self._wanted if is_on_host else _on_host(self._wanted))]
+        tensors = self._wanted if is_on_host else _on_host(self._wanted)
+        self._values += [read(tensor) for read, tensor in zip(self._readers, tensors, strict=True)]
         self._wanted.clear()
+        self._readers.clear()
 
 
 def _argmax_on_cpu(scores: Tensor) -> Argmax:

@@ -1,7 +1,7 @@
 """A client of Outrider: `Client` for threads, `AsyncClient` for asyncio.
 
-Both give one unbroken stream for each completion: when a server dies, they call again with the received tokens and the
-seed, and the caller sees no lost and no repeated token.
+When a server dies, both call again with the seed and the tokens received so far. The caller sees one unbroken stream:
+no token is lost or repeated.
 """
 
 from outrider_client.aio import AsyncClient, AsyncStream

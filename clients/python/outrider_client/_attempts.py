@@ -1,4 +1,4 @@
-"""Whether, when and for how long a call is made again. No I/O: the clock and the random source are arguments.
+"""Decides whether and when a call is retried, and its timeout. No I/O: clock and random source are arguments.
 
 Knows errors and options; must not know the call.
 """
@@ -25,7 +25,7 @@ class RetryBudget:
         self._lock = threading.Lock()
 
     def spend(self) -> bool:
-        """Take one, if there is one."""
+        """Take one. False if none is left."""
         with self._lock:
             has_one = self._left > 0
             self._left -= has_one
@@ -38,7 +38,7 @@ class RetryBudget:
 
 
 class Attempts:
-    """The calls that are made for one request, one after the other."""
+    """The calls made for one request, one after the other."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class Attempts:
         self._timeout_s = timeout_s
         self._deadline = None if timeout_s is None else now() + timeout_s
         self._num_failures = 0
-        """In a row, without an answer in between."""
+        """Failures in a row, without an answer in between."""
         self._is_answered = False
 
     def begin(self) -> float | None:
-        """The seconds that the next call may take; None for no limit. Raises: DeadlinePassed."""
+        """Timeout of the next call in seconds; None for no limit. Raises: DeadlinePassed."""
         left_s = None if self._deadline is None else self._deadline - self._now()
         if left_s is not None and left_s <= 0:
             raise self._deadline_passed()
@@ -69,13 +69,13 @@ class Attempts:
         return left_s
 
     def progressed(self) -> None:
-        """The call has been answered, or has given a part of its answer."""
+        """Call this for each answer, or part of one."""
         if not self._is_answered:
             self._budget.refund()
         self._is_answered, self._num_failures = True, 0
 
     def failed(self, error: OutriderError) -> float:
-        """The seconds to wait before the next call. Raises: `error` or DeadlinePassed when there is none."""
+        """Seconds to wait before the next call. Raises: `error` or DeadlinePassed if there is no next call."""
         self._num_failures += 1
         if not error.is_transient or self._num_failures > self._retry.max_retries or not self._budget.spend():
             raise error

@@ -1,4 +1,4 @@
-"""From the wire to records. Pure functions; a record's fields are named as its message's are."""
+"""Converts protobuf messages to records. Pure functions; a record's fields have the names of its message's."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def to_chunk(message: pb.GenerateChunk) -> Chunk:
 
 
 def to_completion(chunks: Sequence[Chunk], request_id: str, num_calls: int) -> Completion:
-    """A stream that was read to its end."""
+    """The completion that the chunks of a finished stream add up to."""
     indices = sorted({chunk.index for chunk in chunks})
     samples = tuple(_sample([chunk for chunk in chunks if chunk.index == index]) for index in indices)
     first = {field.name: getattr(samples[0], field.name) for field in fields(Sample)}
@@ -93,12 +93,12 @@ def _sample(chunks: Sequence[Chunk]) -> Sample:
 
 
 def to_models(message: pb.ListModelsResponse) -> tuple[ListedModel, ...]:
-    """What is served; the first is that of requests that name none."""
+    """The served models. The first is the default."""
     return tuple(_record(ListedModel, model) for model in message.models)
 
 
 def to_model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
-    """The served pair."""
+    """A served target and its draft."""
     return ModelInfo(
         model=message.model,
         target=_record(Model, message.target),
@@ -123,12 +123,12 @@ def _finish(message: pb.Finish) -> Finish:
 
 
 def _named(names: Mapping[int, Name], number: int) -> Name | Unknown:
-    """The name of an enum's value. A newer server may send one without a name here, and the stream goes on with it."""
+    """The name of an enum's value; "unknown" for a value of a newer server, which must not break the stream."""
     return names.get(number, "unknown")
 
 
 def _json(message: Message) -> dict[str, Any]:
-    """As replies by HTTP have it: names of the proto, verifications in small letters, lists of ids as lists."""
+    """The JSON form of HTTP replies: field names of the proto, verifications in lower case, ids as lists."""
     present = [field for field in message.DESCRIPTOR.fields if not field.has_presence or message.HasField(field.name)]
     return {field.name: _json_value(field.name, getattr(message, field.name)) for field in present}
 
@@ -180,12 +180,12 @@ def _verified(message: pb.VerifiedBlock) -> VerifiedBlock:
 
 
 def _record(kind: type[Record], message: Message) -> Record:
-    """A record whose fields all are scalars, lists or maps of scalars."""
+    """A record whose fields are scalars, or lists or maps of scalars."""
     return kind(**{field.name: _plain(getattr(message, field.name)) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def _plain(value: Any) -> Any:
-    """The same without protobuf's containers, which would change with their message."""
+    """The value without protobuf's containers, which would change with their message."""
     if isinstance(value, str | float | int):
         return value
     return dict(value) if isinstance(value, Mapping) else tuple(value)

@@ -1,13 +1,14 @@
-"""One stream over one or more calls. No I/O: it takes messages and failures, and gives the next step.
+"""One stream over one or more calls. No I/O: takes messages and failures, and returns the next step.
 
-    begin() -> call the server with this, and for each thing that happens: take(message) -> give this chunk to the
-    caller broke(error), ended() -> stop if `is_finished`, else wait the returned seconds and begin again; or raise
+    begin()                call the server with the returned request; then, for each event:
+    take(message)          give the returned chunk to the caller
+    broke(error), ended()  stop if `is_finished`, else wait the returned seconds and begin again; or raise
 
-Why the caller's stream is unbroken: a chunk comes whole or not at all, so the ids received are a prefix of the output;
-sent as `resume_token_ids`, with the seed, they make the server continue it. Text follows: the shown part of an output
-depends on its tokens alone, so text that was held back when the first call broke comes with the second.
+Why the caller's stream is unbroken: a chunk arrives whole or not at all, so the ids received are a prefix of the
+output. The next call sends them as `resume_token_ids`, with the seed, and the server continues after them. The text has
+no gap either: it depends on the tokens alone, so text held back when the first call broke comes with the second.
 
-Must not know channels, threads or event loops: the clients of both kinds drive this one.
+Must not know channels, threads or event loops; both clients use it.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from outrider_client.errors import Inconsistent, OutriderError, ServiceError
 from outrider_client.records import Chunk
 
 RELAXED = (pb.VERIFICATION_LENIENT_COUPLED, pb.VERIFICATION_LENIENT_REJECTION, pb.VERIFICATION_TYPICAL)
-"""Rules whose output a server does not go on with."""
+"""Rules whose output cannot be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that is to be made."""
+    """A call for the client to make."""
 
     request: pb.GenerateRequest
     timeout_s: float | None
@@ -37,7 +38,7 @@ class Call:
 class Resumption:
     """The received part of one stream, and its continuation.
 
-    Invariant: after a chunk with a finish, `is_finished`, and nothing raises any more.
+    Invariant: once `is_finished`, no method raises.
     """
 
     def __init__(self, request: pb.GenerateRequest, attempts: Attempts) -> None:
@@ -46,12 +47,12 @@ class Resumption:
         self._attempts = attempts
         self._num_samples = request.n if request.HasField("n") else 1
         self._received = _resumed(request) or [[] for _ in range(self._num_samples)]
-        """Of each sample."""
+        """Ids received, for each sample."""
         self._has_prompt_logprobs = False
-        """They come in the first chunk of sample 0."""
+        """Whether the first chunk of sample 0, which carries them, has been received."""
         self._finished: set[int] = set()
         self._repeated: set[int] = set()
-        """Samples that had finished before the call in progress, which says so again."""
+        """Samples that finished before the current call; the server sends their last chunk again."""
         self._num_prompt_tokens: int | None = None
 
     @property
@@ -80,9 +81,9 @@ class Resumption:
         return Call(request, timeout_s)
 
     def take(self, message: pb.GenerateChunk) -> Chunk | None:
-        """The next piece; none where it only repeats how a sample ended.
+        """The next chunk; None if it only repeats the end of a finished sample.
 
-        Raises: Inconsistent when it does not follow what was received.
+        Raises: Inconsistent if the message does not continue the received output.
         """
         self._check(message)
         self._received[message.index].extend(message.token_ids)
@@ -97,13 +98,13 @@ class Resumption:
         return to_chunk(message)
 
     def ended(self) -> float:
-        """The call ended with status OK. Returns and raises as `broke`."""
+        """Call this when the call ended with status OK. Returns and raises like `broke`."""
         return self.broke(ServiceError(grpc.StatusCode.DATA_LOSS, "the stream ended without saying how"))
 
     def broke(self, error: OutriderError) -> float:
-        """The seconds to wait before the next call. Raises: `error` or DeadlinePassed when there is none.
+        """Seconds to wait before the next call. Raises: `error` or DeadlinePassed if there is no next call.
 
-        Once the stream is finished, the end of its call makes no difference.
+        Ignores the error if the stream is finished.
         """
         if self.is_finished:
             return 0.0
@@ -113,13 +114,13 @@ class Resumption:
 
     @property
     def _is_repeatable(self) -> bool:
-        """Whether a server goes on with output that it is sent: not with a relaxed rule, unless nothing is drafted."""
+        """Whether the output can be resumed: not with a relaxed rule, unless drafting is off."""
         speculation = self._request.speculation
         is_plain = speculation.HasField("max_draft_tokens") and speculation.max_draft_tokens == 0
         return is_plain or speculation.verification not in RELAXED
 
     def _check(self, message: pb.GenerateChunk) -> None:
-        """The server's own count of the output tells whether a token was lost or repeated on the way."""
+        """Raises: Inconsistent if the server's token count shows that a token was lost or repeated."""
         if message.index >= self._num_samples:
             raise _inconsistent(f"a sample of the index {message.index}, where {self._num_samples} were asked for")
         usage, num_received = message.usage, sum(map(len, self._received)) + len(message.token_ids)
@@ -136,7 +137,7 @@ class Resumption:
 
 
 def _resumed(request: pb.GenerateRequest) -> list[list[int]]:
-    """What the caller brings of each sample; nothing where it brings nothing."""
+    """For each sample the ids that the caller already has; empty if none were given."""
     if request.resume_samples:
         return [list(output.ids) for output in request.resume_samples]
     return [list(request.resume_token_ids)] if request.resume_token_ids else []

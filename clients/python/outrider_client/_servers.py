@@ -1,4 +1,4 @@
-"""The servers of a client: addresses, one channel for each that is used, and the metadata of each call.
+"""The servers of a client: addresses, one channel for each address in use, and the metadata of calls.
 
 Knows gRPC's channel options; must not know requests, or whether the channels are blocking or asyncio's.
 """
@@ -17,14 +17,14 @@ from outrider_client.options import Connection, Tls
 
 Channel = TypeVar("Channel", grpc.Channel, grpc.aio.Channel)
 OpenChannel = Callable[[str, list[tuple[str, Any]], grpc.ChannelCredentials | None], Channel]
-"""From address, options and credentials; without credentials it does not encrypt."""
+"""Opens a channel from address, options and credentials; without credentials it is not encrypted."""
 MIN_RECONNECT_MS = 100
-"""Least milliseconds before gRPC connects again to an address after a failure."""
+"""Minimum delay before gRPC reconnects to an address after a failure."""
 MAX_RECONNECT_MS = 5_000
 
 
 class Servers(Generic[Channel]):
-    """All servers that may answer: calls go to one until it fails, then to the next. May be shared by threads."""
+    """The servers of a client. Calls go to one until it fails, then to the next. May be shared by threads."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Servers(Generic[Channel]):
         token: str | None,
     ) -> None:
         self.metadata = () if token is None else (("authorization", f"Bearer {token}"),)
-        """Metadata of each call; on an unencrypted channel the token can be read on the way."""
+        """Metadata of each call. On an unencrypted channel the token is readable by others."""
         self.is_closed = False
         self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         if not self._addresses:
@@ -64,20 +64,20 @@ class Servers(Generic[Channel]):
             return address, self._stubs[address]
 
     def leave(self, address: str) -> None:
-        """Go to the next server, unless another call has done so already."""
+        """Switch from `address` to the next server, unless another call already did."""
         with self._lock:
             if self._addresses[self._current] == address:
                 self._current = (self._current + 1) % len(self._addresses)
 
     def close(self) -> list[Channel]:
-        """Give no more stubs; returns all channels, for the caller to close."""
+        """Make `current` raise from now on. Returns all channels, for the caller to close."""
         with self._lock:
             self.is_closed = True
             return list(self._channels.values())
 
 
 def _stub(channel: Any) -> Any:
-    """The methods of the service, and `Check` of its health."""
+    """The methods of the service, and the health service's `Check`."""
     stub = generation_pb2_grpc.GenerationServiceStub(channel)
     stub.Check = channel.unary_unary(
         "/grpc.health.v1.Health/Check",
@@ -93,7 +93,7 @@ def _channel_options(connection: Connection, tls: Tls | None) -> list[tuple[str,
         ("grpc.max_send_message_length", connection.max_message_bytes),
         ("grpc.keepalive_time_ms", round(connection.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", round(connection.keepalive_timeout_s * 1000)),
-        ("grpc.http2.max_pings_without_data", 0),  # probe for as long as a stream waits
+        ("grpc.http2.max_pings_without_data", 0),  # no limit: probe as long as a stream waits
         ("grpc.initial_reconnect_backoff_ms", MIN_RECONNECT_MS),
         ("grpc.min_reconnect_backoff_ms", round(connection.connect_timeout_s * 1000)),
         ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_MS),

@@ -1,4 +1,4 @@
-"""From gRPC's errors to ours, with the field and the delay that the server named.
+"""Converts gRPC's errors to the client's, with the server's field and retry delay.
 
 Knows status codes, details and trailers; must not know which call failed or how it is handled.
 """
@@ -25,21 +25,21 @@ _KINDS: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlinePassed,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
     grpc.StatusCode.UNAVAILABLE: errors.ServiceError,
-    # A proxy on the way says INTERNAL when what is behind it dies; repeating a generation is harmless. UNKNOWN is not
-    # among these: gRPC's servers say it of a call that they cannot read, which would fail again and again.
+    # A proxy returns INTERNAL when the server behind it dies; repeating a generation is harmless. UNKNOWN is not
+    # retried: gRPC servers return it for a call that they cannot parse, which would fail again.
     grpc.StatusCode.INTERNAL: errors.ServiceError,
     grpc.StatusCode.ABORTED: errors.ServiceError,
-    # Not from this client, which would not ask: a proxy or a stopping replica resets streams with it.
+    # Comes from a proxy or a stopping replica that resets the stream; this client's own cancellations do not get here.
     grpc.StatusCode.CANCELLED: errors.ServiceError,
 }
 _TOO_LONG = "message larger than max"
-"""gRPC says RESOURCE_EXHAUSTED of a message over the limit, too, where trying again would not help."""
+"""gRPC returns RESOURCE_EXHAUSTED for a message over the size limit, too; retrying would not help."""
 _FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+|\[\d+\])*): ")
-"""Serve drops the trailers of a stream, so the server begins its message with the field."""
+"""Field at the beginning of an error message. Serve drops the trailers of a stream, so the server puts it there."""
 
 
 def error_of(error: grpc.RpcError) -> OutriderError:
-    """The error of a failed call."""
+    """The client's error for a failed gRPC call."""
     code, message = error.code(), error.details() or "the server gave no reason"
     kind = OutriderError if _TOO_LONG in message else _KINDS.get(code, OutriderError)
     details = list(_details(error.trailing_metadata()))

@@ -34,7 +34,7 @@ from outrider_client.request import GenerateFields, to_message
 class Client:
     """Calls Outrider at one of several addresses. Use it as a context manager, or `close` it.
 
-    May be shared by threads. All methods that call raise OutriderError.
+    May be shared by threads. All methods that make calls raise OutriderError.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Client:
         retry: Retry | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """`token` goes with each call as `authorization: Bearer`; of several addresses the next is tried on failure."""
+        """`token` is sent with each call as `authorization: Bearer`. If an address fails, the next is tried."""
         self._retry = retry or Retry()
         self._servers = Servers(address, io.open_channel, connection or Connection(), tls, token)
         self._budget = RetryBudget(self._retry.budget)
@@ -61,18 +61,18 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End all streams and connections; calls that are made or continued after this raise."""
+        """End all streams and connections. Later calls raise."""
         for channel in self._servers.close():
             io.close_channel(channel)
 
     def stream(self, prompt: str | None = None, **fields: Unpack[GenerateFields]) -> Stream:
-        """The pieces of one completion as they come, without a break, also when servers die meanwhile."""
+        """The chunks of one completion. The stream continues if a server dies."""
         request = to_message(prompt, fields)
         timeout_s = request.timeout_s if request.HasField("timeout_s") else None
         return Stream(self._servers, Resumption(request, self._attempts(timeout_s)))
 
     def generate(self, prompt: str | None = None, **fields: Unpack[GenerateFields]) -> Completion:
-        """One completion, whole. It is streamed, so that what has been generated is not lost with a server."""
+        """One whole completion. Streamed internally, so that tokens already received survive a server failure."""
         with self.stream(prompt, **fields) as stream:
             return to_completion(list(stream), stream.request_id, stream.num_calls)
 
@@ -84,7 +84,7 @@ class Client:
         model: str | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> tuple[int, ...]:
-        """The token ids of `text`, by default with the special tokens around a prompt."""
+        """Token ids of `text`, by default with the special tokens around a prompt."""
         request = pb.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
         reply = self._call("Tokenize", request, timeout_s)
         return tuple(reply.token_ids)
@@ -103,15 +103,15 @@ class Client:
         return str(reply.text)
 
     def list_models(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> tuple[ListedModel, ...]:
-        """What requests can ask for by `model`; the first is that of requests that name none."""
+        """The models that requests can name. The first is the default."""
         return to_models(self._call("ListModels", pb.ListModelsRequest(), timeout_s))
 
     def model_info(self, *, model: str | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ModelInfo:
-        """The served model of that name, with the defaults of its requests."""
+        """The served model of that name, and its defaults."""
         return to_model_info(self._call("GetModelInfo", pb.GetModelInfoRequest(model=model), timeout_s))
 
     def is_serving(self, *, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
-        """Whether the server in use takes requests; if not, the next address is used from now on."""
+        """Whether the server in use takes requests. If not, the client switches to the next address."""
         address, stub = self._servers.current()
         try:
             request = details_pb2.HealthCheckRequest()
@@ -139,7 +139,7 @@ class Client:
                 timeout_s = attempts.begin()
                 reply = io.reply_of(begin(request, timeout=timeout_s, metadata=self._servers.metadata))
             except Cut:
-                continue  # by `close` of this client: the next call says so
+                continue  # cut by `close` of this client; `current` raises
             except grpc.RpcError as error:
                 pause_s = attempts.failed(error_of(error))
             else:
@@ -155,7 +155,7 @@ class Client:
 class Stream(io.Closing, Iterator[Chunk]):
     """An iterator of chunks.
 
-    Leaving its `with` block, or `close`, cancels the call; so does forgetting it.
+    The call is cancelled by leaving the `with` block, by `close`, and by garbage collection.
     """
 
     def __init__(self, servers: Servers[io.Channel], resumption: Resumption) -> None:
@@ -167,12 +167,12 @@ class Stream(io.Closing, Iterator[Chunk]):
 
     @property
     def request_id(self) -> str:
-        """The id of the request in the server's logs."""
+        """Name of the request in the server's logs."""
         return self._resumption.request_id
 
     @property
     def num_calls(self) -> int:
-        """Number of calls that were made for it so far."""
+        """Number of calls made for this stream so far."""
         return self._resumption.num_calls
 
     def __enter__(self) -> Self:
@@ -182,7 +182,7 @@ class Stream(io.Closing, Iterator[Chunk]):
         self.close()
 
     def close(self) -> None:
-        """Cancel it. Any thread may do so; the one that waits for a chunk sees the end of the iteration."""
+        """Cancel the stream. Any thread may do so; the iteration ends for the one that waits for a chunk."""
         self._closing.set()
         if self._call is not None:
             self._call.cancel()
@@ -191,7 +191,7 @@ class Stream(io.Closing, Iterator[Chunk]):
         try:
             chunk = self._next()
         except io.CANCELLED:
-            self._call = None  # gRPC has cancelled it; the next wait makes another call
+            self._call = None  # gRPC has cancelled the call; the next wait makes another
             raise
         except BaseException:
             self.close()
@@ -216,11 +216,11 @@ class Stream(io.Closing, Iterator[Chunk]):
         return None
 
     def _read(self) -> tuple[pb.GenerateChunk | None, float]:
-        """The next message; or None, and the seconds to wait before the next call. Raises when there is none."""
+        """(message, 0), or (None, seconds to wait before the next call). Raises if there is no next call."""
         try:
             message = (self._call or self._begin()).read()
         except Cut:
-            return None, 0.0  # by `close` of this stream or of its client
+            return None, 0.0  # cut by `close` of this stream or of its client
         except grpc.RpcError as error:
             return None, 0.0 if self._closing.is_set() else self._resumption.broke(error_of(error))
         return (message, 0.0) if message is not None else (None, self._resumption.ended())
@@ -230,6 +230,6 @@ class Stream(io.Closing, Iterator[Chunk]):
         begun = self._resumption.begin()
         call = stub.GenerateStream(begun.request, timeout=begun.timeout_s, metadata=self._servers.metadata)
         self._call = reading = io.Reading(call)
-        if self._closing.is_set():  # meanwhile, by whoever found no call to cancel
+        if self._closing.is_set():  # closed in the meantime, when there was no call to cancel yet
             reading.cancel()
         return reading

@@ -1,16 +1,16 @@
-"""What can go wrong with a call.
+"""Errors of calls.
 
     OutriderError            any other status
-    ├── InvalidRequest       INVALID_ARGUMENT                     `field` names what is wrong
+    ├── InvalidRequest       INVALID_ARGUMENT                     `field` names the wrong field
     ├── NotFound             NOT_FOUND                            no such model, or nothing is served there
     ├── Unauthenticated      UNAUTHENTICATED, PERMISSION_DENIED
     ├── DeadlinePassed       DEADLINE_EXCEEDED                    the caller's time, over all attempts
-    ├── Overloaded           RESOURCE_EXHAUSTED                   tried again, until retries or time ran out
-    ├── ServiceError         UNAVAILABLE, INTERNAL, ABORTED,      tried again, until retries or time ran out
+    ├── Overloaded           RESOURCE_EXHAUSTED                   retried until retries or time run out
+    ├── ServiceError         UNAVAILABLE, INTERNAL, ABORTED,      retried until retries or time run out
     │                        CANCELLED
     └── Inconsistent         DATA_LOSS                            a resumed stream does not continue the first
 
-Knows status codes; must not know calls or retries (`outrider_client._statuses` makes these from what gRPC raises).
+Knows status codes; must not know calls or retries. `outrider_client._statuses` converts gRPC's errors to these.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class OutriderError(Exception):
     """A call failed: the code, the server's message, and the field of the request if the server named one."""
 
     is_transient: ClassVar[bool] = False
-    """Whether the same call may succeed a little later."""
+    """Whether the same call may succeed later."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class OutriderError(Exception):
         self.message = message
         self.field = field
         self.retry_after_s = retry_after_s
-        """Seconds that the server asked to wait."""
+        """Seconds that the server asked the client to wait."""
         self.request_id = request_id
-        """The id of the call in the server's logs; None where no server of ours has answered."""
+        """Name of the request in the server's logs; None if the error did not come from Outrider."""
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.message}"
@@ -52,11 +52,11 @@ class InvalidRequest(OutriderError):
 
 
 class NotFound(OutriderError):
-    """There is no such model here."""
+    """The server has no such model."""
 
 
 class Unauthenticated(OutriderError):
-    """The token is missing, wrong, or not good for this."""
+    """The token is missing, invalid, or lacks the permission."""
 
 
 class DeadlinePassed(OutriderError):
@@ -64,16 +64,16 @@ class DeadlinePassed(OutriderError):
 
 
 class Overloaded(OutriderError):
-    """There is no room for another request now."""
+    """The server cannot take another request now."""
 
     is_transient = True
 
 
 class ServiceError(OutriderError):
-    """The server, or the way to it, failed."""
+    """The server or the connection to it failed."""
 
     is_transient = True
 
 
 class Inconsistent(OutriderError):
-    """A server's output does not continue the received part: it may serve another model."""
+    """The output does not continue the received part; the server may serve another model."""

@@ -1,4 +1,4 @@
-"""What a server answers, as plain frozen records: the messages of outrider.v1 in Python's own types.
+"""A server's replies as frozen dataclasses: the messages of outrider.v1 in Python types.
 
 Knows nothing of gRPC or protobuf.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Unknown = Literal["unknown"]
-"""In place of a value that this client has no name for, as a newer server may send: the rest of the reply stands."""
+"""Stands for an enum value that this client does not know, for example from a newer server."""
 FinishReason = Literal["stop", "length"]
 Verification = Literal[
     "coupled",
@@ -22,50 +22,51 @@ Verification = Literal[
     "recursive_rejection",
     "sequential_selection",
 ]
-"""The lenient ones and `typical` are relaxed rules, whose output has not the target's own law."""
+"""The lenient rules and `typical` are relaxed: their output does not have the target's distribution."""
 ServiceTier = Literal["default", "flex", "priority"]
-"""Names for priorities: `flex` is served after others, `priority` before them."""
+"""Named priorities: `flex` is admitted after others, `priority` before them."""
 Call = Literal["verify", "block", "growth", "prefill"]
-"""The kind of a call to an engine: the target is asked to verify (with no guesses: prefill, or a plain step); the draft
-to guess the next block while the target waits, to grow on while it verifies, or to catch up with the tokens so far."""
+"""Kind of a call to an engine. `verify`: the target checks a block; without guesses, a prefill or a plain step.
+`block`: the draft guesses the next block while the target waits. `growth`: the draft grows its tree while the target
+verifies. `prefill`: the draft catches up with the tokens so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Numbers of tokens so far."""
+    """Number of tokens so far."""
 
     prompt_tokens: int
     completion_tokens: int
     """Tokens of output, resumed ones included."""
     cached_tokens: int = 0
-    """Of the prompt's tokens, those that the server had in its cache from others: of several samples the least,
-    of a stream that was resumed what its last call found."""
+    """Prompt tokens found in the server's prefix cache: the minimum over all samples; for a resumed stream, those of
+    its last call."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The log probability of a token that was output, and of the likeliest ones in its place."""
+    """Log probability of one token, and those of the likeliest alternatives at its position."""
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
-    """(token id, log probability), the likeliest first."""
+    """(token id, log probability), likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What became of the guesses of one source: the draft, or a guesser that needs no model."""
+    """Statistics of one source of guesses: the draft, or a guesser that needs no model."""
 
     name: str
     drafted_tokens: int
     accepted_tokens: int
     failures: int
-    """Times that it raised or answered nonsense; the stream went on without it."""
+    """Number of errors or invalid answers; the stream went on without the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """The effect of speculation on a stream, since its last resumption."""
+    """Statistics of speculation for a stream, since it was last resumed."""
 
     target_passes: int
     draft_passes: int
@@ -85,9 +86,9 @@ class Speculation:
     continued_passes: int
     """Number of target passes that the target began by itself, without a message for them."""
     sources: tuple[Source, ...]
-    """By name: those that guessed something, or failed."""
+    """Sources that made a guess or failed, sorted by name."""
     relaxed_tokens: int
-    """Number of the accepted tokens that the exact rule would have rejected: of relaxed rules alone."""
+    """Number of accepted tokens that the exact rule would have rejected. Only with relaxed rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +97,19 @@ class Finish:
 
     reason: FinishReason | Unknown
     matched: str | int | None
-    """The stop string or stop token id that ended it; None for an end-of-sequence token or the limit.
+    """The stop string or stop token id that ended the stream; None for an end-of-sequence token or the limit.
 
-    The token that ended it is the last of `token_ids`, and counted in `usage`, whichever it was.
+    The token that ended the stream is always the last of `token_ids` and counted in `usage`.
     """
     seed: int
-    """With this seed the same request gives the same output: when greedy, with coupled verification, or with
-    `max_draft_tokens=0`. With rejection or block verification and drafting on it gives another of the same law, with a
-    relaxed rule any other that the rule allows."""
+    """The same request with this seed gives the same output with greedy decoding, with coupled verification, and with
+    `max_draft_tokens=0`. With rejection or block verification and drafting on, it may give another output of the same
+    distribution; with a relaxed rule, any output that the rule allows."""
     speculation: Speculation | None
     receipt: Mapping[str, Any] | None = None
-    """With `receipt=True`: everything that determined the output, as JSON has the proto's Receipt."""
+    """With `receipt=True`: everything that determined the output, as the JSON form of the proto's Receipt."""
     problem: str | None = None
-    """Why no further token was possible, where the request's own constraints left none; the reason is "length" then."""
+    """Why no further token was possible, if the request's own constraints allowed none; the reason is then "length"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,25 +117,25 @@ class Timing:
     """The engine's timing of a call."""
 
     waited_s: float
-    """Seconds from its arrival to the beginning of its first step."""
+    """Seconds from the call's arrival to the beginning of its first step."""
     computed_s: float
-    """Seconds from there to the end of its last step."""
+    """Seconds from the beginning of its first step to the end of its last."""
     passes: int
     rows: int
-    """Number of rows of those passes, those of other streams included."""
+    """Number of rows in those passes, other streams included."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedBlock:
-    """What the target verified, and what it said of it."""
+    """A verified block and its verdict."""
 
     token_ids: tuple[int, ...]
     parents: tuple[int, ...]
-    """For each guess the index of its parent, or -1 for the token that was committed last."""
+    """For each guess the index of its parent, or -1 for the last committed token."""
     sources: tuple[str, ...]
-    """For each guess who made it."""
+    """For each guess the name of its source."""
     path: tuple[int, ...]
-    """Indices of the accepted guesses, in their order."""
+    """Indices of the accepted guesses, from the root down."""
     next_token_id: int
     """The token that the target added after the accepted guesses. Not in the output if that ended before it."""
 
@@ -145,17 +146,17 @@ class CallTrace:
 
     call: Call | Unknown
     sent_s: float
-    """Seconds since the stream began, on the server's clock, as is `received_s`."""
+    """Seconds since the stream began, by the server's clock. The same holds for `received_s`."""
     received_s: float
     guesses: int
     """Number of nodes verified or grown."""
     used: int
-    """Number of verified nodes that were accepted; of growth, the nodes in the next block, if this was the last call
-    before it."""
+    """For a verification: number of accepted nodes. For growth: number of nodes in the next block, if this was the last
+    call before it."""
     timing: Timing | None
-    """None when the engine has not reported it."""
+    """None if the engine did not report it."""
     verified: VerifiedBlock | None = None
-    """Of a verification alone."""
+    """Only for a verification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,23 +164,24 @@ class Chunk:
     """A piece of a stream."""
 
     text: str
-    """The text that these tokens complete: a character or a possible stop string may be held back until later ones."""
+    """Text that is complete with these tokens. An incomplete character or a possible stop string comes with a later
+    chunk."""
     token_ids: tuple[int, ...]
     guessed: tuple[bool, ...]
-    """For each id: the draft had guessed it (else it is the target's own)."""
+    """For each id: True for an accepted guess, False for the target's own token."""
     logprobs: tuple[TokenLogprob, ...]
-    """One for each id if they were asked for, else none."""
+    """One for each id, if requested."""
     usage: Usage
     finish: Finish | None
-    """In the last chunk only."""
+    """Only in the last chunk."""
     trace: tuple[CallTrace, ...] = ()
-    """With `trace=True`: the calls that were answered since the last chunk."""
+    """With `trace=True`: calls answered since the last chunk."""
     index: int = 0
-    """With `n`: the sample that this belongs to; each has a last chunk of its own, and `usage` is that of all."""
+    """Index of the sample, below `n`. Each sample has its own last chunk; `usage` covers all samples."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """In the first chunk, if they were asked for: one for each token of the prompt but the first."""
+    """One for each prompt token except the first, if requested. Only in the first chunk."""
     explanation: tuple[str, ...] = ()
-    """With `explain=True`: why the decisions since the last chunk were made, a line each."""
+    """With `explain=True`: reasons of the decisions since the last chunk, one a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,20 +210,20 @@ class Completion:
     trace: tuple[CallTrace, ...]
     """With `trace=True`: all calls."""
     request_id: str
-    """The id of the request in the server's logs."""
+    """Name of the request in the server's logs."""
     num_calls: int
-    """Number of calls: 1, and 1 more for each repetition."""
+    """Number of calls: 1, plus 1 for each retry."""
     samples: tuple[Sample, ...] = ()
-    """Every output in order, one without `n`; the fields above, usage apart, are those of the first."""
+    """All samples in order; without `n` there is one. The fields above, except usage, are those of the first."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """If they were asked for: one for each token of the prompt but the first."""
+    """One for each prompt token except the first, if requested."""
     explanation: tuple[str, ...] = ()
-    """With `explain=True`: why the decisions of the stream were made, a line each."""
+    """With `explain=True`: reasons of the decisions of the stream, one a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model of the served pair."""
+    """One loaded model: a target or a draft."""
 
     name: str
     architecture: str
@@ -236,18 +238,20 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """One model that requests can ask for."""
+    """One model that requests can name."""
 
     name: str
     max_context_tokens: int
-    """Of prompt and output together."""
+    """Limit of prompt and output together."""
     vocab_size: int
     has_draft: bool
+    adapter_of: str = ""
+    """Name of the model whose weights this LoRA adapter changes; empty for a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """The values of unset sampling fields."""
+    """Defaults of unset sampling fields."""
 
     temperature: float
     top_k: int
@@ -258,36 +262,36 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The estimates of the orchestrator that answered, and its present drafting."""
+    """Estimates and decisions of the orchestrator that answered."""
 
     policy: str
     sessions: int
     draft_tokens: int
-    """Depth of a block in tokens; 0 while the draft rests."""
+    """Depth of a block in tokens; 0 while drafting is off."""
     block_tokens: int
     reason: str
-    """The reason of the last change."""
+    """Reason of the last change."""
     acceptance: tuple[float, ...]
     hit_rate: float
     verify_s: Mapping[int, float]
-    """Estimated seconds of a target pass, by rows."""
+    """Estimated seconds of a target pass, by number of rows."""
     draft_s: Mapping[int, float]
     wire_s: float
     changes: int
     branch_s: float
-    """Estimated seconds that each branch of a block adds to a target pass, beside those of its rows."""
+    """Estimated seconds that each branch of a block adds to a target pass, on top of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The served model, and its draft."""
+    """A served target and its draft."""
 
     model: str
     target: Model
     draft: Model | None
-    """None when the target is served without one."""
+    """None if the target is served without a draft."""
     max_draft_tokens: int
     verification: Verification | Unknown
     sampling_defaults: SamplingDefaults
     control: Control | None
-    """None from an orchestrator that does not report it."""
+    """None if the orchestrator does not report it."""

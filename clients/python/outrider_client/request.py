@@ -1,4 +1,4 @@
-"""The caller's arguments, and the message that they become: arguments that are None or absent are not sent.
+"""Builds the request message from the caller's arguments. Arguments that are None or absent are not sent.
 
 Knows names and types of fields; the server checks values.
 """
@@ -25,16 +25,17 @@ SEED_BITS = 53
 
 
 class GenerateFields(Parameters, total=False):
-    """The keyword arguments of `generate` and `stream`; None leaves a field to the server, as if it were not given.
+    """The keyword arguments of `generate` and `stream`. None is the same as not given: the server's default applies.
 
-    A `seed` that is not given is drawn by the client, so that a stream can be resumed before its first token.
+    Without a `seed` the client draws one, so that a stream can be resumed before its first token.
     """
 
     token_ids: Sequence[int] | None
     """A prompt of token ids, instead of a text."""
     messages: Sequence[Mapping[str, Any]] | None
-    """A chat, instead of a text: each message has `role` and `content`, and may have `name`; that of an assistant
-    `tool_calls`, each with `id`, `name` and `arguments`; that of a tool the `tool_call_id` that it answers."""
+    """A chat, instead of a text. Each message has `role` and `content`, and may have `name`. An assistant's message may
+    have `tool_calls`, each with `id`, `name` and `arguments`; a tool's message has the `tool_call_id` that it
+    answers."""
     tools: Sequence[Mapping[str, Any]] | None
     """Tools that the model may call in a chat. Each has `name` and may have `description` and `parameters`, a JSON
     schema. The model's calls are part of the output text."""
@@ -42,9 +43,9 @@ class GenerateFields(Parameters, total=False):
     """Further variables of the chat template."""
     model: str | None
     request_id: str | None
-    """The name of the request in the server's logs; drawn when not given."""
+    """Name of the request in the server's logs. Generated if not given."""
     timeout_s: float | None
-    """Seconds for the whole stream, over all its calls and the pauses between them."""
+    """Seconds for the whole stream, retries and pauses between them included."""
     logprobs: int | None
     """Alternatives to report with each token; 0 reports the token alone."""
     prompt_logprobs: int | None
@@ -54,9 +55,9 @@ class GenerateFields(Parameters, total=False):
     priority: int | None
     """Order in the admission queue: lower numbers go first. 0 when not given."""
     service_tier: ServiceTier | None
-    """Named priority, instead of `priority`, which a key may forbid."""
+    """Named priority, instead of `priority`. The caller's key limits which are allowed."""
     n: int | None
-    """Samples of the prompt, each with an index; sample i depends on the seed and i alone."""
+    """Number of samples of the prompt. Sample i depends on the seed and i alone."""
     resume_samples: Sequence[Sequence[int]] | None
     """Output that the caller already has, for each of `n` samples, like `resume_token_ids`."""
 
@@ -74,7 +75,7 @@ class GenerateFields(Parameters, total=False):
     """How guesses are checked. A stream with a relaxed rule (`lenient_coupled`, `lenient_rejection`, `typical`) is not
     resumed when it breaks after its first chunk: the error is raised."""
     receipt: bool | None
-    """Have a receipt with the last chunk: everything that determined the output."""
+    """Add a receipt to the last chunk: everything that determined the output."""
 
 
 def _put_chat(message: pb.GenerateRequest, messages: Sequence[Mapping[str, Any]]) -> None:
@@ -95,7 +96,7 @@ def _put_template_arguments(message: pb.GenerateRequest, arguments: str | Mappin
 
 
 def _in_json(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The fields, that one as a text."""
+    """A copy of the fields with `name` as JSON text."""
     return {**fields, name: _json_text(fields[name])} if name in fields else {**fields}
 
 
@@ -104,7 +105,7 @@ def _json_text(value: str | Mapping[str, Any]) -> str:
 
 
 def _put_token_ids(message: pb.GenerateRequest, token_ids: Sequence[int]) -> None:
-    message.token_ids.SetInParent()  # an empty prompt is one, too, which the server refuses by its name
+    message.token_ids.SetInParent()  # sends an empty prompt, too, so that the server's error names it
     message.token_ids.ids.extend(token_ids)
 
 
@@ -117,13 +118,13 @@ def _put_json_schema(message: pb.GenerateRequest, schema: str | Mapping[str, Any
 
 
 def _put_choice(message: pb.GenerateRequest, choices: Sequence[str]) -> None:
-    message.structured_output.choice.SetInParent()  # none at all is the server's to refuse
+    message.structured_output.choice.SetInParent()  # sends an empty list, too, so that the server refuses it
     message.structured_output.choice.choices.extend([choices] if isinstance(choices, str) else choices)
 
 
 _STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar")
 _GROUPS = ("sampling", "stopping", "speculation", "structured_output")
-"""Fields of the request whose own fields are arguments."""
+"""Messages inside the request whose fields are arguments."""
 _UNSET = pb.GenerateRequest()
 _PATHS = {
     **{name: name for name in _UNSET.DESCRIPTOR.fields_by_name if name not in ("chat", *_GROUPS)},
@@ -136,7 +137,7 @@ _PATHS = {
     "bad_word_ids": "sampling.bad_word_ids.ids",
     "choice": "structured_output.choice.choices",
 }
-"""Path of each argument in the message. Errors name an argument by it, as the server does."""
+"""Path of each argument in the message. Errors name arguments by their path, like the server's."""
 _SPECIAL: dict[str, Callable[[pb.GenerateRequest, Any], None]] = {
     "messages": _put_chat,
     "tools": _put_tools,
@@ -150,9 +151,9 @@ _PROMPTS = ("text", "token_ids", "messages")
 
 
 def to_message(prompt: str | None, fields: Mapping[str, Any]) -> pb.GenerateRequest:
-    """The request, with a seed and an id, so that it means the same each time that it is sent.
+    """The request, with a seed and an id, so that sending it again gives the same output.
 
-    Raises: TypeError for an argument that does not exist, InvalidRequest for a value that its field cannot hold.
+    Raises: TypeError for an unknown argument, InvalidRequest for a value of the wrong type.
     """
     given = {name: value for name, value in {"text": prompt, **fields}.items() if value is not None}
     if unknown := fields.keys() - _PATHS.keys() | fields.keys() & {"text"}:
@@ -174,7 +175,7 @@ def to_message(prompt: str | None, fields: Mapping[str, Any]) -> pb.GenerateRequ
 
 def _make_repeatable(message: pb.GenerateRequest) -> None:
     message.request_id = message.request_id or uuid.uuid4().hex
-    # Resumed output needs the seed that it was made with: any other would change it.
+    # Resumed output needs its original seed; a new one would change the continuation.
     if not message.sampling.HasField("seed") and not (message.resume_token_ids or message.resume_samples):
         message.sampling.seed = secrets.randbits(SEED_BITS)
 
@@ -205,7 +206,7 @@ def _assign(owner: Message, name: str, value: Any) -> None:
 
 
 def _number(enum: Any, name: str) -> int:
-    """The number of an enum's value. Raises: ValueError for a name that it does not have."""
+    """The number of an enum's value. Raises: ValueError for an unknown name."""
     unset, *values = enum.values
     prefix = unset.name.removesuffix("UNSPECIFIED")
     numbers: dict[str, int] = {each.name.removeprefix(prefix).lower(): each.number for each in values}

@@ -34,7 +34,7 @@ from workers.grammar import Structure
 
 CHOICES: Mapping[str, str] = {"auto": AUTO, "any": REQUIRED, "none": NO_CALLS, "tool": NAMED}
 EFFORTS = ((5_000, "low"), (10_000, "medium"))
-"""Thinking budgets in tokens, and the effort that the chat template gets below each; larger ones are "high"."""
+"""(thinking budget in tokens, effort for the chat template below it); larger budgets are "high"."""
 NO_TOOLS = "this server runs no tools of its own"
 KEPT_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 NO_EDITS = "this server takes nothing out of a prompt"

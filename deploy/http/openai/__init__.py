@@ -1,5 +1,6 @@
-"""OpenAI's API: completions, chat completions and responses."""
+"""OpenAI's API: completions, chat completions and responses; and vLLM's additions for adapters."""
 
+from deploy.http.openai.adapters import LoadAdapterBody, UnloadAdapterBody, load_adapter, unload_adapter
 from deploy.http.openai.bodies import CompletionBody
 from deploy.http.openai.chat_body import ChatBody
 from deploy.http.openai.chat_reply import ChatReply
@@ -13,7 +14,11 @@ __all__ = [
     "ChatReply",
     "CompletionBody",
     "CompletionReply",
+    "LoadAdapterBody",
     "ResponsesBody",
     "ResponsesReply",
+    "UnloadAdapterBody",
+    "load_adapter",
     "model_card",
+    "unload_adapter",
 ]

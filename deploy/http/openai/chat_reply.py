@@ -54,7 +54,8 @@ class ChatReply(ChoicesReply):
         return [self._parted(index, piece) for piece in pieces]
 
     def _parted(self, index: int, piece: OutputPiece) -> OutputPiece:
-        """The piece, after a line break if it is text that follows text and a call: all text forms one content."""
+        """The piece. Text that follows an earlier text and a call begins with a line break, since all text is
+        joined."""
         before = self._last_kinds[index]
         if piece.kind is Kind.TEXT or before is not None:
             self._last_kinds[index] = piece.kind

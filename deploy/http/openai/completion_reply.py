@@ -72,7 +72,7 @@ class CompletionReply(ChoicesReply):
         return {**top, self._name(token_id): logprobs.logprob}
 
     def _name(self, token_id: int) -> str:
-        """The token's text, or its bytes in OpenAI's notation if they are not valid text: names must be distinct."""
+        """The token's text; if it is not valid text, its bytes in OpenAI's notation, so that names are distinct."""
         text, content = self._token(token_id)
         is_text = text.encode("utf-8", "replace") == content
         return text if is_text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)

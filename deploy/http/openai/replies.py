@@ -26,7 +26,7 @@ class ChoicesReply(Reply):
     PREFIX: ClassVar[str]
     WHOLE: ClassVar[str]
     PIECE: ClassVar[str]
-    """`WHOLE` and `PIECE` are the object names of a whole reply and of a piece of a stream."""
+    """`WHOLE` and `PIECE`: values of `object` in a whole reply and in a piece of a stream."""
 
     def __init__(self, order: ReplyOrder) -> None:
         body = order.body
@@ -173,7 +173,7 @@ def scored_tokens(chunks: Sequence[Chunk]) -> Iterator[tuple[int, TokenLogprobs]
 
 
 def _has_content(choice: Mapping[str, Any], chunk: Chunk) -> bool:
-    """Whether a piece has any content: text may lag behind the tokens."""
+    """Whether a piece has any content. It may have none, because text may lag behind the tokens."""
     names = ("text", "delta", "finish_reason", "token_ids", "outrider", "prompt_logprobs")
     return any(choice.get(name) for name in names) or bool(choice["logprobs"] and chunk.token_ids)
 
@@ -183,4 +183,5 @@ def model_card(model: Hosted, created_s: int) -> dict[str, Any]:
     created_at = datetime.fromtimestamp(created_s, UTC).isoformat().replace("+00:00", "Z")
     by_openai = {"object": "model", "created": created_s, "owned_by": OWNER}
     by_anthropic = {"type": "model", "display_name": model.name, "created_at": created_at}
-    return {"id": model.name, **by_openai, **by_anthropic, "max_model_len": model.served.context_tokens}
+    parent = {"parent": model.served.config.model_name} if model.served.adapter is not None else {}
+    return {"id": model.name, **by_openai, **by_anthropic, **parent, "max_model_len": model.served.context_tokens}

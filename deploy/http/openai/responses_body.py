@@ -40,8 +40,8 @@ NEVER_THERE = (
     "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )  # fmt: skip
-"""Values of `include` with nothing to include: reasoning is always returned in full, and this server never creates the
-other items."""
+"""Values of `include` that are accepted without effect: reasoning is always returned in full, and this server never
+creates the other items."""
 BY_THE_MODEL = "here the model alone calls tools"
 NOT_AT_ONCE = "this server waits for no tools"
 NO_REFERENCES = "this server keeps no items; clients that send references send the items where store is false"
@@ -49,7 +49,7 @@ NO_OTHERS = "this server takes no other items"
 
 
 def _include(value: Any) -> Any:
-    """Accept values of `include` for content that no output here has. Raises: ValueError."""
+    """Accept the values of `include` that have no effect. Raises: ValueError for others."""
     wrong = next((each for each in value or () if each not in NEVER_THERE), None)
     if wrong == LOGPROBS:
         raise ValueError(f"must not have {LOGPROBS}: /v1/chat/completions has log probabilities")

@@ -104,7 +104,7 @@ class ResponsesReply(Reply):
         return f"{PREFIXES[block.kind]}{self._order.request_id}_{block.index}"
 
     def _begun(self, block: Block) -> dict[str, Any]:
-        """The item of a block as it begins, without the content that its deltas will add."""
+        """The item of a block at its beginning, without the content that its deltas add later."""
         item = {**self._item(block), "status": IN_PROGRESS}
         return {**item, "arguments": ""} if block.kind is Kind.CALL else {**item, "content": []}
 

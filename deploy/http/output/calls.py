@@ -17,7 +17,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 class CallsReader(ABC):
-    """Splits text with calls in it. White space around calls is dropped."""
+    """Splits text into calls and other text. White space around calls is dropped."""
 
     def __init__(self, names: Collection[str]) -> None:
         """`names` are the names of the tools."""
@@ -34,7 +34,7 @@ class CallsReader(ABC):
         return found
 
     def end(self, *, is_cut: bool = False) -> list[OutputPiece]:
-        """The text held back. An unfinished call without arguments is text, unless the output was cut there."""
+        """Release the held text. An unfinished call without arguments becomes text, unless the output was cut there."""
         rest = "" if self._is_closing or (is_cut and self._is_calling) else self._unread() + self._held
         self._call, self._held = None, ""
         return texts(rest.rstrip() if self._has_calls else rest)
@@ -66,7 +66,7 @@ class CallsReader(ABC):
         return False
 
     def _unread(self) -> str:
-        """The text consumed for a call that may turn out to be none."""
+        """The text read so far for a call that may turn out to be none."""
         return self._before() + self._call.raw if self._call is not None and not self._call.has_begun else ""
 
     @abstractmethod
@@ -134,7 +134,7 @@ class _MarkedCalls(CallsReader):
         return True
 
     def _begins(self) -> bool:
-        """Start reading a call after its mark. Returns whether its form is clear yet."""
+        """Start reading a call after its mark. Returns whether its form is known yet."""
         self._call, self._held = CallReader(), self._held[len(self.OPEN) :]
         return True
 

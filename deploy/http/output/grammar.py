@@ -47,8 +47,8 @@ def grammar_of_calls(
 ) -> str:
     """Lark grammar of one call of `tools`, or of several unless `is_one`; or of JSON that matches `answer`, if given.
 
-    `tools` maps names to the schemas of their arguments. `answer` requires calls with marks: the lexer takes the
-    longest match and never backtracks.
+    `tools` maps names to the schemas of their arguments. `answer` requires calls with marks, because the lexer takes
+    the longest match and never backtracks.
     """
     how = FORMS[form]
     names = [f"call_{index}" for index in range(len(tools))]

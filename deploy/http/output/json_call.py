@@ -28,7 +28,7 @@ class _At(Enum):
 
 
 class CallReader:
-    """One call, `{"name": ..., "arguments": {...}}`. The keys may come in either order, among others.
+    """One call, `{"name": ..., "arguments": {...}}`. The keys may be in any order, and there may be others.
 
     Nothing is returned before the name is known and allowed. After that the arguments are returned as written, valid or
     not; as in OpenAI's API, the client has to validate them.
@@ -69,11 +69,11 @@ class CallReader:
 
     @property
     def is_broken(self) -> bool:
-        """Whether this is no call, or ends in something else; the following characters are text."""
+        """Whether the text is no call, or no longer one. The following characters are then text."""
         return self._at is _At.BROKEN
 
     def feed(self, text: str) -> tuple[list[OutputPiece], str]:
-        """The certain part of the call, and the text after it."""
+        """Read text. Returns the part of the call that is certain, and the text after the call."""
         self._given = []
         size = 0
         for size, char in enumerate(text, 1):  # noqa: B007
@@ -194,7 +194,7 @@ def _string(text: str) -> str | None:
 
 
 def _object(text: str) -> str:
-    """Arguments written as a JSON string that holds JSON, or as an empty value."""
+    """Arguments as a JSON object. Models may write them as a string that holds JSON, or as an empty value."""
     if text in NO_ARGUMENTS:
         return "{}"
     return _string(text) or text

@@ -17,7 +17,7 @@ from orchestrator.text import Tokenizer
 PROMPT_END_TOKENS = 16
 """Tokens at the end of a prompt that may hold an opening mark written by the chat template."""
 OTHER_CALLS = ("<function=", "<arg_key>")
-"""Marks in templates whose calls are not JSON, although they also have Hermes' marks."""
+"""Marks in templates that also have Hermes' marks, but whose calls are not JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Reading:
     names: frozenset[str] = frozenset()
     """Names of the tools."""
     is_forced: bool = False
-    """Whether the output consists of calls alone; all other text belongs to their marks."""
+    """Whether the output consists of calls alone. Other text then belongs to the marks of the calls."""
     most_calls: int | None = None
     """Calls beyond this number are dropped."""
     reasoning: str | None = None

@@ -1,7 +1,8 @@
 """Suffix array of a reversed text: finds the positions whose preceding tokens match a text's ending best.
 
-In the reversed text, an added token adds one suffix and changes none: it is one insertion. The positions that share the
-longest ending with a text are adjacent to its place. Knows tokens and positions; must not know their owner.
+A token added to the text adds one suffix to the reversed text and changes none, so an update is one insertion. The
+positions that share the longest ending with a text are adjacent in the array. Knows tokens and positions; must not know
+whose they are.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MIN_MATCH = 2
 class SuffixArray:
     """Positions in one growing text. A position is the number of tokens before it.
 
-    Memory: four bytes for each, and some more for each different pair of tokens.
+    Memory: four bytes a position, and some more for each different pair of tokens.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ class Backoff:
         self._jitter = random.Random(seed)  # noqa: S311  spreads load, not a secret
 
     def next_s(self) -> float:
-        """Return the pause to make now, in seconds."""
+        """Return the current pause in seconds, and lengthen the next."""
         pause_s, self.pause_s = self.pause_s, min(2 * self.pause_s, MAX_PAUSE_S)
         return pause_s * self._jitter.uniform(0.5, 1.0)
 

@@ -45,7 +45,7 @@ class BlockChooser:
 
     def reroot(self, tokens: Sequence[int]) -> Found:
         """Make the last of these committed tokens the root. Return whether a node of the draft is left below it."""
-        if self._is_sampled:  # the target's own token is an independent draw, unrelated to the draft's
+        if self._is_sampled:  # the target's own token is drawn independently of the draft's tokens
             self.reset()
             return Found.NOT_ASKED
         had_nodes = self.tree.has_drafted

@@ -9,7 +9,7 @@ import logging
 from dataclasses import replace
 
 from core.config import DECODE_TOKENS
-from core.records import Call, CallTrace, DraftRequest, DraftUpdate, Missing, Refused, Stamp
+from core.records import Call, CallTrace, DraftRequest, DraftUpdate, Features, Missing, Refused, Stamp
 from orchestrator.policy import TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.backoff import Backoff
@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 class DraftSide:
-    """The draft's side of one session. Methods that may send something return the commands for it.
+    """The draft's side of one session. Methods return the commands to execute.
 
-    Several messages may be in flight: each overtakes the earlier ones, and the draft reports that.
+    Several messages may be in flight: a newer one overtakes the earlier ones, and the draft then ends these.
     """
 
     def __init__(self, text: SessionText, pair: Pair, policy: TreePolicy, recorder: Recorder, number: int = 0) -> None:
-        """`number`: which of the pair's drafts this is; 0 is the first."""
+        """`number`: index of this draft among the pair's drafts; 0 is the first."""
         self._recorder = recorder
         self._number = number
         self._model = pair.drafts[number]
@@ -45,8 +45,7 @@ class DraftSide:
         self._is_sampled = text.spec.needs_q
         self.blocks = BlockChooser(policy, is_sampled=self._is_sampled)
         self._turn = 0
-        """If drafting and verification alternate: maximum depth of the next block, while the draft grows for it. Else
-        0."""
+        """If drafting is in turn: maximum depth of the next block, while the draft grows for it. Otherwise 0."""
         self._is_over = True
         """Whether the draft has stopped growing until its next message."""
         self._num_passes = 0
@@ -55,7 +54,9 @@ class DraftSide:
         self._has_backlog = False
         """Whether the last verdict was not sent to the draft, because too many messages are open."""
         self._waits_for: Stamp | None = None
-        """Stamp of the newest message when the wait began or was renewed. Newer messages may have followed."""
+        """Stamp that was the newest when the wait began or was renewed. Newer messages may have followed."""
+        self.features: Features | None = None
+        """The target's features from the last verdict, for a draft that is a head."""
         self._silence = Silence(pair.speculation.breaker_rounds)
         seed = f"{text.session_id}/{number}" if number else text.session_id
         self._backoff = Backoff(pair.speculation.draft_retry_s, seed)
@@ -126,8 +127,8 @@ class DraftSide:
     def _max_silence_s(self) -> float:
         """Seconds of silence after which the draft counts as late even if no block waits for it.
 
-        A draft that has not reported under its lease may have a long prefill, and gets as long as the session would
-        pause without it.
+        A draft that has not reported under its lease may have a long prefill. It gets as much time as the session would
+        pause before leasing again.
         """
         return self._policy.timeout_s if self._view.num_tokens else self._backoff.pause_s
 
@@ -154,11 +155,15 @@ class DraftSide:
         if tree_spec is None:  # the request wants no draft, or the text fills the draft's context
             self._leave()
             return [self.release()]
+        features = self._fitting_features
+        if self.reads_features and features is None:  # the first verdict has not come
+            return []
         self._has_backlog = len(self._open) >= (1 if self._policy.is_in_turn else MAX_OPEN)
         self._silence.round_sent()
         if self._has_backlog:
             return []
-        reports_all = self._is_sampled or self._view.num_tokens == 0 or self.blocks.tree.needs_full_report
+        starts_anew = self._is_sampled or self.reads_features
+        reports_all = starts_anew or self._view.num_tokens == 0 or self.blocks.tree.needs_full_report
         self._machine.fire(Trigger.GROW)
         stamp, base, spec = self._view.next_header()
         if reports_all:
@@ -166,7 +171,18 @@ class DraftSide:
             tree_spec = replace(tree_spec, reports_all=True)
         self._open.add(stamp.round, len(self._log), ends=tree_spec.ends, reports_all=reports_all)
         self._is_over, self._num_passes = False, 0
-        return [DraftRequest(stamp, base, self._log.since(base.num_tokens), tree_spec, spec=spec)]
+        return [DraftRequest(stamp, base, self._log.since(base.num_tokens), tree_spec, spec, features)]
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether this draft is a head."""
+        return self._model is not None and self._model.feature_width > 0
+
+    @property
+    def _fitting_features(self) -> Features | None:
+        """The features, if they are those of the current text."""
+        features = self.features if self.reads_features else None
+        return features if features is not None and features.end == len(self._log) - 1 else None
 
     @property
     def _context_left(self) -> int:
@@ -210,7 +226,7 @@ class DraftSide:
         return self.update() if must_send else []
 
     def _on_block(self, update: DraftUpdate, event: m.DraftReplied) -> list[m.Command]:
-        """Handle the end of bounded growth. Late nodes join the tree even if the target no longer waits for them."""
+        """Handle the end of bounded growth. Late nodes join the tree, too, even if no block waits for them any more."""
         self._silence.message_ended()
         is_awaited = self._view.answers(update.stamp)
         if is_awaited and not self._apply(update):

@@ -30,6 +30,11 @@ class Drafts:
     def __repr__(self) -> str:
         return f"<Drafts {self._all}>"
 
+    @property
+    def need_features(self) -> bool:
+        """Whether a draft is a head, which reads the target's features."""
+        return any(draft.reads_features for draft in self._all)
+
     def begin(self) -> list[m.Command]:
         """Request a lease on each draft."""
         return [command for draft in self._all for command in draft.begin()]
@@ -58,6 +63,8 @@ class Drafts:
 
     def begin_round(self, judged: JudgedBlock, max_depth: int) -> list[m.Command]:
         """Continue each draft after a verdict. The first draft's tree and policy have already seen the verdict."""
+        for draft in self._all:
+            draft.features = judged.verdict.features
         to_extra = [command for draft in self._extra for command in draft.follow(judged, max_depth)]
         commands = [*self._first.begin_round(max_depth, judged.received_s), *to_extra]
         self._note_silence()

@@ -21,8 +21,8 @@ from orchestrator.session.sourced_block import SourcedBlock
 from orchestrator.session.verdicts import JudgedBlock
 
 MENTIONED = 1
-"""Rank of an extra draft's nodes as its own policy sees the block: present, but not a first candidate to calibrate
-with."""
+"""Rank given to an extra draft's nodes in the block that its own policy sees: present, but not a first candidate, so
+not used for calibration."""
 
 
 class ExtraDraft(DraftSide):

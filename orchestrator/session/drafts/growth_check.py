@@ -8,7 +8,7 @@ from __future__ import annotations
 from core.records import DraftUpdate
 
 CORRUPT = (ValueError, TypeError, IndexError, OverflowError, AttributeError)
-"""Exceptions raised by malformed growth. Growth that arrived pickled has not been checked before."""
+"""Exceptions raised by malformed growth. Growth that arrived pickled has not been checked earlier."""
 
 
 def check_growth(update: DraftUpdate, vocab_size: int, num_committed: int, *, is_sampled: bool) -> None:

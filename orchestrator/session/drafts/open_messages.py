@@ -1,4 +1,4 @@
-"""The messages that a draft has not ended. There may be several: each overtakes the earlier ones.
+"""The messages that a draft has not ended. There may be several: a newer one overtakes the earlier ones.
 
 Knows rounds and lengths of the text; must not know what the messages ask for.
 """

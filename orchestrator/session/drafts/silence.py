@@ -18,8 +18,8 @@ class Silence:
         """`breaker_rounds`: number of late rounds in a row after which the draft is left."""
         self._breaker_rounds = breaker_rounds
         self.is_silent = False
-        """Whether the draft was lost, was late, or has not answered for `MAX_OPEN` rounds. Cleared by its next update,
-        possibly under another lease."""
+        """Whether the draft was lost, was late, or has not answered for `MAX_OPEN` rounds. The next update clears it,
+        under this lease or another."""
         self._num_unanswered = 0
         """Number of rounds reported to the draft, or held back, since its last answer."""
         self._answered_s = 0.0

@@ -1,1 +1,1 @@
-"""What orchestrators and engines say to each other over a link, by version."""
+"""Messages between orchestrators and engines over a link, by version."""

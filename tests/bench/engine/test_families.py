@@ -10,16 +10,30 @@ import torch
 
 from bench.engine import families
 from bench.engine.families import DIFFERENT, NOT_BUILT, REFUSED, SERVED, try_family
+from bench.engine.two_ranks import ThreadCollectives
 from workers.runtime.runtime import ModelRuntime
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_moe"])
 def test_what_is_exact_is_served(family: str) -> None:
-    assert try_family(family).outcome == SERVED
+    finding = try_family(family)
+    assert finding.outcome == SERVED
+    assert finding.ranks == ("yes" if family == "llama" else "yes, by whole experts")
+
+
+def test_what_ranks_cannot_share_is_said() -> None:
+    assert try_family("gpt2").ranks == "no: gpt2 has no tensor-parallel plan in transformers"
+
+
+def test_ranks_with_another_sum_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ThreadCollectives, "all_reduce", lambda self, tensor: self._gather(tensor)[0] * 2)
+    finding = try_family("llama")
+    assert finding.outcome == DIFFERENT
+    assert "off by" in finding.ranks
 
 
 def test_what_cannot_be_rolled_back_is_refused_with_the_reason() -> None:
-    finding = try_family("mamba")
+    finding = try_family("recurrent_gemma")
     assert finding.outcome == REFUSED
     assert "rolled back" in finding.detail
 
@@ -30,7 +44,8 @@ def test_the_page_says_what_is_found(family: str) -> None:
     finding = try_family(family)
     page = (Path(__file__).parents[3] / "docs" / "families.md").read_text()
     section = page.partition(f"## {finding.outcome.capitalize()}")[2].partition("\n## ")[0]
-    detail = re.escape(finding.detail) if finding.outcome == REFUSED else r"\de[-+]\d\d"
+    served = rf"\de[-+]\d\d \| {re.escape(finding.ranks)}"
+    detail = re.escape(finding.detail) if finding.outcome == REFUSED else served
     assert re.search(rf"^\| `{family}` \| {detail} \|$", section, re.MULTILINE)
     assert finding.outcome != NOT_BUILT
 

@@ -19,6 +19,13 @@ def test_hashes_name_a_block_and_all_before_it():
     assert {len(each) for each in hashes} == {HASH_BYTES}
 
 
+def test_a_root_stands_for_other_weights():
+    tokens = [*range(8)]
+    names = [block_hashes(tokens, 4, root=root) for root in (b"", b"one", b"other")]
+    assert len({name for each in names for name in each}) == 6
+    assert block_hashes(tokens, 4, names[1][:1], b"one") == names[1]
+
+
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=20), st.integers(1, 5), st.data())
 def test_there_is_one_for_each_whole_block_and_what_is_known_is_kept(tokens, block_tokens, data):
     hashes = block_hashes(tokens, block_tokens)

@@ -126,3 +126,25 @@ def test_the_list_of_settings_can_be_narrowed(capsys):
     assert out.startswith("--limits.max_queued  int, default 128\n    OUTRIDER_LIMITS__MAX_QUEUED\n    Largest number")
     assert main.main(["settings", "nothing"]) == main.EXIT_NO_START
     assert "no setting begins with 'nothing'" in capsys.readouterr().err
+
+
+def test_adapters_are_named_by_flags_or_in_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sql").mkdir()
+    given, _ = options(tmp_path, "--lora", "sql=sql", "--lora", f"law={tmp_path}")
+    config, sources = explained(given)
+    assert config.target.engine.adapters == {"sql": str(tmp_path / "sql"), "law": str(tmp_path)}
+    assert sources.of("target.engine.adapters.sql") == "--lora"
+    in_file = "target: {engine: {model: /somewhere, adapters: {sql: sql}}}"
+    assert explained(options(tmp_path, text=in_file)[0])[0].target.engine.adapters == {"sql": str(tmp_path / "sql")}
+
+
+@pytest.mark.parametrize("text", ["sql", "=dir", "sql="])
+def test_an_adapter_that_is_no_pair_is_refused(tmp_path, text):
+    with pytest.raises(ConfigError, match=f"--lora must be NAME=DIR, got '{text}'"):
+        explained(options(tmp_path, "--lora", text)[0])
+
+
+def test_an_adapter_that_is_not_there_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match="--lora sql: there is no directory /nowhere/at/all"):
+        explained(options(tmp_path, "--lora", "sql=/nowhere/at/all")[0])

@@ -11,7 +11,7 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
 from core.ranges import Range, ranges_of
-from core.records import GIVEN_SAMPLING, Sampling
+from core.records import GIVEN_SAMPLING, Adapter, Sampling
 from outrider_client._proto.generation_pb2_grpc import GenerationServiceStub
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.deploy.grpc.test_translate import INFO, RELAXED, served
@@ -20,9 +20,10 @@ from tests.vocabularies import as_product, byte_level
 TEMPLATE = '{{ messages | tojson }}{{ tools | tojson if tools else "" }}{{ flag | default("") }}'
 """Whatever a chat says is in the prompt."""
 DRAFT = replace(INFO, name="draft", layers=(1, 3), digest="sha256:00", arithmetic="here", is_deterministic=True)
+ADAPTER = Adapter("pair-adapter", "/adapters/pair", "sha256:01")
 PAIR = replace(
     served(as_product(byte_level(), TEMPLATE), config=replace(RELAXED, model_name="pair"), info=replace(DRAFT)),
-    target=replace(DRAFT, name="target", num_parameters=5, max_context_tokens=900),
+    target=replace(DRAFT, name="target", num_parameters=5, max_context_tokens=900, adapters=(ADAPTER,)),
     draft=replace(DRAFT, num_parameters=3),
     defaults=Sampling(temperature=0.5, top_k=9, top_p=0.75, min_p=0.25, repetition_penalty=1.5),
 )

@@ -13,7 +13,7 @@ from core.errors import InvalidRequest
 from core.records import MODEL_SAMPLING, TokenLogprobs, Usage
 from outrider_client._proto.generation_pb2_grpc import GenerationServiceStub
 from protos.outrider.v1 import generation_pb2 as pb
-from tests.deploy.contract.fields import PAIR, filled, paths, request_of, told
+from tests.deploy.contract.fields import ADAPTER, PAIR, filled, paths, request_of, told
 from tests.deploy.grpc.rpc import CALLS, METHODS, Script, greeting, server
 
 LENIENT = "VERIFICATION_LENIENT_COUPLED"
@@ -28,7 +28,7 @@ ASKED: list[dict[str, Any]] = [
             "maxTokens": 9, "minTokens": 2, "stop": ["!"], "stopTokenIds": [9], "ignoreEos": True, "includeStop": True,
         },
         "speculation": {"verification": LENIENT, "lenience": 0.5, "trace": True, "explain": True},
-        "receipt": True, "logprobs": 1, "promptLogprobs": 1,
+        "receipt": True, "logprobs": 1, "promptLogprobs": 1, "model": ADAPTER.name,
     },
     {"n": 3, "receipt": True, "structuredOutput": {"regex": "a+"}},
 ]  # fmt: skip

@@ -448,6 +448,7 @@ REFUSED = [
     ),
     (guessers("draft", "oracle"), "speculation.guessers[1]", "one of draft, prompt_lookup"),
     (guessers("draft", ""), "speculation.guessers[1]", "one of draft, prompt_lookup"),
+    (guessers("draft", "head"), "speculation.guessers[1]", "one of draft, prompt_lookup"),
     (guessers("draft", "draft"), "speculation.guessers[1]", "another name"),
     (guessers(*["draft"] * 100), "speculation.guessers", "at most"),
     (message(speculation=pb.SpeculationParams(template="(a")), "speculation.template", "unclosed group"),

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from core.ranges import ranges_of
 from core.records import (
+    Adapter,
     Base,
     Continuation,
     DraftRequest,
     DraftUpdate,
+    Features,
     Grammar,
     GrammarKind,
     Missing,
@@ -28,6 +30,7 @@ from core.records import (
     Want,
 )
 from core.speculation.growth import Measure, NewNodes, TreeSpec
+from core.speculation.guesser import Guesses
 from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
 
 MAX_TOKEN = 2**31 - 1
@@ -77,6 +80,7 @@ specs = st.builds(
     num_logprobs=st.none() | st.integers(0, 20),
     num_prompt_logprobs=st.none() | st.integers(0, 20),
     grammar=st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), st.text()),
+    adapter=st.none() | st.builds(Adapter, st.text(), st.text(), st.text()),
     lenience=st.floats(0.0, 1.0, exclude_min=True),
 )
 
@@ -127,6 +131,20 @@ def all_new_nodes(draw):
     )
 
 
+@st.composite
+def features(draw):
+    width, num_tokens = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    size = 2 * width * num_tokens
+    return Features(draw(st.integers(0, 2**63)), width, draw(st.binary(min_size=size, max_size=size)))
+
+
+@st.composite
+def guesses(draw):
+    """Without distributions, which do not travel with a verdict."""
+    tree = draw(trees())
+    return Guesses(tree.parents, tree.tokens, tuple(draw(shares) for _ in tree.tokens))
+
+
 offers = st.builds(Continuation, stamps, st.integers(0, 2**63), trees(), st.booleans())
 verify_requests = st.builds(
     VerifyRequest,
@@ -144,6 +162,7 @@ draft_requests = st.builds(
     tuples(token_ids),
     growth=steadies,
     spec=st.none() | specs,
+    features=st.none() | features(),
 )
 replies = st.one_of(
     st.builds(
@@ -158,6 +177,8 @@ replies = st.one_of(
         num_relaxed=counts,
         samples=tuples(token_ids),
         num_cached=st.integers(0, 2**31),
+        features=st.none() | features(),
+        guesses=guesses(),
     ),
     st.builds(DraftUpdate, stamps, all_new_nodes(), counts, st.none() | timings, st.booleans()),
     st.builds(Missing, stamps, counts),

@@ -220,8 +220,8 @@ STRANGERS = {
     "a frame that is no message": (lambda c, a: framed(b"\xff" * 40), "a frame that is not a Hello"),
     "an empty frame": (lambda c, a: framed(b""), "speaks version 0"),
     "another version": (
-        lambda c, a: hello(c, a, version=9),
-        f"speaks version 9 of the protocol, this end {handshake.VERSION}",
+        lambda c, a: hello(c, a, version=handshake.VERSION + 1),
+        f"speaks version {handshake.VERSION + 1} of the protocol, this end {handshake.VERSION}",
     ),
     "no proof": (lambda c, a: hello(c, a, proof=b""), "the orchestrator.s key is not"),
     "another key": (lambda c, a: hello(c, replace(a, key=b"x" * 32)), "the orchestrator.s key is not"),
@@ -373,7 +373,11 @@ async def test_replies_to_nobodys_request_are_dropped():
     ("first", "then", "problem"),
     [
         (challenge(), pb.Welcome(proof=b"x" * 32), "does not know the engine's key"),
-        (pb.Challenge(version=9, nonce=b"x" * 32), None, "speaks version 9 of the protocol"),
+        (
+            pb.Challenge(version=handshake.VERSION + 1, nonce=b"x" * 32),
+            None,
+            f"speaks version {handshake.VERSION + 1} of the protocol",
+        ),
         (pb.Challenge(version=handshake.VERSION, nonce=b"x"), None, "a nonce without 32 bytes"),
         (pb.Challenge(version=handshake.VERSION, nonce=b"x" * 300), None, "at most 256"),
     ],

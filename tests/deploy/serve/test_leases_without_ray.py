@@ -17,7 +17,7 @@ from ray.serve.exceptions import RayServeException
 
 from core.config import Limits
 from core.errors import Unavailable, WorkerLost, WorkerStopping
-from core.records import Base, DraftRequest, DraftUpdate, Refused, Stamp, Verdict, VerifyRequest
+from core.records import Adapter, Base, DraftRequest, DraftUpdate, Refused, Stamp, Verdict, VerifyRequest
 from core.speculation.growth import NewNodes, TreeSpec
 from deploy.link.address import LinkAddress, LinkTroubles
 from deploy.link.stream import LinkError
@@ -139,6 +139,7 @@ class FakeHandle:
         self.refusals: list[str] = []
         self.had_refused: list[frozenset[str]] = []
         self.reports: list[tuple[float, float]] = []
+        self.adapters: list[Adapter | None] = []
         self.report_failure: Exception | None = None
         self._grants_at_once = grants_at_once
         self.lease = SimpleNamespace(remote=self._lease)
@@ -149,8 +150,11 @@ class FakeHandle:
         assert (stream, _by_reference) == (True, False), "a lease is a stream by gRPC"
         return self
 
-    def _lease(self, name: str, prefix: tuple[object, ...], refused_by: frozenset[str]) -> FakeStream:
+    def _lease(
+        self, name: str, prefix: tuple[object, ...], refused_by: frozenset[str], adapter: Adapter | None
+    ) -> FakeStream:
         self.asked.append((name, prefix))
+        self.adapters.append(adapter)
         self.had_refused.append(refused_by)
         grant = LeaseGrant("engine 1", 1, self.engine, self.replica_id, ADDRESS)
         stream = FakeStream(Refusal(self.refusals.pop(0)) if self.refusals else grant)
@@ -305,6 +309,14 @@ async def test_the_beginning_of_the_text_goes_with_the_wish_for_a_lease(served):
     (_, long), (_, short) = served.target.asked
     assert (len(long), len(short)) == (2, 1)
     assert long[0] == short[0]
+
+
+async def test_the_adapter_goes_with_the_wish_for_a_lease_and_is_part_of_the_prefix(served):
+    one, other = Adapter("a", "/a", "sha256:1"), Adapter("a", "/a", "sha256:2")
+    for adapter in (None, one, other):
+        await served.leases.take_target("a", list(range(64)), adapter)
+    assert served.target.adapters == [None, one, other]
+    assert len({prefix for _, prefix in served.target.asked}) == 3
 
 
 async def test_replies_of_each_kind_are_passed_on(served):

@@ -81,8 +81,8 @@ class FakeLeases:
         self.asked = []
         self.refusal = None
 
-    async def take_target(self, session, tokens=()):
-        self.asked.append(("target", session, tuple(tokens)))
+    async def take_target(self, session, tokens=(), adapter=None):
+        self.asked.append(("target", session, tuple(tokens), *([adapter] if adapter else [])))
         await asyncio.sleep(0)
         return self._take(self.target)
 

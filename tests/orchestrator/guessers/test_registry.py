@@ -11,6 +11,7 @@ from core.errors import ConfigError
 from core.records import Grammar, GrammarKind
 from core.speculation.guesser import Guesses
 from core.speculation.source_precision import SourcePrecision
+from core.speculation.token_tree import ROOT
 from orchestrator.guessers.corpus.index import CorpusIndex, encode_index
 from orchestrator.guessers.registry import (
     BY_TEXT,
@@ -85,7 +86,7 @@ def test_a_grammar_guesses_where_the_output_has_one_and_is_compiled_only_if_it_i
     grammars, config = Grammars(), INPUTS.config
     guessers = Guessers(INPUTS.index, grammars)
     held = OutputForm(2, WORD)
-    names = [name for name in GUESSERS if name != "template"]
+    names = [name for name in GUESSERS if name not in ("template", "head")]
     assert list(guessers.panel(SOURCES, config, 4, SourcePrecision(), 50, held)._guessers) == names
     assert grammars.asked == [(WORD, True)]
     for sources, depth, output in ((BY_TEXT, 4, held), (SOURCES, 0, held), (SOURCES, 4, OutputForm(2))):
@@ -161,3 +162,18 @@ def test_controls_are_in_no_default():
 def test_corpora_can_be_asked_for_where_there_is_an_index():
     assert available_sources(SpeculationConfig()) == tuple(name for name in SOURCES if name not in NEED_INDEX)
     assert available_sources(SpeculationConfig(retrieval_index="corpus.index")) == SOURCES
+
+
+def test_the_head_guesses_where_the_target_has_one_and_only_below_the_text_of_its_verdict():
+    guessers = Guessers()
+    without = guessers.panel(["head"], SpeculationConfig(), 4, SourcePrecision(), 50)
+    assert not without.awaits_guesses
+    panel = guessers.panel(["head"], SpeculationConfig(), 4, SourcePrecision(), 50, has_head=True)
+    assert panel.awaits_guesses
+    panel.deliver(Guesses((ROOT, ROOT), (7, 9), (0.5, 0.25)), num_tokens=3)
+    ((source, guesses),) = panel.ask([1, 2, 3])
+    assert (source, guesses.tokens) == ("head", (7, 9))
+    assert panel.ask([1, 2, 3, 7]) == [], "they were for the text before"
+    panel.deliver(Guesses((ROOT,), (50,), (0.5,)), num_tokens=4)
+    assert panel.ask([1, 2, 3, 7]) == [], "a token outside the vocabulary"
+    assert panel.failures == {"head": 1}

@@ -28,6 +28,11 @@ def test_on_a_cpu_there_is_none_and_nothing_is_said(caplog: pytest.LogCaptureFix
     assert not caplog.records
 
 
+def test_layers_without_attention_are_left_out() -> None:
+    for shapes in ([LayerShape(), LayerShape(1, 8, 8)], [LayerShape()]):
+        assert difference(KVCache(shapes, 1, 8, torch.float32, CPU), PlainKernel()) is None
+
+
 class ForgetsTheNewestRow(PlainKernel):
     def _visible(self, reads, row, end, window):
         return super()._visible(reads, row, end, window)[:-1] or [0]
@@ -73,6 +78,12 @@ def test_what_a_kernel_gets_wrong_is_noticed(kernel: Any, reason: str | None, dt
     cache = make_cache(LayerShape(1, 8, 8), block_tokens=8, dtype=dtype)
     found = difference(cache, kernel)
     assert found is None if reason is None else reason in str(found)
+
+
+def test_a_kernel_reads_values_that_are_the_beginnings_of_keys() -> None:
+    shape = LayerShape(1, 24, 16, values_in_keys=True)
+    assert difference(make_cache(shape, dtype=torch.float32), PlainKernel()) is None
+    assert "off by" in str(difference(make_cache(shape, dtype=torch.float32), ForgetsTheNewestRow()))
 
 
 @pytest.mark.parametrize("block_tokens", [1, 2, 4, 16, 256])

@@ -10,6 +10,7 @@ import json
 import random
 import sys
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ CASES = {
     "blocks of one row": (4, 2, 16, 16, 1, {}, "float32"),
     "large blocks": (4, 2, 32, 32, 256, {}, "float32"),
     "narrow values": (4, 1, 48, 32, 16, {}, "float32"),
+    "latents": (2, 1, 24, 16, 16, {"wide": 32}, "float32"),  # in the tiles that wide ones have
     "window": (4, 2, 32, 32, 16, {"window": 20}, "float32"),
     "softcap": (4, 2, 32, 32, 16, {"softcap": 5.0}, "float32"),
     "sinks": (4, 2, 32, 32, 16, {"sinks": True}, "float32"),
@@ -73,6 +75,7 @@ def write_errors() -> None:
 def largest_error(case: str, *, is_deterministic: bool = False) -> float:
     """Of chunks, plain rows, chains and trees, of short and long sequences; relative to the largest output."""
     from tests.workers.attention.kernels import PlainKernel
+    from workers.attention import triton_attention
     from workers.attention.paged import LayerKind
     from workers.attention.triton_attention import TritonKernel
 
@@ -87,9 +90,13 @@ def largest_error(case: str, *, is_deterministic: bool = False) -> float:
         reads, slots, num_slots, num_rows = reads_of(spans_of, block_tokens, device)
         keys = torch.randn(num_slots, kv_heads, key_dim, dtype=dtype, device=device)
         values = torch.randn(num_slots, kv_heads, value_dim, dtype=dtype, device=device)
+        if kind.get("wide"):
+            values = keys[..., :value_dim]
         query = torch.randn(heads, num_rows, key_dim, dtype=dtype, device=device).transpose(0, 1)
         key = torch.randn(1, kv_heads, num_rows, key_dim, dtype=dtype, device=device)
         value = torch.randn(1, num_rows, kv_heads, value_dim, dtype=dtype, device=device).transpose(1, 2)
+        if kind.get("wide"):
+            value = key[..., :value_dim]
         stored = (keys.clone(), values.clone())
         TritonKernel.store(*stored, key, value, slots)
         PlainKernel().store(keys, values, key, value, slots)
@@ -97,7 +104,9 @@ def largest_error(case: str, *, is_deterministic: bool = False) -> float:
             assert torch.equal(found[2 * block_tokens :], wanted[2 * block_tokens :])
         if spans_of is ragged:  # only rows that see this node may get its NaN
             values[slots[NODE].long()] = torch.nan
-        got = TritonKernel(is_deterministic=is_deterministic).attend(query, keys, values, reads, layer).cpu().float()
+        with patch.object(triton_attention, "WIDE", kind.get("wide", triton_attention.WIDE)):
+            kernel = TritonKernel(is_deterministic=is_deterministic)
+            got = kernel.attend(query, keys, values, reads, layer).cpu().float()
         on_host = [each.cpu() for each in (query, keys, values)]
         of_reads = {name: getattr(reads, name) for name in reads.__slots__}
         reads = type(reads)(**{n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in of_reads.items()})
@@ -190,7 +199,7 @@ def compile_all(capability: int) -> None:
 def compile_block_loops(capability: int, *, is_deterministic: bool) -> None:
     """Print the PTX of the kernel with the options that it is launched with."""
     from types import SimpleNamespace
-    from unittest.mock import MagicMock, patch
+    from unittest.mock import MagicMock
 
     from workers.attention import triton_attention as kernels
     from workers.attention.paged import LayerKind

@@ -136,7 +136,7 @@ def test_a_draft_says_the_q_of_its_own_temperature(engine, verification):
     said = {}
     for name, temperature in (("target's", None), ("own", 0.4)):
         driver = Driver(engine, PROMPT, Sampling(temperature=1.0, seed=3), verification, session=name)
-        driver.spec = driver.spec.at_draft_temperature(temperature)
+        driver.spec = driver.spec.of_draft(temperature)
         said[name] = driver.draft(1).q[0]
     probs = dict(zip(said["target's"].token_ids, said["target's"].probs, strict=True))
     sharpened = {token: probs[token] ** (1 / 0.4) for token in said["own"].token_ids}
@@ -153,7 +153,7 @@ def test_at_a_draft_temperature_the_targets_noise_is_shared_all_the_same(engine,
     num_right = {}
     for temperature in (0.95, 20.0):
         driver = Driver(engine, PROMPT, sampling, session=f"at {temperature}")
-        driver.spec = driver.spec.at_draft_temperature(temperature)
+        driver.spec = driver.spec.of_draft(temperature)
         num_right[temperature] = 0
         for token in expected:
             num_right[temperature] += driver.draft(1).tokens[0] == token

@@ -115,11 +115,11 @@ def test_a_tensor_that_is_missing_or_of_another_shape_is_named(llama: Path) -> N
 
 def test_quantized_weights_are_refused(llama: Path) -> None:
     change_tensors(llama, model_layers_0_mlp_up_proj_weight=torch.zeros(64, 32, dtype=torch.int8))
-    assert "is stored as I8; quantized weights are not served" in refusal(llama, UnsupportedModel)
+    assert "is stored as I8, and config.json does not say how" in refusal(llama, UnsupportedModel)
 
 
 def test_what_loading_refuses_by_its_configuration_is_refused(llama: Path) -> None:
-    edit_json(llama / "config.json", model_type="mamba", architectures=["MambaForCausalLM"])
+    edit_json(llama / "config.json", model_type="rwkv", architectures=["RwkvForCausalLM"])
     assert "recurrent layers" in refusal(llama, UnsupportedModel)
     (llama / "tokenizer.json").write_text("{}")
     edit_json(llama / "config.json", model_type="llama", architectures=["LlamaForCausalLM"])

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from core.config import EngineConfig
 from core.errors import CheckpointError, StartupError, UnsupportedModel
 from tests import checkpoints
-from workers.model.loader import LoadedModel, load
+from workers.model.loader import LoadedModel, check_checkpoint, load
 from workers.step.kv_cache import LayerShape
 
 
@@ -160,8 +160,8 @@ def test_code_from_a_checkpoint_is_never_run(llama: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "settings", "reason"),
     [
-        ("mamba", {}, "recurrent"),
-        ("jamba", {}, "recurrent"),
+        ("rwkv", {}, "recurrent layers outside of transformers' cache"),
+        ("recurrent_gemma", {}, "recurrent layers outside of transformers' cache"),
         ("t5", {}, "encoder-decoder"),
         ("stablelm", {}, "does not hand its attention to a backend"),
         ("bert", {"architectures": ["BertForMaskedLM"]}, "a BertForMaskedLM, not a BertLMHeadModel"),
@@ -185,3 +185,28 @@ def test_a_window_that_mask_and_attention_disagree_about_is_refused(family: str,
     path = checkpoints.write(family, tmp_path / "narrow", sliding_window=24, **experts)
     assert where in refusal(path, UnsupportedModel)
     load_quietly(checkpoints.write(family, tmp_path / "wide", sliding_window=512, **experts))  # it is never reached
+
+
+def test_recurrent_layers_are_loaded_with_what_they_store(tmp_path: Path) -> None:
+    path = checkpoints.write("qwen3_next", tmp_path)
+    loaded = load_quietly(path)
+    assert loaded.layers == (LayerShape(), LayerShape(2, 16, 16), LayerShape())
+    assert [mixer.layer for mixer in loaded.mixers] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [("qwen3_5_text", "recurrent layers, which are served by one rank only"), ("bamba", "no tensor-parallel plan")],
+)
+def test_recurrent_layers_are_refused_for_several_ranks(family: str, reason: str, tmp_path: Path) -> None:
+    path = checkpoints.write(family, tmp_path)
+    with pytest.raises(UnsupportedModel, match=f"{family} has {reason}"):
+        check_checkpoint(EngineConfig(str(path), tensor_parallel=2))
+
+
+def test_a_layer_that_keeps_its_state_elsewhere_is_refused(tmp_path: Path) -> None:
+    types = ["full_attention", "linear_attention"]
+    path = checkpoints.write("minimax", tmp_path, layer_types=types, num_local_experts=4, num_experts_per_tok=2)
+    assert "layer 1 of minimax is of type linear_attention and keeps its state outside" in refusal(
+        path, UnsupportedModel
+    )

@@ -10,14 +10,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from core.config import EngineConfig
-from core.errors import UnsupportedModel
+from core.errors import CheckpointError, UnsupportedModel
 from tests import checkpoints
 from workers.model import loader
+from workers.model.experts import stacked
 from workers.model.sharded_loader import read_by_tensor
 
-CONVERTED = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
-"""Their checkpoints have a tensor for each expert, of which transformers makes one."""
-FAMILIES = sorted({"llama", "qwen2", "gpt2", *checkpoints.FAMILIES} - set(CONVERTED))
+FAMILIES = sorted({"llama", "qwen2", "gpt2", "olmoe", *checkpoints.FAMILIES, *checkpoints.EXPERTS})
+"""Checkpoints of most mixtures have tensors for each expert, of which transformers makes one."""
 
 
 def tensors(model):
@@ -53,9 +53,30 @@ def test_on_another_device_nothing_is_read_by_transformers(tmp_path, monkeypatch
     assert model.generation_config.eos_token_id == checkpoints.EOS
 
 
-@pytest.mark.parametrize("family", CONVERTED[:1])
-def test_tensors_that_have_to_be_converted_pass_through_the_host(family, tmp_path):
+@pytest.mark.parametrize("matrix", ["w1", "w2"])
+def test_an_expert_of_another_shape_is_named(matrix, tmp_path):
+    path = checkpoints.write("mixtral", tmp_path)
+    weights = load_file(path / "model.safetensors")
+    name = next(name for name in weights if name.endswith(f"experts.2.{matrix}.weight"))
+    weights[name] = weights[name].T.contiguous()
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"an expert of model\.layers\.0\.mlp\.experts|damaged"):
+        read_by_tensor([path / "model.safetensors"], AutoConfig.from_pretrained(path), EngineConfig(str(path)))
+
+
+def test_an_expert_that_lacks_a_matrix_is_missed(tmp_path):
+    path = checkpoints.write("mixtral", tmp_path)
+    weights = load_file(path / "model.safetensors")
+    del weights[next(name for name in weights if name.endswith("experts.3.w1.weight"))]
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"gate_up_proj is made of 3, 4 matrices"):
+        read_by_tensor([path / "model.safetensors"], AutoConfig.from_pretrained(path), EngineConfig(str(path)))
+
+
+@pytest.mark.parametrize("family", ["mixtral"])
+def test_tensors_that_have_to_be_converted_otherwise_pass_through_the_host(family, tmp_path, monkeypatch):
     path = checkpoints.write(family, tmp_path / family)
+    monkeypatch.setattr(stacked, "STACKS", ())
     config, model_config = EngineConfig(str(path), device="meta"), AutoConfig.from_pretrained(path)
     with pytest.raises(UnsupportedModel):
         read_by_tensor([path / "model.safetensors"], model_config, config)

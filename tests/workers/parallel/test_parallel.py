@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from core.speculation.token_tree import TokenTree
 from tests import checkpoints
+from tests.quantized import quantize
 from tests.workers.parallel.ranks import Followers
 from tests.workers.runtime.test_runtime import assert_same, held, random_tree, tokens
 from tests.workers.runtime.test_runtime_families import accepted_path, guesses, verified_round
@@ -94,12 +95,12 @@ def decoded(runtime: ModelRuntime, prompt: list[int], truth: list[int]) -> list[
     return got[:NUM_TOKENS]
 
 
-def assert_equal_to_one_rank(followers: Followers, path: Path) -> None:
+def assert_equal_to_one_rank(followers: Followers, path: Path, **settings: Any) -> None:
     alone = checkpoints.runtime(path)
     prompt = tokens(random.Random(1), 40)
     want = decoded(alone, prompt, [])
     assert len(set(want)) > 4, "a model that repeats itself would prove little"
-    with followers.runtime(path) as shared:
+    with followers.runtime(path, **settings) as shared:
         for got, single in zip(all_kinds_of_steps(shared), all_kinds_of_steps(alone), strict=True):
             assert_same(got, single)
         assert decoded(shared, prompt, want) == want
@@ -122,6 +123,25 @@ def test_three_ranks_share_one_head_of_keys_and_a_vocabulary_that_does_not_divid
 def test_of_four_ranks_two_share_each_head_of_keys(tmp_path: Path) -> None:
     with Followers(3) as three_followers:
         assert_equal_to_one_rank(three_followers, write("qwen2", tmp_path))
+
+
+def test_ranks_return_the_features_that_one_does(followers: Followers, tmp_path: Path) -> None:
+    path, layers = checkpoints.write("llama", tmp_path), (-1, 1)
+    alone = checkpoints.runtime(path, feature_layers=layers)
+    with followers.runtime(path, feature_layers=layers) as shared:
+        got, want = (
+            each.scores([StepRows(each.cache.new_sequence(), [1, 2, 3], TokenTree.chain([4, 5]))])
+            for each in (shared, alone)
+        )
+    assert got.features is not None
+    assert want.features is not None
+    assert_same(got.features, want.features)
+
+
+@pytest.mark.parametrize("kind", ["DeepSeek", "FP8 rows", "W8A8", "W4A16 zero points", "GPTQ", "AWQ", "NVFP4"])
+def test_two_ranks_share_quantized_weights(followers: Followers, kind: str, tmp_path: Path) -> None:
+    scaled, _ = quantize(kind, write("llama", tmp_path / "original"), tmp_path)
+    assert_equal_to_one_rank(followers, scaled)
 
 
 def test_half_the_weights_and_the_kv_are_on_each_rank(followers: Followers, tmp_path: Path) -> None:

@@ -70,7 +70,11 @@ REFUSED = [
         "2 h",
     ),
     ("gpt2", {}, 2, "no tensor-parallel plan"),
-    ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}, 2, "not supported"),
+    ("qwen3_moe", {"moe_intermediate_size": 33}, 2, "gate_up_proj has 33 features.* set expert_parallel to true"),
+]
+REFUSED_BY_EXPERT = [
+    ("qwen3_moe", {"num_experts": 5}, "gate_up_proj has 5 experts.* set expert_parallel to false"),
+    ("llama", {}, "llama has no experts that can be split: set expert_parallel to false"),
 ]
 
 
@@ -80,6 +84,13 @@ def test_what_cannot_be_shared_is_refused_before_its_weights_are_read(family, ov
     (path / "model.safetensors").write_bytes(b"nobody reads this")
     with pytest.raises(UnsupportedModel, match=reason):
         loader.check_checkpoint(config_of(path, size))
+
+
+@pytest.mark.parametrize(("family", "overrides", "reason"), REFUSED_BY_EXPERT)
+def test_experts_that_cannot_be_shared_are_refused(family, overrides, reason, tmp_path):
+    path = checkpoints.write(family, tmp_path, **overrides)
+    with pytest.raises(UnsupportedModel, match=reason):
+        loader.check_checkpoint(config_of(path, 2, expert_parallel=True))
 
 
 def test_what_is_not_asked_for_is_refused(checkpoint):
@@ -161,9 +172,12 @@ def test_the_death_of_a_follower_is_noticed_while_the_engine_is_idle(checkpoint)
             engine.step()
 
 
-def test_the_death_of_a_follower_ends_a_step_that_waits_for_it(checkpoint):
+@pytest.mark.parametrize(
+    ("family", "settings"), [("llama", {}), ("glm4_moe", {}), ("glm4_moe", {"expert_parallel": True})]
+)
+def test_the_death_of_a_follower_ends_a_step_that_waits_for_it(family, settings, tmp_path):
     """It is stopped, so that the step begins, and killed while rank 0 waits for its part of a sum."""
-    with led(1, config_of(checkpoint, 2)) as (engine, followers):
+    with led(1, config_of(checkpoints.write(family, tmp_path), 2, **settings)) as (engine, followers):
         driver = Driver(engine, PROMPT)
         driver.verify()
         os.kill(followers.pid(0), signal.SIGSTOP)

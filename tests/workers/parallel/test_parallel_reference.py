@@ -24,8 +24,11 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 device_maps.is_accelerate_available = lambda: True  # it is asked for, and for one device not used
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], distributed_config=DistributedConfig(tp_size=2))
-assert model.model.layers[0].mlp.up_proj.weight.to_local().shape[0] * 2 == model.config.intermediate_size
+config = DistributedConfig(tp_size=2, ep_size=int(sys.argv[4]))
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], distributed_config=config)
+mlp = model.model.layers[1].mlp
+split = mlp.experts.down_proj if hasattr(mlp, "experts") else mlp.down_proj.weight
+assert split.to_local().numel() * 2 == split.numel()
 with torch.inference_mode():
     logits = model(torch.tensor([eval(sys.argv[2])])).logits[0]
 if torch.distributed.get_rank() == 0:
@@ -34,7 +37,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-def reference_logits(path: Path, result: Path) -> torch.Tensor:
+def reference_logits(path: Path, result: Path, *, by_expert: bool) -> torch.Tensor:
     """Of all positions, by `DistributedConfig(tp_size=2)` in a world of its own."""
     port = str(free_port())
     processes = []
@@ -42,7 +45,7 @@ def reference_logits(path: Path, result: Path) -> torch.Tensor:
         world = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": ADDRESS}
         processes.append(
             subprocess.Popen(
-                [sys.executable, "-c", REFERENCE, str(path), str(IDS), str(result)],
+                [sys.executable, "-c", REFERENCE, str(path), str(IDS), str(result), str(1 + by_expert)],
                 env=os.environ | world | {"MASTER_PORT": port},
             )
         )
@@ -52,11 +55,22 @@ def reference_logits(path: Path, result: Path) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
-def test_two_ranks_compute_what_transformers_computes_on_two(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "by_expert"),
+    [
+        ("llama", False),
+        ("qwen3", False),
+        ("gemma2", False),
+        ("mixtral", False),
+        ("mixtral", True),
+        ("glm4_moe", False),
+        ("gpt_oss", True),
+    ],
+)
+def test_two_ranks_compute_what_transformers_computes_on_two(family: str, by_expert: bool, tmp_path: Path) -> None:
     path = checkpoints.write(family, tmp_path / "model")
-    want = reference_logits(path, tmp_path / "logits.pt")
-    with Followers(1) as followers, followers.runtime(path) as runtime:
+    want = reference_logits(path, tmp_path / "logits.pt", by_expert=by_expert)
+    with Followers(1) as followers, followers.runtime(path, expert_parallel=by_expert) as runtime:
         kv = runtime.cache.new_sequence()
         got = torch.cat([runtime.forward([StepRows(kv, [token])]) for token in IDS])
     assert_same(got, want[:, : checkpoints.VOCAB_SIZE])

@@ -15,9 +15,11 @@ from workers.runtime.backend import Backend
 from workers.runtime.backend_stack import BackendStack, choose
 from workers.runtime.backends import CompiledBackend, CudaGraphBackend, EagerBackend, PackedBackend, TracedBackend
 from workers.runtime.backends.compiled_layers import CompiledLayersBackend
+from workers.step import Step
+from workers.step.states import StateSlots
 
-STEP: Any = "a step"
-SMALL: Any = "a small step"
+STEP = Step([0, 0], [0, 1], [1], [])
+SMALL = Step([0], [0], [0], [])
 
 
 class Base(Backend):
@@ -54,7 +56,11 @@ class Unbuildable(Fast):
 
 
 def stack_of(*kinds: type[Backend]) -> BackendStack:
-    context: Any = SimpleNamespace(config=EngineConfig("m", compile=True), model=SimpleNamespace(dtype=torch.float32))
+    context: Any = SimpleNamespace(
+        config=EngineConfig("m", compile=True),
+        model=SimpleNamespace(dtype=torch.float32),
+        cache=SimpleNamespace(states=StateSlots()),
+    )
     return BackendStack(kinds, context, int)
 
 

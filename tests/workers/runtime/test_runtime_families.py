@@ -69,7 +69,7 @@ def generated(family: str, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["as it comes", "deterministic"])
-@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+@pytest.mark.parametrize("family", [*checkpoints.FAMILIES, *checkpoints.RECURRENT])
 def test_verified_guesses_decode_what_generate_decodes(family: str, deterministic: bool, tmp_path: Path) -> None:
     """In deterministic steps all weights are packed, those of such small models, too."""
     rng = random.Random(family)
@@ -87,7 +87,7 @@ def test_verified_guesses_decode_what_generate_decodes(family: str, deterministi
     assert len(set(want)) > 8, "a model that repeats itself would prove little"
 
 
-@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+@pytest.mark.parametrize("family", [*checkpoints.FAMILIES, *checkpoints.RECURRENT])
 def test_the_models_of_these_tests_look_at_their_context(family: str) -> None:
     """Else the comparison above would pass without attention."""
     model = checkpoints.build(family)

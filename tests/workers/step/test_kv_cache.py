@@ -13,7 +13,7 @@ from workers.step.kv_cache import KVCache, LayerShape, OutOfBlocks, SequenceKV
 
 pytestmark = pytest.mark.thorough
 
-SHAPES = [LayerShape(2, 3, 3), LayerShape(1, 2, 4)]
+SHAPES = [LayerShape(2, 3, 3), LayerShape(1, 2, 4), LayerShape(1, 5, 3, values_in_keys=True)]
 
 
 def make_cache(num_blocks: int = 12, block_tokens: int = 4) -> KVCache:

@@ -93,7 +93,7 @@ class CudaGraphBackend(Backend):
         self._max_rows = bucket_of(min(MAX_ROWS, context.tiling.rows(config.max_step_tokens)))
         self._num_blocks = min(cache.num_blocks, cache.num_blocks_for(max(context.max_context_tokens, self._max_rows)))
         self._inputs = Inputs(max(shape.num_values for shape in self._shapes()), cache.device)
-        self._logits = torch.empty(self._max_rows, context.model.config.vocab_size, device=cache.device)
+        self._logits = torch.empty(self._max_rows, context.row_width, device=cache.device)
         self._graphs: Mapping[StepShape, Work] = {}
 
     @classmethod

@@ -31,17 +31,19 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from core.errors import first_line
-from workers.attention import seam
-from workers.runtime import backend
+from workers.attention import latent, seam
+from workers.runtime import backend, features
 from workers.runtime.backend import BackendUnavailable, LogitsModule
 from workers.runtime.backends import operators, packed_weights
+from workers.runtime.features import tap_of
 
 logger = logging.getLogger(__name__)
 
 Run: TypeAlias = Callable[[list[Tensor]], list[Tensor]]
 """A library's only function: [ids, positions, wanted rows] -> [logits]."""
 
-SOURCES: Final = (__file__, *(str(module.__file__) for module in (backend, operators, packed_weights, seam)))
+_MODULES = (backend, features, latent, operators, packed_weights, seam)
+SOURCES: Final = (__file__, *(str(module.__file__) for module in _MODULES))
 """Source files that a library depends on. After a change of any of them, libraries are compiled again."""
 ONE_ROW, MORE_ROWS = "one row", "more rows"
 EXAMPLES: Final = {ONE_ROW: 1, MORE_ROWS: 8}
@@ -195,7 +197,10 @@ def _name_of(model: Any) -> str:
     for file in SOURCES:
         digest.update(Path(file).read_bytes())
     products = [(product.shape, product.has_bias) for product in packed_weights.packed(model)]
-    digest.update(repr((type(model).__name__, model.dtype, products, torch.get_num_threads(), _machine())).encode())
+    tap = tap_of(model)
+    layers = tap.layers if tap is not None else ()
+    parts = (type(model).__name__, model.dtype, products, layers, torch.get_num_threads(), _machine())
+    digest.update(repr(parts).encode())
     return digest.hexdigest()[:32]
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from workers.attention import is_recorded
+from workers.recurrent import WEIGHT_IS_READ
 
 MIN_WEIGHTS: Final = 1 << 19
 """Smallest matrix, in weights, that is worth packing: a call into oneDNN costs 30 µs more."""
@@ -100,7 +101,8 @@ def pack(
 
 
 def _layers(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
+    linear = (module for module in model.modules() if type(module) in (nn.Linear, Conv1D))
+    return [module for module in linear if not hasattr(module, WEIGHT_IS_READ)]
 
 
 def _groups(model: nn.Module, layers: Sequence[Any]) -> Iterator[list[Any]]:

@@ -1,5 +1,5 @@
-"""Calls, pauses and channels, for asyncio (`aio`) and for threads (`blocking`): all in which the two clients differ."""
+"""Calls, pauses and channels, for asyncio (`aio`) and for threads (`blocking`). The clients differ in nothing else."""
 
 
 class Cut(Exception):
-    """A call was cancelled by `close`, not the task that waits for it."""
+    """The call was cancelled by `close`. The task that waits for it was not."""

@@ -14,7 +14,7 @@ from outrider_client._proto import generation_pb2 as pb
 
 Channel: TypeAlias = grpc.aio.Channel
 CANCELLED = asyncio.CancelledError
-"""Raised in a wait that is cancelled from outside."""
+"""Raised when a wait is cancelled from outside."""
 Event = asyncio.Event
 sleep = asyncio.sleep
 
@@ -22,26 +22,26 @@ sleep = asyncio.sleep
 def open_channel(
     address: str, options: list[tuple[str, Any]], credentials: grpc.ChannelCredentials | None
 ) -> grpc.aio.Channel:
-    """Connects at its first call."""
+    """A channel; it connects at its first call."""
     if credentials is None:
         return grpc.aio.insecure_channel(address, options)
     return grpc.aio.secure_channel(address, credentials, options)
 
 
 async def close_channel(channel: grpc.aio.Channel) -> None:
-    """Ends its calls."""
+    """Close the channel and end its calls."""
     await channel.close(None)
 
 
 async def wait(event: asyncio.Event, timeout_s: float) -> None:
-    """Until the event is set, or the time is over."""
+    """Wait until the event is set or the time is over."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()
 
 
 async def reply_of(call: Awaitable[Any]) -> Any:
-    """The reply to a call that is no stream. Raises: Cut; grpc.RpcError."""
+    """The reply to a unary call. Raises: Cut; grpc.RpcError."""
     try:
         return await call
     except asyncio.CancelledError:
@@ -51,14 +51,14 @@ async def reply_of(call: Awaitable[Any]) -> Any:
 
 
 class AsyncReading:
-    """A streaming call. It is cancelled when it is forgotten."""
+    """A streaming call. Garbage collection cancels it."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
         self._loop = asyncio.get_running_loop()
 
     def __del__(self) -> None:
-        # The garbage collector may run in any thread, or after the loop has closed, and the call with it.
+        # The garbage collector may run in any thread, and after the loop has closed, which ends the call.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._call.cancel)
 
@@ -83,6 +83,6 @@ class AsyncClosing:
 
 
 def _is_cancelled() -> bool:
-    """Whether it is this task that is being cancelled, not only a call that it waits for."""
+    """Whether this task is being cancelled, not only the call that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -12,7 +12,7 @@ from outrider_client._proto import generation_pb2 as pb
 
 Channel: TypeAlias = grpc.Channel
 CANCELLED: tuple[type[BaseException], ...] = ()
-"""Nothing cancels the wait of a thread."""
+"""Empty: a thread's wait cannot be cancelled."""
 Event = threading.Event
 sleep = time.sleep
 
@@ -20,29 +20,29 @@ sleep = time.sleep
 def open_channel(
     address: str, options: list[tuple[str, Any]], credentials: grpc.ChannelCredentials | None
 ) -> grpc.Channel:
-    """Connects at its first call."""
+    """A channel; it connects at its first call."""
     if credentials is None:
         return grpc.insecure_channel(address, options)
     return grpc.secure_channel(address, credentials, options)
 
 
 def close_channel(channel: grpc.Channel) -> None:
-    """Ends its calls."""
+    """Close the channel and end its calls."""
     channel.close()
 
 
 def wait(event: threading.Event, timeout_s: float) -> None:
-    """Until the event is set, or the time is over."""
+    """Wait until the event is set or the time is over."""
     event.wait(timeout_s)
 
 
 def reply_of(reply: Any) -> Any:
-    """The reply to a call that is no stream: calls return it themselves."""
+    """The reply to a unary call. Blocking calls return the reply itself."""
     return reply
 
 
 class Reading:
-    """A streaming call. It is cancelled when it is forgotten."""
+    """A streaming call. Garbage collection cancels it."""
 
     def __init__(self, call: Any) -> None:
         self._call = call

@@ -383,7 +383,7 @@ class Finish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("version", "model", "target", "draft", "tokenizer_digest", "prompt_digest", "prompt_tokens", "output_digest", "output_tokens", "sampling", "stopping", "verification", "lenience", "structured_output_digest", "depends_on_guesses")
+    __slots__ = ("version", "model", "target", "draft", "tokenizer_digest", "prompt_digest", "prompt_tokens", "output_digest", "output_tokens", "sampling", "stopping", "verification", "lenience", "structured_output_digest", "depends_on_guesses", "adapter_digest")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -399,6 +399,7 @@ class Receipt(_message.Message):
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DEPENDS_ON_GUESSES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     version: str
     model: str
     target: ReceiptModel
@@ -414,7 +415,8 @@ class Receipt(_message.Message):
     lenience: float
     structured_output_digest: str
     depends_on_guesses: bool
-    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., target: _Optional[_Union[ReceiptModel, _Mapping]] = ..., draft: _Optional[_Union[ReceiptModel, _Mapping]] = ..., tokenizer_digest: _Optional[str] = ..., prompt_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_digest: _Optional[str] = ..., output_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., verification: _Optional[_Union[Verification, str]] = ..., lenience: _Optional[float] = ..., structured_output_digest: _Optional[str] = ..., depends_on_guesses: _Optional[bool] = ...) -> None: ...
+    adapter_digest: str
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., target: _Optional[_Union[ReceiptModel, _Mapping]] = ..., draft: _Optional[_Union[ReceiptModel, _Mapping]] = ..., tokenizer_digest: _Optional[str] = ..., prompt_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_digest: _Optional[str] = ..., output_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., verification: _Optional[_Union[Verification, str]] = ..., lenience: _Optional[float] = ..., structured_output_digest: _Optional[str] = ..., depends_on_guesses: _Optional[bool] = ..., adapter_digest: _Optional[str] = ...) -> None: ...
 
 class ReceiptModel(_message.Message):
     __slots__ = ("name", "digest", "architecture", "dtype", "device", "arithmetic", "deterministic", "layers")
@@ -513,16 +515,18 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ListedModel, _Mapping]]] = ...) -> None: ...
 
 class ListedModel(_message.Message):
-    __slots__ = ("name", "max_context_tokens", "vocab_size", "has_draft")
+    __slots__ = ("name", "max_context_tokens", "vocab_size", "has_draft", "adapter_of")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     HAS_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_OF_FIELD_NUMBER: _ClassVar[int]
     name: str
     max_context_tokens: int
     vocab_size: int
     has_draft: bool
-    def __init__(self, name: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., has_draft: _Optional[bool] = ...) -> None: ...
+    adapter_of: str
+    def __init__(self, name: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., has_draft: _Optional[bool] = ..., adapter_of: _Optional[str] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ("model",)

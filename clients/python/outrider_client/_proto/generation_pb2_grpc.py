@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """Completions by speculative decoding, and what is served.
+    """Completions by speculative decoding, and information about the served models.
     """
 
     def __init__(self, channel):
@@ -68,7 +68,7 @@ class GenerationServiceStub:
 
 
 class GenerationServiceServicer:
-    """Completions by speculative decoding, and what is served.
+    """Completions by speculative decoding, and information about the served models.
     """
 
     def Generate(self, request, context):
@@ -79,35 +79,35 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """One completion, streamed as it is committed. The last chunk carries finish_reason, usage and statistics.
+        """One completion, streamed as tokens are committed. The last chunk carries finish_reason, usage and statistics.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """The models that requests can ask for; the first is that of requests that name none.
+        """The served models. The first is the default of requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """One model: the pair behind it, what it does with unset fields, and how drafting is doing.
+        """One model: its target and draft, its defaults for unset fields, and the state of drafting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """The ids of a text.
+        """Token ids of a text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """The text of some ids.
+        """Text of token ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,7 +155,7 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """Completions by speculative decoding, and what is served.
+    """Completions by speculative decoding, and information about the served models.
     """
 
     @staticmethod

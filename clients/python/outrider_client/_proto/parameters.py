@@ -10,68 +10,70 @@ class Parameters(TypedDict, total=False):
     """Parameters of a request. None leaves one to the server."""
 
     temperature: float | None
-    """0 (greedy) or in [0.001, 100]. A smaller one is refused, not taken for greedy."""
+    """0 (greedy) or in [0.001, 100]. Values between 0 and 0.001 are refused."""
     top_k: int | None
     """0 (keeps all) or in [1, 2147483647]. Tokens that tie with the last one kept are kept, too."""
     top_p: float | None
-    """in (0, 1]. The likeliest token is always kept."""
+    """Must be in (0, 1]. The likeliest token is always kept."""
     min_p: float | None
-    """in [0, 1], of the likeliest token's probability."""
+    """Must be in [0, 1], as a fraction of the likeliest token's probability."""
     repetition_penalty: float | None
-    """in [0.1, 10]; over prompt and output."""
+    """Must be in [0.1, 10]. Counts tokens of prompt and output."""
     presence_penalty: float | None
-    """in [-2, 2]; over the output."""
+    """Must be in [-2, 2]. Counts tokens of the output."""
     frequency_penalty: float | None
-    """in [-2, 2], for each occurrence; over the output."""
+    """Must be in [-2, 2], for each occurrence in the output."""
     seed: int | None
-    """in [0, 18446744073709551615]. Drawn by the server when unset, below 2^53, which JSON in JavaScript keeps;
-    reported in the last chunk either way."""
+    """Must be in [0, 18446744073709551615]. Unset: the server draws one below 2^53, so that JavaScript can represent
+    it. The last chunk reports the seed in both cases."""
     logit_bias: Mapping[int, float] | None
-    """Token id to bias, in [-100, 100]: added to the logit, before penalties and temperature."""
+    """From token id to bias, in [-100, 100]. The bias is added to the logit before penalties and temperature."""
     allowed_token_ids: Sequence[int] | None
-    """The only token ids that may come; all may when empty. At most 4096, unless the service is set otherwise."""
+    """The only token ids that may be sampled. Empty: all. At most 4096 by default."""
     bad_words: Sequence[str] | None
-    """What the output may not hold: the token that would complete one of these is masked. Each is taken as a text may
-    begin with it and as it may follow a space; other spellings of the same text are not found. What the prompt ends in
-    does not count. With bad_word_ids at most 128, each of at most 64 tokens."""
+    """Texts that the output may not contain: the token that would complete one is masked. Two tokenizations of each are
+    masked, at the beginning of a text and after a space; other tokenizations of the same text are not found. Only the
+    output is searched, not the prompt. Together with bad_word_ids at most 128, each of at most 64 tokens."""
     bad_word_ids: Sequence[Sequence[int]] | None
-    """The same as sequences of token ids."""
+    """Like bad_words, as sequences of token ids."""
     max_tokens: int | None
-    """Tokens of output, what ends it and resumed ones included: at least 1, and at most what the context has room for.
-    Unset: the server's default, or else 256 for a text or token ids, and what the context has room for after a chat."""
+    """Limit of output tokens, resumed tokens and the token that ends the output included. At least 1, and at most the
+    room in the context. Unset: the server's default; if it has none, 256 for a text or token ids, and the room in the
+    context for a chat."""
     min_tokens: int | None
-    """At most max_tokens. Until then the ids that end the output are masked: those in stop_token_ids, and
-    end-of-sequence ids unless ignore_eos is set. Stop strings end the output whenever they come."""
+    """At most max_tokens. Before this many tokens, stop_token_ids are masked, and so are end-of-sequence ids unless
+    ignore_eos is set. Stop strings end the output at any length."""
     stop_token_ids: Sequence[int] | None
-    """The output ends with the first of these."""
+    """The output ends with the first of these tokens."""
     ignore_eos: bool | None
-    """End-of-sequence tokens are ordinary ones."""
+    """Treat end-of-sequence tokens as ordinary tokens."""
     include_stop: bool | None
-    """Keep the matched stop string, or the text of the stop token, in the text. Special tokens have no text."""
+    """Keep the matched stop string or the stop token's text in the output text. Special tokens have no text."""
     max_draft_tokens: int | None
-    """Draft length at most, in tokens from the last one down: in [0, 64]; 0 decodes plainly. A tree of guesses may have
-    more of them in all."""
+    """Most tokens on a path of the draft, in [0, 64]; 0 turns drafting off. A draft tree may have more tokens in
+    all."""
     trace: bool | None
-    """Report every call to an engine with the chunk that it led to."""
+    """Report the calls to engines: each chunk carries the calls that led to it."""
     policy: str | None
-    """Who decides how far to draft: adaptive, static, static_tree, heuristic, confidence, path_probability or entropy.
-    Empty: as the service is set."""
+    """Policy for the size of drafts: adaptive, static, static_tree, heuristic, confidence, path_probability or entropy.
+    Empty: the service's default."""
     pipelining: bool | None
-    """False drafts and verifies in turn, true prepares the next block meanwhile. Unset: as the service is set."""
+    """If true, the next block is drafted while the target verifies; if false, drafting and verification alternate.
+    Unset: the service's default."""
     guessers: Sequence[str] | None
-    """Who guesses: "draft" for the draft model, and names of guessers that need none (docs/guessers.md). Without
-    "draft" the request takes no place at a draft. Empty: as the service is set."""
+    """Sources of guesses: "draft" for the draft model, and names of guessers that need no model (docs/guessers.md).
+    Without "draft" the request uses no draft engine. Empty: the service's default."""
     lenience: float | None
-    """in (0, 1]; must be given with the lenient rules, and not with others. No text z comes with more than the product
-    of p(z) / lenience over its tokens; 1 is the exact rule."""
+    """Must be in (0, 1]; required by the lenient rules, refused with others. The probability of a text z is at most the
+    product of p(z) / lenience over its tokens; 1 is the exact rule."""
     explain: bool | None
-    """Say with each chunk why the decisions that led to it were made, in at most 200 lines for a stream."""
+    """Explain with each chunk the decisions that led to it, in at most 200 lines for a stream."""
     draft_temperature: float | None
-    """in [0.001, 100]: of the draft's own law where the target samples; without effect at temperature 0. The output's
-    law stays the target's, and with VERIFICATION_COUPLED the output itself stays. Unset: as the service is set, which
-    mostly is the target's temperature."""
+    """Temperature of the draft's distribution when the target samples, in [0.001, 100]; no effect at temperature 0.
+    Does not change the output's distribution, nor the output itself with VERIFICATION_COUPLED. Unset: the service's
+    default, usually the target's temperature."""
     template: str | None
-    """What the output usually looks like, from its first character to its last: a regular expression, of which the
-    guesser "template" guesses what it forces next, whoever else guesses. The output is held to nothing, and the same
-    without; once it has left the expression nothing is guessed by it. At most as long as a grammar of structured
+    """Regular expression of the usual output, from its first character to its last. The guesser "template" guesses the
+    text that it forces next, beside the other guessers. A hint for guessing: it does not constrain or change the
+    output. Once the output deviates from the expression, the guesser stops. Limited in length like structured
     output."""

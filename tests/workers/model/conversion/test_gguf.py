@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,127 +17,10 @@ from core.errors import CheckpointError, ConfigError, StartupError, UnsupportedM
 from deploy.cli import main
 from orchestrator.text import Tokenizer
 from tests import checkpoints
+from tests.workers.model.conversion.gguf_files import FAMILIES, NEW, SIZES, TEMPLATE, Q, gguf, packed, write
 from workers.model import check_checkpoint, load
-from workers.model.gguf import _names, convert_gguf
-
-gguf = pytest.importorskip("gguf", reason="needs the optional package gguf")
-F32, Q = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType
-SIZES = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 16, "tie_word_embeddings": False}
-FAMILIES = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "gemma2": "gemma2",
-    "gemma3_text": "gemma3",
-}
-GEMMA = {
-    "tie_word_embeddings": True,
-    "attn_logit_softcapping": 5.0,
-    "final_logit_softcapping": 20.0,
-    "layer_types": None,
-    "sliding_window_pattern": 6,
-}
-LAYOUT = {"gemma2": GEMMA, "gemma3_text": GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None}}
-SCALES = {"Q4_K": (0, 2), "Q6_K": (208,)}
-"""Where a block has its scales in float16."""
-TEMPLATE = "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}"
-
-
-def permuted(weights: np.ndarray, num_heads: int) -> np.ndarray:
-    """As llama.cpp stores queries and keys of a Llama. Source: llama.cpp, convert_hf_to_gguf.py, `permute`."""
-    halves = weights.reshape(num_heads, 2, weights.shape[0] // num_heads // 2, *weights.shape[1:])
-    return halves.swapaxes(1, 2).reshape(weights.shape)
-
-
-def stored(family: str, name: str, weights: np.ndarray) -> np.ndarray:
-    if family == "llama" and ".attn_q." in name:
-        return permuted(weights, 4)
-    if family == "llama" and ".attn_k." in name:
-        return permuted(weights, 2)
-    return weights + 1 if "gemma" in family and "norm.weight" in name else weights
-
-
-def packed(weights: np.ndarray, kind: Any) -> np.ndarray:
-    """Blocks of a type; random ones with scales of 0.01 for types that gguf only reads."""
-    if kind.name not in SCALES:
-        return weights.astype(np.int8) if kind == Q.I8 else gguf.quantize(weights, kind)
-    _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    blocks = np.random.default_rng(0).integers(0, 256, (len(weights), block_bytes), np.uint8)
-    for begin in SCALES[kind.name]:
-        blocks[:, begin : begin + 2] = np.array([0.01], np.float16).view(np.uint8)
-    return blocks
-
-
-def write(
-    file: Path,
-    family: str = "llama",
-    kind: Any = F32,
-    change: Callable[[dict[str, np.ndarray]], Any] = lambda _: None,
-    settings: dict[str, Any] | None = None,
-    pre: str = "gpt-2",
-    **sizes: Any,
-) -> Any:
-    """Write a tiny model as a GGUF file; returns the model."""
-    model = checkpoints.build(family, **SIZES | LAYOUT.get(family, {}) | sizes)
-    config, arch = model.config, FAMILIES.get(family, family)
-    writer = gguf.GGUFWriter(file, arch)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    if family != "qwen2":
-        writer.add_key_length(16)
-        writer.add_value_length(16)
-    if family == "llama":
-        writer.add_rope_dimension_count(16)
-    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
-    writer.add_rope_freq_base(rope["rope_theta"])
-    if rope["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope["factor"])
-    if "gemma" in family:
-        writer.add_sliding_window(config.sliding_window)
-    if family == "gemma2":
-        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-        writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    for key, value in (settings or {}).items():
-        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
-    add_tokenizer(writer, pre)
-    sources = {own: name for name, own in _names(model, arch).items()}
-    tensors = {
-        sources[name]: stored(family, sources[name], value.numpy().copy())
-        for name, value in model.state_dict().items()
-        if name not in model.all_tied_weights_keys
-    }
-    change(tensors)
-    for name, value in tensors.items():
-        is_packed = kind != F32 and name.endswith("ffn_down.weight")
-        data = packed(value, kind) if is_packed else value.astype(np.float32)
-        writer.add_tensor(name, data, raw_dtype=kind if is_packed else F32)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return model
-
-
-def add_tokenizer(writer: Any, pre: str) -> None:
-    described = json.loads(checkpoints.tokenizer_json())
-    tokens = [*described["model"]["vocab"], "<|end|>"]
-    tokens += [f"[PAD{number}]" for number in range(len(tokens), checkpoints.VOCAB_SIZE + 4)]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token == "<|end|>" else 5 if token.startswith("[PAD") else 1 for token in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in described["model"]["merges"]])
-    writer.add_bos_token_id(checkpoints.EOS)
-    writer.add_eos_token_id(checkpoints.EOS)
-    writer.add_eot_token_id(7)
-    writer.add_chat_template(TEMPLATE)
+from workers.model.conversion import gguf_config
+from workers.model.conversion.gguf import convert_gguf
 
 
 def converted(file: Path, dtype: str = "float32") -> Path:
@@ -158,12 +40,17 @@ def refusal(file: Path, kind: type[StartupError]) -> str:
 
 def rope_of(family: str, more: dict[str, Any]) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": 30_000.0} | more
+    if family == "minimax_m2":
+        rope["partial_rotary_factor"] = 0.5
     own = {"sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}, "full_attention": rope}
     return {"rope_parameters": own if family == "gemma3_text" else rope}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("is_scaled", [False, True])
+@pytest.mark.parametrize(
+    ("family", "is_scaled"),
+    [(family, False) for family in FAMILIES if family not in NEW]
+    + [(family, True) for family in FAMILIES if family not in ("gpt2", "phi3", *NEW)],
+)
 def test_a_family_computes_as_before(family: str, is_scaled: bool, tmp_path: Path) -> None:
     original = write(
         tmp_path / "m.gguf", family, **rope_of(family, {"rope_type": "linear", "factor": 4.0} if is_scaled else {})
@@ -172,6 +59,24 @@ def test_a_family_computes_as_before(family: str, is_scaled: bool, tmp_path: Pat
     read = AutoModelForCausalLM.from_pretrained(converted(tmp_path / "m.gguf"), attn_implementation="eager").eval()
     with torch.inference_mode():
         torch.testing.assert_close(read(ids).logits, original(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", NEW)
+def test_recurrent_families_compute_as_before(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_config, "check_architecture", lambda _: None)
+    rope = {"rope_type": "default", "rope_theta": 30_000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+    sizes = {"rope_parameters": rope | {"mrope_interleaved": True}} if family != "lfm2" else {}
+    original = write(tmp_path / "m.gguf", family, **sizes)
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out", "float32", lambda _: None)
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    assert read.config.layer_types == original.config.layer_types
+    found, expected = read.state_dict(), original.state_dict()
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6, msg=name)
+    ids = torch.arange(40)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(read(ids).logits, original(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K"])
@@ -197,6 +102,32 @@ def test_the_frequencies_of_llama_3_become_its_parameters(tmp_path: Path) -> Non
     write(tmp_path / "m.gguf", change=lambda tensors: tensors.update({"rope_freqs.weight": factors}), **changed)
     model = load(EngineConfig(str(converted(tmp_path / "m.gguf"))), lambda _: None).model
     assert torch.equal(model.model.rotary_emb.inv_freq, scaled)
+
+
+def test_the_factors_of_phi_become_its_parameters(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 30_000.0, "partial_rotary_factor": 0.75}
+    rope |= {"short_factor": [1.5] * 6, "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0], "attention_factor": 1.25}
+    sizes = {"max_position_embeddings": 512, "original_max_position_embeddings": 32, "rope_parameters": rope}
+    rope["original_max_position_embeddings"] = 32
+
+    def change(tensors: dict[str, np.ndarray]) -> None:
+        for kind in ("short", "long"):
+            tensors[f"rope_factors_{kind}.weight"] = np.array(rope[f"{kind}_factor"], np.float32)
+
+    stated = {"rope.dimension_count": 12, "rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.25}
+    settings = {f"phi3.{key}": value for key, value in stated.items()}
+    original = write(tmp_path / "m.gguf", "phi3", change=change, settings=settings, **sizes)
+    out = converted(tmp_path / "m.gguf")
+    read = AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager").eval()
+    for length in (20, 60):  # below the original context and above it
+        ids = torch.arange(length)[None]
+        with torch.inference_mode():
+            torch.testing.assert_close(read(ids).logits, original(ids).logits, rtol=1e-5, atol=1e-5)
+    assert load(EngineConfig(str(out)), lambda _: None).info.max_context_tokens == 32
+    write(
+        tmp_path / "m.gguf", "phi3", change=lambda t: [change(t), t.pop("rope_factors_long.weight")], settings=settings
+    )
+    assert "lacks rope_factors_long.weight" in refusal(tmp_path / "m.gguf", CheckpointError)
 
 
 def test_tokens_template_and_ends_are_those_of_the_file(tmp_path: Path) -> None:
@@ -246,6 +177,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[StartupError], str]] = {
         {"change": lambda t: t.update({"blk.0.ffn_up.weight": np.zeros((8, 64), np.float32)})},
         CheckpointError,
         "is (8, 64), but its configuration says (256, 64)",
+    ),
+    "a value that is NaN": (
+        {"change": lambda t: t["blk.0.ffn_up.weight"].fill(np.nan)},
+        CheckpointError,
+        "m.gguf has a value that is NaN or infinite",
     ),
     "unlike frequencies": (
         {"change": lambda t: t.update({"rope_freqs.weight": np.arange(1, 9, dtype=np.float32)})},

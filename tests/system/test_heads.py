@@ -1,0 +1,111 @@
+"""A head guesses at the target's engine, or at the draft's from features that verdicts carry: no token changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from local import DEMO, request, system
+
+from core.config import EngineConfig, SpeculationConfig
+from core.records import Sampling, Verification
+from orchestrator.text.tokenizer import Tokenizer
+from workers.engine.draft import DraftEngine
+from workers.heads import fit_heads
+
+NUM_TOKENS = 48
+PROMPTS = ["def parse_args(self, args):\n    ", "import os\nimport sys\n\n", "class Path:\n    def __init__(self"]
+SAMPLINGS = {
+    "greedy": (Sampling(temperature=0.0), Verification.COUPLED),
+    "coupled": (Sampling(temperature=0.8, seed=17), Verification.COUPLED),
+    "rejection": (Sampling(temperature=0.8, seed=17), Verification.REJECTION),
+}
+TREE = SpeculationConfig(policy="static_tree", max_block_tokens=4, draft_timeout_s=30.0)
+IN_TURN = replace(TREE, pipelining=False)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory):
+    """Fitted on the sources of a few modules of the standard library."""
+    import argparse
+    import inspect
+    import json
+    import pathlib
+
+    tokenizer = Tokenizer.from_directory(DEMO / "target")
+    texts = [tokenizer.encode(inspect.getsource(module))[:512] for module in (argparse, pathlib, json, inspect)]
+    return fit_heads(EngineConfig(str(DEMO / "target")), texts, num_heads=3).write(tmp_path_factory.mktemp("head"))
+
+
+def places(head):
+    return {
+        "target": {"draft": None, "targets": {"head": str(head)}},
+        "draft": {"draft": DEMO / "target", "drafts": {"head": str(head)}, "targets": {"feature_layers": (-1,)}},
+    }
+
+
+async def streams(served, sampling, verification):
+    jobs = [
+        request(served.tokenizer.encode(text), NUM_TOKENS, sampling=sampling, verification=verification)
+        for text in PROMPTS
+    ]
+    chunks = [await served.complete(job) for job in jobs]
+    return [[token for chunk in each for token in chunk.token_ids] for each in chunks], [
+        source for each in chunks for source in each[-1].stats.sources
+    ]
+
+
+@pytest.mark.parametrize("place", ["target", "draft"])
+@pytest.mark.parametrize("drawn", SAMPLINGS)
+async def test_no_token_changes_and_some_guesses_are_right(head, place, drawn):
+    sampling, verification = SAMPLINGS[drawn]
+    async with system(draft=None) as served:
+        plain, _ = await streams(served, sampling, verification)
+    guessers = ("head",) if place == "target" else ("draft",)
+    name = "head" if place == "target" else "draft"
+    async with system(speculation=replace(TREE, guessers=guessers), **places(head)[place]) as served:
+        tokens, sources = await streams(served, sampling, verification)
+        await served.check_nothing_is_held()
+    if drawn != "rejection":  # by that rule guesses change which tokens are drawn, not their distribution
+        assert tokens == plain
+    assert {source.name for source in sources} == {name}
+    assert sum(source.num_accepted_tokens for source in sources) > 0
+
+
+async def test_a_draft_in_turn_and_a_policy_that_adapts(head):
+    sampling, verification = SAMPLINGS["coupled"]
+    async with system(draft=None) as served:
+        plain, _ = await streams(served, sampling, verification)
+    for speculation in (IN_TURN, SpeculationConfig(draft_timeout_s=30.0)):
+        for place in places(head).values():
+            async with system(speculation=speculation, **place) as served:
+                assert (await streams(served, sampling, verification))[0] == plain
+
+
+async def test_a_head_beside_a_draft(head):
+    """Both guess into one tree."""
+    sampling, verification = SAMPLINGS["greedy"]
+    async with system(draft=None) as served:
+        plain, _ = await streams(served, sampling, verification)
+    both = replace(TREE, guessers=("draft", "head"), max_block_tokens=16)
+    async with system(speculation=both, targets={"head": str(head)}) as served:
+        tokens, sources = await streams(served, sampling, verification)
+    assert tokens == plain
+    assert {source.name for source in sources} == {"draft", "head"}
+
+
+async def test_a_new_target_and_a_new_head_go_on_where_others_stopped(head):
+    sampling, verification = SAMPLINGS["coupled"]
+    async with system(draft=None) as served:
+        plain, _ = await streams(served, sampling, verification)
+    async with system(speculation=replace(TREE, guessers=("draft",)), **places(head)["draft"]) as served:
+        asked = request(served.tokenizer.encode(PROMPTS[0]), NUM_TOKENS, sampling=sampling)
+        tokens, has_restarted = [], False
+        async for chunk in served.service.generate(asked):
+            tokens += chunk.token_ids
+            if not has_restarted and len(tokens) >= 8:
+                has_restarted = True
+                config = served.leases.engines["draft"]._config
+                await served.leases.replace_engine("draft", DraftEngine.load(config, 9, 64, lambda _: None))
+        assert tokens == plain[0]
+        await served.check_nothing_is_held()

@@ -1,0 +1,31 @@
+"""Heads: small networks that guess tokens from the hidden states of one target.
+
+`returned` makes the guesses of a head in the target's engine. A head in a draft engine is run by
+`workers.runtime.head_runtime`.
+"""
+
+from workers.heads.files import HeadConfig, load_head, read_head, tapped_layers
+from workers.heads.fit import FittedHeads, fit_heads
+from workers.heads.returned import (
+    CommittedRows,
+    EngineHead,
+    load_engine_head,
+    read_features,
+    read_guesses,
+)
+from workers.heads.state_heads import StateHeads
+
+__all__ = [
+    "CommittedRows",
+    "EngineHead",
+    "FittedHeads",
+    "HeadConfig",
+    "StateHeads",
+    "fit_heads",
+    "load_engine_head",
+    "load_head",
+    "read_features",
+    "read_guesses",
+    "read_head",
+    "tapped_layers",
+]

@@ -1,0 +1,179 @@
+"""Reads the directory of a target's heads: `config.json` and one file of tensors.
+
+Two kinds are known: "blockwise" heads, written by this project, and Medusa's as they are published
+(`medusa_lm_head.safetensors` or `.pt`). Knows files and shapes; must not know the target beyond its sizes.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from core.config import EngineConfig
+from core.errors import CheckpointError, first_line
+from workers.heads.state_heads import Residual, StateHeads
+
+LAST_STATE: Final = (-1,)
+MAX_HEADS: Final = 16
+FILES: Final = ("model.safetensors", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
+"""Files that tensors are read from; the first that exists."""
+MEDUSA_PREFIX: Final = "medusa_head."
+"""Of Medusa-2's checkpoints; others have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """The heads of a directory."""
+
+    name: str
+    """Name of the directory."""
+    is_medusa: bool
+    num_heads: int
+    num_layers: int
+    """Residual layers of each head."""
+    hidden_size: int
+    """Of the target."""
+    vocab_size: int
+    """Rows of the target's output layer."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Layers whose hidden states they read: the last."""
+        return LAST_STATE
+
+    @property
+    def feature_width(self) -> int:
+        return len(self.feature_layers) * self.hidden_size
+
+    def check_target(self, hidden_size: int, vocab_size: int) -> None:
+        """Raises: CheckpointError for a target that these heads were not trained for."""
+        for what, own, target in (
+            ("hidden_size", self.hidden_size, hidden_size),
+            ("vocab_size", self.vocab_size, vocab_size),
+        ):
+            if own != target:
+                raise CheckpointError(f"the head {self.name} is of another target: its {what} is {own}, not {target}")
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of all tensors."""
+        square = (self.hidden_size, self.hidden_size)
+        for head in range(self.num_heads):
+            if not self.is_medusa:
+                yield f"heads.{head}.weight", square
+                continue
+            for layer in range(self.num_layers):
+                yield f"{head}.{layer}.linear.weight", square
+                yield f"{head}.{layer}.linear.bias", (self.hidden_size,)
+            yield f"{head}.{self.num_layers}.weight", (self.vocab_size, self.hidden_size)
+
+
+def tapped_layers(config: EngineConfig) -> tuple[int, ...]:
+    """Layers whose hidden states a target's passes return: those for drafts, then others for its own heads."""
+    own = () if config.head is None else read_head(config.head).feature_layers
+    return tuple(dict.fromkeys((*config.feature_layers, *own)))
+
+
+def read_head(path: str) -> HeadConfig:
+    """Raises: CheckpointError for a directory without heads, or with heads of another kind."""
+    file = Path(path) / "config.json"
+    try:
+        stored = json.loads(file.read_text())
+        kind = stored.get("model_type", "")
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{file} describes no head: {first_line(error) or type(error).__name__}") from error
+    name = Path(path).resolve().name
+    if kind == "blockwise":
+        _check_layers(stored, file)
+        num_heads = _size(stored, "num_heads", file, MAX_HEADS) if "num_heads" in stored else 1
+        sizes = [_size(stored, each, file) for each in ("hidden_size", "vocab_size")]
+        return HeadConfig(name, False, num_heads, 1, sizes[0], sizes[1])
+    if "medusa_num_heads" not in stored:
+        raise CheckpointError(f"{file}: model_type is {kind!r}; only blockwise and Medusa heads are served")
+    num_heads, num_layers = (_size(stored, f"medusa_num_{each}", file, MAX_HEADS) for each in ("heads", "layers"))
+    return _medusa(path, name, num_heads, num_layers)
+
+
+def load_head(path: str, output: nn.Module, dtype: torch.dtype, device: torch.device) -> StateHeads:
+    """Load the heads of a directory that `read_head` accepts. `output` is the target's output layer.
+
+    Raises: CheckpointError for missing, foreign or damaged tensors.
+    """
+    config = read_head(path)
+    stored = _tensors(path)
+    wanted = dict(config.shapes())
+    _check_names(path, wanted, stored)
+    tensors = {name: tensor.to(device, dtype) for name, tensor in stored.items()}
+    for name, shape in wanted.items():
+        if tuple(tensors[name].shape) != shape:
+            raise CheckpointError(f"{name} in {path} is {tuple(tensors[name].shape)}, but should be {shape}")
+        if not bool(tensors[name].isfinite().all()):
+            raise CheckpointError(f"{name} in {path} has NaN or infinite values")
+    return StateHeads([_head(config, number, tensors, output) for number in range(config.num_heads)], dtype)
+
+
+def _head(config: HeadConfig, number: int, tensors: Mapping[str, Tensor], output: nn.Module) -> nn.Module:
+    if not config.is_medusa:
+        return nn.Sequential(Residual(tensors[f"heads.{number}.weight"], None, nn.Identity()), output)
+    names = [f"{number}.{layer}.linear" for layer in range(config.num_layers)]
+    layers = [Residual(tensors[f"{name}.weight"], tensors[f"{name}.bias"], nn.SiLU()) for name in names]
+    weight = tensors[f"{number}.{config.num_layers}.weight"]
+    own = nn.Linear(config.hidden_size, config.vocab_size, bias=False, device="meta")
+    own.weight = nn.Parameter(weight, requires_grad=False)
+    return nn.Sequential(*layers, own)
+
+
+def _medusa(path: str, name: str, num_heads: int, num_layers: int) -> HeadConfig:
+    """Medusa's configuration has no sizes; those of its first head's output layer are taken."""
+    output = _tensors(path).get(f"0.{num_layers}.weight")
+    if output is None or output.dim() != 2:
+        raise CheckpointError(f"{path} has no output layer 0.{num_layers}.weight [vocab, hidden] of its first head")
+    vocab_size, hidden_size = output.shape
+    return HeadConfig(name, True, num_heads, num_layers, hidden_size, vocab_size)
+
+
+def _tensors(path: str) -> dict[str, Tensor]:
+    """All tensors, mapped from their file. Raises: CheckpointError."""
+    file = next((Path(path) / name for name in FILES if (Path(path) / name).is_file()), None)
+    if file is None:
+        raise CheckpointError(f"{path} has none of {', '.join(FILES)}")
+    try:
+        stored = load_file(file) if file.suffix == ".safetensors" else _unpickled(file)
+    except (SafetensorError, OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise CheckpointError(f"{file} is damaged, or no file of tensors alone: {first_line(error)}") from error
+    return {name.removeprefix(MEDUSA_PREFIX): tensor for name, tensor in stored.items()}
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
+    """A pickle of tensors alone: nothing in it is executed."""
+    stored: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    return stored
+
+
+def _check_names(path: str, wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    missing, left = sorted(wanted.keys() - stored.keys()), sorted(stored.keys() - wanted.keys())
+    if missing:
+        raise CheckpointError(f"{path} lacks {len(missing)} tensors of its heads, the first is {missing[0]}")
+    if left:
+        raise CheckpointError(f"{path} has {len(left)} tensors too many for its heads, the first is {left[0]}")
+
+
+def _check_layers(stored: Mapping[str, Any], file: Path) -> None:
+    layers = stored.get("feature_layers", list(LAST_STATE))
+    if layers != list(LAST_STATE):
+        raise CheckpointError(f"{file}: feature_layers is {layers}, but blockwise heads read {list(LAST_STATE)}")
+
+
+def _size(stored: Mapping[str, Any], name: str, file: Path, most: int = 1 << 24) -> int:
+    size = stored.get(name)
+    if not isinstance(size, int) or not 1 <= size <= most:
+        raise CheckpointError(f"{file}: {name} must be in [1, {most}], got {size!r}")
+    return size

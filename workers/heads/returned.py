@@ -1,0 +1,139 @@
+"""What verdicts carry for heads: features of the committed rows, and guesses of a head in the target's engine.
+
+Knows hidden states and heads; must not know jobs, KV or messages. Nothing here can change a verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from core.config import EngineConfig
+from core.records import Features
+from core.speculation import NO_GUESSES, ROOT, Candidates, Guesses
+from workers.heads.files import load_head, read_head, tapped_layers
+from workers.heads.state_heads import StateHeads
+from workers.model import load
+from workers.sampling import DraftRow, Kind, Row, propose
+from workers.step import Readback, upload
+
+MAX_SIBLINGS = 8
+"""Number of guesses below one node."""
+MAX_GUESSES = 32
+"""Number of guesses below the next token. The policy decides how many are worth a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHead:
+    """A head in a target's engine."""
+
+    name: str
+    head: StateHeads
+    columns: tuple[int, ...]
+    """Columns of the engine's features that it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRows:
+    """Rows of one verdict, and what its message wants."""
+
+    rows: list[int]
+    """Rows of the pass: the root's, then those of the accepted nodes."""
+    first: int
+    """Position of the root in the text."""
+    wants_features: bool
+    guess: Callable[[int], Row] | None
+    """Sampling input of the token at this depth below the next one; None if no guesses are wanted."""
+
+
+def load_engine_head(config: EngineConfig, model: Any, progress: Callable[[str], None]) -> EngineHead | None:
+    """The head of `config.head`, for this model; None without one. Raises: StartupError."""
+    if config.head is None:
+        return None
+    head_config = read_head(config.head)
+    head_config.check_target(model.config.hidden_size, model.config.vocab_size)
+    progress(f"loading the head {head_config.name}")
+    head = load_head(config.head, _output_layer(config, model, progress), model.dtype, torch.device(config.device))
+    size, tapped = head_config.hidden_size, tapped_layers(config)
+    columns = [size * tapped.index(layer) + column for layer in head_config.feature_layers for column in range(size)]
+    return EngineHead(head_config.name, head, tuple(columns))
+
+
+def _output_layer(config: EngineConfig, model: Any, progress: Callable[[str], None]) -> nn.Module:
+    """The model's output layer; of a model over several ranks a whole copy, because the head runs on one."""
+    if config.tensor_parallel > 1:
+        model = load(replace(config, layers=(0,), tensor_parallel=1, compile=False), progress).model
+    output: nn.Module = model.get_output_embeddings()
+    return output
+
+
+def read_features(
+    features: Tensor, verdicts: Sequence[CommittedRows], width: int, readback: Readback
+) -> Callable[[], list[Features | None]]:
+    """The first `width` columns of `features` [R, F], for each verdict that wants them. Call the result after the
+    readback."""
+    rows = [row for each in verdicts if each.wants_features for row in each.rows]
+    if not rows or not width:
+        return lambda: [None] * len(verdicts)
+    chosen = features[upload(rows, features.device), :width]
+    read = readback.add_bytes(chosen.to(torch.bfloat16))
+
+    def by_verdict() -> list[Features | None]:
+        data, start, found = read(), 0, list[Features | None]()
+        for each in verdicts:
+            end = start + 2 * width * len(each.rows) * each.wants_features
+            found.append(Features(each.first, width, data[start:end]) if each.wants_features else None)
+            start = end
+        return found
+
+    return by_verdict
+
+
+def read_guesses(
+    features: Tensor, verdicts: Sequence[CommittedRows], engine_head: EngineHead | None, readback: Readback
+) -> Callable[[], list[Guesses]]:
+    """The head's guesses below the next token, for each verdict that wants them. Call the result after the readback."""
+    wanting = [(index, each.rows[-1], each.guess) for index, each in enumerate(verdicts) if each.guess is not None]
+    if not wanting or engine_head is None:
+        return lambda: [NO_GUESSES] * len(verdicts)
+    head = engine_head.head
+    states = features[upload([row for _, row, _ in wanting], features.device)]
+    states = states[:, upload(engine_head.columns, features.device)]
+    rows = [_draft_row(guess(depth)) for depth in range(head.max_depth) for _, _, guess in wanting]
+    logits = torch.cat([head(states, depth) for depth in range(head.max_depth)])
+    read = propose(logits, rows, q_top_tokens=1, readback=readback)  # nothing is drawn
+
+    def by_verdict() -> list[Guesses]:
+        candidates, num = read(), len(wanting)
+        found = {index: _tree_of(candidates[place::num]) for place, (index, _, _) in enumerate(wanting)}
+        return [found.get(index, NO_GUESSES) for index in range(len(verdicts))]
+
+    return by_verdict
+
+
+def _draft_row(row: Row) -> DraftRow:
+    # A rule that needs q gets the likeliest tokens as guesses without a distribution, like any guesser's.
+    return DraftRow(row, Kind.GREEDY if row.sampling.is_greedy else Kind.COUPLED, num_ranks=MAX_SIBLINGS + 1)
+
+
+def _tree_of(by_depth: Sequence[Candidates | None]) -> Guesses:
+    """The likeliest nodes of the tree in which each node of a depth has that depth's candidates."""
+    parents, tokens, chances = list[int](), list[int](), list[float]()
+    queue = [(-1.0, 0, ROOT)]  # by path probability: nodes that may get children, with the children's depth
+    while queue and len(tokens) < MAX_GUESSES:
+        path_prob, depth, node = heappop(queue)
+        candidates = by_depth[depth]
+        if candidates is None:  # NaN or infinite: the target's own logits are checked where they count
+            continue
+        for token, share in zip(candidates.ranked[:MAX_SIBLINGS], candidates.shares, strict=False):
+            if depth + 1 < len(by_depth):
+                heappush(queue, (path_prob * share, depth + 1, len(tokens)))
+            parents.append(node)
+            tokens.append(token)
+            chances.append(share)
+    return Guesses(tuple(parents), tuple(tokens), tuple(chances))

@@ -1,0 +1,52 @@
+"""Features: hidden states of a model's layers, which a pass returns beside its logits for heads that read them.
+
+A head (EAGLE, Medusa, Blockwise) predicts tokens from the target's hidden states. A tap is attached to a model for the
+layers that heads read; from then on `model_logits` appends their hidden states to each row of logits, so that every
+backend, recorded or compiled, returns them without knowing of it. A model without a tap pays nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.errors import ConfigError
+from workers.model import layer_list
+
+LAST = -1
+"""Index of the last hidden state: the input of the output layer, after the final norm. 0 and above: the input of that
+layer, as in transformers' `hidden_states`."""
+_ATTRIBUTE = "feature_tap"
+
+
+class FeatureTap:
+    """Keeps the hidden states that some layers of a model got in the current pass."""
+
+    def __init__(self, model: Any, layers: Sequence[int]) -> None:
+        """Attach to `model`. Raises: ConfigError for a layer that it does not have."""
+        self.layers = tuple(layers)
+        self._states: dict[int, Tensor] = {}
+        _, modules = layer_list(model)
+        for layer in self.layers:
+            if not LAST <= layer < len(modules):
+                raise ConfigError(f"feature_layers: {layer} is not in [-1, {len(modules) - 1}]")
+            module = model.get_output_embeddings() if layer == LAST else modules[layer]
+            module.register_forward_pre_hook(partial(self._keep, layer), with_kwargs=True)
+        setattr(model, _ATTRIBUTE, self)
+
+    def _keep(self, layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
+        self._states[layer] = args[0] if args else kwargs["hidden_states"]
+
+    def rows(self, wanted: Tensor) -> Tensor:
+        """Hidden states of the wanted rows, side by side.  # [W] -> [W, layers * hidden]"""
+        # The output layer gets the wanted rows only, because the model cuts them out before it.
+        states = [(layer, self._states.pop(layer)[0]) for layer in self.layers]
+        return torch.cat([rows if layer == LAST else rows[wanted] for layer, rows in states], dim=-1)
+
+
+def tap_of(model: Any) -> FeatureTap | None:
+    return getattr(model, _ATTRIBUTE, None)
