@@ -71,7 +71,8 @@ def _shape(model: Any, dtype: str) -> ModelShape:
     top_k = next((getattr(model.config, name) for name in TOP_K if getattr(model.config, name, None)), widest)
     num_parameters = sum(value.numel() for value in model.parameters())
     keep_latents(model)  # which makes other weights of some
-    layers = probe_layers(model, model.config, {module.layer_idx for _, module in find_mixers(model)})
+    recurrent: set[Any] = {module.layer_idx for _, module in find_mixers(model)}
+    layers = probe_layers(model, model.config, recurrent)
     return ModelShape(
         num_parameters=num_parameters,
         num_expert_parameters=sum(value.numel() for value in experts),
