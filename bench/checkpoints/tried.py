@@ -171,7 +171,8 @@ def _needs(published: Published) -> str:
         why_not = {place: _why_not_split(replace(config, tensor_parallel=place[1])) for place in fitting}
     good = next((place for place, problem in why_not.items() if problem is None), None)
     if good is not None:
-        return f"bfloat16, {good[1]} x {good[0].upper()}, up to {found.max_context_tokens:,} tokens"
+        why = f" ({found.limit})" if found.limit else ""
+        return f"bfloat16, {good[1]} x {good[0].upper()}, up to {found.max_context_tokens:,} tokens{why}"
     for (name, count), problem in why_not.items():
         raise UnsupportedModel(f"{_weights(found)}, which {count} {name.upper()} hold, but {problem}")
     name, count = PLACES[-1]

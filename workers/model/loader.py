@@ -65,6 +65,8 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
     checkpoint = _check(config)
     model_config = checkpoint.model_config
     with quiet_transformers():
+        if checkpoint.limit:
+            progress(f"the context is limited to {checkpoint.max_context} tokens: {checkpoint.limit}")
         if checkpoint.scaled is not None:
             progress(_memory_of_floats(checkpoint, config))
         progress(f"loading {model_config.architectures[0] if model_config.architectures else model_config.model_type}")
@@ -131,6 +133,8 @@ class _Checkpoint:
     files: Sequence[Path]
     model_config: Any
     max_context: int
+    limit: str
+    """Why its context is shorter than the checkpoint's own; empty if it is not."""
     meta: Any
     """The model without weights."""
     rename: Rename | None
@@ -156,7 +160,7 @@ def _check(config: EngineConfig) -> _Checkpoint:
         meta = _meta_model(path, model_config, config)
         check_recurrent(meta, model_config, config.tensor_parallel)
         check_stored(path, files, meta, rename or str, scaled)
-    return _Checkpoint(path, files, model_config, max_context, meta, rename, scaled)
+    return _Checkpoint(path, files, model_config, max_context, contained.limit, meta, rename, scaled)
 
 
 def _meta_model(path: Path, model_config: Any, config: EngineConfig) -> Any:

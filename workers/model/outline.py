@@ -14,11 +14,13 @@ import torch
 from core.config import EngineConfig
 from core.costs import KVShape, ModelShape
 from core.errors import UnsupportedModel, cause
+from workers.attention import keep_latents
 from workers.model.checkpoint import meta_model
 from workers.model.contained import language_model
 from workers.model.folder import quiet_transformers, read_config
-from workers.model.servable import check_architecture, context_limit, probe_layers
+from workers.model.servable import check_architecture, check_recurrent, context_limit, probe_layers
 from workers.model.sharded_loader import ModelShard
+from workers.recurrent import find_mixers
 
 TOP_K = ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token")
 """Names of the number of experts that a row uses."""
@@ -31,6 +33,8 @@ class Outline:
     architecture: str
     shape: ModelShape
     max_context_tokens: int
+    limit: str
+    """Why that is less than the checkpoint's own context; empty if it is not."""
     is_quantized: bool
     """Whether the checkpoint's weights are stored in fewer bits. They are dequantized when they are loaded."""
 
@@ -51,22 +55,26 @@ def _outline(config: EngineConfig) -> Outline:
     model_config = contained.config
     check_architecture(model_config)
     max_context = context_limit(model_config, config, contained.max_tokens)
-    if config.tensor_parallel > 1:
-        ModelShard(0, config.tensor_parallel).check(model_config)
     try:
         model = meta_model(model_config, config.dtype).eval()
     except Exception as error:  # the model's own code may raise anything
         raise UnsupportedModel(f"transformers cannot build the {model_config.model_type}: {cause(error)}") from error
-    return Outline(type(model).__name__, _shape(model, config.dtype), max_context, scaled is not None)
+    check_recurrent(model, model_config, config.tensor_parallel)
+    if config.tensor_parallel > 1:
+        ModelShard(0, config.tensor_parallel, config.expert_parallel).check(model_config)
+    return Outline(type(model).__name__, _shape(model, config.dtype), max_context, contained.limit, scaled is not None)
 
 
 def _shape(model: Any, dtype: str) -> ModelShape:
     experts = [value for name, value in model.named_parameters() if ".experts." in name]
     widest = max((value.shape[0] for value in experts), default=1)
     top_k = next((getattr(model.config, name) for name in TOP_K if getattr(model.config, name, None)), widest)
-    layers = probe_layers(model, model.config)
+    num_parameters = sum(value.numel() for value in model.parameters())
+    keep_latents(model)  # which makes other weights of some
+    recurrent: set[Any] = {module.layer_idx for _, module in find_mixers(model)}
+    layers = probe_layers(model, model.config, recurrent)
     return ModelShape(
-        num_parameters=sum(value.numel() for value in model.parameters()),
+        num_parameters=num_parameters,
         num_expert_parameters=sum(value.numel() for value in experts),
         expert_share=min(1.0, top_k / widest),
         hidden_size=model.config.hidden_size,

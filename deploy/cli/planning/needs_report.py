@@ -29,6 +29,8 @@ def _role_lines(role: Role) -> Iterator[str]:
     active = f", {shape.num_active / 1e9:,.1f}B a token" if shape.num_active < shape.num_parameters else ""
     size = f"{shape.num_parameters / 1e9:,.2f}B parameters{active}"
     yield f"{role.name}: {role.outline.architecture}, {size}, on {placed.count} x {role.gpu.upper()}"
+    if role.outline.limit:
+        yield f"  context   {context:,} tokens: {role.outline.limit}"
     quantized = ", dequantized when they are loaded" if role.outline.is_quantized else ""
     each = f", {shape.weight_bytes / placed.count / 1e9:,.1f} a GPU" if placed.count > 1 else ""
     yield f"  weights   {shape.weight_bytes / 1e9:,.1f} GB in bfloat16{each}{quantized}"

@@ -195,7 +195,9 @@ def test_an_index_is_left_out_up_to_the_tokens_that_it_keeps(kind: str, tmp_path
 
 def test_chunked_attention_is_served_within_a_chunk_and_before_queries_are_scaled(tmp_path: Path) -> None:
     write("llama4", tmp_path)
-    assert served(tmp_path).info.max_context_tokens == 47
+    said: list[str] = []
+    assert load(EngineConfig(str(tmp_path)), said.append).info.max_context_tokens == 47
+    assert any(line.startswith("the context is limited to 47 tokens: its attention is in chunks") for line in said)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ class Contained:
     """Its names for stored tensors; None if they are the same."""
     max_tokens: int | None = None
     """Context up to which it equals the checkpoint's own model; None if there is no such limit."""
+    limit: str = ""
+    """Why there is such a limit."""
 
 
 def language_model(config: Any) -> Contained:
@@ -121,7 +123,7 @@ def _unchunked(config: Any, rename: Rename | None) -> Contained:
         limits.append(text.floor_scale - 1)
     text.layer_types = ["full_attention"] * text.num_hidden_layers
     text.attn_temperature_tuning = False
-    return Contained(text, rename, min(limits))
+    return Contained(text, rename, min(limits), "its attention is in chunks, and its queries are scaled by position")
 
 
 def _unindexed(config: Any) -> Contained:
@@ -131,7 +133,7 @@ def _unindexed(config: Any) -> Contained:
     text = dense.from_dict(values)
     text.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[dense].__name__]
     rename = partial(_unindexed_name, num_layers=config.num_hidden_layers)
-    return Contained(text, rename, config.index_topk)
+    return Contained(text, rename, config.index_topk, "beyond it an index chooses the keys of each token")
 
 
 def _unindexed_name(name: str, num_layers: int) -> str | None:

@@ -100,7 +100,7 @@ def _of_all(layout: Layout) -> tuple[Group, ...]:
 
 def _fp8(declared: Declared) -> tuple[Group, ...]:
     """DeepSeek, Qwen, and Mistral, which has one scale for a weight."""
-    _check(declared, fmt=("e4m3",))
+    _check(declared, fmt=("e4m3", "float8_e4m3fn"))
     block = _block(declared, "weight_block_size") if declared.get("weight_block_size") is not None else None
     return _of_all(Blocks(FP8, ".weight_scale_inv", block=block))
 

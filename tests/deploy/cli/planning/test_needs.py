@@ -75,6 +75,11 @@ def test_prices_may_be_given(small: str) -> None:
     assert needs("--target", small, "--gpu", "l4", "--dollars", "7", *QUICK).load.dollars == 7
 
 
+def test_a_limit_of_the_context_is_said_with_its_reason(tmp_path: Path, capsys: Any) -> None:
+    assert run("check", "--target", config(tmp_path, "llama-4-scout-17b-16e-instruct"), "--gpu", "b300", *QUICK) == 0
+    assert "context   8,191 tokens: its attention is in chunks" in capsys.readouterr().out
+
+
 def test_what_does_not_fit_is_said_with_what_would(large: str, capsys: Any) -> None:
     assert run("check", "--target", large, "--gpu", "h200") == 1
     said = capsys.readouterr().out

@@ -201,6 +201,12 @@ def compressed(kind: str, **weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups}
 
 
+@pytest.mark.parametrize("fmt", ["e4m3", "float8_e4m3fn"])
+def test_the_same_type_has_two_names(fmt: str, tmp_path: Path) -> None:
+    declared = {"quant_method": "fp8", "fmt": fmt, "weight_block_size": [128, 128]}
+    assert read_scheme(tmp_path, {"quantization_config": declared}) is not None
+
+
 @pytest.mark.parametrize(
     ("declared", "named"),
     [
