@@ -9,7 +9,7 @@ from core.records import Adapter
 from tests import checkpoints
 from tests.adapters import merge, write_adapter
 from tests.workers.engine.driving import EPOCH, answer_all
-from tests.workers.engine.test_adapters import add, alone, driver
+from tests.workers.engine.test_engine_adapters import add, alone, driver
 from workers.parallel.commands import pack_adapter, unpack_adapter
 
 pytestmark = pytest.mark.thorough
