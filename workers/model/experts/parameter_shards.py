@@ -34,7 +34,7 @@ OWNER_STYLES = SUMMED | {"local_params"}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """One rank's part of a parameter."""
 
     dim: int
@@ -54,7 +54,7 @@ class ParameterShards:
     module: Any
     style: str
     """The plan's word for the module."""
-    parts: Mapping[str, Part]
+    parts: Mapping[str, RankPart]
     """By the parameter's name; all others are whole."""
     has_bias: ClassVar[bool] = True
     span: ClassVar[slice] = slice(None)
@@ -107,7 +107,7 @@ def parameter_shards(
     return ParameterShards(module, style, parts)
 
 
-def _part(name: str, shape: tuple[int, ...], style: str, index: int, size: int) -> Part:
+def _part(name: str, shape: tuple[int, ...], style: str, index: int, size: int) -> RankPart:
     if style not in PART_STYLES:
         raise UnsupportedModel(f"{name} is to be split as {style}, which is not supported here; serve it on one rank")
     dim = 0 if style == WHOLE_EXPERTS else max(0, len(shape) - (2 if style in COLUMNS else 1))
@@ -121,7 +121,7 @@ def _part(name: str, shape: tuple[int, ...], style: str, index: int, size: int) 
             + (f", or set expert_parallel to {other}" if len(shape) > 1 else "")
         )
     share = total // size
-    return Part(
+    return RankPart(
         dim,
         tuple(slice(half * total + index * share, half * total + (index + 1) * share) for half in range(num_halves)),
     )

@@ -14,10 +14,10 @@ from workers.model.scaled.layout import (
     EXPONENT_SCALES,
     FLOAT_SCALES,
     Layout,
-    Part,
     Shape,
     Shapes,
     Spans,
+    StoredPart,
     ceil_div,
     nibbles,
     scales,
@@ -45,9 +45,9 @@ class Blocks(Layout):
         return "FP8" if self.dtype == FP8 else "int8"
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        zero = (Part(self.zero_point, frozenset({self.dtype})),) if self.zero_point else ()
-        return (Part(".weight", frozenset({self.dtype})), Part(self.scale, self.scale_types), *zero)
+    def parts(self) -> tuple[StoredPart, ...]:
+        zero = (StoredPart(self.zero_point, frozenset({self.dtype})),) if self.zero_point else ()
+        return (StoredPart(".weight", frozenset({self.dtype})), StoredPart(self.scale, self.scale_types), *zero)
 
     def shapes(self, stored: Mapping[str, Shape]) -> Shapes:
         rows, columns = stored[".weight"]
@@ -92,9 +92,9 @@ class Fp4(Layout):
         return "MXFP4" if self.scale_types == EXPONENT_SCALES else "NVFP4"
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        whole = (Part(self.whole, FLOAT_SCALES),) if self.whole else ()
-        return (Part(self.values, frozenset({"U8"})), Part(".weight_scale", self.scale_types), *whole)
+    def parts(self) -> tuple[StoredPart, ...]:
+        whole = (StoredPart(self.whole, FLOAT_SCALES),) if self.whole else ()
+        return (StoredPart(self.values, frozenset({"U8"})), StoredPart(".weight_scale", self.scale_types), *whole)
 
     def shapes(self, stored: Mapping[str, Shape]) -> Shapes:
         rows, columns = stored[self.values][0], 2 * stored[self.values][1]
@@ -125,8 +125,8 @@ class Mxfp4Experts(Layout):
         return "MXFP4"
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        return (Part("_blocks", frozenset({"U8"})), Part("_scales", EXPONENT_SCALES))
+    def parts(self) -> tuple[StoredPart, ...]:
+        return (StoredPart("_blocks", frozenset({"U8"})), StoredPart("_scales", EXPONENT_SCALES))
 
     @property
     def weight(self) -> str:

@@ -18,10 +18,10 @@ from workers.model.scaled.layout import (
     INTEGERS,
     WORD_BITS,
     Layout,
-    Part,
     Shape,
     Shapes,
     Spans,
+    StoredPart,
     affine,
     ceil_div,
     unpacked,
@@ -46,13 +46,13 @@ class Packed(Layout):
         return f"W{self.bits}A16"
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[StoredPart, ...]:
         return (
-            Part(".weight_packed", WORDS),
-            Part(".weight_scale", FLOAT_SCALES),
-            Part(".weight_shape", INTEGERS),
-            *((Part(".weight_g_idx", INTEGERS),) if self.has_order else ()),
-            *(() if self.is_symmetric else (Part(".weight_zero_point", WORDS | {"I8"}),)),
+            StoredPart(".weight_packed", WORDS),
+            StoredPart(".weight_scale", FLOAT_SCALES),
+            StoredPart(".weight_shape", INTEGERS),
+            *((StoredPart(".weight_g_idx", INTEGERS),) if self.has_order else ()),
+            *(() if self.is_symmetric else (StoredPart(".weight_zero_point", WORDS | {"I8"}),)),
         )
 
     def shapes(self, stored: Mapping[str, Shape]) -> Shapes:
@@ -108,12 +108,12 @@ class Gptq(Layout):
         return True
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[StoredPart, ...]:
         return (
-            Part(".qweight", WORDS),
-            Part(".scales", FLOAT_SCALES),
-            Part(".qzeros", WORDS),
-            Part(".g_idx", INTEGERS, is_optional=not self.has_order),
+            StoredPart(".qweight", WORDS),
+            StoredPart(".scales", FLOAT_SCALES),
+            StoredPart(".qzeros", WORDS),
+            StoredPart(".g_idx", INTEGERS, is_optional=not self.has_order),
         )
 
     def shapes(self, stored: Mapping[str, Shape]) -> Shapes:
@@ -151,8 +151,8 @@ class Awq(Layout):
         return "AWQ int4"
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        return (Part(".qweight", WORDS), Part(".scales", FLOAT_SCALES), Part(".qzeros", WORDS))
+    def parts(self) -> tuple[StoredPart, ...]:
+        return (StoredPart(".qweight", WORDS), StoredPart(".scales", FLOAT_SCALES), StoredPart(".qzeros", WORDS))
 
     def shapes(self, stored: Mapping[str, Shape]) -> Shapes:
         columns, words = stored[".qweight"]

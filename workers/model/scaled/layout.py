@@ -24,7 +24,7 @@ HALF_BYTE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredPart:
     """One of the tensors of a weight."""
 
     suffix: str
@@ -45,7 +45,7 @@ class Layout(ABC):
 
     @property
     @abstractmethod
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[StoredPart, ...]:
         """The tensors of a weight; values come first."""
 
     @property
@@ -82,7 +82,7 @@ def scales(values: Tensor) -> Tensor:
 
 
 def unpacked(view: Any, bits: int, axis: int, spans: Spans, order: Sequence[int] | None = None) -> Tensor:
-    """Part of a matrix of unsigned integers of 4 or 8 bits, of which words of 32 bits hold several along `axis`.
+    """StoredPart of a matrix of unsigned integers of 4 or 8 bits, of which words of 32 bits hold several along `axis`.
 
     `order` says which of a word's integers, from the lowest bits up, is the first, the second and so on.
     """

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from core.errors import CheckpointError, UnsupportedModel
-from workers.model.scaled.layout import Layout, Part, Shape, Spans
+from workers.model.scaled.layout import Layout, Shape, Spans, StoredPart
 
 CHUNK_ELEMENTS = 1 << 24
 """Elements that are dequantized at a time, so that intermediate results need little memory."""
@@ -138,7 +138,7 @@ def _checked_shape(path: Path, weight: Weight, stored: Mapping[str, StoredTensor
     return shape
 
 
-def _check_type(path: Path, weight: Weight, part: Part, stored: Mapping[str, StoredTensor]) -> None:
+def _check_type(path: Path, weight: Weight, part: StoredPart, stored: Mapping[str, StoredTensor]) -> None:
     if (name := weight.names.get(part.suffix)) is None:
         return
     if name not in stored:

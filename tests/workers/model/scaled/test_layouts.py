@@ -23,7 +23,7 @@ from workers.model.scaled import weights as scaled_weights
 CASES = Path(__file__).with_name("cases.safetensors")
 TENSORS = load_file(CASES)
 with safe_open(CASES, framework="pt") as opened:
-    DECLARED: dict[str, dict[str, Any]] = {case: json.loads(said) for case, said in opened.metadata().items()}
+    DECLARED: dict[str, dict[str, Any]] = {case: json.loads(said) for case, said in sorted(opened.metadata().items())}
 ROUNDED = {"NVFP4": 2**-8}
 """What the library rounds to bfloat16."""
 cases = pytest.mark.parametrize("case", DECLARED)
