@@ -44,6 +44,12 @@ class LayerProbe:
         self.windows[layer] = window
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kind: LayerKind
+    ) -> torch.Tensor:
+        """`record`; recorders of more than shapes replace it."""
+        return self.record(layer, query, key, value, kind.window)
+
 
 def attend(
     module: torch.nn.Module,
@@ -78,7 +84,7 @@ def attend(
     if plan is None:
         raise UnsupportedModel("the model does not pass keyword arguments on to its attention layers")
     if isinstance(plan, LayerProbe):
-        return plan.record(layer, query, key, value, sliding_window), None
+        return plan.attend(layer, query, key, value, LayerKind(scale, sliding_window, softcap, s_aux)), None
     return Attention(scale, sliding_window, softcap, s_aux).run_layer(layer, plan, query, key, value), None
 
 
