@@ -165,6 +165,18 @@ def yield_processor(typing: Any) -> Any:  # noqa: ARG001
 
 # Sums of a panel: for each of a few rows, 32 outputs over all inputs, in the order of the inputs
 
+AHEAD: Final = 4096
+"""Bytes that weights are fetched ahead: the processor's own prefetching ends with each page."""
+
+
+def _fetch_ahead(builder: Any, address: Any, num_bytes: int) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(_I8), _I32, _I32, _I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    for line in range(0, num_bytes, 64):
+        ahead = builder.inttoptr(builder.add(address, _I64(AHEAD + line)), ir.PointerType(_I8))
+        builder.call(function, [ahead, _I32(0), _I32(3), _I32(1)])
+
+
 _Step = Callable[[Any, Any, list[Any], list[list[Any]]], None]
 """(builder, number of this step, addresses of the rows, accumulators by row and vector)."""
 
@@ -213,8 +225,9 @@ def _pair_step(weights: Any, scales: Any) -> _Step:  # noqa: ARG001
     """Two inputs a step, by the processor's product of bfloat16 pairs."""
 
     def step(builder: Any, index: Any, rows: list[Any], sums: list[list[Any]]) -> None:
-        halves = [_at(builder, _offset(builder, weights, index, 128) if not half else
-                      builder.add(_offset(builder, weights, index, 128), _I64(64)), _PAIRS) for half in range(2)]  # fmt: skip
+        address = _offset(builder, weights, index, 2 * 64)
+        _fetch_ahead(builder, address, 2 * 64)
+        halves = [_at(builder, builder.add(address, _I64(64 * half)), _PAIRS) for half in range(2)]
         for row, places in zip(rows, sums, strict=True):
             pair = builder.bitcast(_all(builder, _at(builder, _offset(builder, row, index, 4), _I32)), _PAIRS)
             for half, place in zip(halves, places, strict=True):
@@ -230,6 +243,7 @@ def _single_step(load: Callable[[Any, Any, int], Any], input_bytes: int) -> Call
     def steps_of(weights: Any, scales: Any) -> _Step:  # noqa: ARG001
         def step(builder: Any, index: Any, rows: list[Any], sums: list[list[Any]]) -> None:
             address = _offset(builder, weights, index, PANEL * input_bytes)
+            _fetch_ahead(builder, address, PANEL * input_bytes)
             halves = [load(builder, builder.add(address, _I64(LANES * input_bytes * half)), half) for half in range(2)]
             for row, places in zip(rows, sums, strict=True):
                 number = _all(builder, _at(builder, _offset(builder, row, index, 4), _F32))
@@ -259,6 +273,7 @@ def _group_step(weights: Any, scales: Any) -> _Step:
             for word in range(GROUP // 8):
                 start = _offset(builder, weights, index, GROUP * PANEL // 2)
                 address = builder.add(start, _I64(word * PANEL * 4 + half * LANES * 4))
+                _fetch_ahead(builder, address, LANES * 4)
                 words = _at(builder, address, _WORDS)
                 for nibble in range(8):
                     signed = builder.ashr(

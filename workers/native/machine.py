@@ -439,3 +439,4 @@ def run(
             )  # fmt: skip
         rounds += 1
         _wait_for_all(barrier, num_threads, rounds)
+
