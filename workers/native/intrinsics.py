@@ -186,7 +186,15 @@ def _panel(steps_of: Callable[[Any, Any], _Step]) -> Any:
 
     @intrinsic  # type: ignore[misc]
     def panel(
-        typing: Any, rows: Any, row_bytes: Any, count: Any, weights: Any, scales: Any, steps: Any, out: Any, out_bytes: Any
+        typing: Any,
+        rows: Any,
+        row_bytes: Any,
+        count: Any,
+        weights: Any,
+        scales: Any,
+        steps: Any,
+        out: Any,
+        out_bytes: Any,
     ) -> Any:  # noqa: ARG001
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
             rows, row_bytes, count, weights, scales, steps, out, out_bytes = args
@@ -285,7 +293,9 @@ def _group_step(weights: Any, scales: Any) -> _Step:
                     for number, row in enumerate(rows):
                         place = builder.add(_offset(builder, row, index, 4 * GROUP), _I64(offset))
                         parts[number] = _fma(builder, _all(builder, _at(builder, place, _F32)), numbers, parts[number])
-            scale = _at(builder, builder.add(_offset(builder, scales, index, PANEL * 4), _I64(half * LANES * 4)), _FLOATS)
+            scale = _at(
+                builder, builder.add(_offset(builder, scales, index, PANEL * 4), _I64(half * LANES * 4)), _FLOATS
+            )
             for part, places in zip(parts, sums, strict=True):
                 builder.store(_fma(builder, scale, part, builder.load(places[half])), places[half])
 
@@ -315,17 +325,25 @@ def scores_of(typing: Any, query: Any, offsets: Any, count: Any, keys: Any, widt
         query, offsets, count, keys, width, is_short, out = args
         with builder.if_else(is_short) as (short, wide):
             with short:
-                _scores(builder, args, 2, lambda at: _widened(builder, _at(builder, at, _SHORTS)))
+                widen = lambda at: _widened(builder, _at(builder, at, _SHORTS))  # noqa: E731
+                _scores(builder, args, 2, widen, lambda at: _widened_one(builder, at))
             with wide:
-                _scores(builder, args, 4, lambda at: _at(builder, at, _FLOATS))
+                _scores(builder, args, 4, lambda at: _at(builder, at, _FLOATS), lambda at: _at(builder, at, _F32))
         return context.get_dummy_value()
 
     return types.void(_INT, _INT, _INT, _INT, _INT, types.boolean, _INT), generate
 
 
-def _scores(builder: Any, args: Any, item_bytes: int, load: Callable[[Any], Any]) -> None:
+def _widened_one(builder: Any, address: Any) -> Any:
+    bits = builder.shl(builder.zext(_at(builder, address, _I16), _I32), _I32(16))
+    return builder.bitcast(bits, _F32)
+
+
+def _scores(
+    builder: Any, args: Any, item_bytes: int, load: Callable[[Any], Any], load_one: Callable[[Any], Any]
+) -> None:
     query, offsets, count, keys, width, _, out = args
-    total = cgutils.alloca_once(builder, _FLOATS)
+    total, rest = cgutils.alloca_once(builder, _FLOATS), cgutils.alloca_once(builder, _F32)
     with cgutils.for_range(builder, count) as each:
         key = builder.add(keys, _at(builder, _offset(builder, offsets, each.index, 8), _I64))
         builder.store(ir.Constant(_FLOATS, [0.0] * LANES), total)
@@ -333,7 +351,14 @@ def _scores(builder: Any, args: Any, item_bytes: int, load: Callable[[Any], Any]
             numbers = load(_offset(builder, key, part.index, LANES * item_bytes))
             asked = _at(builder, _offset(builder, query, part.index, LANES * 4), _FLOATS)
             builder.store(_fma(builder, asked, numbers, builder.load(total)), total)
-        _put(builder, _sum(builder, builder.load(total)), _offset(builder, out, each.index, 4))
+        builder.store(_sum(builder, builder.load(total)), rest)
+        first = builder.and_(width, _I64(-LANES))
+        with cgutils.for_range(builder, builder.sub(width, first)) as left:
+            index = builder.add(first, left.index)
+            number = load_one(_offset(builder, key, index, item_bytes))
+            asked = _at(builder, _offset(builder, query, index, 4), _F32)
+            builder.store(_fma(builder, asked, number, builder.load(rest)), rest)
+        _put(builder, builder.load(rest), _offset(builder, out, each.index, 4))
 
 
 def _weigher(num_vectors: int) -> Any:

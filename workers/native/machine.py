@@ -34,6 +34,9 @@ from workers.native.intrinsics import (
     yield_processor,
 )
 
+INTRINSICS: Final = "eb8c370d3f17391e"
+"""Digest of intrinsics.py: Numba compiles this file again when its text changes, and does not look at what it
+imports."""
 ROWS, PRODUCTS, ATTENTION = range(3)
 """Kinds of stages."""
 PAIRS, BFLOAT16, FLOAT32, INT8, INT4 = range(5)
@@ -52,7 +55,11 @@ _E0, _E1, _E2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.flo
 _E3, _E4, _E5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 _ROUNDER, _LEAST, _MOST = np.float32(12582912.0), np.float32(-87.3), np.float32(88.3)
 _ONE, _TWO, _HALF = np.float32(1), np.float32(2), np.float32(0.5)
-_GELU_SCALE, _GELU_CUBE, _ROOT_HALF = np.float32(math.sqrt(2 / math.pi)), np.float32(0.044715), np.float32(math.sqrt(0.5))
+_GELU_SCALE, _GELU_CUBE, _ROOT_HALF = (
+    np.float32(math.sqrt(2 / math.pi)),
+    np.float32(0.044715),
+    np.float32(math.sqrt(0.5)),
+)
 _P = np.float32(0.3275911)
 _A1, _A2, _A3 = np.float32(0.254829592), np.float32(-0.284496736), np.float32(1.421413741)
 _A4, _A5 = np.float32(-1.453152027), np.float32(1.061405429)
@@ -334,7 +341,9 @@ def _to_weights(scores: Any, scale: Any, softcap: Any, has_sink: bool, sink: Any
         scores[i] /= total
 
 
-@compiled("void(int64[::1], float32[::1], int64, int64, int64, int64, int64, int64[:, ::1], int64[::1], int64[::1], int64[::1], float32[::1])")
+@compiled(
+    "void(int64[::1], float32[::1], int64, int64, int64, int64, int64, int64[:, ::1], int64[::1], int64[::1], int64[::1], float32[::1])"
+)
 def _attend(
     code: Any, memory: Any, address: int, base: int, count: int, first: int, end: int, reads: Any, blocks: Any,
     nodes: Any, offsets: Any, scores: Any,
@@ -377,11 +386,17 @@ def _attend(
                 scores.ctypes.data, value_offsets.ctypes.data, num_seen, values + item * part, is_short, out + 4 * part
             )
             part += 64
-        while part < value_width:
+        while part + 16 <= value_width:
             weigh_one(
                 scores.ctypes.data, value_offsets.ctypes.data, num_seen, values + item * part, is_short, out + 4 * part
             )
             part += 16
+        for place in range(part, value_width):
+            total = np.float32(0)
+            for i in range(num_seen):
+                at = values + value_offsets[i] + item * place
+                total += found[i] * (_wide(load_short(at)) if is_short else load_float(at))
+            memory[_place(code, 6, base, count, row) + head * value_width + place] = total
         if code[13]:
             start = _place(code, 6, base, count, row) + head * value_width
             _round_all(memory[start : start + value_width])
@@ -439,4 +454,3 @@ def run(
             )  # fmt: skip
         rounds += 1
         _wait_for_all(barrier, num_threads, rounds)
-

@@ -20,7 +20,9 @@ _LARGEST: Final = {"int8": 127, "int4": 7}
 class Matrix:
     """A weight [out, in] and a bias. It takes no memory until `pack`."""
 
-    def __init__(self, num_outputs: int, num_inputs: int, dtype: torch.dtype, quantized: Quantized | None = None) -> None:
+    def __init__(
+        self, num_outputs: int, num_inputs: int, dtype: torch.dtype, quantized: Quantized | None = None
+    ) -> None:
         """int4 needs a multiple of 32 inputs; others are kept as int8."""
         self.num_outputs, self.num_inputs = num_outputs, num_inputs
         self.num_panels = -(-num_outputs // PANEL)

@@ -260,7 +260,12 @@ class Assembler:
                 raise Unsupported("it sums numbers that do not follow each other")
             code = [machine.SUM, 1, length, 0, 0, 0, 0, machine.REGISTER, 0, 0, 0, 1, machine.CONSTANT, 0, 0, 0, 0]
             self._emit(
-                machine.ROWS, register.space, code, {3: register, 8: value.register}, [value.register], {3: place, 8: start}
+                machine.ROWS,
+                register.space,
+                code,
+                {3: register, 8: value.register},
+                [value.register],
+                {3: place, 8: start},
             )
         return out if keeps else Value(register, out.addresses.squeeze(-1))
 
@@ -283,7 +288,7 @@ class Assembler:
         self._bind_value(operation.result[0], [machine.COPY], [found])
 
     def _cat(self, operation: Operation) -> None:
-        parts, result = operation.args[0], operation.result
+        parts, result = [part for part in operation.args[0] if part.numel()], operation.result
         dim = (operation.args[1] if len(operation.args) > 1 else operation.kwargs.get("dim", 0)) % result.dim()
         values = [self._operand(part) for part in parts]
         space, row_dim = self._space_of(values), max(_row_dim(value.addresses) for value in values)
@@ -308,10 +313,26 @@ class Assembler:
         rows = self._contiguous(value)
         start = int(_by_row(rows.addresses)[0])
         register = self._new_register(prod(result.shape) // result.shape[row_dim], WANTED)
-        code = [machine.COPY, 1, register.width, 0, 0, 0, 0, machine.OF_ALL_ROWS, 0, 0, 0, 1, machine.CONSTANT, 0, 0, 0, 0]
-        self._emit(
-            machine.ROWS, WANTED, code, {3: register, 8: rows.register}, [rows.register], {8: start}
-        )
+        code = [
+            machine.COPY,
+            1,
+            register.width,
+            0,
+            0,
+            0,
+            0,
+            machine.OF_ALL_ROWS,
+            0,
+            0,
+            0,
+            1,
+            machine.CONSTANT,
+            0,
+            0,
+            0,
+            0,
+        ]
+        self._emit(machine.ROWS, WANTED, code, {3: register, 8: rows.register}, [rows.register], {8: start})
         self._values[id(result)] = self._value(register, result.shape, row_dim)
 
     def _product(self, product: Product) -> None:
@@ -329,17 +350,25 @@ class Assembler:
 
     def _attend(self, attended: Attended) -> None:
         kind = attended.kind
-        query, key, value = (self._by_head(self._operand(each)) for each in (attended.query, attended.key, attended.value))
+        query, key, value = (
+            self._by_head(self._operand(each)) for each in (attended.query, attended.key, attended.value)
+        )
         _, num_heads, _, key_width = attended.query.shape
         num_kv_heads, value_width = attended.key.shape[1], attended.value.shape[3]
-        if key_width % 16 or value_width % 16:
-            raise Unsupported(f"its heads have {key_width} and {value_width} numbers, not a multiple of 16")
         register = self._new_register(num_heads * value_width, ALL)
         sinks = None if kind.sinks is None else self._constant_vector(kind.sinks.detach().float().numpy())
         floats = [int(np.float32(number).view(np.uint32)) for number in (kind.scale, kind.softcap or 0.0)]
         is_short = attended.result.dtype == torch.bfloat16
         code = [0] * 8 + [0, 0, num_kv_heads * key_width, num_kv_heads * value_width, kind.window or 0, int(is_short)]
-        code += [num_heads, num_heads // num_kv_heads, key_width, value_width, *floats, int(sinks is not None), sinks or 0]
+        code += [
+            num_heads,
+            num_heads // num_kv_heads,
+            key_width,
+            value_width,
+            *floats,
+            int(sinks is not None),
+            sinks or 0,
+        ]
         read = [query.register, key.register, value.register]
         self._emit(machine.ATTENTION, ALL, code, {0: read[0], 2: read[1], 4: read[2], 6: register}, read)
         self._attended.append((code, attended.layer))
@@ -355,6 +384,9 @@ class Assembler:
         self._bind_value(result, code, [self._operand(each) for each in operands])
 
     def _bind_value(self, result: Tensor, code: list[int], operands: Sequence[Value]) -> None:
+        if not result.numel():  # the part of a head that partial rotary embeddings leave as it is
+            self._values[id(result)] = Value(operands[0].register, operands[0].addresses.expand(result.shape))
+            return
         self._values[id(result)] = self._make(code, operands, result.shape, rounds=result.dtype == torch.bfloat16)
         if result.dtype not in (torch.bfloat16, torch.float32):
             raise Unsupported(f"it computes in {result.dtype}")
@@ -573,7 +605,10 @@ def _as_loops(places: Sequence[Tensor]) -> _Part | None:
         if not fits or not all(_is_grid(row) for row in rows):
             continue
         outer_strides = [_stride(row[:, 0]) or 0 for row in rows]
-        strides = [(outer, 1 if inner == 1 else (stride or 0)) for outer, stride in zip(outer_strides, inner_strides, strict=True)]
+        strides = [
+            (outer, 1 if inner == 1 else (stride or 0))
+            for outer, stride in zip(outer_strides, inner_strides, strict=True)
+        ]
         return _Part(len(rows[0]), inner, [int(row[0, 0]) for row in rows], strides)
     return None
 

@@ -153,4 +153,3 @@ def _reads(spans: list[Span], cache: KVCache) -> tuple[NDArray[np.int64], ...]:
     return (
         np.array(slots, np.int64), np.array(reads, np.int64), np.array(blocks, np.int64), np.array(nodes, np.int64),
     )  # fmt: skip
-

@@ -92,7 +92,11 @@ def record(model: Any) -> Recording:
     recording = Recording()
     with _linear_layers(model, recording), _Recorder(recording):
         recording.logits = model_logits(
-            model, recording.ids, recording.positions, recording.wanted, recording  # type: ignore[arg-type]  # a probe
+            model,
+            recording.ids,
+            recording.positions,
+            recording.wanted,
+            recording,  # type: ignore[arg-type]  # a probe
         )
     return recording
 
