@@ -92,7 +92,8 @@ def _round(side: str, num_streams: int, repeat: int) -> tuple[float, Sequence[st
 
 def _chat(port: int, question: str) -> tuple[int, str]:
     body = {
-        "model": "any", "messages": [{"role": "user", "content": question}], "max_tokens": NUM_TOKENS, "temperature": 0,
+        "model": _post(port, "/v1/models")["data"][0]["id"], "messages": [{"role": "user", "content": question}],
+        "max_tokens": NUM_TOKENS, "temperature": 0,
     }  # fmt: skip
     answer = _post(port, "/v1/chat/completions", body)
     return answer["usage"]["completion_tokens"], answer["choices"][0]["message"]["content"]

@@ -10,199 +10,59 @@ Numba compiles this file at its first import, and keeps the code. Knows numbers;
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 import numpy as np
 
+from workers.native.arithmetic import (
+    ADD,
+    DIV,
+    LOOKUP,
+    SUM,
+    exp,
+    largest_of,
+    one_operand,
+    round_all,
+    short_of,
+    sum_of,
+    tanh,
+    two_operands,
+    wide,
+    with_one,
+)
 from workers.native.compiler import compiled
 from workers.native.intrinsics import (
-    HAS_PAIRS,
-    PANEL,
-    PANELS,
     add_atomic,
-    bits_of,
     float_of,
     load_atomic,
     load_float,
     load_short,
-    scores_of,
     store_float,
     store_short,
-    weigh_four,
-    weigh_one,
     yield_processor,
 )
+from workers.native.panels import PANELS
+from workers.native.reads import scores_of, weigh_four, weigh_one
+from workers.native.vectors import HAS_PAIRS, PANEL
 
-INTRINSICS: Final = "eb8c370d3f17391e"
-"""Digest of intrinsics.py: Numba compiles this file again when its text changes, and does not look at what it
-imports."""
+MADE_OF: Final = "b53b44a257e4ed21"
+"""Digest of the files that this one compiles in: Numba compiles it again when its own text changes, and looks at no
+other. A test compares it."""
 ROWS, PRODUCTS, ATTENTION = range(3)
 """Kinds of stages."""
 PAIRS, BFLOAT16, FLOAT32, INT8, INT4 = range(5)
 """Kinds of weights: bfloat16 with and without the processor's products, float32, and integers with scales."""
-COPY, ADD, SUB, MUL, DIV, RSQRT, SUM, SILU, GELU, GELU_TANH, TANH, SIGMOID, RELU, SQRT, EXP, LOOKUP = range(16)
-"""Operations on rows."""
 REGISTER, CONSTANT, OF_ALL_ROWS = range(3)
-"""Kinds of operands: of the stage's rows, the same for all rows, and of all rows where the stage has the wanted ones."""
+"""Kinds of operands: of the stage's rows, the same for all rows, and of all rows in a stage of wanted rows."""
 BLOCK: Final = 8
 """Rows that go through all operations of a stage together, so that they stay in the cache."""
 SPINS: Final = 2000
 """Looks at the barrier before a waiting thread lets others run."""
 
-_LOG2_E, _LN_2_HIGH, _LN_2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
-_E0, _E1, _E2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
-_E3, _E4, _E5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
-_ROUNDER, _LEAST, _MOST = np.float32(12582912.0), np.float32(-87.3), np.float32(88.3)
-_ONE, _TWO, _HALF = np.float32(1), np.float32(2), np.float32(0.5)
-_GELU_SCALE, _GELU_CUBE, _ROOT_HALF = (
-    np.float32(math.sqrt(2 / math.pi)),
-    np.float32(0.044715),
-    np.float32(math.sqrt(0.5)),
-)
-_P = np.float32(0.3275911)
-_A1, _A2, _A3 = np.float32(0.254829592), np.float32(-0.284496736), np.float32(1.421413741)
-_A4, _A5 = np.float32(-1.453152027), np.float32(1.061405429)
 _HIDDEN = np.float32(-np.inf)
-
 _pairs = PANELS["pairs" if HAS_PAIRS else "bfloat16"]  # without the instruction the code could not be compiled
 _bfloat16, _float32 = PANELS["bfloat16"], PANELS["float32"]
 _int8, _int4 = PANELS["int8"], PANELS["int4"]
-
-
-@compiled("float32(float32)")
-def _rounded(number: Any) -> Any:
-    """To the nearest bfloat16 number."""
-    bits = bits_of(number)
-    return float_of((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000))
-
-
-@compiled("uint16(float32)")
-def _short(number: Any) -> Any:
-    """The bits of a number that is a bfloat16 number, or is rounded to one."""
-    return np.uint16(bits_of(_rounded(number)) >> np.uint32(16))
-
-
-@compiled("float32(uint16)")
-def _wide(short: Any) -> Any:
-    return float_of(np.uint32(short) << np.uint32(16))
-
-
-@compiled("float32(float32)")
-def _exp(x: Any) -> Any:
-    """Cephes' expf, which a compiler can compute for sixteen numbers at once."""
-    x = min(max(x, _LEAST), _MOST)
-    whole = x * _LOG2_E + _ROUNDER - _ROUNDER
-    x = x - whole * _LN_2_HIGH - whole * _LN_2_LOW
-    series = ((((_E0 * x + _E1) * x + _E2) * x + _E3) * x + _E4) * x + _E5
-    power = float_of(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23))
-    return (series * x * x + x + _ONE) * power
-
-
-@compiled("float32(float32)")
-def _tanh(x: Any) -> Any:
-    return _ONE - _TWO / (_exp(_TWO * x) + _ONE)
-
-
-@compiled("float32(float32)")
-def _erf(x: Any) -> Any:
-    """Abramowitz and Stegun 7.1.26; the error is below 1.5e-7."""
-    size = abs(x)
-    t = _ONE / (_ONE + _P * size)
-    tail = ((((_A5 * t + _A4) * t + _A3) * t + _A2) * t + _A1) * t * _exp(-size * size)
-    return math.copysign(_ONE - tail, x)
-
-
-@compiled("void(int64, float32[::1], float32[::1])")
-def _one_operand(op: int, out: Any, x: Any) -> None:
-    count = len(out)
-    if op == COPY:
-        for i in range(count):
-            out[i] = x[i]
-    elif op == SILU:
-        for i in range(count):
-            out[i] = x[i] / (_ONE + _exp(-x[i]))
-    elif op == GELU:
-        for i in range(count):
-            out[i] = _HALF * x[i] * (_ONE + _erf(x[i] * _ROOT_HALF))
-    elif op == GELU_TANH:
-        for i in range(count):
-            out[i] = _HALF * x[i] * (_ONE + _tanh(_GELU_SCALE * (x[i] + _GELU_CUBE * x[i] * x[i] * x[i])))
-    elif op == TANH:
-        for i in range(count):
-            out[i] = _tanh(x[i])
-    elif op == SIGMOID:
-        for i in range(count):
-            out[i] = _ONE / (_ONE + _exp(-x[i]))
-    elif op == RELU:
-        for i in range(count):
-            out[i] = max(x[i], np.float32(0))
-    elif op == RSQRT:
-        for i in range(count):
-            out[i] = _ONE / np.float32(math.sqrt(x[i]))
-    elif op == SQRT:
-        for i in range(count):
-            out[i] = np.float32(math.sqrt(x[i]))
-    elif op == EXP:
-        for i in range(count):
-            out[i] = _exp(x[i])
-
-
-@compiled("void(int64, float32[::1], float32[::1], float32[::1])")
-def _two_operands(op: int, out: Any, x: Any, y: Any) -> None:
-    count = len(out)
-    if op == ADD:
-        for i in range(count):
-            out[i] = x[i] + y[i]
-    elif op == SUB:
-        for i in range(count):
-            out[i] = x[i] - y[i]
-    elif op == MUL:
-        for i in range(count):
-            out[i] = x[i] * y[i]
-    else:
-        for i in range(count):
-            out[i] = x[i] / y[i]
-
-
-@compiled("void(int64, float32[::1], float32[::1], float32)")
-def _with_one(op: int, out: Any, x: Any, y: Any) -> None:
-    """`_two_operands` where the second is a single number."""
-    count = len(out)
-    if op == ADD:
-        for i in range(count):
-            out[i] = x[i] + y
-    elif op == SUB:
-        for i in range(count):
-            out[i] = x[i] - y
-    elif op == MUL:
-        for i in range(count):
-            out[i] = x[i] * y
-    else:
-        for i in range(count):
-            out[i] = x[i] / y
-
-
-@compiled("void(float32[::1])")
-def _round_all(out: Any) -> None:
-    for i in range(len(out)):
-        out[i] = _rounded(out[i])
-
-
-@compiled("float32(float32[::1])", fastmath=True)
-def _sum(x: Any) -> Any:
-    total = np.float32(0)
-    for i in range(len(x)):
-        total += x[i]
-    return total
-
-
-@compiled("float32(float32[::1])", fastmath=True)
-def _largest(x: Any) -> Any:
-    best = x[0]
-    for i in range(len(x)):
-        best = max(best, x[i])
-    return best
 
 
 @compiled("int64(int64[::1], int64, int64, int64, int64)")
@@ -226,19 +86,19 @@ def _operate(code: Any, memory: Any, row: int, base: int, count: int, counts: An
     for part in range(outer):
         o, x, y = out + part * code[5], a + part * code[10], b + part * code[15]
         if op == SUM:
-            memory[o] = _sum(memory[x : x + inner])
+            memory[o] = sum_of(memory[x : x + inner])
             target = memory[o : o + 1]
         else:
             target = memory[o : o + inner]
             if ADD <= op <= DIV:
                 if code[16]:
-                    _two_operands(op, target, memory[x : x + inner], memory[y : y + inner])
+                    two_operands(op, target, memory[x : x + inner], memory[y : y + inner])
                 else:
-                    _with_one(op, target, memory[x : x + inner], memory[y])
+                    with_one(op, target, memory[x : x + inner], memory[y])
             else:
-                _one_operand(op, target, memory[x : x + inner])
+                one_operand(op, target, memory[x : x + inner])
         if code[6]:
-            _round_all(target)
+            round_all(target)
 
 
 @compiled("void(int64[::1], float32[::1], int64, int64, int64, int64[::1], int64[::1])")
@@ -249,7 +109,7 @@ def _look_up(code: Any, memory: Any, row: int, base: int, count: int, ids: Any, 
     address = code[8] + index * code[9]
     if code[10]:
         for i in range(code[2]):
-            memory[out + i] = _wide(load_short(address + 2 * i))
+            memory[out + i] = wide(load_short(address + 2 * i))
     else:
         for i in range(code[2]):
             memory[out + i] = load_float(address + 4 * i)
@@ -281,7 +141,7 @@ def _product(
         for row in range(count):
             start = _place(code, 1, base, count, row)
             for i in range(num_inputs):
-                store_short(scratch + 2 * (row * code[10] + i), _short(memory[start + i]))
+                store_short(scratch + 2 * (row * code[10] + i), short_of(memory[start + i]))
             for i in range(num_inputs, code[10]):
                 store_short(scratch + 2 * (row * code[10] + i), np.uint16(0))
         x, x_bytes = scratch, 2 * code[10]
@@ -301,7 +161,7 @@ def _product(
                 for i in range(PANEL):
                     target[i] += load_float(bias + 4 * (panel * PANEL + i))
             if code[14]:
-                _round_all(target)
+                round_all(target)
 
 
 @compiled("void(int64[::1], float32[::1], int64, int64, int64, int64, int64[::1])")
@@ -314,7 +174,7 @@ def _store(code: Any, memory: Any, base: int, count: int, first: int, end: int, 
             if code[13]:
                 target = code[8 + which] + slots[row] * 2 * width
                 for i in range(width):
-                    store_short(target + 2 * i, _short(memory[start + i]))
+                    store_short(target + 2 * i, short_of(memory[start + i]))
             else:
                 target = code[8 + which] + slots[row] * 4 * width
                 for i in range(width):
@@ -328,21 +188,22 @@ def _to_weights(scores: Any, scale: Any, softcap: Any, has_sink: bool, sink: Any
         scores[i] *= scale
     if softcap > 0:
         for i in range(len(scores)):
-            scores[i] = softcap * _tanh(scores[i] / softcap)
-    largest = _largest(scores)
+            scores[i] = softcap * tanh(scores[i] / softcap)
+    largest = largest_of(scores)
     if has_sink:
         largest = max(largest, sink)
     for i in range(len(scores)):
-        scores[i] = _exp(scores[i] - largest)
-    total = _sum(scores)
+        scores[i] = exp(scores[i] - largest)
+    total = sum_of(scores)
     if has_sink:
-        total += _exp(sink - largest)
+        total += exp(sink - largest)
     for i in range(len(scores)):
         scores[i] /= total
 
 
 @compiled(
-    "void(int64[::1], float32[::1], int64, int64, int64, int64, int64, int64[:, ::1], int64[::1], int64[::1], int64[::1], float32[::1])"
+    "void(int64[::1], float32[::1], int64, int64, int64, int64, int64, int64[:, ::1], int64[::1], int64[::1],"
+    "int64[::1], float32[::1])"
 )
 def _attend(
     code: Any, memory: Any, address: int, base: int, count: int, first: int, end: int, reads: Any, blocks: Any,
@@ -395,11 +256,11 @@ def _attend(
             total = np.float32(0)
             for i in range(num_seen):
                 at = values + value_offsets[i] + item * place
-                total += found[i] * (_wide(load_short(at)) if is_short else load_float(at))
+                total += found[i] * (wide(load_short(at)) if is_short else load_float(at))
             memory[_place(code, 6, base, count, row) + head * value_width + place] = total
         if code[13]:
             start = _place(code, 6, base, count, row) + head * value_width
-            _round_all(memory[start : start + value_width])
+            round_all(memory[start : start + value_width])
 
 
 @compiled("void(int64, int64, int64)")

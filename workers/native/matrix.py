@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from workers.native import machine
-from workers.native.intrinsics import GROUP, HAS_PAIRS, PANEL
+from workers.native.panels import GROUP
+from workers.native.vectors import HAS_PAIRS, PANEL
 
 Quantized: TypeAlias = Literal["int8", "int4"]
 _LARGEST: Final = {"int8": 127, "int4": 7}

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from workers.native import machine
-from workers.native.intrinsics import PANEL
 from workers.native.matrix import Matrix
 from workers.native.team import Team
+from workers.native.vectors import PANEL
 
 _NONE = np.zeros(1, np.int64)
 _NO_ROWS = np.zeros((1, 5), np.int64)

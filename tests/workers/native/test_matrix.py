@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workers.native import intrinsics, machine
+from workers.native import arithmetic, intrinsics, machine, panels, reads, vectors
 from workers.native.matrix import Matrix, Quantized
 from workers.native.product import NativeProduct
 from workers.native.team import Team
@@ -43,7 +43,7 @@ def test_integers_are_near_the_weights_that_they_stand_for(
     quantized: Quantized, allowed: float, size: tuple[int, int]
 ) -> None:
     product, weight, bias = product_of(size, torch.float32, quantized)
-    has_groups = quantized == "int4" and size[1] % intrinsics.GROUP == 0
+    has_groups = quantized == "int4" and size[1] % panels.GROUP == 0
     assert product.matrix.kind == (machine.INT4 if has_groups else machine.INT8)
     rows = torch.randn(9, size[1])
     want = torch.nn.functional.linear(rows, weight, bias)
@@ -72,5 +72,6 @@ def test_no_rows_are_no_outputs() -> None:
 
 def test_the_machine_names_the_instructions_that_it_was_compiled_with() -> None:
     """Numba compiles `machine` again when its text changes, and does not look at what it imports."""
-    digest = hashlib.sha256(Path(str(intrinsics.__file__)).read_bytes()).hexdigest()[:16]
-    assert machine.INTRINSICS == digest, "write this digest into workers/native/machine.py"
+    texts = b"".join(Path(str(each.__file__)).read_bytes() for each in (arithmetic, intrinsics, panels, reads, vectors))
+    digest = hashlib.sha256(texts).hexdigest()[:16]
+    assert digest == machine.MADE_OF, "write this digest into workers/native/machine.py"

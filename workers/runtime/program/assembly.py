@@ -1,8 +1,8 @@
 """Makes a program for `workers.native.machine` from a recording, for any number of rows.
 
 All operations between products and attention must treat rows independently. A value is described by the address of each
-of its elements (the row, and the place in a register of the row), so torch's own views of such addresses say what a view
-of the value is. Knows torch's operators and the machine's codes; must not know models.
+of its elements (the row, and the place in a register of the row), so torch's own views of such addresses say what a
+view of the value is. Knows torch's operators and the machine's codes; must not know models.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from workers.native import machine
-from workers.native.intrinsics import PANEL
-from workers.runtime.backend import BackendUnavailable
+from workers.native import arithmetic, machine
 from workers.native.matrix import Matrix
+from workers.native.vectors import PANEL
+from workers.runtime.program.places import ROW, Part, Unsupported, by_row, row_dim_of, split
 from workers.runtime.program.recorder import NUM_ROWS, Attended, Operation, Product, Recording
 
-_ROW: Final = 1 << 40
-"""An element's address is this times its row, plus its place in the register."""
 ALL, WANTED = range(2)
 """Kinds of rows: all rows of a step, and those whose logits are wanted."""
 MAX_PARTS: Final = 64
@@ -36,10 +34,10 @@ _VIEWS: Final = {
 }  # fmt: skip
 _RESHAPES: Final = {"view", "_unsafe_view", "reshape", "_reshape_alias"}
 _SAME: Final = {"clone", "contiguous", "dropout", "native_dropout", "lift_fresh"}
-_BINARY: Final = {"add": machine.ADD, "sub": machine.SUB, "mul": machine.MUL, "div": machine.DIV}
+_BINARY: Final = {"add": arithmetic.ADD, "sub": arithmetic.SUB, "mul": arithmetic.MUL, "div": arithmetic.DIV}
 _UNARY: Final = {
-    "rsqrt": machine.RSQRT, "sqrt": machine.SQRT, "silu": machine.SILU, "tanh": machine.TANH, "exp": machine.EXP,
-    "sigmoid": machine.SIGMOID, "relu": machine.RELU,
+    "rsqrt": arithmetic.RSQRT, "sqrt": arithmetic.SQRT, "silu": arithmetic.SILU, "tanh": arithmetic.TANH,
+    "exp": arithmetic.EXP, "sigmoid": arithmetic.SIGMOID, "relu": arithmetic.RELU,
 }  # fmt: skip
 
 
@@ -97,10 +95,6 @@ class Program:
     """The code and the layer of each attention."""
     kept: Sequence[Any]
     """Tensors whose addresses are in the codes."""
-
-
-class Unsupported(BackendUnavailable):
-    """An operation that no code expresses."""
 
 
 class Assembler:
@@ -180,7 +174,7 @@ class Assembler:
             raise Unsupported(f"it computes {name} of token ids")
         weight, result = operation.args[0].detach(), operation.result
         register = self._new_register(prod(result.shape) // NUM_ROWS, ALL)
-        code = [machine.LOOKUP, 1, register.width, 0, 0, 0, 0, 0, weight.data_ptr()]
+        code = [arithmetic.LOOKUP, 1, register.width, 0, 0, 0, 0, 0, weight.data_ptr()]
         code += [weight.stride(0) * weight.element_size(), int(weight.dtype == torch.bfloat16)]
         self._kept.append(weight)
         self._emit(machine.ROWS, ALL, code, {3: register}, [])
@@ -202,7 +196,7 @@ class Assembler:
         if result.dtype == source.dtype or result.dtype == torch.float32:
             self._values[id(result)] = self._values[id(source)]
         elif result.dtype == torch.bfloat16:
-            self._unary(machine.COPY, operation)
+            self._unary(arithmetic.COPY, operation)
         else:
             raise Unsupported(f"it computes in {result.dtype}")
 
@@ -216,21 +210,21 @@ class Assembler:
 
     def _gelu(self, operation: Operation) -> None:
         is_tanh = operation.kwargs.get("approximate", "none") == "tanh"
-        self._unary(machine.GELU_TANH if is_tanh else machine.GELU, operation)
+        self._unary(arithmetic.GELU_TANH if is_tanh else arithmetic.GELU, operation)
 
     def _neg(self, operation: Operation) -> None:
-        self._bind(operation.result, [machine.MUL], operation.args[0], -1.0)
+        self._bind(operation.result, [arithmetic.MUL], operation.args[0], -1.0)
 
     def _rsub(self, operation: Operation) -> None:
-        self._bind(operation.result, [machine.SUB], operation.args[1], operation.args[0])
+        self._bind(operation.result, [arithmetic.SUB], operation.args[1], operation.args[0])
 
     def _pow(self, operation: Operation) -> None:
         base, exponent = operation.args[:2]
         if exponent == 2:
-            self._bind(operation.result, [machine.MUL], base, base)
+            self._bind(operation.result, [arithmetic.MUL], base, base)
         elif exponent == 3:
             value = self._values[id(base)]
-            self._bind_value(operation.result, [machine.MUL], [self._computed(machine.MUL, value, value), value])
+            self._bind_value(operation.result, [arithmetic.MUL], [self._computed(arithmetic.MUL, value, value), value])
         else:
             raise Unsupported(f"it computes the power {exponent}")
 
@@ -238,11 +232,11 @@ class Assembler:
         source = operation.args[0]
         total = self._sum_of(self._values[id(source)], operation)
         share = self._constant(1 / source.shape[-1])
-        self._bind_value(operation.result, [machine.MUL], [total, share])
+        self._bind_value(operation.result, [arithmetic.MUL], [total, share])
 
     def _sum(self, operation: Operation) -> None:
         total = self._sum_of(self._values[id(operation.args[0])], operation)
-        self._bind_value(operation.result, [machine.COPY], [total])
+        self._bind_value(operation.result, [arithmetic.COPY], [total])
 
     def _sum_of(self, value: Value, operation: Operation) -> Value:
         dims, rank = operation.args[1], value.addresses.dim()
@@ -251,14 +245,14 @@ class Assembler:
         keeps = (operation.args[2] if len(operation.args) > 2 else False) or operation.kwargs.get("keepdim", False)
         shape = (*value.addresses.shape[:-1], 1)
         register = self._new_register(prod(shape) // self._rows_of(value), value.register.space)
-        out = self._value(register, shape, _row_dim(value.addresses))
-        source, target = _by_row(value.addresses), _by_row(out.addresses)
+        out = self._value(register, shape, row_dim_of(value.addresses))
+        source, target = by_row(value.addresses), by_row(out.addresses)
         length = value.addresses.shape[-1]
         starts = source.view(-1, length)[:, 0]
         for place, start, row in zip(target.tolist(), starts.tolist(), source.view(-1, length), strict=True):
             if not torch.equal(row, torch.arange(start, start + length)):
                 raise Unsupported("it sums numbers that do not follow each other")
-            code = [machine.SUM, 1, length, 0, 0, 0, 0, machine.REGISTER, 0, 0, 0, 1, machine.CONSTANT, 0, 0, 0, 0]
+            code = [arithmetic.SUM, 1, length, 0, 0, 0, 0, machine.REGISTER, 0, 0, 0, 1, machine.CONSTANT, 0, 0, 0, 0]
             self._emit(
                 machine.ROWS,
                 register.space,
@@ -275,29 +269,29 @@ class Assembler:
             raise Unsupported("it normalizes over more than the last dimension")
         value, share = self._values[id(source)], self._constant(1 / shape[0])
         summed = Operation(None, (source, [-1], True), {}, None)
-        mean = self._computed(machine.MUL, self._sum_of(value, summed), share)
-        centred = self._computed(machine.SUB, value, mean)
-        squares = self._computed(machine.MUL, centred, centred)
-        variance = self._computed(machine.MUL, self._sum_of(squares, summed), share)
-        scale = self._computed(machine.RSQRT, self._computed(machine.ADD, variance, self._constant(epsilon)))
-        found = self._computed(machine.MUL, centred, scale)
+        mean = self._computed(arithmetic.MUL, self._sum_of(value, summed), share)
+        centred = self._computed(arithmetic.SUB, value, mean)
+        squares = self._computed(arithmetic.MUL, centred, centred)
+        variance = self._computed(arithmetic.MUL, self._sum_of(squares, summed), share)
+        scale = self._computed(arithmetic.RSQRT, self._computed(arithmetic.ADD, variance, self._constant(epsilon)))
+        found = self._computed(arithmetic.MUL, centred, scale)
         if weight is not None:
-            found = self._computed(machine.MUL, found, self._operand(weight))
+            found = self._computed(arithmetic.MUL, found, self._operand(weight))
         if bias is not None:
-            found = self._computed(machine.ADD, found, self._operand(bias))
-        self._bind_value(operation.result[0], [machine.COPY], [found])
+            found = self._computed(arithmetic.ADD, found, self._operand(bias))
+        self._bind_value(operation.result[0], [arithmetic.COPY], [found])
 
     def _cat(self, operation: Operation) -> None:
         parts, result = [part for part in operation.args[0] if part.numel()], operation.result
         dim = (operation.args[1] if len(operation.args) > 1 else operation.kwargs.get("dim", 0)) % result.dim()
         values = [self._operand(part) for part in parts]
-        space, row_dim = self._space_of(values), max(_row_dim(value.addresses) for value in values)
+        space, row_dim = self._space_of(values), max(row_dim_of(value.addresses) for value in values)
         register = self._new_register(prod(result.shape) // result.shape[row_dim], space)
         out = self._value(register, result.shape, row_dim)
         first = 0
         for part, value in zip(parts, values, strict=True):
             place = out.addresses.narrow(dim, first, part.shape[dim])
-            self._write([machine.COPY], Value(register, place), [value], rounds=False)
+            self._write([arithmetic.COPY], Value(register, place), [value], rounds=False)
             first += part.shape[dim]
         self._values[id(result)] = out
 
@@ -307,14 +301,14 @@ class Assembler:
         if len(chosen) != 1 or chosen[0].shape != self._recording.wanted.shape:
             raise Unsupported("it picks elements by index")
         value, result = self._values[id(source)], operation.result
-        row_dim = _row_dim(value.addresses)
+        row_dim = row_dim_of(value.addresses)
         if indices.index(chosen[0]) != row_dim or not torch.equal(chosen[0], self._recording.wanted):
             raise Unsupported("it picks elements of a row by index")
         rows = self._contiguous(value)
-        start = int(_by_row(rows.addresses)[0])
+        start = int(by_row(rows.addresses)[0])
         register = self._new_register(prod(result.shape) // result.shape[row_dim], WANTED)
         code = [
-            machine.COPY,
+            arithmetic.COPY,
             1,
             register.width,
             0,
@@ -340,12 +334,12 @@ class Assembler:
         matrix = self._matrix_of(product.layer)
         register = self._new_register(matrix.num_panels * PANEL, value.register.space)
         code = [matrix.kind, 0, 0, 0, 0, *[0] * 9, int(product.result.dtype == torch.bfloat16)]
-        start = int(_by_row(value.addresses)[0])
+        start = int(by_row(value.addresses)[0])
         self._products.append((code, matrix))
         self._emit(
             machine.PRODUCTS, register.space, code, {1: value.register, 3: register}, [value.register], {1: start}
         )
-        row_dim = _row_dim(value.addresses)
+        row_dim = row_dim_of(value.addresses)
         self._values[id(product.result)] = self._value(register, product.result.shape, row_dim)
 
     def _attend(self, attended: Attended) -> None:
@@ -399,25 +393,25 @@ class Assembler:
     def _make(self, code: list[int], operands: Sequence[Value], shape: Sequence[int], *, rounds: bool) -> Value:
         space = self._space_of(operands)
         spread = [Value(value.register, value.addresses.expand(shape)) for value in operands]
-        row_dim = max(_row_dim(value.addresses) for value in spread)
+        row_dim = max(row_dim_of(value.addresses) for value in spread)
         register = self._new_register(prod(shape) // shape[row_dim], space)
         out = self._value(register, shape, row_dim)
         self._write(code, out, spread, rounds=rounds)
         return out
 
     def _write(self, code: list[int], out: Value, operands: Sequence[Value], *, rounds: bool) -> None:
-        if len(operands) == 2 and code[0] in (machine.ADD, machine.MUL) and _is_single(operands[0]):
+        if len(operands) == 2 and code[0] in (arithmetic.ADD, arithmetic.MUL) and _is_single(operands[0]):
             operands = operands[::-1]
-        row_dim, shape = _row_dim(out.addresses), out.addresses.shape
-        places = [_by_row(value.addresses.expand(shape), row_dim) for value in (out, *operands)]
+        row_dim, shape = row_dim_of(out.addresses), out.addresses.shape
+        places = [by_row(value.addresses.expand(shape), row_dim) for value in (out, *operands)]
         inner_shape = [size for dim, size in enumerate(shape) if dim != row_dim]
-        parts = _split([place.view(inner_shape) for place in places])
+        parts = split([place.view(inner_shape) for place in places])
         if len(parts) > MAX_PARTS:
             raise Unsupported("it reads numbers that do not follow each other")
         for part in parts:
             self._emit_part(code[0], out.register, operands, part, rounds=rounds)
 
-    def _emit_part(self, op: int, out: Register, operands: Sequence[Value], part: _Part, *, rounds: bool) -> None:
+    def _emit_part(self, op: int, out: Register, operands: Sequence[Value], part: Part, *, rounds: bool) -> None:
         code = [op, part.outer, part.inner, 0, 0, part.strides[0][0], int(rounds)]
         registers, starts = {3: out}, {3: part.starts[0]}
         for column, value, start, strides in zip((7, 12), operands, part.starts[1:], part.strides[1:], strict=False):
@@ -477,7 +471,7 @@ class Assembler:
             if len(row_dims) != 1 or not tensor.dtype.is_floating_point:
                 raise Unsupported("what it computes from positions is no number for each row")
             register = self._new_register(tensor.numel() // NUM_ROWS, ALL)
-            code = [machine.LOOKUP, 1, register.width, 0, 0, 0, 0, 1, 0, 4 * register.width, 0]
+            code = [arithmetic.LOOKUP, 1, register.width, 0, 0, 0, 0, 1, 0, 4 * register.width, 0]
             self._emit(machine.ROWS, ALL, code, {3: register}, [])
             self._tables.append((code, tensor, row_dims[0]))
             self._looked_up[id(tensor)] = self._value(register, tensor.shape, row_dims[0])
@@ -494,11 +488,11 @@ class Assembler:
 
     def _contiguous(self, value: Value, *, at_start: bool = False) -> Value:
         """The value, or a copy of it, whose numbers of a row follow each other."""
-        places = _by_row(value.addresses)
+        places = by_row(value.addresses)
         start = int(places[0])
         if torch.equal(places, torch.arange(start, start + len(places))) and not (at_start and start):
             return value
-        return self._make([machine.COPY], [value], value.addresses.shape, rounds=False)
+        return self._make([arithmetic.COPY], [value], value.addresses.shape, rounds=False)
 
     def _new_register(self, width: int, space: int) -> Register:
         return Register(width, space)
@@ -508,7 +502,7 @@ class Assembler:
         num_rows = shape[row_dim]
         inner = [size for dim, size in enumerate(shape) if dim != row_dim]
         places = torch.arange(prod(inner)).view(inner).unsqueeze(row_dim)
-        rows = (torch.arange(num_rows) * _ROW).view([-1 if dim == row_dim else 1 for dim in range(len(shape))])
+        rows = (torch.arange(num_rows) * ROW).view([-1 if dim == row_dim else 1 for dim in range(len(shape))])
         return Value(register, rows + places)
 
     def _space_of(self, values: Sequence[Value]) -> int:
@@ -518,7 +512,7 @@ class Assembler:
         return spaces.pop()
 
     def _rows_of(self, value: Value) -> int:
-        return value.addresses.shape[_row_dim(value.addresses)]
+        return value.addresses.shape[row_dim_of(value.addresses)]
 
     # The whole program
 
@@ -565,91 +559,6 @@ class Assembler:
                 register.offset = reusable[0]
             places.append((register.offset, register.last_stage))
         return total
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A part of an operation: two loops, with the start and strides of the output and of each operand."""
-
-    outer: int
-    inner: int
-    starts: Sequence[int]
-    strides: Sequence[tuple[int, int]]
-
-
-def _split(places: Sequence[Tensor]) -> Sequence[_Part]:
-    """Cut the elements of a row into as few parts as two loops can express.  # places: [...] each"""
-    found = _as_loops(places)
-    if found is not None:
-        return [found]
-    if places[0].dim() == 0 or len(places[0]) == 0:
-        raise Unsupported("it reads numbers that do not follow each other")
-    if places[0].dim() == 1 and len(places[0]) > 1 and not all(_stride(place) is not None for place in places):
-        raise Unsupported("it reads numbers in no regular order")
-    if places[0].dim() == 1:
-        raise Unsupported("it reads numbers that do not follow each other")
-    return [part for index in range(len(places[0])) for part in _split([place[index] for place in places])]
-
-
-def _as_loops(places: Sequence[Tensor]) -> _Part | None:
-    shape = places[0].shape
-    for num_outer in range(len(shape) + 1):
-        inner = prod(shape[num_outer:])
-        rows = [place.reshape(-1, inner) for place in places]
-        inner_strides = [_stride(row[0]) for row in rows]
-        fits = inner == 1 or (
-            inner_strides[0] == 1
-            and (len(rows) == 1 or inner_strides[1] == 1)
-            and all(stride in (0, 1) for stride in inner_strides[2:])
-        )
-        if not fits or not all(_is_grid(row) for row in rows):
-            continue
-        outer_strides = [_stride(row[:, 0]) or 0 for row in rows]
-        strides = [
-            (outer, 1 if inner == 1 else (stride or 0))
-            for outer, stride in zip(outer_strides, inner_strides, strict=True)
-        ]
-        return _Part(len(rows[0]), inner, [int(row[0, 0]) for row in rows], strides)
-    return None
-
-
-def _is_grid(row: Tensor) -> bool:
-    """Whether each row of a matrix is the one before plus a constant.  # [outer, inner]"""
-    return _stride(row[:, 0]) is not None and torch.equal(row - row[:, :1], (row[0] - row[0, 0]).expand_as(row))
-
-
-def _stride(row: Tensor) -> int | None:
-    """The difference of each two that follow each other; 0 for a single one; None if it is not always the same."""
-    if len(row) < 2:
-        return 0
-    steps = row[1:] - row[:-1]
-    return int(steps[0]) if bool((steps == steps[0]).all()) else None
-
-
-def _row_dim(addresses: Tensor) -> int:
-    """The dimension of rows; -1 for a value that all rows share."""
-    rows = addresses // _ROW
-    for dim in range(addresses.dim()):
-        if addresses.shape[dim] > 1 and bool((rows.select(dim, 0) != rows.select(dim, 1)).any()):
-            return dim
-    return -1
-
-
-def _by_row(addresses: Tensor, row_dim: int | None = None) -> Tensor:
-    """Places of the first row's elements, in order. Raises: Unsupported if other rows have other places."""
-    own = _row_dim(addresses)
-    dim = own if row_dim is None else row_dim
-    if own not in (-1, dim):
-        raise Unsupported("it combines different rows")
-    places, rows = addresses % _ROW, addresses // _ROW
-    first = places.select(dim, 0)
-    if not torch.equal(places, first.unsqueeze(dim).expand_as(places)):
-        raise Unsupported("rows are laid out differently")
-    if own != -1:
-        shape = [-1 if each == dim else 1 for each in range(addresses.dim())]
-        if not torch.equal(rows, torch.arange(addresses.shape[dim]).view(shape).expand_as(rows)):
-            raise Unsupported("it combines different rows")
-    return first.reshape(-1)
 
 
 def _is_single(value: Value) -> bool:

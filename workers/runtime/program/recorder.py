@@ -77,7 +77,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self._recording = recording
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self._recording.operations.append(Operation(func, args, kwargs or {}, result))
         return result
