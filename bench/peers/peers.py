@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ NUM_TOKENS = 96
 START_S = 300.0
 GOALS = {1: 0.95, 4: 1.0, 16: 1.0}
 """Least tokens/s, as a share of llama.cpp's, by number of streams."""
-PORTS = {"ours": 18721, "llama.cpp": 18723}
+SIDES = ("ours", "llama.cpp")
 QUESTIONS = (
     "Tell me about rivers.",
     "Why is the sky blue?",
@@ -54,20 +55,27 @@ def measure(args: argparse.Namespace) -> list[Result]:
     program = llama_cpp.installed(args.folder / "llama.cpp")
     checkpoint = _converted(args.gguf, args.folder / args.gguf.stem)
     file = llama_cpp.dequantized(args.gguf, args.folder / f"{args.gguf.stem}.bf16.gguf")
-    peer = llama_cpp.start(program, file, PORTS["llama.cpp"], args.threads, max(GOALS))
-    with _running("llama.cpp", peer), _running("ours", _our_server(checkpoint, args.threads)):
-        for side in PORTS:
-            _round(side, 1, 0)  # first uses
-        return [result for streams in GOALS for result in _compare(streams, args.repeats, args.threads)]
+    ports = dict(zip(SIDES, _free_ports(), strict=False))
+    peer = llama_cpp.start(program, file, ports["llama.cpp"], args.threads, max(GOALS))
+    ours = _our_server(checkpoint, ports["ours"], args.threads)
+    with _running("llama.cpp", peer, ports["llama.cpp"]), _running("ours", ours, ports["ours"]):
+        for port in ports.values():
+            _round(port, 1, 0)  # first uses
+        return [result for streams in GOALS for result in _compare(ports, streams, args.repeats, args.threads)]
 
 
-def _compare(num_streams: int, repeats: int, num_threads: int) -> Iterator[Result]:
-    speeds: dict[str, list[float]] = {side: [] for side in PORTS}
+def _free_ports() -> list[int]:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        return [one.getsockname()[1], other.getsockname()[1]]
+
+
+def _compare(ports: Mapping[str, int], num_streams: int, repeats: int, num_threads: int) -> Iterator[Result]:
+    speeds: dict[str, list[float]] = {side: [] for side in SIDES}
     num_same = num_texts = 0
     for repeat in range(repeats):
         texts = {}
-        for side in PORTS if repeat % 2 else reversed(PORTS):
-            speed, texts[side] = _round(side, num_streams, repeat)
+        for side in SIDES if repeat % 2 else reversed(SIDES):
+            speed, texts[side] = _round(ports[side], num_streams, repeat)
             speeds[side].append(speed)
         num_same += sum(map(str.__eq__, texts["ours"], texts["llama.cpp"]))
         num_texts += num_streams
@@ -80,12 +88,12 @@ def _compare(num_streams: int, repeats: int, num_threads: int) -> Iterator[Resul
     yield Result(f"equal texts, {num_streams} streams", round(num_same / num_texts, 2), "share", settings=settings)
 
 
-def _round(side: str, num_streams: int, repeat: int) -> tuple[float, Sequence[str]]:
+def _round(port: int, num_streams: int, repeat: int) -> tuple[float, Sequence[str]]:
     """Tokens per second of streams that begin together, and their texts."""
     questions = [f"{QUESTIONS[n % len(QUESTIONS)]} ({repeat}.{n})" for n in range(num_streams)]
     with ThreadPoolExecutor(num_streams) as pool:
         began_s = time.perf_counter()
-        answers = [*pool.map(lambda question: _chat(PORTS[side], question), questions)]
+        answers = [*pool.map(lambda question: _chat(port, question), questions)]
         took_s = time.perf_counter() - began_s
     return sum(count for count, _ in answers) / took_s, [text for _, text in answers]
 
@@ -112,10 +120,10 @@ def _converted(source: Path, target: Path) -> Path:
     return target
 
 
-def _our_server(checkpoint: Path, num_threads: int) -> subprocess.Popen[bytes]:
+def _our_server(checkpoint: Path, port: int, num_threads: int) -> subprocess.Popen[bytes]:
     arguments = [
-        "serve", "--target", checkpoint, "--dtype", "bfloat16", "--http-port", PORTS["ours"], "--grpc-port",
-        PORTS["ours"] + 1, "--set", f"target.engine.num_threads={num_threads}",
+        "serve", "--target", checkpoint, "--dtype", "bfloat16", "--http-port", port, "--grpc-port", 0, "--set",
+        f"target.engine.num_threads={num_threads}",
     ]  # fmt: skip
     return subprocess.Popen(
         [sys.executable, "-m", "outrider", *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -123,13 +131,13 @@ def _our_server(checkpoint: Path, num_threads: int) -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def _running(side: str, process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _running(side: str, process: subprocess.Popen[bytes], port: int) -> Iterator[None]:
     """Wait until the server answers; end it after the `with` block."""
     try:
         end_s = time.monotonic() + START_S
-        while not _answers(PORTS[side]):
+        while not _answers(port):
             if process.poll() is not None or time.monotonic() > end_s:
-                raise StartupError(f"{side} does not answer on port {PORTS[side]}")
+                raise StartupError(f"{side} does not answer on port {port}")
             time.sleep(1)
         yield
     finally:
