@@ -45,7 +45,7 @@ from workers.native.panels import PANELS
 from workers.native.reads import scores_of, weigh_four, weigh_one
 from workers.native.vectors import HAS_PAIRS, PANEL
 
-MADE_OF: Final = "b53b44a257e4ed21"
+MADE_OF: Final = "98ed50700cd2d8bd"
 """Digest of the files that this one compiles in: Numba compiles it again when its own text changes, and looks at no
 other. A test compares it."""
 ROWS, PRODUCTS, ATTENTION = range(3)

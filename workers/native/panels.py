@@ -53,7 +53,7 @@ _Step = Callable[[Any, Any, list[Any], list[list[Any]]], None]
 def _panel(steps_of: Callable[[Any, Any], _Step]) -> Any:
     """An intrinsic that multiplies `count` rows by a panel of weights: eight at once, then four, two and one."""
 
-    @intrinsic  # type: ignore[misc]
+    @intrinsic  # type: ignore[untyped-decorator]
     def panel(
         typing: Any,  # noqa: ARG001
         rows: Any,  # noqa: ARG001

@@ -31,7 +31,7 @@ from workers.native.vectors import (
 )
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic  # type: ignore[untyped-decorator]
 def scores_of(typing: Any, query: Any, offsets: Any, count: Any, keys: Any, width: Any, is_short: Any, out: Any) -> Any:  # noqa: ARG001
     """Products of a query [width] with `count` keys, to `out` [count]. Keys are bfloat16 if `is_short`."""
 
@@ -77,7 +77,7 @@ def _scores(
 def _weigher(num_vectors: int) -> Any:
     """An intrinsic: the sum of `count` rows of values, each times its weight, to `out` [16 * num_vectors]."""
 
-    @intrinsic  # type: ignore[misc]
+    @intrinsic  # type: ignore[untyped-decorator]
     def weigh(typing: Any, weights: Any, offsets: Any, count: Any, values: Any, is_short: Any, out: Any) -> Any:  # noqa: ARG001
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
             with builder.if_else(args[4]) as (short, wide):

@@ -78,7 +78,8 @@ class ModelRuntime:
         hardware = torch.backends.cpu.get_cpu_capability() if is_cpu else torch.cuda.get_device_name(device)
         threads = f"; {config.num_threads} threads" if is_cpu else ""
         backends = " > ".join(self.backends.names)
-        return f"{hardware}; torch {torch.__version__}; {backends}; {config.tensor_parallel} ranks{threads}"
+        weights = f"; weights in {config.quantize}" if config.quantize else ""
+        return f"{hardware}; torch {torch.__version__}; {backends}; {config.tensor_parallel} ranks{threads}{weights}"
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[StepRows]) -> torch.Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from core.config import EngineConfig
-from core.errors import first_line
+from core.errors import StartupError, first_line
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
 from workers.step import Step
 
@@ -64,7 +64,9 @@ class ProgramBackend(Backend):
     def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
         try:
             _prepare(model, config)
-        except Exception as error:  # noqa: BLE001  of the model's code, of torch or of the compiler
+        except Exception as error:  # of the model's code, of torch or of the compiler
+            if config.quantize is not None:
+                raise StartupError(f"{config.model} cannot be quantized here: {first_line(error)}") from error
             logger.info("%s is run by its own code: %s", type(model).__name__, first_line(error))
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
@@ -96,16 +98,17 @@ def _prepare(model: Any, config: EngineConfig) -> None:
 
     def matrix_of(layer: Any) -> Matrix:
         if layer not in matrices:
-            is_kept = config.quantize is None or layer is model.get_output_embeddings()
-            matrices[layer] = Matrix(*_weight(layer).shape, layer.weight.dtype, None if is_kept else config.quantize)
+            num_outputs, num_inputs = _weight(layer).shape
+            quantized = None if layer is model.get_output_embeddings() else config.quantize
+            matrices[layer] = Matrix(num_outputs, num_inputs, layer.weight.dtype, quantized)
         return matrices[layer]
 
     try:
         program: Program | None = Assembler(record(model), matrix_of).program()
-    except BackendUnavailable as error:
+    except Exception as error:
         if config.quantize is None:
             raise
-        logger.info("%s is run by its own code, with quantized products: %s", type(model).__name__, error)
+        logger.info("%s is run by its own code, with quantized products: %s", type(model).__name__, first_line(error))
         program = None
     team = Team(config.num_threads)
     for layer in [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]:

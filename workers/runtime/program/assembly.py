@@ -387,7 +387,8 @@ class Assembler:
 
     def _computed(self, code: int, *operands: Value) -> Value:
         """In float32, without a tensor of the recording."""
-        shape = torch.broadcast_shapes(*(value.addresses.shape for value in operands))
+        sizes = (value.addresses.shape for value in operands)
+        shape = torch.broadcast_shapes(*sizes)  # type: ignore[no-untyped-call]
         return self._make([code], operands, shape, rounds=False)
 
     def _make(self, code: list[int], operands: Sequence[Value], shape: Sequence[int], *, rounds: bool) -> Value:

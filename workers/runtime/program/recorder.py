@@ -72,9 +72,9 @@ class Recording(LayerProbe):
         return result
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, recording: Recording) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._recording = recording
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -108,7 +108,7 @@ def _linear_layers(model: nn.Module, recording: Recording) -> Iterator[None]:
     own = [vars(layer).get("forward") for layer in layers]
     try:
         for layer in layers:
-            layer.forward = _Recorded(layer, recording)  # type: ignore[assignment]
+            layer.forward = _Recorded(layer, recording)
         yield
     finally:
         for layer, forward in zip(layers, own, strict=True):
