@@ -26,8 +26,9 @@ class NativeProduct:
         """`rows` times the weight, plus the bias.  # [..., in] -> [..., out]"""
         matrix, team = self.matrix, self._team
         num_rows, width = rows.numel() // matrix.num_inputs, matrix.num_panels * PANEL
-        memory = torch.empty(num_rows * (matrix.num_inputs + width))
-        memory[: rows.numel()] = rows.reshape(-1)
+        memory = np.empty(num_rows * (matrix.num_inputs + width), np.float32)
+        numbers = torch.from_numpy(memory)
+        numbers[: rows.numel()] = rows.reshape(-1)
         sizes = [matrix.kind, 0, matrix.num_inputs, matrix.num_inputs, width]
         codes = np.array([[*sizes, *matrix.code, int(rows.dtype == torch.bfloat16)]], np.int64)
         counts = np.array([num_rows, 0, 0, 0], np.int64)
@@ -35,11 +36,11 @@ class NativeProduct:
 
         def work(thread: int) -> None:
             machine.run(
-                thread, team.num_threads, team.counter.ctypes.data, self._stages, codes, memory.numpy(),
-                memory.data_ptr(), counts, _NONE, _NONE, _NONE, _NONE, _NO_ROWS, _NONE, _NONE, _NONE,
+                thread, team.num_threads, team.counter.ctypes.data, self._stages, codes, memory,
+                memory.ctypes.data, counts, _NONE, _NONE, _NONE, _NONE, _NO_ROWS, _NONE, _NONE, _NONE,
                 np.zeros(1, np.float32), shorts[thread].data_ptr(),
             )  # fmt: skip
 
         team.run(work)
-        outputs = memory[num_rows * matrix.num_inputs :].view(num_rows, width)[:, : matrix.num_outputs]
+        outputs = numbers[num_rows * matrix.num_inputs :].view(num_rows, width)[:, : matrix.num_outputs]
         return outputs.to(rows.dtype).reshape(*rows.shape[:-1], matrix.num_outputs)
