@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from workers.native import machine
+from workers.native.pages import Pages
 from workers.native.panels import GROUP
 from workers.native.vectors import HAS_PAIRS, PANEL
 
@@ -36,21 +37,21 @@ class Matrix:
         self.padded_inputs = num_inputs + (num_inputs % 2 if self.kind == machine.PAIRS else 0)
         self._weight = self._scales = self._bias = torch.zeros(0)
 
-    def pack(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Lay out a weight [out, in]."""
+    def pack(self, weight: Tensor, bias: Tensor | None, pages: Pages) -> None:
+        """Lay out a weight [out, in] in memory of `pages`."""
         if bias is not None:
             self._bias = torch.zeros(self.num_panels * PANEL).index_copy_(0, torch.arange(len(bias)), bias.float())
         if self.kind in (machine.INT8, machine.INT4):
-            self._pack_integers(_padded(weight.float(), self.num_panels * PANEL))
+            self._pack_integers(_padded(weight.float(), self.num_panels * PANEL), pages)
             return
         rows = _padded(weight, self.num_panels * PANEL, self.padded_inputs)
         if self.kind == machine.PAIRS:
             by_panel = rows.view(self.num_panels, 2, PANEL // 2, -1, 2).permute(0, 3, 1, 2, 4)
         else:
             by_panel = rows.view(self.num_panels, PANEL, -1).transpose(1, 2)
-        self._weight = by_panel.contiguous()
+        self._weight = pages.copy(by_panel)
 
-    def _pack_integers(self, weight: Tensor) -> None:
+    def _pack_integers(self, weight: Tensor, pages: Pages) -> None:
         """Round to integers: in int8 with a scale for each output, in int4 with one for each group of inputs."""
         is_int8 = self.kind == machine.INT8
         groups = weight.view(self.num_panels, PANEL, -1, self.num_inputs if is_int8 else GROUP)
@@ -58,11 +59,11 @@ class Matrix:
         numbers = (groups / scales[..., None]).round().to(torch.int8)  # [P, 32, groups, inputs]
         self._scales = scales.transpose(1, 2).contiguous()
         if is_int8:
-            self._weight = numbers.view(self.num_panels, PANEL, -1).transpose(1, 2).contiguous()
+            self._weight = pages.copy(numbers.view(self.num_panels, PANEL, -1).transpose(1, 2))
             return
         nibbles = (numbers.int() & 15).view(self.num_panels, PANEL, -1, 8)
         words = (nibbles << (4 * torch.arange(8, dtype=torch.int32))).sum(-1, dtype=torch.int64).to(torch.int32)
-        self._weight = words.transpose(1, 2).contiguous()  # [P, inputs / 8, 32]
+        self._weight = pages.copy(words.transpose(1, 2))  # [P, inputs / 8, 32]
 
     @property
     def code(self) -> list[int]:

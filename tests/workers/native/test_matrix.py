@@ -10,6 +10,7 @@ import torch
 
 from workers.native import arithmetic, intrinsics, machine, panels, reads, vectors
 from workers.native.matrix import Matrix, Quantized
+from workers.native.pages import Pages
 from workers.native.product import NativeProduct
 from workers.native.team import Team
 
@@ -22,7 +23,7 @@ def product_of(
     torch.manual_seed(1)
     weight, bias = torch.randn(size).to(dtype), torch.randn(size[0]).to(dtype)
     matrix = Matrix(*size, dtype, quantized)
-    matrix.pack(weight, bias)
+    matrix.pack(weight, bias, Pages())
     return NativeProduct(matrix, Team(num_threads)), weight, bias
 
 

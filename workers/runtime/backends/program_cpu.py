@@ -87,6 +87,7 @@ def _prepare(model: Any, config: EngineConfig) -> None:
     """Record the model, then pack its weights. Changes nothing if that fails."""
     began_s = monotonic()
     from workers.native.matrix import Matrix  # the first import on a machine compiles for some ten seconds
+    from workers.native.pages import Pages
     from workers.native.product import NativeProduct
     from workers.native.team import Team
     from workers.runtime.program.assembly import Assembler
@@ -110,10 +111,10 @@ def _prepare(model: Any, config: EngineConfig) -> None:
             raise
         logger.info("%s is run by its own code, with quantized products: %s", type(model).__name__, first_line(error))
         program = None
-    team = Team(config.num_threads)
+    team, pages = Team(config.num_threads), Pages()
     for layer in [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]:
         matrix = matrix_of(layer)
-        matrix.pack(_weight(layer), layer.bias)
+        matrix.pack(_weight(layer), layer.bias, pages)
         layer.forward = NativeProduct(matrix, team)
         placeholder = layer.weight.new_full((1, 1), torch.nan).expand_as(layer.weight)
         layer.weight = nn.Parameter(placeholder, requires_grad=False)
