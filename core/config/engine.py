@@ -76,8 +76,9 @@ class EngineConfig(Settings):
     to be reproducible."""
     compile: bool = False
     """Whether to compile the forward pass, for shorter steps. On a CPU: only a model whose operations are not run as a
-    program anyway, which takes a minute and a C++ compiler at the first start; `tensor_parallel` must be 1. On a GPU: layers are compiled, which takes 10 to
-    20 s, and steps of up to 512 rows become CUDA graphs at each start, which takes 15 to 40 s for an 8B."""
+    program anyway, which takes a minute and a C++ compiler at the first start; `tensor_parallel` must be 1. On a GPU:
+    layers are compiled, which takes 10 to 20 s, and steps of up to 512 rows become CUDA graphs at each start, which
+    takes 15 to 40 s for an 8B."""
     compile_cache: str = "~/.cache/outrider/compiled"
     """Directory that keeps compiled native code for later starts. Its files are executed, so no other user may be able
     to write there."""

@@ -50,7 +50,8 @@ class ProgramBackend(Backend):
 
     def __init__(self, context: BackendContext, below: Backend | None = None) -> None:
         super().__init__(context, below)
-        self._prepared: _Prepared = getattr(context.model, _PREPARED)
+        self._program: Program | None = getattr(context.model, _PREPARED).program
+        self.team: Team = getattr(context.model, _PREPARED).team
 
     @classmethod
     def supports(cls, config: EngineConfig) -> bool:
@@ -72,11 +73,11 @@ class ProgramBackend(Backend):
     def warm_up(self, progress: Callable[[str], None]) -> None:
         from workers.runtime.program.execution import Execution
 
-        program, team = self._prepared.program, self._prepared.team
+        program = self._program
         if program is None:
             raise BackendUnavailable("its operations are not recorded")
-        self._execution = Execution(program, self.context.cache, team, self.context.max_context_tokens)
-        progress(f"a step is a program of {len(program.codes)} operations, run by {team.num_threads} threads")
+        self._execution = Execution(program, self.context.cache, self.team, self.context.max_context_tokens)
+        progress(f"a step is a program of {len(program.codes)} operations, run by {self.team.num_threads} threads")
 
     def run(self, step: Step) -> Tensor:
         return self._execution.logits(step)
