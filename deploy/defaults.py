@@ -44,8 +44,10 @@ def decide(facts: Facts) -> tuple[Sequence[Setting], Sequence[str]]:
     """Settings and the reasons for them: a GPU with the checkpoint's dtype if there is one, else CPU defaults."""
     roles = tuple(facts.dtypes)
     if facts.num_gpus == 0:
-        threads = f"; {facts.num_cpus} CPUs: raise target.engine.num_threads" if facts.num_cpus > len(roles) + 1 else ""
-        return (), (f"no GPU: on the CPU in float32, one thread an engine{threads}",)
+        share = max(1, facts.num_cpus // len(roles))
+        threads = [Setting(f"{role}.engine.num_threads", share, SOURCE) for role in roles]
+        counted = f"{share} thread{'s' if share > 1 else ''} an engine"
+        return threads, (f"no GPU: on the CPU in float32, {counted} of {facts.num_cpus} CPUs",)
     is_shared = len(roles) > facts.num_gpus
     settings = [setting for role in roles for setting in _on_gpu(role, facts.dtypes[role], is_shared=is_shared)]
     gpus = f"{facts.num_gpus} GPU{'s' if facts.num_gpus > 1 else ''}"
@@ -83,7 +85,8 @@ def detect_facts(target: Path, draft: Path | None) -> Facts:
     if draft is not None:
         dtypes["draft"] = _stored_dtype(draft)
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return Facts(num_gpus, os.cpu_count() or 1, dtypes)
+    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Facts(num_gpus, num_cpus, dtypes)
 
 
 def _stored_dtype(directory: Path) -> str | None:

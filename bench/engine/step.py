@@ -28,6 +28,7 @@ from deploy.settings import DEMO_DIRECTORY
 from workers.engine import TargetEngine
 from workers.noise import gumbel
 from workers.runtime import ModelRuntime
+from workers.runtime.backends.program_cpu import ProgramBackend
 from workers.runtime.backends.traced_cpu import TracedBackend
 from workers.sampling import DraftRow, Kind, Row, propose
 from workers.sampling.sampler import distribution, drawn
@@ -161,9 +162,14 @@ def _step_sides(is_deterministic: bool) -> list[StepSide]:
 
 
 def _metered(runtime: ModelRuntime) -> Meter:
-    """Measure this runtime's forward passes: of the model's code, or of its recorded trace."""
-    recorders = [backend for backend in runtime.backends._built if isinstance(backend, TracedBackend)]
-    owner, name = (recorders[0], "recorded") if recorders else (runtime.context.model, "forward")
+    """Measure this runtime's forward passes: of the model's code, of its recorded trace, or of its program."""
+    owner: Any = runtime.context.model
+    name = "forward"
+    for backend in runtime.backends._built:
+        if isinstance(backend, ProgramBackend):
+            owner, name = backend.team, "run"
+        elif isinstance(backend, TracedBackend):
+            owner, name = backend, "recorded"
     meter = Meter(getattr(owner, name))
     setattr(owner, name, meter)
     return meter

@@ -10,6 +10,7 @@ from core.config.link import LINK_PORTS, LinkTls
 from core.costs import PASS_LAWS
 from core.ranges import Range
 
+Quantize = Literal["int8", "int4"]
 Dtype = Literal["float32", "bfloat16"]
 DTYPES_ALLOWED = "bfloat16 or float32, to which weights in float16 are converted"
 DECODE_TOKENS = 32
@@ -65,14 +66,19 @@ class EngineConfig(Settings):
     max_context_tokens: int | None = None
     """Longest context (prompt and output together) in tokens, at least 2. None uses the model's own limit, which also
     bounds larger values. Lower it to limit the KV of one session."""
+    quantize: Quantize | None = None
+    """int8 or int4: round the weights of linear layers, but the output layer's, to integers at load, and compute with
+    these. On a CPU, with `tensor_parallel` 1. int8 has a scale for each output, int4 one for each 32 inputs. Steps of
+    few rows are faster, and outputs are those of the rounded weights. None keeps `dtype`."""
     deterministic: bool = False
     """Whether to compute rows in tiles of one fixed shape, so that their bits do not depend on the other rows of the
     batch; steps take longer. On a GPU it needs `compile` and `tensor_parallel` 1. Set it where outputs in bfloat16 have
     to be reproducible."""
     compile: bool = False
-    """Whether to compile the forward pass, for shorter steps. On a CPU: to native code, which takes a minute and a C++
-    compiler at the first start, and `tensor_parallel` must be 1. On a GPU: layers are compiled, which takes 10 to
-    20 s, and steps of up to 512 rows become CUDA graphs at each start, which takes 15 to 40 s for an 8B."""
+    """Whether to compile the forward pass, for shorter steps. On a CPU: only a model whose operations are not run as a
+    program anyway, which takes a minute and a C++ compiler at the first start; `tensor_parallel` must be 1. On a GPU:
+    layers are compiled, which takes 10 to 20 s, and steps of up to 512 rows become CUDA graphs at each start, which
+    takes 15 to 40 s for an 8B."""
     compile_cache: str = "~/.cache/outrider/compiled"
     """Directory that keeps compiled native code for later starts. Its files are executed, so no other user may be able
     to write there."""
@@ -133,6 +139,9 @@ class EngineConfig(Settings):
         check(bool(self.model), "model", "the directory of a checkpoint", self.model)
         self._check_layers()
         check(self.dtype in get_args(Dtype), "dtype", DTYPES_ALLOWED, self.dtype)
+        check(self.quantize in (None, *get_args(Quantize)), "quantize", "int8, int4 or absent", self.quantize)
+        can_quantize = self.quantize is None or (self.device == "cpu" and self.tensor_parallel == 1)
+        check(can_quantize, "quantize", "absent unless device is cpu and tensor_parallel is 1", self.quantize)
         self._check(at_least(1), "kv_cache_tokens", "num_threads", "block_tokens", "max_step_tokens")
         self._check(at_least(1), "prefill_chunk_tokens", "prefill_stretch", "tensor_parallel", "max_grammars")
         check(self.tensor_parallel > 1 or not self.expert_parallel, "expert_parallel", "false on one rank", True)

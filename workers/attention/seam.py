@@ -52,6 +52,19 @@ class LayerProbe:
         self.windows[layer] = window
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kind: LayerKind,
+        *,
+        values_in_keys: bool = False,
+    ) -> torch.Tensor:
+        """`record`; recorders of more than shapes replace it."""
+        return self.record(layer, query, key, value, kind.window, values_in_keys=values_in_keys)
+
 
 def attend(
     module: torch.nn.Module,
@@ -104,7 +117,7 @@ def _run(
     if plan is None:
         raise UnsupportedModel("the model does not pass keyword arguments on to its attention layers")
     if isinstance(plan, LayerProbe):
-        return plan.record(layer, query, key, value, kind[1], values_in_keys=is_latent(module))
+        return plan.attend(layer, query, key, value, LayerKind(*kind), values_in_keys=is_latent(module))
     return Attention(*kind).run_layer(layer, plan, query, key, value)
 
 

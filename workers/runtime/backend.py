@@ -66,6 +66,9 @@ class Backend(ABC):
     """True for a backend that runs the operators of the one below it in the same order. Its logits must be equal bit
     for bit, so that building it changes nothing but time."""
 
+    has_shapes: ClassVar[bool] = True
+    """False for a backend that computes a row in the same way whatever the step's shape: a brief test is enough."""
+
     def __init__(self, context: BackendContext, below: Backend | None = None) -> None:
         """`below` is the next slower backend that has been built; None for the base."""
         self.context = context

@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 
 FAILURES = (BackendUnavailable, RuntimeError, OSError)
 """Raised by a backend that cannot be built or run here; torch and the compilers have no error types of their own."""
-ALLOWED_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.05}
-"""Allowed error of a compiled backend, relative to the norm of a row's logits."""
+ALLOWED_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.15}
+"""Allowed error of a compiled backend, relative to the norm of a row's logits. In bfloat16 the worst of 50 rows of
+SmolLM2-135M is off by 0.13 of its float32 norm in torch's own code, and by 0.075 in a program."""
 NOISE_FACTOR = 2.0
 """The allowed error is at least this multiple of the base's own noise: how much its logits differ between batches of
 different sizes. Rounding grows with the number of layers, to 0.04 in an 8B model of random weights."""
@@ -101,7 +102,7 @@ class BackendStack:
             self._warn(name, f"no compiled backend suits {what} on {config.device}")
         while self._to_build:
             kind = self._to_build[-1]
-            test = self_test.brief() if kind.is_bit_exact else self_test
+            test = self_test.brief() if kind.is_bit_exact or not kind.has_shapes else self_test
             want, noise = test.logits(), 0.0 if kind.is_bit_exact else test.noise()
             try:
                 self.build(progress)

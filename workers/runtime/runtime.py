@@ -76,6 +76,8 @@ class ModelRuntime:
         """`kernel`: attention kernel; None for the device's own. `all_min` returns the smallest of the numbers that the
         model's ranks pass to it. Raises: StartupError without memory for KV."""
         tiling, kinds = choose_tiling(config), choose(config, is_recurrent=bool(loaded.mixers))
+        if loaded.mixers and config.quantize is not None:
+            raise UnsupportedModel(f"quantize must be absent: {loaded.info.architecture} has recurrent layers")
         for kind in kinds:
             kind.prepare_weights(loaded.model, config)
         tapped = tapped_layers(config)
@@ -127,7 +129,8 @@ class ModelRuntime:
         hardware = torch.backends.cpu.get_cpu_capability() if is_cpu else torch.cuda.get_device_name(device)
         threads = f"; {config.num_threads} threads" if is_cpu else ""
         backends = " > ".join(self.backends.names)
-        return f"{hardware}; torch {torch.__version__}; {backends}; {config.tensor_parallel} ranks{threads}"
+        weights = f"; weights in {config.quantize}" if config.quantize else ""
+        return f"{hardware}; torch {torch.__version__}; {backends}; {config.tensor_parallel} ranks{threads}{weights}"
 
     def scores(self, batch: Sequence[StepRows]) -> Scores:
         """As `forward`, with the features of the same rows."""

@@ -13,7 +13,14 @@ from core.config import EngineConfig
 from workers.runtime import backends
 from workers.runtime.backend import Backend
 from workers.runtime.backend_stack import BackendStack, choose
-from workers.runtime.backends import CompiledBackend, CudaGraphBackend, EagerBackend, PackedBackend, TracedBackend
+from workers.runtime.backends import (
+    CompiledBackend,
+    CudaGraphBackend,
+    EagerBackend,
+    PackedBackend,
+    ProgramBackend,
+    TracedBackend,
+)
 from workers.runtime.backends.compiled_layers import CompiledLayersBackend
 from workers.step import Step
 from workers.step.states import StateSlots
@@ -135,8 +142,8 @@ def test_what_is_not_worth_it_is_not_built(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("settings", "want"),
     [
-        ({}, [TracedBackend, PackedBackend]),
-        ({"compile": True}, [CompiledBackend, PackedBackend]),
+        ({}, [ProgramBackend, TracedBackend, PackedBackend]),
+        ({"compile": True}, [ProgramBackend, CompiledBackend, PackedBackend]),
         ({"compile": True, "tensor_parallel": 2}, [PackedBackend]),
         ({"tensor_parallel": 2}, [PackedBackend]),
         ({"device": "cuda"}, [EagerBackend]),

@@ -6,11 +6,13 @@ from workers.runtime.backends.compiled_layers import CompiledLayersBackend
 from workers.runtime.backends.cuda_graph import CudaGraphBackend
 from workers.runtime.backends.eager import EagerBackend
 from workers.runtime.backends.packed_cpu import PackedBackend
+from workers.runtime.backends.program_cpu import ProgramBackend
 from workers.runtime.backends.traced_cpu import TracedBackend
 
 BACKENDS: tuple[type[Backend], ...] = (
     CudaGraphBackend,
     CompiledLayersBackend,
+    ProgramBackend,
     CompiledBackend,
     TracedBackend,
     PackedBackend,

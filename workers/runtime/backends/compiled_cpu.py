@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from workers.runtime.backend import Backend, BackendContext
 from workers.runtime.backends import native_library, packed_weights
 from workers.runtime.backends.native_library import MORE_ROWS, ONE_ROW, Run
 from workers.runtime.backends.operators import operator_context
+from workers.runtime.backends.program_cpu import is_prepared
 from workers.step import Step
 
 
@@ -34,6 +36,10 @@ class CompiledBackend(Backend):
     @classmethod
     def supports(cls, config: EngineConfig) -> bool:
         return config.compile and torch.device(config.device).type == "cpu" and config.tensor_parallel == 1
+
+    @classmethod
+    def is_worth_building(cls, model: Any) -> bool:
+        return not is_prepared(model)
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
         config = self.context.config

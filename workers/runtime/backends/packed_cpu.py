@@ -14,6 +14,7 @@ import torch
 from core.config import EngineConfig
 from workers.runtime.backends import packed_weights
 from workers.runtime.backends.eager import EagerBackend
+from workers.runtime.backends.program_cpu import is_prepared
 from workers.runtime.memory import GIB, free_bytes
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ class PackedBackend(EagerBackend):
 
     @classmethod
     def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
+        if is_prepared(model):
+            return
         if not packed_weights.is_available(model.dtype, torch.device(config.device)):
             logger.warning(
                 "this CPU has no kernels for packed %s weights: verifying several tokens takes longer", model.dtype

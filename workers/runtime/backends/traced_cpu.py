@@ -23,6 +23,7 @@ from workers.model import quiet_transformers
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, LogitsModule
 from workers.runtime.backends import packed_weights
 from workers.runtime.backends.operators import operator_context
+from workers.runtime.backends.program_cpu import is_prepared
 from workers.step import Step, StepRows, flatten
 
 _JIT: Any = torch.jit  # it has no types
@@ -51,7 +52,7 @@ class TracedBackend(Backend):
     @classmethod
     def is_worth_building(cls, model: Any) -> bool:
         num_weights: int = sum(weight.numel() for weight in model.parameters())
-        return num_weights <= MAX_WEIGHTS
+        return num_weights <= MAX_WEIGHTS and not is_prepared(model)
 
     def warm_up(self, progress: Callable[[str], None]) -> None:  # noqa: ARG002
         """Record the model's code. Raises: BackendUnavailable if the code depends on computed values."""

@@ -1,0 +1,1 @@
+"""Other servers beside ours, on the same machine and the same weights."""

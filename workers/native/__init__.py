@@ -1,0 +1,1 @@
+"""Native code of a CPU, compiled by Numba: products, operations on rows, attention, and threads that run them."""
