@@ -144,8 +144,8 @@ class _Run:
         guessers._index = _index_of(script)
         make = guessers.panel
 
-        def faulty(*given: Any) -> Panel:
-            panel = make(*given)
+        def faulty(*given: Any, **named: Any) -> Panel:
+            panel = make(*given, **named)
             for name, guesser in panel._guessers.items():
                 panel._guessers[name] = FaultyGuesser(guesser, random, script.rates, self._events)
             return panel
