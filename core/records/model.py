@@ -27,6 +27,8 @@ class ModelInfo:
     """Everything besides weights and dtype that decides the last bits: hardware, libraries, backend, ranks."""
     layers: tuple[int, ...] = ()
     """Indices of the checkpoint's layers that this model has; empty for all. `digest` covers the whole checkpoint."""
+    max_guesses: int | None = None
+    """Largest number of guesses of one block; None if only KV limits it."""
     feature_layers: tuple[int, ...] = ()
     """Layers whose hidden states are features: those that a target returns, or those that a head reads."""
     feature_width: int = 0

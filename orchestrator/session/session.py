@@ -106,8 +106,10 @@ class Session:
 
     @property
     def _max_nodes(self) -> int:
-        """Maximum number of nodes that fit into the target's KV cache."""
-        return max(self._pair.target.kv_cache_tokens - len(self._log), 0)
+        """Maximum number of nodes that the target can verify, and that fit into its KV cache."""
+        target = self._pair.target
+        fitting = max(target.kv_cache_tokens - len(self._log), 0)
+        return fitting if target.max_guesses is None else min(fitting, target.max_guesses)
 
     def start(self, now_s: float = 0.0) -> list[m.Command]:
         """Request leases, or end at once if the resumed output is already complete."""

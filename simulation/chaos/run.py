@@ -150,7 +150,7 @@ class _Run:
                 panel._guessers[name] = FaultyGuesser(guesser, random, script.rates, self._events)
             return panel
 
-        guessers.panel = faulty  # type: ignore[method-assign, assignment]
+        guessers.panel = faulty  # type: ignore[method-assign]
 
     def _deliver_some_twice(self) -> None:
         """Deliver some answers to sessions twice, which no batcher does. Tests the session's own check."""

@@ -59,7 +59,9 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         Raises: StartupError.
         """
         runtime = load_runtime(config, progress, rank, on_loss)
-        return cls(runtime, config, epoch, load_engine_head(config, runtime.context.model, progress))
+        return cls(
+            runtime, config, epoch, load_engine_head(config, runtime.context.model, runtime.info.vocab_size, progress)
+        )
 
     def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int, head: EngineHead | None = None) -> None:
         super().__init__(runtime, config, epoch)

@@ -154,7 +154,11 @@ def _tensors(path: str) -> dict[str, Tensor]:
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
     """A pickle of tensors alone: nothing in it is executed."""
-    stored: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    stored = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    if not isinstance(stored, dict) or not all(isinstance(name, str) for name in stored):
+        raise pickle.UnpicklingError("it is no state dict")
+    if not all(isinstance(tensor, Tensor) for tensor in stored.values()):
+        raise pickle.UnpicklingError("it has values that are no tensors")
     return stored
 
 

@@ -36,6 +36,8 @@ class EngineHead:
     head: StateHeads
     columns: tuple[int, ...]
     """Columns of the engine's features that it reads."""
+    vocab_size: int
+    """Number of token ids; rows of the output layer beyond it are padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,10 @@ class CommittedRows:
     """Sampling input of the token at this depth below the next one; None if no guesses are wanted."""
 
 
-def load_engine_head(config: EngineConfig, model: Any, progress: Callable[[str], None]) -> EngineHead | None:
-    """The head of `config.head`, for this model; None without one. Raises: StartupError."""
+def load_engine_head(
+    config: EngineConfig, model: Any, vocab_size: int, progress: Callable[[str], None]
+) -> EngineHead | None:
+    """The head of `config.head`, for this model of `vocab_size` token ids; None without one. Raises: StartupError."""
     if config.head is None:
         return None
     head_config = read_head(config.head)
@@ -61,13 +65,14 @@ def load_engine_head(config: EngineConfig, model: Any, progress: Callable[[str],
     head = load_head(config.head, _output_layer(config, model, progress), model.dtype, torch.device(config.device))
     size, tapped = head_config.hidden_size, tapped_layers(config)
     columns = [size * tapped.index(layer) + column for layer in head_config.feature_layers for column in range(size)]
-    return EngineHead(head_config.name, head, tuple(columns))
+    return EngineHead(head_config.name, head, tuple(columns), vocab_size)
 
 
 def _output_layer(config: EngineConfig, model: Any, progress: Callable[[str], None]) -> nn.Module:
     """The model's output layer; of a model over several ranks a whole copy, because the head runs on one."""
     if config.tensor_parallel > 1:
-        model = load(replace(config, layers=(0,), tensor_parallel=1, compile=False), progress).model
+        alone = replace(config, layers=(0,), tensor_parallel=1, expert_parallel=False, compile=False)
+        model = load(alone, progress).model
     output: nn.Module = model.get_output_embeddings()
     return output
 
@@ -105,7 +110,7 @@ def read_guesses(
     states = features[upload([row for _, row, _ in wanting], features.device)]
     states = states[:, upload(engine_head.columns, features.device)]
     rows = [_draft_row(guess(depth)) for depth in range(head.max_depth) for _, _, guess in wanting]
-    logits = torch.cat([head(states, depth) for depth in range(head.max_depth)])
+    logits = torch.cat([head(states, depth)[:, : engine_head.vocab_size] for depth in range(head.max_depth)])
     read = propose(logits, rows, q_top_tokens=1, readback=readback)  # nothing is drawn
 
     def by_verdict() -> list[Guesses]:

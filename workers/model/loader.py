@@ -98,7 +98,8 @@ def reference_model(config: EngineConfig) -> Any:
     """Load the model with transformers' own attention, for passes over whole texts without KV. Raises: as `load`."""
     checkpoint = _check(config)
     with quiet_transformers():
-        return _read_weights(checkpoint, config, attention="sdpa")
+        has_sdpa = getattr(type(checkpoint.meta), "_supports_sdpa", False)
+        return _read_weights(checkpoint, config, attention="sdpa" if has_sdpa else "eager")
 
 
 def num_layers_of(config: EngineConfig) -> int:

@@ -29,7 +29,10 @@ from workers.model.digest import digest
 from workers.model.experts import ParameterShards
 from workers.model.sharded_loader import ModelShard
 from workers.model.sharding import ROWS, VOCABULARY, ModuleShard
+from workers.recurrent import find_mixers
 
+LATENT = ".kv_b_proj"
+"""Layers that latent attention absorbs (`workers.attention.latent`)."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_RANK: Final = 512
 PREFIX = "base_model.model."
@@ -94,9 +97,12 @@ def _read(adapter: Adapter, model: Any, shard: ModelShard | None) -> LoraWeights
         raise CheckpointError("its files are not those that it was loaded from at first")
     matrices = _by_module(tensors, model)
     _check_targets(config, matrices)
+    mixers = tuple(f"{mixer}." for mixer, _ in find_mixers(model))
     for name, parts in matrices.items():
+        if name.startswith(mixers):
+            raise UnsupportedModel(f"{name} is in a recurrent mixer, which runs apart from the rows of a step")
         _check_module(name, parts, model, config)
-    shards = shard.shards_of(model) if shard is not None else {}
+    shards = shard.shards if shard is not None else {}
     scale = config["lora_alpha"] / (math.sqrt(config["r"]) if config.get(RANK_STABILIZED) else config["r"])
     pairs = {}
     for name, parts in matrices.items():
@@ -182,9 +188,13 @@ def _check_module(name: str, parts: Mapping[str, Tensor], model: Any, config: Ma
     try:
         module = model.get_submodule(name)
     except AttributeError:
+        if name.endswith(LATENT):
+            raise UnsupportedModel(f"{name} is kept as latents, to which no adapter can be added") from None
         raise CheckpointError(
             f"the model has no module {name}; the adapter was made for {base!r}, and this is a {type(model).__name__}"
         ) from None
+    if name.endswith(LATENT) and hasattr(model.get_submodule(name.rpartition(".")[0]), "expand_kv"):
+        raise UnsupportedModel(f"{name} is kept as latents, to which no adapter can be added")
     if ".experts." in f"{name}." or not _is_linear(module):
         raise UnsupportedModel(
             f"{name} is a {type(module).__name__}; adapters are served on linear layers outside experts"

@@ -67,6 +67,11 @@ class ModelShard:
         self.connect(LocalCollectives(self.size))
         return model, num_parameters
 
+    @property
+    def shards(self) -> Mapping[str, Shard]:
+        """This rank's shards of the model that was read."""
+        return self._shards
+
     def shards_of(self, model: Any) -> dict[str, Shard]:
         return shards_of(model, self.index, self.size, by_expert=self.by_expert)
 

@@ -97,6 +97,8 @@ class ModelRuntime:
         kv_bytes = num_blocks * config.block_tokens * token_bytes(loaded.layers, loaded.model.dtype)
         states = num_states(of_state, kv_bytes)
         self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, device, states)
+        if loaded.mixers:
+            self.info = replace(self.info, max_guesses=self.cache.states.max_guesses)
         self._states = States(loaded.model, loaded.mixers, states, is_deterministic=config.deterministic)
         kernel = kernel or find_kernel(self.cache, is_deterministic=config.deterministic)
         self.context = BackendContext(loaded.model, self.cache, kernel, config, self.info.max_context_tokens, tiling)
@@ -206,10 +208,16 @@ class ModelRuntime:
         def forward(batch: Sequence[StepRows]) -> torch.Tensor:
             return self.forward([replace(item, adapter=number) for item in batch])
 
-        test, name = replace(self._self_test().brief(), forward=forward), weights.adapter.name
+        try:
+            self._try_adapter(number, weights.adapter.name, replace(self._self_test().brief(), forward=forward))
+        except BaseException:
+            self.drop_adapter(number)
+            raise
+
+    def _try_adapter(self, number: int, name: str, test: SelfTest) -> None:
+        """Raises: UnsupportedModel."""
         test.in_one_step()
         if uncalled := self.backends.uncalled(number):
-            self.drop_adapter(number)
             raise UnsupportedModel(f"adapter {name!r}: the model does not call {uncalled[0]}, so nothing can be added")
         if self.context.config.deterministic and not test.is_batch_invariant():
             logger.warning("deterministic is NOT met with adapter %s: a row's bits depend on the other rows", name)

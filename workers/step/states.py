@@ -171,7 +171,8 @@ class StateSlots:
             self._drop(span.kv, [num_rows for num_rows in early if num_rows not in borders[-MAX_BORDERS:]])
 
     def _awaits_publishing(self, num_rows: int, slot: int) -> bool:
-        return self.is_shared and num_rows % self._block_tokens == 0 and slot not in self._hash_of
+        has_room = self.num_free > self.num_states // 2
+        return has_room and self.is_shared and num_rows % self._block_tokens == 0 and slot not in self._hash_of
 
     def _stretches(self, span: Span) -> list[tuple[int, int, int]]:
         """Numbers of tokens of the span's chain that end in one slot, each with the slots to read and to write.
@@ -182,7 +183,7 @@ class StateSlots:
         border = (end - 1) // self._block_tokens * self._block_tokens
         source = span.kv.states[first] if first else INITIAL
         target = self._take(span, end)
-        if not (self.is_shared and first < border and self.num_free):
+        if not (self.is_shared and first < border and self.num_free > self.num_states // 2):
             return [(end - first, source, target)]
         between = span.kv.states[border] = self._allocate()
         return [(border - first, source, between), (end - border, between, target)]

@@ -95,6 +95,7 @@ class Stage:
         *,
         config=CONFIG,
         kv_cache_tokens=10_000,
+        max_guesses=None,
         limits=None,
         prompt=PROMPT,
         is_leased=True,
@@ -102,7 +103,7 @@ class Stage:
     ):
         asked = request(prompt, max_tokens, **changes)
         self.prompt = prompt
-        target = replace(model_info(), kv_cache_tokens=kv_cache_tokens)
+        target = replace(model_info(), kv_cache_tokens=kv_cache_tokens, max_guesses=max_guesses)
         pair = Pair(target, (model_info("draft"),), config, limits or Limits())
         self.policy = FakeMargin(asked, config)
         self.session = Session(asked, pair, self.policy, IncrementalDetokenizer(tokenizer, (), False), "s")
@@ -538,6 +539,10 @@ def test_a_block_is_no_deeper_than_is_asked_for_nor_larger_than_there_is_room(to
     stage.grows_right(12)
     stage.verdict()
     assert len(stage.block) <= 2
+    stage = Stage(tokenizer, max_guesses=3)
+    stage.grows_right(12)
+    stage.verdict()
+    assert len(stage.block) == 3, "a target with recurrent layers has a state for each guess"
 
 
 def test_a_trace_tells_which_pass_of_the_draft_a_block_is_from(tokenizer):

@@ -210,3 +210,16 @@ def test_features_that_are_not_finite_end_the_guesses_alone(draft):
     good = Driver(draft, PROMPT, session="good")
     request = replace(good.draft_request(WIDE), features=Features(len(PROMPT) - 2, HIDDEN, bytes(2 * HIDDEN)))
     assert len(answer(draft, request).new_nodes) > 0
+
+
+def test_a_guess_is_a_token_of_the_vocabulary(checkpoint, tmp_path):
+    """The output layer has rows of padding, which no guess may name: one such guess disables the head."""
+    torch.manual_seed(0)
+    path = write_heads(tmp_path, [30 * torch.randn(HIDDEN, HIDDEN)])
+    config = EngineConfig(checkpoint, kv_cache_tokens=4096, head=path)
+    engine = TargetEngine.load(config, EPOCH, lambda _: None)
+    random = torch.Generator().manual_seed(1)
+    for number in range(40):
+        prompt = torch.randint(0, 256, (6,), generator=random).tolist()
+        guesses = judged(engine, Driver(engine, prompt, session=f"{number}")).guesses
+        assert max(guesses.tokens) < checkpoints.VOCAB_SIZE

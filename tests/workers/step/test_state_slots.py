@@ -208,3 +208,13 @@ def test_states_that_were_not_published_are_kept_for_that_up_to_a_number() -> No
     for _ in range(12):
         run(cache, StepRows(kv, [1] * 4))
     assert sorted(kv.states) == [16, 20, 24, 28, 32, 36, 40, 44, 48]
+
+
+def test_states_at_block_borders_leave_room_for_running_sequences():
+    """A prompt in many parts keeps a state at each border only while more than half of the slots are free."""
+    cache = make_cache(num_states=12)
+    cache.states.is_shared = True
+    seq = cache.new_sequence()
+    for _ in range(12):
+        run(cache, StepRows(seq, [1] * 7))
+        assert cache.states.num_free >= 6
