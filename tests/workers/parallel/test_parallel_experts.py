@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -91,13 +93,15 @@ class Counted:
 @pytest.fixture
 def num_read(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many numbers were read of each stored tensor."""
-    views = sharded_loader.views
+    open_tensors = sharded_loader.open_tensors
     read: dict[str, int] = {}
 
-    def counted(*args: Any) -> dict[str, Any]:
-        return {name: Counted(name, view, read) for name, view in views(*args).items()}
+    @contextmanager
+    def counted(*args: Any) -> Iterator[dict[str, Any]]:
+        with open_tensors(*args) as stored:
+            yield {name: Counted(name, view, read) for name, view in stored.items()}
 
-    monkeypatch.setattr(sharded_loader, "views", counted)
+    monkeypatch.setattr(sharded_loader, "open_tensors", counted)
     return read
 
 

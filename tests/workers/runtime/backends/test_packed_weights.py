@@ -18,6 +18,7 @@ from core.errors import CheckpointError
 from core.records import Findings
 from tests import checkpoints
 from tests.workers.runtime.test_runtime import in_all_ways, tokens
+from workers.runtime import backends
 from workers.runtime.backends import packed_weights
 from workers.runtime.backends.packed_weights import TILE_UNIT_ROWS, PackedProduct, pack
 from workers.runtime.self_test import SelfTest
@@ -29,6 +30,13 @@ CPU = torch.device("cpu")
 needs_kernels = pytest.mark.skipif(
     not packed_weights.is_available(torch.float32, CPU), reason="this CPU has no packed float32 products"
 )
+
+
+@pytest.fixture(autouse=True)
+def without_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor for which no program is made."""
+    others = tuple(kind for kind in backends.BACKENDS if kind is not backends.ProgramBackend)
+    monkeypatch.setattr(backends, "BACKENDS", others)
 
 
 def layers() -> list[nn.Module]:
