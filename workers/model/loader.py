@@ -51,6 +51,8 @@ class LoadedModel:
     """The model's recurrent mixers."""
     shard: ModelShard | None = None
     """The part of the model that this rank holds; None if it is whole."""
+    rename: Rename | None = None
+    """The model's names for those of the checkpoint; None if they are the same."""
 
 
 def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShard | None = None) -> LoadedModel:
@@ -85,7 +87,7 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
     layers = probe_layers(model, model_config, {mixer.layer for mixer in mixers})
     info = _describe(model, checkpoint, config, num_parameters)
     progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
-    return LoadedModel(model, info, layers, mixers, shard)
+    return LoadedModel(model, info, layers, mixers, shard, checkpoint.rename)
 
 
 def digest_of(config: EngineConfig) -> str:
@@ -112,7 +114,7 @@ def check_checkpoint(config: EngineConfig) -> None:
     """Check everything that can be checked without reading the model's weights. Raises: as `load`."""
     checkpoint = _check(config)
     for adapter in starting_adapters(config):
-        read_adapter(adapter, checkpoint.meta)
+        read_adapter(adapter, checkpoint.meta, rename=checkpoint.rename)
 
 
 def survey(config: EngineConfig) -> ModelInfo:

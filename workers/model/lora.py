@@ -25,6 +25,7 @@ from core.config import EngineConfig
 from core.errors import CheckpointError, StartupError, UnsupportedModel, first_line
 from core.records import Adapter
 from workers.model.checkpoint import renamed
+from workers.model.contained import Rename
 from workers.model.digest import digest
 from workers.model.experts import ParameterShards
 from workers.model.sharded_loader import ModelShard
@@ -75,13 +76,15 @@ def starting_adapters(config: EngineConfig) -> list[Adapter]:
     return [Adapter(name, path) for name, path in config.adapters.items()]
 
 
-def read_adapter(adapter: Adapter, model: Any, shard: ModelShard | None = None) -> LoraWeights:
+def read_adapter(
+    adapter: Adapter, model: Any, shard: ModelShard | None = None, rename: Rename | None = None
+) -> LoraWeights:
     """Read an adapter for a model, or for one rank's shard of it, with the model's dtype and device.
 
     Raises: CheckpointError for files that are damaged or of another model; UnsupportedModel for more than plain LoRA.
     """
     try:
-        return _read(adapter, model, shard)
+        return _read(adapter, model, shard, rename or str)
     except (CheckpointError, UnsupportedModel) as error:
         raise type(error)(f"adapter {adapter.name!r} in {adapter.path}: {error}") from error
     except torch.OutOfMemoryError as error:
@@ -89,13 +92,13 @@ def read_adapter(adapter: Adapter, model: Any, shard: ModelShard | None = None) 
         raise StartupError(f"adapter {adapter.name!r} in {adapter.path}: {problem}: {first_line(error)}") from error
 
 
-def _read(adapter: Adapter, model: Any, shard: ModelShard | None) -> LoraWeights:
+def _read(adapter: Adapter, model: Any, shard: ModelShard | None, rename: Rename) -> LoraWeights:
     path = Path(adapter.path)
     config = _config(path)
     tensors, found_digest = _tensors(path)
     if adapter.digest not in ("", found_digest):
         raise CheckpointError("its files are not those that it was loaded from at first")
-    matrices = _by_module(tensors, model)
+    matrices = _by_module(tensors, model, rename)
     _check_targets(config, matrices)
     mixers = tuple(f"{mixer}." for mixer, _ in find_mixers(model))
     for name, parts in matrices.items():
@@ -152,7 +155,7 @@ def _tensors(path: Path) -> tuple[Mapping[str, Tensor], str]:
     return tensors, found
 
 
-def _by_module(tensors: Mapping[str, Tensor], model: Any) -> dict[str, dict[str, Tensor]]:
+def _by_module(tensors: Mapping[str, Tensor], model: Any, rename: Rename) -> dict[str, dict[str, Tensor]]:
     """The parts A and B of each module, by the model's name for it."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -162,12 +165,17 @@ def _by_module(tensors: Mapping[str, Tensor], model: Any) -> dict[str, dict[str,
         found.setdefault(match["module"].removeprefix(PREFIX), {})[match["part"]] = tensor
     if not found:
         raise CheckpointError("it has no tensors")
-    return dict(zip(_renamed(found, model), found.values(), strict=True))
+    return dict(zip(_renamed(found, model, rename), found.values(), strict=True))
 
 
-def _renamed(names: Mapping[str, object], model: Any) -> Iterator[str]:
-    """The model's names of modules, which may have older names in the adapter."""
-    weights = [f"{name}.weight" for name in names]
+def _renamed(names: Mapping[str, object], model: Any, rename: Rename) -> Iterator[str]:
+    """The model's names of modules, which may have older names in the adapter, or those of a multimodal model."""
+    weights = []
+    for name in names:
+        weight = rename(f"{name}.weight")
+        if weight is None:
+            raise UnsupportedModel(f"{name} is not in the text model, which alone is served")
+        weights.append(weight)
     for name, (new_name, converter, _) in zip(names, renamed(weights, model), strict=True):
         if converter is not None:
             raise UnsupportedModel(f"{name} is not a module as the model has it, so an adapter cannot be added to it")

@@ -107,7 +107,7 @@ class ModelRuntime:
         self._features: torch.Tensor | None = None
         """Features of the last pass: the hidden states of all tapped layers."""
         self.read_adapter: Callable[[Adapter], LoraWeights] = partial(
-            read_adapter, model=loaded.model, shard=loaded.shard
+            read_adapter, model=loaded.model, shard=loaded.shard, rename=loaded.rename
         )
         """Read this rank's part of an adapter. May run on another thread than steps do."""
         self.all_min = all_min

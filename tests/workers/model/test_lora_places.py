@@ -7,7 +7,8 @@ import pytest
 from core.errors import UnsupportedModel
 from core.records import Adapter
 from tests import checkpoints
-from tests.adapters import write_adapter
+from tests.adapters import edit_tensors, write_adapter
+from tests.workers.model.test_contained import write as write_multimodal
 from workers.model import load, read_adapter
 
 
@@ -26,3 +27,24 @@ def test_layers_that_run_elsewhere(tmp_path, family, target, says):
     for model in (checkpoints.build(family), loaded):  # as transformers has it, and as it runs
         with pytest.raises(UnsupportedModel, match=says):
             read_adapter(adapter, model, None)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "mistral3", "qwen3_vl"])
+def test_names_of_a_multimodal_model_are_those_of_its_text_model(tmp_path, kind):
+    """PEFT names modules as the whole model has them."""
+    write_multimodal(kind, tmp_path / "model")
+    path = write_adapter(tmp_path / "adapter", tmp_path / "model", targets=("q_proj",))
+    edit_tensors(path, lambda tensors: {name: each for name, each in tensors.items() if "vision" not in name})
+    loaded = load(checkpoints.EngineConfig(str(tmp_path / "model")), lambda _: None)
+    weights = read_adapter(Adapter("a", str(path), ""), loaded.model, rename=loaded.rename)
+    assert len(weights.pairs) == loaded.model.config.num_hidden_layers
+    for name in weights.pairs:
+        loaded.model.get_submodule(name)
+
+
+def test_layers_that_images_pass_through_are_refused(tmp_path):
+    write_multimodal("gemma3", tmp_path / "model")
+    path = write_adapter(tmp_path / "adapter", tmp_path / "model", targets=("q_proj",))
+    loaded = load(checkpoints.EngineConfig(str(tmp_path / "model")), lambda _: None)
+    with pytest.raises(UnsupportedModel, match="is not in the text model"):
+        read_adapter(Adapter("a", str(path), ""), loaded.model, rename=loaded.rename)
