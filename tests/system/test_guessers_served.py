@@ -11,12 +11,13 @@ import grpc
 import pytest
 from test_served import assert_nothing_is_held
 
-from orchestrator.guessers import SOURCES
+from orchestrator.guessers import HEAD, SOURCES
 from protos.outrider.v1 import generation_pb2 as pb
 
 pytestmark = [pytest.mark.ray, pytest.mark.ci, pytest.mark.timeout(300)]
 
-WAYS = [*((name,) for name in SOURCES), SOURCES]
+NAMES = tuple(name for name in SOURCES if name != HEAD)  # the target has no head
+WAYS = [*((name,) for name in NAMES), NAMES]
 SAMPLINGS = {"greedy": pb.SamplingParams(temperature=0.0), "seeded": pb.SamplingParams(temperature=0.8, seed=11)}
 ROW = {
     "type": "object",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -38,6 +39,8 @@ def test_sample_i_depends_on_the_seed_and_i_alone(grpc_client):
 
 
 def test_a_receipt_is_the_same_by_both_languages_and_names_what_computed(grpc_client, guarded):
+    while grpc_client.model_info().draft is None:  # it may start after the target
+        time.sleep(0.1)
     completion = grpc_client.generate(PROMPT, seed=5, temperature=1.0, max_tokens=16, receipt=True)
     body = {"prompt": PROMPT, "seed": 5, "temperature": 1.0, "max_tokens": 16, "receipt": True}
     request = urllib.request.Request(
