@@ -93,9 +93,8 @@ def receipt_fields(receipt: Receipt) -> dict[str, Any]:
         "verification": str(request.verification),
         "depends_on_guesses": request.depends_on_guesses,
         "structured_output_digest": _grammar_digest(request.grammar) if request.grammar is not None else "",
+        "adapter_digest": request.adapter.digest if request.adapter is not None else "",
     }
-    if request.adapter is not None:
-        fields["adapter_digest"] = request.adapter.digest
     if request.rule.takes_lenience:
         fields["lenience"] = request.lenience
     if receipt.draft is not None:
