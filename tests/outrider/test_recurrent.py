@@ -76,5 +76,7 @@ def test_drafting_changes_no_token(tmp_path, target, draft, policy):
     assert [output.token_ids for output in plain[:4]] == [generated(target, prompt) for prompt in prompts[:4]]
     assert [output.token_ids for output in drafted[::2]] == [output.token_ids for output in plain[::2]]
     assert [output.token_ids for output in drafted[1::2]] == [output.token_ids for output in sampled]
-    num_accepted = sum(output.outputs[0].stats.num_accepted_tokens for output in drafted)
-    assert num_accepted > (20 if draft == target else 0)
+    stats = [output.outputs[0].stats for output in drafted]
+    assert sum(each.num_drafted_tokens for each in stats) > 100
+    if draft == target:  # a stranger's guesses are right by luck alone
+        assert sum(each.num_accepted_tokens for each in stats) > 20
