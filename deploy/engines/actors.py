@@ -55,6 +55,7 @@ about a hundred."""
 IMPORTS = (
     "llguidance", "ray", "safetensors.torch", "tokenizers", "torch", "torch.distributed", "torch.export",
     "transformers.conversion_mapping", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
+    "transformers.models.deepseek_v3.modeling_deepseek_v3",
     "numba.core.registry:cpu_target.typing_context.refresh", "numba.core.registry:cpu_target.target_context.refresh",
 )  # fmt: skip
 """Modules that the fork server imports in advance, because importing them takes most of an engine's start; and the
