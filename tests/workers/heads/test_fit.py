@@ -50,3 +50,8 @@ def test_agreement_is_counted_at_the_token_that_the_head_guesses(target):
     texts = [[token] * 40 for token in range(40, 60)]
     fitted = fit_heads(EngineConfig(str(target)), texts, num_heads=2)
     assert min(fitted.agreement) > 0.5
+
+
+def test_a_model_without_fused_attention_in_transformers_is_fitted(tmp_path):
+    path = checkpoints.write("gpt_oss", tmp_path)
+    assert len(fit_heads(EngineConfig(str(path)), [[1, 2, 3, 4]] * 4, num_heads=1).weights) == 1

@@ -153,3 +153,10 @@ def test_heads_of_another_target_are_refused(tmp_path):
         head.check_target(8, VOCAB)
     with pytest.raises(CheckpointError, match="vocab_size is 7, not 9"):
         head.check_target(HIDDEN, 9)
+
+
+@pytest.mark.parametrize("stored", [[torch.eye(4)], {0: torch.eye(4)}, {"0.0.linear.weight": [1.0]}], ids=str)
+def test_a_pickle_that_is_no_state_dict_is_refused(tmp_path, stored):
+    write_medusa(tmp_path, stored)
+    with pytest.raises(CheckpointError, match="damaged, or no file of tensors alone"):
+        read_head(str(tmp_path))

@@ -9,7 +9,7 @@ from core.records import Adapter
 from tests import checkpoints
 from tests.adapters import edit_tensors, write_adapter
 from tests.workers.model.test_contained import write as write_multimodal
-from workers.model import load, read_adapter
+from workers.model import ModelShard, load, read_adapter
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,13 @@ def test_layers_that_images_pass_through_are_refused(tmp_path):
     loaded = load(checkpoints.EngineConfig(str(tmp_path / "model")), lambda _: None)
     with pytest.raises(UnsupportedModel, match="is not in the text model"):
         read_adapter(Adapter("a", str(path), ""), loaded.model, rename=loaded.rename)
+
+
+def test_a_rank_of_whole_experts_takes_adapters_of_attention(tmp_path):
+    """Its expert tensors are already a part, which must not be split once more."""
+    path = checkpoints.write("mixtral", tmp_path / "model", num_key_value_heads=4)
+    adapter = Adapter("a", str(write_adapter(tmp_path / "adapter", path, targets=("q_proj",))), "")
+    config = checkpoints.EngineConfig(str(path), tensor_parallel=4, expert_parallel=True)
+    loaded = load(config, lambda _: None, ModelShard(0, 4, True))
+    weights = read_adapter(adapter, loaded.model, loaded.shard)
+    assert len(weights.pairs) == loaded.model.config.num_hidden_layers
