@@ -216,7 +216,7 @@ class ServeLeases:
             await self._drafts[0].report_wait(wait)
 
     async def target_stats(self) -> list[EngineStats]:
-        """Of the targets on which this orchestrator has had leases, as of now."""
+        """Current statistics of the targets on which this orchestrator has had leases."""
         return await self._target.engines.stats()
 
     async def describe_target(self) -> ModelInfo:

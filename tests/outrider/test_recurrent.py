@@ -79,4 +79,4 @@ def test_drafting_changes_no_token(tmp_path, target, draft, policy):
     stats = [output.outputs[0].stats for output in drafted]
     assert sum(each.num_drafted_tokens for each in stats) > 0  # six sessions may lack states to draft with
     if draft == target:  # a stranger's guesses are right by luck alone
-        assert sum(each.num_accepted_tokens for each in stats) > 0
+        assert sum(each.num_accepted_tokens for each in stats) > 20

@@ -39,7 +39,7 @@ SLOW_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What a pass says of its wanted rows, in float32."""
+    """Results of a pass for its wanted rows, in float32."""
 
     logits: torch.Tensor
     """[rows, vocab]."""

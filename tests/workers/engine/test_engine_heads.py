@@ -223,3 +223,24 @@ def test_a_guess_is_a_token_of_the_vocabulary(checkpoint, tmp_path):
         prompt = torch.randint(0, 256, (6,), generator=random).tolist()
         guesses = judged(engine, Driver(engine, prompt, session=f"{number}")).guesses
         assert max(guesses.tokens) < checkpoints.VOCAB_SIZE
+
+
+def test_a_draft_guesses_anew_from_the_newest_features_where_the_text_follows_its_guess(draft, model, weights):
+    """The engine has a deeper head's guesses below that token, which it must not keep as those of the first head."""
+    random = torch.Generator().manual_seed(5)
+    old, new = (torch.randn(HIDDEN, generator=random).bfloat16() for _ in range(2))
+    drafting = Driver(draft, PROMPT)
+
+    def grown(states):
+        rows = Features(len(drafting.log) - 2, HIDDEN, states.view(torch.int16).numpy().tobytes())
+        update = answer(draft, replace(drafting.draft_request(WIDE), features=rows))
+        drafting.held = update.held
+        return likeliest_of(tree_of(update))
+
+    first = grown(old)
+    assert len(first) == NUM_HEADS
+    drafting.log.extend([first[0]])
+    states = new.float()
+    with torch.inference_mode():
+        logits = [model.lm_head(states + weight @ states)[: checkpoints.VOCAB_SIZE] for weight in weights]
+    assert grown(new) == [int(each.argmax()) for each in logits]

@@ -194,7 +194,7 @@ def _check_statement(file: Path, config: Any, names: Mapping[str, str], key: str
 
 
 def _stated_by(config: Any, name: str, *, is_of_rope: bool) -> Any:
-    """What a configuration says under this name."""
+    """The configuration's value of this name."""
     if name == "head_dim":
         return _head_dim(config)
     if name == "rotary_dim":
