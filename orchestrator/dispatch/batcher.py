@@ -104,7 +104,7 @@ class Batcher(Generic[Request, Reply]):
     async def _keep_order(self) -> None:
         """Let requests that are sent alone go first, because a session's messages must arrive in order: a later one
         continues what an earlier one began, such as the numbers of a draft's nodes."""
-        while self._num_starting:
+        while self._num_starting:  # noqa: ASYNC110  the tasks that change it have been scheduled
             await asyncio.sleep(0)
 
     async def _gather(self) -> None:

@@ -122,8 +122,8 @@ async def test_calls_that_waited_for_a_full_link_write_in_their_order(link, engi
     link.pause_writing()
     calls = [asyncio.create_task(link.exchange([request(name)], print, SILENCE_S)) for name in "ab"]
     await asyncio.sleep(0)
-    link.resume_writing()
     calls.append(asyncio.create_task(link.exchange([request("c")], print, SILENCE_S)))
+    link.resume_writing()  # wakes the others after the third has begun
     await until(lambda: len(engine.posted) == 3)
     assert list(engine.posted) == ["a", "b", "c"]
     for name in "abc":
