@@ -260,7 +260,7 @@ class TargetWorker(EngineWorker):
         return self._measure(stats) if stats is not None else {KV_USE: 1.0}
 
     def _measure(self, stats: EngineStats) -> dict[str, float]:
-        return {KV_USE: 1.0 - stats.num_free_blocks / max(1, stats.num_blocks)}
+        return {KV_USE: stats.kv_use}
 
 
 class DraftWorker(EngineWorker):
