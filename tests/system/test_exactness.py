@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from functools import cache, lru_cache
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from core.config import SpeculationConfig
 from core.records import Sampling, Verification
 from orchestrator.policy.policy import Found
 from tests.checkpoints import FAMILIES, VOCAB_SIZE, write
+from tests.reference import generate
 
 PROMPTS = [
     "def parse_args(self, args):\n    ",
@@ -33,28 +33,6 @@ WILD = Sampling(temperature=1.2, top_k=100, top_p=0.8, seed=5)
 PENALISED = Sampling(
     temperature=1.0, seed=3, min_p=0.02, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.1
 )
-
-
-def generate(path, prompt, num_tokens):
-    """What transformers says, greedily."""
-    return _generated(path, tuple(prompt), num_tokens)
-
-
-@lru_cache(maxsize=2)
-def _loaded(path):
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    return model
-
-
-@cache
-def _generated(path, prompt, num_tokens):
-    model = _loaded(path)
-    ids = torch.tensor([list(prompt)])
-    with torch.inference_mode():
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False)
-    return output[0, len(prompt) :].tolist()
 
 
 def static(gamma, pipelining):
