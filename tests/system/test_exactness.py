@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from local import DEMO, request, system
+from local import DEMO, NEVER_LEFT, request, system
 from transformers import AutoModelForCausalLM
 from wild import PATIENT, WildPolicies
 
@@ -36,7 +36,13 @@ PENALISED = Sampling(
 
 
 def static(gamma, pipelining):
-    return SpeculationConfig(policy="static", max_draft_tokens=gamma, pipelining=pipelining, draft_timeout_s=30.0)
+    return SpeculationConfig(
+        policy="static",
+        max_draft_tokens=gamma,
+        pipelining=pipelining,
+        draft_timeout_s=30.0,
+        breaker_rounds=NEVER_LEFT,
+    )
 
 
 @pytest.mark.parametrize(
