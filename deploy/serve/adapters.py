@@ -28,10 +28,14 @@ NAMESPACE = "outrider-adapters"
 
 
 class AdapterList:
-    """The adapters of one target deployment that were loaded while it served."""
+    """The adapters of one target deployment that were loaded while it served.
 
-    def __init__(self, application: str, deployment: str) -> None:
-        self._prefix = f"{application}/{deployment}/"
+    Ray keeps the list when the deployment is replaced, so it belongs to one base: other weights begin without adapters.
+    """
+
+    def __init__(self, application: str, deployment: str, base: str) -> None:
+        """`base`: digest of the target's weights."""
+        self._prefix = f"{application}/{deployment}/{base}/"
 
     async def read(self) -> dict[str, Adapter]:
         """All of them, by name."""

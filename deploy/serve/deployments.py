@@ -102,7 +102,7 @@ class EngineWorker(ABC):
         self._findings = self._current.findings
         self._is_loaded = asyncio.Event()
         self._is_loaded.set()
-        listed, kept = AdapterList(context.app_name, context.deployment), self._info.adapters
+        listed, kept = AdapterList(context.app_name, context.deployment, self._info.digest), self._info.adapters
         self._adapters = LoadedAdapters(listed, [adapter.digest for adapter in kept])
         self._num_leases = 0
         self._meter = EngineMeter(ServeRecorder(model_name, ENGINE_CATALOGUE))

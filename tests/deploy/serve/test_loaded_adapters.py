@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
+from ray.experimental import internal_kv
 
 from core.errors import CheckpointError, WorkerLost
 from core.records import Adapter
-from deploy.serve.adapters import LoadedAdapters
+from deploy.serve.adapters import AdapterList, LoadedAdapters
 
 A, B = Adapter("a", "/a", "sha256:a"), Adapter("b", "/b", "sha256:b")
 OF_SETTINGS = Adapter("s", "/s", "sha256:s")
@@ -140,6 +141,19 @@ async def test_a_new_adapter_takes_the_place_of_one_that_was_unloaded(adapters, 
     del listed.adapters["a"]
     await adapters.load(current, B)
     assert (current.engine.dropped, current.engine.loaded) == ([A.digest], ["a", "b"])
+
+
+async def test_a_target_of_other_weights_begins_without_adapters(monkeypatch):
+    """In a list that Ray keeps while deployments are replaced."""
+    kept = {}
+    monkeypatch.setattr(internal_kv, "_internal_kv_put", lambda key, value, **_: kept.update({key: value}))
+    monkeypatch.setattr(internal_kv, "_internal_kv_get", lambda key, **_: kept[key])
+    monkeypatch.setattr(
+        internal_kv, "_internal_kv_list", lambda start, **_: [key for key in kept if key.startswith(start)]
+    )
+    await AdapterList("app", "target", "sha256:one").add(A)
+    assert await AdapterList("app", "target", "sha256:one").read() == {"a": A}
+    assert await AdapterList("app", "target", "sha256:other").read() == {}
 
 
 async def test_a_lease_of_a_loaded_adapter_does_not_wait_while_another_is_loaded(adapters):
