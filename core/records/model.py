@@ -6,6 +6,15 @@ from dataclasses import dataclass
 
 from core.records.adapter import Adapter
 
+STATES_BESIDE_GUESSES = 3
+"""States of recurrent layers that a sequence needs besides one for each guess: after its last row, after the row
+before, and after the next one."""
+
+
+def max_guesses(num_states: int, num_sessions: float) -> int:
+    """Number of guesses for which each session has states, if all sessions have as many."""
+    return max(0, int(num_states / num_sessions) - STATES_BESIDE_GUESSES)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -27,8 +36,8 @@ class ModelInfo:
     """Everything besides weights and dtype that decides the last bits: hardware, libraries, backend, ranks."""
     layers: tuple[int, ...] = ()
     """Indices of the checkpoint's layers that this model has; empty for all. `digest` covers the whole checkpoint."""
-    max_guesses: int | None = None
-    """Largest number of guesses of one block; None if only KV limits it."""
+    num_states: int = 0
+    """Number of states of recurrent layers, for all sessions together; 0 for a model without such layers."""
     feature_layers: tuple[int, ...] = ()
     """Layers whose hidden states are features: those that a target returns, or those that a head reads."""
     feature_width: int = 0

@@ -92,6 +92,11 @@ class Growth:
         return self._learned.sources
 
     @property
+    def num_sharing(self) -> float:
+        """Number of sessions that share the target's engine."""
+        return self._known.num_sharing
+
+    @property
     def is_paused(self) -> bool:
         """Whether drafting is paused for all sessions, including those that hold a lease."""
         return self._is_adaptive and self._known.pause.is_paused

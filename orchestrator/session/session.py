@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from core.errors import InvalidRequest, OutriderError, ServiceError, Unavailable, UnsoundScores
-from core.records import Adapter, GenerationRequest, Missing, Refused, SequenceSpec, Verdict, Want, is_last
+from core.records import Adapter, GenerationRequest, Missing, Refused, SequenceSpec, Verdict, Want, is_last, max_guesses
 from core.speculation import DRAFT, MAX_GUESSES
 from core.text import TokenLog
 from orchestrator.guessers import OutputForm, Panel
@@ -106,10 +106,12 @@ class Session:
 
     @property
     def _max_nodes(self) -> int:
-        """Maximum number of nodes that the target can verify, and that fit into its KV cache."""
+        """Maximum number of nodes that fit into the target's KV, and into this session's share of its states."""
         target = self._pair.target
         fitting = max(target.kv_cache_tokens - len(self._log), 0)
-        return fitting if target.max_guesses is None else min(fitting, target.max_guesses)
+        if target.num_states:
+            fitting = min(fitting, max_guesses(target.num_states, self._policy.num_sharing))
+        return fitting
 
     def start(self, now_s: float = 0.0) -> list[m.Command]:
         """Request leases, or end at once if the resumed output is already complete."""

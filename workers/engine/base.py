@@ -111,6 +111,8 @@ class Engine(ABC, Generic[Request, Reply]):
             num_waiting=sum(not job.held.kv.blocks for job in self._jobs),
             num_blocks=cache.num_blocks,
             num_free_blocks=cache.num_free_blocks,
+            num_states=cache.states.num_states,
+            num_free_states=cache.states.num_free if cache.states.is_used else 0,
             num_steps=self._num_steps,
             num_rows=self._num_rows,
             num_eager_steps=self._runtime.num_eager_steps,
@@ -170,7 +172,7 @@ class Engine(ABC, Generic[Request, Reply]):
             )
         if self._runtime.cache.num_blocks_for(num_rows) > self._runtime.cache.num_blocks:
             return Refused(request.stamp, f"{num_rows} tokens exceed the KV cache of this engine")
-        if len(guesses) > self._runtime.cache.states.max_guesses:
+        if len(guesses) > self._runtime.cache.states.max_guesses():
             return Refused(request.stamp, f"{len(guesses)} guesses exceed the recurrent states of this engine")
         return None
 

@@ -20,7 +20,7 @@ from workers.model.contained import language_model
 from workers.model.folder import quiet_transformers, read_config
 from workers.model.servable import check_architecture, check_recurrent, context_limit, probe_layers
 from workers.model.sharded_loader import ModelShard
-from workers.recurrent import find_mixers
+from workers.recurrent import find_mixers, state_bytes
 
 TOP_K = ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token")
 """Names of the number of experts that a row uses."""
@@ -81,4 +81,5 @@ def _shape(model: Any, dtype: str) -> ModelShape:
         vocab_size=model.config.vocab_size,
         layers=tuple(KVShape(layer.num_kv_heads, layer.key_dim, layer.value_dim) for layer in layers),
         value_bytes=getattr(torch, dtype).itemsize,
+        state_bytes=state_bytes(model),
     )

@@ -95,10 +95,10 @@ class ModelRuntime:
         logger.info("KV of %d tokens", self.info.kv_cache_tokens)
         device = torch.device(config.device)
         kv_bytes = num_blocks * config.block_tokens * token_bytes(loaded.layers, loaded.model.dtype)
-        states = num_states(of_state, kv_bytes)
+        states = num_states(config, of_state, kv_bytes, all_min, taken)
         self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, device, states)
         if loaded.mixers:
-            self.info = replace(self.info, max_guesses=self.cache.states.max_guesses)
+            self.info = replace(self.info, num_states=states)
         self._states = States(loaded.model, loaded.mixers, states, is_deterministic=config.deterministic)
         kernel = kernel or find_kernel(self.cache, is_deterministic=config.deterministic)
         self.context = BackendContext(loaded.model, self.cache, kernel, config, self.info.max_context_tokens, tiling)
@@ -306,7 +306,7 @@ class ModelRuntime:
         return took_s
 
     def _self_test(self) -> SelfTest:
-        max_rows = min(self._max_rows(), self.cache.states.max_guesses)  # it has guesses in place of tokens
+        max_rows = min(self._max_rows(), self.cache.states.max_guesses())  # it has guesses in place of tokens
         return SelfTest(self.forward, self.cache, max_rows, self.info.vocab_size)
 
     def _max_rows(self) -> int:

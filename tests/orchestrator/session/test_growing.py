@@ -95,7 +95,7 @@ class Stage:
         *,
         config=CONFIG,
         kv_cache_tokens=10_000,
-        max_guesses=None,
+        num_states=0,
         limits=None,
         prompt=PROMPT,
         is_leased=True,
@@ -103,7 +103,7 @@ class Stage:
     ):
         asked = request(prompt, max_tokens, **changes)
         self.prompt = prompt
-        target = replace(model_info(), kv_cache_tokens=kv_cache_tokens, max_guesses=max_guesses)
+        target = replace(model_info(), kv_cache_tokens=kv_cache_tokens, num_states=num_states)
         pair = Pair(target, (model_info("draft"),), config, limits or Limits())
         self.policy = FakeMargin(asked, config)
         self.session = Session(asked, pair, self.policy, IncrementalDetokenizer(tokenizer, (), False), "s")
@@ -539,10 +539,15 @@ def test_a_block_is_no_deeper_than_is_asked_for_nor_larger_than_there_is_room(to
     stage.grows_right(12)
     stage.verdict()
     assert len(stage.block) <= 2
-    stage = Stage(tokenizer, max_guesses=3)
+    stage = Stage(tokenizer, num_states=6)
     stage.grows_right(12)
     stage.verdict()
     assert len(stage.block) == 3, "a target with recurrent layers has a state for each guess"
+    shared = Stage(tokenizer, num_states=10)
+    shared.session._policy._known.num_sessions = 2
+    shared.grows_right(12)
+    shared.verdict()
+    assert len(shared.block) == 2, "and its sessions share them"
 
 
 def test_a_trace_tells_which_pass_of_the_draft_a_block_is_from(tokenizer):
