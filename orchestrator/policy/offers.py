@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from orchestrator.policy.choice import Choice, TreeView
 
-PLAIN_STEPS, PAUSED_STEPS = 8, 2
-"""Number of plain decoding steps offered ahead, so that the target need not wait for messages: if the session never
-drafts, and while drafting pauses. More would be wasted when a stop string ends the output."""
+PLAIN_STEPS = 8
+"""Number of plain decoding steps offered ahead, so that the target need not wait for messages, if the session does not
+guess. More would be wasted when a stop string ends the output."""
 REST_ROUNDS = 32
 """Rounds in a row without a node worth verifying, after which the draft rests. Resting earns no tokens, but frees the
 draft for other sessions."""
@@ -33,7 +33,7 @@ class Offers(Choice):
     @property
     def may_offer(self) -> bool:
         """Whether the target should get an offer now. Checked at each message of a draft."""
-        return self.num_outcomes > 0 or self._is_plain or self._is_idle
+        return self.num_outcomes > 0 or self._has_nothing or self._is_idle
 
     @property
     def num_outcomes(self) -> int:
@@ -44,7 +44,7 @@ class Offers(Choice):
         than a draft pass (nodes of the pass in progress would arrive too late) or than the time to make a round's
         offers. During a rest, offers always pay.
         """
-        if not self._is_adaptive:
+        if not self._is_adaptive or self.is_plain:
             return 0
         costs = self._known.costs
         is_far = costs.verify_wire_s > max(self.pass_s, MIN_OFFER_WAY_S) and not self.is_in_turn
@@ -79,17 +79,16 @@ class Offers(Choice):
 
         While the draft is only silent, one step, so that it can report again after it.
         """
-        if self.max_depth == 0:
-            return PLAIN_STEPS
-        return PAUSED_STEPS if self.is_paused and self._is_plain else 1
+        is_for_long = self.max_depth == 0 or (self.is_paused and self._has_nothing)
+        return PLAIN_STEPS if is_for_long else 1
 
     def is_worth_a_plain_step(self, num_now: int) -> bool:
         """Whether the target should continue without guesses after an outcome without an offer, instead of waiting.
 
         With a draft: if that yields more tokens per second than a usual round with its round trip to the target.
         """
-        if self._is_plain or not self.num_outcomes:
-            return self._is_plain
+        if self._has_nothing or not self.num_outcomes:
+            return self._has_nothing
         costs = self._known.costs
         as_usual = self._learned.tokens.value - self.rate * costs.verify_s(num_now)
         return 1.0 - self.rate * (costs.verify_s(0) - costs.verify_wire_s) >= min(as_usual, 0.0)
@@ -104,9 +103,10 @@ class Offers(Choice):
         return self._goes_plainly
 
     @property
-    def _is_plain(self) -> bool:
+    def _has_nothing(self) -> bool:
         """Whether there are no guesses to wait for."""
-        return self.max_depth == 0 or ((self.is_without_draft or self.is_paused) and not self._has_guessers)
+        is_without_guessers = (self.is_without_draft or self.is_paused) and not self._has_guessers
+        return self.max_depth == 0 or self.is_plain or is_without_guessers
 
     @property
     def _is_idle(self) -> bool:

@@ -23,7 +23,8 @@ from core.speculation.growth import NewNodes
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.policy.adaptive import AdaptivePolicy
-from orchestrator.policy.offers import OFFERED_OUTCOMES, PAUSED_STEPS, PLAIN_STEPS, REST_ROUNDS
+from orchestrator.policy.mode_choice import MeasuredRound, Mode
+from orchestrator.policy.offers import OFFERED_OUTCOMES, PLAIN_STEPS, REST_ROUNDS
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.shared_estimates import SharedEstimates
@@ -493,7 +494,7 @@ def policy():
 
 def sees_rounds(policy, num_tokens, elapsed_s):
     for _ in range(600):
-        policy.observe_interval(num_tokens, elapsed_s)
+        policy.observe_interval(MeasuredRound(num_tokens, elapsed_s))
 
 
 def test_plain_steps_go_on_while_rounds_yield_no_more(policy):
@@ -563,9 +564,9 @@ def test_without_growth_that_follows_and_where_passes_are_shared_each_offer_is_d
     assert due(policy, 0.01), "plain steps are offered several ahead"
     policy.begin_drafting()
     assert not due(policy, 0.0)
-    policy._known.pause.is_paused = True
+    policy._choice.limit = Mode.GUESSERS
     assert due(policy, 0.0)
-    policy._known.pause.is_paused = False
+    policy._choice.limit = Mode.DRAFT
     policy.observe_silence(is_silent=True)
     assert due(policy, 0.0), "plain steps are offered, several ahead"
     policy.observe_silence(is_silent=False)
@@ -601,20 +602,21 @@ def test_what_an_output_must_look_like_guesses_and_a_template_whomever_the_reque
 
 
 @pytest.mark.parametrize(
-    ("max_draft_tokens", "guessers", "is_paused", "is_without_draft", "num_steps"),
+    ("max_draft_tokens", "guessers", "mode", "is_without_draft", "num_steps"),
     [
-        (0, (), False, False, PLAIN_STEPS),
-        (4, ("draft",), True, False, PAUSED_STEPS),
-        (4, ("draft", "prompt_lookup"), True, False, 1),
-        (4, ("draft",), False, True, 1),
-        (4, ("draft",), False, False, 1),
+        (0, (), Mode.DRAFT, False, PLAIN_STEPS),
+        (4, ("draft",), Mode.GUESSERS, False, PLAIN_STEPS),
+        (4, ("draft", "prompt_lookup"), Mode.GUESSERS, False, 1),
+        (4, ("draft", "prompt_lookup"), Mode.PLAIN, False, PLAIN_STEPS),
+        (4, ("draft",), Mode.DRAFT, True, 1),
+        (4, ("draft",), Mode.DRAFT, False, 1),
     ],
 )
 def test_plain_steps_are_offered_ahead_where_nothing_is_to_change_soon(
-    max_draft_tokens, guessers, is_paused, is_without_draft, num_steps
+    max_draft_tokens, guessers, mode, is_without_draft, num_steps
 ):
     policy = Controller(CONFIG).policy(request(PROMPT, 40, max_draft_tokens=max_draft_tokens, guessers=guessers))
-    policy._known.pause.is_paused = is_paused
+    policy._choice.limit = mode
     policy.observe_silence(is_silent=is_without_draft)
     assert policy.plain_steps == num_steps
 
