@@ -13,6 +13,8 @@ guess. More would be wasted when a stop string ends the output."""
 REST_ROUNDS = 32
 """Rounds in a row without a node worth verifying, after which the draft rests. Resting earns no tokens, but frees the
 draft for other sessions."""
+QUIET_ROUNDS = 4
+"""The same for guessers that guess without a draft and do not share passes. What they find then comes a round late."""
 OFFERED_OUTCOMES = 16
 """Number of outcomes of a block for which the target is offered a next block. Simulated, with the target 10 ms away
 each way: worth 1.03 to 1.07 compared with four outcomes, if its pass takes 25 or 60 ms (adr/offers)."""
@@ -110,6 +112,10 @@ class Offers(Choice):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether passes are shared, so that a message each round delays all, and no session had a guess worth its row
-        for some rounds."""
-        return self._is_adaptive and self._known.costs.is_shared and self._learned.idle_rounds >= REST_ROUNDS
+        """Whether no session had a guess worth its row for some rounds, and a message each round costs more than it
+        brings: it delays all sessions that share passes, or guessers alone may find something."""
+        if not self._is_adaptive:
+            return False
+        if self._known.costs.is_shared:
+            return self._learned.idle_rounds >= REST_ROUNDS
+        return (not self._is_drafting or self.is_paused) and self._learned.idle_rounds >= QUIET_ROUNDS
