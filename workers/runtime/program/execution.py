@@ -14,7 +14,7 @@ from torch import Tensor
 
 from workers.native import machine
 from workers.native.team import Team
-from workers.runtime.program.assembly import Program
+from workers.runtime.program.assembly import Program, Register
 from workers.runtime.program.recorder import NUM_ROWS
 from workers.step import KVCache, Span, Step
 from workers.step.readers import ancestor_bits
@@ -43,8 +43,11 @@ class Execution:
         for index, layer in program.attended:
             codes[index, 8:10] = cache.keys[layer].data_ptr(), cache.values[layer].data_ptr()
 
-    def logits(self, step: Step) -> Tensor:
-        """Write the step's KV. Returns float32 logits of its wanted rows.  # [W, vocab]"""
+    def run(self, step: Step) -> Tensor:
+        """Write the step's KV. Returns float32 logits of its wanted rows, each followed by its features.
+
+        # [W, vocab + features]
+        """
         asked = _asked(step.wanted)
         num_rows, num_wanted = sum(span.num_rows for span in step.spans), len(asked)
         self._reserve(num_rows, num_wanted, max(step.positions) + 1, max(span.num_kv for span in step.spans))
@@ -64,9 +67,17 @@ class Execution:
             )  # fmt: skip
 
         team.run(work)
-        start = int(counts[3]) + program.logits.offset * num_wanted
-        found = memory[start : start + program.logits.width * num_wanted].reshape(num_wanted, program.logits.width)
-        return torch.from_numpy(found[:, : program.vocab_size].copy())
+        logits = self._rows_of(program.logits, counts)[:, : program.vocab_size]
+        states = [
+            self._rows_of(each.register, counts)[asked, each.start : each.start + each.width] for each in program.states
+        ]
+        return torch.from_numpy(np.concatenate([logits, *states], axis=1))
+
+    def _rows_of(self, register: Register, counts: NDArray[np.int64]) -> NDArray[np.float32]:
+        """A register of all rows that have it, in place."""
+        count, base = int(counts[register.space]), int(counts[2 + register.space])
+        start = base + register.offset * count
+        return self._memory[start : start + register.width * count].reshape(count, register.width)
 
     def _reserve(self, num_rows: int, num_wanted: int, num_positions: int, num_kv: int) -> None:
         """Make room for a step."""
