@@ -31,7 +31,7 @@ trial may cost before it ends. Fewer would end trials by bad luck, since rounds 
 TRUSTED_LOST_TOKENS = 8.0
 """The first of these limits where guesses gained in the window before. A few bad rounds in a row are no change then."""
 TRIAL_SHARE = 0.01
-"""Maximum share of the time that trials may cost. With `MAX_LOST_TOKENS`, a request of 200 tokens sees about one trial."""
+"""Maximum share of the time that trials may cost. With `MAX_LOST_TOKENS`, a request of 200 tokens sees one or none."""
 MIN_GAIN = 1.05
 """Minimum ratio of rates for guesses to be used again, since a window's rate varies as much on a busy machine. Plain
 decoding needs no more than to be faster."""
