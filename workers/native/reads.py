@@ -75,7 +75,7 @@ def _scores(
 
 
 def _weigher(num_vectors: int) -> Any:
-    """An intrinsic: the sum of `count` rows of values, each times its weight, to `out` [16 * num_vectors]."""
+    """An intrinsic: add `count` rows of values, each times its weight, to `out` [16 * num_vectors]."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def weigh(typing: Any, weights: Any, offsets: Any, count: Any, values: Any, is_short: Any, out: Any) -> Any:  # noqa: ARG001
@@ -95,8 +95,8 @@ def _weigher(num_vectors: int) -> Any:
 def _weigh(builder: Any, args: Any, num_vectors: int, item_bytes: int, load: Callable[[Any], Any]) -> None:
     weights, offsets, count, values, _, out = args
     totals = [cgutils.alloca_once(builder, FLOATS) for _ in range(num_vectors)]
-    for total in totals:
-        builder.store(ir.Constant(FLOATS, [0.0] * LANES), total)
+    for number, total in enumerate(totals):
+        builder.store(load_at(builder, builder.add(out, I64(number * LANES * 4)), FLOATS), total)
     with cgutils.for_range(builder, count) as each:
         row = builder.add(values, load_at(builder, offset(builder, offsets, each.index, 8), I64))
         weight = splat(builder, load_at(builder, offset(builder, weights, each.index, 4), F32))

@@ -78,11 +78,11 @@ class ModelRuntime:
         tiling, kinds = choose_tiling(config), choose(config, is_recurrent=bool(loaded.mixers))
         if loaded.mixers and config.quantize is not None:
             raise UnsupportedModel(f"quantize must be absent: {loaded.info.architecture} has recurrent layers")
-        for kind in kinds:
-            kind.prepare_weights(loaded.model, config)
         tapped = tapped_layers(config)
         if tapped:
             FeatureTap(loaded.model, tapped)
+        for kind in kinds:
+            kind.prepare_weights(loaded.model, config)
         taken = partial(bytes_beside_kv, loaded.model, config)
         of_state = sum(part.num_bytes for mixer in loaded.mixers for part in mixer.states)
         num_blocks = num_kv_blocks(config, loaded.layers, loaded.model.dtype, all_min, taken, of_state)
