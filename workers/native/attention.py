@@ -15,7 +15,7 @@ from workers.native.intrinsics import float_of, load_float, load_long, load_shor
 from workers.native.reads import scores_of, weigh_four, weigh_one
 from workers.native.registers import place
 
-MADE_OF: Final = "d32efc3cb135b1e9"
+MADE_OF: Final = "a59d48c7a36f0d3d"
 """As in `machine`."""
 TOGETHER: Final = 4
 """Heads that read the same keys and are computed together, so that memory is read once for all of them."""
@@ -72,12 +72,18 @@ def _find(code: Any, read: Any, blocks: Any, nodes: Any, offsets: Any) -> Any:
     first_block, num_in_blocks, first_node, num_nodes, block_tokens = read
     num_all = num_in_blocks + num_nodes
     skipped = max(0, num_all - window) if window else 0
-    for i in range(skipped, num_all):
+    i = skipped
+    while i < num_all:
+        within = i % block_tokens if i < num_in_blocks else 0
         if i < num_in_blocks:
-            slot = blocks[first_block + i // block_tokens] * block_tokens + i % block_tokens
+            slot = blocks[first_block + i // block_tokens] * block_tokens
+            end = min(num_in_blocks, i - within + block_tokens)
         else:
-            slot = nodes[first_node + i - num_in_blocks]
-        offsets[i - skipped], offsets[room + i - skipped] = slot * key_bytes, slot * value_bytes
+            slot, end = nodes[first_node + i - num_in_blocks], i + 1
+        for each in range(end - i):
+            offsets[i - skipped + each] = (slot + within + each) * key_bytes
+            offsets[room + i - skipped + each] = (slot + within + each) * value_bytes
+        i = end
     return num_all - skipped
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from workers.native import machine
 from workers.native.attention import TOGETHER
+from workers.native.reads import AHEAD
 from workers.native.team import Team
 from workers.runtime.program.assembly import Program, Register
 from workers.runtime.program.recorder import NUM_ROWS
@@ -89,14 +90,16 @@ class Execution:
             self._memory[: len(program.constants)] = program.constants
         if num_positions > self._num_positions:
             self._extend_tables(num_positions)
-        if num_rows > self._num_scratch or 2 * num_kv > len(self._work[0][0]):
+        if num_rows > self._num_scratch or num_kv > len(self._work[0][1]) // TOGETHER:
             self._num_scratch = max(num_rows, self._num_scratch)
-            num_kv = max(num_kv, len(self._work[0][0]) // 2 if self._work else 0)
+            num_kv = max(num_kv, len(self._work[0][1]) // TOGETHER if self._work else 0)
             num_kv = -(-num_kv // TABLE_STEP) * TABLE_STEP
             threads = range(self._team.num_threads)
             shorts = self._num_scratch * self._largest_inputs
             self._scratch = [torch.zeros(shorts, dtype=torch.int16) for _ in threads]
-            self._work = [(np.zeros(2 * num_kv, np.int64), np.zeros(TOGETHER * num_kv, np.float32)) for _ in threads]
+            self._work = [
+                (np.zeros(2 * (num_kv + AHEAD), np.int64), np.zeros(TOGETHER * num_kv, np.float32)) for _ in threads
+            ]
 
     def _extend_tables(self, num_positions: int) -> None:
         """Compute what depends on positions alone by the recorded operations, a few positions at a time."""
