@@ -37,8 +37,17 @@ class ModelInfo:
     """Name of the head in a target's engine; empty without one."""
     adapters: tuple[Adapter, ...] = ()
     """LoRA adapters that were loaded at start."""
+    max_source_tokens: int = 0
+    """Length of the longest source that its encoder reads, in tokens; 0 for a model without an encoder."""
+    decoder_start: tuple[int, ...] = ()
+    """Tokens that the text after the source begins with."""
     is_deterministic: bool = False
     """Whether a row's bits are independent of the other rows of its step, by the self-test at start."""
+
+    def text_limit(self, num_source: int) -> int:
+        """Length of the longest text whose first `num_source` tokens are its source: an encoder-decoder's context is
+        that of its decoder, which does not read them."""
+        return self.max_context_tokens + (num_source if self.max_source_tokens else 0)
 
     def features_problem(self, draft: ModelInfo) -> str | None:
         """Why this target's features do not serve a draft that is a head; None for any other draft."""

@@ -1,0 +1,82 @@
+"""Encoder-decoders in the runtime: greedy decoding by verification equals transformers' `generate`, token by token."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.speculation.token_tree import ROOT, TokenTree
+from tests import checkpoints
+from tests.workers.runtime.test_runtime_families import accepted_path, guesses
+from workers.runtime.runtime import ModelRuntime
+from workers.step.kv_cache import SequenceKV
+from workers.step.rows import StepRows
+
+NUM_TOKENS = 48
+START = 0
+FAMILIES = [*checkpoints.ENCODER_DECODERS]
+
+
+def a_source(seed: int, num_tokens: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(1, checkpoints.VOCAB_SIZE - 1) for _ in range(num_tokens)]
+
+
+@torch.inference_mode()
+def generated(family: str, source: list[int], **overrides: object) -> list[int]:
+    model = checkpoints.build(family, **overrides)
+    model.generation_config.eos_token_id = None
+    model.generation_config.suppress_tokens = list(range(checkpoints.VOCAB_SIZE, model.config.vocab_size))  # padding
+    ids = torch.tensor([source])
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False)
+    assert output[0, 0] == START
+    return output[0, 1:].tolist()  # type: ignore[no-any-return]  # transformers is untyped
+
+
+def opened(runtime: ModelRuntime, source: list[int]) -> SequenceKV:
+    kv = runtime.cache.new_sequence()
+    kv.num_source = len(source)
+    return kv
+
+
+def verified_round(
+    runtime: ModelRuntime, sequences: list[tuple[SequenceKV, list[int], list[int], TokenTree]]
+) -> list[list[int]]:
+    """As in test_runtime_families, for several sequences in one step: KV, source, pending tokens and guesses."""
+    logits = runtime.forward([StepRows(kv, pending, tree, source=source) for kv, source, pending, tree in sequences])
+    emitted, first = [], 0
+    for kv, _, _, tree in sequences:
+        choices = logits[first : first + 1 + len(tree)].argmax(dim=-1).tolist()
+        first += 1 + len(tree)
+        path = accepted_path(tree, choices)
+        runtime.cache.compact(kv, kv.num_tokens - len(tree), path)
+        emitted.append([*(tree.tokens[node] for node in path), choices[1 + path[-1] if path else 0]])
+    return emitted
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["as it comes", "deterministic"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_verified_guesses_decode_what_generate_decodes(family: str, deterministic: bool, tmp_path: Path) -> None:
+    """Three sources of different lengths in one batch, one of which ends with a block."""
+    rng = random.Random(family)
+    sources = [a_source(seed, size) for seed, size in enumerate((37, 5, 64))]
+    wants = [generated(family, source) for source in sources]
+    runtime = checkpoints.runtime(checkpoints.write(family, tmp_path), deterministic=deterministic)
+    kvs = [opened(runtime, source) for source in sources]
+    got: list[list[int]] = [[] for _ in sources]
+    num_rounds = 0
+    while any(len(each) < NUM_TOKENS for each in got):
+        rows = [
+            (kv, source, each[-1:] or [*source, START], guesses(rng, want[len(each) :]))
+            for kv, source, each, want in zip(kvs, sources, got, wants, strict=True)
+        ]
+        for each, new in zip(got, verified_round(runtime, rows), strict=True):
+            each += new
+        num_rounds += 1
+    assert [each[:NUM_TOKENS] for each in got] == wants
+    assert num_rounds < NUM_TOKENS, "some guesses were right, so there were fewer rounds than tokens"
+    assert all(len(set(want)) > 8 for want in wants), "a model that repeats itself would prove little"
+    assert len({tuple(want) for want in wants}) == len(wants), "the source decides"
