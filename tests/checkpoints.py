@@ -136,7 +136,7 @@ _PAIR = {
     "decoder_start_token_id": 0,
     "tie_word_embeddings": False,
     "forced_eos_token_id": None,
-    "init_std": 0.3,
+    "init_std": 1.0,
     "max_position_embeddings": 256,
     "encoder_layers": 3,
     "decoder_layers": 2,
@@ -158,7 +158,7 @@ _T5 = {
     "eos_token_id": EOS,
     "decoder_start_token_id": 0,
     "tie_word_embeddings": False,
-    "initializer_factor": 3.0,
+    "initializer_factor": 8.0,
 }
 ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "t5": _T5,

@@ -49,8 +49,10 @@ class ModelInfo:
         that of its decoder, which does not read them."""
         return self.max_context_tokens + (num_source if self.max_source_tokens else 0)
 
-    def features_problem(self, draft: ModelInfo) -> str | None:
-        """Why this target's features do not serve a draft that is a head; None for any other draft."""
+    def draft_problem(self, draft: ModelInfo) -> str | None:
+        """Why this target does not send what a draft reads: a source, or features for a head; None if it does."""
+        if draft.max_source_tokens and not self.max_source_tokens:
+            return "it is an encoder-decoder, which needs a source, but the target has no encoder"
         own, needed = (self.feature_layers, self.feature_width), (draft.feature_layers, draft.feature_width)
         if not draft.feature_width or own == needed:
             return None

@@ -32,6 +32,11 @@ class GenerateFields(Parameters, total=False):
 
     token_ids: Sequence[int] | None
     """A prompt of token ids, instead of a text."""
+    source: str | None
+    """What the encoder of an encoder-decoder reads. The prompt then begins the decoder's text, and may be missing.
+    Without a source the prompt is the source."""
+    source_token_ids: Sequence[int] | None
+    """The source as token ids, instead of a text."""
     messages: Sequence[Mapping[str, Any]] | None
     """A chat, instead of a text. Each message has `role` and `content`, and may have `name`. An assistant's message may
     have `tool_calls`, each with `id`, `name` and `arguments`; a tool's message has the `tool_call_id` that it
@@ -158,7 +163,8 @@ def to_message(prompt: str | None, fields: Mapping[str, Any]) -> pb.GenerateRequ
     given = {name: value for name, value in {"text": prompt, **fields}.items() if value is not None}
     if unknown := fields.keys() - _PATHS.keys() | fields.keys() & {"text"}:
         raise TypeError(f"there is no argument {min(unknown)!r}")
-    if sum(name in given for name in _PROMPTS) != 1:
+    has_source = "source" in given or "source_token_ids" in given
+    if sum(name in given for name in _PROMPTS) not in ((0, 1) if has_source else (1,)):
         raise _invalid("prompt", "exactly one of prompt, token_ids and messages must be given")
     if "messages" not in given and (lonely := [name for name in ("tools", "template_arguments") if name in given]):
         raise _invalid(_PATHS[lonely[0]], "must not be given without messages")

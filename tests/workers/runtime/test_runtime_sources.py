@@ -25,15 +25,32 @@ def a_source(seed: int, num_tokens: int) -> list[int]:
     return [rng.randrange(1, checkpoints.VOCAB_SIZE - 1) for _ in range(num_tokens)]
 
 
+def noisy(logits: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    """Logits [R, V], with noise that depends on the number of tokens before each: random models repeat themselves."""
+    noise = [torch.randn(logits.shape[1], generator=torch.Generator().manual_seed(length)) for length in lengths]
+    return logits / logits.std(dim=1, keepdim=True) + torch.stack(noise)
+
+
 @torch.inference_mode()
-def generated(family: str, source: list[int], **overrides: object) -> list[int]:
-    model = checkpoints.build(family, **overrides)
+def generated(family: str, source: list[int]) -> list[int]:
+    model = checkpoints.build(family)
     model.generation_config.eos_token_id = None
-    model.generation_config.suppress_tokens = list(range(checkpoints.VOCAB_SIZE, model.config.vocab_size))  # padding
     ids = torch.tensor([source])
-    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False)
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        logits_processor=[_add_noise],
+    )
     assert output[0, 0] == START
     return output[0, 1:].tolist()  # type: ignore[no-any-return]  # transformers is untyped
+
+
+def _add_noise(input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    in_vocabulary = noisy(logits[:, : checkpoints.VOCAB_SIZE], [input_ids.shape[1]])
+    padding = torch.full((1, logits.shape[1] - checkpoints.VOCAB_SIZE), -torch.inf)
+    return torch.cat([in_vocabulary, padding], dim=1)
 
 
 def opened(runtime: ModelRuntime, source: list[int]) -> SequenceKV:
@@ -49,7 +66,9 @@ def verified_round(
     logits = runtime.forward([StepRows(kv, pending, tree, source=source) for kv, source, pending, tree in sequences])
     emitted, first = [], 0
     for kv, _, _, tree in sequences:
-        choices = logits[first : first + 1 + len(tree)].argmax(dim=-1).tolist()
+        length = kv.num_tokens - len(tree) - kv.num_source
+        lengths = [length + depth for depth in (0, *tree.depths)]
+        choices = noisy(logits[first : first + 1 + len(tree)], lengths).argmax(dim=-1).tolist()
         first += 1 + len(tree)
         path = accepted_path(tree, choices)
         runtime.cache.compact(kv, kv.num_tokens - len(tree), path)
