@@ -29,7 +29,7 @@ def beginning(given: Given, served: Served) -> tuple[tuple[int, ...], int]:
     if given.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs", f"must be unset: {served.name} is an encoder-decoder")
     if not has_source:
-        source, prefix = prompt_ids(given, served, info.max_source_tokens + 1), ()
+        source, prefix = _whole(given, served), ()
     else:
         source, prefix = _source(given, served), _prefix(given, served)
     start = info.decoder_start[:1] if prefix else info.decoder_start
@@ -41,7 +41,14 @@ def _source(given: Given, served: Served) -> tuple[int, ...]:
         raise InvalidRequest(FIELD, "must not be given beside source_token_ids")
     of_source = replace(given, text=given.source, token_ids=given.source_token_ids, chat=None)
     with _named_source():
-        return prompt_ids(of_source, served, served.target.max_source_tokens + 1)
+        return _whole(of_source, served)
+
+
+def _whole(given: Given, served: Served) -> tuple[int, ...]:
+    """The prompt as a source. Special tokens alone are none."""
+    if given.text == "":
+        raise InvalidRequest("text", "must hold at least one token")
+    return prompt_ids(given, served, served.target.max_source_tokens + 1)
 
 
 @contextmanager

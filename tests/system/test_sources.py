@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from workers.engine.target import TargetEngine
 START = 0
 SIZES = (1, 15, 16, 40, 61)
 """Lengths of sources: within a block, at its end, and over several."""
-NUM_TOKENS = 40
+NUM_TOKENS = 24
 SEEDED = Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.3, seed=5)
 GREEDY = Sampling(temperature=0.0)
 
@@ -61,9 +62,8 @@ def plain(pair):
 
 
 def test_greedy_outputs_are_those_of_generate(pair, plain):
-    family = pair[0].name.removesuffix("0")
     requests, found = plain
-    model = checkpoints.build("bart" if (pair[0] / "config.json").read_text().count('"bart"') else "mt5")
+    model = checkpoints.build(json.loads((pair[0] / "config.json").read_text())["model_type"])
     model.generation_config.eos_token_id = None
     model.generation_config.suppress_tokens = list(range(checkpoints.VOCAB_SIZE, model.config.vocab_size))
     for each, tokens in zip(requests, found, strict=True):
@@ -71,7 +71,7 @@ def test_greedy_outputs_are_those_of_generate(pair, plain):
             ids = torch.tensor([each.prompt[: each.num_source]])
             mask = torch.ones_like(ids)
             want = model.generate(ids, attention_mask=mask, max_new_tokens=NUM_TOKENS, do_sample=False)
-            assert tokens == want[0, 1:].tolist(), family
+            assert tokens == want[0, 1:].tolist()
 
 
 def test_sources_decide(plain):
@@ -94,7 +94,7 @@ async def test_trees_change_nothing(pair, plain):
 
 async def test_policies_that_decide_by_dice_change_nothing(pair, plain):
     requests, want = plain
-    assert await outputs(*pair, requests, policies=WildPolicies(), speculation=PATIENT) == want
+    assert await outputs(*pair, requests, policies=WildPolicies(seed=7), speculation=PATIENT) == want
 
 
 @pytest.mark.parametrize("family", ["t5", "marian", "llama"])

@@ -114,6 +114,11 @@ def _put_token_ids(message: pb.GenerateRequest, token_ids: Sequence[int]) -> Non
     message.token_ids.ids.extend(token_ids)
 
 
+def _put_source_token_ids(message: pb.GenerateRequest, token_ids: Sequence[int]) -> None:
+    message.source_token_ids.SetInParent()
+    message.source_token_ids.ids.extend(token_ids)
+
+
 def _put_stop(message: pb.GenerateRequest, stop: str | Sequence[str]) -> None:
     message.stopping.stop.extend([stop] if isinstance(stop, str) else stop)
 
@@ -148,6 +153,7 @@ _SPECIAL: dict[str, Callable[[pb.GenerateRequest, Any], None]] = {
     "tools": _put_tools,
     "template_arguments": _put_template_arguments,
     "token_ids": _put_token_ids,
+    "source_token_ids": _put_source_token_ids,
     "stop": _put_stop,
     "json_schema": _put_json_schema,
     "choice": _put_choice,
