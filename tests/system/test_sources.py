@@ -1,4 +1,4 @@
-"""Encoder-decoders through real engines and sessions: the output depends on source, prefix, parameters and seed alone."""
+"""Encoder-decoders through real engines and sessions: outputs depend on source, prefix, parameters and seed alone."""
 
 from __future__ import annotations
 
@@ -158,4 +158,5 @@ async def test_a_draft_with_its_own_encoder_is_mostly_right(pair):
     async with system(pair[0], pair[0], gamma=4) as running:
         chunks = await running.complete(asked(SOURCES[3]))
     statistics = chunks[-1].statistics
-    assert statistics.num_accepted == statistics.num_drafted
+    assert statistics.num_drafted_tokens > 0
+    assert statistics.num_accepted_tokens >= 0.8 * statistics.num_drafted_tokens, "the last block may be cut"

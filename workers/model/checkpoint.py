@@ -41,9 +41,7 @@ def meta_model(model_config: Any, dtype: str) -> Any:
     """Build the model on the meta device: without weights."""
     with torch.device("meta"):
         kind = AutoModelForSeq2SeqLM if model_config.is_encoder_decoder else AutoModelForCausalLM
-        return kind.from_config(
-            model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
-        )
+        return kind.from_config(model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION)
 
 
 def renamed(names: Iterable[str], model: Any) -> Iterator[tuple[str, Any | None, int]]:

@@ -130,7 +130,10 @@ class SourceDecoder:
             yield module.layer_idx, keys.view(shape), values.view(shape)
 
     def _give_positions(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]  # noqa: ARG002
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's own positions are those of one text in order."""
         return args, {**kwargs, "position_ids": self._positions}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.speculation.token_tree import ROOT, TokenTree
+from core.speculation.token_tree import TokenTree
 from tests import checkpoints
 from tests.workers.runtime.test_runtime_families import accepted_path, guesses
 from workers.runtime.runtime import ModelRuntime
