@@ -1,4 +1,4 @@
-"""The text that engines begin with: a prompt, or for an encoder-decoder its source and the beginning of its own text."""
+"""The text that engines begin with: a prompt; for an encoder-decoder its source, then the beginning of its own text."""
 
 from __future__ import annotations
 

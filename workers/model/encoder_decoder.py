@@ -131,7 +131,7 @@ class SourceDecoder:
 
     def _give_positions(
         self,
-        module: nn.Module,
+        module: nn.Module,  # noqa: ARG002
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -101,7 +101,7 @@ def test_refusals_name_the_field(info: ModelInfo, fields: dict[str, Any], field:
 
 
 def test_scores_of_a_prompt_are_refused_by_name() -> None:
-    with pytest.raises(InvalidRequest, match="^prompt_logprobs"):
+    with pytest.raises(InvalidRequest, match=r"^prompt_logprobs"):
         by_http(prompt="ab", prompt_logprobs=1)
 
 
