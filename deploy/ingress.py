@@ -165,7 +165,7 @@ class _Host:
     async def _attach_draft(self, number: int, draft: DraftConfig) -> None:
         info = await _described(partial(self.leases.describe_draft, number))
         problem = await asyncio.to_thread(_vocabulary_mismatch, self._config.target, draft)
-        problem = problem or self.hosted.served.target.features_problem(info)
+        problem = problem or self.hosted.served.target.draft_problem(info)
         if problem is not None:
             logger.error("%s is served without its draft %s: %s", self._config.model_name, draft.engine.model, problem)
             return

@@ -46,11 +46,22 @@ class ModelInfo:
     """Name of the head in a target's engine; empty without one."""
     adapters: tuple[Adapter, ...] = ()
     """LoRA adapters that were loaded at start."""
+    max_source_tokens: int = 0
+    """Length of the longest source that its encoder reads, in tokens; 0 for a model without an encoder."""
+    decoder_start: tuple[int, ...] = ()
+    """Tokens that the text after the source begins with."""
     is_deterministic: bool = False
     """Whether a row's bits are independent of the other rows of its step, by the self-test at start."""
 
-    def features_problem(self, draft: ModelInfo) -> str | None:
-        """Why this target's features do not serve a draft that is a head; None for any other draft."""
+    def text_limit(self, num_source: int) -> int:
+        """Length of the longest text whose first `num_source` tokens are its source: an encoder-decoder's context is
+        that of its decoder, which does not read them."""
+        return self.max_context_tokens + (num_source if self.max_source_tokens else 0)
+
+    def draft_problem(self, draft: ModelInfo) -> str | None:
+        """Why this target does not send what a draft reads: a source, or features for a head; None if it does."""
+        if draft.max_source_tokens and not self.max_source_tokens:
+            return "it is an encoder-decoder, which needs a source, but the target has no encoder"
         own, needed = (self.feature_layers, self.feature_width), (draft.feature_layers, draft.feature_width)
         if not draft.feature_width or own == needed:
             return None

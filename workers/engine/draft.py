@@ -167,7 +167,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             room -= len(job.ahead)
 
     def _begin(self, request: DraftRequest, held: HeldSequence, arrived_s: float) -> None:
-        rebased = held.rebase_to_grow(request, self._within_context(request))
+        rebased = held.rebase_to_grow(request, self._within_context(request, held))
         self._store.keep_rows(held, rebased.num_tokens, rebased.guesses)
         self._runtime.cache.states.drop_early(held.kv, len(held.log))
         job = TreeJob(request, held, [*self._store.rewind(held), *rebased.pending], arrived_s)
@@ -186,10 +186,10 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         if update.is_over:
             del self._growing_jobs[job.held.session]
 
-    def _within_context(self, request: DraftRequest) -> TreeSpec:
+    def _within_context(self, request: DraftRequest, held: HeldSequence) -> TreeSpec:
         """The request's tree spec, with its depth limited by the model's context, or by what a head can guess. The
         deepest nodes are reported but not fed."""
-        num_left = self.info.max_context_tokens - request.num_committed
+        num_left = self._text_limit(request, held) - request.num_committed
         return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1, self._runtime.max_depth))
 
     def _refusal_of(self, request: DraftRequest, held: HeldSequence | None) -> Refused | None:

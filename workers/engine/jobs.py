@@ -84,7 +84,10 @@ class Job(ABC, Generic[Request]):
         """Rows of this job in a step, for the given share."""
         if share.is_last:
             return self.last_rows()
-        return StepRows(self.held.kv, self.pending[: share.num_tokens], wants_logits=False, adapter=self.held.adapter)
+        held = self.held
+        return StepRows(
+            held.kv, self.pending[: share.num_tokens], wants_logits=False, adapter=held.adapter, source=held.source
+        )
 
     def advance(self, num_tokens: int) -> None:
         """Record that the KV of the first `num_tokens` pending tokens was computed or adopted."""
@@ -172,7 +175,7 @@ class VerifyJob(Job[VerifyRequest]):
         return len(self.request.block.tokens)
 
     def last_rows(self) -> StepRows:
-        return StepRows(self.held.kv, self.pending, self.block, adapter=self.held.adapter)
+        return StepRows(self.held.kv, self.pending, self.block, adapter=self.held.adapter, source=self.held.source)
 
     def draws(self) -> list[Row]:
         """Sampling inputs of the root, then of each node of the block."""
@@ -182,7 +185,7 @@ class VerifyJob(Job[VerifyRequest]):
             row = Row(spec.sampling, num_committed, (), spec.prompt_len, lenience=spec.lenience)
             return [row] * (1 + len(self.block))
         unread: list[Sequence[int]] = [()] * (1 + len(self.block))
-        paths = _paths(self.block, self.held.log.tokens) if spec.sampling.reads_tokens else unread
+        paths = _paths(self.block, self.held.seen_tokens) if spec.sampling.reads_tokens else unread
         depths = (0, *self.block.depths)
         return [
             Row(spec.sampling, num_committed + depth, path, spec.prompt_len, mask, spec.lenience)

@@ -17,6 +17,7 @@ from core.errors import UnsupportedModel, cause
 from workers.attention import keep_latents
 from workers.model.checkpoint import meta_model
 from workers.model.contained import language_model
+from workers.model.encoder_decoder import serve_as_decoder
 from workers.model.folder import quiet_transformers, read_config
 from workers.model.servable import check_architecture, check_recurrent, context_limit, probe_layers
 from workers.model.sharded_loader import ModelShard
@@ -71,6 +72,7 @@ def _shape(model: Any, dtype: str) -> ModelShape:
     top_k = next((getattr(model.config, name) for name in TOP_K if getattr(model.config, name, None)), widest)
     num_parameters = sum(value.numel() for value in model.parameters())
     keep_latents(model)  # which makes other weights of some
+    serve_as_decoder(model)
     recurrent: set[Any] = {module.layer_idx for _, module in find_mixers(model)}
     layers = probe_layers(model, model.config, recurrent)
     return ModelShape(
