@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from core.records import DraftRequest, Timing, VerifyRequest, Want
+from core.records import DraftRequest, Features, Timing, VerifyRequest, Want
 from core.rules import Outcome
 from core.speculation import ROOT, TokenTree
 from core.text import BlockHash
@@ -76,6 +76,11 @@ class Job(ABC, Generic[Request]):
         """Whether the job may adopt KV from the prefix cache."""
         return True
 
+    @property
+    def features(self) -> Features | None:
+        """The target's features, if the engine runs a head."""
+        return None
+
     @abstractmethod
     def last_rows(self) -> StepRows:
         """Rows of the pending tokens and of their guesses."""
@@ -84,7 +89,8 @@ class Job(ABC, Generic[Request]):
         """Rows of this job in a step, for the given share."""
         if share.is_last:
             return self.last_rows()
-        return StepRows(self.held.kv, self.pending[: share.num_tokens], wants_logits=False, adapter=self.held.adapter)
+        tokens = self.pending[: share.num_tokens]
+        return StepRows(self.held.kv, tokens, wants_logits=False, features=self.features, adapter=self.held.adapter)
 
     def advance(self, num_tokens: int) -> None:
         """Record that the KV of the first `num_tokens` pending tokens was computed or adopted."""

@@ -4,6 +4,8 @@
 `workers.runtime.head_runtime`.
 """
 
+from workers.heads.eagle import EagleHead, load_eagle
+from workers.heads.eagle_files import EagleConfig
 from workers.heads.files import HeadConfig, load_head, read_head, tapped_layers
 from workers.heads.fit import FittedHeads, fit_heads
 from workers.heads.returned import (
@@ -17,11 +19,14 @@ from workers.heads.state_heads import StateHeads
 
 __all__ = [
     "CommittedRows",
+    "EagleConfig",
+    "EagleHead",
     "EngineHead",
     "FittedHeads",
     "HeadConfig",
     "StateHeads",
     "fit_heads",
+    "load_eagle",
     "load_engine_head",
     "load_head",
     "read_features",
