@@ -19,6 +19,7 @@ from core.config import EngineConfig
 from core.protocol import ENDED, OVERTAKEN
 from core.records import DraftReply, DraftRequest, DraftUpdate, EngineStats, Missing, Refused
 from core.speculation import EMPTY_BLOCK, Candidates, TokenTree, TreeSpec, add_candidates, feed_likeliest
+from core.text import TokenLog
 from workers.engine.base import AnyRuntime, Engine
 from workers.engine.draft_growth import TreeJob
 from workers.engine.jobs import Job
@@ -78,6 +79,12 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._jobs = [job for job in self._trees if job.ends]
         self._since_s = monotonic() if self.has_work else None
         return replies
+
+    def num_shared(self, session: str, log: TokenLog) -> int:
+        """Number of tokens that are computed for this session and begin `log`, at most; 0 if others are."""
+        held = self._store.find(session)
+        base = log.base(0 if held is None else min(len(held.log), len(log)))
+        return base.num_tokens if held is not None and held.log.holds(base) else 0
 
     def release(self, sessions: Sequence[str]) -> None:
         for session in sessions:

@@ -11,6 +11,7 @@ from workers.heads.fit import FittedHeads, fit_heads
 from workers.heads.returned import (
     CommittedRows,
     EngineHead,
+    PrefixFeatures,
     load_engine_head,
     read_features,
     read_guesses,
@@ -24,6 +25,7 @@ __all__ = [
     "EngineHead",
     "FittedHeads",
     "HeadConfig",
+    "PrefixFeatures",
     "StateHeads",
     "fit_heads",
     "load_eagle",
