@@ -37,8 +37,8 @@ OWN = ("embed_tokens.weight", "lm_head.weight")
 """What a head may borrow from its target."""
 
 
-def tensors_of(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
-    """Random tensors of an EAGLE-3 head, by the authors' names."""
+def tensors_of(config: dict[str, Any], seed: int = 0, num_tokens: int = checkpoints.VOCAB_SIZE) -> dict[str, Tensor]:
+    """Random tensors of an EAGLE-3 head, by the authors' names, for guesses of the first `num_tokens` tokens."""
     random = torch.Generator().manual_seed(seed)
 
     def some(*shape: int, scale: float = 0.25) -> Tensor:
@@ -67,7 +67,7 @@ def tensors_of(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
     found["embed_tokens.weight"] = some(config["vocab_size"], hidden, scale=1.0)
     found["lm_head.weight"] = some(config["draft_vocab_size"], hidden)
     if config["draft_vocab_size"] != config["vocab_size"]:
-        chosen = torch.randperm(checkpoints.VOCAB_SIZE, generator=random)[: config["draft_vocab_size"]].sort().values
+        chosen = torch.randperm(num_tokens, generator=random)[: config["draft_vocab_size"]].sort().values
         found["d2t"] = chosen - torch.arange(len(chosen))
         found["t2d"] = torch.zeros(config["vocab_size"], dtype=torch.bool).index_fill_(0, chosen, True)
     return found
@@ -81,12 +81,11 @@ def write(path: Path, config: dict[str, Any], tensors: dict[str, Tensor], file: 
     return str(path)
 
 
-def head_at(path: Path, borrows: bool = True, seed: int = 0, **changes: Any) -> tuple[str, dict[str, Tensor]]:
-    """A random head, written as its authors do, and its tensors. `borrows`: whether it has no embedding of its own."""
+def head_at(path: Path, num_tokens: int = checkpoints.VOCAB_SIZE, **changes: Any) -> tuple[str, dict[str, Tensor]]:
+    """A random head, written as its authors do, without an embedding of its own; and its tensors."""
     config = {**CONFIG, **changes}
-    tensors = tensors_of(config, seed)
-    if borrows:
-        del tensors["embed_tokens.weight"]
+    tensors = tensors_of(config, num_tokens=num_tokens)
+    del tensors["embed_tokens.weight"]
     return write(path, config, tensors), tensors
 
 

@@ -21,7 +21,7 @@ GREEDY = Sampling(temperature=0.0)
 SEEDED = Sampling(temperature=0.9, seed=3)
 LAYERS = tuple(eagle.LAYER_IDS)
 WANTS = (Want.FEATURES, Want.PREFIX_FEATURES, Want.GUESSES)
-CHAIN = TreeSpec(1, 4, tail=(0.4, 0.3, 0.2), num_passes=4, reports_all=True)
+CHAIN = replace(TreeSpec.chain(4), reports_all=True)
 CONFIG = {"block_tokens": 4, "kv_cache_tokens": 1024}
 
 
@@ -231,7 +231,7 @@ def test_a_heads_memory_is_counted(checkpoint, head):
     """A token takes the head's KV, too, so fewer fit."""
     sizes = []
     for path in (None, head):
-        config = EngineConfig(checkpoint, kv_cache_tokens=None, kv_memory_share=1e-6, head=path)
+        config = EngineConfig(checkpoint, kv_cache_tokens=None, kv_memory_share=1e-9, head=path)
         with pytest.raises(Exception, match="a block of 16 tokens takes") as error:
             TargetEngine.load(config, EPOCH, lambda _: None)
         sizes.append(float(str(error.value).rpartition("takes ")[2].split()[0]))
