@@ -29,7 +29,7 @@ from core.records import (
 from core.rules import Outcome
 from core.speculation import NO_GUESSES, Guesses, TokenTree
 from workers.engine.base import Engine
-from workers.engine.head_draft import Extended, HeadDraft
+from workers.engine.heads import Extended, HeadDraft
 from workers.engine.jobs import Job, Share, VerifyJob, scores_of
 from workers.engine.judging import JudgedJob, judge
 from workers.engine.kv_room import FirstComeKVRoom
@@ -186,9 +186,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     def _wanted_prefix(self, request: VerifyRequest) -> PrefixFeatures | None:
         """Where to keep features of the tokens before the root, if a head reads them."""
         root = request.num_committed - 1
-        is_for_draft = Want.PREFIX_FEATURES in request.wants
-        is_for_own = Want.GUESSES in request.wants and self._grown is not None
-        if is_for_draft or (is_for_own and self._grown.lacks(request.stamp.session, root)):
+        head = self._grown if Want.GUESSES in request.wants else None
+        if Want.PREFIX_FEATURES in request.wants or (head is not None and head.lacks(request.stamp.session, root)):
             return PrefixFeatures(max(0, root - MAX_FEATURE_TOKENS))
         return None
 

@@ -141,13 +141,13 @@ class _Layer:
         config, num_rows = self._config, len(read)
         num_heads, num_kv = config.num_heads, config.num_kv_heads
         heads = F.linear(read, self._qkv, self._qkv_bias).view(num_rows, num_heads + 2 * num_kv, config.head_dim)
-        turned, value = heads.split([num_heads + num_kv, num_kv], dim=1)
+        turned, value = heads[:, : num_heads + num_kv], heads[:, num_heads + num_kv :]
         if "self_attn.q_norm.weight" in self._own:
-            query, key = turned.split([num_heads, num_kv], dim=1)
+            query, key = turned[:, :num_heads], turned[:, num_heads:]
             turned = torch.cat([self._norm(query, "self_attn.q_norm"), self._norm(key, "self_attn.k_norm")], dim=1)
         left, right = turned.chunk(2, dim=-1)
         turned = torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
-        query, key = turned.split([num_heads, num_kv], dim=1)
+        query, key = turned[:, :num_heads], turned[:, num_heads:]
         shaped = (part.transpose(0, 1)[None] for part in (query, key, value))  # [1, H, T, D]
         return self._attention.run_layer(self._number, plan, *shaped).view(num_rows, -1)
 
@@ -166,7 +166,7 @@ def load_eagle(
     """
     tensors = load_tensors(config, path, dtype, embedding.weight.device)  # type: ignore[arg-type]  # torch's types
     if "embed_tokens.weight" in tensors:
-        embedding = nn.Embedding.from_pretrained(tensors["embed_tokens.weight"])
+        embedding = _embedding(tensors["embed_tokens.weight"])
     token_ids = token_ids_of(tensors)
     if "lm_head.weight" in tensors:
         output = _linear(tensors["lm_head.weight"])
@@ -179,6 +179,12 @@ def token_ids_of(tensors: Mapping[str, Tensor]) -> Tensor | None:
     """Token id of each row of the output layer; None if rows are those of the target."""
     offsets = tensors.get("d2t")
     return None if offsets is None else torch.arange(len(offsets), device=offsets.device) + offsets.long()
+
+
+def _embedding(weight: Tensor) -> nn.Embedding:
+    layer = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
 
 
 def _linear(weight: Tensor) -> nn.Linear:

@@ -202,7 +202,11 @@ def _check_borrowed(config: EagleConfig, path: str) -> None:
 def _check_tokens(config: EagleConfig, path: str, offsets: Tensor) -> None:
     """Raises: CheckpointError for a map to token ids that the target does not have."""
     token_ids = torch.arange(len(offsets)) + offsets.long()
-    if int(token_ids.min()) < 0 or int(token_ids.max()) >= config.vocab_size or len(token_ids.unique()) < len(offsets):
+    if (
+        int(token_ids.min()) < 0
+        or int(token_ids.max()) >= config.vocab_size
+        or len({*token_ids.tolist()}) < len(offsets)
+    ):
         raise CheckpointError(f"d2t in {path} is no map to different tokens of a vocabulary of {config.vocab_size}")
 
 

@@ -105,6 +105,18 @@ def read_head(path: str, model: str | None = None) -> HeadConfig | EagleConfig:
     return _medusa(path, name, num_heads, num_layers)
 
 
+def check_head(config: EngineConfig) -> None:
+    """Check that the head of `config.head` is of the model of `config.model`, without reading weights.
+
+    Raises: CheckpointError.
+    """
+    assert config.head is not None
+    stored = json.loads((Path(config.model) / "config.json").read_text())
+    sizes = stored.get("text_config") or stored
+    if "hidden_size" in sizes and "vocab_size" in sizes:  # other names are compared when the head is loaded
+        read_head(config.head, config.model).check_target(sizes["hidden_size"], sizes["vocab_size"])
+
+
 def load_head(path: str, output: nn.Module, dtype: torch.dtype, device: torch.device) -> StateHeads:
     """Load the heads of a directory that `read_head` accepts. `output` is the target's output layer.
 

@@ -1,7 +1,6 @@
 """Runs forward passes: eagerly, compiled, or as CUDA graphs."""
 
-from workers.runtime.eagle_runtime import EagleRuntime
-from workers.runtime.head_runtime import HeadRuntime, load_head_runtime
+from workers.runtime.heads import EagleRuntime, HeadRuntime, load_head_runtime
 from workers.runtime.machine import this_machine
 from workers.runtime.memory import NoRoomForKV
 from workers.runtime.pacer import Pacer

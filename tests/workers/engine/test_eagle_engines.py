@@ -136,16 +136,15 @@ def test_both_places_guess_what_the_algorithm_does(target, draft, written, model
 
 
 def test_an_accepted_guess_of_its_own_is_computed_again(target, draft, written, model):
-    """The draft holds a row of that token, made from its own feature, which it must not keep."""
+    """The draft holds rows of these tokens, made from its own features, which it must not keep."""
     verifying = Driver(target, PROMPT)
     drafting = Driver(draft, PROMPT)
     verdict = judged(target, verifying)
     drafting.verified = list(verifying.log.tokens)
-    guess = likeliest_of(drafted(draft, drafting, verdict))[0]
-    text = [*verifying.log.tokens, guess]  # the target takes the guess, as it happens
-    states = states_of(model, text[:-1])[-1:]
+    text = [*verifying.log.tokens, *likeliest_of(drafted(draft, drafting, verdict))[:2]]  # as if they were accepted
+    states = states_of(model, text[:-1])[-2:]
     rows = states.bfloat16().view(torch.int16).numpy().tobytes()
-    verdict = replace(verdict, features=replace(verdict.features, first=len(text) - 2, rows=rows))
+    verdict = replace(verdict, features=replace(verdict.features, first=len(text) - 3, rows=rows))
     drafting.verified = text
     assert likeliest_of(drafted(draft, drafting, verdict)) == guessed_by_hand(written, model, text, 4)
 

@@ -20,11 +20,11 @@ from torch import Tensor
 from core.config import EngineConfig
 from core.records import Features, Findings, ModelInfo
 from core.speculation import ROOT
-from workers.attention import find_kernel, paged_inputs
+from workers.attention import PagedPlan, find_kernel, paged_inputs
 from workers.heads import EagleHead
 from workers.runtime.memory import num_kv_blocks
 from workers.runtime.runtime import Scores
-from workers.step import NO_TILING, KVCache, SequenceKV, Span, Step, StepRows, plan_step, upload
+from workers.step import NO_TILING, KVCache, SequenceKV, Span, Step, StepPlan, StepRows, plan_step, upload
 
 _TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -75,6 +75,7 @@ class EagleRuntime:
     def _run(self, rows: _Rows) -> Tensor:
         step = Step(rows.ids, rows.positions, rows.wanted, rows.spans)
         features = self._features(rows)
+        plan: StepPlan | PagedPlan
         if self._kernel is None:
             plan = plan_step(self.cache, step.spans, len(step.ids), NO_TILING)
             ids, positions, wanted = step.tensors(self.cache.device)

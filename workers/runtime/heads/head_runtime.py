@@ -17,7 +17,7 @@ from core.config import EngineConfig
 from core.records import Findings, ModelInfo
 from workers.heads import EagleConfig, StateHeads, load_eagle, load_head, read_head
 from workers.model import loader
-from workers.runtime.eagle_runtime import EagleRuntime
+from workers.runtime.heads.eagle_runtime import EagleRuntime
 from workers.runtime.memory import num_kv_blocks
 from workers.runtime.runtime import Scores
 from workers.step import KVCache, LayerShape, StepRows, upload
