@@ -336,8 +336,13 @@ def _wants(panel: Panel, policy: TreePolicy, drafts: Drafts | None) -> tuple[Wan
     """What heads need with each verdict: features for one on a draft engine, guesses of one in the target's."""
     if policy.is_plain:
         return ()
-    features = (Want.FEATURES,) if drafts is not None and drafts.need_features and not policy.is_paused else ()
-    return (*features, Want.GUESSES) if panel.awaits_guesses else features
+    wants = []
+    if drafts is not None and not policy.is_paused:
+        wants += [Want.FEATURES] if drafts.need_features else []
+        wants += [Want.PREFIX_FEATURES] if drafts.lack_features else []
+    if panel.awaits_guesses:
+        wants.append(Want.GUESSES)
+    return tuple(wants)
 
 
 def _error_of(refused: Refused) -> OutriderError:

@@ -18,7 +18,7 @@ from workers.model import layer_list
 
 LAST = -1
 """Index of the last hidden state: the input of the output layer, after the final norm. 0 and above: the input of that
-layer, as in transformers' `hidden_states`."""
+layer; the number of layers stands for the output of the last one, before the final norm."""
 _ATTRIBUTE = "feature_tap"
 
 
@@ -31,10 +31,12 @@ class FeatureTap:
         self._states: dict[int, Tensor] = {}
         _, modules = layer_list(model)
         for layer in self.layers:
-            if not LAST <= layer < len(modules):
-                raise ConfigError(f"feature_layers: {layer} is not in [-1, {len(modules) - 1}]")
+            if not LAST <= layer <= len(modules):
+                raise ConfigError(f"feature_layers: {layer} is not in [-1, {len(modules)}]")
             if layer == LAST:
-                model.base_model.register_forward_hook(self._keep_last)
+                model.base_model.register_forward_hook(partial(self._keep_output, layer))
+            elif layer == len(modules):
+                modules[-1].register_forward_hook(partial(self._keep_output, layer))
             else:
                 modules[layer].register_forward_pre_hook(partial(self._keep, layer), with_kwargs=True)
         setattr(model, _ATTRIBUTE, self)
@@ -42,8 +44,8 @@ class FeatureTap:
     def _keep(self, layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         self._states[layer] = args[0] if args else kwargs["hidden_states"]
 
-    def _keep_last(self, module: Any, args: Any, output: Any) -> None:  # noqa: ARG002
-        self._states[LAST] = output[0]
+    def _keep_output(self, layer: int, module: Any, args: Any, output: Any) -> None:  # noqa: ARG002
+        self._states[layer] = output if isinstance(output, Tensor) else output[0]
 
     def take(self) -> list[Tensor]:
         """Hidden states of all rows, by layer.  # [T, hidden] each"""

@@ -30,7 +30,7 @@ from workers.runtime.memory import bytes_beside_kv, num_kv_blocks, num_states, t
 from workers.runtime.self_test import SelfTest
 from workers.runtime.sources import Sources
 from workers.runtime.tiling import choose_tiling, find_tile_rows, tiles_of
-from workers.step import KVCache, Step, StepRows, flatten
+from workers.step import KVCache, LayerShape, Step, StepRows, flatten
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +73,11 @@ class ModelRuntime:
         kernel: Kernel | None = None,
         stack_type: Callable[..., BackendStack] = BackendStack,
         all_min: Callable[[int], int] = int,
+        beside: Sequence[LayerShape] = (),
     ) -> None:
         """`kernel`: attention kernel; None for the device's own. `all_min` returns the smallest of the numbers that the
-        model's ranks pass to it. Raises: StartupError without memory for KV."""
+        model's ranks pass to it. `beside`: what else is stored for each token in the same memory. Raises: StartupError
+        without memory for KV."""
         decoder = decoder_of(loaded.model)
         runs_own_code = bool(loaded.mixers) or decoder is not None
         tiling, kinds = choose_tiling(config), choose(config, runs_own_code=runs_own_code)
@@ -88,7 +90,7 @@ class ModelRuntime:
             kind.prepare_weights(loaded.model, config)
         taken = partial(bytes_beside_kv, loaded.model, config)
         of_state = sum(part.num_bytes for mixer in loaded.mixers for part in mixer.states)
-        num_blocks = num_kv_blocks(config, loaded.layers, loaded.model.dtype, all_min, taken, of_state)
+        num_blocks = num_kv_blocks(config, (*loaded.layers, *beside), loaded.model.dtype, all_min, taken, of_state)
         self.info = replace(
             loaded.info,
             kv_cache_tokens=num_blocks * config.block_tokens,
