@@ -173,7 +173,8 @@ def given_by(
         logprobs=body.num_logprobs,
         prompt_logprobs=body.num_prompt_logprobs,
         structure=held and held[1],
-        **{"source" if isinstance(body.source, str) else "source_token_ids": body.source},
+        source=body.source if isinstance(body.source, str) else None,
+        source_token_ids=None if isinstance(body.source, str) else body.source,
         **{name: value for name in COPIED if (value := getattr(body, name, None)) is not None},
         **{**speculation.model_dump(exclude_none=True), "verification": _verification(speculation.verification)},
     )
