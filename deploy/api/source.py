@@ -29,10 +29,8 @@ def beginning(given: Given, served: Served) -> tuple[tuple[int, ...], int]:
         return prompt_ids(given, served, served.context_tokens), 0
     if given.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs", f"must be unset: {served.name} is an encoder-decoder")
-    if not has_source:
-        source, prefix = _whole(given, served), ()
-    else:
-        source, prefix = _source(given, served), _prefix(given, served)
+    source = _source(given, served) if has_source else _whole(given, served)
+    prefix = _prefix(given, served) if has_source else ()
     start = info.decoder_start[:1] if prefix else info.decoder_start
     return (*source, *start, *prefix), len(source)
 

@@ -101,7 +101,7 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if is_latent(module):
         query = absorbed_query(module, query)
-    if plan is WHOLE_TEXT:
+    if isinstance(plan, WholeText):
         output = F.scaled_dot_product_attention(query, key, value, attn_mask=position_bias, scale=scale)
         return output.transpose(1, 2), None
     output = _run(

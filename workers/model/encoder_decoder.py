@@ -139,12 +139,14 @@ class SourceDecoder:
         return args, {**kwargs, "position_ids": self._positions}
 
 
-class _Always(dict[int, bool]):
-    def get(self, key: int, default: bool | None = None) -> bool:  # noqa: ARG002
+class _Always:
+    """Says of each layer that its keys and values are there."""
+
+    def get(self, layer: int) -> bool:  # noqa: ARG002
         return True
 
 
-class _NoCache(EncoderDecoderCache):
+class _NoCache(EncoderDecoderCache):  # type: ignore[misc]  # transformers is untyped
     """Given to the decoder in place of a cache: keys and values of cross-attention exist, those of the step are all.
 
     So the model's code computes neither; attention (`workers.attention`) reads KV.
@@ -156,8 +158,8 @@ class _NoCache(EncoderDecoderCache):
         self.keys = self.values = weight.new_zeros(1, heads, 1, dim)
         self.is_updated = _Always()
         self.layers = [self] * len(cross)
-        self.cross_attention_cache = self  # type: ignore[assignment]
-        self.self_attention_cache = _OfStep()  # type: ignore[assignment]
+        self.cross_attention_cache = self
+        self.self_attention_cache = _OfStep()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         return 0
