@@ -140,6 +140,7 @@ _PATHS = {
     **{name: name for name in _UNSET.DESCRIPTOR.fields_by_name if name not in ("chat", *_GROUPS)},
     **{name: f"{group}.{name}" for group in _GROUPS for name in getattr(_UNSET, group).DESCRIPTOR.fields_by_name},
     "token_ids": "token_ids.ids",
+    "source_token_ids": "source_token_ids.ids",
     "messages": "chat.messages",
     "tools": "chat.tools",
     "template_arguments": "chat.template_arguments",
