@@ -161,7 +161,7 @@ async def test_what_the_grammar_forces_is_guessed_with_and_without_a_draft_and_c
     assert not any(source.num_failures for source in sources)
     if guessers == ("grammar",):  # what the draft guesses, too, counts for the draft
         assert {source.name for source in sources} == {"grammar"}
-        assert sum(source.num_accepted_tokens for source in sources) > 0
+        assert sum(source.num_accepted_tokens for source in sources) > 10
 
 
 @pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
