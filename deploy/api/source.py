@@ -60,7 +60,7 @@ def _named_source() -> Iterator[None]:
 
 
 def _prefix(given: Given, served: Served) -> tuple[int, ...]:
-    """What the decoder's text begins with after its start token."""
+    """Tokens of the decoder's text after its start token."""
     if given.chat is not None:
         raise InvalidRequest(FIELD, "must not be given beside a chat, which is the source of an encoder-decoder")
     if given.token_ids is not None:

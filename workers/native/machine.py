@@ -34,7 +34,7 @@ from workers.native.panels import PANELS
 from workers.native.registers import place
 from workers.native.vectors import HAS_PAIRS, PANEL
 
-MADE_OF: Final = "0fe4aa1caa01d00f"
+MADE_OF: Final = "b9613b9597cf57bf"
 """Digest of the files that this one compiles in: Numba compiles it again when its own text changes, and looks at no
 other. A test compares it."""
 ROWS, PRODUCTS, ATTENTION = range(3)

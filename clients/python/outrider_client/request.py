@@ -33,7 +33,7 @@ class GenerateFields(Parameters, total=False):
     token_ids: Sequence[int] | None
     """A prompt of token ids, instead of a text."""
     source: str | None
-    """What the encoder of an encoder-decoder reads. The prompt then begins the decoder's text, and may be missing.
+    """Text for an encoder-decoder's encoder. The prompt then begins the decoder's text, and may be missing.
     Without a source the prompt is the source."""
     source_token_ids: Sequence[int] | None
     """The source as token ids, instead of a text."""
