@@ -192,6 +192,8 @@ def poisoned(path, token):
 
 
 POISON = 250
+MAX_TRIES = 50
+"""On a busy machine eight tokens may be generated before the draft's first answer is there."""
 NEIGHBOURS = [[5, 17, 99, 4], [31, 200, 8], [7] * 9]
 
 
@@ -213,12 +215,14 @@ async def test_where_the_target_gives_nan_that_stream_fails_and_its_neighbours_g
 async def test_where_the_draft_gives_nan_the_tokens_are_the_targets_own(tmp_path, sampling):
     target, draft = write("llama", tmp_path / "target", seed=1), write("llama", tmp_path / "draft", seed=1)
     async with system(target, poisoned(draft, POISON)) as served:
-        waits = {"policy": "static", "pipelining": False}  # for the draft, however busy the machine is
-        job = request([3, POISON, 5], NUM_TOKENS, sampling=sampling, **waits)
-        chunks = await served.complete(job)
-        tokens = [token for chunk in chunks for token in chunk.token_ids]
-        assert tokens == await served.tokens(replace(job, max_draft_tokens=0))
-        stats = chunks[-1].stats
+        job = request([3, POISON, 5], NUM_TOKENS, sampling=sampling, policy="static", pipelining=False)
+        expected = await served.tokens(replace(job, max_draft_tokens=0))
+        for _ in range(MAX_TRIES):
+            chunks = await served.complete(job)
+            assert [token for chunk in chunks for token in chunk.token_ids] == expected
+            stats = chunks[-1].stats
+            if stats.num_draft_failures:
+                break
         assert stats.num_draft_failures > 0
         assert stats.num_accepted_tokens == stats.num_drafted_tokens - stats.num_lookup_tokens == 0
         await served.check_nothing_is_held()
