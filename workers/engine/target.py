@@ -36,8 +36,8 @@ from workers.engine.kv_room import FirstComeKVRoom
 from workers.engine.sequences import HeldSequence
 from workers.heads import (
     CommittedRows,
-    EagleHead,
     EngineHead,
+    HeadWithKV,
     PrefixFeatures,
     load_engine_head,
     read_features,
@@ -74,7 +74,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         def load_head(loaded: LoadedModel) -> Sequence[LayerShape]:
             heads.append(load_engine_head(config, loaded, progress))
             head = heads[0].head if heads[0] is not None else None
-            return head.shapes if isinstance(head, EagleHead) else ()
+            return head.shapes if isinstance(head, HeadWithKV) else ()
 
         runtime = load_runtime(config, progress, rank, on_loss, load_head)
         return cls(runtime, config, epoch, heads[0])

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from core.errors import CheckpointError
-from workers.heads.tensors import check_names, check_tensors, read_tensors
+from workers.heads.tensors import check_names, check_of_target, check_tensors, read_tensors
 from workers.model import quiet_transformers
 
 LAST_STATE: Final = (-1,)
@@ -72,12 +72,8 @@ class EagleConfig:
 
     def check_target(self, hidden_size: int, vocab_size: int) -> None:
         """Raises: CheckpointError for a target that this head was not trained for."""
-        for what, own, target in (
-            ("target_hidden_size", self.target_hidden_size, hidden_size),
-            ("vocab_size", self.vocab_size, vocab_size),
-        ):
-            if own != target:
-                raise CheckpointError(f"the head {self.name} is of another target: its {what} is {own}, not {target}")
+        own = {"target_hidden_size": self.target_hidden_size, "vocab_size": self.vocab_size}
+        check_of_target(self.name, own, (hidden_size, vocab_size))
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes of all tensors that it needs, and of the optional ones that it has."""

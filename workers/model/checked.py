@@ -13,8 +13,8 @@ from typing import Any
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, UnsupportedModel, cause
-from workers.model.checkpoint import check_stored, meta_model
-from workers.model.contained import Rename, language_model
+from workers.model.checkpoint import check_stored, meta_model, tensor_names
+from workers.model.contained import MTP_KINDS, MtpLayer, Rename, find_mtp, language_model, without_mtp
 from workers.model.encoder_decoder import check_settings
 from workers.model.folder import check_files, quiet_transformers, read_config, read_generation_config
 from workers.model.layers import LayerSubset, layer_list
@@ -38,10 +38,17 @@ class Checkpoint:
     rename: Rename | None
     """The model's names for stored tensors; None if they are the same."""
     scaled: ScaledWeights | None
+    mtp: MtpLayer | None = None
+    """The layer if `config.model` is read for its MTP layer alone: `meta` and `rename` are then those of this layer."""
+    joining: Rename | None = None
+    """Which of an MTP layer's `JOINING` a stored tensor is."""
 
 
-def check(config: EngineConfig) -> Checkpoint:
-    """Check the configuration, and names, types and shapes of all tensors. Every way of loading starts here."""
+def check(config: EngineConfig, *, of_mtp: bool = False) -> Checkpoint:
+    """Check the configuration, and names, types and shapes of all tensors; of the model, or of its MTP layer.
+
+    Raises: StartupError.
+    """
     path = Path(config.model)
     files = check_files(path)
     with quiet_transformers():
@@ -52,6 +59,12 @@ def check(config: EngineConfig) -> Checkpoint:
         if model_config.is_encoder_decoder:
             check_settings(model_config.model_type, config)
         max_context = context_limit(model_config, config, contained.max_tokens)
+        mtp = joining = None
+        if of_mtp:
+            mtp = find_mtp(path, model_config, map(rename or str, tensor_names(files)))
+            model_config, rename, joining = mtp.config, _both(rename, mtp.rename), _both(rename, mtp.joining)
+        elif model_config.model_type in MTP_KINDS:
+            rename = _both(rename, partial(without_mtp, num_layers=model_config.num_hidden_layers))
         if config.layers is not None:
             model_config, of_subset = _some_layers(model_config, config)
             rename = _both(rename, of_subset)
@@ -60,7 +73,7 @@ def check(config: EngineConfig) -> Checkpoint:
         meta = _meta_model(path, model_config, config)
         check_recurrent(meta, model_config, config.tensor_parallel)
         check_stored(path, files, meta, rename or str, scaled)
-    return Checkpoint(path, files, model_config, max_context, contained.limit, meta, rename, scaled)
+    return Checkpoint(path, files, model_config, max_context, contained.limit, meta, rename, scaled, mtp, joining)
 
 
 def _meta_model(path: Path, model_config: Any, config: EngineConfig) -> Any:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError, UnsupportedModel, first_line
@@ -22,7 +23,7 @@ from core.records import ModelInfo
 from workers.attention import ATTENTION, keep_latents
 from workers.model.checked import Checkpoint, check, eos_token_ids
 from workers.model.checkpoint import open_tensors
-from workers.model.contained import Rename
+from workers.model.contained import MtpKind, Rename
 from workers.model.digest import digest
 from workers.model.encoder_decoder import serve_as_decoder, start_tokens
 from workers.model.experts import compute_in_tiles
@@ -78,15 +79,43 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
                 checkpoint.files, model_config, config, checkpoint.scaled, checkpoint.rename or str
             )
         mixers = describe(model)
+    loaded = _prepared(model, checkpoint, config, num_parameters, mixers)
+    progress(f"loaded {num_parameters / 1e6:.1f}M parameters, {loaded.info.dtype} on {loaded.info.device}")
+    return replace(loaded, shard=shard, rename=checkpoint.rename)
+
+
+def load_mtp(config: EngineConfig) -> tuple[LoadedModel, MtpKind, dict[str, Tensor]]:
+    """Load the MTP layer of `config.model` as a model of one layer, and the tensors that join its inputs (`JOINING`).
+
+    Nothing is read of the other layers. Raises: as `load`.
+    """
+    checkpoint = check(config, of_mtp=True)
+    assert checkpoint.mtp is not None
+    assert checkpoint.joining is not None
+    with quiet_transformers():
+        model = _read_whole(checkpoint, config)
+    with open_tensors(checkpoint.files, checkpoint.joining, checkpoint.scaled) as stored:
+        joining = {name: view[...].to(config.device, getattr(torch, config.dtype)) for name, view in stored.items()}
+    num_parameters = sum(tensor.numel() for tensor in (*model.parameters(), *joining.values()))
+    return _prepared(model, checkpoint, config, num_parameters), checkpoint.mtp.kind, joining
+
+
+def check_mtp(config: EngineConfig) -> None:
+    """Check everything about the MTP layer that can be checked without reading weights. Raises: as `load`."""
+    check(config, of_mtp=True)
+
+
+def _prepared(
+    model: Any, checkpoint: Checkpoint, config: EngineConfig, num_parameters: int, mixers: tuple[Mixer, ...] = ()
+) -> LoadedModel:
+    """The model as the runtime computes it."""
     model.generation_config = checkpoint.meta.generation_config
     keep_latents(model)
     serve_as_decoder(model)
     if config.deterministic:
         compute_in_tiles(model)
-    layers = probe_layers(model, model_config, {mixer.layer for mixer in mixers})
-    info = _describe(model, checkpoint, config, num_parameters)
-    progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
-    return LoadedModel(model, info, layers, mixers, shard, checkpoint.rename)
+    layers = probe_layers(model, checkpoint.model_config, {mixer.layer for mixer in mixers})
+    return LoadedModel(model, _describe(model, checkpoint, config, num_parameters), layers, mixers)
 
 
 def digest_of(config: EngineConfig) -> str:

@@ -1,5 +1,5 @@
-"""Runs an EAGLE head in place of a model: rows of committed tokens from the target's features, rows of guesses from its
-own.
+"""Runs a head with KV (EAGLE, MTP) in place of a model: rows of committed tokens from the target's features, rows of
+guesses from its own.
 
 Has the part of `workers.runtime.runtime.ModelRuntime` that engines use. A head's rows are those of its tokens but the
 first ones: token 0 has no feature before it, and a message may not bring the features of a whole prefix. Rows are
@@ -21,7 +21,7 @@ from core.config import EngineConfig
 from core.records import Features, Findings, ModelInfo
 from core.speculation import ROOT
 from workers.attention import PagedPlan, find_kernel, paged_inputs
-from workers.heads import EagleHead
+from workers.heads import HeadWithKV
 from workers.runtime.memory import num_kv_blocks
 from workers.runtime.runtime import Scores
 from workers.step import NO_TILING, KVCache, SequenceKV, Span, Step, StepPlan, StepRows, plan_step, upload
@@ -30,12 +30,12 @@ _TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class EagleRuntime:
-    """An EAGLE head, and the KV of its sequences."""
+    """A head with KV, and the KV of its sequences."""
 
     num_eager_steps = 0
     max_depth: ClassVar[int] = sys.maxsize
 
-    def __init__(self, head: EagleHead, info: ModelInfo, config: EngineConfig) -> None:
+    def __init__(self, head: HeadWithKV, info: ModelInfo, config: EngineConfig) -> None:
         """`info` is the target's. Raises: StartupError without memory for KV."""
         device, dtype = torch.device(config.device), getattr(torch, config.dtype)
         taken = head.num_parameters * dtype.itemsize + 8 * config.max_step_tokens * info.vocab_size
