@@ -94,7 +94,9 @@ def write(family: str, path: Path, own_shared: bool = False, **changes: Any) -> 
     (path / "tokenizer.json").write_text(checkpoints.tokenizer_json())
     random, size = torch.Generator().manual_seed(7), whole.config.hidden_size
     around = 0.0 if family.startswith("qwen") else 1.0
-    joining = {name: around + 0.2 * torch.randn(size, generator=random) for name in ("enorm", "hnorm", "shared_head.norm")}
+    joining = {
+        name: around + 0.2 * torch.randn(size, generator=random) for name in ("enorm", "hnorm", "shared_head.norm")
+    }
     joining["eh_proj"] = 0.25 * torch.randn(size, 2 * size, generator=random)
     stored = load_file(path / "model.safetensors")
     for name, tensor in load_file(path / "whole/model.safetensors").items():

@@ -81,9 +81,7 @@ def test_tensors_that_have_to_be_converted_otherwise_pass_through_the_host(famil
     config, model_config = EngineConfig(str(path), device="meta"), AutoConfig.from_pretrained(path)
     with pytest.raises(UnsupportedModel):
         read_by_tensor([path / "model.safetensors"], model_config, config)
-    assert {each.device.type for each in tensors(loader._read_whole(check(config), config)).values()} == {
-        "meta"
-    }
+    assert {each.device.type for each in tensors(loader._read_whole(check(config), config)).values()} == {"meta"}
 
 
 def test_a_tensor_that_transformers_makes_by_itself_passes_through_the_host(tmp_path, monkeypatch):
