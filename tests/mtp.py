@@ -29,7 +29,7 @@ _KINDS = ["linear_attention", "full_attention", "linear_attention"]
 
 @dataclass
 class Reference:
-    """The layer of a checkpoint, by the formulas of `draft heads`: x = eh_proj(cat(enorm(embedding), hnorm(feature)))."""
+    """The layer of a checkpoint: its decoder layer reads eh_proj(cat(enorm(embedding), hnorm(feature)))."""
 
     family: str
     whole: Any

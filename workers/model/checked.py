@@ -72,7 +72,12 @@ def check(config: EngineConfig, *, of_mtp: bool = False) -> Checkpoint:
             ModelShard(0, config.tensor_parallel, config.expert_parallel).check(model_config)
         meta = _meta_model(path, model_config, config)
         check_recurrent(meta, model_config, config.tensor_parallel)
-        check_stored(path, files, meta, rename or str, scaled)
+        try:
+            check_stored(path, files, meta, rename or str, scaled)
+        except CheckpointError as error:
+            raise (
+                error if mtp is None else CheckpointError(f"the MTP layer, read as model.layers.0: {error}")
+            ) from error
     return Checkpoint(path, files, model_config, max_context, contained.limit, meta, rename, scaled, mtp, joining)
 
 

@@ -13,8 +13,8 @@ from core.config import EngineConfig
 from core.errors import CheckpointError, UnsupportedModel
 from tests import checkpoints
 from workers.model import loader
-from workers.model.experts import stacked
 from workers.model.checked import check
+from workers.model.experts import stacked
 from workers.model.sharded_loader import read_by_tensor
 
 FAMILIES = sorted({"llama", "qwen2", "gpt2", "olmoe", *checkpoints.FAMILIES, *checkpoints.EXPERTS})

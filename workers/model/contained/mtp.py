@@ -117,7 +117,8 @@ def find_mtp(path: Path, config: Any, names: Iterable[str | None]) -> MtpLayer:
     if numbers - {0}:
         raise UnsupportedModel(f"{path} has {len(numbers)} MTP layers, one for each guess; only a single one is served")
     if missing := [name for name in JOINING if name not in own]:
-        raise CheckpointError(f"the MTP layer of {path} lacks {missing[0]}.weight")
+        qwen = next(stored for stored, own in QWEN_NAMES.items() if own == missing[0])
+        raise CheckpointError(f"the MTP layer of {path} lacks {missing[0]}.weight, or {qwen} by Qwen's names")
     return MtpLayer(_one_layer(config), kind, num_layers, own)
 
 

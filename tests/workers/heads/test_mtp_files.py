@@ -1,0 +1,130 @@
+"""The MTP layer of a checkpoint is recognised by its tensors, and read alone; or refused in one line that says why."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from core.config import EngineConfig
+from core.errors import CheckpointError, StartupError, UnsupportedModel
+from tests import checkpoints, mtp
+from workers.heads import MtpConfig, check_head, load_engine_head, load_mtp_head, read_head
+from workers.model import load
+from workers.runtime import load_head_runtime
+
+
+def settings(path, head=None):
+    return EngineConfig(str(path), head=str(head or path), kv_cache_tokens=64)
+
+
+def change(path, by):
+    tensors = load_file(path / "model.safetensors")
+    by(tensors)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+
+
+def quiet(_):
+    pass
+
+
+@pytest.mark.parametrize("family", mtp.NUM_LAYERS)
+def test_a_checkpoint_is_recognised_and_nothing_else_is_read(tmp_path, family):
+    mtp.write(family, tmp_path)
+
+    def damage(tensors):
+        for name in tensors:
+            if name.startswith("model.layers.0.") and tensors[name].is_floating_point():
+                tensors[name].fill_(torch.nan)
+
+    change(tmp_path, damage)
+    config = read_head(str(tmp_path))
+    assert isinstance(config, MtpConfig)
+    assert (config.feature_layers, config.feature_width) == ((-1,), 32)
+    check_head(settings(tmp_path))
+    head, _ = load_mtp_head(settings(tmp_path), quiet)
+    whole = sum(tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values())
+    assert head.num_parameters < 0.7 * whole
+
+
+@pytest.mark.parametrize("own_shared", [False, True])
+def test_the_targets_embedding_and_output_layer_are_borrowed(tmp_path, own_shared):
+    """Some checkpoints have copies of them in the layer."""
+    mtp.write("glm4_moe", tmp_path, own_shared)
+    target = load(EngineConfig(str(tmp_path)), quiet)
+    model = load_engine_head(settings(tmp_path), target, quiet).head.model
+    assert model.get_input_embeddings() is target.model.get_input_embeddings()
+    assert model.get_output_embeddings() is target.model.get_output_embeddings()
+
+
+def test_a_layer_with_an_output_layer_of_its_own_uses_it(tmp_path):
+    mtp.write("glm4_moe", tmp_path, own_shared=True)
+    change(tmp_path, lambda tensors: tensors["model.layers.2.shared_head.head.weight"].zero_())
+    target = load(EngineConfig(str(tmp_path)), quiet)
+    model = load_engine_head(settings(tmp_path), target, quiet).head.model
+    assert not model.get_output_embeddings().weight.any()
+    assert model.get_input_embeddings() is target.model.get_input_embeddings()
+
+
+DAMAGED = {
+    "no norm": (lambda t: t.pop("model.layers.2.hnorm.weight"), "lacks hnorm.weight, or pre_fc_norm_hidden.weight"),
+    "missing": (
+        lambda t: t.pop("model.layers.2.self_attn.o_proj.weight"),
+        "read as model.layers.0: .* lack 1 tensor, model.layers.0.self_attn.o_proj.weight",
+    ),
+    "left over": (
+        lambda t: t.update({"model.layers.2.gate2.weight": torch.zeros(1)}),
+        "have 1 tensor, model.layers.2.gate2.weight, which Glm4MoeForCausalLM has no place for",
+    ),
+    "shape": (lambda t: t.update({"model.layers.2.shared_head.norm.weight": torch.zeros(3)}), r"is \(3,\), but"),
+    "several": (
+        lambda t: t.update({"model.layers.3.hnorm.weight": torch.zeros(32), "model.layers.3.x": torch.zeros(1)}),
+        "has 2 MTP layers",
+    ),
+}
+
+
+@pytest.mark.parametrize(("by", "says"), DAMAGED.values(), ids=DAMAGED)
+def test_damaged_layers_are_refused_by_name_before_weights_are_read(tmp_path, by, says):
+    mtp.write("glm4_moe", tmp_path)
+    change(tmp_path, by)
+    with pytest.raises(StartupError, match=says):
+        check_head(settings(tmp_path))
+    load(EngineConfig(str(tmp_path)), quiet)  # the target itself has all that it needs
+
+
+@pytest.mark.parametrize("name", ["eh_proj.weight", "self_attn.q_proj.weight"])
+def test_values_are_checked(tmp_path, name):
+    mtp.write("glm4_moe", tmp_path)
+    change(tmp_path, lambda tensors: tensors[f"model.layers.2.{name}"].fill_(torch.nan))
+    with pytest.raises(CheckpointError, match=r"eh_proj .*has NaN|q_proj.weight .*has NaN"):
+        load_head_runtime(settings(tmp_path), quiet)
+
+
+def test_the_shape_of_the_projection_is_checked(tmp_path):
+    mtp.write("glm4_moe", tmp_path)
+    change(tmp_path, lambda tensors: tensors.update({"model.layers.2.eh_proj.weight": torch.zeros(32, 32)}))
+    with pytest.raises(CheckpointError, match=r"eh_proj .* is \(32, 32\), but should be \(32, 64\)"):
+        load_head_runtime(settings(tmp_path), quiet)
+
+
+def test_checkpoints_without_such_a_layer_and_other_families(tmp_path):
+    checkpoints.write("llama", tmp_path)
+    with pytest.raises(CheckpointError, match="has no MTP layer: none of its tensors are of layer 2 or of mtp"):
+        check_head(settings(tmp_path))
+    change(tmp_path, lambda tensors: tensors.update({"mtp.fc.weight": torch.zeros(32, 64)}))
+    with pytest.raises(UnsupportedModel, match="is of model type llama; those of deepseek_v3, "):
+        check_head(settings(tmp_path))
+
+
+def test_the_layer_of_another_target_is_refused_by_field(tmp_path):
+    mtp.write("glm4_moe", tmp_path / "head", hidden_size=48)
+    mtp.write("glm4_moe", tmp_path / "target")
+    with pytest.raises(CheckpointError, match="head is of another target: its hidden_size is 48, not 32"):
+        check_head(settings(tmp_path / "target", tmp_path / "head"))
+    file = tmp_path / "head/config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": "many"}))
+    with pytest.raises(CheckpointError, match="vocab_size must be a number, got 'many'"):
+        read_head(str(tmp_path / "head"))
