@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, StartupError, UnsupportedModel
-from tests import checkpoints, mtp
+from tests import checkpoints, mtp, quantized
 from workers.heads import MtpConfig, check_head, load_engine_head, load_mtp_head, read_head
 from workers.model import load
 from workers.runtime import load_head_runtime
@@ -128,3 +128,14 @@ def test_the_layer_of_another_target_is_refused_by_field(tmp_path):
     file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": "many"}))
     with pytest.raises(CheckpointError, match="vocab_size must be a number, got 'many'"):
         read_head(str(tmp_path / "head"))
+
+
+def test_a_layer_of_quantized_weights_is_read_as_floats(tmp_path):
+    mtp.write("deepseek_v3", tmp_path / "original")
+    heads = [
+        load_mtp_head(settings(path), quiet)[0]
+        for path in quantized.quantize("DeepSeek", tmp_path / "original", tmp_path)
+    ]
+    scaled, plain = (head.state_dict() for head in heads)
+    assert all(torch.equal(scaled[name], plain[name]) for name in plain)
+    assert torch.equal(heads[0]._projection, heads[1]._projection)
