@@ -123,6 +123,27 @@ def eagle_places(head):
     }
 
 
+async def test_an_eagle_1_head_changes_no_token(tmp_path):
+    import json
+
+    sizes = json.loads((DEMO / "target/config.json").read_text())
+    shape = {"hidden_size": sizes["hidden_size"], "vocab_size": sizes["vocab_size"]}
+    config = {**eagle.FIRST_CONFIG, **EAGLE, **shape}
+    del config["eagle_aux_hidden_state_layer_ids"]
+    head = eagle.write(tmp_path, config, eagle.first_tensors_of(config), "pytorch_model.bin")
+    for drawn in ("greedy", "coupled"):
+        sampling, verification = SAMPLINGS[drawn]
+        async with system(draft=None) as served:
+            plain, _ = await streams(served, sampling, verification)
+        for source, place in places(head).items():
+            guessers = ("head",) if source == "target" else ("draft",)
+            async with system(speculation=replace(TREE, guessers=guessers), **place) as served:
+                tokens, sources = await streams(served, sampling, verification)
+                await served.check_nothing_is_held()
+            assert tokens == plain
+            assert {each.name for each in sources} == {*guessers}
+
+
 @pytest.mark.parametrize("place", ["target", "draft"])
 @pytest.mark.parametrize("drawn", SAMPLINGS)
 async def test_an_eagle_head_changes_no_token(eagle_head, place, drawn):

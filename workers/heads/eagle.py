@@ -125,7 +125,7 @@ class _Layer:
         return self._rest(side_by_side, residual, cos, sin, plan)
 
     def next(self, hidden: Tensor, cos: Tensor, sin: Tensor, plan: StepPlan | PagedPlan) -> Tensor:
-        """Any other layer. The first one of EAGLE-1 has no norm before attention.  # [T, hidden]"""
+        """Any other layer. The first one of EAGLE-1 and EAGLE-2 has no norm before attention.  # [T, hidden]"""
         name = "hidden_norm" if "hidden_norm.weight" in self._own else "input_layernorm"
         return self._rest(self._norm(hidden, name), hidden, cos, sin, plan)
 

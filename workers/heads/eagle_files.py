@@ -104,17 +104,17 @@ class EagleConfig:
     def _optional(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         hidden = self.hidden_size
         optional: dict[str, tuple[int, ...]] = {
-            "norm.weight": (hidden,),
             "fc.bias": (hidden,),
-            "input_norm.weight": (self.feature_width,),
             "lm_head.weight": (self.draft_vocab_size, hidden),
             "embed_tokens.weight": (self.vocab_size, hidden),
         }
-        for index in range(len(self.feature_layers)):
-            optional[f"fc_norm.{index}.weight"] = (self.target_hidden_size,)
+        if self.is_eagle3:
+            optional["input_norm.weight"] = (self.feature_width,)
+            for index in range(len(self.feature_layers)):
+                optional[f"fc_norm.{index}.weight"] = (self.target_hidden_size,)
         for layer in range(self.num_layers):
             prefix = f"layers.{layer}."
-            for name in ("input_layernorm", *(("hidden_norm",) if layer else ())):
+            for name in ("input_layernorm", "hidden_norm") if layer else ():
                 optional[f"{prefix}{name}.weight"] = (hidden,)
             for name, heads in (("q", self.num_heads), ("k", self.num_kv_heads), ("v", self.num_kv_heads)):
                 optional[f"{prefix}self_attn.{name}_proj.bias"] = (heads * self.head_dim,)

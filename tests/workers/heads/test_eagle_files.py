@@ -121,6 +121,25 @@ def test_bad_configurations_are_refused(tmp_path, changes, says):
         read_head(eagle.write(tmp_path, {**eagle.CONFIG, **changes}, tensors_of()))
 
 
+EAGLE_1_DAMAGED = {
+    "norm of a later kind": (
+        "layers.0.input_layernorm.weight",
+        "1 tensors too many .* layers.0.input_layernorm.weight",
+    ),
+    "norm of features": ("fc_norm.0.weight", "1 tensors too many .* fc_norm.0.weight"),
+    "final norm": ("norm.weight", "1 tensors too many .* norm.weight"),
+}
+
+
+@pytest.mark.parametrize(("name", "says"), EAGLE_1_DAMAGED.values(), ids=EAGLE_1_DAMAGED)
+def test_eagle_1_is_recognised_by_its_first_layer(tmp_path, model, name, says):
+    tensors = eagle.first_tensors_of(eagle.FIRST_CONFIG)
+    head = load(eagle.write(tmp_path, eagle.FIRST_CONFIG, tensors, "pytorch_model.bin"), model)
+    assert (head.config.is_eagle3, head.config.feature_layers) == (False, (-1,))
+    with pytest.raises(CheckpointError, match=says):
+        load(eagle.write(tmp_path, eagle.FIRST_CONFIG, tensors | {name: torch.zeros(3)}, "pytorch_model.bin"), model)
+
+
 def test_a_head_of_another_width_needs_its_own_layers(tmp_path, model):
     tensors = tensors_of(target_hidden_size=16)
     del tensors["embed_tokens.weight"]
