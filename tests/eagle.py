@@ -163,6 +163,14 @@ class Reference:
         gate, up = (weights[f"{prefix}mlp.{name}_proj.weight"] @ read for name in ("gate", "up"))
         return hidden + weights[f"{prefix}mlp.down_proj.weight"] @ (torch.nn.functional.silu(gate) * up)
 
+    def masked(self, count: int, seen: list[int], position: int) -> list[Tensor]:
+        """Logits of P-EAGLE's guesses after the first, in one pass of mask rows below the rows `seen`."""
+        feature, token = self.feature(self.tensors["mask_hidden"][0]), self.config["mask_token_id"]
+        rows = list(seen)
+        for number in range(count):
+            rows.append(self.row(token, feature, position + number, rows[:]))
+        return [self.logits(row) for row in rows[len(seen) :]]
+
     def own_feature(self, row: int) -> Tensor:
         output = self.outputs[row]
         return self.norm(output, "norm.weight") if self.config.get("norm_output") else output

@@ -31,6 +31,7 @@ RENAMED: Final = {
 }
 UNREAD: Final = ("t2d", "inv_freq")
 """Ends of names: a mask that only training needs, and what follows from config.json."""
+MASK_KEYS: Final = ("mask_token_id", "pard_token", "ptd_token_id")
 ROPE_KEYS: Final = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 
 
@@ -63,6 +64,9 @@ class EagleConfig:
     norm_output: bool = False
     """Whether a guess's feature is the normalized output (EAGLE-3.1)."""
     logit_scale: float = 1.0
+    mask_token: int | None = None
+    """Of heads for parallel drafting (P-EAGLE): the token that rows of guesses read, with `mask_hidden` as the target's
+    states, in place of what they guess."""
     names: frozenset[str] = frozenset()
     """Its tensors, after renaming; some of them are optional."""
 
@@ -110,6 +114,7 @@ class EagleConfig:
         }
         if self.is_eagle3:
             optional["input_norm.weight"] = (self.feature_width,)
+            optional["mask_hidden"] = (1, self.feature_width)
             for index in range(len(self.feature_layers)):
                 optional[f"fc_norm.{index}.weight"] = (self.target_hidden_size,)
         for layer in range(self.num_layers):
@@ -168,6 +173,7 @@ def read_eagle(path: str, stored: Mapping[str, Any], model: str | None) -> Eagle
         norm_before_residual=bool(settings.get("norm_before_residual", settings.is_speculators)),
         norm_output=bool(settings.get("norm_output", False)),
         logit_scale=float(settings.get("logit_scale", 1.0)),
+        mask_token=settings.mask_token(vocab_size, has_mask="mask_hidden" in tensors),
         names=frozenset(tensors),
     )
 
@@ -242,13 +248,26 @@ class _Settings:
         """Raises: CheckpointError for what would be computed otherwise."""
         refused = {
             "hidden_act": self.get("hidden_act", "silu") != "silu",
-            "parallel_drafting": bool(self.get("parallel_drafting", False)),
             "use_aux_hidden_state": self._eagle.get("use_aux_hidden_state") is False,
             "partial_rotary_factor": self.get("partial_rotary_factor", 1.0) != 1.0,
         }
         for name, is_refused in refused.items():
             if is_refused:
                 raise CheckpointError(f"{self._file}: {name} {self.get(name)!r} is not served")
+
+    def mask_token(self, vocab_size: int, *, has_mask: bool) -> int | None:
+        """Id of the mask token of a head for parallel drafting; None for others. Raises: CheckpointError."""
+        if not has_mask:
+            if self.get("parallel_drafting", False):
+                raise CheckpointError(f"{self._file}: parallel_drafting is set, but the head has no mask_hidden")
+            return None
+        token = next((self.get(key) for key in MASK_KEYS if self.get(key) is not None), None)
+        if not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise CheckpointError(
+                f"{self._file}: {MASK_KEYS[0]} must be a token id below {vocab_size}, since the head has mask_hidden; "
+                f"got {token!r}"
+            )
+        return token
 
     def feature_layers(self, num: int, model: str | None) -> tuple[int, ...]:
         """Layers by the key that its publisher uses (docs/adr/models.md); `feature_layers` overrides all."""

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +58,8 @@ class MtpConfig:
 
 class MtpHead(nn.Module):
     """Computes rows of an MTP layer."""
+
+    mask_token: ClassVar[int | None] = None
 
     def __init__(self, config: MtpConfig, loaded: LoadedModel, kind: MtpKind, joining: Mapping[str, Tensor]) -> None:
         """`loaded`: the layer as a model of one layer. `joining`: weights by the

@@ -126,6 +126,26 @@ def test_biases_of_eagle_1(target, model, states, tmp_path):
     check_runtime(target, states[:, : eagle.HIDDEN], head, reference)
 
 
+@pytest.mark.parametrize("changes", [{}, {"num_hidden_layers": 2, "norm_before_residual": True}])
+def test_p_eagle(target, model, states, tmp_path, changes):
+    """A node's logits are those of the mask row of its depth, whatever is guessed above it."""
+    changes = {"mask_token_id": 299, **changes}
+    config = {**eagle.CONFIG, **changes}
+    random = torch.Generator().manual_seed(6)
+    tensors = eagle.tensors_of(config) | {"mask_hidden": torch.randn(1, 3 * eagle.HIDDEN, generator=random)}
+    tensors |= {f"fc_norm.{index}.weight": norms(random, eagle.HIDDEN) for index in range(3)}
+    runtime = runtime_of(target, eagle.write(tmp_path / "head", config, tensors))
+    reference = reference_of(model, tensors, **changes)
+    seen = reference.commit(TOKENS, states.float())
+    kv = runtime.cache.new_sequence()
+    (logits,) = runtime.forward([StepRows(kv, TOKENS, features=features(states))])
+    assert_same(logits, reference.logits(seen[-1]))
+    by_depth = reference.masked(2, seen, len(TOKENS) - 1)
+    first = runtime.forward([StepRows(kv, [], TREE.prefix(2), 0)])
+    second = runtime.forward([StepRows(kv, [], TREE, 2)])
+    assert_same(torch.cat([first, second]), torch.stack([by_depth[depth - 1] for depth in TREE.depths]))
+
+
 def norms(random, size):
     return 1 + 0.2 * torch.randn(size, generator=random)
 

@@ -64,7 +64,7 @@ class EagleRuntime:
     def forward(self, batch: Sequence[StepRows]) -> Tensor:
         """Float32 logits of the wanted rows, in `ModelRuntime.forward`'s order.  # [rows, vocab]"""
         self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
-        rows = _Rows(self.cache)
+        rows = _Rows(self.cache, self._head.mask_token)
         for item in batch:
             rows.add(item)
         logits = self._run(rows) if rows.ids else torch.empty(0, self.info.vocab_size, device=self.cache.device)
@@ -135,6 +135,8 @@ class _Rows:
     """The rows of a step."""
 
     cache: KVCache
+    mask_token: int | None
+    """Token that guesses are read as; None for themselves."""
     ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
@@ -185,7 +187,8 @@ class _Rows:
             self.above.append(self.cache.slot(rows, root - kv.num_rowless + (0 if parent == ROOT else 1 + parent)))
         self.guessed += range(len(self.ids), len(self.ids) + len(parents) - cached)
         self.wanted += range(len(self.ids), len(self.ids) + len(parents) - cached)
-        self.ids += item.tree.tokens[cached:]
+        own = item.tree.tokens[cached:]
+        self.ids += own if self.mask_token is None else [self.mask_token] * len(own)
         self.positions += [root - 1 + depth for depth in item.tree.depths[cached:]]
 
 
