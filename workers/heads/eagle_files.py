@@ -31,6 +31,8 @@ RENAMED: Final = {
 }
 UNREAD: Final = ("t2d", "inv_freq")
 """Ends of names: a mask that only training needs, and what follows from config.json."""
+SPECULATORS: Final = ("eagle", "eagle3", "peagle")
+"""Kinds of the library speculators that are read; a block drafter has tensors of the same names."""
 MASK_KEYS: Final = ("mask_token_id", "pard_token", "ptd_token_id")
 ROPE_KEYS: Final = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 
@@ -142,6 +144,7 @@ def read_eagle(path: str, stored: Mapping[str, Any], model: str | None) -> Eagle
     """
     file = Path(path) / "config.json"
     settings = _Settings(file, stored)
+    settings.check()
     tensors = eagle_tensors(path)
     query, joined = (tensors.get(name) for name in (f"{FIRST_LAYER}self_attn.q_proj.weight", "fc.weight"))
     if query is None or joined is None or query.dim() != 2 or joined.dim() != 2:
@@ -151,7 +154,6 @@ def read_eagle(path: str, stored: Mapping[str, Any], model: str | None) -> Eagle
     of_target = settings.size("target_hidden_size", hidden)
     heads = settings.size("num_attention_heads")
     vocab_size = settings.size("vocab_size")
-    settings.check()
     num_layers = settings.size("num_hidden_layers", 1)
     layers = settings.feature_layers(joined.shape[1] // of_target, model) if is_eagle3 else LAST_STATE
     return EagleConfig(
@@ -249,6 +251,9 @@ class _Settings:
         refused = {
             "hidden_act": self.get("hidden_act", "silu") != "silu",
             "use_aux_hidden_state": self._eagle.get("use_aux_hidden_state") is False,
+            "speculators_model_type": self._top.get("speculators_model_type", "eagle3") not in SPECULATORS,
+            "dflash_config": "dflash_config" in self._top,
+            "markov_rank": "markov_rank" in self._top,
             "partial_rotary_factor": self.get("partial_rotary_factor", 1.0) != 1.0,
         }
         for name, is_refused in refused.items():

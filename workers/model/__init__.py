@@ -1,11 +1,10 @@
 """Loads a checkpoint into a model that is ready to serve, whole or one rank's shard."""
 
 from workers.model.checkpoint import tensor_names
-from workers.model.contained import MtpKind, has_mtp
+from workers.model.contained import LayerSubset, MtpKind, has_mtp, layer_list
 from workers.model.encoder_decoder import SourceDecoder, decoder_of
 from workers.model.experts import is_mixture
 from workers.model.folder import quiet_transformers
-from workers.model.layers import LayerSubset, layer_list
 from workers.model.loader import (
     LoadedModel,
     check_checkpoint,

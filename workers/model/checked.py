@@ -14,10 +14,18 @@ from typing import Any
 from core.config import EngineConfig
 from core.errors import CheckpointError, UnsupportedModel, cause
 from workers.model.checkpoint import check_stored, meta_model, tensor_names
-from workers.model.contained import MTP_KINDS, MtpLayer, Rename, find_mtp, language_model, without_mtp
+from workers.model.contained import (
+    MTP_KINDS,
+    LayerSubset,
+    MtpLayer,
+    Rename,
+    find_mtp,
+    language_model,
+    layer_list,
+    without_mtp,
+)
 from workers.model.encoder_decoder import check_settings
 from workers.model.folder import check_files, quiet_transformers, read_config, read_generation_config
-from workers.model.layers import LayerSubset, layer_list
 from workers.model.scaled import ScaledWeights
 from workers.model.servable import check_architecture, check_recurrent, context_limit
 from workers.model.sharded_loader import ModelShard

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from core.errors import CheckpointError, UnsupportedModel
-from workers.model.layers import LayerSubset
+from workers.model.contained.layers import LayerSubset
 
 LAYER: Final = re.compile(r"^model\.layers\.(\d+)\.")
 JOINING: Final = ("enorm", "hnorm", "eh_proj")

@@ -1,4 +1,5 @@
-"""Runtimes of heads, in place of a model's: `HeadRuntime` for those that read one state, `EagleRuntime` for EAGLE's."""
+"""Runtimes of heads, in place of a model's: `HeadRuntime` for those that read one state, `EagleRuntime` for EAGLE's and
+MTP's, which have KV."""
 
 from workers.runtime.heads.eagle_runtime import EagleRuntime
 from workers.runtime.heads.head_runtime import HeadRuntime, load_head_runtime
