@@ -105,6 +105,11 @@ class EagleRuntime:
         joined = torch.cat(parts)
         return torch.empty_like(joined).index_copy_(0, order, joined)
 
+    def logits_of(self, kv: SequenceKV) -> Tensor:
+        """Logits of all rows that a sequence has.  # [rows, vocab]"""
+        slots = [self.cache.slot(kv, row) for row in range(kv.num_tokens - kv.num_rowless)]
+        return self._head.logits(self.cache.keys[-1][:, 0].index_select(0, upload(slots, self.cache.device)))
+
     def warm_up(
         self,
         progress: Callable[[str], None],  # noqa: ARG002
