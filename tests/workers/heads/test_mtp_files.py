@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,6 +58,14 @@ def test_the_targets_embedding_and_output_layer_are_borrowed(tmp_path, own_share
     model = load_engine_head(settings(tmp_path), target, quiet).head.model
     assert model.get_input_embeddings() is target.model.get_input_embeddings()
     assert model.get_output_embeddings() is target.model.get_output_embeddings()
+
+
+def test_beside_a_target_of_several_ranks_it_is_whole(tmp_path):
+    mtp.write("glm4_moe", tmp_path)
+    target = load(EngineConfig(str(tmp_path)), quiet)
+    model = load_engine_head(replace(settings(tmp_path), tensor_parallel=2), target, quiet).head.model
+    assert model.get_output_embeddings() is not target.model.get_output_embeddings()
+    assert torch.equal(model.get_output_embeddings().weight, target.model.get_output_embeddings().weight)
 
 
 def test_a_layer_with_an_output_layer_of_its_own_uses_it(tmp_path):
