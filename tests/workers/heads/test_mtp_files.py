@@ -145,6 +145,37 @@ def test_a_layer_of_quantized_weights_is_read_as_floats(tmp_path):
         load_mtp_head(settings(path), quiet)[0]
         for path in quantized.quantize("DeepSeek", tmp_path / "original", tmp_path)
     ]
-    scaled, plain = (head.state_dict() for head in heads)
-    assert all(torch.equal(scaled[name], plain[name]) for name in plain)
-    assert torch.equal(heads[0]._projection, heads[1]._projection)
+    assert_same_head(*heads)
+
+
+def test_the_layer_of_a_multimodal_checkpoint_is_that_of_its_language_model(tmp_path):
+    mtp.write("qwen3_5_text", tmp_path)
+    plain, _ = load_mtp_head(settings(tmp_path), quiet)
+
+    def name_inside(name):
+        return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
+
+    change(tmp_path, lambda tensors: [tensors.update({name_inside(name): tensors.pop(name)}) for name in list(tensors)])
+    file = tmp_path / "config.json"
+    text, kind = json.loads(file.read_text()), {"architectures": ["Qwen3_5ForConditionalGeneration"]}
+    file.write_text(json.dumps({"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": False, **kind}))
+    assert_same_head(load_mtp_head(settings(tmp_path), quiet)[0], plain)
+    load(EngineConfig(str(tmp_path)), quiet)
+
+
+def test_the_index_of_the_layer_is_left_out_as_that_of_the_others(tmp_path):
+    mtp.write("deepseek_v3", tmp_path)
+    plain, _ = load_mtp_head(settings(tmp_path), quiet)
+    change(tmp_path, lambda t: t.update({"model.layers.2.self_attn.indexer.wk.weight": torch.zeros(1)}))
+    file = tmp_path / "config.json"
+    kind = {"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"], "index_topk": 48}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **kind}))
+    assert_same_head(load_mtp_head(settings(tmp_path), quiet)[0], plain)
+    load(EngineConfig(str(tmp_path)), quiet)
+
+
+def assert_same_head(head, plain):
+    got, expected = head.state_dict(), plain.state_dict()
+    assert got.keys() == expected.keys()
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+    assert torch.equal(head._projection, plain._projection)
