@@ -11,7 +11,6 @@ Sources: DeepSeek-V3 (arXiv 2412.19437), section 2.2; `docs/adr/models.md` for w
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -135,17 +134,16 @@ def mtp_settings(config: EngineConfig) -> EngineConfig:
 
 
 def load_mtp_head(
-    config: EngineConfig, progress: Callable[[str], None], target: Any = None
+    own: MtpConfig, config: EngineConfig, progress: Callable[[str], None], target: Any = None
 ) -> tuple[MtpHead, LoadedModel]:
-    """Load the head of `config.head`. Of a loaded `target` it takes the embedding and the output layer, if they are
-    the same. Raises: StartupError."""
-    loaded, kind, joining = load_mtp(mtp_settings(config))
-    assert config.head is not None
-    own = read_mtp(config.head, json.loads((Path(config.head) / "config.json").read_text()))
+    """Load the head of `config.head`, and the model of one layer in it. Of a loaded `target` it takes the embedding and
+    the output layer, if they are the same. Raises: StartupError."""
+    of_layer = mtp_settings(config)
+    loaded, kind, joining = load_mtp(of_layer)
+    path, size = of_layer.model, own.hidden_size
     progress(f"loaded the MTP layer of {own.name}: {loaded.info.num_parameters / 1e6:.1f}M parameters")
-    size = own.hidden_size
-    check_tensors(config.head, {"enorm": (size,), "hnorm": (size,), "eh_proj": (size, 2 * size)}, joining)
-    check_finite(config.head, dict(loaded.model.named_parameters()))
+    check_tensors(path, {"enorm": (size,), "hnorm": (size,), "eh_proj": (size, 2 * size)}, joining)
+    check_finite(path, dict(loaded.model.named_parameters()))
     if target is not None:
         _share(loaded.model, target)
     return MtpHead(own, loaded, kind, joining), loaded

@@ -96,7 +96,7 @@ def load_engine_head(config: EngineConfig, loaded: LoadedModel, progress: Callab
     progress(f"loading the head {head_config.name}")
     head: StateHeads | HeadWithKV
     if isinstance(head_config, MtpConfig):
-        head, _ = load_mtp_head(config, progress, model if config.tensor_parallel == 1 else None)
+        head, _ = load_mtp_head(head_config, config, progress, model if config.tensor_parallel == 1 else None)
     else:
         embedding, output = _borrowed(config, model, progress)
         if isinstance(head_config, EagleConfig):

@@ -31,6 +31,12 @@ def quiet(_):
     pass
 
 
+def head_at(path):
+    config = read_head(str(path))
+    assert isinstance(config, MtpConfig)
+    return load_mtp_head(config, settings(path), quiet)[0]
+
+
 @pytest.mark.parametrize("family", mtp.NUM_LAYERS)
 def test_a_checkpoint_is_recognised_and_nothing_else_is_read(tmp_path, family):
     mtp.write(family, tmp_path)
@@ -45,7 +51,7 @@ def test_a_checkpoint_is_recognised_and_nothing_else_is_read(tmp_path, family):
     assert isinstance(config, MtpConfig)
     assert (config.feature_layers, config.feature_width) == ((-1,), 32)
     check_head(settings(tmp_path))
-    head, _ = load_mtp_head(settings(tmp_path), quiet)
+    head = head_at(tmp_path)
     whole = sum(tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values())
     assert head.num_parameters < 0.7 * whole
 
@@ -141,16 +147,13 @@ def test_the_layer_of_another_target_is_refused_by_field(tmp_path):
 
 def test_a_layer_of_quantized_weights_is_read_as_floats(tmp_path):
     mtp.write("deepseek_v3", tmp_path / "original")
-    heads = [
-        load_mtp_head(settings(path), quiet)[0]
-        for path in quantized.quantize("DeepSeek", tmp_path / "original", tmp_path)
-    ]
+    heads = [head_at(path) for path in quantized.quantize("DeepSeek", tmp_path / "original", tmp_path)]
     assert_same_head(*heads)
 
 
 def test_the_layer_of_a_multimodal_checkpoint_is_that_of_its_language_model(tmp_path):
     mtp.write("qwen3_5_text", tmp_path)
-    plain, _ = load_mtp_head(settings(tmp_path), quiet)
+    plain = head_at(tmp_path)
 
     def name_inside(name):
         return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
@@ -159,18 +162,18 @@ def test_the_layer_of_a_multimodal_checkpoint_is_that_of_its_language_model(tmp_
     file = tmp_path / "config.json"
     text, kind = json.loads(file.read_text()), {"architectures": ["Qwen3_5ForConditionalGeneration"]}
     file.write_text(json.dumps({"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": False, **kind}))
-    assert_same_head(load_mtp_head(settings(tmp_path), quiet)[0], plain)
+    assert_same_head(head_at(tmp_path), plain)
     load(EngineConfig(str(tmp_path)), quiet)
 
 
 def test_the_index_of_the_layer_is_left_out_as_that_of_the_others(tmp_path):
     mtp.write("deepseek_v3", tmp_path)
-    plain, _ = load_mtp_head(settings(tmp_path), quiet)
+    plain = head_at(tmp_path)
     change(tmp_path, lambda t: t.update({"model.layers.2.self_attn.indexer.wk.weight": torch.zeros(1)}))
     file = tmp_path / "config.json"
     kind = {"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"], "index_topk": 48}
     file.write_text(json.dumps({**json.loads(file.read_text()), **kind}))
-    assert_same_head(load_mtp_head(settings(tmp_path), quiet)[0], plain)
+    assert_same_head(head_at(tmp_path), plain)
     load(EngineConfig(str(tmp_path)), quiet)
 
 

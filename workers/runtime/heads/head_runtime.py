@@ -84,7 +84,7 @@ def load_head_runtime(config: EngineConfig, progress: Callable[[str], None]) -> 
     assert config.head is not None
     head_config = read_head(config.head, config.model)
     if isinstance(head_config, MtpConfig):
-        mtp, one_layer = load_mtp_head(config, progress)
+        mtp, one_layer = load_mtp_head(head_config, config, progress)
         return EagleRuntime(mtp, one_layer.info, config)
     loaded = loader.load(replace(config, layers=(0,), compile=False), progress)  # for its embedding and output layer
     model = loaded.model
