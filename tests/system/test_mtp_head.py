@@ -10,6 +10,8 @@ from local import request, system
 from core.config import SpeculationConfig
 from core.records import Sampling, Verification
 from tests import mtp
+from workers.engine.draft import DraftEngine
+from workers.engine.target import TargetEngine
 
 NUM_TOKENS = 24
 PROMPTS = [[5, 17, 99, 4, 200, 31, 8], [77], [(7 * token) % 250 for token in range(40)]]
@@ -54,3 +56,24 @@ async def test_no_token_changes(written):
             assert tokens == plain
             assert {each.name for each in sources} == {source}
             assert all(each.num_drafted_tokens > 0 and each.num_failures == 0 for each in sources)
+
+
+@pytest.mark.parametrize("replaced", ["target", "draft"])
+async def test_a_new_engine_goes_on_where_another_stopped(tmp_path, replaced):
+    mtp.write("deepseek_v3", tmp_path)
+    source = "head" if replaced == "target" else "draft"
+    place, kind = places(tmp_path)[source], TargetEngine if replaced == "target" else DraftEngine
+    asked = request(PROMPTS[0], NUM_TOKENS, sampling=SAMPLINGS["seeded"])
+    async with system(tmp_path, None) as served:
+        plain = await served.tokens(asked)
+    async with system(tmp_path, speculation=replace(TREE, guessers=(source,)), **place) as served:
+        tokens, has_restarted = [], False
+        async for chunk in served.service.generate(asked):
+            tokens += chunk.token_ids
+            if not has_restarted and len(tokens) >= 8:
+                has_restarted = True
+                config, others = served.leases.engines[replaced]._config, (64,) if kind is DraftEngine else ()
+                await served.leases.replace_engine(replaced, kind.load(config, 9, *others, lambda _: None))
+        assert has_restarted
+        assert tokens == plain
+        await served.check_nothing_is_held()
