@@ -163,6 +163,14 @@ class Reference:
         gate, up = (weights[f"{prefix}mlp.{name}_proj.weight"] @ read for name in ("gate", "up"))
         return hidden + weights[f"{prefix}mlp.down_proj.weight"] @ (torch.nn.functional.silu(gate) * up)
 
+    def masked(self, count: int, seen: list[int], position: int) -> list[Tensor]:
+        """Logits of P-EAGLE's guesses after the first, in one pass of mask rows below the rows `seen`."""
+        feature, token = self.feature(self.tensors["mask_hidden"][0]), self.config["mask_token_id"]
+        rows = list(seen)
+        for number in range(count):
+            rows.append(self.row(token, feature, position + number, rows[:]))
+        return [self.logits(row) for row in rows[len(seen) :]]
+
     def own_feature(self, row: int) -> Tensor:
         output = self.outputs[row]
         return self.norm(output, "norm.weight") if self.config.get("norm_output") else output
@@ -183,3 +191,46 @@ class Reference:
         for index in range(first, len(tokens)):
             seen.append(self.row(tokens[index], self.feature(states[index - 1]), index - 1, seen[:]))
         return seen
+
+
+FIRST_CONFIG: dict[str, Any] = {
+    key: value for key, value in CONFIG.items() if key not in ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
+}
+"""Of EAGLE-1 and EAGLE-2, whose heads are alike: they differ in how trees grow."""
+
+
+def first_tensors_of(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
+    """Random tensors of an EAGLE-1 head, as published: with an embedding, without final norm and output layer."""
+    made = tensors_of({**config, "draft_vocab_size": config["vocab_size"]}, seed)
+    found = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in made.items()}
+    for name in ("layers.0.input_layernorm", "layers.0.hidden_norm", "norm", "lm_head"):
+        del found[f"{name}.weight"]
+    hidden = config["hidden_size"]
+    for name in "qkv":  # the first layer is no wider than the others
+        found[f"layers.0.self_attn.{name}_proj.weight"] = found[f"layers.0.self_attn.{name}_proj.weight"][:, :hidden]
+    found["fc.weight"] = found["fc.weight"][:, : 2 * hidden]
+    found["fc.bias"] = found["layers.0.post_attention_layernorm.weight"] - 1
+    return found
+
+
+@dataclass
+class FirstReference(Reference):
+    """The same of EAGLE-1 and EAGLE-2 (`cnets1.py`)."""
+
+    def feature(self, states: Tensor) -> Tensor:
+        return states
+
+    def row(self, token: int, feature: Tensor, position: int, seen: list[int]) -> int:
+        self.keys.append([])
+        joined = torch.cat([self.embedding[token], feature])
+        hidden = self.tensors["fc.weight"] @ joined + self.tensors.get("fc.bias", 0.0)
+        for layer in range(self.config["num_hidden_layers"]):  # layer 0 has no norm before its attention
+            hidden = self._layer(layer, f"layers.{layer}.", None, hidden, position, seen)
+        self.outputs.append(hidden)
+        return len(self.outputs) - 1
+
+    def own_feature(self, row: int) -> Tensor:
+        return self.outputs[row]
+
+    def logits(self, row: int) -> Tensor:
+        return (self.output @ self.outputs[row])[: checkpoints.VOCAB_SIZE]

@@ -96,13 +96,14 @@ class EngineConfig(Settings):
     the last hidden state, n the input of layer n. Set it to the `feature_layers` of the draft's head."""
     head: str | None = None
     """Directory of a head for the model of `model`: it guesses from that model's hidden states
-    (docs/howto/draft-with-a-head.md). On a target the guesses come with each verdict, without a draft engine. On a
+    (docs/howto/draft-with-a-head.md). The directory of `model` itself stands for the layer in it that predicts one more
+    token (MTP). On a target the guesses come with each verdict, without a draft engine. On a
     draft the engine runs the head in place of the model, and the target sends it hidden states. None runs the model
     alone."""
     head_passes: int = 5
-    """Targets with a head that guesses token after token (EAGLE): largest number of its passes for each verdict, in
-    [1, 16]. It makes fewer where its guesses become unlikely. Raise it where its guesses are mostly accepted, lower it
-    where its passes take long beside the target's."""
+    """Targets with a head that guesses token after token (EAGLE, MTP): largest number of its passes for each verdict,
+    in [1, 16]. It makes fewer where its guesses become unlikely. Raise it where its guesses are mostly accepted, lower
+    it where its passes take long beside the target's."""
     expert_parallel: bool = False
     """Whether each rank holds whole experts of a mixture, instead of a slice of every expert; `tensor_parallel` must be
     above 1. Set it where slices of experts are too narrow to be computed fast, or where the experts' features cannot be

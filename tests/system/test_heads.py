@@ -123,6 +123,38 @@ def eagle_places(head):
     }
 
 
+def other_kind_at(path, kind):
+    """A random head for the demo target, and a function of its places."""
+    import json
+
+    sizes = json.loads((DEMO / "target/config.json").read_text())
+    shape = {"hidden_size": sizes["hidden_size"], "vocab_size": sizes["vocab_size"]}
+    if kind == "EAGLE-1":
+        config = {**eagle.FIRST_CONFIG, **EAGLE, **shape}
+        del config["eagle_aux_hidden_state_layer_ids"]
+        return eagle.write(path, config, eagle.first_tensors_of(config), "pytorch_model.bin"), places
+    config = {**eagle.CONFIG, **EAGLE, **shape, "draft_vocab_size": 200, "mask_token_id": 1}
+    tensors = eagle.tensors_of(config, num_tokens=200)
+    tensors["mask_hidden"] = tensors["fc.weight"][:1].clone()
+    return eagle.write(path, config, tensors), eagle_places
+
+
+@pytest.mark.parametrize("kind", ["EAGLE-1", "P-EAGLE"])
+async def test_other_kinds_of_eagle_change_no_token(tmp_path, kind):
+    head, places_of = other_kind_at(tmp_path, kind)
+    for drawn in ("greedy", "coupled"):
+        sampling, verification = SAMPLINGS[drawn]
+        async with system(draft=None) as served:
+            plain, _ = await streams(served, sampling, verification)
+        for source, place in places_of(head).items():
+            guessers = ("head",) if source == "target" else ("draft",)
+            async with system(speculation=replace(TREE, guessers=guessers), **place) as served:
+                tokens, sources = await streams(served, sampling, verification)
+                await served.check_nothing_is_held()
+            assert tokens == plain
+            assert {each.name for each in sources} == {*guessers}
+
+
 @pytest.mark.parametrize("place", ["target", "draft"])
 @pytest.mark.parametrize("drawn", SAMPLINGS)
 async def test_an_eagle_head_changes_no_token(eagle_head, place, drawn):

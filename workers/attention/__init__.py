@@ -1,6 +1,6 @@
 """The attention function that models call, and its kernels."""
 
-from workers.attention.latent import keep_latents
+from workers.attention.latent import is_latent, keep_latents
 from workers.attention.paged import Kernel, PagedPlan, inputs_in_shape, paged_inputs
 from workers.attention.paged_self_test import find_difference, find_kernel
 from workers.attention.seam import (
@@ -26,6 +26,7 @@ __all__ = [
     "find_difference",
     "find_kernel",
     "inputs_in_shape",
+    "is_latent",
     "is_recorded",
     "keep_latents",
     "number_layers",

@@ -36,8 +36,8 @@ from workers.engine.kv_room import FirstComeKVRoom
 from workers.engine.sequences import HeldSequence
 from workers.heads import (
     CommittedRows,
-    EagleHead,
     EngineHead,
+    HeadWithKV,
     PrefixFeatures,
     load_engine_head,
     read_features,
@@ -45,7 +45,7 @@ from workers.heads import (
 )
 from workers.model import LoadedModel, LoraWeights, starting_adapters
 from workers.parallel import Rank, load_runtime, log_rank_lost
-from workers.runtime import ModelRuntime, Scores
+from workers.runtime import ModelRuntime, Scores, report_layers
 from workers.sampling.prompt_scores import store_scores
 from workers.step import LayerShape, Readback, StepRows
 
@@ -74,7 +74,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         def load_head(loaded: LoadedModel) -> Sequence[LayerShape]:
             heads.append(load_engine_head(config, loaded, progress))
             head = heads[0].head if heads[0] is not None else None
-            return head.shapes if isinstance(head, EagleHead) else ()
+            report_layers(head, loaded, config, progress)
+            return head.shapes if isinstance(head, HeadWithKV) else ()
 
         runtime = load_runtime(config, progress, rank, on_loss, load_head)
         return cls(runtime, config, epoch, heads[0])

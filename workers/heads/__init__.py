@@ -8,9 +8,11 @@ from workers.heads.eagle import EagleHead, load_eagle
 from workers.heads.eagle_files import EagleConfig
 from workers.heads.files import HeadConfig, check_head, load_head, read_head, tapped_layers
 from workers.heads.fit import FittedHeads, fit_heads
+from workers.heads.mtp import MtpConfig, MtpHead, load_mtp_head
 from workers.heads.returned import (
     CommittedRows,
     EngineHead,
+    HeadWithKV,
     PrefixFeatures,
     load_engine_head,
     read_features,
@@ -25,6 +27,9 @@ __all__ = [
     "EngineHead",
     "FittedHeads",
     "HeadConfig",
+    "HeadWithKV",
+    "MtpConfig",
+    "MtpHead",
     "PrefixFeatures",
     "StateHeads",
     "check_head",
@@ -32,6 +37,7 @@ __all__ = [
     "load_eagle",
     "load_engine_head",
     "load_head",
+    "load_mtp_head",
     "read_features",
     "read_guesses",
     "read_head",

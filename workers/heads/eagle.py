@@ -2,7 +2,8 @@
 
 The row of token i reads the embedding of token i and the feature of token i - 1: the target's hidden states for a token
 that is committed, the head's own output for one that it guessed. It says which token may follow token i. Its position
-is i - 1, and token 0 has no row.
+is i - 1, and token 0 has no row. A row of a head for parallel drafting (P-EAGLE) reads a mask's
+embedding and feature where others read a guess.
 
 Sources: Li et al. 2024 (arXiv 2401.15077), 2025 (arXiv 2503.01840), and their code (`cnets.py`). Attention is the
 runtime's (`workers.attention`), so a row may be a node of a tree.
@@ -45,6 +46,8 @@ class EagleHead(nn.Module):
         self._inv_freq, self._rope_scale = rotary.inv_freq, float(rotary.attention_scaling)
         self._vocab_size = vocab_size
         self._token_ids = token_ids_of(tensors)
+        mask = self._tensors.get("mask_hidden")
+        self._mask_feature = None if mask is None else self.features_of(mask)
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
@@ -52,6 +55,11 @@ class EagleHead(nn.Module):
         config = self.config
         kv = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
         return (*[kv] * config.num_layers, LayerShape(1, config.hidden_size, 0))
+
+    @property
+    def mask_token(self) -> int | None:
+        """Token that rows of guesses read in place of their own."""
+        return self.config.mask_token
 
     def features_of(self, states: Tensor) -> Tensor:
         """Features from the target's hidden states.  # [T, layers * target hidden] -> [T, hidden]"""
@@ -80,7 +88,9 @@ class EagleHead(nn.Module):
         return hidden
 
     def own_features(self, outputs: Tensor) -> Tensor:
-        """Features of guesses from the outputs of the rows above them."""
+        """Features of guesses from the outputs of the rows above them; in parallel drafting the mask's."""
+        if self._mask_feature is not None:
+            return self._mask_feature.expand(len(outputs), -1)
         return self._norm(outputs, self._tensors.get("norm.weight")) if self.config.norm_output else outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
@@ -125,7 +135,7 @@ class _Layer:
         return self._rest(side_by_side, residual, cos, sin, plan)
 
     def next(self, hidden: Tensor, cos: Tensor, sin: Tensor, plan: StepPlan | PagedPlan) -> Tensor:
-        """Any other layer. The first one of EAGLE-1 has no norm before attention.  # [T, hidden]"""
+        """Any other layer. The first one of EAGLE-1 and EAGLE-2 has no norm before attention.  # [T, hidden]"""
         name = "hidden_norm" if "hidden_norm.weight" in self._own else "input_layernorm"
         return self._rest(self._norm(hidden, name), hidden, cos, sin, plan)
 

@@ -6,7 +6,6 @@ to one set of names. Knows files and shapes; must not know how a head computes (
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from core.errors import CheckpointError
-from workers.heads.tensors import check_names, check_tensors, read_tensors
-from workers.model import quiet_transformers
+from workers.heads.eagle_settings import EagleSettings
+from workers.heads.tensors import check_names, check_of_target, check_tensors, read_tensors
 
 LAST_STATE: Final = (-1,)
 NUM_FEATURE_LAYERS: Final = 3
@@ -31,7 +30,6 @@ RENAMED: Final = {
 }
 UNREAD: Final = ("t2d", "inv_freq")
 """Ends of names: a mask that only training needs, and what follows from config.json."""
-ROPE_KEYS: Final = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +57,15 @@ class EagleConfig:
     windows: tuple[int | None, ...]
     """Sliding window of each layer."""
     rope: LlamaConfig
+    are_layers_given: bool = False
+    """Whether its files name them by the inputs of layers, and not in one of its publishers' ways."""
     norm_before_residual: bool = False
     norm_output: bool = False
     """Whether a guess's feature is the normalized output (EAGLE-3.1)."""
     logit_scale: float = 1.0
+    mask_token: int | None = None
+    """Of heads for parallel drafting (P-EAGLE): the token that rows of guesses read, with `mask_hidden` as the target's
+    states, in place of what they guess."""
     names: frozenset[str] = frozenset()
     """Its tensors, after renaming; some of them are optional."""
 
@@ -72,12 +75,8 @@ class EagleConfig:
 
     def check_target(self, hidden_size: int, vocab_size: int) -> None:
         """Raises: CheckpointError for a target that this head was not trained for."""
-        for what, own, target in (
-            ("target_hidden_size", self.target_hidden_size, hidden_size),
-            ("vocab_size", self.vocab_size, vocab_size),
-        ):
-            if own != target:
-                raise CheckpointError(f"the head {self.name} is of another target: its {what} is {own}, not {target}")
+        own = {"target_hidden_size": self.target_hidden_size, "vocab_size": self.vocab_size}
+        check_of_target(self.name, own, (hidden_size, vocab_size))
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes of all tensors that it needs, and of the optional ones that it has."""
@@ -108,17 +107,18 @@ class EagleConfig:
     def _optional(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         hidden = self.hidden_size
         optional: dict[str, tuple[int, ...]] = {
-            "norm.weight": (hidden,),
             "fc.bias": (hidden,),
-            "input_norm.weight": (self.feature_width,),
             "lm_head.weight": (self.draft_vocab_size, hidden),
             "embed_tokens.weight": (self.vocab_size, hidden),
         }
-        for index in range(len(self.feature_layers)):
-            optional[f"fc_norm.{index}.weight"] = (self.target_hidden_size,)
+        if self.is_eagle3:
+            optional["input_norm.weight"] = (self.feature_width,)
+            optional["mask_hidden"] = (1, self.feature_width)
+            for index in range(len(self.feature_layers)):
+                optional[f"fc_norm.{index}.weight"] = (self.target_hidden_size,)
         for layer in range(self.num_layers):
             prefix = f"layers.{layer}."
-            for name in ("input_layernorm", *(("hidden_norm",) if layer else ())):
+            for name in ("input_layernorm", "hidden_norm") if layer else ():
                 optional[f"{prefix}{name}.weight"] = (hidden,)
             for name, heads in (("q", self.num_heads), ("k", self.num_kv_heads), ("v", self.num_kv_heads)):
                 optional[f"{prefix}self_attn.{name}_proj.bias"] = (heads * self.head_dim,)
@@ -140,7 +140,8 @@ def read_eagle(path: str, stored: Mapping[str, Any], model: str | None) -> Eagle
     Raises: CheckpointError for a missing or wrong number, and for another kind of head.
     """
     file = Path(path) / "config.json"
-    settings = _Settings(file, stored)
+    settings = EagleSettings(file, stored)
+    settings.check()
     tensors = eagle_tensors(path)
     query, joined = (tensors.get(name) for name in (f"{FIRST_LAYER}self_attn.q_proj.weight", "fc.weight"))
     if query is None or joined is None or query.dim() != 2 or joined.dim() != 2:
@@ -150,7 +151,6 @@ def read_eagle(path: str, stored: Mapping[str, Any], model: str | None) -> Eagle
     of_target = settings.size("target_hidden_size", hidden)
     heads = settings.size("num_attention_heads")
     vocab_size = settings.size("vocab_size")
-    settings.check()
     num_layers = settings.size("num_hidden_layers", 1)
     layers = settings.feature_layers(joined.shape[1] // of_target, model) if is_eagle3 else LAST_STATE
     return EagleConfig(
@@ -169,9 +169,11 @@ def read_eagle(path: str, stored: Mapping[str, Any], model: str | None) -> Eagle
         feature_layers=layers,
         windows=settings.windows(num_layers),
         rope=settings.rope(hidden, heads),
+        are_layers_given=settings.get("feature_layers") is not None,
         norm_before_residual=bool(settings.get("norm_before_residual", settings.is_speculators)),
         norm_output=bool(settings.get("norm_output", False)),
         logit_scale=float(settings.get("logit_scale", 1.0)),
+        mask_token=settings.mask_token(vocab_size, has_mask="mask_hidden" in tensors),
         names=frozenset(tensors),
     )
 
@@ -216,77 +218,3 @@ def _renamed(name: str) -> str:
         if name.startswith(other):
             return own + name.removeprefix(other)
     return name
-
-
-class _Settings:
-    """A config.json whose keys stand at the top, in `transformer_layer_config` or in `eagle_config`."""
-
-    def __init__(self, file: Path, stored: Mapping[str, Any]) -> None:
-        self._file = file
-        self._eagle: Mapping[str, Any] = stored.get("eagle_config") or {}
-        self._top = stored
-        self._all = {**self._eagle, **(stored.get("transformer_layer_config") or {})}
-        self._all = {**self._all, **{key: value for key, value in stored.items() if value is not None}}
-
-    @property
-    def is_speculators(self) -> bool:
-        return "speculators_model_type" in self._top
-
-    def get(self, name: str, default: Any = None) -> Any:
-        value = self._all.get(name)
-        return default if value is None else value
-
-    def size(self, name: str, default: int | None = None) -> int:
-        value = self.get(name, default)
-        if not isinstance(value, int) or value < 1:
-            raise CheckpointError(f"{self._file}: {name} must be a number from 1, got {value!r}")
-        return value
-
-    def check(self) -> None:
-        """Raises: CheckpointError for what would be computed otherwise."""
-        refused = {
-            "hidden_act": self.get("hidden_act", "silu") != "silu",
-            "parallel_drafting": bool(self.get("parallel_drafting", False)),
-            "use_aux_hidden_state": self._eagle.get("use_aux_hidden_state") is False,
-            "partial_rotary_factor": self.get("partial_rotary_factor", 1.0) != 1.0,
-        }
-        for name, is_refused in refused.items():
-            if is_refused:
-                raise CheckpointError(f"{self._file}: {name} {self.get(name)!r} is not served")
-
-    def feature_layers(self, num: int, model: str | None) -> tuple[int, ...]:
-        """Layers by the key that its publisher uses (docs/adr/models.md); `feature_layers` overrides all."""
-        of_outputs = self._eagle.get("eagle_aux_hidden_state_layer_ids") or self._top.get("target_layer_ids")
-        as_written = self._top.get("feature_layers") or self._top.get("eagle_aux_hidden_state_layer_ids")
-        if as_written:
-            layers = tuple(as_written)
-        elif of_outputs:
-            layers = tuple(layer + 1 for layer in of_outputs)
-        else:
-            layers = self._usual_layers(model)
-        if len(layers) != num or len(set(layers)) != num or min(layers) < 0:
-            raise CheckpointError(
-                f"{self._file}: its fc.weight reads {num} layers, but its layers are {list(layers)}; "
-                "set feature_layers to their inputs, counted from 0"
-            )
-        return layers
-
-    def _usual_layers(self, model: str | None) -> tuple[int, ...]:
-        if model is None:
-            raise CheckpointError(f"{self._file} names no layers: they follow from the target's number of layers")
-        raw = json.loads((Path(model) / "config.json").read_text())
-        num_layers = (raw.get("text_config") or raw).get("num_hidden_layers", 0)
-        return (2, num_layers // 2, num_layers - 3)
-
-    def windows(self, num_layers: int) -> tuple[int | None, ...]:
-        window, kinds = self.get("sliding_window"), self.get("layer_types")
-        if kinds is None:
-            return (None,) * num_layers
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)[:num_layers]
-
-    def rope(self, hidden_size: int, num_heads: int) -> LlamaConfig:
-        """Its own rotary embedding, which is not the target's: without a key its base is 10000."""
-        given = {key: self.get(key) for key in ROPE_KEYS if self.get(key) is not None}
-        head_dim = self.size("head_dim", hidden_size // num_heads)
-        with quiet_transformers():
-            return LlamaConfig(hidden_size=hidden_size, num_attention_heads=num_heads, head_dim=head_dim, **given)

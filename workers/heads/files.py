@@ -1,8 +1,8 @@
 """Reads the directory of a target's heads: `config.json` and one file of tensors.
 
-Three kinds are known: "blockwise" heads, written by this project, Medusa's as they are published
-(`medusa_lm_head.safetensors` or `.pt`), and EAGLE's (`workers.heads.eagle_files`). Knows files and shapes; must not
-know the target beyond its sizes.
+Four kinds are known: "blockwise" heads, written by this project, Medusa's as they are published
+(`medusa_lm_head.safetensors` or `.pt`), EAGLE's (`workers.heads.eagle_files`), and the MTP layer of a checkpoint
+(`workers.heads.mtp`). Knows files and shapes; must not know the target beyond its sizes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from core.config import EngineConfig
 from core.errors import CheckpointError, first_line
 from workers.heads.eagle_files import EagleConfig, is_eagle, read_eagle
+from workers.heads.mtp import MtpConfig, is_mtp, mtp_settings, read_mtp
 from workers.heads.state_heads import Residual, StateHeads
-from workers.heads.tensors import check_names, check_tensors, read_tensors
+from workers.heads.tensors import check_names, check_of_target, check_tensors, read_tensors
+from workers.model import check_mtp
 
 LAST_STATE: Final = (-1,)
 MAX_HEADS: Final = 16
@@ -54,12 +56,8 @@ class HeadConfig:
 
     def check_target(self, hidden_size: int, vocab_size: int) -> None:
         """Raises: CheckpointError for a target that these heads were not trained for."""
-        for what, own, target in (
-            ("hidden_size", self.hidden_size, hidden_size),
-            ("vocab_size", self.vocab_size, vocab_size),
-        ):
-            if own != target:
-                raise CheckpointError(f"the head {self.name} is of another target: its {what} is {own}, not {target}")
+        own = {"hidden_size": self.hidden_size, "vocab_size": self.vocab_size}
+        check_of_target(self.name, own, (hidden_size, vocab_size))
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes of all tensors."""
@@ -80,7 +78,7 @@ def tapped_layers(config: EngineConfig) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*config.feature_layers, *own)))
 
 
-def read_head(path: str, model: str | None = None) -> HeadConfig | EagleConfig:
+def read_head(path: str, model: str | None = None) -> HeadConfig | EagleConfig | MtpConfig:
     """The head of a directory. `model`: directory of its target, for heads that do not name the layers they read.
 
     Raises: CheckpointError for a directory without heads, or with heads of another kind.
@@ -98,9 +96,11 @@ def read_head(path: str, model: str | None = None) -> HeadConfig | EagleConfig:
         sizes = [_size(stored, each, file) for each in ("hidden_size", "vocab_size")]
         return HeadConfig(name, False, num_heads, 1, sizes[0], sizes[1])
     if "medusa_num_heads" not in stored:
+        if is_mtp(path, model):
+            return read_mtp(path, stored)
         if is_eagle(stored):
             return read_eagle(path, stored, model)
-        raise CheckpointError(f"{file}: model_type is {kind!r}; only blockwise, Medusa and EAGLE heads are served")
+        raise CheckpointError(f"{file}: model_type is {kind!r}; only blockwise, Medusa, EAGLE and MTP heads are served")
     num_heads, num_layers = (_size(stored, f"medusa_num_{each}", file, MAX_HEADS) for each in ("heads", "layers"))
     return _medusa(path, name, num_heads, num_layers)
 
@@ -114,7 +114,10 @@ def check_head(config: EngineConfig) -> None:
     stored = json.loads((Path(config.model) / "config.json").read_text())
     sizes = stored.get("text_config") or stored
     if "hidden_size" in sizes and "vocab_size" in sizes:  # other names are compared when the head is loaded
-        read_head(config.head, config.model).check_target(sizes["hidden_size"], sizes["vocab_size"])
+        head = read_head(config.head, config.model)
+        head.check_target(sizes["hidden_size"], sizes["vocab_size"])
+        if isinstance(head, MtpConfig):
+            check_mtp(mtp_settings(config))
 
 
 def load_head(path: str, output: nn.Module, dtype: torch.dtype, device: torch.device) -> StateHeads:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from core.speculation import NO_GUESSES, ROOT, Candidates, Guesses
 from workers.heads.eagle import EagleHead, load_eagle
 from workers.heads.eagle_files import EagleConfig
 from workers.heads.files import load_head, read_head, tapped_layers
+from workers.heads.mtp import MtpConfig, MtpHead, load_mtp_head
 from workers.heads.state_heads import StateHeads
 from workers.model import LoadedModel, load
 from workers.sampling import DraftRow, Kind, Row, propose
@@ -30,12 +31,16 @@ MAX_GUESSES = 32
 """Number of guesses below the next token. The policy decides how many are worth a row."""
 
 
+HeadWithKV: TypeAlias = EagleHead | MtpHead
+"""A head that guesses token after token: `workers.runtime.heads` runs it like a model."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineHead:
     """A head in a target's engine."""
 
     name: str
-    head: StateHeads | EagleHead
+    head: StateHeads | HeadWithKV
     columns: tuple[int, ...]
     """Columns of the engine's features that it reads."""
     vocab_size: int
@@ -89,12 +94,15 @@ def load_engine_head(config: EngineConfig, loaded: LoadedModel, progress: Callab
     head_config, model, vocab_size = read_head(config.head, config.model), loaded.model, loaded.info.vocab_size
     head_config.check_target(model.config.hidden_size, model.config.vocab_size)
     progress(f"loading the head {head_config.name}")
-    embedding, output = _borrowed(config, model, progress)
-    head: StateHeads | EagleHead
-    if isinstance(head_config, EagleConfig):
-        head = load_eagle(head_config, config.head, embedding, output, vocab_size, model.dtype)
+    head: StateHeads | HeadWithKV
+    if isinstance(head_config, MtpConfig):
+        head, _ = load_mtp_head(head_config, config, progress, model if config.tensor_parallel == 1 else None)
     else:
-        head = load_head(config.head, output, model.dtype, torch.device(config.device))
+        embedding, output = _borrowed(config, model, progress)
+        if isinstance(head_config, EagleConfig):
+            head = load_eagle(head_config, config.head, embedding, output, vocab_size, model.dtype)
+        else:
+            head = load_head(config.head, output, model.dtype, torch.device(config.device))
     size, tapped = model.config.hidden_size, tapped_layers(config)
     columns = [size * tapped.index(layer) + column for layer in head_config.feature_layers for column in range(size)]
     return EngineHead(head_config.name, head, tuple(columns), vocab_size)

@@ -6,7 +6,7 @@ Must not know what the tensors mean.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -56,5 +56,18 @@ def check_tensors(path: str, wanted: Mapping[str, tuple[int, ...]], tensors: Map
     for name, shape in wanted.items():
         if tuple(tensors[name].shape) != shape:
             raise CheckpointError(f"{name} in {path} is {tuple(tensors[name].shape)}, but should be {shape}")
-        if not bool(tensors[name].isfinite().all()):
+    check_finite(path, {name: tensors[name] for name in wanted})
+
+
+def check_finite(path: str, tensors: Mapping[str, Tensor]) -> None:
+    """Raises: CheckpointError for NaN and infinite values."""
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
             raise CheckpointError(f"{name} in {path} has NaN or infinite values")
+
+
+def check_of_target(head: str, own: Mapping[str, int], target: Sequence[int]) -> None:
+    """Compare sizes that a head's files state with those of the target. Raises: CheckpointError."""
+    for (name, size), of_target in zip(own.items(), target, strict=True):
+        if size != of_target:
+            raise CheckpointError(f"the head {head} is of another target: its {name} is {size}, not {of_target}")

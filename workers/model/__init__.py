@@ -1,14 +1,17 @@
 """Loads a checkpoint into a model that is ready to serve, whole or one rank's shard."""
 
+from workers.model.checkpoint import tensor_names
+from workers.model.contained import LayerSubset, MtpKind, has_mtp, layer_list
 from workers.model.encoder_decoder import SourceDecoder, decoder_of
 from workers.model.experts import is_mixture
 from workers.model.folder import quiet_transformers
-from workers.model.layers import LayerSubset, layer_list
 from workers.model.loader import (
     LoadedModel,
     check_checkpoint,
+    check_mtp,
     digest_of,
     load,
+    load_mtp,
     num_layers_of,
     reference_model,
     survey,
@@ -24,14 +27,18 @@ __all__ = [
     "LoraPair",
     "LoraWeights",
     "ModelShard",
+    "MtpKind",
     "Outline",
     "SourceDecoder",
     "check_checkpoint",
+    "check_mtp",
     "decoder_of",
     "digest_of",
+    "has_mtp",
     "is_mixture",
     "layer_list",
     "load",
+    "load_mtp",
     "num_layers_of",
     "outline_of",
     "probe_layers",
@@ -40,4 +47,5 @@ __all__ = [
     "reference_model",
     "starting_adapters",
     "survey",
+    "tensor_names",
 ]

@@ -85,6 +85,11 @@ def check_stored(
             _check_sizes(path, tensors, {name: stored[name] for name in old_names}, is_made=is_made)
 
 
+def tensor_names(files: Sequence[Path]) -> list[str]:
+    """Names of all tensors of `files`. Raises: CheckpointError."""
+    return list(_headers(files))
+
+
 @contextmanager
 def open_tensors(
     files: Sequence[Path], rename: Rename = str, scaled: ScaledWeights | None = None

@@ -1,6 +1,6 @@
 """Runs forward passes: eagerly, compiled, or as CUDA graphs."""
 
-from workers.runtime.heads import EagleRuntime, HeadRuntime, load_head_runtime
+from workers.runtime.heads import EagleRuntime, HeadRuntime, load_head_runtime, report_layers
 from workers.runtime.machine import this_machine
 from workers.runtime.memory import NoRoomForKV
 from workers.runtime.pacer import Pacer
@@ -14,5 +14,6 @@ __all__ = [
     "Pacer",
     "Scores",
     "load_head_runtime",
+    "report_layers",
     "this_machine",
 ]

@@ -69,7 +69,10 @@ def guessed_by_hand(written, model, text, depth, first=1):
     output = model.lm_head.weight.detach()
     embedding = tensors.get("embed_tokens.weight", model.get_input_embeddings().weight.detach())
     reference = eagle.Reference(eagle.CONFIG, tensors, embedding, output)
-    seen = reference.commit(text, states_of(model, text[:-1]), first)
+    return grown_by_hand(reference, text, reference.commit(text, states_of(model, text[:-1]), first), depth)
+
+
+def grown_by_hand(reference, text, seen, depth):
     tokens = []
     for position in range(len(text) - 1, len(text) - 1 + depth):
         tokens.append(int(reference.logits(seen[-1]).argmax()))
@@ -235,3 +238,24 @@ def test_a_heads_memory_is_counted(checkpoint, head):
             TargetEngine.load(config, EPOCH, lambda _: None)
         sizes.append(float(str(error.value).rpartition("takes ")[2].split()[0]))
     assert sizes[1] > 1.5 * sizes[0]
+
+
+def test_eagle_1_guesses_what_its_algorithm_does_at_both_places(checkpoint, model, tmp_path):
+    tensors = eagle.first_tensors_of(eagle.FIRST_CONFIG)
+    head = eagle.write(tmp_path, eagle.FIRST_CONFIG, tensors, "pytorch_model.bin")
+    config = EngineConfig(checkpoint, head=head, **CONFIG)
+    target = TargetEngine.load(replace(config, feature_layers=(-1,), head_passes=4), EPOCH, lambda _: None)
+    draft = DraftEngine.load(config, EPOCH, 64, lambda _: None)
+    plain = Driver(target, PROMPT, session="plain").run(3)
+    verifying, drafting = Driver(target, PROMPT), Driver(draft, PROMPT)
+    drafting.verified = verifying.log.tokens
+    for block in (None, chain(plain[1], wrong(plain[2]))):
+        verdict = judged(target, verifying, block)
+        text = list(verifying.log.tokens)
+        reference = eagle.FirstReference(
+            eagle.FIRST_CONFIG, tensors, tensors["embed_tokens.weight"], model.lm_head.weight.detach()
+        )
+        states = model.model(torch.tensor([text[:-1]])).last_hidden_state[0].detach().bfloat16().float()
+        by_hand = grown_by_hand(reference, text, reference.commit(text, states), 4)
+        agree(verdict.guesses, by_hand, least=1)
+        assert likeliest_of(drafted(draft, drafting, verdict)) == by_hand

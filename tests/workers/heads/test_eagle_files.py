@@ -74,6 +74,13 @@ def test_the_format_of_speculators(tmp_path, model):
     assert config.draft_vocab_size == eagle.NUM_DRAFT
 
 
+@pytest.mark.parametrize("key", ["mask_token_id", "pard_token", "ptd_token_id"])
+def test_a_mask_for_parallel_drafting(tmp_path, model, key):
+    tensors = {**tensors_of("layers.0."), "mask_hidden": torch.zeros(1, 96)}
+    head = load(eagle.write(tmp_path, {**eagle.CONFIG, "speculators_model_type": "peagle", key: 7}, tensors), model)
+    assert (head.config.mask_token, head.config.norm_before_residual) == (7, True)
+
+
 def test_rope_is_the_heads_own(tmp_path):
     path = eagle.write(tmp_path / "plain", eagle.CONFIG, tensors_of())
     assert read_head(path).rope.rope_parameters["rope_theta"] == 10000.0
@@ -90,7 +97,8 @@ def without(name):
 DAMAGED = {
     "missing": (without("midlayer.mlp.up_proj.weight"), "lacks 1 tensors .* layers.0.mlp.up_proj.weight"),
     "no map": (without("d2t"), "lacks 1 tensors .* d2t"),
-    "left over": ({**tensors_of(), "mask_hidden": torch.zeros(1, 96)}, "1 tensors too many .* mask_hidden"),
+    "left over": ({**tensors_of(), "extra.weight": torch.zeros(1, 96)}, "1 tensors too many .* extra.weight"),
+    "mask": ({**tensors_of(), "mask_hidden": torch.zeros(1, 96)}, "mask_token_id must be a token id below 304"),
     "shape": ({**tensors_of(), "norm.weight": torch.zeros(3)}, r"norm.weight .* is \(3,\), but should be \(32,\)"),
     "NaN": ({**tensors_of(), "norm.weight": torch.full((32,), torch.nan)}, "norm.weight .* has NaN"),
     "map": ({**tensors_of(), "d2t": torch.full((eagle.NUM_DRAFT,), 900)}, "d2t .* is no map"),
@@ -111,7 +119,10 @@ def test_damaged_tensors_are_refused_by_name(tmp_path, model, tensors, says):
     [
         ({"hidden_size": "32"}, "hidden_size must be a number"),
         ({"num_attention_heads": 0}, "num_attention_heads must be a number"),
-        ({"parallel_drafting": True}, "parallel_drafting True is not served"),
+        ({"parallel_drafting": True}, "parallel_drafting is set, but the head has no mask_hidden"),
+        ({"speculators_model_type": "dflash"}, "speculators_model_type 'dflash' is not served"),
+        ({"dflash_config": {"mask_token_id": 3}}, "dflash_config {'mask_token_id': 3} is not served"),
+        ({"markov_rank": 256}, "markov_rank 256 is not served"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not served"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state False is not served"),
     ],
@@ -119,6 +130,25 @@ def test_damaged_tensors_are_refused_by_name(tmp_path, model, tensors, says):
 def test_bad_configurations_are_refused(tmp_path, changes, says):
     with pytest.raises(CheckpointError, match=says):
         read_head(eagle.write(tmp_path, {**eagle.CONFIG, **changes}, tensors_of()))
+
+
+EAGLE_1_DAMAGED = {
+    "norm of a later kind": (
+        "layers.0.input_layernorm.weight",
+        "1 tensors too many .* layers.0.input_layernorm.weight",
+    ),
+    "norm of features": ("fc_norm.0.weight", "1 tensors too many .* fc_norm.0.weight"),
+    "final norm": ("norm.weight", "1 tensors too many .* norm.weight"),
+}
+
+
+@pytest.mark.parametrize(("name", "says"), EAGLE_1_DAMAGED.values(), ids=EAGLE_1_DAMAGED)
+def test_eagle_1_is_recognised_by_its_first_layer(tmp_path, model, name, says):
+    tensors = eagle.first_tensors_of(eagle.FIRST_CONFIG)
+    head = load(eagle.write(tmp_path, eagle.FIRST_CONFIG, tensors, "pytorch_model.bin"), model)
+    assert (head.config.is_eagle3, head.config.feature_layers) == (False, (-1,))
+    with pytest.raises(CheckpointError, match=says):
+        load(eagle.write(tmp_path, eagle.FIRST_CONFIG, tensors | {name: torch.zeros(3)}, "pytorch_model.bin"), model)
 
 
 def test_a_head_of_another_width_needs_its_own_layers(tmp_path, model):

@@ -13,6 +13,7 @@ from core.config import EngineConfig
 from core.errors import CheckpointError, UnsupportedModel
 from tests import checkpoints
 from workers.model import loader
+from workers.model.checked import check
 from workers.model.experts import stacked
 from workers.model.sharded_loader import read_by_tensor
 
@@ -47,7 +48,7 @@ def test_on_another_device_nothing_is_read_by_transformers(tmp_path, monkeypatch
     path = checkpoints.write("llama", tmp_path / "llama")
     config = EngineConfig(str(path), device="meta")  # a device that a CPU has, too
     monkeypatch.setattr(loader, "_read_weights", lambda *_, **__: pytest.fail("the host has it whole"))
-    model = loader._read_whole(loader._check(config), config)
+    model = loader._read_whole(check(config), config)
     assert {each.device.type for each in tensors(model).values()} == {"meta"}
     assert not model.training
     assert model.generation_config.eos_token_id == checkpoints.EOS
@@ -80,9 +81,7 @@ def test_tensors_that_have_to_be_converted_otherwise_pass_through_the_host(famil
     config, model_config = EngineConfig(str(path), device="meta"), AutoConfig.from_pretrained(path)
     with pytest.raises(UnsupportedModel):
         read_by_tensor([path / "model.safetensors"], model_config, config)
-    assert {each.device.type for each in tensors(loader._read_whole(loader._check(config), config)).values()} == {
-        "meta"
-    }
+    assert {each.device.type for each in tensors(loader._read_whole(check(config), config)).values()} == {"meta"}
 
 
 def test_a_tensor_that_transformers_makes_by_itself_passes_through_the_host(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from core.records import DraftRequest, DraftUpdate, Features, ModelInfo, Sequenc
 from core.speculation import NO_GUESSES, ROOT, Guesses, NewNodes, TreeSpec
 from workers.engine.draft import DraftEngine
 from workers.engine.sequences import HeldSequence
-from workers.heads import CommittedRows, EagleHead, EngineHead, read_features
+from workers.heads import CommittedRows, EngineHead, HeadWithKV, read_features
 from workers.runtime import EagleRuntime
 from workers.step import Readback
 
@@ -47,7 +47,7 @@ class HeadDraft:
     @classmethod
     def of(cls, head: EngineHead, info: ModelInfo, config: EngineConfig) -> HeadDraft | None:
         """The head of a target with this `info`; None if it has no KV."""
-        if not isinstance(head.head, EagleHead):
+        if not isinstance(head.head, HeadWithKV):
             return None
         own = replace(config, kv_cache_tokens=info.kv_cache_tokens, share_prefixes=False, paced_as=None)
         engine = DraftEngine(EagleRuntime(head.head, info, own), own, epoch=0, q_top_tokens=1)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -40,7 +39,6 @@ BESIDE = re.compile(
     r"|image_newline|embed_vision|embed_audio|audio_tower)\b"
 )
 """Names of tensors of the language model, and of parts that only images and sounds pass through."""
-LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 HEAD = "ForConditionalGeneration"
 """How names of classes end that write text. What comes before it is not spelled alike everywhere."""
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id")
@@ -132,11 +130,9 @@ def _unindexed(config: Any) -> Contained:
     values = {name: value for name, value in config.to_dict().items() if name not in ("model_type", "layer_types")}
     text = dense.from_dict(values)
     text.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[dense].__name__]
-    rename = partial(_unindexed_name, num_layers=config.num_hidden_layers)
-    return Contained(text, rename, config.index_topk, "beyond it an index chooses the keys of each token")
+    return Contained(text, _unindexed_name, config.index_topk, "beyond it an index chooses the keys of each token")
 
 
-def _unindexed_name(name: str, num_layers: int) -> str | None:
-    """None for tensors of the index, and of layers that predict several tokens, which come after the model's own."""
-    layer = LAYER.match(name)
-    return None if ".indexer." in name or (layer is not None and int(layer[1]) >= num_layers) else name
+def _unindexed_name(name: str) -> str | None:
+    """None for tensors of the index."""
+    return None if ".indexer." in name else name

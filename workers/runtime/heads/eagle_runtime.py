@@ -1,5 +1,5 @@
-"""Runs an EAGLE head in place of a model: rows of committed tokens from the target's features, rows of guesses from its
-own.
+"""Runs a head with KV (EAGLE, MTP) in place of a model: rows of committed tokens from the target's features, rows of
+guesses from its own.
 
 Has the part of `workers.runtime.runtime.ModelRuntime` that engines use. A head's rows are those of its tokens but the
 first ones: token 0 has no feature before it, and a message may not bring the features of a whole prefix. Rows are
@@ -21,7 +21,7 @@ from core.config import EngineConfig
 from core.records import Features, Findings, ModelInfo
 from core.speculation import ROOT
 from workers.attention import PagedPlan, find_kernel, paged_inputs
-from workers.heads import EagleHead
+from workers.heads import HeadWithKV
 from workers.runtime.memory import num_kv_blocks
 from workers.runtime.runtime import Scores
 from workers.step import NO_TILING, KVCache, SequenceKV, Span, Step, StepPlan, StepRows, plan_step, upload
@@ -30,12 +30,12 @@ _TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class EagleRuntime:
-    """An EAGLE head, and the KV of its sequences."""
+    """A head with KV, and the KV of its sequences."""
 
     num_eager_steps = 0
     max_depth: ClassVar[int] = sys.maxsize
 
-    def __init__(self, head: EagleHead, info: ModelInfo, config: EngineConfig) -> None:
+    def __init__(self, head: HeadWithKV, info: ModelInfo, config: EngineConfig) -> None:
         """`info` is the target's. Raises: StartupError without memory for KV."""
         device, dtype = torch.device(config.device), getattr(torch, config.dtype)
         taken = head.num_parameters * dtype.itemsize + 8 * config.max_step_tokens * info.vocab_size
@@ -64,7 +64,7 @@ class EagleRuntime:
     def forward(self, batch: Sequence[StepRows]) -> Tensor:
         """Float32 logits of the wanted rows, in `ModelRuntime.forward`'s order.  # [rows, vocab]"""
         self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
-        rows = _Rows(self.cache)
+        rows = _Rows(self.cache, self._head.mask_token)
         for item in batch:
             rows.add(item)
         logits = self._run(rows) if rows.ids else torch.empty(0, self.info.vocab_size, device=self.cache.device)
@@ -105,6 +105,11 @@ class EagleRuntime:
         joined = torch.cat(parts)
         return torch.empty_like(joined).index_copy_(0, order, joined)
 
+    def logits_of(self, kv: SequenceKV) -> Tensor:
+        """Logits of all rows that a sequence has.  # [rows, vocab]"""
+        slots = [self.cache.slot(kv, row) for row in range(kv.num_tokens - kv.num_rowless)]
+        return self._head.logits(self.cache.keys[-1][:, 0].index_select(0, upload(slots, self.cache.device)))
+
     def warm_up(
         self,
         progress: Callable[[str], None],  # noqa: ARG002
@@ -135,6 +140,8 @@ class _Rows:
     """The rows of a step."""
 
     cache: KVCache
+    mask_token: int | None
+    """Token that guesses are read as; None for themselves."""
     ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
@@ -185,7 +192,8 @@ class _Rows:
             self.above.append(self.cache.slot(rows, root - kv.num_rowless + (0 if parent == ROOT else 1 + parent)))
         self.guessed += range(len(self.ids), len(self.ids) + len(parents) - cached)
         self.wanted += range(len(self.ids), len(self.ids) + len(parents) - cached)
-        self.ids += item.tree.tokens[cached:]
+        own = item.tree.tokens[cached:]
+        self.ids += own if self.mask_token is None else [self.mask_token] * len(own)
         self.positions += [root - 1 + depth for depth in item.tree.depths[cached:]]
 
 

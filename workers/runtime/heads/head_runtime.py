@@ -15,7 +15,7 @@ from torch import Tensor
 
 from core.config import EngineConfig
 from core.records import Findings, ModelInfo
-from workers.heads import EagleConfig, StateHeads, load_eagle, load_head, read_head
+from workers.heads import EagleConfig, MtpConfig, StateHeads, load_eagle, load_head, load_mtp_head, read_head
 from workers.model import loader
 from workers.runtime.heads.eagle_runtime import EagleRuntime
 from workers.runtime.memory import num_kv_blocks
@@ -83,6 +83,9 @@ def load_head_runtime(config: EngineConfig, progress: Callable[[str], None]) -> 
     """Load the head of `config.head`, with what it borrows of the target in `config.model`. Raises: StartupError."""
     assert config.head is not None
     head_config = read_head(config.head, config.model)
+    if isinstance(head_config, MtpConfig):
+        mtp, one_layer = load_mtp_head(head_config, config, progress)
+        return EagleRuntime(mtp, one_layer.info, config)
     loaded = loader.load(replace(config, layers=(0,), compile=False), progress)  # for its embedding and output layer
     model = loaded.model
     head_config.check_target(model.config.hidden_size, model.config.vocab_size)

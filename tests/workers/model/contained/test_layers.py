@@ -12,7 +12,7 @@ from core.config import DraftConfig, EngineConfig, TargetConfig
 from core.errors import ConfigError
 from tests.checkpoints import write
 from workers.model import check_checkpoint, load, survey
-from workers.model.layers import LayerSubset, layer_list
+from workers.model.contained.layers import LayerSubset, layer_list
 from workers.runtime import ModelRuntime
 from workers.step import StepRows
 
