@@ -10,6 +10,9 @@ import subprocess
 import venv
 from pathlib import Path
 
+from bench.models.sizes import read_shape
+from core.errors import StartupError
+
 PACKAGES = ("torch==2.13.0", "openvino-genai", "optimum-intel[openvino]")
 SOURCE = Path(__file__).parents[2]
 
@@ -23,10 +26,12 @@ def installed(folder: Path) -> Path:
 
 
 def exported(python: Path, source: Path, target: Path) -> Path:
-    """The checkpoint as OpenVINO reads it, its weights as they are."""
+    """The checkpoint as OpenVINO reads it. Raises: StartupError if `target` was made from another model."""
     if not (target / "openvino_model.bin").exists():
         program, task = python.with_name("optimum-cli"), "text-generation-with-past"
         subprocess.run([program, "export", "openvino", "--model", source, "--task", task, target], check=True)
+    if (shape := read_shape(target)) != read_shape(source):
+        raise StartupError(f"{target} has another shape than {source}: {shape}, not {read_shape(source)}")
     return target
 
 
