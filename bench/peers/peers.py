@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from bench.peers import llama_cpp, openvino
+from bench.peers.picture import draw, speeds_of, table
 from bench.peers.sides import QUESTIONS, Side, running
 from bench.results import Result, at_least, say, spread
 
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=NUM_STREAMS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--svg", type=Path, help="draw the figures there")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
@@ -63,7 +65,11 @@ def measure(args: argparse.Namespace) -> list[Result]:
             side = Side(name, _free_port(), is_chat, max_streams)
             sides.append(stack.enter_context(running(side, start(side.port))))
         sides.insert(1, replace(sides[0], name=PLAIN, options={"speculation": {"max_draft_tokens": 0}}))
-        return [result for case in _cases(args.streams) for result in _compare(sides, *case, args)]
+        results = [result for case in _cases(args.streams) for result in _compare(sides, *case, args)]
+    print(table(speeds_of(results)))
+    if args.svg:
+        draw(speeds_of(results), args.svg)
+    return results
 
 
 def _cases(streams: Sequence[int]) -> list[tuple[Sequence[str], int]]:
@@ -88,11 +94,11 @@ def _servers(args: argparse.Namespace, checkpoint: Path) -> Mapping[str, tuple[S
     if "OpenVINO" in args.peers:
         python = openvino.installed(folder / "openvino")
         model = openvino.exported(python, checkpoint, folder / f"{checkpoint.name}.openvino")
-        for name, guesses in (("OpenVINO", 0), ("OpenVINO, lookup", NUM_GUESSES)):
-            servers[name] = (partial(openvino.start, python, model, num_threads=threads, num_guesses=guesses), most)
+        for name, count in (("OpenVINO", 0), ("OpenVINO, lookup", NUM_GUESSES)):
+            servers[name] = (partial(openvino.start, python, model, num_threads=threads, num_guesses=count), most)
     if "transformers" in args.peers:
-        for name, guesses in (("transformers", 0), ("transformers, lookup", NUM_GUESSES)):
-            command = ["bench.peers.transformers_server", checkpoint, threads, guesses]
+        for name, count in (("transformers", 0), ("transformers, lookup", NUM_GUESSES)):
+            command = ["bench.peers.transformers_server", checkpoint, threads, count]
             servers[name] = (partial(_python, command), 1)
     return servers
 
@@ -144,7 +150,7 @@ def _compare(
     sides = [side for side in sides if num_streams <= side.max_streams]
     speeds: dict[str, list[float]] = {side.name: [] for side in sides}
     texts: dict[str, list[str]] = {side.name: [] for side in sides}
-    case = f"{' and '.join(kinds)}, {num_streams} streams"
+    case = f"{' and '.join(kinds)}, {num_streams} stream{'s' if num_streams > 1 else ''}"
     for repeat in range(1 + args.repeats):
         say(f"{case}: repeat {repeat} of {args.repeats}")
         for side in sides if repeat % 2 else reversed(sides):
