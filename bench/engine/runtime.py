@@ -11,7 +11,6 @@ import argparse
 import itertools
 import random
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +27,6 @@ from bench.models.grow import DEFAULT_CACHE, cached
 from bench.models.sizes import parse_size, read_shape, shape_of_size
 from bench.results import Result, at_least, at_most, say, spread
 from core.config import Dtype, EngineConfig
-from core.errors import StartupError
 from core.records import Verdict
 from core.speculation import EMPTY_BLOCK, TokenTree
 from deploy.settings import DEMO_DIRECTORY
@@ -46,7 +44,6 @@ LONG_TOKENS = 1500
 READ_BYTES = 1 << 29
 
 CPU = torch.device("cpu")
-PEER = Path(__file__).with_name("openvino_peer.py")
 
 Seconds = Callable[[], float]
 
@@ -57,9 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where grown checkpoints are kept")
-    parser.add_argument(
-        "--openvino", nargs=2, metavar=("PYTHON", "DIR"), help="an interpreter that has it, and the exported target"
-    )
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
@@ -67,15 +61,10 @@ def measure(args: argparse.Namespace) -> list[Result]:
     torch.set_num_threads(args.threads)
     source = DEMO_DIRECTORY / "target"
     shape = shape_of_size(read_shape(source), args.size)
-    if args.openvino and (exported := read_shape(Path(args.openvino[1]))) != shape:
-        raise StartupError(f"{args.openvino[1]} has another shape than the target: {exported}, not {shape}")
     models = {dtype: cached(source, shape, dtype, args.cache) for dtype in args.dtypes}
     sides: dict[str, Seconds] = {}
     for dtype, model in models.items():
         sides |= _sides_of(model, dtype, args.threads)
-        if args.openvino:
-            python, exported = args.openvino
-            sides[f"openvino {dtype}"] = _openvino(python, exported, dtype, args.threads)
     sides |= _draft_sides(args.threads)
     sides["read"] = _read_loop()
     times: dict[str, list[float]] = {name: [] for name in sides}
@@ -178,26 +167,6 @@ def _generate(model: Path, dtype: Dtype) -> Seconds:
     return lambda: token_s(CPU, partial(peer.complete, _tokens(NUM_PROMPT_TOKENS)), NUM_TOKENS)
 
 
-def _openvino(python: str, model: str, dtype: Dtype, num_threads: int) -> Seconds:
-    """Start the peer in its own process. It ends with this process, because its stdin closes."""
-    precision = {"float32": "f32", "bfloat16": "bf16"}[dtype]
-    numbers = map(str, (num_threads, NUM_PROMPT_TOKENS, NUM_TOKENS))
-    peer = subprocess.Popen(
-        [python, str(PEER), model, precision, *numbers], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert peer.stdin is not None
-    assert peer.stdout is not None
-    asked, answers = peer.stdin, peer.stdout
-    if not answers.readline():
-        raise StartupError(f"{python} {PEER} has ended: {peer.wait()}")
-
-    def seconds() -> float:
-        print("go", file=asked, flush=True)
-        return float(answers.readline())
-
-    return seconds
-
-
 def _draft_sides(num_threads: int) -> Mapping[str, Seconds]:
     """A step of the demo's draft, by our runtime and by transformers."""
     from transformers import AutoModelForCausalLM
@@ -251,14 +220,8 @@ def _results(times: Mapping[str, Sequence[float]], num_parameters: int, settings
     plain = best("plain")
     dtype = plain.removeprefix("plain ")
     plains = [(side, side.removeprefix("plain ")) for side in times if side.startswith("plain ")]
-    peers = (
-        [at_least(0.9, ratio("plain decoding over OpenVINO GenAI", best("openvino"), plain))]
-        if any(side.startswith("openvino ") for side in times)
-        else []
-    )
     return [
         at_least(2.2, ratio("plain decoding over transformers' generate", best("transformers"), plain)),
-        *peers,
         ratio("plain decoding over the same without compiled code", f"eager {dtype}", plain),
         at_least(0.8, _bandwidth(times["read"], times[plain], num_parameters, dtype)),
         *(

