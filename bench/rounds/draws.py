@@ -51,15 +51,15 @@ def measure(args: argparse.Namespace) -> list[Result]:
 def _of_cut(args: argparse.Namespace, top_tokens: int) -> Iterator[Result]:
     for rows in args.rows:
         depth = min(rows, DEPTH)
-        chain = replace(_COMMON, policy="static", max_draft_tokens=min(rows, 2 * DEPTH))
-        tree = replace(_COMMON, policy="static_tree", max_draft_tokens=depth, max_block_tokens=rows)
+        chain = replace(COMMON, policy="static", max_draft_tokens=min(rows, 2 * DEPTH))
+        tree = replace(COMMON, policy="static_tree", max_draft_tokens=depth, max_block_tokens=rows)
         ways = [(rule, "chain", chain) for rule in CHAINS] + [(rule, "tree", tree) for rule in TREES]
         for rule, shape, speculation in ways:
-            stats = asyncio.run(_complete(args, rule, speculation, top_tokens))
+            stats = asyncio.run(complete(args, rule, speculation, top_tokens))
             yield _result(f"q of {top_tokens}, {rows} rows: {rule.value}, {shape}", stats)
 
 
-_COMMON: Final = SpeculationConfig(pipelining=False, guessers=("draft",), draft_timeout_s=60.0)
+COMMON: Final = SpeculationConfig(pipelining=False, guessers=("draft",), draft_timeout_s=60.0)
 
 
 def _result(name: str, stats: Sequence[SpeculationStats]) -> Result:
@@ -70,7 +70,7 @@ def _result(name: str, stats: Sequence[SpeculationStats]) -> Result:
     return Result(f"{name}, tokens a round", round(1.0 + accepted / rounds, 3), "tokens", settings=settings)
 
 
-async def _complete(
+async def complete(
     args: argparse.Namespace, rule: Verification, speculation: SpeculationConfig, top_tokens: int
 ) -> list[SpeculationStats]:
     target_config, draft_config = (EngineConfig(str(DEMO / role)) for role in ("target", "draft"))
