@@ -25,7 +25,7 @@ from workers.step import Step
 
 if TYPE_CHECKING:
     from workers.native.team import Team
-    from workers.runtime.program.assembly import Program
+    from workers.runtime.program.program import Program
 
 logger = logging.getLogger(__name__)
 _PREPARED = "outrider_program"

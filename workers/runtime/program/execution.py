@@ -16,8 +16,9 @@ from workers.native import machine
 from workers.native.attention.reads import AHEAD
 from workers.native.attention.rows import TOGETHER
 from workers.native.team import Team
-from workers.runtime.program.assembly import Program, Register
+from workers.runtime.program.program import Program
 from workers.runtime.program.recorder import NUM_ROWS
+from workers.runtime.program.values import Register
 from workers.step import KVCache, Span, Step
 from workers.step.readers import ancestor_bits
 
