@@ -20,7 +20,7 @@ from workers.runtime.program import layers, sums
 from workers.runtime.program.codes import NO_OPERAND, Codes
 from workers.runtime.program.places import Unsupported, by_row, row_dim_of
 from workers.runtime.program.program import Program, tables_of
-from workers.runtime.program.recorder import NUM_ROWS, Attended, Operation, Product, Recording
+from workers.runtime.program.recorder import NUM_ROWS, Attended, Operation, Product, Recording, tensors_in
 from workers.runtime.program.values import ALL, CONSTANTS, WANTED, Register, Stretch, Value, filling, space_of
 
 _aten: Any = torch.ops.aten
@@ -31,6 +31,7 @@ _VIEWS: Final = {
 _RESHAPES: Final = {"view", "_unsafe_view", "reshape", "_reshape_alias"}
 _SAME: Final = {"clone", "contiguous", "dropout", "native_dropout", "lift_fresh"}
 _BINARY: Final = {"add": arithmetic.ADD, "sub": arithmetic.SUB, "mul": arithmetic.MUL, "div": arithmetic.DIV}
+_IN_PLACE: Final = {f"{name}_" for name in _BINARY}
 _UNARY: Final = {
     "rsqrt": arithmetic.RSQRT, "sqrt": arithmetic.SQRT, "silu": arithmetic.SILU, "tanh": arithmetic.TANH,
     "exp": arithmetic.EXP, "sigmoid": arithmetic.SIGMOID, "relu": arithmetic.RELU,
@@ -52,6 +53,9 @@ class Assembler:
         self._products: list[tuple[list[int], Matrix]] = []
         self._attended: list[tuple[list[int], int]] = []
         self._kept: list[Any] = []
+        self._given = None if recording.given is None else Register(recording.given.shape[1], ALL)
+        if self._given is not None:
+            self._values[id(recording.given)] = filling(self._given, recording.given.shape, 0)
 
     def program(self) -> Program:
         """Raises: Unsupported."""
@@ -79,6 +83,7 @@ class Assembler:
             widths=tables.widths,
             logits=logits.register,
             vocab_size=vocab_size,
+            given=self._given,
             states=states,
             tables=[(index_of[id(code)], tensor, dim) for code, tensor, dim in self._tables],
             positions=self._recording.positions,
@@ -98,7 +103,7 @@ class Assembler:
 
     def _operation(self, operation: Operation) -> None:
         name = operation.function._schema.name.removeprefix("aten::")
-        tensors = [each for each in _flat(operation.args) if isinstance(each, Tensor)]
+        tensors = tensors_in(operation.args)
         if not any(id(each) in self._values or each is self._recording.ids for each in tensors):
             if any(id(each) in self._of_positions for each in tensors):
                 self._note_position(operation)
@@ -115,6 +120,8 @@ class Assembler:
             handler = getattr(self, f"_{name.lstrip('_')}", None)
             if handler is not None:
                 handler(operation)
+            elif name in _IN_PLACE and self._is_unshared(operation.result):
+                self._binary(_BINARY[name[:-1]], operation)
             elif name in _BINARY:
                 self._binary(_BINARY[name], operation)
             elif name in _UNARY:
@@ -122,13 +129,16 @@ class Assembler:
             else:
                 raise Unsupported(f"{name} is not an operation on single rows")
 
+    def _is_unshared(self, tensor: Tensor) -> bool:
+        """Whether no other tensor may be a view of this one, so that it can be changed in place."""
+        register = self._values[id(tensor)].register
+        return sum(value.register is register for value in self._values.values()) == 1
+
     def _note_position(self, operation: Operation) -> None:
         if operation.function is _aten._local_scalar_dense.default:
             raise Unsupported("its code depends on the positions of a step")
         self._position_operations.append(operation)
-        for each in _flat([operation.result]):
-            if isinstance(each, Tensor):
-                self._of_positions[id(each)] = each
+        self._of_positions |= {id(each): each for each in tensors_in([operation.result])}
 
     def _ids_operation(self, name: str, operation: Operation) -> None:
         if name in _VIEWS | _RESHAPES | _SAME and operation.result.numel() == NUM_ROWS:
@@ -285,10 +295,3 @@ class Assembler:
             self._tables.append((code, tensor, row_dims[0]))
             self._looked_up[id(tensor)] = value
         return self._looked_up[id(tensor)]
-
-
-def _flat(values: Any) -> list[Any]:
-    found: list[Any] = []
-    for value in values:
-        found += _flat(value) if isinstance(value, (list, tuple)) else [value]
-    return found

@@ -30,6 +30,8 @@ class Program:
     """Numbers that a row, and a wanted row, has in all registers."""
     logits: Register
     vocab_size: int
+    given: Register | None
+    """Rows that the caller brings."""
     states: Sequence[Stretch]
     """The hidden states of each tapped layer, of all rows."""
     tables: Sequence[tuple[int, Tensor, int]]
