@@ -20,6 +20,7 @@ from workers.native.matrix import Matrix
 from workers.native.pages import Pages
 from workers.native.product import NativeProduct
 from workers.native.team import Team
+from workers.runtime.backend import BackendUnavailable
 from workers.runtime.program import recorder
 from workers.runtime.program.assembly import Assembler
 from workers.runtime.program.program import Program
@@ -48,6 +49,8 @@ def prepare(
     matrices: dict[Any, Matrix] = {}
 
     def matrix_of(layer: Any) -> Matrix:
+        if (native := _native(layer)) is not None:
+            return native.matrix
         if layer not in matrices:
             quantized = None if layer is output else config.quantize
             matrices[layer] = Matrix(*_weight(layer).shape, layer.weight.dtype, quantized)
@@ -61,13 +64,25 @@ def prepare(
         logger.info("%s is run by its own code, with quantized products: %s", type(model).__name__, first_line(error))
         program = None
     team, pages = Team(config.num_threads), Pages()
-    for layer in [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]:
+    layers = [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
+    for layer in [layer for layer in layers if _native(layer) is None]:
         matrix = matrix_of(layer)
         matrix.pack(_weight(layer), layer.bias, pages)
         layer.forward = NativeProduct(matrix, team)
         placeholder = layer.weight.new_full((1, 1), torch.nan).expand_as(layer.weight)
         layer.weight = nn.Parameter(placeholder, requires_grad=False)
     return NativeCode(program, team)
+
+
+def _native(layer: Any) -> NativeProduct | None:
+    """The layer's native product, if another model that has this layer was prepared before.
+
+    Raises: BackendUnavailable.
+    """
+    own = vars(layer).get("forward")
+    if own is not None and not isinstance(own, NativeProduct):
+        raise BackendUnavailable("it has a layer whose weight is packed for other operators")
+    return own
 
 
 def _weight(layer: Any) -> Tensor:
