@@ -20,6 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from workers.attention import Attention, LayerProbe, PagedPlan
 from workers.heads.eagle_files import EagleConfig, load_tensors
+from workers.sampling import DraftVocabulary
 from workers.step import LayerShape, StepPlan
 
 Plan: TypeAlias = StepPlan | PagedPlan | LayerProbe
@@ -47,8 +48,15 @@ class EagleHead(nn.Module):
         self._norms = {name: each for name, each in tensors.items() if "norm" in name and "layers." not in name}
         rotary = LlamaRotaryEmbedding(config.rope).to(tensors["fc.weight"].device)
         self._inv_freq, self._rope_scale = rotary.inv_freq, float(rotary.attention_scaling)
-        self._vocab_size = vocab_size
-        self._token_ids = token_ids_of(tensors)
+        self._vocab_size, self._token_ids = vocab_size, token_ids_of(tensors)
+
+    @property
+    def tokens(self) -> DraftVocabulary | None:
+        """The tokens of the columns of `scores`; None if some of them are padding, or if they are the target's."""
+        token_ids = self._token_ids
+        if token_ids is None or int(token_ids.max()) >= self._vocab_size:
+            return None
+        return DraftVocabulary(self._vocab_size, token_ids)
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:

@@ -61,31 +61,39 @@ class EagleRuntime:
             feature_width=head.config.feature_width,
             reads_prefix=True,
         )
-        self._head = head
+        self._head, self._tokens = head, head.tokens
+        self._num_columns = head.output.weight.shape[0]
         self._run: Callable[[Step, Tensor], tuple[Tensor, Tensor]] = self._run_eager
         self._kernel = find_kernel(self.cache)
         self._max_rows = min(config.max_step_tokens, self.info.kv_cache_tokens, self.info.max_context_tokens)
 
     def scores(self, batch: Sequence[StepRows]) -> Scores:
-        return Scores(self.forward(batch))
+        if self._tokens is None:
+            return Scores(self.forward(batch))
+        return Scores(self._scores(batch), tokens=self._tokens)
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[StepRows]) -> Tensor:
         """Float32 logits of the wanted rows, in `ModelRuntime.forward`'s order.  # [rows, vocab]"""
+        return self._head.logits_of(self._scores(batch))
+
+    @torch.inference_mode()
+    def _scores(self, batch: Sequence[StepRows]) -> Tensor:
+        """Float32 scores of the tokens that it can guess.  # [rows, draft vocab]"""
         self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
         rows = _Rows(self.cache)
         for item in batch:
             rows.add(item)
-        logits = self._logits(rows) if rows.ids else torch.empty(0, self.info.vocab_size, device=self.cache.device)
+        scores = self._computed(rows) if rows.ids else torch.empty(0, self._num_columns, device=self.cache.device)
         for item in batch:
             self.cache.extend(item.kv, item.num_rows)
-        return logits
+        return scores
 
-    def _logits(self, rows: _Rows) -> Tensor:
+    def _computed(self, rows: _Rows) -> Tensor:
         step = Step(rows.ids, rows.positions, rows.wanted, rows.spans)
         outputs, scores = self._run(step, self._features(rows))
         self.cache.keys[-1].index_copy_(0, upload(rows.slots, self.cache.device), outputs[:, None])
-        return self._head.logits_of(scores)
+        return scores
 
     def _run_eager(self, step: Step, features: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs of all rows, and scores of the wanted ones.  # [T, hidden], [W, draft vocab]"""
@@ -142,7 +150,7 @@ class EagleRuntime:
         logger.warning("%s is run by its own code: a program's logits are off by %.2g", self.info.name, off_by)
 
     def _tried(self) -> Tensor:
-        """Logits of some tokens and of guesses below them, where they are finite."""
+        """Scores of some tokens and of guesses below them."""
         kv, width = self.cache.new_sequence(), self.info.feature_width
         states = torch.randn(_TRIED, width, generator=torch.Generator().manual_seed(0)).bfloat16()
         features = Features(0, width, states.view(torch.int16).numpy().tobytes())
@@ -152,9 +160,9 @@ class EagleRuntime:
             StepRows(kv, [], TREE.prefix(2)),
             StepRows(kv, [], TREE, 2),
         )
-        logits = torch.cat([self.forward([step]) for step in steps])
+        scores = torch.cat([self._scores([step]) for step in steps])
         self.cache.free(kv)
-        return logits[:, logits[0].isfinite()]
+        return scores
 
     def _time(self, num_rows: int) -> float:
         kv, width = self.cache.new_sequence(), self.info.feature_width
