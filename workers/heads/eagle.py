@@ -10,8 +10,8 @@ runtime's (`workers.attention`), so a row may be a node of a tree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,8 @@ class EagleHead(nn.Module):
         self.config = config
         self.num_parameters = sum(tensor.numel() for tensor in tensors.values())
         self._embedding, self.output = embedding, output
+        self.num_columns: int = output.weight.shape[0]  # type: ignore[assignment, index]  # torch's types
+        """Number of the tokens that it can guess."""
         self._layers = nn.ModuleList(_Layer(config, number, tensors) for number in range(config.num_layers))
         self._fc = _linear(tensors["fc.weight"], tensors.get("fc.bias"))
         self._norms = {name: each for name, each in tensors.items() if "norm" in name and "layers." not in name}
@@ -78,7 +80,8 @@ class EagleHead(nn.Module):
 
     def forward(self, ids: Tensor, positions: Tensor, features: Tensor, plan: Plan) -> Tensor:
         """Outputs of all rows, after writing their KV.  # [T], [T], [T, hidden] -> [T, hidden]"""
-        first, *others = self._layers
+        layers: Sequence[Any] = [*self._layers]
+        first, *others = layers
         embedded = self._embedding(ids)
         angles = positions[:, None, None] * self._inv_freq
         cos, sin = ((turned * self._rope_scale).to(features.dtype) for turned in (angles.cos(), angles.sin()))
@@ -89,7 +92,8 @@ class EagleHead(nn.Module):
             hidden = first.next(joined, cos, sin, plan)
         for layer in others:
             hidden = layer.next(hidden, cos, sin, plan)
-        return hidden
+        outputs: Tensor = hidden
+        return outputs
 
     def own_features(self, outputs: Tensor) -> Tensor:
         """Features of guesses from the outputs of the rows above them."""
@@ -162,10 +166,10 @@ class _Layer(nn.Module):
         left, right = turned.chunk(2, dim=-1)
         turned = torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
         query, key = turned[:, :num_heads], turned[:, num_heads:]
-        shaped = (part.transpose(0, 1)[None] for part in (query, key, value))  # [1, H, T, D]
+        query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))  # [1, H, T, D]
         if isinstance(plan, LayerProbe):
-            return plan.attend(self._number, *shaped, self._attention).view(num_rows, -1)
-        return self._attention.run_layer(self._number, plan, *shaped).view(num_rows, -1)
+            return plan.attend(self._number, query, key, value, self._attention).view(num_rows, -1)
+        return self._attention.run_layer(self._number, plan, query, key, value).view(num_rows, -1)
 
     def _norm(self, states: Tensor, name: str) -> Tensor:
         weight = self._own.get(f"{name}.weight")

@@ -62,7 +62,7 @@ class EagleRuntime:
             reads_prefix=True,
         )
         self._head, self._tokens = head, head.tokens
-        self._num_columns = head.output.weight.shape[0]
+        self._num_columns = head.num_columns
         self._run: Callable[[Step, Tensor], tuple[Tensor, Tensor]] = self._run_eager
         self._kernel = find_kernel(self.cache)
         self._max_rows = min(config.max_step_tokens, self.info.kv_cache_tokens, self.info.max_context_tokens)

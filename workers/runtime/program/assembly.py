@@ -53,9 +53,10 @@ class Assembler:
         self._products: list[tuple[list[int], Matrix]] = []
         self._attended: list[tuple[list[int], int]] = []
         self._kept: list[Any] = []
-        self._given = None if recording.given is None else Register(recording.given.shape[1], ALL)
-        if self._given is not None:
-            self._values[id(recording.given)] = filling(self._given, recording.given.shape, 0)
+        self._given: Register | None = None
+        if (given := recording.given) is not None:
+            self._given = Register(given.shape[1], ALL)
+            self._values[id(given)] = filling(self._given, given.shape, 0)
 
     def program(self) -> Program:
         """Raises: Unsupported."""

@@ -53,7 +53,8 @@ def prepare(
             return native.matrix
         if layer not in matrices:
             quantized = None if layer is output else config.quantize
-            matrices[layer] = Matrix(*_weight(layer).shape, layer.weight.dtype, quantized)
+            num_outputs, num_inputs = _weight(layer).shape
+            matrices[layer] = Matrix(num_outputs, num_inputs, layer.weight.dtype, quantized)
         return matrices[layer]
 
     try:
@@ -64,7 +65,7 @@ def prepare(
         logger.info("%s is run by its own code, with quantized products: %s", type(model).__name__, first_line(error))
         program = None
     team, pages = Team(config.num_threads), Pages()
-    layers = [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
+    layers: list[Any] = [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
     for layer in [layer for layer in layers if _native(layer) is None]:
         matrix = matrix_of(layer)
         matrix.pack(_weight(layer), layer.bias, pages)
