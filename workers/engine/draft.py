@@ -13,8 +13,6 @@ from itertools import chain, islice
 from time import monotonic
 from typing import cast
 
-from torch import Tensor
-
 from core.config import EngineConfig
 from core.protocol import ENDED, OVERTAKEN
 from core.records import DraftReply, DraftRequest, DraftUpdate, EngineStats, Missing, Refused
@@ -211,7 +209,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def _finish(self, jobs: Sequence[TreeJob], scores: Scores) -> bool:
         if jobs:
-            self._grow(jobs, scores.logits)
+            self._grow(jobs, scores)
         for job in jobs:
             if job.ends:
                 self._answer_if_done(job)
@@ -219,10 +217,11 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
                 self._tell(job, job.pass_update(self._since_s))
         return bool(jobs)
 
-    def _propose(self, logits: Tensor, rows: Sequence[Sequence[DraftRow]]) -> list[list[Candidates | None]]:
+    def _propose(self, scores: Scores, rows: Sequence[Sequence[DraftRow]]) -> list[list[Candidates | None]]:
         """Candidates for the rows of each job; None for a row whose scores are NaN or infinite."""
         readback = Readback()
-        found = propose(logits, list(chain.from_iterable(rows)), self._q_top_tokens, readback)
+        draft_rows = list(chain.from_iterable(rows))
+        found = propose(scores.logits, draft_rows, self._q_top_tokens, readback, scores.tokens)
         readback.wait()
         candidates = iter(found())
         return [list(islice(candidates, len(of_job))) for of_job in rows]
@@ -247,9 +246,9 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         if job.is_done and job in self._jobs:
             self._answer(job, job.last_update())
 
-    def _grow(self, jobs: Sequence[TreeJob], logits: Tensor) -> None:
+    def _grow(self, jobs: Sequence[TreeJob], scores: Scores) -> None:
         """Give each job the candidates of its rows; refuse jobs whose logits are NaN or infinite."""
-        proposals = self._propose(logits, [job.draft_rows() for job in jobs])
+        proposals = self._propose(scores, [job.draft_rows() for job in jobs])
         sound = [job for job, each in zip(jobs, proposals, strict=True) if job.take_proposals(each)]
         for job, each in zip(jobs, proposals, strict=True):
             if None in each:  # rows ahead included

@@ -119,6 +119,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     def warm_up(self, progress: Callable[[str], None], machine: str = "", known: Findings | None = None) -> Findings:
         """As `Engine.warm_up`; also loads the adapters of the settings."""
         findings = super().warm_up(progress, machine, known)
+        if self._grown is not None:
+            self._grown.warm_up(progress)
         for adapter in starting_adapters(self._config):
             progress(f"loading adapter {adapter.name}")
             found = self.add_adapter(self.read_adapter(adapter))

@@ -25,6 +25,7 @@ from core.errors import CheckpointError
 from workers.attention import PagedPlan
 from workers.heads.tensors import check_finite, check_of_target, check_tensors
 from workers.model import LoadedModel, MtpKind, has_mtp, load_mtp, tensor_names
+from workers.sampling import DraftVocabulary
 from workers.step import LayerShape, StepPlan
 
 LAST_STATE = (-1,)
@@ -59,6 +60,7 @@ class MtpHead(nn.Module):
     """Computes rows of an MTP layer."""
 
     mask_token: ClassVar[int | None] = None
+    tokens: ClassVar[DraftVocabulary | None] = None
 
     def __init__(self, config: MtpConfig, loaded: LoadedModel, kind: MtpKind, joining: Mapping[str, Tensor]) -> None:
         """`loaded`: the layer as a model of one layer. `joining`: weights by the
@@ -67,6 +69,7 @@ class MtpHead(nn.Module):
         self.config = config
         self.num_parameters = loaded.info.num_parameters
         self._kind, self._shapes, self._vocab_size = kind, loaded.layers, loaded.info.vocab_size
+        self.num_columns = self._vocab_size
         self._model = loaded.model
         self._layers = loaded.model.base_model
         self._norm, self._layers.norm = self._layers.norm, nn.Identity()
@@ -103,10 +106,14 @@ class MtpHead(nn.Module):
         features: Tensor = self._norm(outputs) if self._kind.passes_norm_on else outputs
         return features
 
-    def logits(self, outputs: Tensor) -> Tensor:
+    def scores(self, outputs: Tensor) -> Tensor:
         """float32 logits over the target's vocabulary.  # [W, vocab]"""
         logits: Tensor = self._model.get_output_embeddings()(self._norm(outputs))
         return logits[:, : self._vocab_size].float()
+
+    def logits_of(self, scores: Tensor) -> Tensor:
+        """The same."""
+        return scores
 
 
 def is_mtp(path: str, model: str | None) -> bool:

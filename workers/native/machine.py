@@ -1,6 +1,6 @@
 """Runs a program of a model's forward pass: products, operations on rows, and attention, by a team of threads.
 
-A program is three tables of integers (`workers.runtime.program.assembly` makes them). Registers are stretches of one
+A program is three tables of integers (`workers.runtime.program` makes them). Registers are stretches of one
 array of float32, of which each row of the step has its own. All threads run the same program, each on its share of a
 stage, and wait for each other after each stage. Every row is computed by the same operations in the same order whatever
 rows are beside it, so its bits do not depend on them.

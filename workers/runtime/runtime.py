@@ -30,6 +30,7 @@ from workers.runtime.memory import bytes_beside_kv, num_kv_blocks, num_states, t
 from workers.runtime.self_test import SelfTest
 from workers.runtime.sources import Sources
 from workers.runtime.tiling import choose_tiling, find_tile_rows, tiles_of
+from workers.sampling import DraftVocabulary
 from workers.step import KVCache, LayerShape, Step, StepRows, flatten
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class Scores:
     """[rows, vocab]."""
     features: torch.Tensor | None = None
     """Hidden states of `tapped_layers`, side by side; None without such layers.  # [rows, width]"""
+    tokens: DraftVocabulary | None = None
+    """The tokens of the columns of `logits`; None if they are all token ids in order."""
 
     @classmethod
     def joined(cls, parts: Sequence[Scores]) -> Scores:

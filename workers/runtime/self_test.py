@@ -21,11 +21,11 @@ STEP_SIZES = (1, 2, 1, 3, 1, 4, 1, *range(5, 23), 31, 64, 129, *[1] * 24)
 order of summation shows in few rows only. Most single rows come last, so that a small engine has room for the other
 sizes."""
 _ROOT = (0,)
-_TREE = TokenTree((0, 1, 2, 0, 1), (ROOT, ROOT, 0, 1, 1))
+TREE = TokenTree((0, 1, 2, 0, 1), (ROOT, ROOT, 0, 1, 1))
 BATCHES = (
     (EMPTY_BLOCK, EMPTY_BLOCK, EMPTY_BLOCK),
-    (_TREE,),
-    (EMPTY_BLOCK, TokenTree.chain((2, 0, 1)), _TREE),
+    (TREE,),
+    (EMPTY_BLOCK, TokenTree.chain((2, 0, 1)), TREE),
     (TokenTree.chain((1, 2, 0, 1, 2, 0, 1, 2)), EMPTY_BLOCK),
 )
 """Steps of several sequences, or of trees: the nodes below the last token of each sequence."""

@@ -51,6 +51,11 @@ class Row:
         return self.position - self.prompt_len
 
 
+def is_adjusted(row: Row) -> bool:
+    """Whether masks, bias, penalties or a grammar change the row's logits."""
+    return row.mask is not None or _is_adjusted(row.sampling)
+
+
 def is_argmax(sampling: Sampling) -> bool:
     """Whether each token is the argmax of the raw logits: greedy, without masks, bias and penalties."""
     return sampling.is_greedy and not _is_adjusted(sampling)

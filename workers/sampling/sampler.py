@@ -180,12 +180,15 @@ def perturbed(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
     return apply_now(prepare_perturbation, log_p, rows)
 
 
-def prepare_perturbation(rows: Sequence[Row], vocab_size: int, uploads: Uploads) -> LogitsTransform:
-    """`perturbed` as a function to call after the upload."""
+def prepare_perturbation(
+    rows: Sequence[Row], vocab_size: int, uploads: Uploads, token_ids: Tensor | None = None
+) -> LogitsTransform:
+    """`perturbed` as a function to call after the upload. `token_ids`: those of the columns, if not all in order."""
     chosen = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
     if not chosen:
         return identity
-    gumbel = prepare_gumbel_rows([_shared_key(rows[i]) for i in chosen], vocab_size, uploads)
+    whole = prepare_gumbel_rows([_shared_key(rows[i]) for i in chosen], vocab_size, uploads)
+    gumbel = whole if token_ids is None else lambda: whole().index_select(1, token_ids)
     if len(chosen) == len(rows):
         return lambda log_p: gumbel().add_(log_p)  # in place: a temporary of this size costs more than the addition
     index = uploads.add(chosen)

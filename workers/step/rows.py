@@ -86,6 +86,12 @@ class Step:
     spans: list[Span]
 
     @property
+    def asked(self) -> list[int]:
+        """Wanted rows without padding, which repeats row 0."""
+        ends = next((place for place, row in enumerate(self.wanted) if place and not row), len(self.wanted))
+        return self.wanted[:ends]
+
+    @property
     def has_adapters(self) -> bool:
         return any(span.adapter for span in self.spans)
 

@@ -25,9 +25,17 @@ CHAIN = replace(TreeSpec.chain(4), reports_all=True)
 CONFIG = {"block_tokens": 4, "kv_cache_tokens": 1024}
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    return eagle.head_at(tmp_path_factory.mktemp("head"))
+@pytest.fixture(scope="module", params=["own", "borrowed"])
+def written(request, tmp_path_factory):
+    """A head with an output layer of its own, or with its target's."""
+    path = tmp_path_factory.mktemp("head")
+    if request.param == "own":
+        return eagle.head_at(path)
+    config = {**eagle.CONFIG, "draft_vocab_size": eagle.VOCAB}
+    tensors = eagle.tensors_of(config)
+    for name in eagle.OWN:
+        del tensors[name]
+    return eagle.write(path, config, tensors), tensors
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +51,20 @@ def model():
 @pytest.fixture
 def target(checkpoint, head):
     config = EngineConfig(checkpoint, feature_layers=LAYERS, head=head, head_passes=4, **CONFIG)
-    return TargetEngine.load(config, EPOCH, lambda _: None)
+    return native(TargetEngine.load(config, EPOCH, lambda _: None))
 
 
 @pytest.fixture
 def draft(checkpoint, head):
-    return DraftEngine.load(EngineConfig(checkpoint, head=head, **CONFIG), EPOCH, 64, lambda _: None)
+    return native(DraftEngine.load(EngineConfig(checkpoint, head=head, **CONFIG), EPOCH, 64, lambda _: None))
+
+
+def native(engine):
+    """The engine, with its head as a program."""
+    told = []
+    engine.warm_up(told.append)
+    assert "a step of the head is a program, run by 1 threads" in told
+    return engine
 
 
 @torch.inference_mode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from core.records import Features
 from core.speculation import ROOT, TokenTree
 from tests import checkpoints, eagle
 from workers.runtime import load_head_runtime
+from workers.runtime.heads.native_head import NativeHead
 from workers.step import StepRows
 
 TOKENS = [5, 17, 99, 4, 200, 31, 8, 77, 123]
@@ -37,8 +40,13 @@ def features(states, first=0, end=None):
     return Features(first, rows.shape[1], rows.view(torch.int16).numpy().tobytes())
 
 
-def runtime_of(target, head):
-    return load_head_runtime(EngineConfig(str(target), head=head, block_tokens=4, kv_cache_tokens=256), lambda _: None)
+def runtime_of(target, head, **settings):
+    """A runtime of native code."""
+    config = EngineConfig(str(target), head=head, block_tokens=4, kv_cache_tokens=256, **settings)
+    runtime, told = load_head_runtime(config, lambda _: None), []
+    runtime.warm_up(told.append)
+    assert told == [f"a step of the head is a program, run by {config.num_threads} threads"]
+    return runtime
 
 
 def reference_of(model, tensors, **changes):
@@ -207,3 +215,47 @@ def test_it_attends_only_to_rows_whose_features_it_has(target, model, states, tm
     again = reference_of(model, tensors)
     seen = again.commit(TOKENS, states.float(), first=2)
     assert_same(runtime.forward([StepRows(kv, [], TREE.prefix(1))])[0], again.logits(grown(again, seen, 7)[0]))
+
+
+def steps_of(runtime, states):
+    """Rows of tokens and of guesses, one after another and then together."""
+    alone, kv = runtime.cache.new_sequence(), runtime.cache.new_sequence()
+    rows = []
+    for end in range(2, len(TOKENS) + 1):
+        last = features(states, 0, end - 1)
+        rows.append(runtime.forward([StepRows(alone, TOKENS[alone.num_tokens : end], features=last)]))
+    rows += [runtime.forward([StepRows(alone, [], TREE.prefix(end), end - 1)]) for end in range(1, len(TREE) + 1)]
+    runtime.forward([StepRows(kv, TOKENS[:-2], wants_logits=False, features=features(states))])
+    together = [runtime.forward([StepRows(kv, TOKENS[-2:], features=features(states))])]
+    together += [runtime.forward([StepRows(kv, [], TREE.prefix(2))]), runtime.forward([StepRows(kv, [], TREE, 2)])]
+    return torch.cat(rows), torch.cat(together)
+
+
+def test_bits_of_a_row_depend_on_nothing_beside_it(target, states, tmp_path):
+    head, _ = eagle.head_at(tmp_path / "head")
+    by_one, by_three = (runtime_of(target, head, dtype="bfloat16", num_threads=num_threads) for num_threads in (1, 3))
+    rows, together = steps_of(by_one, states)
+    assert torch.equal(rows[-len(together) :], together)
+    for got, want in zip(steps_of(by_three, states), (rows, together), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("fault", ["refused", "wrong"])
+def test_without_native_code_it_runs_its_own(target, model, states, tmp_path, monkeypatch, caplog, fault):
+    """And says so in a line: where nothing can be recorded, and where a program gives other logits."""
+    if fault == "refused":
+        monkeypatch.setattr("workers.runtime.program.recorder.record", lambda *_: 1 / 0)
+    else:
+        run = NativeHead.run
+        monkeypatch.setattr(NativeHead, "run", lambda *args: tuple(1 + part for part in run(*args)))
+    head, tensors = eagle.head_at(tmp_path / "head")
+    told = []
+    with caplog.at_level(logging.INFO):
+        runtime = load_head_runtime(EngineConfig(str(target), head=head, block_tokens=4, kv_cache_tokens=256), str)
+        runtime.warm_up(told.append)
+    assert not told
+    assert caplog.text.count("is run by its own code: ") == 1
+    reference = reference_of(model, tensors)
+    seen = reference.commit(TOKENS, states.float())
+    (logits,) = runtime.forward([StepRows(runtime.cache.new_sequence(), TOKENS, features=features(states))])
+    assert_same(logits, reference.logits(seen[-1]))

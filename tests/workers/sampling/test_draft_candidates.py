@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from tests.workers.step.readbacks import at_once
 from workers.sampling import draft_candidates
 from workers.sampling import sampler as twin
 from workers.sampling.draft_candidates import DraftRow, Kind, propose
+from workers.sampling.draft_vocabulary import DraftVocabulary
 from workers.sampling.logits import Row
 
 TOP_TOKENS = 6
@@ -99,6 +101,23 @@ def test_the_first_candidate_is_what_both_sides_draw_in_coupled_mode(batch, seed
     drawn = twin.argmax(twin.perturbed(twin.process(logits, batch), batch)).tolist()
     for found, token in zip(at_once(propose, logits, [place(row) for row in batch], TOP_TOKENS), drawn, strict=True):
         assert found is None or found.ranked[0] == token
+
+
+@settings(deadline=None)
+@given(batch=st.lists(places(), min_size=1, max_size=4), seed=st.integers(0, 10**6))
+def test_scores_of_few_tokens_give_the_candidates_of_all_others_at_no_chance(batch, seed):
+    """For rows of all kinds, with and without bias, penalties and grammars."""
+    token_ids = torch.randperm(VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))[: VOCAB_SIZE // 2]
+    tokens, logits = DraftVocabulary(VOCAB_SIZE, token_ids), random_logits(len(batch), seed)[:, : len(token_ids)]
+    logits = logits + torch.rand(logits.shape) * 1e-2  # no two alike
+    few = at_once(partial(propose, tokens=tokens), logits, batch, TOP_TOKENS)
+    for got, want in zip(few, at_once(propose, tokens.spread(logits), batch, TOP_TOKENS), strict=True):
+        if want is None or got is None:
+            assert got is want
+            continue
+        assert (got.ranked, got.sampled) == (want.ranked, want.sampled)
+        assert got.confidence == pytest.approx(want.confidence, rel=1e-4)
+        assert got.entropy == pytest.approx(want.entropy, rel=1e-4, abs=1e-5)
 
 
 def test_a_token_that_cannot_come_is_no_candidate():

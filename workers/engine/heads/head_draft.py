@@ -34,11 +34,17 @@ Extended = tuple[HeldSequence, int]
 class HeadDraft:
     """The sessions of a target's engine, as its head knows them."""
 
-    def __init__(self, engine: DraftEngine, columns: Sequence[int], num_passes: int) -> None:
-        self._engine = engine
+    def __init__(self, runtime: EagleRuntime, config: EngineConfig, columns: Sequence[int]) -> None:
+        self.warm_up = runtime.warm_up
+        self._engine = DraftEngine(runtime, config, epoch=0, q_top_tokens=1)
         self._columns = columns
         self._growth = TreeSpec(
-            ROWS_PER_PASS, num_passes, MIN_PATH_PROB, tail=TAIL, reports_all=True, num_passes=num_passes
+            ROWS_PER_PASS,
+            config.head_passes,
+            MIN_PATH_PROB,
+            tail=TAIL,
+            reports_all=True,
+            num_passes=config.head_passes,
         )
         self._rounds = count(1)
         self._ends: dict[str, int] = {}
@@ -50,8 +56,7 @@ class HeadDraft:
         if not isinstance(head.head, HeadWithKV):
             return None
         own = replace(config, kv_cache_tokens=info.kv_cache_tokens, share_prefixes=False, paced_as=None)
-        engine = DraftEngine(EagleRuntime(head.head, info, own), own, epoch=0, q_top_tokens=1)
-        return cls(engine, head.columns, config.head_passes)
+        return cls(EagleRuntime(head.head, info, own), own, head.columns)
 
     def lacks(self, session: str, root: int) -> bool:
         """Whether it lacks features of tokens before this position."""

@@ -10,32 +10,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import numpy as np
 import torch
-from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
+from torch import Tensor
 
 from core.config import EngineConfig
 from core.errors import StartupError, first_line
-from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
+from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, model_outputs
 from workers.step import Step
 
 if TYPE_CHECKING:
     from workers.native.team import Team
-    from workers.runtime.program.assembly import Program
+    from workers.runtime.program.preparation import NativeCode
+    from workers.runtime.program.program import Program
+    from workers.runtime.program.recorder import Outputs, Recording
 
 logger = logging.getLogger(__name__)
 _PREPARED = "outrider_program"
 """Attribute of a model whose weights are packed for native code."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    program: Program | None
-    team: Team
+COMPILED_S: Final = 1
+"""An import of native code that takes longer has compiled it."""
 
 
 def is_prepared(model: Any) -> bool:
@@ -63,12 +60,12 @@ class ProgramBackend(Backend):
 
     @classmethod
     def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
-        try:
-            _prepare(model, config)
-        except Exception as error:  # of the model's code, of torch or of the compiler
-            if config.quantize is not None:
-                raise StartupError(f"{config.model} cannot be quantized here: {first_line(error)}") from error
-            logger.info("%s is run by its own code: %s", type(model).__name__, first_line(error))
+        def run(step: Recording) -> Outputs:
+            return model_outputs(model, step.ids, step.positions, step.wanted, step)  # type: ignore[arg-type]  # a probe
+
+        native = native_code_of(model, run, model.get_output_embeddings(), config)
+        if native is not None:
+            setattr(model, _PREPARED, native)
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
         from workers.runtime.program.execution import Execution
@@ -80,49 +77,28 @@ class ProgramBackend(Backend):
         progress(f"a step is a program of {len(program.codes)} operations, run by {self.team.num_threads} threads")
 
     def run(self, step: Step) -> Tensor:
-        return self._execution.run(step)
+        logits, states = self._execution.run(step)
+        return torch.from_numpy(np.concatenate([logits, *(state[step.asked] for state in states)], axis=1))
 
 
-@torch.no_grad()
-def _prepare(model: Any, config: EngineConfig) -> None:
-    """Record the model, then pack its weights. Changes nothing if that fails."""
+def native_code_of(
+    model: Any, run: Callable[[Recording], Outputs], output: Any, config: EngineConfig, given_width: int = 0
+) -> NativeCode | None:
+    """Make a program of what `run` computes, and pack the model's linear layers. None if the model stays as it is; the
+    log says why.
+
+    `output` is the output layer, which is not quantized. `given_width`: numbers of a row that callers bring. Raises:
+    StartupError if weights cannot be quantized.
+    """
     began_s = monotonic()
-    from workers.native.matrix import Matrix  # the first import on a machine compiles for some ten seconds
-    from workers.native.pages import Pages
-    from workers.native.product import NativeProduct
-    from workers.native.team import Team
-    from workers.runtime.program.assembly import Assembler
-    from workers.runtime.program.recorder import record
-
-    if (took_s := monotonic() - began_s) > 1:
-        logger.info("native code of linear layers and attention compiled in %.0f s, and kept", took_s)
-    matrices: dict[Any, Matrix] = {}
-
-    def matrix_of(layer: Any) -> Matrix:
-        if layer not in matrices:
-            num_outputs, num_inputs = _weight(layer).shape
-            quantized = None if layer is model.get_output_embeddings() else config.quantize
-            matrices[layer] = Matrix(num_outputs, num_inputs, layer.weight.dtype, quantized)
-        return matrices[layer]
-
     try:
-        program: Program | None = Assembler(record(model), matrix_of).program()
-    except Exception as error:
-        if config.quantize is None:
-            raise
-        logger.info("%s is run by its own code, with quantized products: %s", type(model).__name__, first_line(error))
-        program = None
-    team, pages = Team(config.num_threads), Pages()
-    for layer in [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]:
-        matrix = matrix_of(layer)
-        matrix.pack(_weight(layer), layer.bias, pages)
-        layer.forward = NativeProduct(matrix, team)
-        placeholder = layer.weight.new_full((1, 1), torch.nan).expand_as(layer.weight)
-        layer.weight = nn.Parameter(placeholder, requires_grad=False)
-    setattr(model, _PREPARED, _Prepared(program, team))
+        from workers.runtime.program import preparation
 
-
-def _weight(layer: Any) -> Tensor:
-    """# [out, in]"""
-    weight: Tensor = layer.weight.detach()
-    return weight.t() if isinstance(layer, Conv1D) else weight
+        if (took_s := monotonic() - began_s) > COMPILED_S:
+            logger.info("native code of linear layers and attention compiled in %.0f s, and kept", took_s)
+        return preparation.prepare(model, run, output, config, given_width)
+    except Exception as error:  # of the model's code, of torch or of the compiler
+        if config.quantize is not None:
+            raise StartupError(f"{config.model} cannot be quantized here: {first_line(error)}") from error
+        logger.info("%s is run by its own code: %s", type(model).__name__, first_line(error))
+        return None

@@ -8,6 +8,7 @@ stored from the beginning of a sequence's blocks, so attention sees no gap. Must
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,10 +23,16 @@ from core.records import Features, Findings, ModelInfo
 from core.speculation import ROOT
 from workers.attention import PagedPlan, find_kernel, paged_inputs
 from workers.heads import HeadWithKV
+from workers.runtime.backend_stack import ALLOWED_ERROR
+from workers.runtime.heads.native_head import NativeHead, native_code_of_head
 from workers.runtime.memory import num_kv_blocks
 from workers.runtime.runtime import Scores
+from workers.runtime.self_test import TREE, largest_error
 from workers.step import NO_TILING, KVCache, SequenceKV, Span, Step, StepPlan, StepRows, plan_step, upload
 
+logger = logging.getLogger(__name__)
+_TRIED = 8
+"""Tokens of the comparison with native code."""
 _TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -37,6 +44,7 @@ class EagleRuntime:
 
     def __init__(self, head: HeadWithKV, info: ModelInfo, config: EngineConfig) -> None:
         """`info` is the target's. Raises: StartupError without memory for KV."""
+        self._native = native_code_of_head(head, config)
         device, dtype = torch.device(config.device), getattr(torch, config.dtype)
         taken = head.num_parameters * dtype.itemsize + 8 * config.max_step_tokens * info.vocab_size
         num_blocks = num_kv_blocks(config, head.shapes, dtype, taken_bytes=lambda: taken)
@@ -53,28 +61,42 @@ class EagleRuntime:
             feature_width=head.config.feature_width,
             reads_prefix=True,
         )
-        self._head = head
+        self._head, self._tokens = head, head.tokens
+        self._num_columns = head.num_columns
+        self._run: Callable[[Step, Tensor], tuple[Tensor, Tensor]] = self._run_eager
         self._kernel = find_kernel(self.cache)
         self._max_rows = min(config.max_step_tokens, self.info.kv_cache_tokens, self.info.max_context_tokens)
 
     def scores(self, batch: Sequence[StepRows]) -> Scores:
-        return Scores(self.forward(batch))
+        if self._tokens is None:
+            return Scores(self.forward(batch))
+        return Scores(self._scores(batch), tokens=self._tokens)
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[StepRows]) -> Tensor:
         """Float32 logits of the wanted rows, in `ModelRuntime.forward`'s order.  # [rows, vocab]"""
+        return self._head.logits_of(self._scores(batch))
+
+    @torch.inference_mode()
+    def _scores(self, batch: Sequence[StepRows]) -> Tensor:
+        """Float32 scores of the tokens that it can guess.  # [rows, draft vocab]"""
         self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
         rows = _Rows(self.cache, self._head.mask_token)
         for item in batch:
             rows.add(item)
-        logits = self._run(rows) if rows.ids else torch.empty(0, self.info.vocab_size, device=self.cache.device)
+        scores = self._computed(rows) if rows.ids else torch.empty(0, self._num_columns, device=self.cache.device)
         for item in batch:
             self.cache.extend(item.kv, item.num_rows)
-        return logits
+        return scores
 
-    def _run(self, rows: _Rows) -> Tensor:
+    def _computed(self, rows: _Rows) -> Tensor:
         step = Step(rows.ids, rows.positions, rows.wanted, rows.spans)
-        features = self._features(rows)
+        outputs, scores = self._run(step, self._features(rows))
+        self.cache.keys[-1].index_copy_(0, upload(rows.slots, self.cache.device), outputs[:, None])
+        return scores
+
+    def _run_eager(self, step: Step, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs of all rows, and scores of the wanted ones.  # [T, hidden], [W, draft vocab]"""
         plan: StepPlan | PagedPlan
         if self._kernel is None:
             plan = plan_step(self.cache, step.spans, len(step.ids), NO_TILING)
@@ -82,8 +104,7 @@ class EagleRuntime:
         else:
             ids, positions, wanted, plan = paged_inputs(step, self.cache, self._kernel, NO_TILING)
         outputs = self._head(ids, positions, features, plan)
-        self.cache.keys[-1].index_copy_(0, plan.write_slots, outputs[:, None])
-        return self._head.logits(outputs if len(wanted) == len(outputs) else outputs[wanted])
+        return outputs, self._head.scores(outputs if len(wanted) == len(outputs) else outputs[wanted])
 
     def _features(self, rows: _Rows) -> Tensor:
         """The feature of each row: the target's of the token before it, or the output of the row above a guess.
@@ -108,17 +129,46 @@ class EagleRuntime:
     def logits_of(self, kv: SequenceKV) -> Tensor:
         """Logits of all rows that a sequence has.  # [rows, vocab]"""
         slots = [self.cache.slot(kv, row) for row in range(kv.num_tokens - kv.num_rowless)]
-        return self._head.logits(self.cache.keys[-1][:, 0].index_select(0, upload(slots, self.cache.device)))
+        outputs = self.cache.keys[-1][:, 0].index_select(0, upload(slots, self.cache.device))
+        return self._head.logits_of(self._head.scores(outputs))
 
     def warm_up(
         self,
-        progress: Callable[[str], None],  # noqa: ARG002
+        progress: Callable[[str], None],
         machine: str = "",
         known: Findings | None = None,  # noqa: ARG002
     ) -> Findings:
-        """Use each kernel once, and time it."""
+        """Build native code, use each kernel once, and time it."""
+        if self._native is not None and self._max_rows > _TRIED + len(TREE):
+            self._use(NativeHead(self._native, self.cache, self.info.max_context_tokens), progress)
         times = [(rows, self._time(rows)) for rows in _TIMED_ROWS if rows < self._max_rows]
         return Findings(machine, False, None, tuple(times))
+
+    def _use(self, native: NativeHead, progress: Callable[[str], None]) -> None:
+        """Run native code from now on, if its logits are those of the head's own code."""
+        want = self._tried()
+        self._run = native.run
+        off_by = largest_error(self._tried(), want)
+        if off_by <= ALLOWED_ERROR[self.cache.keys[-1].dtype]:
+            progress(f"a step of the head is a program, run by {native.num_threads} threads")
+            return
+        self._run = self._run_eager
+        logger.warning("%s is run by its own code: a program's logits are off by %.2g", self.info.name, off_by)
+
+    def _tried(self) -> Tensor:
+        """Scores of some tokens and of guesses below them."""
+        kv, width = self.cache.new_sequence(), self.info.feature_width
+        states = torch.randn(_TRIED, width, generator=torch.Generator().manual_seed(0)).bfloat16()
+        features = Features(0, width, states.view(torch.int16).numpy().tobytes())
+        steps = (
+            StepRows(kv, [0, 1, 2], features=features),
+            StepRows(kv, range(_TRIED - 2), features=features),
+            StepRows(kv, [], TREE.prefix(2)),
+            StepRows(kv, [], TREE, 2),
+        )
+        scores = torch.cat([self._scores([step]) for step in steps])
+        self.cache.free(kv)
+        return scores
 
     def _time(self, num_rows: int) -> float:
         kv, width = self.cache.new_sequence(), self.info.feature_width
@@ -146,6 +196,8 @@ class _Rows:
     positions: list[int] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    """Where each row is stored."""
     states: list[bytes] = field(default_factory=list)
     """The target's features for rows of committed tokens."""
     committed: list[int] = field(default_factory=list)
@@ -162,6 +214,10 @@ class _Rows:
         else:
             self._add_guesses(item)
 
+    def _add_span(self, span: Span) -> None:
+        self.spans.append(span)
+        self.slots += self.cache.slots(span.kv, span.num_kv - span.num_rows, span.num_kv)
+
     def _add_tokens(self, item: StepRows) -> None:
         """Rows of committed tokens, from the first whose feature is known."""
         kv, features = item.kv, item.features
@@ -172,7 +228,7 @@ class _Rows:
         first = max(held, kv.num_rowless)
         if first >= end:
             return
-        self.spans.append(Span(_stored(kv, first), len(self.ids), end - first))
+        self._add_span(Span(_stored(kv, first), len(self.ids), end - first))
         self.committed += range(len(self.ids), len(self.ids) + end - first)
         self.ids += item.tokens[first - held :]
         self.positions += range(first - 1, end - 1)
@@ -186,7 +242,7 @@ class _Rows:
         kv, cached, parents = item.kv, item.num_cached_nodes, item.tree.parents
         root = kv.num_tokens - cached - 1
         rows = _stored(kv, kv.num_tokens)
-        self.spans.append(Span(rows, len(self.ids), 0, tuple(parents), cached))
+        self._add_span(Span(rows, len(self.ids), 0, tuple(parents), cached))
         for parent in parents[cached:]:
             assert parent < cached, "a guess is fed after the one above it"
             self.above.append(self.cache.slot(rows, root - kv.num_rowless + (0 if parent == ROOT else 1 + parent)))

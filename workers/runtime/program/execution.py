@@ -5,6 +5,7 @@ Knows steps and the KV cache; must not know modules.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from workers.native import machine
 from workers.native.attention.reads import AHEAD
 from workers.native.attention.rows import TOGETHER
 from workers.native.team import Team
-from workers.runtime.program.assembly import Program, Register
+from workers.runtime.program.program import Program
 from workers.runtime.program.recorder import NUM_ROWS
+from workers.runtime.program.values import Register
 from workers.step import KVCache, Span, Step
 from workers.step.readers import ancestor_bits
 
@@ -45,12 +47,13 @@ class Execution:
         for index, layer in program.attended:
             codes[index, 8:10] = cache.keys[layer].data_ptr(), cache.values[layer].data_ptr()
 
-    def run(self, step: Step) -> Tensor:
-        """Write the step's KV. Returns float32 logits of its wanted rows, each followed by its features.
+    def run(self, step: Step, given: Tensor | None = None) -> tuple[NDArray[np.float32], Sequence[NDArray[np.float32]]]:
+        """Write the step's KV. Returns logits of its wanted rows and hidden states of all rows, as long as nothing else
+        is run. `given`: what the program reads beside tokens.
 
-        # [W, vocab + features]
+        # [W, vocab], [T, hidden] each
         """
-        asked = _asked(step.wanted)
+        asked = step.asked
         num_rows, num_wanted = sum(span.num_rows for span in step.spans), len(asked)
         self._reserve(num_rows, num_wanted, max(step.positions) + 1, max(span.num_kv for span in step.spans))
         program = self._program
@@ -59,6 +62,8 @@ class Execution:
         ids, positions, wanted = (np.array(each, np.int64) for each in (step.ids, step.positions, asked))
         slots, reads, blocks, nodes = _reads(step.spans, self._cache)
         team, memory = self._team, self._memory
+        if program.given is not None and given is not None:
+            torch.from_numpy(self._rows_of(program.given, counts)).copy_(given)
 
         def work(thread: int) -> None:
             offsets, scores = self._work[thread]
@@ -70,10 +75,8 @@ class Execution:
 
         team.run(work)
         logits = self._rows_of(program.logits, counts)[:, : program.vocab_size]
-        states = [
-            self._rows_of(each.register, counts)[asked, each.start : each.start + each.width] for each in program.states
-        ]
-        return torch.from_numpy(np.concatenate([logits, *states], axis=1))
+        states = (self._rows_of(each.register, counts)[:, each.start :][:, : each.width] for each in program.states)
+        return logits, [*states]
 
     def _rows_of(self, register: Register, counts: NDArray[np.int64]) -> NDArray[np.float32]:
         """A register of all rows that have it, in place."""
@@ -112,12 +115,6 @@ class Execution:
         self._num_positions = count
         for (index, _, _), table in zip(program.tables, self._tables, strict=True):
             program.codes[index, 8] = table.data_ptr()
-
-
-def _asked(wanted: list[int]) -> list[int]:
-    """The wanted rows without padding, which repeats row 0."""
-    ends = next((place for place, row in enumerate(wanted) if place and not row), len(wanted))
-    return wanted[:ends]
 
 
 @torch.no_grad()

@@ -5,10 +5,10 @@ Linear layers and attention are recorded as one operation each. Knows modules; m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,12 @@ from transformers.pytorch_utils import Conv1D
 from core.errors import UnsupportedModel
 from workers.attention import LayerProbe
 from workers.attention.paged import LayerKind
-from workers.runtime.backend import model_outputs
 
 NUM_ROWS: Final = 17
 NUM_WANTED: Final = 5
 """Rows of the example. Few tensors have a dimension of 17."""
+Outputs: TypeAlias = tuple[Tensor, Sequence[Tensor]]
+"""Logits of the wanted rows, and hidden states of all rows.  # [W, vocab], [T, hidden] each"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class Recording(LayerProbe):
     ids: Tensor = field(default_factory=lambda: torch.zeros(NUM_ROWS, dtype=torch.int64))
     positions: Tensor = field(default_factory=lambda: torch.arange(NUM_ROWS))
     wanted: Tensor = field(default_factory=lambda: torch.arange(NUM_WANTED))
+    given: Tensor | None = None
+    """Rows that the caller brings.  # [T, width]"""
     logits: Tensor | None = None
     states: Sequence[Tensor] = ()
     """Hidden states of all rows, by tapped layer.  # [T, hidden] each"""
@@ -94,17 +97,12 @@ _Pause = torch.utils._python_dispatch._disable_current_modes
 
 
 @torch.no_grad()
-def record(model: Any) -> Recording:
-    """Record a forward pass of NUM_ROWS rows."""
-    recording = Recording()
+def record(model: nn.Module, run: Callable[[Recording], Outputs], given_width: int = 0) -> Recording:
+    """Record what `run` computes of NUM_ROWS rows, whose callers bring `given_width` numbers for each."""
+    dtype = next(model.parameters()).dtype
+    recording = Recording(given=torch.zeros(NUM_ROWS, given_width, dtype=dtype) if given_width else None)
     with _linear_layers(model, recording), _Recorder(recording):
-        recording.logits, recording.states = model_outputs(
-            model,
-            recording.ids,
-            recording.positions,
-            recording.wanted,
-            recording,  # type: ignore[arg-type]  # a probe
-        )
+        recording.logits, recording.states = run(recording)
     return recording
 
 
@@ -135,3 +133,10 @@ class _Recorded:
             result = rows.new_zeros(*rows.shape[:-1], num_outputs)
         self.recording.operations.append(Product(self.layer, rows, result))
         return result
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """All tensors in lists and tuples, however deep."""
+    if isinstance(values, Tensor):
+        return [values]
+    return [each for value in values for each in tensors_in(value)] if isinstance(values, (list, tuple)) else []

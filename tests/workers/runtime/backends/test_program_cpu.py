@@ -89,7 +89,7 @@ def test_what_no_program_expresses_runs_as_it_is_and_the_log_says_why(
 
 
 def test_without_a_compiler_weights_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.runtime.program.recorder.record", lambda _: 1 / 0)
+    monkeypatch.setattr("workers.runtime.program.recorder.record", lambda *_: 1 / 0)
     runtime = checkpoints.runtime(checkpoints.write("llama", tmp_path))
     runtime.warm_up()
     assert ProgramBackend.__name__ not in runtime.backends.names
