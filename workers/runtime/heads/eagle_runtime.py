@@ -44,7 +44,6 @@ class EagleRuntime:
 
     def __init__(self, head: HeadWithKV, info: ModelInfo, config: EngineConfig) -> None:
         """`info` is the target's. Raises: StartupError without memory for KV."""
-        self._native = native_code_of_head(head, config)
         device, dtype = torch.device(config.device), getattr(torch, config.dtype)
         taken = head.num_parameters * dtype.itemsize + 8 * config.max_step_tokens * info.vocab_size
         num_blocks = num_kv_blocks(config, head.shapes, dtype, taken_bytes=lambda: taken)
@@ -61,7 +60,7 @@ class EagleRuntime:
             feature_width=head.config.feature_width,
             reads_prefix=True,
         )
-        self._head, self._tokens = head, head.tokens
+        self._head, self._tokens, self._config = head, head.tokens, config
         self._num_columns = head.num_columns
         self._run: Callable[[Step, Tensor], tuple[Tensor, Tensor]] = self._run_eager
         self._kernel = find_kernel(self.cache)
@@ -139,8 +138,9 @@ class EagleRuntime:
         known: Findings | None = None,  # noqa: ARG002
     ) -> Findings:
         """Build native code, use each kernel once, and time it."""
-        if self._native is not None and self._max_rows > _TRIED + len(TREE):
-            self._use(NativeHead(self._native, self.cache, self.info.max_context_tokens), progress)
+        is_tried = self._max_rows > _TRIED + len(TREE)
+        if is_tried and (native := native_code_of_head(self._head, self._config)) is not None:
+            self._use(NativeHead(native, self.cache, self.info.max_context_tokens), progress)
         times = [(rows, self._time(rows)) for rows in _TIMED_ROWS if rows < self._max_rows]
         return Findings(machine, False, None, tuple(times))
 
