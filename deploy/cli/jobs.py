@@ -106,7 +106,7 @@ class Job:
     """One prompt, and the chunks of its stream so far."""
 
     prompt: str
-    """Empty where the fields have a chat instead."""
+    """Empty where the fields have a chat or a source instead."""
     fields: GenerateFields
     began_s: float = 0.0
     duration_s: float = 0.0
@@ -119,7 +119,8 @@ class Job:
 
     def stream(self, client: Client) -> Stream:
         """The stream that `read` reads; nothing is sent before that."""
-        return client.stream(None if "messages" in self.fields else self.prompt, **self.fields)
+        has_other = "messages" in self.fields or self.fields.get("source") is not None
+        return client.stream(None if has_other and not self.prompt else self.prompt, **self.fields)
 
     def read(self, stream: Stream, show: Callable[[Chunk], None]) -> Job:
         """To the end, or until another thread closes the stream. Raises: OutriderError."""
