@@ -26,7 +26,7 @@ from core.records import (
     is_last,
 )
 from orchestrator.dispatch.engine_pool import EnginePool
-from orchestrator.session import DraftWait, Session
+from orchestrator.session import BeamSession, DraftWait, Session
 from orchestrator.session import messages as m
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ Sink = Callable[[Chunk | OutriderError], None]
 class _Running:
     """A session, with its leases and tasks."""
 
-    session: Session
+    session: Session | BeamSession
     sink: Sink
     target: Lease[TargetPort] | None = None
     drafts: dict[int, Lease[DraftPort]] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Runner:
         waits = (running.session.stats.draft_wait for running in self._running.values())
         return sum(waits, start=self._ended_wait)
 
-    def start(self, session: Session, sink: Sink, deadline: float | None = None) -> None:
+    def start(self, session: Session | BeamSession, sink: Sink, deadline: float | None = None) -> None:
         """Run `session` until it ends by itself, fails, or is abandoned."""
         running = self._running[session.id] = _Running(session, sink)
         if deadline is not None:
