@@ -17,12 +17,11 @@ from core.records.sampling import Sampling
 from core.rules import Rule, Verification
 from core.speculation import EMPTY_BLOCK, NO_GUESSES, Guesses, NewNodes, TokenTree, TreeSpec
 
-
 _OWN = ("prompt_len", "num_likeliest")
 """Fields of a `SequenceSpec` that a request has not under the same name."""
 Likeliest = tuple[tuple[int, float], ...]
-"""Token ids and their log probabilities after masks, bias and penalties, likeliest first. Empty if there are none, or the
-model's scores are NaN or infinite."""
+"""Token ids and their log probabilities after masks, bias and penalties, likeliest first. Empty if there are none, or
+the model's scores are NaN or infinite."""
 
 
 @dataclass(frozen=True, slots=True)

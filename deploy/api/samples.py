@@ -41,6 +41,8 @@ def to_requests(given: Given, served: Served, now: float) -> list[GenerationRequ
     """
     num_samples = _num_samples(given, served.config)
     request = to_generation_request(given, served, now)
+    if request.beams is not None:
+        return [request] * num_samples  # one search, whose outputs are numbered like samples
     _check_share(num_samples, request, served.config)
     return samples_of(request, num_samples, _resumed(given, num_samples, request, served.target))
 
@@ -136,6 +138,7 @@ async def completed(model: Hosted, requests: Sequence[GenerationRequest], watch:
 
     The samples start together, as soon as there is room for all of them.
     """
+    requests = requests[:1] if requests[0].beams is not None else requests
     with ExitStack() as stack:
         meters = [watch.meter, *(stack.enter_context(model.meter()) for _ in requests[1:])]
         spans = [watch.spans.follow(*each) if watch.spans is not None else None for each in enumerate(requests)]
@@ -188,7 +191,7 @@ async def _observed(
         async for chunk in chunks:
             for watcher in watchers:
                 chunk = chunk if watcher is None else watcher.observe(chunk)
-            yield index, chunk
+            yield index + chunk.output, chunk
 
 
 def receipt_maker(request: GenerationRequest, served: Served) -> ReceiptMaker | None:

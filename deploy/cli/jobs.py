@@ -12,7 +12,7 @@ import grpc
 from typer import Option
 
 from core.ranges import Range, ranges_of
-from core.records import GenerationRequest, Policy, Sampling
+from core.records import BeamSearch, GenerationRequest, Policy, Sampling
 from deploy.cli.options import number, parameter
 from outrider_client import Chunk, Client, Finish, GenerateFields, OutriderError, Stream, Verification
 
@@ -62,6 +62,13 @@ class CallOptions:
             metavar="S",
         ),
     ] = None
+    beam_width: Annotated[
+        int | None,
+        number(
+            ranges_of(BeamSearch)["width"], "Search the likeliest output with N beams; it is shown when it has ended"
+        ),
+    ] = None
+    length_penalty: Annotated[float | None, parameter(BeamSearch, "length_penalty", metavar="X")] = None
     stop: Annotated[
         list[str] | None, Option(metavar="TEXT", help="End the output before this text; may be repeated.")
     ] = None

@@ -1,9 +1,9 @@
 """A beam search as a state machine without I/O: events in, commands out.
 
 The beams are branches of one tree: the tokens that all live beams share are the session's text, and what follows them
-is the block that the target scores. A beam that ends or is dropped leaves the next block; the target keeps the KV of the
-others, so that nothing is reordered or computed again. The outputs are sent at the end, since until then any of them may
-be dropped.
+is the block that the target scores. A beam that ends or is dropped leaves the next block; the target keeps the KV of
+the others, so that nothing is reordered or computed again. The outputs are sent at the end, since until then any of
+them may be dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from orchestrator.session.engine_view import SessionText
 from orchestrator.session.output import Output
 from orchestrator.session.pair import Pair
 from orchestrator.session.recorder import Recorder
-from orchestrator.session.sourced_block import NO_BLOCK, SourcedBlock
+from orchestrator.session.sourced_block import NO_BLOCK
 from orchestrator.session.states import Target
 from orchestrator.session.target_side import TargetSide
 from orchestrator.session.verdicts import error_of

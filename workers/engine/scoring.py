@@ -97,9 +97,7 @@ def score(jobs: Sequence[ScoringJob], logits: Tensor) -> list[list[Likeliest]]:
     read_values, read_ids = readback.add(values), readback.add(ids)
     readback.wait()
     found = iter(zip(read_ids(), read_values(), strict=True))
-    return [
-        [_likeliest(*next(found), job.held.spec.num_likeliest) for _ in range(job.num_scored)] for job in jobs
-    ]
+    return [[_likeliest(*next(found), job.held.spec.num_likeliest) for _ in range(job.num_scored)] for job in jobs]
 
 
 def _likeliest(ids: Sequence[int], values: Sequence[float], count: int) -> Likeliest:
