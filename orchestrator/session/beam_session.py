@@ -27,9 +27,10 @@ from core.records import (
     Usage,
     Verdict,
 )
-from core.speculation import ROOT, TokenTree
+from core.speculation import DRAFT, ROOT, TokenTree
 from core.text import TokenLog
 from orchestrator.session import messages as m
+from orchestrator.session.drafts import BeamDrafts, Pace
 from orchestrator.session.engine_view import SessionText
 from orchestrator.session.output import Output
 from orchestrator.session.pair import Pair
@@ -39,6 +40,9 @@ from orchestrator.session.states import Target
 from orchestrator.session.target_side import TargetSide
 from orchestrator.session.verdicts import error_of
 from orchestrator.text import IncrementalDetokenizer, Tokenizer
+
+DRAFT_PATIENCE = 4
+"""Multiple of `draft_timeout_s` that a round waits for a draft: it grows below several beams, pass after pass."""
 
 
 class BeamSession:
@@ -61,8 +65,20 @@ class BeamSession:
         num_likeliest = max(Beams.num_likeliest(search, len(ending_ids)), request.num_logprobs or 0)
         spec = replace(SequenceSpec.of(request), num_likeliest=num_likeliest)
         self._target = TargetSide(SessionText(session_id, self._log, spec), pair.target.vocab_size)
+        numbers = _draft_numbers(request, search, pair)
+        self._drafts = BeamDrafts(session_id, request.prompt, SequenceSpec.of(request), numbers, pair.target.vocab_size)
+        most = pair.speculation.max_draft_tokens
+        self._max_depth = most if request.max_draft_tokens is None else min(most, request.max_draft_tokens)
+        self._ending_ids = ending_ids
+        self._pace = Pace()
+        self._began_s: float | None = None
+        """Time of the last scores, in seconds."""
+        self._is_drafted = False
+        """Whether the awaited scores are those of a round with drafts."""
         self._texts: list[tuple[int, ...]] = [()]
         """Output up to the root, then up to each node of the block."""
+        self._num_guesses = 0
+        """Number of nodes of the block below the beams."""
         self._num_cached: int | None = None
         self._recorder = Recorder({}, is_traced=False, is_explained=request.wants_explanation)
         self.stats = self._recorder.stats
@@ -85,7 +101,7 @@ class BeamSession:
 
     def start(self, now_s: float = 0.0) -> list[m.Command]:
         self._recorder.started(now_s)
-        return [m.LeaseTarget()]
+        return [m.LeaseTarget(), *self._drafts.begin()]
 
     def handle(self, event: m.Event) -> list[m.Command]:
         """Return the commands that follow from `event`; none once the session is closed."""
@@ -100,7 +116,10 @@ class BeamSession:
                 return self._lose_target(event.reason, is_failure=not event.is_planned)
             case m.Abandoned():
                 return self._fail(event.error)
-        return []
+            case m.TargetLost():
+                return []
+            case _:
+                return [*self._drafts.handle(event), *self._score_if_ready()]
 
     def break_off(self) -> None:
         """Nothing is shared with other sessions."""
@@ -127,34 +146,78 @@ class BeamSession:
         if self._num_cached is None:
             self._num_cached = min(verdict.num_cached, len(self._request.prompt))
         self.stats.record_verify(event.sent_s, event.received_s)
-        self._advance(dict(zip(self._texts, verdict.likeliest, strict=True)))
+        num_steps = self._advance(dict(zip(self._texts, verdict.likeliest, strict=True)))
+        if self._began_s is not None:
+            self._pace.observe(self._is_drafted, event.received_s - self._began_s, num_steps)
+        self._began_s = event.received_s
         if self._beams.is_done:
             return [*self._last_chunks(), *self._close()]
         if any(scores == () for scores in map(self._tops.get, self._live_texts)):
             return self._fail(UnsoundScores("a beam's scores are NaN or infinite, or no token may follow it"))
-        return [self._score()]
+        return self._draft() or [self._score()]
 
     @property
     def _live_texts(self) -> list[tuple[int, ...]]:
         return [beam.tokens for beam in self._beams.live]
 
-    def _advance(self, scored: dict[tuple[int, ...], Likeliest]) -> None:
-        """Extend the beams for as long as all of them have scores: after a block with right guesses several times."""
-        num_steps = 0
+    def _advance(self, scored: dict[tuple[int, ...], Likeliest]) -> int:
+        """Extend the beams for as long as all of them have scores: after a block with right guesses several times.
+        Return how often."""
+        num_steps = num_used = 0
         while not self._beams.is_done and all(scored.get(text) for text in self._live_texts):
             texts = self._live_texts
             self._beams.step([scored[text] for text in texts])
             self._tops.update((text, scored[text]) for text in texts if self._request.num_logprobs is not None)
+            num_used += len(texts) if num_steps else 0
             num_steps += 1
         self._tops.update((text, ()) for text in self._live_texts if scored.get(text) == ())
-        self._recorder.beams_extended(num_steps, len(self._beams.live), len(self._beams.ended))
+        self._recorder.beams_extended(
+            num_steps, len(self._beams.live), len(self._beams.ended), self._num_guesses, num_used
+        )
+        return num_steps
+
+    @property
+    def _num_tokens_left(self) -> int:
+        """Number of tokens that the beams may still get."""
+        return self._request.max_tokens - len(self._beams.live[0].tokens)
+
+    def _draft(self) -> list[m.Command]:
+        """Let the draft guess below the beams; nothing if that is not worth its time."""
+        depth = min(self._max_depth, self._num_tokens_left - 1)
+        if depth < 1 or not (self._drafts.has_lease and self._pace.is_drafting):
+            return []
+        num_rows, speculation = self._search.width, self._pair.speculation
+        commands = self._drafts.grow(self._beams.live, depth, num_rows, DRAFT_PATIENCE * speculation.draft_timeout_s)
+        if commands:
+            self._target.wait()
+        return commands
+
+    def _score_if_ready(self) -> list[m.Command]:
+        is_waiting = self._target.state is Target.AWAITING_BLOCK
+        return [self._score()] if is_waiting and not self._drafts.is_growing else []
+
+    def _guesses(self) -> list[tuple[int, ...]]:
+        """Outputs below the live beams to score ahead, none of them beyond its end."""
+        if self._target.state is not Target.AWAITING_BLOCK:
+            return []
+        room = self._pair.target.kv_cache_tokens - len(self._log) - sum(map(len, self._live_texts))
+        found = self._drafts.guesses(self._beams.live, max(0, min(room, self._pair.speculation.max_block_tokens)))
+        size = len(self._beams.live[0].tokens)
+        return [each for each in found if self._ending_ids.isdisjoint(each[size:])]
 
     def _score(self) -> m.Command:
-        """Send the live beams for their scores."""
+        """Send the live beams, and the draft's guesses below them, for their scores."""
         shared = self._beams.num_shared
         first = self._beams.live[0].tokens
         self._log.extend([*self._request.prompt, *first[:shared]][len(self._log) :])
         self._texts, tree = _tree_of(self._live_texts, shared)
+        self._is_drafted = self._target.state is Target.AWAITING_BLOCK
+        if guesses := self._guesses():
+            num_nodes = len(tree)
+            self._texts, tree = _tree_of([*self._live_texts, *guesses], shared)
+            self._num_guesses = len(tree) - num_nodes
+        else:
+            self._num_guesses = 0
         return self._target.verify(replace(NO_BLOCK, tree=tree, sources=("",) * len(tree)))
 
     # The target's lease
@@ -196,7 +259,17 @@ class BeamSession:
 
     def _close(self) -> list[m.Command]:
         self._target.close()
-        return [m.ReleaseTarget()]
+        return [m.ReleaseTarget(), *self._drafts.close()]
+
+
+def _draft_numbers(request: GenerationRequest, search: BeamSearch, pair: Pair) -> Sequence[int]:
+    """Numbers of the leases on the first draft: one for each beam. None if nothing is drafted; a head is not asked."""
+    draft, speculation = pair.drafts[0], pair.speculation
+    sources = request.guessers or speculation.guessers
+    may_draft = request.max_draft_tokens != 0 and speculation.max_draft_tokens > 0 and DRAFT in sources
+    if draft is None or draft.feature_width or not may_draft:
+        return ()
+    return range(0, search.width * len(pair.drafts), len(pair.drafts))
 
 
 def _num_forced(request: GenerationRequest, pair: Pair) -> int:

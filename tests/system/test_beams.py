@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from local import request, system
+from local import noisy_copy, request, system
 
 from core.records import BeamSearch, FinishReason, Sampling
 from tests import checkpoints
@@ -82,3 +82,17 @@ async def test_outputs_and_scores_are_those_of_generate(family, target, width):
     assert [chunk.output for chunk in chunks] == list(range(width))
     assert {chunk.finish_reason for chunk in chunks} <= {FinishReason.STOP, FinishReason.LENGTH}
     assert chunks[0].stats.num_rounds == NUM_TOKENS
+
+
+@pytest.mark.parametrize("width", [2, 4])
+async def test_drafting_changes_no_output_and_saves_passes(family, target, tmp_path, width):
+    draft = noisy_copy(target, tmp_path)
+    search = BeamSearch(width, width)
+    async with system(target, None) as running:
+        want = await running.complete(asked(family, search))
+    async with system(target, draft) as running:
+        chunks = await running.complete(asked(family, search))
+        await running.check_nothing_is_held()
+    assert [(each.token_ids, each.finish_reason) for each in chunks] == [(e.token_ids, e.finish_reason) for e in want]
+    assert [each.score for each in chunks] == pytest.approx([each.score for each in want], abs=1e-4)
+    print(chunks[0].stats)

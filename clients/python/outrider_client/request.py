@@ -79,7 +79,7 @@ class GenerateFields(Parameters, total=False):
     verification: Verification | None
     """How guesses are checked. A stream with a relaxed rule (`lenient_coupled`, `lenient_rejection`, `typical`) is not
     resumed when it breaks after its first chunk: the error is raised."""
-    early_stopping: Literal[when_full, never] | None
+    early_stopping: Literal["when_full", "never"] | None
     """When a beam search ends: once as many outputs have ended as there are beams, or only once no length could make a
     beam better. Unset: also once the best beam, at its present length, scores no higher."""
     receipt: bool | None
