@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 FANOUT = 4
 """Children of a node that a draft's tree has at most."""
+TAIL = (0.6, 0.2, 0.1)
+"""Chances of the second candidate, the third and the fourth, if the first is wrong."""
 Guess = tuple[float, tuple[int, ...]]
 """Chance of an output, and its tokens."""
 
@@ -126,7 +128,7 @@ class BeamDrafts:
 
     def grow(self, beams: Sequence[Beam], depth: int, num_rows: int, timeout_s: float) -> list[m.Command]:
         """Grow a tree of this depth below each beam for which there is a lease, the best beams first."""
-        growth = TreeSpec(num_rows, depth, num_passes=depth, fanout=FANOUT, reports_all=True)
+        growth = TreeSpec(num_rows, depth, num_passes=depth, fanout=FANOUT, tail=TAIL, reports_all=True)
         free = [draft for draft in self._all if draft.is_leased and not draft.is_growing]
         commands: list[m.Command] = []
         for beam in beams[: len(free)]:
