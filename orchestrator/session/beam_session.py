@@ -41,6 +41,8 @@ from orchestrator.session.target_side import TargetSide
 from orchestrator.session.verdicts import error_of
 from orchestrator.text import IncrementalDetokenizer, Tokenizer
 
+ALWAYS = ("static", "static_tree")
+"""Policies by which each round is drafted for. By all others it is so while that is quicker, by measurement."""
 DRAFT_PATIENCE = 4
 """Multiple of `draft_timeout_s` that a round waits for a draft: it grows below several beams, pass after pass."""
 
@@ -70,7 +72,7 @@ class BeamSession:
         most = pair.speculation.max_draft_tokens
         self._max_depth = most if request.max_draft_tokens is None else min(most, request.max_draft_tokens)
         self._ending_ids = ending_ids
-        self._pace = Pace()
+        self._pace = Pace((request.policy or pair.speculation.policy) in ALWAYS)
         self._began_s: float | None = None
         """Time of the last scores, in seconds."""
         self._is_drafted = False
@@ -280,7 +282,7 @@ def _num_forced(request: GenerationRequest, pair: Pair) -> int:
 
 
 def _tree_of(texts: Sequence[tuple[int, ...]], shared: int) -> tuple[list[tuple[int, ...]], TokenTree]:
-    """The texts as branches of one tree below their first `shared` tokens; and the text up to its root and each node."""
+    """The texts as branches of one tree below their first `shared` tokens; the text up to its root and each node."""
     nodes = {texts[0][:shared]: ROOT}
     parents: list[int] = []
     for end in range(shared + 1, max(map(len, texts)) + 1):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from core.beams import Beam
 from core.records import DraftReply, DraftRequest, DraftUpdate, Missing, SequenceSpec
-from core.speculation import ROOT, TreeSpec
+from core.speculation import ROOT, USUAL_TAIL, TreeSpec
 from core.text import TokenLog
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.growth_check import CORRUPT, check_growth
@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 
 FANOUT = 4
 """Children of a node that a draft's tree has at most."""
-TAIL = (0.6, 0.2, 0.1)
-"""Chances of the second candidate, the third and the fourth, if the first is wrong."""
 Guess = tuple[float, tuple[int, ...]]
 """Chance of an output, and its tokens."""
 
@@ -82,7 +80,7 @@ class BeamDraft:
         if isinstance(reply, Missing) and self._view.must_resend(reply.held):
             return self._request()
         if not isinstance(reply, DraftUpdate):
-            raise ValueError("it cannot go on")
+            raise TypeError("it cannot go on")
         check_growth(reply, vocab_size, len(self._log), is_sampled=False)
         self._view.take(reply.held)
         self.guesses = self._guesses_of(reply)
@@ -128,7 +126,7 @@ class BeamDrafts:
 
     def grow(self, beams: Sequence[Beam], depth: int, num_rows: int, timeout_s: float) -> list[m.Command]:
         """Grow a tree of this depth below each beam for which there is a lease, the best beams first."""
-        growth = TreeSpec(num_rows, depth, num_passes=depth, fanout=FANOUT, tail=TAIL, reports_all=True)
+        growth = TreeSpec(num_rows, depth, num_passes=depth, fanout=FANOUT, tail=USUAL_TAIL, reports_all=True)
         free = [draft for draft in self._all if draft.is_leased and not draft.is_growing]
         commands: list[m.Command] = []
         for beam in beams[: len(free)]:
@@ -200,20 +198,26 @@ class Pace:
     """Seconds per token with and without a draft, by measurement: the quicker way is taken, the other one tried now
     and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_fixed: bool) -> None:
+        """`is_fixed`: whether to draft always, whatever it costs."""
+        self._is_fixed = is_fixed
         self._seconds: dict[bool, float] = {}
         self._num_rounds = 0
+        self._has_drafted = False
 
     @property
     def is_drafting(self) -> bool:
         """Whether to draft in the next round."""
-        if len(self._seconds) < 2:
-            return True not in self._seconds
+        if self._is_fixed or len(self._seconds) < 2:
+            return self._is_fixed or True not in self._seconds
         is_quicker = self._seconds[True] < self._seconds[False]
         return is_quicker != (self._num_rounds % TRY_ROUNDS == 0)
 
     def observe(self, is_drafted: bool, seconds: float, num_tokens: int) -> None:
         self._num_rounds += 1
+        if is_drafted and not self._has_drafted:  # this round had the draft's prefill
+            self._has_drafted = True
+            return
         now = seconds / max(num_tokens, 1)
         before = self._seconds.get(is_drafted, now)
         self._seconds[is_drafted] = before + SHARE * (now - before)
