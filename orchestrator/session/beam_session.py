@@ -82,7 +82,7 @@ class BeamSession:
         self._num_guesses = 0
         """Number of nodes of the block below the beams."""
         self._num_cached: int | None = None
-        self._recorder = Recorder({}, is_traced=False, is_explained=request.wants_explanation)
+        self._recorder = Recorder(is_traced=False, is_explained=request.wants_explanation)
         self.stats = self._recorder.stats
 
     def __repr__(self) -> str:
