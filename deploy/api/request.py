@@ -21,7 +21,6 @@ from core.errors import CheckpointError, InvalidRequest
 from core.ranges import Range, shown
 from core.records import MODEL_SAMPLING, PRIORITY, GenerationRequest, Grammar, ModelInfo, Sampling
 from deploy.api.authentication import NO_LIMITS, Caller, KeyLimits
-from deploy.api.beams import with_beams
 from deploy.api.checks import (
     allowed_token_ids,
     bad_words,
@@ -99,7 +98,7 @@ def to_generation_request(given: Given, served: Served, now: float) -> Generatio
         quota=_key_limits(given).quota,
         expected_tokens=None if given.max_tokens is not None else min(max_tokens, USUAL_TOKENS),
     )
-    return with_beams(with_speculation(_with_reports(request, given, limits), given, served), given, served)
+    return with_speculation(_with_reports(request, given, limits), given, served)
 
 
 def _with_reports(request: GenerationRequest, given: Given, limits: Limits) -> GenerationRequest:

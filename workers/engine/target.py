@@ -29,11 +29,11 @@ from core.records import (
 from core.rules import Outcome
 from core.speculation import NO_GUESSES, Guesses, TokenTree
 from workers.engine.base import Engine
+from workers.engine.beams import ScoringJob, score
 from workers.engine.heads import Extended, HeadDraft
 from workers.engine.jobs import Job, Share, VerifyJob, scores_of
 from workers.engine.judging import JudgedJob, judge
 from workers.engine.kv_room import FirstComeKVRoom
-from workers.engine.scoring import ScoringJob, score
 from workers.engine.sequences import HeldSequence
 from workers.heads import (
     CommittedRows,

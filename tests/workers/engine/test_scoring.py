@@ -182,6 +182,19 @@ def test_a_node_is_computed_once(llama):
     assert llama.stats().num_rows == len(PROMPT) + num_nodes - 1, "of the first pass there is but the prompt"
 
 
+def test_a_dropped_beam_leaves_no_kv(llama):
+    """Neither it nor a wrong guess: the engine holds the text, and the nodes of the last block."""
+    driver, num_dropped = BeamDriver(llama, BeamSearch(3, 3), 12), 0
+    while not driver.beams.is_done:
+        before = llama.stats().num_rows
+        request = driver.request([(*driver.beams.live[0].tokens, 3)])
+        driver.take(answer(llama, request))
+        held = llama._store.find("s")
+        assert held.kv.num_tokens == request.num_committed + len(request.block)
+        num_dropped += llama.stats().num_rows - before
+    assert num_dropped > held.kv.num_tokens, "more was computed than is held at the end"
+
+
 def test_what_is_sent_again_is_scored_again(llama):
     driver = BeamDriver(llama, BeamSearch(3, 3), 12)
     for _ in range(4):

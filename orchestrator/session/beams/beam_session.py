@@ -30,7 +30,8 @@ from core.records import (
 from core.speculation import DRAFT, ROOT, TokenTree
 from core.text import TokenLog
 from orchestrator.session import messages as m
-from orchestrator.session.drafts import BeamDrafts, Pace
+from orchestrator.session.beams.beam_drafts import BeamDrafts
+from orchestrator.session.beams.pace import Pace
 from orchestrator.session.engine_view import SessionText
 from orchestrator.session.output import Output
 from orchestrator.session.pair import Pair
