@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from core.errors import InvalidRequest, Unavailable
-from core.records import Verification
+from core.records import BeamSearch, Verification
 from deploy.cli import main, terminal
 from deploy.cli.serve import ServeOptions, explained
 from deploy.defaults import describe_settings
@@ -61,6 +61,14 @@ def test_every_option_reaches_the_request():
     assert (request.sampling.top_p, request.sampling.seed) == (0.5, 8)
     assert (request.verification, request.max_draft_tokens) == (Verification.BLOCK, 0)
     assert (request.policy, request.pipelining) == ("entropy", False)
+
+
+def test_a_search_with_beams_reaches_the_request_and_is_shown_at_its_end(capsys):
+    script = Script(*greeting())
+    with server(script) as address:
+        run("generate", "say", "--address", address, "--beam-width", "3", "--length-penalty", "0.5")
+    assert script.requests[0].beams == BeamSearch(3, 1, 0.5)
+    assert capsys.readouterr().out == "hello word\n"
 
 
 def test_what_is_not_given_is_the_servers_to_decide():
