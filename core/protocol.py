@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from core.records import (
     Base,
@@ -61,7 +62,7 @@ class HeldTokens:
 
     spec: SequenceSpec
     log: TokenLog = field(default_factory=TokenLog)
-    tree: HeldTree = field(default_factory=HeldTree)
+    tree: HeldTree[Any] = field(default_factory=HeldTree)
     builder: TreeBuilder = field(default_factory=TreeBuilder)
     """The draft tree that a draft grows. `tree` holds the nodes of it that were fed to the model."""
     last_round: int = -1
@@ -76,6 +77,21 @@ class HeldTokens:
         """Adopt the request's tokens. At least the last one stays pending, because the scores after it are needed."""
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=False)
         return rebased if rebased.pending else self._without_last(rebased)
+
+    def rebase_to_score(self, request: VerifyRequest) -> Rebased:
+        """Adopt the request's tokens, and keep those nodes of its block that are held: beams that go on.
+
+        The last token stays pending unless what follows it is known and the block has new nodes.
+        """
+        rebased = self._rebase(request.base, request.suffix, keeps_guesses=True)
+        found = self.tree.find(request.block)
+        if not rebased.pending and (self.tree.root is None or None not in found):
+            return self._without_last(rebased)
+        kept = sorted(node for node in found if node is not None)
+        num_path = len(rebased.guesses) - len(self.tree)
+        self.tree.keep(kept)
+        guesses = [*rebased.guesses[:num_path], *(rebased.guesses[num_path + node] for node in kept)]
+        return Rebased(rebased.num_tokens, guesses, rebased.pending)
 
     def rebase_to_grow(self, request: DraftRequest, tree_spec: TreeSpec) -> Rebased:
         """Adopt the request's tokens, keep the nodes below them, and grow by `tree_spec` from now on."""
@@ -135,7 +151,7 @@ class HeldTokens:
         if num_agreeing < len(self.log):
             self.truncate(num_agreeing)
             return Rebased(num_agreeing, (), rest)
-        if not self.tree.tokens:  # always so on a target
+        if not self.tree.tokens:  # always so on a target, except in a beam search
             if rest:
                 self.tree.root = None
             return Rebased(num_agreeing, (), rest)

@@ -15,7 +15,7 @@ from orchestrator.admission import Admission, Place, QueueReport
 from orchestrator.dispatch import Runner
 from orchestrator.guessers import Guessers
 from orchestrator.policy import Controller, ControlReport, Policies
-from orchestrator.session import DraftWait, Pair, Session
+from orchestrator.session import BeamSession, DraftWait, Pair, Session
 from orchestrator.text import IncrementalDetokenizer, Tokenizer
 
 
@@ -122,24 +122,31 @@ class Service:
 
     async def _complete(self, request: GenerationRequest, place: Place) -> AsyncGenerator[Chunk, None]:
         pieces: asyncio.Queue[Chunk | OutriderError] = asyncio.Queue()
-        session = Session(
-            request,
-            self._pair,
-            self._policies.policy(request),
-            IncrementalDetokenizer(self._tokenizer, request.stop, request.include_stop),
-            self._new_session_id(request),
-            [policies.policy(request) for policies in self._extra_policies],
-        )
+        session = self._session(request)
         self._runner.start(session, pieces.put_nowait, request.deadline)
         num_tokens = 0
+        num_outputs = 1 if request.beams is None else request.beams.num_outputs
         try:
-            async for chunk in _until_last_chunk(pieces):
+            async for chunk in _until_last_chunk(pieces, num_outputs):
                 num_tokens += len(chunk.token_ids)
                 place.num_tokens = num_tokens
                 yield chunk
         finally:
             self._runner.abandon(session.id, RequestCancelled("the client went away"))
             place.leave(num_tokens)
+
+    def _session(self, request: GenerationRequest) -> Session | BeamSession:
+        session_id = self._new_session_id(request)
+        if request.beams is not None:
+            return BeamSession(request, request.beams, self._pair, self._tokenizer, session_id)
+        return Session(
+            request,
+            self._pair,
+            self._policies.policy(request),
+            IncrementalDetokenizer(self._tokenizer, request.stop, request.include_stop),
+            session_id,
+            [policies.policy(request) for policies in self._extra_policies],
+        )
 
     def wind_down(self) -> int:
         """Refuse new requests. Return the number of completions whose last chunk has not been taken yet."""
@@ -158,8 +165,9 @@ class Service:
         return f"{request.request_id}#{self._num_started}"
 
 
-async def _until_last_chunk(pieces: asyncio.Queue[Chunk | OutriderError]) -> AsyncIterator[Chunk]:
-    while True:
+async def _until_last_chunk(pieces: asyncio.Queue[Chunk | OutriderError], num_outputs: int) -> AsyncIterator[Chunk]:
+    """The chunks up to the last one of each output."""
+    while num_outputs:
         piece = await pieces.get()
         if isinstance(piece, OutriderError):
             try:
@@ -167,5 +175,4 @@ async def _until_last_chunk(pieces: asyncio.Queue[Chunk | OutriderError]) -> Asy
             finally:
                 del piece  # the traceback references this frame; the cycle would keep the session until a collection
         yield piece
-        if piece.finish_reason is not None:
-            return
+        num_outputs -= piece.finish_reason is not None

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 
-MESSAGES = ("SamplingParams", "StoppingParams", "SpeculationParams")
-BY_HAND = ("stop", "verification")
+MESSAGES = ("SamplingParams", "StoppingParams", "SpeculationParams", "BeamParams")
+BY_HAND = ("early_stopping", "stop", "verification")
 """Fields whose argument has another type than the proto's field."""
 TYPES = {
     FieldDescriptorProto.TYPE_BOOL: "bool",

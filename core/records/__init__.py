@@ -12,6 +12,7 @@ from core.records.engine import (
     DraftRequest,
     DraftUpdate,
     Features,
+    Likeliest,
     Missing,
     Refused,
     SequenceSpec,
@@ -30,6 +31,8 @@ from core.records.output import Chunk, FinishReason, Usage
 from core.records.receipt import Receipt
 from core.records.request import (
     PRIORITY,
+    BeamSearch,
+    EarlyStopping,
     GenerationRequest,
     Grammar,
     GrammarKind,

@@ -17,6 +17,12 @@ from core.records.sampling import Sampling
 from core.rules import Rule, Verification
 from core.speculation import EMPTY_BLOCK, NO_GUESSES, Guesses, NewNodes, TokenTree, TreeSpec
 
+_OWN = ("prompt_len", "num_likeliest")
+"""Fields of a `SequenceSpec` that a request has not under the same name."""
+Likeliest = tuple[tuple[int, float], ...]
+"""Token ids and their log probabilities after masks, bias and penalties, likeliest first. Empty if there are none, or
+the model's scores are NaN or infinite."""
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
@@ -37,6 +43,9 @@ class SequenceSpec:
     num_source: int = 0
     """Number of tokens at the start of the text that an encoder reads. For a draft without one they are part of the
     text."""
+    num_likeliest: int = 0
+    """Number of tokens to report after the root and after each node of a block, for a beam search. The target then
+    commits nothing, and keeps the block's KV for the next message. 0 verifies the block."""
 
     def __post_init__(self) -> None:
         check_parameters(self)
@@ -44,7 +53,7 @@ class SequenceSpec:
     @classmethod
     def of(cls, request: GenerationRequest) -> SequenceSpec:
         """Extract the part of a request that engines receive."""
-        shared = {each.name: getattr(request, each.name) for each in fields(cls) if each.name != "prompt_len"}
+        shared = {each.name: getattr(request, each.name) for each in fields(cls) if each.name not in _OWN}
         return cls(prompt_len=len(request.prompt), **shared)
 
     def of_draft(self, temperature: float | None) -> SequenceSpec:
@@ -241,6 +250,8 @@ class Verdict:
     """For `Want.FEATURES`: of the root and the accepted nodes. They end before `next_token`, which has no row yet."""
     guesses: Guesses = NO_GUESSES
     """For `Want.GUESSES`: below `next_token`."""
+    likeliest: tuple[Likeliest, ...] = ()
+    """For a spec with `num_likeliest`: after the root, then after each node of the block."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,11 @@ class Chunk:
     """Only in the last chunk."""
     trace: tuple[CallTrace, ...] = ()
     """Calls answered since the last chunk, if requested."""
+    output: int = 0
+    """Index among the outputs of a beam search."""
+    score: float | None = None
+    """Only in the last chunk of an output of a beam search: its log probability over its length to the power of the
+    length penalty."""
     began_s: float | None = None
     """Start of the stream on the orchestrator's clock, if the trace is requested. Times in `trace` count from here."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()

@@ -50,6 +50,27 @@ class Quota:
 NO_QUOTA = Quota()
 
 
+EarlyStopping = Literal["never"] | bool
+"""As in transformers: True ends the search once as many outputs have ended as there are beams; False also once the best
+beam, at its present length, scores below them; "never" only once no length could make it better."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """The parameters of a beam search. Temperature and truncation have no effect on it."""
+
+    width: int = parameter(1, Range(1, 64, is_whole=True), "Number of beams")
+    num_outputs: int = 1
+    """Number of outputs to return, the best first; at most `width`."""
+    length_penalty: float = parameter(
+        1.0, Range(-10.0, 10.0), "Outputs are compared by their log probability over their length to this power"
+    )
+    early_stopping: EarlyStopping = False
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpeculationFields:
     """Parameters of speculation as a caller gives them; `GenerationRequest` has their ranges. None takes the service's
@@ -126,6 +147,8 @@ class GenerationRequest:
     """Output tokens to reserve from the quota until the request ends. None reserves `max_tokens`."""
     adapter: Adapter | None = None
     """LoRA adapter of the target that the request has named as its model. Drafts do not use it."""
+    beams: BeamSearch | None = None
+    """None samples one output, or decodes greedily."""
     isolation: str = ""
     """Name of a tenant. Recent outputs are used as guesses only for requests with the same name, because others could
     infer an output from the speed of theirs. Empty: not shared with any request."""

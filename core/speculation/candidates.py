@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from core.speculation.growth import Measure
-from core.speculation.token_tree import NO_Q, NO_TOKEN, ROOT, SparseDistribution
+from core.speculation.token_tree import NO_Q, NO_TOKEN, ROOT, SparseDistribution, TokenTree
 
 MIN_SHARE = 1e-6
 """Shares are clipped to at least this."""
@@ -66,24 +67,28 @@ class Candidates:
                 return math.exp(-max(self.entropy, 0.0))
 
 
+Found = TypeVar("Found")
+
+
 @dataclass(slots=True)
-class HeldTree:
+class HeldTree(Generic[Found]):
     """Nodes below the committed tokens that have been fed, in the order of feeding, which is the order of their KV.
 
+    Each has what was found after it: a draft's candidates, or a target's likeliest tokens for a beam search.
     Invariant: parents precede their children, and no two children of a node have the same token.
     """
 
-    root: Candidates | None = None
+    root: Found | None = None
     """Candidates after the last committed token; None if unknown."""
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    candidates: list[Candidates] = field(default_factory=list)
+    candidates: list[Found] = field(default_factory=list)
     _children: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, parent: int, token: int, candidates: Candidates) -> int:
+    def add(self, parent: int, token: int, candidates: Found) -> int:
         """Add a node that has just been fed. Return its number."""
         node = len(self.tokens)
         self.tokens.append(token)
@@ -101,6 +106,23 @@ class HeldTree:
                 break
             path.append(child)
         return path
+
+    def find(self, tree: TokenTree) -> list[int | None]:
+        """The node that is each node of `tree`; None for one that is not held."""
+        found: list[int | None] = []
+        for token, parent in zip(tree.tokens, tree.parents, strict=True):
+            above = ROOT if parent == ROOT else found[parent]
+            found.append(None if above is None else self._children.get((above, token)))
+        return found
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        """Drop all nodes but these, which are in order and have no parent outside of them."""
+        root, old = self.root, [(self.parents[node], self.tokens[node], self.candidates[node]) for node in nodes]
+        number = {ROOT: ROOT} | {node: index for index, node in enumerate(nodes)}
+        self.clear()
+        self.root = root
+        for parent, token, candidates in old:
+            self.add(number[parent], token, candidates)
 
     def rebase(self, path: Sequence[int], *, keeps_below: bool) -> list[int]:
         """Make the end of `path` the root, in place. Nodes below it stay if `keeps_below`; all others are dropped.

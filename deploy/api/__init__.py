@@ -2,7 +2,7 @@
 
 from deploy.api.authentication import Authenticator, Caller, KeyLimits, new_key, tokens_path
 from deploy.api.checks import check_length, check_tools, json_object, require, token_ids
-from deploy.api.given import SERVICE_TIERS, Given, GivenTool, ServiceTier, given_sampling, template_call
+from deploy.api.given import SERVICE_TIERS, Given, GivenBeams, GivenTool, ServiceTier, given_sampling, template_call
 from deploy.api.hosted import AdapterStore, Hosted, Models, Served, Watch, load_of
 from deploy.api.offload import LONG_BYTES, Offload
 from deploy.api.proxy.admission import RETRY_S, Places, ProxyAdmission
@@ -29,6 +29,7 @@ __all__ = [
     "Authenticator",
     "Caller",
     "Given",
+    "GivenBeams",
     "GivenTool",
     "Hosted",
     "KeyLimits",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from core.errors import InvalidRequest
-from core.records import GIVEN_SAMPLING, SpeculationFields, Verification
+from core.records import GIVEN_SAMPLING, EarlyStopping, SpeculationFields, Verification
 from workers.grammar import Structure
 
 JSON_SEEDS = 2**53
@@ -63,6 +63,15 @@ def template_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GivenBeams:
+    """The fields of a beam search. None takes the default."""
+
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: EarlyStopping | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Given(SpeculationFields):
     """The fields of a request before they are checked, by the proto's names. Unset fields are None or empty."""
 
@@ -104,6 +113,7 @@ class Given(SpeculationFields):
     resume_token_ids: Sequence[int] = ()
     truncate_prompt_tokens: int | None = None
     """Number of tokens to keep from the end of the prompt; -1 keeps as many as leave room for the output."""
+    beams: GivenBeams | None = None
     n: int | None = None
     resume_samples: Sequence[Sequence[int]] = ()
     """Output tokens to resume, for each sample."""

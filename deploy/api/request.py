@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import secrets
 import uuid
 from collections.abc import Sequence
@@ -46,7 +47,8 @@ MAX_TIMEOUT_S = 86_400.0
 def sampling_defaults(model_dir: str | Path) -> Sampling:
     """Values of unset sampling fields: the model's generation_config.json, or temperature 1 and everything else off.
 
-    Its `do_sample` is ignored: in this service a temperature of 0 means greedy.
+    Its `do_sample` is ignored: in this service a temperature of 0 means greedy. The tokens that it forbids
+    (`bad_words_ids`, `suppress_tokens`) are forbidden to every request, as by transformers' `generate`.
     Raises: CheckpointError if the file is not JSON or has a value that no request may have.
     """
     file = Path(model_dir) / "generation_config.json"
@@ -54,7 +56,10 @@ def sampling_defaults(model_dir: str | Path) -> Sampling:
         return Sampling()
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
-        return Sampling(**{name: settings[name] for name in MODEL_SAMPLING if settings.get(name) is not None})
+        given = {name: settings[name] for name in MODEL_SAMPLING if settings.get(name) is not None}
+        words = [*(settings.get("bad_words_ids") or ()), *([token] for token in settings.get("suppress_tokens") or ())]
+        forbidden = tuple(tuple(operator.index(token) for token in word) for word in words)
+        return Sampling(**given, bad_words=forbidden)
     except (ValueError, TypeError, AttributeError, InvalidRequest) as error:
         raise CheckpointError(f"{file} does not give sampling defaults: {error}") from error
 
@@ -180,12 +185,13 @@ def _sampling(given: Given, served: Served) -> Sampling:
     info, limits = served.target, served.config.limits
     changes = {"seed": secrets.randbelow(JSON_SEEDS), **given.sampling}
     try:
+        words = bad_words(given.bad_words, given.bad_word_ids, served.tokenizer, info, limits)
         return replace(
             served.defaults,
             **changes,
             logit_bias=logit_bias(given.logit_bias, info, limits),
             allowed_token_ids=allowed_token_ids(given.allowed_token_ids, info, limits),
-            bad_words=bad_words(given.bad_words, given.bad_word_ids, served.tokenizer, info, limits),
+            bad_words=tuple(dict.fromkeys([*served.defaults.bad_words, *words])),
         )
     except InvalidRequest as error:
         raise InvalidRequest(f"sampling.{error.field}", error.problem) from None

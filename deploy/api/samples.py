@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from core.config import ServiceConfig
 from core.errors import InvalidRequest
-from core.records import Chunk, GenerationRequest, ModelInfo, Usage
-from deploy.api.checks import require
-from deploy.api.given import JSON_SEEDS, Given
+from core.ranges import ranges_of
+from core.records import BeamSearch, Chunk, GenerationRequest, ModelInfo, Usage
+from deploy.api.checks import require, within
+from deploy.api.given import JSON_SEEDS, Given, GivenBeams
 from deploy.api.hosted import Hosted, Served, Watch
 from deploy.api.request import resume_tokens, to_generation_request
 from deploy.api.speculation import not_repeatable
@@ -26,6 +27,7 @@ from deploy.receipts import ReceiptMaker
 if TYPE_CHECKING:
     from deploy.spans.tracing import SampleSpans
 
+WIDTH = "beams.beam_width"
 MAX_SAMPLES = 128
 """OpenAI's limit; a service may allow fewer."""
 
@@ -40,9 +42,43 @@ def to_requests(given: Given, served: Served, now: float) -> list[GenerationRequ
     Raises: InvalidRequest.
     """
     num_samples = _num_samples(given, served.config)
-    request = to_generation_request(given, served, now)
+    request = _with_beams(to_generation_request(given, served, now), given, served)
+    if request.beams is not None:
+        return [request] * num_samples  # one search, whose outputs are numbered like samples
     _check_share(num_samples, request, served.config)
     return samples_of(request, num_samples, _resumed(given, num_samples, request, served.target))
+
+
+def _with_beams(request: GenerationRequest, given: Given, served: Served) -> GenerationRequest:
+    """The request with its beam search, if it asks for one. Raises: InvalidRequest."""
+    if given.beams is None:
+        return request
+    search = _search(given.beams, 1 if given.n is None else given.n)
+    if served.target.num_states:
+        raise InvalidRequest("beams", f"must not be given: {served.name} has recurrent layers, which keep no branches")
+    refused = {
+        "sampling.temperature": ("0 or unset", given.sampling.get("temperature") or None),
+        "stopping.stop": ("empty", request.stop),
+        "resume_token_ids": ("empty", request.resume_tokens),
+        "resume_samples": ("empty", given.resume_samples),
+        "prompt_logprobs": ("unset", given.prompt_logprobs is not None),
+        "speculation.trace": ("false", request.wants_trace),
+        "receipt": ("false", request.wants_receipt),
+    }
+    for field, (allowed, is_given) in refused.items():
+        if is_given:
+            raise InvalidRequest(field, f"must be {allowed} beside beams")
+    return replace(request, beams=search, sampling=replace(request.sampling, temperature=0.0))
+
+
+def _search(given: GivenBeams, num_outputs: int) -> BeamSearch:
+    ranges = ranges_of(BeamSearch)
+    width = within(given.beam_width, ranges["width"], WIDTH)
+    penalty = within(given.length_penalty, ranges["length_penalty"], "beams.length_penalty")
+    if width is None:
+        raise InvalidRequest(WIDTH, "must be given")
+    require(1 <= num_outputs <= width, "n", f"in [1, {width}] (the number of beams)", num_outputs)
+    return BeamSearch(width, num_outputs, 1.0 if penalty is None else penalty, given.early_stopping or False)
 
 
 def _num_samples(given: Given, config: ServiceConfig) -> int:
@@ -136,6 +172,7 @@ async def completed(model: Hosted, requests: Sequence[GenerationRequest], watch:
 
     The samples start together, as soon as there is room for all of them.
     """
+    requests = requests[:1] if requests[0].beams is not None else requests
     with ExitStack() as stack:
         meters = [watch.meter, *(stack.enter_context(model.meter()) for _ in requests[1:])]
         spans = [watch.spans.follow(*each) if watch.spans is not None else None for each in enumerate(requests)]
@@ -188,7 +225,7 @@ async def _observed(
         async for chunk in chunks:
             for watcher in watchers:
                 chunk = chunk if watcher is None else watcher.observe(chunk)
-            yield index, chunk
+            yield index + chunk.output, chunk
 
 
 def receipt_maker(request: GenerationRequest, served: Served) -> ReceiptMaker | None:

@@ -33,9 +33,17 @@ class GenerateOptions(CallOptions):
     server that requires one.
     """
 
-    prompts: Annotated[list[str], Argument(metavar="PROMPT", help="Text to continue; - reads standard input.")] = field(
-        kw_only=True
-    )
+    prompts: Annotated[
+        list[str] | None, Argument(metavar="PROMPT", help="Text to continue; - reads standard input.")
+    ] = field(default=None, kw_only=True)
+    source: Annotated[
+        str | None,
+        Option(
+            metavar="TEXT",
+            help="Text for an encoder-decoder's encoder; - reads standard input. PROMPT, if given, then begins the "
+            "decoder's text.",
+        ),
+    ] = None
     trace: Annotated[
         Path | None,
         Option(
@@ -53,6 +61,7 @@ class GenerateOptions(CallOptions):
         """Request fields, the same for each prompt."""
         return {
             **super().fields(),
+            "source": _read(self.source) if self.source is not None else None,
             "trace": True if self.trace else None,
             "explain": self.explain or None,
             "receipt": True if self.save else None,
@@ -64,14 +73,16 @@ def generate(options: GenerateOptions) -> int:
     if (problem := problem_of_token()) is not None:
         terminal.say(f"outrider: {problem}")
         return EXIT_FAILED
-    if options.save is not None and len(options.prompts) > 1:
-        terminal.say("outrider: --save writes one output: give one prompt")
+    prompts = options.prompts or ([""] if options.source is not None else [])
+    if (problem := _problem_of(prompts, options)) is not None:
+        terminal.say(f"outrider: {problem}")
         return EXIT_FAILED
     if options.trace is not None and options.trace.suffix == ".svg":
         from simulation.report import check_pictures  # takes half a second to import
 
         check_pictures(options.trace)
-    jobs = [Job(sys.stdin.read() if prompt == "-" else prompt, options.fields()) for prompt in options.prompts]
+    fields = options.fields()
+    jobs = [Job(_read(prompt), fields) for prompt in prompts]
     # A retry may reach another server, whose clock differs.
     retry = Retry(max_retries=0 if options.trace else MAX_RETRIES)
     is_written = True
@@ -88,6 +99,20 @@ def generate(options: GenerateOptions) -> int:
         if options.save is not None:
             is_written = _save(options.save, jobs[0]) and is_written
     return 0 if is_written else EXIT_FAILED
+
+
+def _problem_of(prompts: Sequence[str], options: GenerateOptions) -> str | None:
+    if not prompts:
+        return "PROMPT is missing; only --source can stand without one"
+    if options.save is not None and len(prompts) > 1:
+        return "--save writes one output: give one prompt"
+    if options.source == "-" and "-" in prompts:
+        return "standard input can be the source or a prompt, not both"
+    return None
+
+
+def _read(text: str) -> str:
+    return sys.stdin.read() if text == "-" else text
 
 
 def _run(client: Client, jobs: Sequence[Job], options: GenerateOptions) -> None:

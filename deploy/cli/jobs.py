@@ -12,7 +12,7 @@ import grpc
 from typer import Option
 
 from core.ranges import Range, ranges_of
-from core.records import GenerationRequest, Policy, Sampling
+from core.records import BeamSearch, GenerationRequest, Policy, Sampling
 from deploy.cli.options import number, parameter
 from outrider_client import Chunk, Client, Finish, GenerateFields, OutriderError, Stream, Verification
 
@@ -62,6 +62,13 @@ class CallOptions:
             metavar="S",
         ),
     ] = None
+    beam_width: Annotated[
+        int | None,
+        number(
+            ranges_of(BeamSearch)["width"], "Search the likeliest output with N beams; it is shown when it has ended"
+        ),
+    ] = None
+    length_penalty: Annotated[float | None, parameter(BeamSearch, "length_penalty", metavar="X")] = None
     stop: Annotated[
         list[str] | None, Option(metavar="TEXT", help="End the output before this text; may be repeated.")
     ] = None
@@ -106,7 +113,7 @@ class Job:
     """One prompt, and the chunks of its stream so far."""
 
     prompt: str
-    """Empty where the fields have a chat instead."""
+    """Empty where the fields have a chat or a source instead."""
     fields: GenerateFields
     began_s: float = 0.0
     duration_s: float = 0.0
@@ -119,7 +126,8 @@ class Job:
 
     def stream(self, client: Client) -> Stream:
         """The stream that `read` reads; nothing is sent before that."""
-        return client.stream(None if "messages" in self.fields else self.prompt, **self.fields)
+        has_other = "messages" in self.fields or self.fields.get("source") is not None
+        return client.stream(None if has_other and not self.prompt else self.prompt, **self.fields)
 
     def read(self, stream: Stream, show: Callable[[Chunk], None]) -> Job:
         """To the end, or until another thread closes the stream. Raises: OutriderError."""

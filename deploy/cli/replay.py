@@ -95,7 +95,9 @@ def _replay_at(address: str, prompt: str | None, fields: GenerateFields, kept: K
 
 def save(path: Path, job: Job) -> None:
     """Write the receipt, the request and the tokens. Raises: OSError."""
-    request = pb.GenerateRequest(model=job.fields.get("model") or "", text=job.prompt)
+    source = job.fields.get("source")
+    text = job.prompt if job.prompt or source is None else None
+    request = pb.GenerateRequest(model=job.fields.get("model") or "", text=text, source=source)
     kept = {
         "receipt": job.finish.receipt,
         "request": MessageToDict(request, preserving_proto_field_name=True),
@@ -160,12 +162,24 @@ def _prompt_of(request: Mapping[str, Any]) -> tuple[str | None, GenerateFields]:
             if len(body) > 1:
                 raise ConfigError(f"the request has {len(body)} prompts: leave the one that the receipt is of")
             (body,) = body
-        return (body, {}) if isinstance(body, str) else (None, {"token_ids": body})
+        fields = _source_of(request)
+        if isinstance(body, str):
+            return body or (None if fields else body), fields
+        fields["token_ids"] = body
+        return None, fields
     try:
         message = ParseDict(dict(request), pb.GenerateRequest(), ignore_unknown_fields=True)
     except ParseError as error:
         raise ConfigError(f"the request is not one of outrider.v1: {error}") from error
     return _given_by(message)
+
+
+def _source_of(body: Mapping[str, Any]) -> GenerateFields:
+    """The source of a call by HTTP, which has one name for a text and for token ids."""
+    source = body.get("source")
+    if source is None:
+        return {}
+    return {"source": source} if isinstance(source, str) else {"source_token_ids": source}
 
 
 def _of_chat(body: Mapping[str, Any]) -> GenerateFields:
@@ -189,6 +203,10 @@ def _given_by(message: pb.GenerateRequest) -> tuple[str | None, GenerateFields]:
         fields["choice"] = list(message.structured_output.choice.choices)
     elif kind is not None:
         fields[kind] = getattr(message.structured_output, kind)  # type: ignore[literal-required]  # as above
+    if message.HasField("source"):
+        fields["source"] = message.source
+    if message.HasField("source_token_ids"):
+        fields["source_token_ids"] = list(message.source_token_ids.ids)
     match message.WhichOneof("prompt"):
         case "text":
             return message.text, fields
@@ -197,6 +215,6 @@ def _given_by(message: pb.GenerateRequest) -> tuple[str | None, GenerateFields]:
         case "chat":
             chat = MessageToDict(message.chat, preserving_proto_field_name=True)
             fields.update(chat)  # type: ignore[typeddict-item]  # they are named alike in both
-        case _:
+        case _ if not fields.keys() & {"source", "source_token_ids"}:
             raise ConfigError("the request has no prompt: give text, token_ids or chat")
     return None, fields

@@ -152,6 +152,7 @@ def _finish(chunk: Chunk, request: GenerationRequest) -> pb.Finish | None:
         speculation=pb.SpeculationStats(**speculation_fields(chunk.stats)) if chunk.stats is not None else None,
         receipt=_receipt(chunk.receipt) if chunk.receipt is not None else None,
         problem=str(chunk.problem or ""),
+        score=chunk.score,
     )
 
 

@@ -11,9 +11,19 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from core.errors import InvalidRequest
-from core.records import GIVEN_SAMPLING, GenerationRequest, Verification
+from core.records import GIVEN_SAMPLING, EarlyStopping, GenerationRequest, Verification
 from deploy import api
-from deploy.api import SERVICE_TIERS, Given, GivenTool, Served, check_tools, json_object, require, template_call
+from deploy.api import (
+    SERVICE_TIERS,
+    Given,
+    GivenBeams,
+    GivenTool,
+    Served,
+    check_tools,
+    json_object,
+    require,
+    template_call,
+)
 from deploy.calls import CallId
 from protos.outrider.v1 import generation_pb2 as pb
 from workers.grammar import STRUCTURES, Structure
@@ -24,6 +34,7 @@ MAX_TOOLS = 128
 GIVEN = frozenset(each.name for each in fields(Given))
 VERIFICATION_PREFIX = "VERIFICATION_"
 VERIFICATIONS = {pb.Verification.Value(VERIFICATION_PREFIX + each.name): each for each in Verification}
+STOPPINGS: Mapping[int, EarlyStopping] = {pb.EARLY_STOPPING_WHEN_FULL: True, pb.EARLY_STOPPING_NEVER: "never"}
 TIERS = {pb.ServiceTier.Value(f"SERVICE_TIER_{each.upper()}"): each for each in SERVICE_TIERS}
 
 
@@ -62,9 +73,18 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
             "verification": _chosen(
                 message.speculation.verification, VERIFICATIONS, pb.Verification.Name, "speculation.verification"
             ),
+            "beams": _beams(message.beams) if message.HasField("beams") else None,
             "resume_samples": [output.ids for output in message.resume_samples],
             "structure": _structure(message.structured_output) if message.HasField("structured_output") else None,
         }
+    )
+
+
+def _beams(message: pb.BeamParams) -> GivenBeams:
+    return GivenBeams(
+        beam_width=message.beam_width if message.HasField("beam_width") else None,
+        length_penalty=message.length_penalty if message.HasField("length_penalty") else None,
+        early_stopping=_chosen(message.early_stopping, STOPPINGS, pb.EarlyStopping.Name, "beams.early_stopping"),
     )
 
 

@@ -22,7 +22,7 @@ from pydantic import (
 
 from core.errors import InvalidRequest
 from core.records import SamplingFields, SpeculationFields
-from deploy.api import ServiceTier
+from deploy.api import GivenBeams, ServiceTier
 from deploy.http.tools import AskedTools
 from workers.grammar import Structure
 
@@ -224,6 +224,11 @@ class Body(SamplingPart):
     @property
     def format_asked(self) -> tuple[str, Structure] | None:
         """The field of the API's own output format, and its structure; None if it is unset. Raises: InvalidRequest."""
+        return None
+
+    @property
+    def beams_asked(self) -> GivenBeams | None:
+        """The fields of a beam search; None if none is asked for."""
         return None
 
     @property

@@ -31,6 +31,9 @@ STRUCTURE = "structured_output"
 _PARAMS = (
     (re.compile(r"^(sampling|stopping)\."), ""),
     (re.compile(r"^(text|token_ids(\.ids)?|chat(\.messages)?)\b"), "prompt"),
+    (re.compile(r"^beams\.beam_width"), "best_of"),
+    (re.compile(r"^beams\."), ""),
+    (re.compile(r"^beams$"), "use_beam_search"),
     (re.compile(r"^source_token_ids(\.ids)?"), "source"),
     (re.compile(r"^(bad_word_ids\[\d+\])\.ids\b"), r"\1"),
 )
@@ -174,6 +177,7 @@ def given_by(
         logprobs=body.num_logprobs,
         prompt_logprobs=body.num_prompt_logprobs,
         structure=held and held[1],
+        beams=body.beams_asked,
         source=body.source if isinstance(body.source, str) else None,
         source_token_ids=None if isinstance(body.source, str) else body.source,
         **{name: value for name in COPIED if (value := getattr(body, name, None)) is not None},

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.records import DraftUpdate, Missing, Refused, Stamp, Timing, TokenLogprobs, Verdict
+from core.records import DraftUpdate, Likeliest, Missing, Refused, Stamp, Timing, TokenLogprobs, Verdict
 from core.speculation import NewNodes
 from deploy.link.requests import decode_stamp, encode_stamp
 from deploy.link.stream import LinkError, parse
@@ -93,6 +93,7 @@ def _encode_verdict(verdict: Verdict) -> pb.Verdict:
         num_cached=verdict.num_cached,
         features=encode_features(verdict.features),
         guesses=encode_guesses(verdict.guesses),
+        likeliest=map(_encode_likeliest, verdict.likeliest),
     )
 
 
@@ -111,7 +112,12 @@ def _decode_verdict(stamp: Stamp, message: pb.Verdict) -> Verdict:
         message.num_cached,
         decode_features(message.features) if message.HasField("features") else None,
         decode_guesses(message.guesses),
+        tuple([tuple(zip(each.ids, each.logprobs, strict=True)) for each in message.likeliest]),
     )
+
+
+def _encode_likeliest(likeliest: Likeliest) -> pb.Likeliest:
+    return pb.Likeliest(ids=[token for token, _ in likeliest], logprobs=[logprob for _, logprob in likeliest])
 
 
 def _encode_draft_update(draft_update: DraftUpdate) -> pb.DraftUpdate:

@@ -26,7 +26,7 @@ from core.records import (
     is_last,
 )
 from orchestrator.dispatch.engine_pool import EnginePool
-from orchestrator.session import DraftWait, Session
+from orchestrator.session import BeamSession, DraftWait, Session
 from orchestrator.session import messages as m
 
 logger = logging.getLogger(__name__)
@@ -43,11 +43,11 @@ Sink = Callable[[Chunk | OutriderError], None]
 class _Running:
     """A session, with its leases and tasks."""
 
-    session: Session
+    session: Session | BeamSession
     sink: Sink
     target: Lease[TargetPort] | None = None
     drafts: dict[int, Lease[DraftPort]] = field(default_factory=dict)
-    """Leases by draft number."""
+    """Leases by number: that of the draft, plus a multiple of the number of drafts for each further lease of it."""
     verify_sent_s: float = 0.0
     draft_sent_s: dict[Stamp, float] = field(default_factory=dict)
     """Send time in seconds of each message that its draft has not ended."""
@@ -108,7 +108,7 @@ class Runner:
         waits = (running.session.stats.draft_wait for running in self._running.values())
         return sum(waits, start=self._ended_wait)
 
-    def start(self, session: Session, sink: Sink, deadline: float | None = None) -> None:
+    def start(self, session: Session | BeamSession, sink: Sink, deadline: float | None = None) -> None:
         """Run `session` until it ends by itself, fails, or is abandoned."""
         running = self._running[session.id] = _Running(session, sink)
         if deadline is not None:
@@ -215,7 +215,7 @@ class Runner:
         await self._clock.sleep(command.delay_s)
         number = command.draft
         try:
-            lease = await self._drafts[number].take(running.session.id, running.session.tokens)
+            lease = await self._drafts[number % len(self._drafts)].take(running.session.id, running.session.tokens)
         except Unavailable as error:
             logger.info("session %s goes on without a draft: %s", running.session.id, error)
             self._handle(running.session.id, m.DraftNotLeased(number))
@@ -228,7 +228,7 @@ class Runner:
         number = running.draft_of(request.stamp.session)
         assert number is not None, "a session drafts only while it holds a lease"
         running.draft_sent_s[request.stamp] = self._clock.now()
-        self._drafts[number].calls_to(running.drafts[number]).put(request)
+        self._drafts[number % len(self._drafts)].calls_to(running.drafts[number]).put(request)
 
     def _await(self, running: _Running, command: m.Await) -> None:
         if running.late is not None:
@@ -253,7 +253,7 @@ class Runner:
         running.draft_sent_s = {
             stamp: sent_s for stamp, sent_s in running.draft_sent_s.items() if stamp.session != lease.name
         }
-        self._drafts[command.draft].give_back(lease)
+        self._drafts[command.draft % len(self._drafts)].give_back(lease)
 
     # Time
 

@@ -88,6 +88,18 @@ class Recorder:
         self._explain(f"{self._open}; {num_accepted} accepted" if num_guesses else self._open)
         self._open = ""
 
+    def beams_extended(self, num_steps: int, num_live: int, num_ended: int, num_guesses: int, num_used: int) -> None:
+        """Record a pass of a beam search, by which all its beams have become `num_steps` tokens longer."""
+        self.stats.num_rounds += 1
+        self.stats.num_draft_rounds += num_guesses > 0
+        self.stats.num_drafted_tokens += num_guesses
+        self.stats.num_accepted_tokens += num_used
+        tokens = "1 token" if num_steps == 1 else f"{num_steps} tokens"
+        guesses = f" with {num_guesses} guesses" if num_guesses else ""
+        self._explain(
+            f"pass {self.stats.num_rounds}{guesses}: {tokens} longer; {num_live} beams live, {num_ended} have ended"
+        )
+
     def _num_of_extra_drafts(self, block: SourcedBlock) -> int:
         """Return the number of nodes that only extra drafts proposed."""
         nodes = zip(block.sources, block.shape.ranks, strict=True) if self._extra else ()

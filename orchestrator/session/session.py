@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from core.errors import InvalidRequest, OutriderError, ServiceError, Unavailable, UnsoundScores
+from core.errors import InvalidRequest, OutriderError, Unavailable
 from core.records import Adapter, GenerationRequest, Missing, Refused, SequenceSpec, Verdict, Want, is_last, max_guesses
 from core.speculation import DRAFT, MAX_GUESSES
 from core.text import TokenLog
@@ -28,7 +28,7 @@ from orchestrator.session.recorder import Recorder
 from orchestrator.session.sourced_block import SourcedBlock
 from orchestrator.session.states import Target
 from orchestrator.session.target_side import TargetSide
-from orchestrator.session.verdicts import JudgedBlock
+from orchestrator.session.verdicts import JudgedBlock, error_of
 from orchestrator.text import IncrementalDetokenizer
 
 
@@ -305,7 +305,7 @@ class Session:
         """Fail with the target's refusal; if the client already has output, end that output early instead."""
         has_begun = self._output.num_tokens > len(self._request.resume_tokens)
         if refused.field is None or not has_begun:
-            return self._fail(_error_of(refused))
+            return self._fail(error_of(refused))
         problem = InvalidRequest(refused.field, refused.reason)
         return [self._recorder.add_to(self._output.cut_short(problem)), *self._close()]
 
@@ -343,10 +343,3 @@ def _wants(panel: Panel, policy: TreePolicy, drafts: Drafts | None) -> tuple[Wan
     if panel.awaits_guesses:
         wants.append(Want.GUESSES)
     return tuple(wants)
-
-
-def _error_of(refused: Refused) -> OutriderError:
-    """Map a refusal to an error for the party that can act: the caller, the model's owner, or a client that retries."""
-    if refused.field is not None:
-        return InvalidRequest(refused.field, refused.reason)
-    return UnsoundScores(refused.reason) if refused.is_final else ServiceError(refused.reason)

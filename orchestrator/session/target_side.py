@@ -14,7 +14,7 @@ from orchestrator.session import messages as m
 from orchestrator.session.engine_view import EngineView, SessionText
 from orchestrator.session.sourced_block import NO_BLOCK, Offer, SourcedBlock
 from orchestrator.session.states import TARGET_TABLE, Machine, Target, Trigger
-from orchestrator.session.verdicts import JudgedBlock, problem_of
+from orchestrator.session.verdicts import JudgedBlock, problem_of, problem_of_scores
 
 FIRST_PAUSE_S = 0.05
 """Pause in seconds before another target is leased. Doubles with each target in a row lost without a verdict."""
@@ -169,6 +169,15 @@ class TargetSide:
         if self._view.wants_prompt_logprobs and len(verdict.prompt_logprobs) != self._prompt_len - 1:
             return "it has not scored the whole prompt"
         return None
+
+    def scored(self, verdict: Verdict) -> str | None:
+        """Take the scores of a beam search's block; return why they are invalid, or None. Commits no token."""
+        problem = problem_of_scores(verdict, self.block.tree, len(self._log), self._vocab_size)
+        if problem is None:
+            self._machine.fire(Trigger.VERDICT)
+            self.num_losses = 0
+            self._view.take(verdict.held)
+        return problem
 
     def commit(self, verdict: Verdict, sent_s: float, received_s: float) -> JudgedBlock:
         """Extend the text by the tokens of a verdict. Times in seconds."""

@@ -1,10 +1,12 @@
-"""Validation of verdicts, and the outcome that policies observe."""
+"""Validation of verdicts, the outcome that policies observe, and the errors that refusals become."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
-from core.records import Verdict, VerifiedBlock
+from core.errors import InvalidRequest, OutriderError, ServiceError, UnsoundScores
+from core.records import Refused, Verdict, VerifiedBlock
 from core.speculation import ROOT, TokenTree
 from orchestrator.policy import Found, RoundOutcome
 from orchestrator.session.sourced_block import SourcedBlock
@@ -74,3 +76,20 @@ def problem_of(verdict: Verdict, block: TokenTree, num_committed: int, vocab_siz
     if not 0 <= verdict.held <= num_committed + len(verdict.path):
         return "it claims to hold tokens that it was not sent"
     return None
+
+
+def problem_of_scores(verdict: Verdict, block: TokenTree, num_committed: int, vocab_size: int) -> str | None:
+    """Return why the scores of a beam search's block are invalid, or None."""
+    if len(verdict.likeliest) != 1 + len(block):
+        return "it has not scored the whole block"
+    found = [each for likeliest in verdict.likeliest for each in likeliest]
+    if not all(0 <= token < vocab_size and logprob < inf for token, logprob in found):
+        return "a score is of no token, or infinite"
+    return None if 0 <= verdict.held <= num_committed else "it claims to hold tokens that it was not sent"
+
+
+def error_of(refused: Refused) -> OutriderError:
+    """Map a refusal to an error for the party that can act: the caller, the model's owner, or a client that retries."""
+    if refused.field is not None:
+        return InvalidRequest(refused.field, refused.reason)
+    return UnsoundScores(refused.reason) if refused.is_final else ServiceError(refused.reason)

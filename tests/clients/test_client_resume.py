@@ -112,6 +112,16 @@ def test_a_sample_that_was_not_asked_for_or_goes_on_after_its_end_is_inconsisten
         stream.take(wrong)
 
 
+def test_a_beam_search_begins_again_until_it_has_an_output():
+    stream = resumption(pb.GenerateRequest(text="x", n=2, beams=pb.BeamParams(beam_width=2)))
+    stream.begin()
+    stream.broke(LOST)
+    assert not stream.begin().request.resume_samples
+    stream.take(chunk([5], 1))
+    with pytest.raises(ServiceError, match="gone"):
+        stream.broke(LOST)
+
+
 @pytest.mark.parametrize("name", ["LENIENT_COUPLED", "LENIENT_REJECTION", "TYPICAL"])
 def test_a_stream_of_a_relaxed_rule_begins_again_but_does_not_go_on(name):
     """What it has output depends on the guesses that were seen, so no server goes on with it; plainly it does not."""

@@ -29,6 +29,7 @@ from core.records import (
 from core.rules import Outcome
 from core.speculation import NO_GUESSES, Guesses, TokenTree
 from workers.engine.base import Engine
+from workers.engine.beams import ScoringJob, score
 from workers.engine.heads import Extended, HeadDraft
 from workers.engine.jobs import Job, Share, VerifyJob, scores_of
 from workers.engine.judging import JudgedJob, judge
@@ -179,12 +180,14 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         scores = scores_of(request)
         if scores is not None:
             self._store.truncate(held, 0)
-        rebased = held.rebase_to_verify(request)
+        is_scoring = bool(held.spec.num_likeliest)
+        rebased = held.rebase_to_score(request) if is_scoring else held.rebase_to_verify(request)
         self._store.keep_rows(held, rebased.num_tokens, rebased.guesses)
         held.num_guesses = len(request.block)
         pending = [*self._store.rewind(held), *rebased.pending]
         prefix = self._wanted_prefix(request)
-        self._jobs.append(VerifyJob(request, held, pending, arrived_s, scores=scores, prefix=prefix))
+        kind = ScoringJob if is_scoring else VerifyJob
+        self._jobs.append(kind(request, held, pending, arrived_s, scores=scores, prefix=prefix))
 
     def _wanted_prefix(self, request: VerifyRequest) -> PrefixFeatures | None:
         """Store for features of the tokens before the root, if a head reads them."""
@@ -215,6 +218,31 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         return scores.take(store_scores(scored, scores.logits))
 
     def _finish(self, jobs: Sequence[VerifyJob], scores: Scores) -> bool:
+        scoring = [job for job in jobs if isinstance(job, ScoringJob)]
+        if not scoring:
+            return self._judge(jobs, scores)
+        owners = [job for job in jobs for _ in range(_num_rows(job))]
+        rows = [row for row, job in enumerate(owners) if isinstance(job, ScoringJob)]
+        others = [row for row, job in enumerate(owners) if not isinstance(job, ScoringJob)]
+        self._score(scoring, scores.take(rows).logits if others else scores.logits)
+        if others:
+            self._judge([job for job in jobs if job not in scoring], scores.take(others))
+        return True
+
+    def _score(self, jobs: Sequence[ScoringJob], logits: Tensor) -> None:
+        """Answer the messages of beam searches. Their nodes stay, with their KV."""
+        for job, found in zip(jobs, score(jobs, logits), strict=True):
+            if () in found:
+                self._runtime.cache.mark_nan(job.held.kv)
+            job.hold(found)
+            reply = job.reply()
+            if isinstance(reply, Verdict):
+                self._prefixes.publish(job.held)
+            else:
+                self._store.forget_guesses(job.held)
+            self._answer(job, reply)
+
+    def _judge(self, jobs: Sequence[VerifyJob], scores: Scores) -> bool:
         judged: list[tuple[JudgedJob, Outcome]] = []
         for item in judge(jobs, scores.logits):
             if item.may_hold_nan:
@@ -313,6 +341,11 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         self._runtime.cache.compact(held.kv, len(held.log), path)
         held.log.extend(job.block.tokens[node] for node in path)
         self._runtime.cache.states.drop_early(held.kv, len(held.log))
+
+
+def _num_rows(job: VerifyJob) -> int:
+    """Number of the job's rows of logits."""
+    return job.num_scored if isinstance(job, ScoringJob) else 1 + len(job.block)
 
 
 def _nothing() -> None:

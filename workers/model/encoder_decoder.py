@@ -24,6 +24,14 @@ WITH_POSITIONS = frozenset({"bart", "marian", "mbart", "pegasus", "plbart"})
 """Model types that add an embedding of the position to that of the token."""
 WITH_DISTANCES = frozenset({"mt5", "t5"})
 """Model types that add a bias to attention scores, by the distance between two tokens."""
+NOT_APPLIED = (
+    "begin_suppress_tokens",
+    "encoder_no_repeat_ngram_size",
+    "forced_decoder_ids",
+    "no_repeat_ngram_size",
+    "sequence_bias",
+)
+"""Settings of a generation config that change the output of `generate` and are not applied here."""
 MAX_SOURCE_TOKENS = 2048
 """Longest source of a model that states no limit, unless a setting does. The bias of its encoder takes the square."""
 
@@ -55,9 +63,15 @@ def check_settings(architecture: str, config: EngineConfig) -> None:
 def start_tokens(model: Any) -> tuple[int, ...]:
     """Tokens that the decoder's text begins with: its start token and, if the model forces one, the first token.
 
-    Raises: UnsupportedModel without a start token.
+    Raises: UnsupportedModel without a start token, or with a setting that would change the outputs.
     """
     settings, config = model.generation_config, model.config
+    for name in NOT_APPLIED:
+        if value := getattr(settings, name, None):
+            raise UnsupportedModel(
+                f"{config.model_type}: {name} is {value!r} in its generation config, which is not applied; remove it "
+                "there to serve the model without it"
+            )
     start = settings.decoder_start_token_id
     if start is None:
         start = getattr(config, "decoder_start_token_id", None)

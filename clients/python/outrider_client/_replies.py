@@ -119,6 +119,7 @@ def _finish(message: pb.Finish) -> Finish:
         speculation=_speculation(message.speculation) if message.HasField("speculation") else None,
         receipt=_json(message.receipt) if message.HasField("receipt") else None,
         problem=message.problem or None,
+        score=message.score if message.HasField("score") else None,
     )
 
 

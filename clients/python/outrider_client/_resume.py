@@ -114,7 +114,9 @@ class Resumption:
 
     @property
     def _is_repeatable(self) -> bool:
-        """Whether the output can be resumed: not with a relaxed rule, unless drafting is off."""
+        """Whether the output can be resumed: not of a beam search, nor with a relaxed rule unless drafting is off."""
+        if self._request.HasField("beams"):
+            return False
         speculation = self._request.speculation
         is_plain = speculation.HasField("max_draft_tokens") and speculation.max_draft_tokens == 0
         return is_plain or speculation.verification not in RELAXED

@@ -110,6 +110,8 @@ class Finish:
     """With `receipt=True`: everything that determined the output, as the JSON form of the proto's Receipt."""
     problem: str | None = None
     """Why no further token was possible, if the request's own constraints allowed none; the reason is then "length"."""
+    score: float | None = None
+    """Of a beam search: the output's log probability over its length to the power of the length penalty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import math
 import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 from google.protobuf.message import Message
@@ -79,6 +79,9 @@ class GenerateFields(Parameters, total=False):
     verification: Verification | None
     """How guesses are checked. A stream with a relaxed rule (`lenient_coupled`, `lenient_rejection`, `typical`) is not
     resumed when it breaks after its first chunk: the error is raised."""
+    early_stopping: Literal["when_full", "never"] | None
+    """When a beam search ends: once as many outputs have ended as there are beams, or only once no length could make a
+    beam better. Unset: also once the best beam, at its present length, scores no higher."""
     receipt: bool | None
     """Add a receipt to the last chunk: everything that determined the output."""
 
@@ -133,7 +136,7 @@ def _put_choice(message: pb.GenerateRequest, choices: Sequence[str]) -> None:
 
 
 _STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar")
-_GROUPS = ("sampling", "stopping", "speculation", "structured_output")
+_GROUPS = ("sampling", "stopping", "speculation", "structured_output", "beams")
 """Messages inside the request whose fields are arguments."""
 _UNSET = pb.GenerateRequest()
 _PATHS = {

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator
 
 from core.errors import InvalidRequest
-from deploy.api import ServiceTier, require
+from deploy.api import GivenBeams, ServiceTier, require
 from deploy.http.bodies import Body, Ignored, Part, TextContent, neutral, strings
 from workers.grammar import Structure
 
@@ -102,6 +102,12 @@ class SampledBody(OpenAiBody):
     response_format: ResponseFormat | None = None
     HAS_CHOICES: ClassVar[bool] = True
 
+    use_beam_search: bool | None = None
+    """As in vLLM, with `best_of` beams, or else `n`."""
+    best_of: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+
     return_token_ids: bool | None = None
     """Includes the prompt's token ids."""
     prompt_logprobs: int | None = None
@@ -124,8 +130,27 @@ class SampledBody(OpenAiBody):
         schema = None if given.json_schema is None else given.json_schema.schema_
         return structure_of_format(field, given.type, schema, f"{field}.json_schema", f"{field}.json_schema.schema")
 
+    @property
+    def beams_asked(self) -> GivenBeams | None:
+        if not self.use_beam_search:
+            return None
+        width = self.best_of if self.best_of is not None else self.n or 1
+        return GivenBeams(
+            beam_width=width, length_penalty=self.length_penalty, early_stopping=self.early_stopping or False
+        )
+
     def check(self) -> None:
         """Raises: InvalidRequest."""
+        if not self.use_beam_search:
+            require(
+                self.best_of in (None, self.n or 1),
+                "best_of",
+                "n or unset unless use_beam_search is true",
+                self.best_of,
+            )
+            for name in ("length_penalty", "early_stopping"):
+                if getattr(self, name) not in (None, False):
+                    raise InvalidRequest(name, "must not be given unless use_beam_search is true")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options", "must not be given unless stream is true")
 
@@ -152,7 +177,6 @@ class CompletionBody(SampledBody):
     prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
     logprobs: int | None = None
     echo: bool | None = None
-    best_of: Annotated[Any, neutral(1, reason="this server returns every output that it makes")] = None
     suffix: Annotated[Any, neutral("", reason="the models here complete, they do not insert")] = None
 
     @property

@@ -120,7 +120,8 @@ class ChoicesReply(Reply):
         stats = speculation_fields(last.stats) if last.stats is not None else None
         receipt = {"receipt": receipt_fields(last.receipt)} if last.receipt is not None else {}
         problem = {"problem": str(self._named(last.problem))} if last.problem is not None else {}
-        return {"seed": self._requests[index].sampling.seed, "speculation": stats, **receipt, **problem}
+        score = {"score": last.score} if last.score is not None else {}
+        return {"seed": self._requests[index].sampling.seed, "speculation": stats, **receipt, **problem, **score}
 
     def _usage(self) -> dict[str, Any]:
         """Usage so far. Each prompt counts once, with the smallest number of cached tokens among its samples."""

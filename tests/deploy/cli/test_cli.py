@@ -9,11 +9,12 @@ import sys
 
 import pytest
 
-from core.errors import Unavailable
-from core.records import Verification
+from core.errors import InvalidRequest, Unavailable
+from core.records import BeamSearch, Verification
 from deploy.cli import main, terminal
 from deploy.cli.serve import ServeOptions, explained
 from deploy.defaults import describe_settings
+from deploy.grpc import servicer as rpc
 from deploy.launch import local
 from deploy.settings import read_fleet, single_models
 from outrider_client import Chunk, Usage
@@ -62,6 +63,14 @@ def test_every_option_reaches_the_request():
     assert (request.policy, request.pipelining) == ("entropy", False)
 
 
+def test_a_search_with_beams_reaches_the_request_and_is_shown_at_its_end(capsys):
+    script = Script(*greeting())
+    with server(script) as address:
+        run("generate", "say", "--address", address, "--beam-width", "3", "--length-penalty", "0.5")
+    assert script.requests[0].beams == BeamSearch(3, 1, 0.5)
+    assert capsys.readouterr().out == "hello word\n"
+
+
 def test_what_is_not_given_is_the_servers_to_decide():
     script = Script(*greeting())
     with server(script) as address:
@@ -78,6 +87,28 @@ def test_the_prompt_may_come_from_standard_input(monkeypatch):
         run("generate", "-", "--address", address)
         run("generate", "say", "--address", address)
     assert script.requests[0].prompt == script.requests[1].prompt
+
+
+@pytest.mark.parametrize(("prompts", "prefix"), [((), None), (("ab",), "ab")])
+def test_a_source_goes_beside_a_prefix_or_alone(prompts, prefix, monkeypatch, capsys):
+    """The server's model is a decoder, so its refusal shows that the source has arrived, by its name."""
+    seen = []
+    monkeypatch.setattr(rpc.translate, "to_requests", lambda message, *_: seen.append(message) or _refused())
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the source"))
+    with server(Script()) as address:
+        assert run("generate", *prompts, "--source", "-", "--address", address) == 1
+    assert seen[0].source == "the source"
+    assert (seen[0].text if seen[0].HasField("text") else None) == prefix
+
+
+def _refused():
+    raise InvalidRequest("source", "must not be given")
+
+
+@pytest.mark.parametrize(("argv", "problem"), [((), "PROMPT is missing"), (("-", "--source", "-"), "not both")])
+def test_a_call_without_a_prompt_or_with_one_input_for_two_is_refused(argv, problem, capsys):
+    assert run("generate", *argv) == 1
+    assert problem in capsys.readouterr().err
 
 
 def test_without_a_server_the_user_is_told_how_to_start_one(capsys):

@@ -9,8 +9,9 @@ import pytest
 
 from core.errors import ConfigError, InvalidRequest
 from deploy.cli import main
-from deploy.cli.replay import _prompt_of
-from outrider_client import Client
+from deploy.cli.jobs import Job
+from deploy.cli.replay import _prompt_of, save
+from outrider_client import Chunk, Client, Finish, Usage
 from tests.deploy.grpc import rpc
 from tests.deploy.grpc.rpc import Script, greeting, ids_of, server
 from tests.vocabularies import as_product, byte_level
@@ -42,6 +43,27 @@ def test_what_is_saved_is_the_receipt_the_request_and_the_tokens(kept):
     assert (receipt["model"], receipt["sampling"]["seed"], receipt["sampling"]["temperature"]) == ("pair", 7, 0.7)
     assert receipt["output_tokens"] == len(content["token_ids"])
     assert "say" not in json.dumps(receipt)
+
+
+@pytest.mark.parametrize(
+    ("request_", "prompt", "source"),
+    [
+        ({"source": "s"}, None, {"source": "s"}),
+        ({"source": "s", "text": "p"}, "p", {"source": "s"}),
+        ({"source_token_ids": {"ids": [5, 6]}}, None, {"source_token_ids": [5, 6]}),
+        ({"prompt": "", "source": "s"}, None, {"source": "s"}),
+        ({"prompt": "p", "source": [5, 6]}, "p", {"source_token_ids": [5, 6]}),
+    ],
+)
+def test_a_source_is_asked_again(request_, prompt, source):
+    assert _prompt_of(request_) == (prompt, source)
+
+
+def test_a_saved_request_has_its_source(tmp_path):
+    finish = Finish("stop", None, 7, None, receipt={})
+    job = Job("", {"source": "s"}, chunks=[Chunk("", (), (), (), Usage(1, 0), finish)])
+    save(tmp_path / "kept", job)
+    assert json.loads((tmp_path / "kept").read_text())["request"] == {"source": "s"}
 
 
 def test_an_output_that_comes_out_again_is_the_same(kept, capsys):

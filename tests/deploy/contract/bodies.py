@@ -52,6 +52,10 @@ def lenient(lenience: float) -> Fragment:
     return {"speculation": {"verification": "lenient_coupled", "lenience": lenience}}
 
 
+def beams(**fields: Any) -> Fragment:
+    return {"use_beam_search": True, **fields}
+
+
 EVERYWHERE: Mapping[str, Sent] = {
     **each(
         **SAMPLING, stream=True, logit_bias={"9": -1.0}, allowed_token_ids=[7, 9], bad_words=["a"],
@@ -94,7 +98,11 @@ SAMPLED: Mapping[str, Sent] = {
         return_token_ids=True,
         prompt_logprobs=1,
         truncate_prompt_tokens=1,
+        use_beam_search=True,
     ),
+    "best_of": (beams(best_of=3), beams(best_of=2)),
+    "length_penalty": (beams(length_penalty=0.5), beams()),
+    "early_stopping": (beams(early_stopping="never"), beams()),
     "response_format.schema": (
         {"response_format": {"type": "json_object", "schema": SCHEMA}},
         {"response_format": {"type": "json_object"}},
@@ -292,7 +300,7 @@ COMPLETION: Mapping[str, Sent] = {
     **SAMPLED,
     **each(prompt="see", logprobs=2, echo=True),
 }
-COMPLETION_REFUSED: Mapping[str, Fragment] = {"best_of": {"best_of": 2}, "suffix": {"suffix": "x"}}
+COMPLETION_REFUSED: Mapping[str, Fragment] = {"suffix": {"suffix": "x"}}
 
 BARE: Mapping[str, Fragment] = {
     "/v1/completions": {"prompt": "say"},

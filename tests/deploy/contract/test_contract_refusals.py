@@ -47,6 +47,10 @@ REFUSED: list[tuple[pb.GenerateRequest, str]] = [
     *((sampling(top_p=value), "sampling.top_p") for value in (-0.0, 1.0000001)),
     (message(request_id="\x00"), "request_id"),
     (message(source="x"), "source"),
+    (message(beams=pb.BeamParams()), "beams.beam_width"),
+    *((message(beams=pb.BeamParams(beam_width=value)), "beams.beam_width") for value in (0, 65)),
+    (message(beams=pb.BeamParams(beam_width=2, length_penalty=11.0)), "beams.length_penalty"),
+    (message(beams=pb.BeamParams(beam_width=2, early_stopping=3)), "beams.early_stopping"),
     (message(source_token_ids=pb.TokenIds(ids=[1])), "source_token_ids.ids"),
     (message(resume_samples=[pb.TokenIds(ids=[VOCAB])]), "resume_samples[0].ids[0]"),
 ]

@@ -46,7 +46,7 @@ def telling(stop: str | int) -> list[Any]:
     chunks[0] = replace(chunks[0], prompt_logprobs=(top,) * 3)
     stats = replace(last.stats, num_draft_failures=1, num_target_failures=2, num_relaxed_tokens=3, num_continued=4)
     problem = InvalidRequest("structured_output", "cannot be followed")
-    return [chunks[0], replace(chunks[1], matched_stop=stop, stats=stats, problem=problem)]
+    return [chunks[0], replace(chunks[1], matched_stop=stop, stats=stats, problem=problem, score=-0.5)]
 
 
 def test_each_field_of_a_reply_is_told():

@@ -85,6 +85,12 @@ SENT: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "priority": ({"priority": 3}, {}),
     "service_tier": ({"serviceTier": "SERVICE_TIER_FLEX"}, {}),
     "receipt": ({"receipt": True}, {}),
+    "beams.beam_width": ({"beams": {"beamWidth": 2}}, {"beams": {"beamWidth": 3}}),
+    "beams.length_penalty": ({"beams": {"beamWidth": 2, "lengthPenalty": 0.5}}, {"beams": {"beamWidth": 2}}),
+    "beams.early_stopping": (
+        {"beams": {"beamWidth": 2, "earlyStopping": "EARLY_STOPPING_NEVER"}},
+        {"beams": {"beamWidth": 2, "earlyStopping": "EARLY_STOPPING_WHEN_FULL"}},
+    ),
     **{
         f"structured_output.{name}": ({"structuredOutput": {name: value}}, {})
         for name, value in {

@@ -576,11 +576,32 @@ def test_defaults_are_those_of_the_models_generation_config(tmp_path):
     assert sampling_defaults(tmp_path) == Sampling(temperature=0.6, top_p=0.95)
 
 
+def test_tokens_that_the_model_forbids_are_forbidden_to_every_request(tmp_path):
+    given = {"bad_words_ids": [[7], [8, 9]], "suppress_tokens": [3]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(given))
+    defaults = sampling_defaults(tmp_path)
+    assert defaults.bad_words == ((7,), (8, 9), (3,))
+    message = pb.GenerateRequest(text="a", sampling=pb.SamplingParams(bad_word_ids=[pb.TokenIds(ids=[5])]))
+    (request,) = to_requests(message, replace(served(), defaults=defaults), NOW)
+    assert request.sampling.bad_words == ((7,), (8, 9), (3,), (5,))
+
+
 def test_a_model_without_a_generation_config_is_sampled_as_it_is(tmp_path):
     assert sampling_defaults(tmp_path) == Sampling()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"top_p": 7}', '{"temperature": "warm"}', '{"top_k": 50.5}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        '{"top_p": 7}',
+        '{"temperature": "warm"}',
+        '{"top_k": 50.5}',
+        '{"bad_words_ids": [["a"]]}',
+        '{"suppress_tokens": 3}',
+    ],
+)
 def test_a_generation_config_that_no_request_could_ask_for_is_refused_at_start(tmp_path, content):
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):

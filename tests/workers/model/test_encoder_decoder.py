@@ -60,6 +60,13 @@ def test_a_token_that_the_model_forces_follows_the_start(tmp_path: Path) -> None
     assert survey(config_of(tmp_path)).decoder_start == (0, 7)
 
 
+def test_a_generation_setting_that_is_not_applied_is_refused_by_name(tmp_path: Path) -> None:
+    file = checkpoints.write("bart", tmp_path) / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"no_repeat_ngram_size": 3}))
+    with pytest.raises(UnsupportedModel, match="no_repeat_ngram_size is 3"):
+        survey(config_of(tmp_path))
+
+
 def test_without_a_start_token_it_is_refused(tmp_path: Path) -> None:
     checkpoints.write("t5", tmp_path)
     for name in ("config.json", "generation_config.json"):

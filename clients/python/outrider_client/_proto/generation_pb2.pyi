@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class EarlyStopping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EARLY_STOPPING_UNSPECIFIED: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_WHEN_FULL: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_NEVER: _ClassVar[EarlyStopping]
+
 class ServiceTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SERVICE_TIER_UNSPECIFIED: _ClassVar[ServiceTier]
@@ -39,6 +45,9 @@ class Call(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CALL_BLOCK: _ClassVar[Call]
     CALL_GROWTH: _ClassVar[Call]
     CALL_PREFILL: _ClassVar[Call]
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping
+EARLY_STOPPING_WHEN_FULL: EarlyStopping
+EARLY_STOPPING_NEVER: EarlyStopping
 SERVICE_TIER_UNSPECIFIED: ServiceTier
 SERVICE_TIER_DEFAULT: ServiceTier
 SERVICE_TIER_FLEX: ServiceTier
@@ -62,7 +71,7 @@ CALL_GROWTH: Call
 CALL_PREFILL: Call
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "source", "source_token_ids", "request_id", "sampling", "stopping", "speculation", "logprobs", "resume_token_ids", "timeout_s", "n", "resume_samples", "prompt_logprobs", "priority", "service_tier", "structured_output", "receipt")
+    __slots__ = ("model", "text", "token_ids", "chat", "source", "source_token_ids", "request_id", "sampling", "stopping", "speculation", "logprobs", "resume_token_ids", "timeout_s", "n", "resume_samples", "prompt_logprobs", "priority", "service_tier", "structured_output", "beams", "receipt")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +91,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     SERVICE_TIER_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    BEAMS_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
@@ -102,8 +112,19 @@ class GenerateRequest(_message.Message):
     priority: int
     service_tier: ServiceTier
     structured_output: StructuredOutput
+    beams: BeamParams
     receipt: bool
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., source: _Optional[str] = ..., source_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., request_id: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., logprobs: _Optional[int] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., timeout_s: _Optional[float] = ..., n: _Optional[int] = ..., resume_samples: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., service_tier: _Optional[_Union[ServiceTier, str]] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., receipt: _Optional[bool] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., source: _Optional[str] = ..., source_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., request_id: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., logprobs: _Optional[int] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., timeout_s: _Optional[float] = ..., n: _Optional[int] = ..., resume_samples: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., service_tier: _Optional[_Union[ServiceTier, str]] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., beams: _Optional[_Union[BeamParams, _Mapping]] = ..., receipt: _Optional[bool] = ...) -> None: ...
+
+class BeamParams(_message.Message):
+    __slots__ = ("beam_width", "length_penalty", "early_stopping")
+    BEAM_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    beam_width: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+    def __init__(self, beam_width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ...) -> None: ...
 
 class StructuredOutput(_message.Message):
     __slots__ = ("json_schema", "json_object", "regex", "choice", "grammar")
@@ -369,7 +390,7 @@ class CallTrace(_message.Message):
     def __init__(self, call: _Optional[_Union[Call, str]] = ..., sent_s: _Optional[float] = ..., received_s: _Optional[float] = ..., guesses: _Optional[int] = ..., used: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., verified: _Optional[_Union[VerifiedBlock, _Mapping]] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("reason", "stop", "stop_token_id", "seed", "speculation", "receipt", "problem")
+    __slots__ = ("reason", "stop", "stop_token_id", "seed", "speculation", "receipt", "problem", "score")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -377,6 +398,7 @@ class Finish(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop: str
     stop_token_id: int
@@ -384,7 +406,8 @@ class Finish(_message.Message):
     speculation: SpeculationStats
     receipt: Receipt
     problem: str
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., problem: _Optional[str] = ...) -> None: ...
+    score: float
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., problem: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("version", "model", "target", "draft", "tokenizer_digest", "prompt_digest", "prompt_tokens", "output_digest", "output_tokens", "sampling", "stopping", "verification", "lenience", "structured_output_digest", "depends_on_guesses", "adapter_digest")

@@ -9,6 +9,10 @@ from typing import TypedDict
 class Parameters(TypedDict, total=False):
     """Parameters of a request. None leaves one to the server."""
 
+    beam_width: int | None
+    """Number of beams, in [1, 64]; at least n."""
+    length_penalty: float | None
+    """Outputs are compared by their log probability over their length to this power, in [-10, 10]. Unset: 1."""
     temperature: float | None
     """0 (greedy) or in [0.001, 100]. Values between 0 and 0.001 are refused."""
     top_k: int | None

@@ -259,7 +259,7 @@ class TreeSpec(_message.Message):
     def __init__(self, rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., min_path_prob: _Optional[float] = ..., calibration_offset: _Optional[float] = ..., calibration_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ..., reports_all: _Optional[bool] = ..., num_passes: _Optional[int] = ..., fanout: _Optional[int] = ..., measure: _Optional[_Union[Measure, str]] = ..., min_confidence: _Optional[float] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
-    __slots__ = ("prompt_len", "sampling", "verification", "num_logprobs", "lenience", "num_prompt_logprobs", "grammar", "adapter", "num_source")
+    __slots__ = ("prompt_len", "sampling", "verification", "num_logprobs", "lenience", "num_prompt_logprobs", "grammar", "adapter", "num_source", "num_likeliest")
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +269,7 @@ class SequenceSpec(_message.Message):
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     NUM_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LIKELIEST_FIELD_NUMBER: _ClassVar[int]
     prompt_len: int
     sampling: Sampling
     verification: Verification
@@ -278,7 +279,8 @@ class SequenceSpec(_message.Message):
     grammar: Grammar
     adapter: Adapter
     num_source: int
-    def __init__(self, prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., verification: _Optional[_Union[Verification, str]] = ..., num_logprobs: _Optional[int] = ..., lenience: _Optional[float] = ..., num_prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., num_source: _Optional[int] = ...) -> None: ...
+    num_likeliest: int
+    def __init__(self, prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., verification: _Optional[_Union[Verification, str]] = ..., num_logprobs: _Optional[int] = ..., lenience: _Optional[float] = ..., num_prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., num_source: _Optional[int] = ..., num_likeliest: _Optional[int] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "path", "digest")
@@ -333,7 +335,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("path", "next_token", "held", "logprobs", "timing", "continued", "num_relaxed", "samples", "num_cached", "features", "guesses", "prompt_logprobs")
+    __slots__ = ("path", "next_token", "held", "logprobs", "timing", "continued", "num_relaxed", "samples", "num_cached", "features", "guesses", "likeliest", "prompt_logprobs")
     PATH_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
@@ -345,6 +347,7 @@ class Verdict(_message.Message):
     NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     GUESSES_FIELD_NUMBER: _ClassVar[int]
+    LIKELIEST_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     path: _containers.RepeatedScalarFieldContainer[int]
     next_token: int
@@ -357,8 +360,17 @@ class Verdict(_message.Message):
     num_cached: int
     features: Features
     guesses: Guesses
+    likeliest: _containers.RepeatedCompositeFieldContainer[Likeliest]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., held: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., continued: _Optional[int] = ..., num_relaxed: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., num_cached: _Optional[int] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., guesses: _Optional[_Union[Guesses, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., held: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., continued: _Optional[int] = ..., num_relaxed: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., num_cached: _Optional[int] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., guesses: _Optional[_Union[Guesses, _Mapping]] = ..., likeliest: _Optional[_Iterable[_Union[Likeliest, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+
+class Likeliest(_message.Message):
+    __slots__ = ("ids", "logprobs")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DraftUpdate(_message.Message):
     __slots__ = ("held", "first", "parents", "tokens", "ranks", "chances", "confidences", "timing", "root", "is_over", "q")
