@@ -64,7 +64,7 @@ async def test_no_token_changes_and_some_guesses_are_right(head, place, drawn):
         plain, _ = await streams(served, sampling, verification)
     guessers = ("head",) if place == "target" else ("draft",)
     name = "head" if place == "target" else "draft"
-    async with system(speculation=replace(TREE, guessers=guessers), **places(head)[place]) as served:
+    async with system(speculation=replace(TREE, guessers=guessers), is_patient=True, **places(head)[place]) as served:
         tokens, sources = await streams(served, sampling, verification)
         await served.check_nothing_is_held()
     if drawn != "rejection":  # by that rule guesses change which tokens are drawn, not their distribution
@@ -92,7 +92,7 @@ async def test_a_head_beside_a_draft(head):
     async with system(draft=None) as served:
         plain, _ = await streams(served, sampling, verification)
     both = replace(IN_TURN, policy="confidence", guessers=("draft", "head"))
-    async with system(speculation=both, targets={"head": str(head)}) as served:
+    async with system(speculation=both, targets={"head": str(head)}, is_patient=True) as served:
         tokens, sources = await streams(served, sampling, verification)
     assert tokens == plain
     assert {source.name for source in sources} == {"draft", "head"}
@@ -133,7 +133,7 @@ async def test_an_eagle_head_changes_no_token(eagle_head, place, drawn):
     guessers = ("head",) if place == "target" else ("draft",)
     for speculation in (TREE, IN_TURN):
         async with system(
-            speculation=replace(speculation, guessers=guessers), **eagle_places(eagle_head)[place]
+            speculation=replace(speculation, guessers=guessers), is_patient=True, **eagle_places(eagle_head)[place]
         ) as served:
             tokens, sources = await streams(served, sampling, verification)
             await served.check_nothing_is_held()

@@ -155,7 +155,7 @@ async def test_other_rules_serve_sources_too(pair, rule):
 
 async def test_a_draft_with_its_own_encoder_is_mostly_right(pair):
     """A draft that is the target itself: all its guesses stand only if it reads the source, too."""
-    async with system(pair[0], pair[0], gamma=4) as running:
+    async with system(pair[0], pair[0], gamma=4, is_patient=True) as running:
         chunks = await running.complete(asked(SOURCES[3]))
     statistics = chunks[-1].stats
     assert statistics.num_drafted_tokens > 0
