@@ -118,7 +118,7 @@ def test_what_engines_import_starts_no_thread_however_many_they_compute_with(nod
     """Or there would be no forks, and nothing but a slow start would tell."""
     threads = {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
     told = node.start(modules=IMPORTS, **threads)
-    while told["parent"] == os.getpid() and not logged(tmp_path):  # so busy a machine that the imports are not waited for
+    while told["parent"] == os.getpid() and not logged(tmp_path):  # a machine too busy to import all of it in time
         told = node.start(modules=IMPORTS, **threads)
     assert {told["parent"]} == node.servers
 
