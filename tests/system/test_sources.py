@@ -80,7 +80,7 @@ def test_sources_decide(plain):
     assert len(set(seeded)) == len(SOURCES)
 
 
-@pytest.mark.parametrize("block_tokens", [4, 16])
+@pytest.mark.parametrize("block_tokens", [4, pytest.param(16, marks=pytest.mark.slow)])
 async def test_drafting_changes_nothing(pair, plain, block_tokens):
     requests, want = plain
     assert await outputs(*pair, requests, block_tokens=block_tokens) == want
@@ -97,7 +97,7 @@ async def test_policies_that_decide_by_dice_change_nothing(pair, plain):
     assert await outputs(*pair, requests, policies=WildPolicies(seed=7), speculation=PATIENT) == want
 
 
-@pytest.mark.parametrize("family", ["t5", "marian", "llama"])
+@pytest.mark.parametrize("family", ["t5", pytest.param("marian", marks=pytest.mark.slow), "llama"])
 async def test_a_draft_of_another_architecture_changes_nothing(pair, plain, family, tmp_path):
     """A decoder reads the source as the beginning of its text."""
     requests, want = plain
