@@ -55,7 +55,7 @@ def request(text, max_tokens=32, gamma=None, guessers=(), **fields):
 async def assert_nothing_is_held(running):
     """Both engines are empty again, within a round or so of the last stream's end."""
     for role in ("target", "draft"):
-        for _ in range(100):
+        for _ in range(1000):
             stats = await running.stats(role)
             if stats.num_sessions == 0:
                 break
