@@ -28,7 +28,7 @@ SIZES = {f"{rows}-{inputs}-{outputs}": (rows, inputs, outputs) for rows, inputs,
 @pytest.fixture(scope="module")
 def found() -> dict[str, float]:
     """What one process finds, for all tests: to start one takes longer than what it does."""
-    return json.loads(run(__name__, "t.write_found()", **INTERPRETED))  # type: ignore[no-any-return]
+    return json.loads(run(__name__, "t.write_found()", **INTERPRETED))
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
