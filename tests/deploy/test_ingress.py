@@ -16,7 +16,7 @@ from deploy.cli import main
 from outrider_client import Client, GenerateFields, NotFound, OutriderError, Overloaded, Retry
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc
-from tests.system.served import MAX_SESSIONS
+from tests.system.served import MAX_SESSIONS, MAX_TRIES
 
 pytestmark = pytest.mark.ray
 PROMPT = "the rain in spain"
@@ -55,8 +55,8 @@ def test_the_stream_the_whole_and_plain_decoding_are_the_same_tokens(client, stu
 
 
 def drafted_stream(client):
-    """The first of a few: on a busy machine a stream may have ended before its draft has said anything."""
-    streams = (client.generate(PROMPT, **SAMPLED) for _ in range(20))
+    """The first of a few with guesses."""
+    streams = (client.generate(PROMPT, **SAMPLED) for _ in range(MAX_TRIES))
     return next(stream for stream in streams if stream.finish.speculation.drafted_tokens)
 
 
@@ -98,7 +98,7 @@ def test_a_relaxed_rule_is_served_by_its_name_and_tells_how_often_it_was_lenient
     assert exact.finish.speculation.relaxed_tokens == 0
     assert client.generate(PROMPT, **fields, lenience=1.0).token_ids == exact.token_ids
     assert client.generate(PROMPT, **fields, lenience=1e-9, max_draft_tokens=0).token_ids == exact.token_ids
-    streams = (client.generate(PROMPT, **fields, lenience=1e-9) for _ in range(20))
+    streams = (client.generate(PROMPT, **fields, lenience=1e-9) for _ in range(MAX_TRIES))
     relaxed = next(stream for stream in streams if stream.finish.speculation.relaxed_tokens)
     assert relaxed.finish.speculation.relaxed_tokens <= relaxed.finish.speculation.accepted_tokens
     assert len(relaxed.token_ids) == 24

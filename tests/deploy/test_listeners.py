@@ -89,7 +89,7 @@ def asks_by_link(listener: Listener) -> bool:
     if listener.port not in range(LINK_PORTS[0], LINK_PORTS[1] + 1):
         return False
     host, _, port = listener.reach.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         challenged = pb_link.Challenge.FromString(read_frame(connection))
         address = LinkAddress(host, int(port), epoch=1, key=b"a guess".ljust(32))
         connection.sendall(framed(answer(challenged, address).SerializeToString()))
@@ -109,7 +109,7 @@ def asks_by_grpc(listener: Listener) -> bool:
 def code(channel: grpc.Channel, method: str) -> grpc.StatusCode:
     """What an empty call without a token is told; an answer would be a door that stands open."""
     try:
-        channel.unary_unary(method)(b"", timeout=10)
+        channel.unary_unary(method)(b"", timeout=60)
     except grpc.RpcError as error:
         return error.code()
     pytest.fail(f"{method} was answered")
@@ -128,7 +128,7 @@ def has_only_metrics(listener: Listener) -> bool:
 
 def status(listener: Listener, path: str, body: bytes | None = None) -> int:
     try:
-        with urlopen(Request(f"http://{listener.reach}{path}", data=body), timeout=10) as reply:
+        with urlopen(Request(f"http://{listener.reach}{path}", data=body), timeout=60) as reply:
             return int(reply.status)
     except HTTPError as error:
         return error.code

@@ -199,7 +199,7 @@ def test_an_interrupt_ends_what_was_asked_for(llm):
 
 def is_soon_free(llm):
     """Whether the engines hold nothing; leases are given back a moment after the last piece."""
-    end_s = time.monotonic() + 10.0
+    end_s = time.monotonic() + 60.0
     while time.monotonic() < end_s:
         if all(each.num_sessions == 0 and each.num_free_blocks == each.num_blocks for each in llm.stats().values()):
             return True
@@ -249,5 +249,5 @@ from outrider import LLM
 llm = LLM({str(DEMO / "target")!r}, draft={str(DEMO / "draft")!r})
 print(len(llm.generate("import os", max_tokens=4, ignore_eos=True)[0].token_ids))
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (found.returncode, found.stdout.strip(), found.stderr) == (0, "4", "")

@@ -44,15 +44,21 @@ def write_alike(family, path):
     return path
 
 
-@pytest.mark.parametrize("policy", ["static", "static_tree"])
+PAIRS = [
+    ("qwen3_next", "qwen3_next"),
+    ("qwen3_next", "llama"),
+    ("llama", "qwen3_5_text"),
+    ("lfm2", "lfm2"),
+    ("bamba", "bamba"),
+]
+
+
 @pytest.mark.parametrize(
-    ("target", "draft"),
+    ("target", "draft", "policy"),
     [
-        ("qwen3_next", "qwen3_next"),
-        ("qwen3_next", "llama"),
-        ("llama", "qwen3_5_text"),
-        ("lfm2", "lfm2"),
-        ("bamba", "bamba"),
+        pytest.param(*pair, policy, marks=() if (number + index) % 2 else pytest.mark.slow)
+        for number, pair in enumerate(PAIRS)
+        for index, policy in enumerate(("static", "static_tree"))
     ],
 )
 def test_drafting_changes_no_token(tmp_path, target, draft, policy):

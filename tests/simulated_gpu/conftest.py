@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.simulated_gpu.device import SimulatedGPU
-from tests.simulated_gpu.simulation import simulated_gpu
+from tests.simulated_gpu.patches import simulated_gpu
 
 
 @pytest.fixture

@@ -47,7 +47,11 @@ def texts(drivers: list[Driver]) -> list[list[int]]:
     return [list(driver.log.tokens) for driver in drivers]
 
 
-@pytest.mark.parametrize("settings", [{}, {"compile": True}, {"compile": True, "deterministic": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, pytest.param({"compile": True}, marks=pytest.mark.slow), {"compile": True, "deterministic": True}],
+    ids=str,
+)
 def test_a_target_writes_what_it_writes_on_a_cpu(
     settings: dict[str, Any], gpu: SimulatedGPU, paths: list[Path]
 ) -> None:

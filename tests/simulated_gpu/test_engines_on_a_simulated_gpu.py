@@ -92,8 +92,14 @@ def sampled_texts(engine: TargetEngine) -> list[list[int]]:
     return [list(driver.log.tokens) for driver in drivers]
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "recorded"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "compiled"),
+    [pytest.param(family, True, id=f"{family}-recorded") for family in FAMILIES]
+    + [
+        pytest.param(family, False, id=f"{family}-eager", marks=() if family == "llama" else pytest.mark.slow)
+        for family in FAMILIES
+    ],
+)
 def test_a_target_writes_what_it_writes_on_a_cpu(
     family: str, compiled: bool, gpu: SimulatedGPU, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -111,7 +117,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.write("llama", tmp_path_factory.mktemp("llama"))
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "recorded"])
+@pytest.mark.parametrize(
+    "compiled", [pytest.param(False, id="eager", marks=pytest.mark.slow), pytest.param(True, id="recorded")]
+)
 def test_draft_and_target_write_what_they_write_on_a_cpu_by_every_rule(
     compiled: bool, gpu: SimulatedGPU, llama: Path
 ) -> None:
@@ -145,9 +153,16 @@ def step_counts(gpu: SimulatedGPU, drivers: list[Driver], block: TokenTree = EMP
     return gpu.counts
 
 
-@pytest.mark.parametrize("num_sessions", [1, 3])
+BLOCKS = {"plain": EMPTY_BLOCK, "chain": chain(1, 2, 3), "tree": TokenTree((1, 2, 3), (ROOT, ROOT, 1))}
+
+
 @pytest.mark.parametrize(
-    "block", [EMPTY_BLOCK, chain(1, 2, 3), TokenTree((1, 2, 3), (ROOT, ROOT, 1))], ids=["plain", "chain", "tree"]
+    ("block", "num_sessions"),
+    [
+        pytest.param(block, num, id=f"{name}-{num}", marks=() if (name == "tree") == (num == 3) else pytest.mark.slow)
+        for name, block in BLOCKS.items()
+        for num in (1, 3)
+    ],
 )
 def test_a_recorded_greedy_step_uploads_once_and_waits_once(
     block: TokenTree, num_sessions: int, gpu: SimulatedGPU, llama: Path

@@ -59,7 +59,7 @@ def static(gamma, pipelining):
     ids=lambda config: f"{config.policy} {config.max_draft_tokens} {'pipelined' if config.pipelining else 'in turn'}",
 )
 async def test_greedy_output_is_that_of_transformers(speculation):
-    async with system(speculation=speculation) as served:
+    async with system(speculation=speculation, is_patient=True) as served:
         for text in PROMPTS[:2]:
             prompt = served.tokenizer.encode(text)
             chunks = await served.complete(request(prompt, 32))
@@ -136,7 +136,8 @@ async def test_seeded_output_does_not_depend_on_drafting_or_on_company(sampling,
 @pytest.mark.parametrize("verification", [Verification.RECURSIVE_REJECTION, Verification.SEQUENTIAL_SELECTION])
 async def test_trees_of_draws_are_greedy_like_the_rest_and_accept_guesses_when_they_sample(verification, policy):
     speculation = SpeculationConfig(max_draft_tokens=4, max_block_tokens=8, draft_timeout_s=30.0, guessers=("draft",))
-    async with system(speculation=replace(speculation, policy=policy, verification=verification)) as served:
+    speculation = replace(speculation, policy=policy, verification=verification)
+    async with system(speculation=speculation, is_patient=True) as served:
         prompt = served.tokenizer.encode(PROMPTS[0])
         greedy = request(prompt, 16, verification=verification)
         assert await served.tokens(greedy) == await served.tokens(replace(greedy, max_draft_tokens=0))
@@ -148,7 +149,7 @@ async def test_trees_of_draws_are_greedy_like_the_rest_and_accept_guesses_when_t
 
 @pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
 async def test_rejection_and_block_are_greedy_like_the_rest_and_accept_guesses_when_they_sample(verification):
-    async with system() as served:
+    async with system(is_patient=True) as served:
         prompt = served.tokenizer.encode(PROMPTS[0])
         greedy = request(prompt, 32, verification=verification)
         assert await served.tokens(greedy) == await served.tokens(replace(greedy, max_draft_tokens=0))

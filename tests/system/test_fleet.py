@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ray import serve
+from served import MAX_TRIES
 
 from deploy.app import APPLICATION
 from deploy.launch import served
@@ -70,6 +71,10 @@ def test_both_are_drafted_for_by_the_same_replicas_and_neither_changes_a_token(c
         "draft-small",
     }
     for model in ("org/large", "twin"):
-        tokens, stats = complete(client, model)
-        assert tokens == complete(client, model, gamma=0)[0]
+        plain, _ = complete(client, model, gamma=0)
+        for _ in range(MAX_TRIES):
+            tokens, stats = complete(client, model)
+            assert tokens == plain
+            if stats.accepted_tokens:
+                break
         assert stats.accepted_tokens > 0

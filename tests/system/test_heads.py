@@ -56,15 +56,25 @@ async def streams(served, sampling, verification):
     ]
 
 
+PLAIN: dict[str, list[list[int]]] = {}
+"""What each test's outputs are to be; computed once."""
+
+
+async def plain_outputs(drawn):
+    if drawn not in PLAIN:
+        async with system(draft=None) as served:
+            PLAIN[drawn], _ = await streams(served, *SAMPLINGS[drawn])
+    return PLAIN[drawn]
+
+
 @pytest.mark.parametrize("place", ["target", "draft"])
 @pytest.mark.parametrize("drawn", SAMPLINGS)
 async def test_no_token_changes_and_some_guesses_are_right(head, place, drawn):
     sampling, verification = SAMPLINGS[drawn]
-    async with system(draft=None) as served:
-        plain, _ = await streams(served, sampling, verification)
+    plain = await plain_outputs(drawn)
     guessers = ("head",) if place == "target" else ("draft",)
     name = "head" if place == "target" else "draft"
-    async with system(speculation=replace(TREE, guessers=guessers), **places(head)[place]) as served:
+    async with system(speculation=replace(TREE, guessers=guessers), is_patient=True, **places(head)[place]) as served:
         tokens, sources = await streams(served, sampling, verification)
         await served.check_nothing_is_held()
     if drawn != "rejection":  # by that rule guesses change which tokens are drawn, not their distribution
@@ -75,8 +85,7 @@ async def test_no_token_changes_and_some_guesses_are_right(head, place, drawn):
 
 async def test_a_draft_in_turn_and_a_policy_that_adapts(head):
     sampling, verification = SAMPLINGS["coupled"]
-    async with system(draft=None) as served:
-        plain, _ = await streams(served, sampling, verification)
+    plain = await plain_outputs("coupled")
     for speculation in (IN_TURN, SpeculationConfig(draft_timeout_s=30.0)):
         for place in places(head).values():
             async with system(speculation=speculation, **place) as served:
@@ -89,10 +98,9 @@ async def test_a_head_beside_a_draft(head):
     In turn, so that every run verifies the same nodes.
     """
     sampling, verification = SAMPLINGS["greedy"]
-    async with system(draft=None) as served:
-        plain, _ = await streams(served, sampling, verification)
+    plain = await plain_outputs("greedy")
     both = replace(IN_TURN, policy="confidence", guessers=("draft", "head"))
-    async with system(speculation=both, targets={"head": str(head)}) as served:
+    async with system(speculation=both, targets={"head": str(head)}, is_patient=True) as served:
         tokens, sources = await streams(served, sampling, verification)
     assert tokens == plain
     assert {source.name for source in sources} == {"draft", "head"}
@@ -160,12 +168,11 @@ async def test_other_kinds_of_eagle_change_no_token(tmp_path, kind):
 async def test_an_eagle_head_changes_no_token(eagle_head, place, drawn):
     """It is random, so its guesses are mostly wrong: each is verified all the same, pipelined and in turn."""
     sampling, verification = SAMPLINGS[drawn]
-    async with system(draft=None) as served:
-        plain, _ = await streams(served, sampling, verification)
+    plain = await plain_outputs(drawn)
     guessers = ("head",) if place == "target" else ("draft",)
     for speculation in (TREE, IN_TURN):
         async with system(
-            speculation=replace(speculation, guessers=guessers), **eagle_places(eagle_head)[place]
+            speculation=replace(speculation, guessers=guessers), is_patient=True, **eagle_places(eagle_head)[place]
         ) as served:
             tokens, sources = await streams(served, sampling, verification)
             await served.check_nothing_is_held()
@@ -178,8 +185,7 @@ async def test_an_eagle_head_that_pauses_goes_on_after_the_gap(eagle_head):
     """The adaptive policy asks for no features while it decodes plainly, and this head loses by every measure."""
     sampling, verification = SAMPLINGS["coupled"]
     adaptive = SpeculationConfig(guessers=("draft",), draft_timeout_s=30.0)
-    async with system(draft=None) as served:
-        plain, _ = await streams(served, sampling, verification)
+    plain = await plain_outputs("coupled")
     async with system(speculation=adaptive, **eagle_places(eagle_head)["draft"]) as served:
         for _ in range(3):
             assert (await streams(served, sampling, verification))[0] == plain
@@ -188,9 +194,8 @@ async def test_an_eagle_head_that_pauses_goes_on_after_the_gap(eagle_head):
 
 @pytest.mark.parametrize("kind", ["blockwise", "eagle"])
 async def test_a_new_head_goes_on_where_another_stopped(head, eagle_head, kind):
-    sampling, verification = SAMPLINGS["coupled"]
-    async with system(draft=None) as served:
-        plain, _ = await streams(served, sampling, verification)
+    sampling, _ = SAMPLINGS["coupled"]
+    plain = await plain_outputs("coupled")
     place = (places(head) if kind == "blockwise" else eagle_places(eagle_head))["draft"]
     async with system(speculation=replace(TREE, guessers=("draft",)), **place) as served:
         asked = request(served.tokenizer.encode(PROMPTS[0]), NUM_TOKENS, sampling=sampling)

@@ -191,7 +191,7 @@ def test_a_reader_that_reads_nothing_costs_no_more_than_its_request_may_have(cli
     *_, last = stream
     assert last.choices[0].finish_reason == "length"
     stream.close()
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + 60
     while grpc_client.model_info().control.sessions and time.monotonic() < end_s:
         time.sleep(0.02)
     assert grpc_client.model_info().control.sessions == 0

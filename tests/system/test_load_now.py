@@ -18,8 +18,8 @@ from tests.system.served import deployed_for
 
 pytestmark = pytest.mark.ray
 
-CURRENT_S = 1.5
-"""A second, and the call."""
+PERIOD_S, NUM_LOOKS = 0.05, 30
+"""These are a second and a half on a machine that is not busy; on one that is, each look takes longer."""
 BLOCK_TOKENS, KV_TOKENS = 16, 4096
 
 
@@ -40,10 +40,11 @@ def test_queue_load_and_kv_are_those_of_this_second(tmp_path, cluster):
 
 
 def within_a_second(condition: Callable[[dict[str, float]], bool], endpoints: Endpoints) -> None:
-    end_s = time.monotonic() + CURRENT_S
-    while not condition(now := scraped(endpoints)):
-        assert time.monotonic() < end_s, now
-        time.sleep(0.05)
+    for _ in range(NUM_LOOKS):
+        if condition(now := scraped(endpoints)):
+            return
+        time.sleep(PERIOD_S)
+    pytest.fail(f"not what is so now: {now}")
 
 
 def scraped(endpoints: Endpoints) -> dict[str, float]:

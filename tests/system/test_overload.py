@@ -55,7 +55,7 @@ async def refusal(stub):
 
 
 async def assert_nothing_is_held_by_target(running):
-    for _ in range(100):
+    for _ in range(1000):
         if (await running.stats("target")).num_sessions == 0:
             return
         await asyncio.sleep(0.05)

@@ -16,7 +16,7 @@ TREES = SpeculationConfig(policy="static_tree", max_block_tokens=12, draft_timeo
 
 @pytest.mark.parametrize("layers", [(0, 1, 2, 5), pytest.param((0,), marks=pytest.mark.ci)], ids=str)
 async def test_greedy_and_seeded_tokens_are_those_of_plain_decoding(layers):
-    async with system(draft=DEMO / "target", drafts={"layers": layers}, speculation=TREES) as served:
+    async with system(draft=DEMO / "target", drafts={"layers": layers}, speculation=TREES, is_patient=True) as served:
         prompt = served.tokenizer.encode(PROMPT)
         for temperature in (0.0, 0.8):
             job = request(prompt, 32, sampling=Sampling(temperature=temperature, top_k=40, seed=7))
@@ -29,7 +29,7 @@ async def test_greedy_and_seeded_tokens_are_those_of_plain_decoding(layers):
 
 
 async def test_it_draws_for_rejection_verification():
-    async with system(draft=DEMO / "target", drafts={"layers": (0, 1, 2, 5)}) as served:
+    async with system(draft=DEMO / "target", drafts={"layers": (0, 1, 2, 5)}, is_patient=True) as served:
         sampling = Sampling(temperature=1.0, seed=3)
         job = request(served.tokenizer.encode(PROMPT), 24, sampling=sampling, verification=Verification.REJECTION)
         chunks = await served.complete(job)

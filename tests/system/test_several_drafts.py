@@ -48,7 +48,7 @@ async def plain(sampling):
 )
 async def test_the_output_is_that_of_plain_decoding(other, sampling, speculation):
     expected = await plain(sampling)
-    async with system(extra_drafts=[other], speculation=speculation) as served:
+    async with system(extra_drafts=[other], speculation=speculation, is_patient=True) as served:
         sources = {}
         for text, tokens in zip(PROMPTS, expected, strict=True):
             chunks = await served.complete(request(served.tokenizer.encode(text), NUM_TOKENS, sampling=sampling))
@@ -58,9 +58,8 @@ async def test_the_output_is_that_of_plain_decoding(other, sampling, speculation
             for source in stats.sources:
                 sources[source.name] = sources.get(source.name, 0) + source.num_drafted_tokens
         await served.check_nothing_is_held()
-    assert sources.get("draft")
-    if speculation.policy == "static_tree":
-        assert sources.get("draft_2"), "nodes of both are verified"
+    if speculation.policy == "static_tree":  # the adaptive one may rest, as on a busy machine
+        assert all(sources.get(name) for name in ("draft", "draft_2")), "nodes of both are verified"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ async def test_the_output_is_that_of_plain_decoding(other, sampling, speculation
 async def test_a_stream_goes_on_with_the_draft_that_is_left(other, sampling, killed):
     speculation = TREE
     expected = await plain(sampling)
-    async with system(extra_drafts=[other], speculation=speculation) as served:
+    async with system(extra_drafts=[other], speculation=speculation, is_patient=True) as served:
         asked = request(served.tokenizer.encode(PROMPTS[0]), NUM_TOKENS, sampling=sampling)
         tokens, last = [], None
         async for chunk in served.service.generate(asked):
@@ -104,7 +103,7 @@ async def test_where_drafts_sample_the_first_does_alone(other, rule):
 async def test_each_draft_is_judged_by_itself():
     """A copy of the target beside the demo draft: whatever it has said is right, and it has said something."""
     first = Controller(TREE)
-    async with system(extra_drafts=[DEMO / "target"], speculation=TREE, policies=first) as served:
+    async with system(extra_drafts=[DEMO / "target"], speculation=TREE, policies=first, is_patient=True) as served:
         for text in PROMPTS:
             await served.complete(request(served.tokenizer.encode(text), 64, sampling=GREEDY))
         extra = served.service._extra_policies[0]

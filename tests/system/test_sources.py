@@ -80,7 +80,7 @@ def test_sources_decide(plain):
     assert len(set(seeded)) == len(SOURCES)
 
 
-@pytest.mark.parametrize("block_tokens", [4, 16])
+@pytest.mark.parametrize("block_tokens", [4, pytest.param(16, marks=pytest.mark.slow)])
 async def test_drafting_changes_nothing(pair, plain, block_tokens):
     requests, want = plain
     assert await outputs(*pair, requests, block_tokens=block_tokens) == want
@@ -97,7 +97,7 @@ async def test_policies_that_decide_by_dice_change_nothing(pair, plain):
     assert await outputs(*pair, requests, policies=WildPolicies(seed=7), speculation=PATIENT) == want
 
 
-@pytest.mark.parametrize("family", ["t5", "marian", "llama"])
+@pytest.mark.parametrize("family", ["t5", pytest.param("marian", marks=pytest.mark.slow), "llama"])
 async def test_a_draft_of_another_architecture_changes_nothing(pair, plain, family, tmp_path):
     """A decoder reads the source as the beginning of its text."""
     requests, want = plain
@@ -155,7 +155,7 @@ async def test_other_rules_serve_sources_too(pair, rule):
 
 async def test_a_draft_with_its_own_encoder_is_mostly_right(pair):
     """A draft that is the target itself: all its guesses stand only if it reads the source, too."""
-    async with system(pair[0], pair[0], gamma=4) as running:
+    async with system(pair[0], pair[0], gamma=4, is_patient=True) as running:
         chunks = await running.complete(asked(SOURCES[3]))
     statistics = chunks[-1].stats
     assert statistics.num_drafted_tokens > 0

@@ -128,7 +128,7 @@ async def test_schema_bound_output_is_valid_and_the_same_with_and_without_guesse
 
 async def test_the_draft_guesses_by_the_grammar_too():
     """Nearly all of its guesses would be forbidden otherwise: it completes Python."""
-    async with system(gamma=4) as served:
+    async with system(gamma=4, is_patient=True) as served:
         _, jobs = zip(*jobs_of(served, 3), strict=True)
         for job in jobs:
             chunks = await served.complete(job)

@@ -82,6 +82,11 @@ def parent(pid: int) -> int:
         return 0
 
 
+def logged(directory: Path) -> str:
+    """What the fork server has to say, as it does if it cannot fork."""
+    return "".join(log.read_text() for log in directory.glob("raylet.fork*.log"))
+
+
 @pytest.fixture
 def node(tmp_path):
     node = Node(tmp_path)
@@ -109,9 +114,12 @@ def test_a_fork_is_like_the_process_that_was_asked_for_but_has_imported(node, tm
     assert node.end() == [0, 0]
 
 
-def test_what_engines_import_starts_no_thread_however_many_they_compute_with(node):
+def test_what_engines_import_starts_no_thread_however_many_they_compute_with(node, tmp_path):
     """Or there would be no forks, and nothing but a slow start would tell."""
-    told = node.start(modules=IMPORTS, OMP_NUM_THREADS="3", MKL_NUM_THREADS="3")
+    threads = {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
+    told = node.start(modules=IMPORTS, **threads)
+    while told["parent"] == os.getpid() and not logged(tmp_path):  # a machine too busy to import all of it in time
+        told = node.start(modules=IMPORTS, **threads)
     assert {told["parent"]} == node.servers
 
 
@@ -169,7 +177,7 @@ def test_nothing_is_forked_from_a_process_with_threads(node, tmp_path):
     (tmp_path / "threaded.py").write_text(threaded)
     told = node.start(modules=("threaded",), PYTHONPATH=str(tmp_path))
     assert told["parent"] == os.getpid()
-    assert "has 2 threads" in next(tmp_path.glob("raylet.fork*.log")).read_text()
+    assert "has 2 threads" in logged(tmp_path)
 
 
 def test_without_a_server_a_process_starts_as_it_would_have(node, tmp_path):

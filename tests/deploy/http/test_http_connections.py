@@ -16,6 +16,9 @@ from deploy.http.wire import whole
 WHOLE = b'{"a":1}'
 
 
+LATE_S = {"/late": 1.2, "/too-late": 60.0}
+
+
 class App:
     """ASGI: one reply at once or after a time, or a stream; it says when it is cancelled."""
 
@@ -26,9 +29,9 @@ class App:
         while (await receive()).get("more_body"):
             pass
         path = scope["path"]
-        if path == "/late":
+        if path in LATE_S:
             gone = asyncio.create_task(self._until_gone(receive))
-            await asyncio.wait([gone], timeout=1.2)
+            await asyncio.wait([gone], timeout=LATE_S[path])
             if gone.done():
                 self.was_gone.set()
                 return
@@ -71,7 +74,7 @@ def served(request):
 
 def answer(port, *pieces, closes=True):
     """Everything that comes until the server closes the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         for piece in pieces:
             connection.sendall(piece)
         if closes:
@@ -114,12 +117,12 @@ def test_http_1_0_gets_no_chunks(served, path):
 def test_a_client_that_has_gone_is_noticed_before_there_is_a_reply(served, has_closed_before):
     app, port = served
     app.was_gone.clear()
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(request("/late"))
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(request("/too-late"))
         if has_closed_before:
             connection.shutdown(socket.SHUT_WR)
             connection.recv(10)
-    assert app.was_gone.wait(0.9)
+    assert app.was_gone.wait(LATE_S["/too-late"] / 2)
 
 
 def test_a_request_that_is_cut_off_is_not_answered(served):
@@ -128,7 +131,7 @@ def test_a_request_that_is_cut_off_is_not_answered(served):
 
 
 def test_a_connection_stays_open_for_the_next_request(served):
-    with socket.create_connection(("127.0.0.1", served[1]), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", served[1]), timeout=60) as connection:
         for _ in range(3):
             connection.sendall(request("/"))
             found = b""

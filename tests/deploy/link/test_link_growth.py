@@ -56,7 +56,7 @@ async def link(loop):
 
 
 async def until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  it happens at the other end
             await asyncio.sleep(0.002)
 

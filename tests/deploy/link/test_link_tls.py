@@ -81,9 +81,9 @@ class _Listening:
 
     async def __aexit__(self, *exc):
         self._server.close()
-        await asyncio.sleep(0.05)  # until both ends have seen it
-        assert not self._server.links, "whoever has left is forgotten"
-        assert not self._server.pending
+        async with asyncio.timeout(60):  # whoever has left is forgotten
+            while self._server.links or self._server.pending:  # noqa: ASYNC110  it happens at the other end
+                await asyncio.sleep(0.01)
         await self._engine.close()
 
 
@@ -100,7 +100,7 @@ def put(path, content):
 
 
 async def until_logged(caplog, text):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not any(text in message for message in caplog.messages):  # noqa: ASYNC110  the log has no event
             await asyncio.sleep(0.01)
 
@@ -239,7 +239,7 @@ async def test_who_says_nothing_is_shut_out_after_a_while(files, caplog, monkeyp
     monkeypatch.setattr(server, "HANDSHAKE_TIMEOUT_S", 0.1)
     async with listening(files) as address:
         reader, writer = await asyncio.open_connection(address.host, address.port)
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
         (line,) = logged(caplog)
         assert "TLS failed: SSL handshake is taking longer than 0.1 seconds" in line
@@ -249,7 +249,7 @@ async def test_who_waits_within_tls_takes_one_of_the_strangers_places(address, l
     monkeypatch.setattr(server, "MAX_PENDING", 2)
     quiet = [await asyncio.open_connection(address.host, address.port) for _ in range(2)]
     reader, writer = await asyncio.open_connection(address.host, address.port)
-    assert await asyncio.wait_for(reader.read(), 1) == b"", "at once"
+    assert await asyncio.wait_for(reader.read(), 4) == b"", "at once"
     for _, waiting in [*quiet, (None, writer)]:
         waiting.close()
 
@@ -442,7 +442,7 @@ def test_links_with_tls_work_on_uvloop(authority, tmp_path, caplog):
             for call, _ in OTHERS.values():
                 with pytest.raises(LinkError):
                     await call(address, tmp_path)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while len(logged(caplog)) < len(OTHERS):  # noqa: ASYNC110  the log has no event
                     await asyncio.sleep(0.01)
             assert (await replies_of(link, [request(5)]))[0].next_token == 6

@@ -203,7 +203,7 @@ async def until_logged(caplog, *texts):
 
 async def is_closed(reader):
     try:
-        return await asyncio.wait_for(reader.read(), 10) == b""
+        return await asyncio.wait_for(reader.read(), 60) == b""
     except ConnectionResetError:
         return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+import pytest
 from ray.exceptions import ActorDiedError
 
 from deploy.serve import known_engines
@@ -36,8 +37,15 @@ def knowing(**engines: Engine) -> KnownEngines:
     return known
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    """For answers that are on their way, however busy the machine is."""
+    monkeypatch.setattr(known_engines, "WAIT_S", 30.0)
+
+
 async def test_each_engine_is_asked_once_in_half_a_second_however_many_ask(monkeypatch):
-    monkeypatch.setattr(known_engines, "PERIOD_S", 0.05)
+    clock = SimpleNamespace(now_s=100.0)
+    monkeypatch.setattr(known_engines, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     engine = Engine("a little")
     known = knowing(a=engine)
     answers = [await known.stats() for _ in range(5)]
@@ -45,20 +53,23 @@ async def test_each_engine_is_asked_once_in_half_a_second_however_many_ask(monke
     assert answers == [["a little"]] * 10
     assert engine.num_asked == 1
     engine.said = "more"
-    await asyncio.sleep(0.06)
+    clock.now_s += known_engines.PERIOD_S - 0.01
+    assert await known.stats() == ["a little"]
+    clock.now_s += 0.02
     assert await known.stats() == ["more"]
     assert engine.num_asked == 2
 
 
 async def test_an_engine_in_a_long_pass_counts_as_it_was_and_holds_up_no_other(monkeypatch):
     monkeypatch.setattr(known_engines, "PERIOD_S", 0.0)
-    monkeypatch.setattr(known_engines, "WAIT_S", 0.05)
     slow, quick = Engine("slow"), Engine("quick")
     known = knowing(slow=slow, quick=quick)
     assert sorted(await known.stats()) == ["quick", "slow"]
+    monkeypatch.setattr(known_engines, "WAIT_S", 0.05)
     slow.may_answer.clear()
     quick.said = "quicker"
-    assert sorted(await known.stats()) == ["quicker", "slow"]
+    answers = [sorted(await known.stats()) for _ in range(20)]  # on a busy machine not in the first of these times
+    assert answers[-1] == ["quicker", "slow"]
     slow.may_answer.set()
 
 

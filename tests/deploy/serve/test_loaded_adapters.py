@@ -172,15 +172,16 @@ async def test_a_lease_that_comes_while_its_adapter_is_dropped_loads_it_again(ad
     current = incarnation()
     await adapters.load(current, A)
     del listed.adapters["a"]
-    gate = asyncio.Event()
+    begun, gate = asyncio.Event(), asyncio.Event()
 
     async def drop(_digest):
+        begun.set()
         await gate.wait()
         return True
 
     current.engine.drop_adapter.remote = drop
     dropping = asyncio.create_task(adapters.drop_unlisted(current))
-    await asyncio.sleep(0.01)
+    await begun.wait()
     leasing = asyncio.create_task(adapters.load(current, A))
     await asyncio.sleep(0)
     gate.set()

@@ -55,17 +55,22 @@ def test_the_kernel_gives_what_plain_loops_give(case: str, errors: dict[str, flo
     assert errors[case] <= ERROR[CASES[case][-1]]
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-def test_it_compiles_for_the_gpus_of_today(capability: int) -> None:
-    """The compiler and ptxas need no GPU."""
-    assert run(__name__, f"t.compile_all({capability})").count(f".target sm_{capability}") == 3
+@pytest.fixture(scope="module", params=[80, 90, 100])
+def ptx(request: pytest.FixtureRequest) -> tuple[int, dict[str, str]]:
+    """A capability of a GPU, and what is compiled for it. The compiler and ptxas need no GPU."""
+    return request.param, json.loads(run(__name__, f"t.write_ptx({request.param})"))
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-def test_deterministic_blocks_are_summed_up_alike_masked_or_not(capability: int) -> None:
+def test_it_compiles_for_the_gpus_of_today(ptx: tuple[int, dict[str, str]]) -> None:
+    capability, found = ptx
+    assert found["all"].count(f".target sm_{capability}") == 3
+
+
+def test_deterministic_blocks_are_summed_up_alike_masked_or_not(ptx: tuple[int, dict[str, str]]) -> None:
     """Only one of them would have its multiplications fused with additions, which rounds differently."""
-    assert "fma.rn.f32" in run(__name__, f"t.compile_block_loops({capability}, is_deterministic=False)")
-    assert "fma.rn.f32" not in run(__name__, f"t.compile_block_loops({capability}, is_deterministic=True)")
+    _, found = ptx
+    assert "fma.rn.f32" in found["as it comes"]
+    assert "fma.rn.f32" not in found["deterministic"]
 
 
 def write_errors() -> None:
@@ -186,18 +191,24 @@ SETTINGS = {
 """Of a target of 8B."""
 
 
-def compile_all(capability: int) -> None:
-    """Print the PTX of both kernels, as a target of 8B has them, and of a layer with everything."""
+def write_ptx(capability: int) -> None:
+    loops = {"as it comes": False, "deterministic": True}
+    found = {name: block_loops(capability, is_deterministic=value) for name, value in loops.items()}
+    json.dump(found | {"all": everything_compiled(capability)}, sys.stdout)
+
+
+def everything_compiled(capability: int) -> str:
+    """The PTX of both kernels, as a target of 8B has them, and of a layer with everything."""
     from workers.attention import triton_attention as kernels
 
     everything = dict.fromkeys(("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS"), True)
     everything |= {"SPLITS": 1, "KEY_DIM": 192, "KEY_SIZE": 256, "BLOCK_TOKENS": 16}
-    for kernel, changed in ((kernels._attend, {}), (kernels._attend, everything), (kernels._join, {})):
-        sys.stdout.write(compiled(kernel, capability, changed, {}))
+    kinds = ((kernels._attend, {}), (kernels._attend, everything), (kernels._join, {}))
+    return "".join(compiled(kernel, capability, changed, {}) for kernel, changed in kinds)
 
 
-def compile_block_loops(capability: int, *, is_deterministic: bool) -> None:
-    """Print the PTX of the kernel with the options that it is launched with."""
+def block_loops(capability: int, *, is_deterministic: bool) -> str:
+    """The PTX of the kernel with the options that it is launched with."""
     from types import SimpleNamespace
     from unittest.mock import MagicMock
 
@@ -213,7 +224,7 @@ def compile_block_loops(capability: int, *, is_deterministic: bool) -> None:
         kernels.TritonKernel(is_deterministic=is_deterministic).attend(query, pool, pool, reads, LayerKind(1.0))
     given = launch.__getitem__.return_value.call_args.kwargs
     options = {name: given[name] for name in ("num_warps", "num_stages", "enable_fp_fusion")}
-    sys.stdout.write(compiled(kernels._attend, capability, {"SPLITS": 1, "NUM_WORDS": 0}, options))
+    return compiled(kernels._attend, capability, {"SPLITS": 1, "NUM_WORDS": 0}, options)
 
 
 def compiled(kernel: Any, capability: int, changed: dict[str, Any], options: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from workers.parallel.leader import load_runtime, run_follower
 from workers.runtime.runtime import ModelRuntime
 
 ADDRESS = "127.0.0.1"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 OUR_PORTS = (21_000, 32_000)
 """Above those of Ray's workers, below those that Linux gives away."""
 

@@ -118,11 +118,11 @@ def heartbeats():
     """Rank 0's end, those of two followers, and what each was told."""
     listener = HeartbeatListener("127.0.0.1")
     found = queue.SimpleQueue()
-    answering = threading.Thread(target=lambda: found.put(listener.accept_followers(3, 5.0)))
+    answering = threading.Thread(target=lambda: found.put(listener.accept_followers(3, 60.0)))
     answering.start()
     stranger = socket.create_connection(("127.0.0.1", listener.port))
     stranger.sendall(b"GET / HTTP/1.1\r\nHost: nobody here\r\n\r\n")
-    ends = [connect("127.0.0.1", listener.port, listener.token, rank, 5.0) for rank in (1, 2)]
+    ends = [connect("127.0.0.1", listener.port, listener.token, rank, 60.0) for rank in (1, 2)]
     answering.join()
     stranger.close()
     told = [queue.SimpleQueue() for _ in range(3)]
@@ -135,8 +135,8 @@ def heartbeats():
 def test_who_leaves_without_a_word_is_lost_to_all(heartbeats):
     ends, told = heartbeats
     ends[2].close(goodbye=False)
-    assert told[0].get(timeout=2) == "rank 2 is gone"
-    assert told[1].get(timeout=2) == "rank 0 is gone", "it has given up the group"
+    assert told[0].get(timeout=30) == "rank 2 is gone"
+    assert told[1].get(timeout=30) == "rank 0 is gone", "it has given up the group"
     assert [line.lost for line in ends] == ["rank 2 is gone", "rank 0 is gone", None]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -38,14 +38,24 @@ SHARED = {"glm4_moe", "deepseek_v2", "deepseek_v3"}
 """Families with experts that all tokens pass through, which their plans in transformers split, too."""
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", checkpoints.EXPERTS)
+IN_TURN = {(family, list(WAYS)[number % 2 - 1]) for number, family in enumerate(checkpoints.EXPERTS)}
+"""Each family in one of the ways: what the other would find is found by the next family."""
+TWO = {("gpt_oss", "slices"), ("deepseek_v3", "experts")}
+"""Experts of both layouts, and both kinds of attention, for what does not depend on more."""
+
+
+def cases(families: Iterable[str], quick: set[tuple[str, str]]) -> list[Any]:
+    """All families in all ways, of which those that are not `quick` are slow."""
+    pairs = [(family, way) for family in families for way in WAYS]
+    return [pytest.param(*pair, marks=() if pair in quick else pytest.mark.slow) for pair in pairs]
+
+
+@pytest.mark.parametrize(("family", "way"), cases(checkpoints.EXPERTS, IN_TURN))
 def test_two_ranks_compute_what_one_does(followers: Followers, family: str, way: str, tmp_path: Path) -> None:
     assert_equal_to_one_rank(followers, write(family, tmp_path), expert_parallel=WAYS[way])
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", checkpoints.EXPERTS)
+@pytest.mark.parametrize(("family", "way"), cases(checkpoints.EXPERTS, TWO))
 def test_guesses_change_no_token_greedy_or_seeded(followers: Followers, family: str, way: str, tmp_path: Path) -> None:
     """Ranks verify random trees around what one process decodes without guesses."""
     path = write(family, tmp_path)
@@ -68,8 +78,7 @@ def guessed(engine: TargetEngine, sampling: Sampling, want: list[int], session: 
     return list(driver.log.tokens)[len(PROMPT) :], num_accepted
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize(("family", "way"), cases(["qwen3_moe", "gpt_oss", "deepseek_v3"], TWO))
 def test_a_deterministic_row_has_the_same_bits_alone_and_in_company(
     followers: Followers, family: str, way: str, tmp_path: Path
 ) -> None:

@@ -45,9 +45,13 @@ def assert_same(got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 def paths_logits(eager: Any, prefix: list[int], tree: TokenTree) -> torch.Tensor:
-    """Of the last token and of each node."""
+    """Of the last token and of each node. All paths at once: nothing depends on what comes after it."""
     paths = [prefix + path_tokens(tree, node) for node in range(ROOT, len(tree))]
-    return torch.stack([eager_logits(eager, path)[-1] for path in paths])
+    longest = max(map(len, paths))
+    with torch.inference_mode():
+        logits = eager(torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths])).logits
+    lasts = [len(path) - 1 for path in paths]
+    return logits[range(len(paths)), lasts, : checkpoints.VOCAB_SIZE]
 
 
 def test_a_prompt_in_chunks_equals_the_whole(runtime: ModelRuntime, eager: Any) -> None:

@@ -75,7 +75,13 @@ def test_of_a_program_in_bfloat16(tmp_path):
     assert largest_error(whole.features, hidden_states("llama", tokens)) < ALLOWED_ERROR[torch.bfloat16]
 
 
-@pytest.mark.parametrize("kinds", [(TracedBackend, PackedBackend), (CompiledBackend, PackedBackend)], ids=str)
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param((TracedBackend, PackedBackend), id="traced"),
+        pytest.param((CompiledBackend, PackedBackend), id="compiled", marks=pytest.mark.ci),
+    ],
+)
 @pytest.mark.thorough
 def test_on_a_cpu(tmp_path, monkeypatch, kinds):
     monkeypatch.setattr(backends, "BACKENDS", kinds)

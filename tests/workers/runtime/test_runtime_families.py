@@ -68,8 +68,21 @@ def generated(family: str, prompt: list[int]) -> list[int]:
     return output[0, len(prompt) :].tolist()  # type: ignore[no-any-return]  # transformers is untyped
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["as it comes", "deterministic"])
-@pytest.mark.parametrize("family", [*checkpoints.FAMILIES, *checkpoints.RECURRENT])
+EVERY = (*checkpoints.FAMILIES, *checkpoints.RECURRENT)
+DETERMINISTIC = {*checkpoints.FAMILIES, "qwen3_5_text", "bamba", "lfm2", "mamba"}
+"""Of families with recurrent layers one of each kind; the others are slow."""
+
+
+@pytest.mark.parametrize(
+    ("family", "deterministic"),
+    [pytest.param(family, False, id=f"{family}-as it comes") for family in EVERY]
+    + [
+        pytest.param(
+            family, True, id=f"{family}-deterministic", marks=() if family in DETERMINISTIC else pytest.mark.slow
+        )
+        for family in EVERY
+    ],
+)
 def test_verified_guesses_decode_what_generate_decodes(family: str, deterministic: bool, tmp_path: Path) -> None:
     """In deterministic steps all weights are packed, those of such small models, too."""
     rng = random.Random(family)
@@ -87,7 +100,7 @@ def test_verified_guesses_decode_what_generate_decodes(family: str, deterministi
     assert len(set(want)) > 8, "a model that repeats itself would prove little"
 
 
-@pytest.mark.parametrize("family", [*checkpoints.FAMILIES, *checkpoints.RECURRENT])
+@pytest.mark.parametrize("family", EVERY)
 def test_the_models_of_these_tests_look_at_their_context(family: str) -> None:
     """Else the comparison above would pass without attention."""
     model = checkpoints.build(family)

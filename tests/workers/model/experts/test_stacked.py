@@ -14,7 +14,12 @@ from tests.quantized import write
 from workers.model import ModelShard, load
 
 KINDS = ("DeepSeek", "FP8 rows", "FP8 weights", "W8A8", "W4A16", "GPTQ", "AWQ")
-RANKS = [(index, by_expert) for by_expert in (False, True) for index in (0, 1)]
+RANKS = [
+    pytest.param(index, by_expert, marks=() if index else pytest.mark.slow)
+    for by_expert in (False, True)
+    for index in (0, 1)
+]
+"""The first rank would not notice where a part begins."""
 
 
 def tensors(path: Path, index: int, *, by_expert: bool) -> dict[str, Tensor]:

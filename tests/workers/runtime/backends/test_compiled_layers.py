@@ -48,7 +48,7 @@ def runtime_of(path: Path, *kinds: Any, **settings: Any) -> ModelRuntime:
     return runtime
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.slow), "gemma2", "gpt2"])
 def test_steps_and_batches_of_all_sizes_agree(family: str, tmp_path: Path) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
