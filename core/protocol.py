@@ -96,8 +96,10 @@ class HeldTokens:
         """Adopt the request's tokens and drop all earlier guesses.
 
         Draws are numbered from the root, so the draw at the root is dropped too (docs/exactness.md, section 4). A head
-        guesses best from the newest features.
+        guesses best from the newest features: even an accepted guess is computed again, because it was from its own.
         """
+        if request.features is not None:
+            self.tree.clear()
         self.builder.begin()
         self.builder.report_all_again()
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=False)

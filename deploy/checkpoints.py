@@ -24,14 +24,14 @@ def check_models(target: EngineConfig, drafts: Mapping[str, EngineConfig], name:
 
     Raises: StartupError.
     """
-    from workers.heads import read_head  # imports torch
+    from workers.heads import check_head  # imports torch
     from workers.model import check_checkpoint
 
     for path_name, engine in {name: target, **drafts}.items():
         check_directory(path_name, Path(engine.model))
         check_checkpoint(engine)
         if engine.head is not None:
-            read_head(engine.head)
+            check_head(engine)
     Tokenizer.from_directory(target.model)
     sampling_defaults(target.model)
     for draft_name, draft in drafts.items():
@@ -45,7 +45,7 @@ def _check_features(target: EngineConfig, draft: EngineConfig, name: str) -> Non
         return
     from workers.heads import read_head  # imports torch
 
-    needed = read_head(draft.head).feature_layers
+    needed = read_head(draft.head, draft.model).feature_layers
     if needed != target.feature_layers:
         raise ConfigError(
             f"{name} is the head {draft.head}, which reads the target's layers {list(needed)}: "

@@ -99,6 +99,10 @@ class EngineConfig(Settings):
     (docs/howto/draft-with-a-head.md). On a target the guesses come with each verdict, without a draft engine. On a
     draft the engine runs the head in place of the model, and the target sends it hidden states. None runs the model
     alone."""
+    head_passes: int = 5
+    """Targets with a head that guesses token after token (EAGLE): largest number of its passes for each verdict, in
+    [1, 16]. It makes fewer where its guesses become unlikely. Raise it where its guesses are mostly accepted, lower it
+    where its passes take long beside the target's."""
     expert_parallel: bool = False
     """Whether each rank holds whole experts of a mixture, instead of a slice of every expert; `tensor_parallel` must be
     above 1. Set it where slices of experts are too narrow to be computed fast, or where the experts' features cannot be
@@ -151,6 +155,7 @@ class EngineConfig(Settings):
         self._check(ABOVE_0, "session_timeout_s")
         self._check(SHARE_ABOVE_0, "kv_memory_share")
         self._check(Range(0, 32), "cascade_tokens")
+        self._check(Range(1, 16), "head_passes")
         self._check_heads()
         has_names = all(name and path for name, path in self.adapters.items())
         check(has_names, "adapters", "directories by name, neither of them empty", self.adapters)

@@ -5,6 +5,7 @@ Grouped by audience: request and output (clients), engine (orchestrator and engi
 
 from core.records.adapter import Adapter, root_of
 from core.records.engine import (
+    MAX_FEATURE_TOKENS,
     Base,
     Continuation,
     DraftReply,

@@ -97,11 +97,19 @@ class Want(StrEnum):
     """Hidden states of the root and of the accepted nodes, for a head on a draft engine."""
     GUESSES = "guesses"
     """Guesses below the next token, by the head in the target's engine."""
+    PREFIX_FEATURES = "prefix_features"
+    """With `FEATURES`: also the hidden states of the tokens that are computed before the root, for a head that keeps KV
+    of its own. At most `MAX_FEATURE_TOKENS` of them, the last ones; none of tokens whose KV is there."""
 
     @property
     def is_standing(self) -> bool:
         """Whether a target that continues by itself returns this with the following verdicts, too."""
-        return self is not Want.SAMPLES
+        return self not in (Want.SAMPLES, Want.PREFIX_FEATURES)
+
+
+MAX_FEATURE_TOKENS = 256
+"""Number of tokens before the last verdict whose features a head gets; it attends to no others. Of an 8B model they are
+6 MB, which a session keeps for the case that its draft is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +134,11 @@ class Features:
     def end(self) -> int:
         """Position after the last token."""
         return self.first + self.num_tokens
+
+    def since(self, position: int) -> Features:
+        """The features of the tokens from `position` on; all if it is before the first."""
+        first = max(position, self.first)
+        return Features(first, self.width, self.rows[2 * self.width * (first - self.first) :])
 
 
 @dataclass(frozen=True, slots=True)

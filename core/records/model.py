@@ -33,6 +33,8 @@ class ModelInfo:
     """Layers whose hidden states are features: those that a target returns, or those that a head reads."""
     feature_width: int = 0
     """Numbers per token of the features."""
+    reads_prefix: bool = False
+    """Whether it is a head with KV of its own, which reads features of the text before the last verdict, too."""
     head: str = ""
     """Name of the head in a target's engine; empty without one."""
     adapters: tuple[Adapter, ...] = ()

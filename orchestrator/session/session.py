@@ -330,8 +330,12 @@ class Session:
 
 def _wants(panel: Panel, drafts: Drafts | None) -> tuple[Want, ...]:
     """What heads need with each verdict: features for one on a draft engine, guesses of one in the target's."""
-    features = (Want.FEATURES,) if drafts is not None and drafts.need_features else ()
-    return (*features, Want.GUESSES) if panel.awaits_guesses else features
+    wants = [Want.FEATURES] if drafts is not None and drafts.need_features else []
+    if drafts is not None and drafts.lack_features:
+        wants.append(Want.PREFIX_FEATURES)
+    if panel.awaits_guesses:
+        wants.append(Want.GUESSES)
+    return tuple(wants)
 
 
 def _error_of(refused: Refused) -> OutriderError:

@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from core.errors import ConfigError
-from deploy.checkpoints import OFFLINE_VARIABLE, check_directory
+from core.config import EngineConfig
+from core.errors import CheckpointError, ConfigError
+from deploy.checkpoints import OFFLINE_VARIABLE, check_directory, check_models
 from deploy.cli import main
 from outrider import LLM
-from tests import checkpoints
+from tests import checkpoints, eagle
 from tests.workers.model.test_loader import edit_json, split_into_shards
 
 Change = Callable[[Path], object]
@@ -128,3 +129,21 @@ def test_an_id_of_the_hub_is_no_directory(path, is_offline, problem, tmp_path, m
     with pytest.raises(ConfigError, match=problem):
         check_directory("--target", Path(path))
     check_directory("--target", tmp_path)
+
+
+@pytest.mark.parametrize("place", ["target", "draft"])
+def test_a_head_of_another_target_is_refused_before_start(tmp_path, place):
+    target = checkpoints.write("llama", tmp_path / "target")
+    tensors = eagle.tensors_of({**eagle.CONFIG, "vocab_size": 500})
+    head = eagle.write(tmp_path / "head", {**eagle.CONFIG, "vocab_size": 500}, tensors)
+    plain, with_head = EngineConfig(str(target), feature_layers=(0, 1, 2)), EngineConfig(str(target), head=head)
+    engines = (with_head, {}) if place == "target" else (plain, {"draft": with_head})
+    with pytest.raises(CheckpointError, match="is of another target: its vocab_size is 500, not 304"):
+        check_models(*engines, "target")
+
+
+def test_a_head_whose_target_sends_no_features_is_refused_before_start(tmp_path):
+    target = str(checkpoints.write("llama", tmp_path / "target"))
+    head, _ = eagle.head_at(tmp_path / "head")
+    with pytest.raises(ConfigError, match=r"reads the target's layers \[0, 1, 2\]: set feature_layers"):
+        check_models(EngineConfig(target), {"draft": EngineConfig(target, head=head)}, "target")

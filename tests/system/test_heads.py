@@ -10,6 +10,7 @@ from local import DEMO, request, system
 from core.config import EngineConfig, SpeculationConfig
 from core.records import Sampling, Verification
 from orchestrator.text.tokenizer import Tokenizer
+from tests import eagle
 from workers.engine.draft import DraftEngine
 from workers.heads import fit_heads
 
@@ -99,6 +100,67 @@ async def test_a_new_target_and_a_new_head_go_on_where_others_stopped(head):
     async with system(draft=None) as served:
         plain, _ = await streams(served, sampling, verification)
     async with system(speculation=replace(TREE, guessers=("draft",)), **places(head)["draft"]) as served:
+        asked = request(served.tokenizer.encode(PROMPTS[0]), NUM_TOKENS, sampling=sampling)
+        tokens, has_restarted = [], False
+        async for chunk in served.service.generate(asked):
+            tokens += chunk.token_ids
+            if not has_restarted and len(tokens) >= 8:
+                has_restarted = True
+                config = served.leases.engines["draft"]._config
+                await served.leases.replace_engine("draft", DraftEngine.load(config, 9, 64, lambda _: None))
+        assert tokens == plain[0]
+        await served.check_nothing_is_held()
+
+
+EAGLE = {
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+}
+
+
+@pytest.fixture(scope="module")
+def eagle_head(tmp_path_factory):
+    """A random EAGLE-3 head in the published format, for the demo target."""
+    import json
+
+    sizes = json.loads((DEMO / "target/config.json").read_text())
+    shape = {"hidden_size": sizes["hidden_size"], "vocab_size": sizes["vocab_size"], "draft_vocab_size": 200}
+    return eagle.head_at(tmp_path_factory.mktemp("eagle"), num_tokens=200, **{**EAGLE, **shape})[0]
+
+
+def eagle_places(head):
+    return {
+        "target": {"draft": None, "targets": {"head": head}},
+        "draft": {"draft": DEMO / "target", "drafts": {"head": head}, "targets": {"feature_layers": (0, 1, 2)}},
+    }
+
+
+@pytest.mark.parametrize("place", ["target", "draft"])
+@pytest.mark.parametrize("drawn", SAMPLINGS)
+async def test_an_eagle_head_changes_no_token(eagle_head, place, drawn):
+    """It is random, so its guesses are mostly wrong: each is verified all the same, pipelined and in turn."""
+    sampling, verification = SAMPLINGS[drawn]
+    async with system(draft=None) as served:
+        plain, _ = await streams(served, sampling, verification)
+    guessers = ("head",) if place == "target" else ("draft",)
+    for speculation in (TREE, IN_TURN):
+        async with system(
+            speculation=replace(speculation, guessers=guessers), **eagle_places(eagle_head)[place]
+        ) as served:
+            tokens, sources = await streams(served, sampling, verification)
+            await served.check_nothing_is_held()
+        if drawn != "rejection":
+            assert tokens == plain
+        assert {source.name for source in sources} == {"head" if place == "target" else "draft"}
+
+
+async def test_a_new_eagle_head_goes_on_where_another_stopped(eagle_head):
+    sampling, verification = SAMPLINGS["coupled"]
+    async with system(draft=None) as served:
+        plain, _ = await streams(served, sampling, verification)
+    async with system(speculation=replace(TREE, guessers=("draft",)), **eagle_places(eagle_head)["draft"]) as served:
         asked = request(served.tokenizer.encode(PROMPTS[0]), NUM_TOKENS, sampling=sampling)
         tokens, has_restarted = [], False
         async for chunk in served.service.generate(asked):

@@ -19,12 +19,13 @@ from core.config import EngineConfig
 from core.protocol import ENDED, OVERTAKEN
 from core.records import DraftReply, DraftRequest, DraftUpdate, EngineStats, Missing, Refused
 from core.speculation import EMPTY_BLOCK, Candidates, TokenTree, TreeSpec, add_candidates, feed_likeliest
-from workers.engine.base import Engine
+from core.text import TokenLog
+from workers.engine.base import AnyRuntime, Engine
 from workers.engine.draft_growth import TreeJob
 from workers.engine.jobs import Job
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_rank_lost
-from workers.runtime import HeadRuntime, ModelRuntime, Scores
+from workers.runtime import Scores, load_head_runtime
 from workers.sampling import DraftRow, propose
 from workers.step import Readback
 
@@ -32,9 +33,7 @@ from workers.step import Readback
 class DraftEngine(Engine[DraftRequest, DraftReply]):
     """Guesses tokens for many sessions at once: each step feeds the frontiers of all growing trees."""
 
-    def __init__(
-        self, runtime: ModelRuntime | HeadRuntime, config: EngineConfig, epoch: int, q_top_tokens: int
-    ) -> None:
+    def __init__(self, runtime: AnyRuntime, config: EngineConfig, epoch: int, q_top_tokens: int) -> None:
         super().__init__(runtime, config, epoch)
         self._q_top_tokens = q_top_tokens
         self._growing_jobs: dict[str, TreeJob] = {}
@@ -54,7 +53,9 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
     ) -> DraftEngine:
         """As `TargetEngine.load`; `q_top_tokens` is the setting of that name. Raises: StartupError."""
         if config.head is not None:
-            return cls(HeadRuntime.load(config, progress), config, epoch, q_top_tokens)
+            # a head's KV depends on features that its messages bring, not on tokens alone
+            own = replace(config, share_prefixes=False)
+            return cls(load_head_runtime(config, progress), own, epoch, q_top_tokens)
         return cls(load_runtime(config, progress, rank, on_loss), config, epoch, q_top_tokens)
 
     @property
@@ -78,6 +79,12 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._jobs = [job for job in self._trees if job.ends]
         self._since_s = monotonic() if self.has_work else None
         return replies
+
+    def num_shared(self, session: str, log: TokenLog) -> int:
+        """Number of tokens that are computed for this session and begin `log`, at most; 0 if others are."""
+        held = self._store.find(session)
+        base = log.base(0 if held is None else min(len(held.log), len(log)))
+        return base.num_tokens if held is not None and held.log.holds(base) else 0
 
     def release(self, sessions: Sequence[str]) -> None:
         for session in sessions:

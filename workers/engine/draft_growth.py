@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from core.noise import row_of
-from core.records import DraftRequest, DraftUpdate, Timing
+from core.records import DraftRequest, DraftUpdate, Features, Timing
 from core.speculation import MAX_REPORTED, ROOT, Candidates, TokenTree, TreeBuilder, TreeSpec
 from workers.engine.jobs import Job
 from workers.grammar import Mask
@@ -62,6 +62,10 @@ class TreeJob(Job[DraftRequest]):
         return len(self.builder.feeding)
 
     @property
+    def features(self) -> Features | None:
+        return self.request.features
+
+    @property
     def may_feed(self) -> bool:
         """Whether any node may be worth a row."""
         path_prob = 0.0 if self.pending else self.builder.best_path_prob
@@ -108,9 +112,7 @@ class TreeJob(Job[DraftRequest]):
         ahead = (above, *range(first, first + len(self.ahead) - 1)) if self.ahead else ()
         tokens = (*tree.tokens, *(builder.tokens[node] for node in builder.feeding), *self.ahead)
         parents = (*tree.parents, *(builder.held_parent(node) for node in builder.feeding), *ahead)
-        return StepRows(
-            self.held.kv, self.pending, TokenTree(tokens, parents), len(tree), features=self.request.features
-        )
+        return StepRows(self.held.kv, self.pending, TokenTree(tokens, parents), len(tree), features=self.features)
 
     def draft_rows(self) -> list[DraftRow]:
         """Sampling input for each row of logits. Nodes of equal depth share it, unless their tokens matter."""

@@ -8,17 +8,20 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from core.records import DraftRequest, Timing, VerifyRequest, Want
+from core.records import DraftRequest, Features, Timing, VerifyRequest, Want
 from core.rules import Outcome
 from core.speculation import ROOT, TokenTree
 from core.text import BlockHash
 from workers.engine.sequences import HeldSequence
-from workers.heads import CommittedRows
+from workers.heads import CommittedRows, PrefixFeatures
 from workers.sampling import Row
 from workers.sampling.logits import is_argmax
 from workers.sampling.prompt_scores import SCORED_ROWS, PromptScores
 from workers.step import StepRows
 
+MIN_PREFIX_FEATURES = 64
+"""Number of tokens that a target computes again for their features although it has their KV: a head attends to no
+others. They cost one pass."""
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 
 
@@ -76,6 +79,16 @@ class Job(ABC, Generic[Request]):
         """Whether the job may adopt KV from the prefix cache."""
         return True
 
+    @property
+    def num_recomputed(self) -> int:
+        """Number of tokens before the last that are computed even if the prefix cache has their KV."""
+        return 0
+
+    @property
+    def features(self) -> Features | None:
+        """The target's features, if the engine runs a head."""
+        return None
+
     @abstractmethod
     def last_rows(self) -> StepRows:
         """Rows of the pending tokens and of their guesses."""
@@ -84,7 +97,8 @@ class Job(ABC, Generic[Request]):
         """Rows of this job in a step, for the given share."""
         if share.is_last:
             return self.last_rows()
-        return StepRows(self.held.kv, self.pending[: share.num_tokens], wants_logits=False, adapter=self.held.adapter)
+        tokens = self.pending[: share.num_tokens]
+        return StepRows(self.held.kv, tokens, wants_logits=False, features=self.features, adapter=self.held.adapter)
 
     def advance(self, num_tokens: int) -> None:
         """Record that the KV of the first `num_tokens` pending tokens was computed or adopted."""
@@ -145,6 +159,8 @@ class VerifyJob(Job[VerifyRequest]):
 
     scores: PromptScores | None = None
     """Prompt scores, if log probabilities of the prompt were requested."""
+    prefix: PrefixFeatures | None = None
+    """Features of the tokens before the root, if a head reads them."""
 
     @property
     def max_chunk_tokens(self) -> int:
@@ -156,12 +172,19 @@ class VerifyJob(Job[VerifyRequest]):
 
     def rows(self, share: Share) -> StepRows:
         rows = Job.rows(self, share)  # a class with slots has no super() without arguments
-        return rows if self.scores is None else replace(rows, wants_logits=True, wants_all=True)
+        end = len(self.held.log) + share.num_tokens - share.is_last
+        has_features = self.prefix is not None and end > self.prefix.first
+        is_read = self.scores is not None or has_features
+        return replace(rows, wants_logits=True, wants_all=True) if is_read else rows
 
     def restart(self) -> None:
         Job.restart(self)
         if self.scores is not None:
             self.scores.restart()
+
+    @property
+    def num_recomputed(self) -> int:
+        return 0 if self.prefix is None else MIN_PREFIX_FEATURES
 
     @property
     def block(self) -> TokenTree:
@@ -194,7 +217,9 @@ class VerifyJob(Job[VerifyRequest]):
         rows = [first_row, *(first_row + 1 + node for node in outcome.path)]
         wants = self.request.wants
         guess = self._row_below_next(outcome) if Want.GUESSES in wants else None
-        return CommittedRows(rows, len(self.held.log) - 1, Want.FEATURES in wants, guess)
+        root = len(self.held.log) - 1
+        prefix = None if self.prefix is None else self.prefix.before(root)
+        return CommittedRows(rows, root, Want.FEATURES in wants, guess, prefix)
 
     def _row_below_next(self, outcome: Outcome) -> Callable[[int], Row]:
         """Sampling input of the token at a depth below the next one, as the target will draw it.

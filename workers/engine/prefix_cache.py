@@ -39,7 +39,8 @@ class Prefixes:
         if not (self._is_shared and job.may_adopt):
             return False
         if not job.prompt_hashes:  # excludes the last token, whose logits are needed
-            job.prompt_hashes = job.held.block_hashes(job.pending[:-1], self._cache.block_tokens)
+            adoptable = job.pending[: -1 - job.num_recomputed]
+            job.prompt_hashes = job.held.block_hashes(adoptable, self._cache.block_tokens)
         lacking = job.prompt_hashes[self._cache.num_published(job.prompt_hashes) :]
         num_coming = next((count for count, lacked in enumerate(lacking) if lacked not in self._coming), len(lacking))
         is_long = num_coming * self._cache.block_tokens >= MIN_AWAITED_TOKENS

@@ -12,6 +12,7 @@ from core.config import EngineConfig
 from core.continuations import Continuations, refusal_of_offer
 from core.errors import ConfigError
 from core.records import (
+    MAX_FEATURE_TOKENS,
     Adapter,
     Continuation,
     Features,
@@ -23,20 +24,30 @@ from core.records import (
     Verdict,
     VerifyReply,
     VerifyRequest,
+    Want,
 )
 from core.rules import Outcome
 from core.speculation import NO_GUESSES, Guesses, TokenTree
 from workers.engine.base import Engine
+from workers.engine.heads import Extended, HeadDraft
 from workers.engine.jobs import Job, Share, VerifyJob, scores_of
 from workers.engine.judging import JudgedJob, judge
 from workers.engine.kv_room import FirstComeKVRoom
 from workers.engine.sequences import HeldSequence
-from workers.heads import CommittedRows, EngineHead, load_engine_head, read_features, read_guesses
-from workers.model import LoraWeights, starting_adapters
+from workers.heads import (
+    CommittedRows,
+    EagleHead,
+    EngineHead,
+    PrefixFeatures,
+    load_engine_head,
+    read_features,
+    read_guesses,
+)
+from workers.model import LoadedModel, LoraWeights, starting_adapters
 from workers.parallel import Rank, load_runtime, log_rank_lost
 from workers.runtime import ModelRuntime, Scores
 from workers.sampling.prompt_scores import store_scores
-from workers.step import Readback, StepRows
+from workers.step import LayerShape, Readback, StepRows
 
 
 class TargetEngine(Engine[VerifyRequest, VerifyReply]):
@@ -58,14 +69,21 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
         Raises: StartupError.
         """
-        runtime = load_runtime(config, progress, rank, on_loss)
-        return cls(
-            runtime, config, epoch, load_engine_head(config, runtime.context.model, runtime.info.vocab_size, progress)
-        )
+        heads: list[EngineHead | None] = []
+
+        def load_head(loaded: LoadedModel) -> Sequence[LayerShape]:
+            heads.append(load_engine_head(config, loaded, progress))
+            head = heads[0].head if heads[0] is not None else None
+            return head.shapes if isinstance(head, EagleHead) else ()
+
+        runtime = load_runtime(config, progress, rank, on_loss, load_head)
+        return cls(runtime, config, epoch, heads[0])
 
     def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int, head: EngineHead | None = None) -> None:
         super().__init__(runtime, config, epoch)
         self._head = head
+        self._grown = None if head is None else HeadDraft.of(head, self.info, config)
+        """The head, if it has KV of its own."""
         self.info = replace(self.info, head=head.name if head is not None else "")
         self._continuations = Continuations()
         self.take_offers: Callable[[], None] = _nothing
@@ -85,12 +103,16 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         super().release(sessions)
         for session in sessions:
             self._replies += self._continuations.drop(session)
+        if self._grown is not None:
+            self._grown.release(sessions)
 
     def expire(self) -> list[str]:
         silent = super().expire()
         for session in self._continuations.sessions:
             if self._store.find(session) is None:
                 self._replies += self._continuations.drop(session)
+        if self._grown is not None:
+            self._grown.expire()
         return silent
 
     def warm_up(self, progress: Callable[[str], None], machine: str = "", known: Findings | None = None) -> Findings:
@@ -158,7 +180,16 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         self._store.keep_rows(held, rebased.num_tokens, rebased.guesses)
         held.num_guesses = len(request.block)
         pending = [*self._store.rewind(held), *rebased.pending]
-        self._jobs.append(VerifyJob(request, held, pending, arrived_s, scores=scores))
+        prefix = self._wanted_prefix(request)
+        self._jobs.append(VerifyJob(request, held, pending, arrived_s, scores=scores, prefix=prefix))
+
+    def _wanted_prefix(self, request: VerifyRequest) -> PrefixFeatures | None:
+        """Where to keep features of the tokens before the root, if a head reads them."""
+        root = request.num_committed - 1
+        head = self._grown if Want.GUESSES in request.wants else None
+        if Want.PREFIX_FEATURES in request.wants or (head is not None and head.lacks(request.stamp.session, root)):
+            return PrefixFeatures(max(0, root - MAX_FEATURE_TOKENS))
+        return None
 
     def _undo(self, job: Job[VerifyRequest], num_tokens: int, pending: list[int]) -> None:
         super()._undo(job, num_tokens, pending)
@@ -169,11 +200,14 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     def _store_scores(self, shares: Sequence[Share], batch: Sequence[StepRows], scores: Scores) -> Scores:
         if not any(rows.wants_all for rows in batch):
             return scores
-        scored = []
+        scored, start = [], 0
         for share, rows in zip(shares, batch, strict=True):
             job = share.job
             assert isinstance(job, VerifyJob), "a target has no other jobs"
             following = job.pending[1 : share.num_tokens + 1]
+            if job.prefix is not None and rows.wants_all and scores.features is not None:
+                job.prefix.store(len(job.held.log), scores.features[start : start + len(rows.tokens)])
+            start += rows.num_wanted
             scored.append((rows, job.scores, len(job.held.log), following, share.is_last))
         return scores.take(store_scores(scored, scores.logits))
 
@@ -204,10 +238,10 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         rows = [item.job.committed_rows(first_rows[item.job], outcome) for item, outcome in judged]
         read_returned = self._read_returned(rows, features, readback)
         readback.wait()
-        returned = read_returned()
         for item, outcome in judged:
             self._roll_back(item.job, outcome.path)
             self._prefixes.publish(item.job.held)
+        returned = read_returned([(item.job.held, outcome.next_token) for item, outcome in judged])
         verified = [(item.job.request, item.job.held.log, outcome) for item, outcome in judged]
         self.take_offers()
         continued, following, refused = self._continuations.after_pass(verified, self._can_go_on)
@@ -221,13 +255,24 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
     def _read_returned(
         self, verdicts: Sequence[CommittedRows], features: Tensor | None, readback: Readback
-    ) -> Callable[[], list[tuple[Features | None, Guesses]]]:
-        """Features and a head's guesses for each verdict. Call the result after the readback."""
+    ) -> Callable[[Sequence[Extended]], list[tuple[Features | None, Guesses]]]:
+        """Features and a head's guesses for each verdict. Call the result after the readback, with the sequences."""
         if features is None:
-            return lambda: [(None, NO_GUESSES)] * len(verdicts)
-        features_of = read_features(features, verdicts, self.info.feature_width, readback)
-        guesses_of = read_guesses(features, verdicts, self._head, readback)
-        return lambda: list(zip(features_of(), guesses_of(), strict=True))
+            return lambda _: [(None, NO_GUESSES)] * len(verdicts)
+        carrying = [each for each in verdicts if each.wants_features and self.info.feature_width]
+        features_of = read_features(features, carrying, range(self.info.feature_width), readback)
+        if self._grown is None:
+            guesses_of = read_guesses(features, verdicts, self._head, readback)
+        else:
+            guesses_of = self._grown.read(features, verdicts, readback)
+
+        def found(extended: Sequence[Extended]) -> list[tuple[Features | None, Guesses]]:
+            carried = dict(zip(map(id, carrying), features_of(), strict=True))
+            return [
+                (carried.get(id(each)), guesses) for each, guesses in zip(verdicts, guesses_of(extended), strict=True)
+            ]
+
+        return found
 
     @staticmethod
     def _verdict(

@@ -1,31 +1,29 @@
 """Reads the directory of a target's heads: `config.json` and one file of tensors.
 
-Two kinds are known: "blockwise" heads, written by this project, and Medusa's as they are published
-(`medusa_lm_head.safetensors` or `.pt`). Knows files and shapes; must not know the target beyond its sizes.
+Three kinds are known: "blockwise" heads, written by this project, Medusa's as they are published
+(`medusa_lm_head.safetensors` or `.pt`), and EAGLE's (`workers.heads.eagle_files`). Knows files and shapes; must not
+know the target beyond its sizes.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, first_line
+from workers.heads.eagle_files import EagleConfig, is_eagle, read_eagle
 from workers.heads.state_heads import Residual, StateHeads
+from workers.heads.tensors import check_names, check_tensors, read_tensors
 
 LAST_STATE: Final = (-1,)
 MAX_HEADS: Final = 16
-FILES: Final = ("model.safetensors", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
-"""Files that tensors are read from; the first that exists."""
 MEDUSA_PREFIX: Final = "medusa_head."
 """Of Medusa-2's checkpoints; others have none."""
 
@@ -78,12 +76,15 @@ class HeadConfig:
 
 def tapped_layers(config: EngineConfig) -> tuple[int, ...]:
     """Layers whose hidden states a target's passes return: those for drafts, then others for its own heads."""
-    own = () if config.head is None else read_head(config.head).feature_layers
+    own = () if config.head is None else read_head(config.head, config.model).feature_layers
     return tuple(dict.fromkeys((*config.feature_layers, *own)))
 
 
-def read_head(path: str) -> HeadConfig:
-    """Raises: CheckpointError for a directory without heads, or with heads of another kind."""
+def read_head(path: str, model: str | None = None) -> HeadConfig | EagleConfig:
+    """The head of a directory. `model`: directory of its target, for heads that do not name the layers they read.
+
+    Raises: CheckpointError for a directory without heads, or with heads of another kind.
+    """
     file = Path(path) / "config.json"
     try:
         stored = json.loads(file.read_text())
@@ -97,9 +98,23 @@ def read_head(path: str) -> HeadConfig:
         sizes = [_size(stored, each, file) for each in ("hidden_size", "vocab_size")]
         return HeadConfig(name, False, num_heads, 1, sizes[0], sizes[1])
     if "medusa_num_heads" not in stored:
-        raise CheckpointError(f"{file}: model_type is {kind!r}; only blockwise and Medusa heads are served")
+        if is_eagle(stored):
+            return read_eagle(path, stored, model)
+        raise CheckpointError(f"{file}: model_type is {kind!r}; only blockwise, Medusa and EAGLE heads are served")
     num_heads, num_layers = (_size(stored, f"medusa_num_{each}", file, MAX_HEADS) for each in ("heads", "layers"))
     return _medusa(path, name, num_heads, num_layers)
+
+
+def check_head(config: EngineConfig) -> None:
+    """Check that the head of `config.head` is of the model of `config.model`, without reading weights.
+
+    Raises: CheckpointError.
+    """
+    assert config.head is not None
+    stored = json.loads((Path(config.model) / "config.json").read_text())
+    sizes = stored.get("text_config") or stored
+    if "hidden_size" in sizes and "vocab_size" in sizes:  # other names are compared when the head is loaded
+        read_head(config.head, config.model).check_target(sizes["hidden_size"], sizes["vocab_size"])
 
 
 def load_head(path: str, output: nn.Module, dtype: torch.dtype, device: torch.device) -> StateHeads:
@@ -108,15 +123,12 @@ def load_head(path: str, output: nn.Module, dtype: torch.dtype, device: torch.de
     Raises: CheckpointError for missing, foreign or damaged tensors.
     """
     config = read_head(path)
+    assert isinstance(config, HeadConfig), "an EAGLE head has a loader of its own"
     stored = _tensors(path)
     wanted = dict(config.shapes())
-    _check_names(path, wanted, stored)
+    check_names(path, wanted, stored)
     tensors = {name: tensor.to(device, dtype) for name, tensor in stored.items()}
-    for name, shape in wanted.items():
-        if tuple(tensors[name].shape) != shape:
-            raise CheckpointError(f"{name} in {path} is {tuple(tensors[name].shape)}, but should be {shape}")
-        if not bool(tensors[name].isfinite().all()):
-            raise CheckpointError(f"{name} in {path} has NaN or infinite values")
+    check_tensors(path, wanted, tensors)
     return StateHeads([_head(config, number, tensors, output) for number in range(config.num_heads)], dtype)
 
 
@@ -141,33 +153,7 @@ def _medusa(path: str, name: str, num_heads: int, num_layers: int) -> HeadConfig
 
 
 def _tensors(path: str) -> dict[str, Tensor]:
-    """All tensors, mapped from their file. Raises: CheckpointError."""
-    file = next((Path(path) / name for name in FILES if (Path(path) / name).is_file()), None)
-    if file is None:
-        raise CheckpointError(f"{path} has none of {', '.join(FILES)}")
-    try:
-        stored = load_file(file) if file.suffix == ".safetensors" else _unpickled(file)
-    except (SafetensorError, OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise CheckpointError(f"{file} is damaged, or no file of tensors alone: {first_line(error)}") from error
-    return {name.removeprefix(MEDUSA_PREFIX): tensor for name, tensor in stored.items()}
-
-
-def _unpickled(file: Path) -> dict[str, Tensor]:
-    """A pickle of tensors alone: nothing in it is executed."""
-    stored = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    if not isinstance(stored, dict) or not all(isinstance(name, str) for name in stored):
-        raise pickle.UnpicklingError("it is no state dict")
-    if not all(isinstance(tensor, Tensor) for tensor in stored.values()):
-        raise pickle.UnpicklingError("it has values that are no tensors")
-    return stored
-
-
-def _check_names(path: str, wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    missing, left = sorted(wanted.keys() - stored.keys()), sorted(stored.keys() - wanted.keys())
-    if missing:
-        raise CheckpointError(f"{path} lacks {len(missing)} tensors of its heads, the first is {missing[0]}")
-    if left:
-        raise CheckpointError(f"{path} has {len(left)} tensors too many for its heads, the first is {left[0]}")
+    return {name.removeprefix(MEDUSA_PREFIX): tensor for name, tensor in read_tensors(path).items()}
 
 
 def _check_layers(stored: Mapping[str, Any], file: Path) -> None:

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from core.config import EngineConfig
 from core.records import Features
 from core.speculation import NO_GUESSES, ROOT, Candidates, Guesses
+from workers.heads.eagle import EagleHead, load_eagle
+from workers.heads.eagle_files import EagleConfig
 from workers.heads.files import load_head, read_head, tapped_layers
 from workers.heads.state_heads import StateHeads
-from workers.model import load
+from workers.model import LoadedModel, load
 from workers.sampling import DraftRow, Kind, Row, propose
 from workers.step import Readback, upload
 
@@ -33,11 +35,36 @@ class EngineHead:
     """A head in a target's engine."""
 
     name: str
-    head: StateHeads
+    head: StateHeads | EagleHead
     columns: tuple[int, ...]
     """Columns of the engine's features that it reads."""
     vocab_size: int
     """Number of token ids; rows of the output layer beyond it are padding."""
+
+
+class PrefixFeatures:
+    """Features of the tokens before a root, as the passes of a prefill compute them."""
+
+    def __init__(self, first: int) -> None:
+        """`first`: position of the first token whose features are wanted."""
+        self.first = first
+        self._pieces: list[tuple[int, Tensor]] = []
+
+    def store(self, position: int, rows: Tensor) -> None:
+        """Keep the rows of the tokens from `position` on; a pass may be repeated.  # [tokens, F]"""
+        skipped = max(0, self.first - position)
+        self._pieces = [piece for piece in self._pieces if piece[0] < position]
+        self._pieces.append((position + skipped, rows[skipped:].to(torch.bfloat16)))
+
+    def before(self, root: int) -> Tensor | None:
+        """The rows of consecutive tokens up to the one before `root`; None without any.  # [tokens, F]"""
+        found, end = list[Tensor](), root
+        for position, rows in reversed(self._pieces):
+            if not position < end <= position + len(rows):
+                break
+            found.insert(0, rows[: end - position])
+            end = position
+        return torch.cat(found) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,49 +78,62 @@ class CommittedRows:
     wants_features: bool
     guess: Callable[[int], Row] | None
     """Sampling input of the token at this depth below the next one; None if no guesses are wanted."""
+    prefix: Tensor | None = None
+    """Features of the tokens before the root, if they are wanted and were computed.  # [tokens, F]"""
 
 
-def load_engine_head(
-    config: EngineConfig, model: Any, vocab_size: int, progress: Callable[[str], None]
-) -> EngineHead | None:
-    """The head of `config.head`, for this model of `vocab_size` token ids; None without one. Raises: StartupError."""
+def load_engine_head(config: EngineConfig, loaded: LoadedModel, progress: Callable[[str], None]) -> EngineHead | None:
+    """The head of `config.head`, for this model; None without one. Raises: StartupError."""
     if config.head is None:
         return None
-    head_config = read_head(config.head)
+    head_config, model, vocab_size = read_head(config.head, config.model), loaded.model, loaded.info.vocab_size
     head_config.check_target(model.config.hidden_size, model.config.vocab_size)
     progress(f"loading the head {head_config.name}")
-    head = load_head(config.head, _output_layer(config, model, progress), model.dtype, torch.device(config.device))
-    size, tapped = head_config.hidden_size, tapped_layers(config)
+    embedding, output = _borrowed(config, model, progress)
+    head: StateHeads | EagleHead
+    if isinstance(head_config, EagleConfig):
+        head = load_eagle(head_config, config.head, embedding, output, vocab_size, model.dtype)
+    else:
+        head = load_head(config.head, output, model.dtype, torch.device(config.device))
+    size, tapped = model.config.hidden_size, tapped_layers(config)
     columns = [size * tapped.index(layer) + column for layer in head_config.feature_layers for column in range(size)]
     return EngineHead(head_config.name, head, tuple(columns), vocab_size)
 
 
-def _output_layer(config: EngineConfig, model: Any, progress: Callable[[str], None]) -> nn.Module:
-    """The model's output layer; of a model over several ranks a whole copy, because the head runs on one."""
+def _borrowed(config: EngineConfig, model: Any, progress: Callable[[str], None]) -> tuple[nn.Module, nn.Module]:
+    """The model's embedding and output layer; of a model over several ranks whole copies, because the head runs on
+    one."""
     if config.tensor_parallel > 1:
         alone = replace(config, layers=(0,), tensor_parallel=1, expert_parallel=False, compile=False)
         model = load(alone, progress).model
-    output: nn.Module = model.get_output_embeddings()
-    return output
+    return model.get_input_embeddings(), model.get_output_embeddings()
 
 
 def read_features(
-    features: Tensor, verdicts: Sequence[CommittedRows], width: int, readback: Readback
-) -> Callable[[], list[Features | None]]:
-    """The first `width` columns of `features` [R, F], for each verdict that wants them. Call the result after the
-    readback."""
-    rows = [row for each in verdicts if each.wants_features for row in each.rows]
-    if not rows or not width:
-        return lambda: [None] * len(verdicts)
-    chosen = features[upload(rows, features.device), :width]
-    read = readback.add_bytes(chosen.to(torch.bfloat16))
+    features: Tensor, verdicts: Sequence[CommittedRows], columns: Sequence[int], readback: Readback
+) -> Callable[[], list[Features]]:
+    """These columns of `features` [R, F], for each verdict. Call the result after the readback."""
+    if not verdicts:
+        return list
+    index = upload([row for each in verdicts for row in each.rows], features.device)
+    chosen = features[index].to(torch.bfloat16)
+    parts, start = list[Tensor](), 0
+    for each in verdicts:
+        own = chosen[start : start + len(each.rows)]
+        start += len(each.rows)
+        parts += [own] if each.prefix is None else [each.prefix, own]
+    joined, width = torch.cat(parts), len(columns)
+    if width < joined.shape[1]:
+        joined = joined[:, upload(list(columns), joined.device)]
+    read = readback.add_bytes(joined)
 
-    def by_verdict() -> list[Features | None]:
-        data, start, found = read(), 0, list[Features | None]()
+    def by_verdict() -> list[Features]:
+        data, begin, found = read(), 0, list[Features]()
         for each in verdicts:
-            end = start + 2 * width * len(each.rows) * each.wants_features
-            found.append(Features(each.first, width, data[start:end]) if each.wants_features else None)
-            start = end
+            num_before = 0 if each.prefix is None else len(each.prefix)
+            end = begin + 2 * width * (num_before + len(each.rows))
+            found.append(Features(each.first - num_before, width, data[begin:end]))
+            begin = end
         return found
 
     return by_verdict
@@ -101,19 +141,20 @@ def read_features(
 
 def read_guesses(
     features: Tensor, verdicts: Sequence[CommittedRows], engine_head: EngineHead | None, readback: Readback
-) -> Callable[[], list[Guesses]]:
+) -> Callable[..., list[Guesses]]:
     """The head's guesses below the next token, for each verdict that wants them. Call the result after the readback."""
     wanting = [(index, each.rows[-1], each.guess) for index, each in enumerate(verdicts) if each.guess is not None]
     if not wanting or engine_head is None:
-        return lambda: [NO_GUESSES] * len(verdicts)
+        return lambda *_: [NO_GUESSES] * len(verdicts)
     head = engine_head.head
+    assert isinstance(head, StateHeads), "a head with KV has an engine of its own"
     states = features[upload([row for _, row, _ in wanting], features.device)]
     states = states[:, upload(engine_head.columns, features.device)]
     rows = [_draft_row(guess(depth)) for depth in range(head.max_depth) for _, _, guess in wanting]
     logits = torch.cat([head(states, depth)[:, : engine_head.vocab_size] for depth in range(head.max_depth)])
     read = propose(logits, rows, q_top_tokens=1, readback=readback)  # nothing is drawn
 
-    def by_verdict() -> list[Guesses]:
+    def by_verdict(*_: object) -> list[Guesses]:
         candidates, num = read(), len(wanting)
         found = {index: _tree_of(candidates[place::num]) for place, (index, _, _) in enumerate(wanting)}
         return [found.get(index, NO_GUESSES) for index in range(len(verdicts))]

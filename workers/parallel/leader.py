@@ -38,7 +38,7 @@ from workers.parallel.group import Rank, RankGroup
 from workers.runtime import ModelRuntime, NoRoomForKV
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
 from workers.runtime.backend_stack import BackendStack
-from workers.step import KVCache, Step
+from workers.step import KVCache, LayerShape, Step
 
 __all__ = ["Rank", "load_runtime", "log_rank_lost", "run_follower"]
 
@@ -50,22 +50,33 @@ def log_rank_lost(reason: str) -> None:
     logger.error("the ranks of the model have lost each other: %s", reason)
 
 
+def _nothing(_: LoadedModel) -> Sequence[LayerShape]:
+    return ()
+
+
 def load_runtime(
     config: EngineConfig,
     progress: Callable[[str], None],
     rank: Rank | None = None,
     on_loss: Callable[[str], None] = log_rank_lost,
+    load_beside: Callable[[LoadedModel], Sequence[LayerShape]] = _nothing,
 ) -> ModelRuntime:
-    """Load a runtime of the whole model, or of rank 0, which the others follow. Raises: StartupError."""
+    """Load a runtime of the whole model, or of rank 0, which the others follow.
+
+    `load_beside` loads what else the engine keeps in the same memory, before KV takes the rest, and returns the shapes
+    of the KV that it needs for each token. Raises: StartupError.
+    """
     if rank is None:
-        return ModelRuntime(loader.load(config, progress), config)
+        loaded = loader.load(config, progress)
+        return ModelRuntime(loaded, config, beside=load_beside(loaded))
     if rank.index != 0:
         raise ConfigError(f"the engine is rank 0; rank {rank.index} follows it")
     group = _connect(config, rank, progress, on_loss)
     loaded = _load(config, group, progress)
     with _abort_on_failure(group):
         leading = partial(LeaderBackends, group)
-        return ModelRuntime(loaded, config, LeaderCache, stack_type=leading, all_min=group.all_min)
+        beside = load_beside(loaded)
+        return ModelRuntime(loaded, config, LeaderCache, None, leading, group.all_min, beside)
 
 
 def run_follower(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) -> None:

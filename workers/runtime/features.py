@@ -19,7 +19,7 @@ from workers.model import layer_list
 
 LAST = -1
 """Index of the last hidden state: the input of the output layer, after the final norm. 0 and above: the input of that
-layer, as in transformers' `hidden_states`."""
+layer; the number of layers stands for the output of the last one, before the final norm."""
 _ATTRIBUTE = "feature_tap"
 
 
@@ -32,14 +32,20 @@ class FeatureTap:
         self._states: dict[int, Tensor] = {}
         _, modules = layer_list(model)
         for layer in self.layers:
-            if not LAST <= layer < len(modules):
-                raise ConfigError(f"feature_layers: {layer} is not in [-1, {len(modules) - 1}]")
+            if not LAST <= layer <= len(modules):
+                raise ConfigError(f"feature_layers: {layer} is not in [-1, {len(modules)}]")
+            if layer == len(modules):
+                modules[-1].register_forward_hook(partial(self._keep_output, layer))
+                continue
             module = model.get_output_embeddings() if layer == LAST else modules[layer]
             module.register_forward_pre_hook(partial(self._keep, layer), with_kwargs=True)
         setattr(model, _ATTRIBUTE, self)
 
     def _keep(self, layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         self._states[layer] = args[0] if args else kwargs["hidden_states"]
+
+    def _keep_output(self, layer: int, module: Any, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002
+        self._states[layer] = output[0] if isinstance(output, tuple) else output
 
     def rows(self, wanted: Tensor) -> Tensor:
         """Hidden states of the wanted rows, side by side.  # [W] -> [W, layers * hidden]"""

@@ -29,7 +29,7 @@ from workers.runtime.features import FeatureTap
 from workers.runtime.memory import bytes_beside_kv, num_kv_blocks, num_states, token_bytes
 from workers.runtime.self_test import SelfTest
 from workers.runtime.tiling import choose_tiling, find_tile_rows, tiles_of
-from workers.step import KVCache, Step, StepRows, flatten
+from workers.step import KVCache, LayerShape, Step, StepRows, flatten
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +72,11 @@ class ModelRuntime:
         kernel: Kernel | None = None,
         stack_type: Callable[..., BackendStack] = BackendStack,
         all_min: Callable[[int], int] = int,
+        beside: Sequence[LayerShape] = (),
     ) -> None:
         """`kernel`: attention kernel; None for the device's own. `all_min` returns the smallest of the numbers that the
-        model's ranks pass to it. Raises: StartupError without memory for KV."""
+        model's ranks pass to it. `beside`: what else is stored for each token in the same memory. Raises: StartupError
+        without memory for KV."""
         tiling, kinds = choose_tiling(config), choose(config, is_recurrent=bool(loaded.mixers))
         if loaded.mixers and config.quantize is not None:
             raise UnsupportedModel(f"quantize must be absent: {loaded.info.architecture} has recurrent layers")
@@ -85,7 +87,7 @@ class ModelRuntime:
             FeatureTap(loaded.model, tapped)
         taken = partial(bytes_beside_kv, loaded.model, config)
         of_state = sum(part.num_bytes for mixer in loaded.mixers for part in mixer.states)
-        num_blocks = num_kv_blocks(config, loaded.layers, loaded.model.dtype, all_min, taken, of_state)
+        num_blocks = num_kv_blocks(config, (*loaded.layers, *beside), loaded.model.dtype, all_min, taken, of_state)
         self.info = replace(
             loaded.info,
             kv_cache_tokens=num_blocks * config.block_tokens,

@@ -63,6 +63,7 @@ def store_scores(scored: Sequence[ScoredRows], logits: Tensor) -> list[int]:
         start += rows.num_wanted
         if scores is not None:
             readers.append((scores, scores.read(logits[stretch.start : start], first, following, readback)))
+        if rows.wants_all:
             stretch = stretch[len(rows.tokens) - 1 :] if is_last else stretch[:0]
         kept += stretch
     readback.wait()

@@ -62,6 +62,9 @@ class SequenceKV:
     """Rows whose KV is valid."""
     may_hold_nan: bool = False
     """Whether NaN may be in blocks that it released. Then each of its new blocks is erased, its own old ones too."""
+    num_rowless: int = 0
+    """EAGLE heads: number of first tokens that have no row, because no feature before them is known. The row of the
+    next one is the first that is stored."""
     states: dict[int, int] = field(default_factory=dict)
     """Recurrent layers: slot of the state after a number of rows. In a tree, a row's state follows its own branch."""
     spare_states: list[int] = field(default_factory=list)

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from core.speculation import EMPTY_PART, Guesses, Part, SpeculationTree, TokenTree, num_branches
+from core.speculation import DRAFT, EMPTY_PART, ROOT, Guesses, Part, SpeculationTree, TokenTree, num_branches
 from orchestrator.policy import Found, Shape, TreePolicy
 from orchestrator.session.sourced_block import NO_BLOCK, Offer, SourcedBlock
+
+MAX_KEPT_NODES = 64
+"""Number of a head's earlier guesses that stay until it has corrected them."""
 
 
 class BlockChooser:
@@ -33,8 +36,23 @@ class BlockChooser:
         """Whether the draft had no nodes below the root at the time of the last verdict."""
         self.late_hit: bool | None = None
         """`RoundOutcome.late_hit` of the last verdict."""
+        self._has_kept = False
+        """Whether the tree has guesses that the draft made before the last verdict (`restart`)."""
         self._num_drawn = 0
         """Length of the chain that a guesser has drawn for the next block. The tree then has no other nodes."""
+
+    def restart(self) -> None:
+        """As `reset`, but the draft's likeliest nodes stay as guesses until the next verdict."""
+        best = self.tree.best(MAX_KEPT_NODES, self._policy.max_grown_depth)
+        kept, is_missed, late_hit = guesses_of(self.tree, best), self._is_missed, self.late_hit
+        self.reset()
+        self._is_missed, self.late_hit, self._has_kept = is_missed, late_hit, len(kept) > 0
+        self.tree.add_guesses(kept, DRAFT)
+
+    @property
+    def has_drafted(self) -> bool:
+        """Whether there are guesses of the draft below the root."""
+        return self._has_kept or self.tree.has_drafted
 
     # Verdicts
 
@@ -51,7 +69,7 @@ class BlockChooser:
         had_nodes = self.tree.has_drafted
         self.late_hit = self.tree.is_only_drafted(tokens[0]) if self._is_missed and had_nodes else None
         self.tree.reroot(tokens)
-        self.taken = EMPTY_PART
+        self.taken, self._has_kept = EMPTY_PART, False
         if not had_nodes or self._policy.is_in_turn:
             return Found.NOT_ASKED
         self._is_missed = not self.tree.has_drafted
@@ -120,3 +138,11 @@ class BlockChooser:
         if max_depth < 1:
             return "one token is left"
         return self._policy.why_block(tuple(self.taken.path_prob), num_branches(self.taken.parents), self.tree)
+
+
+def guesses_of(tree: SpeculationTree, part: Part) -> Guesses:
+    """Nodes of a tree in the form of a guesser's proposals."""
+    path_prob = part.path_prob.tolist()
+    above = [1.0 if parent == ROOT else path_prob[parent] for parent in part.parents]
+    chances = tuple(min(1.0, own / before) for own, before in zip(path_prob, above, strict=True))
+    return Guesses(part.parents, tree.block(part).tokens, chances)

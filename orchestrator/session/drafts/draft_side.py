@@ -14,6 +14,7 @@ from orchestrator.policy import TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.backoff import Backoff
 from orchestrator.session.drafts.block_chooser import BlockChooser
+from orchestrator.session.drafts.feature_log import FeatureLog
 from orchestrator.session.drafts.growth_check import CORRUPT, check_growth
 from orchestrator.session.drafts.open_messages import OpenMessages
 from orchestrator.session.drafts.silence import MAX_OPEN, Silence
@@ -55,8 +56,8 @@ class DraftSide:
         """Whether the last verdict was not sent to the draft, because too many messages are open."""
         self._waits_for: Stamp | None = None
         """Stamp that was the newest when the wait began or was renewed. Newer messages may have followed."""
-        self.features: Features | None = None
-        """The target's features from the last verdict, for a draft that is a head."""
+        self.features = FeatureLog()
+        """The target's features, for a draft that is a head."""
         self._silence = Silence(pair.speculation.breaker_rounds)
         seed = f"{text.session_id}/{number}" if number else text.session_id
         self._backoff = Backoff(pair.speculation.draft_retry_s, seed)
@@ -155,7 +156,7 @@ class DraftSide:
         if tree_spec is None:  # the request wants no draft, or the text fills the draft's context
             self._leave()
             return [self.release()]
-        features = self._fitting_features
+        features = self._fitting_features if self.reads_features else None
         if self.reads_features and features is None:  # the first verdict has not come
             return []
         self._has_backlog = len(self._open) >= (1 if self._policy.is_in_turn else MAX_OPEN)
@@ -167,11 +168,22 @@ class DraftSide:
         self._machine.fire(Trigger.GROW)
         stamp, base, spec = self._view.next_header()
         if reports_all:
-            self.blocks.reset()
+            self._restart_tree()
             tree_spec = replace(tree_spec, reports_all=True)
         self._open.add(stamp.round, len(self._log), ends=tree_spec.ends, reports_all=reports_all)
         self._is_over, self._num_passes = False, 0
         return [DraftRequest(stamp, base, self._log.since(base.num_tokens), tree_spec, spec, features)]
+
+    def _restart_tree(self) -> None:
+        """Prepare the tree for nodes that are numbered anew.
+
+        A head corrects its guesses by each verdict. Its earlier ones are good enough for the block that is sent now, so
+        that the target need not wait.
+        """
+        if self.reads_features and not (self._is_sampled or self._policy.is_in_turn):
+            self.blocks.restart()
+        else:
+            self.blocks.reset()
 
     @property
     def reads_features(self) -> bool:
@@ -179,10 +191,17 @@ class DraftSide:
         return self._model is not None and self._model.feature_width > 0
 
     @property
+    def reads_prefix(self) -> bool:
+        """Whether this draft is a head with KV of its own."""
+        return self._model is not None and self._model.reads_prefix
+
+    @property
     def _fitting_features(self) -> Features | None:
-        """The features, if they are those of the current text."""
-        features = self.features if self.reads_features else None
-        return features if features is not None and features.end == len(self._log) - 1 else None
+        """The features that a message needs, if they reach to the end of the text: those since the draft's last token,
+        or the last one for a head that reads no others."""
+        last = len(self._log) - 2
+        features = self.features.since(min(last, self._view.num_tokens - 1) if self.reads_prefix else last)
+        return features if features is not None and features.end == last + 1 else None
 
     @property
     def _context_left(self) -> int:
@@ -319,4 +338,4 @@ class DraftSide:
     def _is_worth_waiting(self) -> bool:
         if self._policy.is_in_turn:
             return self._turn > 0
-        return self._policy.is_worth_waiting(self._num_passes, self.blocks.tree.has_drafted)
+        return self._policy.is_worth_waiting(self._num_passes, self.blocks.has_drafted)

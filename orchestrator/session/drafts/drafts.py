@@ -8,6 +8,7 @@ from orchestrator.policy import TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.draft_side import DraftSide
 from orchestrator.session.drafts.extra_draft import ExtraDraft
+from orchestrator.session.drafts.feature_log import FeatureLog
 from orchestrator.session.engine_view import SessionText
 from orchestrator.session.pair import Pair
 from orchestrator.session.recorder import Recorder
@@ -25,6 +26,9 @@ class Drafts:
         extra = [] if text.spec.needs_q else enumerate(policies[1:], 1)
         self._extra = [ExtraDraft(text, pair, policy, recorder, number) for number, policy in extra]
         self._all: list[DraftSide] = [self._first, *self._extra]
+        self._log, self._features = text.log, FeatureLog()
+        for draft in self._all:
+            draft.features = self._features
         self.blocks = self._first.blocks
 
     def __repr__(self) -> str:
@@ -34,6 +38,11 @@ class Drafts:
     def need_features(self) -> bool:
         """Whether a draft is a head, which reads the target's features."""
         return any(draft.reads_features for draft in self._all)
+
+    @property
+    def lack_features(self) -> bool:
+        """Whether a draft reads features of the text, and those of the tokens before the last are not all known."""
+        return any(draft.reads_prefix for draft in self._all) and self._features.end < len(self._log) - 1
 
     def begin(self) -> list[m.Command]:
         """Request a lease on each draft."""
@@ -63,8 +72,8 @@ class Drafts:
 
     def begin_round(self, judged: JudgedBlock, max_depth: int) -> list[m.Command]:
         """Continue each draft after a verdict. The first draft's tree and policy have already seen the verdict."""
-        for draft in self._all:
-            draft.features = judged.verdict.features
+        if judged.verdict.features is not None:
+            self._features.add(judged.verdict.features)
         to_extra = [command for draft in self._extra for command in draft.follow(judged, max_depth)]
         commands = [*self._first.begin_round(max_depth, judged.received_s), *to_extra]
         self._note_silence()

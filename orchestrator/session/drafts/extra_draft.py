@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from core.speculation import EMPTY_PART, EXTRA_DRAFT, ROOT, UNRANKED, Guesses, Part
+from core.speculation import EMPTY_PART, EXTRA_DRAFT, UNRANKED, Guesses
 from orchestrator.policy import Shape, TreePolicy
 from orchestrator.session import messages as m
+from orchestrator.session.drafts.block_chooser import guesses_of
 from orchestrator.session.drafts.draft_side import DraftSide
 from orchestrator.session.engine_view import SessionText
 from orchestrator.session.pair import Pair
@@ -52,11 +53,4 @@ class ExtraDraft(DraftSide):
     def guesses(self, max_depth: int, max_nodes: int) -> Guesses:
         """Return the likeliest nodes in the form of a guesser's proposals."""
         best = self.blocks.tree.best(min(max_nodes, self._policy.max_nodes), min(max_depth, self._policy.max_depth))
-        return Guesses(best.parents, self.blocks.tree.block(best).tokens, _chances(best))
-
-
-def _chances(part: Part) -> tuple[float, ...]:
-    """Probability of each node, given that its parent is accepted."""
-    path_prob = part.path_prob.tolist()
-    above = [1.0 if parent == ROOT else path_prob[parent] for parent in part.parents]
-    return tuple(min(1.0, own / before) for own, before in zip(path_prob, above, strict=True))
+        return guesses_of(self.blocks.tree, best)

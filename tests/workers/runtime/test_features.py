@@ -78,5 +78,5 @@ def test_without_layers_there_are_none(tmp_path):
 
 
 def test_a_layer_that_the_model_lacks_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"feature_layers: 2 is not in \[-1, 1\]"):
-        checkpoints.runtime(checkpoints.write("llama", tmp_path), feature_layers=(2,))
+    with pytest.raises(ConfigError, match=r"feature_layers: 3 is not in \[-1, 2\]"):
+        checkpoints.runtime(checkpoints.write("llama", tmp_path), feature_layers=(3,))

@@ -14,6 +14,7 @@ class Want(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WANT_SAMPLES: _ClassVar[Want]
     WANT_FEATURES: _ClassVar[Want]
     WANT_GUESSES: _ClassVar[Want]
+    WANT_PREFIX_FEATURES: _ClassVar[Want]
 
 class Measure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -44,6 +45,7 @@ WANT_UNSPECIFIED: Want
 WANT_SAMPLES: Want
 WANT_FEATURES: Want
 WANT_GUESSES: Want
+WANT_PREFIX_FEATURES: Want
 MEASURE_UNSPECIFIED: Measure
 MEASURE_MARGIN: Measure
 MEASURE_CONFIDENCE: Measure

@@ -1,4 +1,4 @@
-"""Runs a head in place of a model, for a draft engine: guesses from the target's features, which requests carry.
+"""Runs heads that read one state in place of a model, for a draft engine: guesses from features that requests carry.
 
 Has the part of `workers.runtime.runtime.ModelRuntime` that engines use. Heads that read one state keep nothing of a
 row, so the KV pages only count rows. Must not know sessions or messages.
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from core.config import EngineConfig
 from core.records import Findings, ModelInfo
-from workers.heads import StateHeads, load_head, read_head
+from workers.heads import EagleConfig, StateHeads, load_eagle, load_head, read_head
 from workers.model import loader
+from workers.runtime.heads.eagle_runtime import EagleRuntime
 from workers.runtime.memory import num_kv_blocks
 from workers.runtime.runtime import Scores
 from workers.step import KVCache, LayerShape, StepRows, upload
@@ -39,28 +40,6 @@ class HeadRuntime:
         self.max_depth = head.max_depth
         self.arithmetic = "head"
         self._head = head
-
-    @classmethod
-    def load(cls, config: EngineConfig, progress: Callable[[str], None]) -> HeadRuntime:
-        """Load the head of `config.head` with the output layer of `config.model`. Raises: StartupError."""
-        assert config.head is not None
-        head_config = read_head(config.head)
-        loaded = loader.load(replace(config, layers=(0,), compile=False), progress)  # for its output layer
-        model = loaded.model
-        head_config.check_target(model.config.hidden_size, model.config.vocab_size)
-        progress(f"loading the head {head_config.name}")
-        head = load_head(config.head, model.get_output_embeddings(), model.dtype, torch.device(config.device))
-        info = replace(
-            loaded.info,
-            name=head_config.name,
-            architecture=type(head).__name__,
-            num_parameters=sum(weight.numel() for weight in head.parameters()),
-            kv_cache_tokens=config.kv_cache_tokens or DEFAULT_ROWS,
-            layers=(),
-            feature_layers=head_config.feature_layers,
-            feature_width=head_config.feature_width,
-        )
-        return cls(head, info, config)
 
     def scores(self, batch: Sequence[StepRows]) -> Scores:
         return Scores(self.forward(batch))
@@ -98,6 +77,32 @@ class HeadRuntime:
 
     def close(self) -> None:
         """Heads have no other ranks."""
+
+
+def load_head_runtime(config: EngineConfig, progress: Callable[[str], None]) -> HeadRuntime | EagleRuntime:
+    """Load the head of `config.head`, with what it borrows of the target in `config.model`. Raises: StartupError."""
+    assert config.head is not None
+    head_config = read_head(config.head, config.model)
+    loaded = loader.load(replace(config, layers=(0,), compile=False), progress)  # for its embedding and output layer
+    model = loaded.model
+    head_config.check_target(model.config.hidden_size, model.config.vocab_size)
+    progress(f"loading the head {head_config.name}")
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    if isinstance(head_config, EagleConfig):
+        eagle = load_eagle(head_config, config.head, embedding, output, loaded.info.vocab_size, model.dtype)
+        return EagleRuntime(eagle, loaded.info, config)
+    head = load_head(config.head, output, model.dtype, torch.device(config.device))
+    info = replace(
+        loaded.info,
+        name=head_config.name,
+        architecture=type(head).__name__,
+        num_parameters=sum(weight.numel() for weight in head.parameters()),
+        kv_cache_tokens=config.kv_cache_tokens or DEFAULT_ROWS,
+        layers=(),
+        feature_layers=head_config.feature_layers,
+        feature_width=head_config.feature_width,
+    )
+    return HeadRuntime(head, info, config)
 
 
 def _state_of(item: StepRows) -> Tensor:
