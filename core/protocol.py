@@ -198,6 +198,8 @@ def _why_stale(
 def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | None, vocab_size: int) -> str | None:
     if not request.suffix or (request.base.num_tokens == 0 and request.spec is None):
         return "the message lacks a suffix, or a first one its sampling parameters"
+    if request.base.num_tokens == 0 and request.spec is not None and request.spec.num_source >= len(request.suffix):
+        return "nothing follows the source"
     if min(request.suffix) < 0 or max(request.suffix) >= vocab_size:
         return f"a token id is outside the vocabulary of {vocab_size}"
     # only a first message sets the sampling

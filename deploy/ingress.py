@@ -104,9 +104,9 @@ class Ingress(Servicer):
 class _AdapterStore:
     """Adapters of one model: checked by its targets, listed for all orchestrators. Implements `AdapterStore`."""
 
-    def __init__(self, leases: ServeLeases, target: DeploymentHandle) -> None:
+    def __init__(self, leases: ServeLeases, target: DeploymentHandle, base: str) -> None:
         self._leases = leases
-        self._list = AdapterList(target.deployment_id.app_name, target.deployment_name)
+        self._list = AdapterList(target.deployment_id.app_name, target.deployment_name, base)
         self.listed = self._list.read
         self.unload = self._list.remove
 
@@ -139,7 +139,7 @@ class _Host:
         self.hosted = Hosted(self._service, Served(target_info, None, tokenizer, defaults, config), meters, tracing)
         self.hosted.target_stats = leases.target_stats
         if config.http.load_adapters:
-            self.hosted.adapter_store = _AdapterStore(leases, member.target)
+            self.hosted.adapter_store = _AdapterStore(leases, member.target, target_info.digest)
         self._tasks = [asyncio.create_task(self._watch_control())]
         if config.draft is not None and config.draft.autoscaling is not None:
             self._tasks.append(asyncio.create_task(self._report_waits()))
@@ -165,7 +165,7 @@ class _Host:
     async def _attach_draft(self, number: int, draft: DraftConfig) -> None:
         info = await _described(partial(self.leases.describe_draft, number))
         problem = await asyncio.to_thread(_vocabulary_mismatch, self._config.target, draft)
-        problem = problem or self.hosted.served.target.features_problem(info)
+        problem = problem or self.hosted.served.target.draft_problem(info)
         if problem is not None:
             logger.error("%s is served without its draft %s: %s", self._config.model_name, draft.engine.model, problem)
             return

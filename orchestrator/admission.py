@@ -239,10 +239,10 @@ class Admission:
 
     def _next(self) -> _Waiting | None:
         """Return the next call, skipping cancelled calls and callers at their limit."""
-        waiting = (each for each in self._waiting if not each.turn.done() and not self._has_share(each))
+        waiting = (each for each in self._waiting if not each.turn.done() and not self._exceeds_share(each))
         return min(waiting, key=lambda each: (each.priority, self._running[each.caller], each.number), default=None)
 
-    def _has_share(self, waiting: _Waiting) -> bool:
+    def _exceeds_share(self, waiting: _Waiting) -> bool:
         """Whether the call would exceed its caller's limit."""
         return 0 < waiting.limit < self._running[waiting.caller] + waiting.num_places
 
@@ -290,7 +290,7 @@ class Admission:
 
     def _refusal(self, refused: _Waiting) -> Overloaded:
         limits, num_places = self._limits, refused.num_places
-        if self._has_share(refused):
+        if self._exceeds_share(refused):
             problem = f"this caller has {self._running[refused.caller]} of the {refused.limit} places that it may have"
             wait_s = max(limits.retry_after_s, self._share_wait_s(refused))
             return Overloaded(f"{problem}; try again in {wait_s:.3g} s, the expected wait", wait_s)

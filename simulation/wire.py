@@ -39,39 +39,14 @@ class Wire:
     ) -> None:
         """Send the requests; `take` gets the replies of each pass as they arrive. Raises: WorkerLost."""
         await asyncio.sleep(self._frame_s(engine.engine_id, is_back=False))
-        loop, last_s = asyncio.get_running_loop(), 0.0
-        arrivals: list[asyncio.TimerHandle] = []
-
-        def send(reply: Reply) -> None:
-            nonlocal last_s
-            last_s = loop.time() + self._frame_s(engine.engine_id, is_back=True)
-            arrivals.append(loop.call_at(last_s, take, reply))
-
-        try:
-            await engine.exchange(batch, send)
-            await until(last_s)
-        finally:  # a caller that has left gets no more replies
-            for arrival in arrivals:
-                arrival.cancel()
+        loop = asyncio.get_running_loop()
+        await _exchange(engine, batch, take, lambda: loop.time() + self._frame_s(engine.engine_id, is_back=True))
 
     async def grow(self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[Reply], None]) -> None:
         """Like `call`, for one request. As on a link, messages of a session stay in order. Raises: WorkerLost."""
-        loop, session = asyncio.get_running_loop(), request.stamp.session
-        await asyncio.sleep(self._arrival_s(session, is_back=False) - loop.time())
-        last_s = 0.0
-        arrivals: list[asyncio.TimerHandle] = []
-
-        def send(reply: Reply) -> None:
-            nonlocal last_s
-            last_s = self._arrival_s(session, is_back=True)
-            arrivals.append(loop.call_at(last_s, take, reply))
-
-        try:
-            await engine.exchange([request], send)
-            await until(last_s)
-        finally:  # a caller that has left gets no more replies
-            for arrival in arrivals:
-                arrival.cancel()
+        session = request.stamp.session
+        await asyncio.sleep(self._arrival_s(session, is_back=False) - asyncio.get_running_loop().time())
+        await _exchange(engine, [request], take, lambda: self._arrival_s(session, is_back=True))
 
     def _arrival_s(self, session: str, *, is_back: bool) -> float:
         """Arrival time of an ordered message that is sent now."""
@@ -101,3 +76,26 @@ class Wire:
         """Ask for a lease: a round trip. Raises: Unavailable."""
         await self.travel()
         await self.travel()
+
+
+async def _exchange(
+    engine: SimEngine[Request, Reply],
+    batch: Sequence[Request],
+    take: Callable[[Reply], None],
+    arrival_s: Callable[[], float],
+) -> None:
+    """Hand each reply to `take` at its `arrival_s`, and return after the last. Raises: WorkerLost."""
+    loop, last_s = asyncio.get_running_loop(), 0.0
+    arrivals: list[asyncio.TimerHandle] = []
+
+    def send(reply: Reply) -> None:
+        nonlocal last_s
+        last_s = arrival_s()
+        arrivals.append(loop.call_at(last_s, take, reply))
+
+    try:
+        await engine.exchange(batch, send)
+        await until(last_s)
+    finally:  # a caller that has left gets no more replies
+        for arrival in arrivals:
+            arrival.cancel()

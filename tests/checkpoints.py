@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils import logging as transformers_logging
 
 from core.config import EngineConfig
@@ -128,6 +128,47 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 16, "n_groups": 1},
 }
 """Families with recurrent layers: gated delta nets, Mamba-2, short convolutions and Mamba."""
+_PAIR = {
+    "vocab_size": VOCAB_SIZE + 4,
+    "d_model": 32,
+    "pad_token_id": 0,
+    "eos_token_id": EOS,
+    "decoder_start_token_id": 0,
+    "tie_word_embeddings": False,
+    "forced_eos_token_id": None,
+    "init_std": 1.0,
+    "max_position_embeddings": 256,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+}
+_T5 = {
+    "vocab_size": VOCAB_SIZE + 4,
+    "d_model": 32,
+    "d_kv": 12,  # heads together are wider than the model, as in T5-3B
+    "d_ff": 64,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,  # shorter than texts
+    "eos_token_id": EOS,
+    "decoder_start_token_id": 0,
+    "tie_word_embeddings": False,
+    "initializer_factor": 8.0,
+}
+ENCODER_DECODERS: dict[str, dict[str, Any]] = {
+    "t5": _T5,
+    "mt5": _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "bart": _PAIR,
+    "mbart": _PAIR | {"scale_embedding": True},
+    "marian": _PAIR | {"decoder_vocab_size": VOCAB_SIZE + 4},
+    "pegasus": _PAIR,
+    "plbart": _PAIR,
+}
 
 
 @functools.cache
@@ -147,11 +188,14 @@ def tokenizer_json() -> str:
 
 def build(family: str, seed: int = 0, **overrides: Any) -> Any:
     """A model with random weights, float32, eager attention: what the runtime is compared with."""
-    known = FAMILIES | EXPERTS | RECURRENT
-    config = AutoConfig.for_model(family, **{**SIZES, **known.get(family, {}), **overrides})
+    if family in ENCODER_DECODERS:
+        kind, sizes = AutoModelForSeq2SeqLM, ENCODER_DECODERS[family]
+    else:
+        kind, sizes = AutoModelForCausalLM, SIZES | (FAMILIES | EXPERTS | RECURRENT).get(family, {})
+    config = AutoConfig.for_model(family, **{**sizes, **overrides})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        return kind.from_config(config, attn_implementation="eager").eval()
 
 
 def write(family: str, path: Path, seed: int = 0, **overrides: Any) -> Path:

@@ -152,6 +152,7 @@ def running(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         "max_draft_tokens=8",
         "policy=static",
         "draft_timeout_s=30",
+        "breaker_rounds=1000",
         "allow_relaxed=true",
         f"retrieval_index={index}",
     )

@@ -23,7 +23,7 @@ from bench.control.control import adaptive as run_adaptive
 from bench.results import Result, named
 from core.costs import engine_cost
 from core.speculation import PRIOR, calibration, chances, logit, tree_builder
-from orchestrator.policy import adaptive, depth_acceptance, drafting_pause, offers, shared_estimates, tree_policy
+from orchestrator.policy import adaptive, depth_acceptance, mode_choice, offers, shared_estimates, tree_policy
 from simulation.engines import PRESETS, HopLaw
 from simulation.scenario import Arrivals, Change, Closed, Scenario
 
@@ -63,7 +63,7 @@ PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
     "trials by what they cost": ((adaptive.AdaptivePolicy, "_may_try", _constant(True)),),
     "rest": ((adaptive.AdaptivePolicy, "wants_rest", False),),
     "rest soon": ((adaptive, "REST_ROUNDS", 8), (offers, "REST_ROUNDS", 8)),
-    "pause": ((drafting_pause.DraftingPause, "observe_round", _constant("")),),
+    "pause": ((mode_choice.ModeChoice, "observe_round", _constant("")),),
     "who shares engines": ((shared_estimates.Sharing, "observe", _constant(None)),),
     "offers": ((adaptive.AdaptivePolicy, "num_outcomes", 0),),
     "offers beyond the first": ((offers, "OFFERED_OUTCOMES", 1),),

@@ -158,6 +158,14 @@ Such a model has one rank and no compiled backend. A prompt shares prefixes with
 kept: the last whole block of a part of a prompt, and the whole blocks of an output. `deterministic` computes recurrent
 layers token by token, prompts too.
 
+Encoder-decoders are served as target and as draft: bart, marian, mbart, mt5, pegasus, plbart, t5. A request's prompt,
+or its `source`, is what the encoder reads. All of them are checked token by token against `generate`, several sources
+in a batch (tests/workers/runtime/test_runtime_sources.py), and BART and T5 v1.1 (as mt5) through sessions: greedy and
+seeded, chains and trees, crashes, little memory (tests/system/test_sources.py). A draft may have another architecture
+of the same vocabulary, with an encoder or without: a decoder reads the source as the beginning of its text. Such a
+model has one rank and no compiled backend; `layers`, `quantize`, adapters and heads are refused by name. A model
+without a limit of its own (T5) reads sources of at most 2,048 tokens, unless `max_context_tokens` says more.
+
 Nine families are checked token by token against `generate` by the tests, over gRPC, too
 (tests/workers/runtime/test_runtime_families.py, tests/system/test_served_families.py): {tested}.
 The recurrent ones are checked in the same way without gRPC. Mixtures of experts on two ranks are, too: greedy and

@@ -71,6 +71,8 @@ class RecordedLoop:
             0,
             1,
             1,
+            0,
+            0,
             engine.num_passes,
             engine.num_rows,
             0,

@@ -24,6 +24,8 @@ KV_SHARE = 0.9
 ROW_BYTES_A_FEATURE = 48
 """Memory for activations of one row, over the width of the model."""
 LOGIT_BYTES = 6
+MAX_TOKENS = (1 << 31) - 1
+"""Tokens of a model without attention, whose number no memory limits."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Rows at which a law is computed."""
 
@@ -78,6 +80,8 @@ class ModelShape:
     layers: tuple[KVShape, ...]
     value_bytes: int
     """Bytes of a weight, and of a number of the KV."""
+    state_bytes: int = 0
+    """Bytes of one state of all recurrent layers; 0 without such layers."""
 
     @property
     def weight_bytes(self) -> int:
@@ -111,9 +115,26 @@ class Placed:
     count: int = 1
 
     def kv_tokens(self, max_step_tokens: int) -> int:
-        """Tokens whose KV fits beside the weights and a step; below 0 if those do not fit by themselves."""
+        """Tokens whose KV fits beside the weights and a step, and beside as many bytes of recurrent states, if any.
+
+        Below 0 if weights and a step do not fit by themselves.
+        """
+        room, of_token = self._room(max_step_tokens), self.model.kv_bytes(self.count)
+        if not of_token:
+            return MAX_TOKENS if room > 0 else -1
+        return int(room / (2 if self.model.state_bytes else 1) // of_token)
+
+    def num_states(self, max_step_tokens: int) -> int:
+        """States of recurrent layers that fit beside the weights, a step and KV; 0 for a model without such layers."""
+        if not self.model.state_bytes:
+            return 0
+        room = self._room(max_step_tokens) / (2 if self.model.kv_bytes(self.count) else 1)
+        return max(0, int(room // self.model.state_bytes))
+
+    def _room(self, max_step_tokens: int) -> float:
+        """Bytes for KV and states on each GPU."""
         taken = self.model.weight_bytes / self.count + self.model.step_bytes(max_step_tokens)
-        return int((self.gpu.memory_gb * GB * KV_SHARE - taken) // self.model.kv_bytes(self.count))
+        return self.gpu.memory_gb * GB * KV_SHARE - taken
 
     def step_s(self, num_rows: int, context_tokens: int = 0) -> float:
         """Seconds of a step with `num_rows` rows, of sequences with `context_tokens` tokens together."""

@@ -25,7 +25,7 @@ from core.records.engine import (
     Want,
     is_last,
 )
-from core.records.model import Findings, ModelInfo
+from core.records.model import STATES_BESIDE_GUESSES, Findings, ModelInfo, max_guesses
 from core.records.output import Chunk, FinishReason, Usage
 from core.records.receipt import Receipt
 from core.records.request import (

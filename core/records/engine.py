@@ -34,6 +34,9 @@ class SequenceSpec:
     lenience: float = parameter(1.0, ranges_of(GenerationRequest)["lenience"])
     adapter: Adapter | None = None
     """LoRA adapter that the target computes this sequence with; None for the model itself."""
+    num_source: int = 0
+    """Number of tokens at the start of the text that an encoder reads. For a draft without one they are part of the
+    text."""
 
     def __post_init__(self) -> None:
         check_parameters(self)

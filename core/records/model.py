@@ -6,6 +6,15 @@ from dataclasses import dataclass
 
 from core.records.adapter import Adapter
 
+STATES_BESIDE_GUESSES = 3
+"""States of recurrent layers that a sequence needs besides one for each guess: after its last row, after the row
+before, and after the next one."""
+
+
+def max_guesses(num_states: int, num_sessions: float) -> int:
+    """Number of guesses for which each session has states, if all sessions have as many."""
+    return max(0, int(num_states / num_sessions) - STATES_BESIDE_GUESSES)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -27,8 +36,8 @@ class ModelInfo:
     """Everything besides weights and dtype that decides the last bits: hardware, libraries, backend, ranks."""
     layers: tuple[int, ...] = ()
     """Indices of the checkpoint's layers that this model has; empty for all. `digest` covers the whole checkpoint."""
-    max_guesses: int | None = None
-    """Largest number of guesses of one block; None if only KV limits it."""
+    num_states: int = 0
+    """Number of states of recurrent layers, for all sessions together; 0 for a model without such layers."""
     feature_layers: tuple[int, ...] = ()
     """Layers whose hidden states are features: those that a target returns, or those that a head reads."""
     feature_width: int = 0
@@ -39,11 +48,22 @@ class ModelInfo:
     """Name of the head in a target's engine; empty without one."""
     adapters: tuple[Adapter, ...] = ()
     """LoRA adapters that were loaded at start."""
+    max_source_tokens: int = 0
+    """Length of the longest source that its encoder reads, in tokens; 0 for a model without an encoder."""
+    decoder_start: tuple[int, ...] = ()
+    """Tokens that the text after the source begins with."""
     is_deterministic: bool = False
     """Whether a row's bits are independent of the other rows of its step, by the self-test at start."""
 
-    def features_problem(self, draft: ModelInfo) -> str | None:
-        """Why this target's features do not serve a draft that is a head; None for any other draft."""
+    def text_limit(self, num_source: int) -> int:
+        """Length of the longest text whose first `num_source` tokens are its source: an encoder-decoder's context is
+        that of its decoder, which does not read them."""
+        return self.max_context_tokens + (num_source if self.max_source_tokens else 0)
+
+    def draft_problem(self, draft: ModelInfo) -> str | None:
+        """Why this target does not send what a draft reads: a source, or features for a head; None if it does."""
+        if draft.max_source_tokens and not self.max_source_tokens:
+            return "it is an encoder-decoder, which needs a source, but the target has no encoder"
         own, needed = (self.feature_layers, self.feature_width), (draft.feature_layers, draft.feature_width)
         if not draft.feature_width or own == needed:
             return None

@@ -94,6 +94,8 @@ class GenerationRequest:
         None, Range(0.001, 100.0), "Temperature of the draft; the output's distribution stays the target's"
     )
     """Has an effect only if the target samples. None takes the service's setting."""
+    num_source: int = 0
+    """Number of tokens at the start of `prompt` that only an encoder reads: the source. 0 without an encoder."""
     resume_tokens: tuple[int, ...] = ()
     """Output that the client already has. The stream continues after it."""
     stop: tuple[str, ...] = ()

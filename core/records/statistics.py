@@ -68,6 +68,9 @@ class EngineStats:
     """Number of jobs without KV: they wait for free blocks, a grammar, or a prefix that is being computed."""
     num_blocks: int
     num_free_blocks: int
+    num_states: int
+    """Number of states of recurrent layers; 0 for a model without such layers."""
+    num_free_states: int
     num_steps: int
     num_rows: int
     num_eager_steps: int
@@ -81,3 +84,9 @@ class EngineStats:
     """Seconds spent in steps: forward passes, sampling, verification and bookkeeping."""
     forward_time_s: float
     """Part of `step_time_s` spent in forward passes."""
+
+    @property
+    def kv_use(self) -> float:
+        """Share of KV blocks or of recurrent states in use, whichever is larger."""
+        by_states = 1.0 - self.num_free_states / self.num_states if self.num_states else 0.0
+        return max(by_states, 1.0 - self.num_free_blocks / max(1, self.num_blocks))

@@ -11,8 +11,11 @@ from core.speculation.chances import chances_of
 from core.speculation.tree_builder import TreeBuilder
 
 
-def feed_likeliest(builders: Sequence[TreeBuilder], num_rows: int, min_path_prob: float = 0.0) -> None:
-    """Choose the likeliest nodes over all sessions for feeding, at most `num_rows`. Ties go to the first session."""
+def feed_likeliest(
+    builders: Sequence[TreeBuilder], num_rows: int, rooms: Sequence[int] | None = None, min_path_prob: float = 0.0
+) -> None:
+    """Choose the likeliest nodes over all sessions for feeding, at most `num_rows`, and of each session as many as its
+    number in `rooms`. Ties go to the first session."""
     heap = [(-builder.best_path_prob, index) for index, builder in enumerate(builders) if builder.best_path_prob]
     heapify(heap)
     for _ in range(num_rows):
@@ -20,7 +23,8 @@ def feed_likeliest(builders: Sequence[TreeBuilder], num_rows: int, min_path_prob
             return
         index = heap[0][1]
         builders[index].feed()
-        if following := builders[index].best_path_prob:
+        has_room = rooms is None or len(builders[index].feeding) < rooms[index]
+        if has_room and (following := builders[index].best_path_prob):
             heapreplace(heap, (-following, index))
         else:
             heappop(heap)

@@ -19,11 +19,16 @@ def block_hashes(
 ) -> list[BlockHash]:
     """Return one name per whole block of `tokens`. `known` are the names of the first blocks, if already computed.
 
-    `root`: names of different roots differ. It stands for the weights, where they are not the model's own.
+    `root`: names of different roots differ. It stands for the weights, where they are not the model's own, and for
+    the source of an encoder-decoder.
     """
     hashes = list(known)
     for start in range(len(hashes) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
-        block = array("q", tokens[start : start + block_tokens])
         before = hashes[-1] if hashes else root
-        hashes.append(blake2b(block, digest_size=HASH_BYTES, key=before).digest())
+        hashes.append(hash_of(tokens[start : start + block_tokens], before))
     return hashes
+
+
+def hash_of(tokens: Sequence[int], before: bytes) -> BlockHash:
+    """Name of these tokens after what `before` names."""
+    return blake2b(array("q", tokens), digest_size=HASH_BYTES, key=before).digest()

@@ -8,7 +8,7 @@ from deploy.api.offload import LONG_BYTES, Offload
 from deploy.api.proxy_admission import RETRY_S, Places, ProxyAdmission
 from deploy.api.proxy_places import admission_behind
 from deploy.api.replies import message_of, shortened, speculation_fields
-from deploy.api.request import prompt_ids, sampling_defaults
+from deploy.api.request import sampling_defaults
 from deploy.api.samples import (
     Samples,
     SamplesUsage,
@@ -19,6 +19,7 @@ from deploy.api.samples import (
     sample_seed,
     to_requests,
 )
+from deploy.api.source import beginning
 
 __all__ = [
     "LONG_BYTES",
@@ -41,6 +42,7 @@ __all__ = [
     "ServiceTier",
     "Watch",
     "admission_behind",
+    "beginning",
     "check_length",
     "check_tools",
     "completed",
@@ -51,7 +53,6 @@ __all__ = [
     "merged",
     "message_of",
     "new_key",
-    "prompt_ids",
     "receipt_maker",
     "require",
     "sample_seed",

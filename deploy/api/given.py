@@ -69,6 +69,9 @@ class Given(SpeculationFields):
     text: str | None = None
     """The prompt; exactly one of `text`, `token_ids` and `chat` is given."""
     token_ids: Sequence[int] | None = None
+    source: str | None = None
+    """What the encoder of an encoder-decoder reads; the prompt then begins the decoder's text."""
+    source_token_ids: Sequence[int] | None = None
     chat: Chat | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     """Tools of a chat, in the form that its template expects."""
@@ -118,4 +121,6 @@ class Given(SpeculationFields):
         for name in ("text", "token_ids", "chat"):
             if getattr(self, name) is not None:
                 return name
+        if self.source is not None or self.source_token_ids is not None:
+            return "source"
         raise InvalidRequest("prompt", "one of text, token_ids and chat must be given")

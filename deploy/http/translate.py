@@ -83,7 +83,7 @@ def prompt_of(body: Body, served: Served) -> tuple[int, ...]:
     asked = body.tools_asked
     held = _held(body, asked, served)
     with _renamed(partial(_named, body, held)):
-        return api.prompt_ids(given_by(body, served, asked, held), served)
+        return api.beginning(given_by(body, served, asked, held), served)[0]
 
 
 @contextmanager
@@ -173,6 +173,8 @@ def given_by(
         logprobs=body.num_logprobs,
         prompt_logprobs=body.num_prompt_logprobs,
         structure=held and held[1],
+        source=body.source if isinstance(body.source, str) else None,
+        source_token_ids=None if isinstance(body.source, str) else body.source,
         **{name: value for name in COPIED if (value := getattr(body, name, None)) is not None},
         **{**speculation.model_dump(exclude_none=True), "verification": _verification(speculation.verification)},
     )

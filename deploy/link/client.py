@@ -84,6 +84,9 @@ class Link(asyncio.Protocol):
         self._end: str | None = None
         self._may_write = asyncio.Event()
         self._may_write.set()
+        self._num_waiting = 0
+        """Number of calls that wait until they may write, or for an earlier one to do so."""
+        self._turn = asyncio.Lock()
         self._transport: asyncio.Transport | None = None
 
     @classmethod
@@ -120,9 +123,8 @@ class Link(asyncio.Protocol):
         Raises: WorkerLost if the link is closed or closes meanwhile; TimeoutError if the engine does not read or does
         not report on these requests for `silence_s`; any error of `take`.
         """
-        if not self._may_write.is_set():
-            async with asyncio.timeout(silence_s):
-                await self._may_write.wait()
+        if not self._may_write.is_set() or self._num_waiting:
+            await self._wait_to_write(silence_s)
         if self._end is not None:
             raise WorkerLost(self._end)
         if not batch:
@@ -139,6 +141,15 @@ class Link(asyncio.Protocol):
                 watch.end()
             for stamp in sent.open:
                 self._open.pop(stamp, None)
+
+    async def _wait_to_write(self, silence_s: float | None) -> None:
+        """Calls write in the order in which they were made, also right after the engine has read on."""
+        self._num_waiting += 1
+        try:
+            async with asyncio.timeout(silence_s), self._turn:
+                await self._may_write.wait()
+        finally:
+            self._num_waiting -= 1
 
     def _send(self, batch: Sequence[Request]) -> None:
         """Send the requests in one frame, or in several if one would be too long."""

@@ -18,7 +18,7 @@ from deploy.link.address import LinkAddress
 from deploy.link.stream import LinkError
 from protos.outrider.link.v1 import link_pb2 as pb
 
-VERSION = 9
+VERSION = 10
 KEY_BYTES = NONCE_BYTES = 32
 MAX_HANDSHAKE_BYTES = 256
 """Largest frame, in bytes, until the handshake is complete."""

@@ -171,7 +171,10 @@ LINKS_UNOPENED = counter(
 LINKS_LOST = counter("links_lost_total", "Links that closed, so that their sessions had to move to another engine.")
 
 # Engines, by the replicas that own them
-KV_USAGE = gauge("kv_cache_usage_perc", "Share of an engine's KV blocks that sessions hold; 1 is all.")
+KV_USAGE = gauge(
+    "kv_cache_usage_perc",
+    "Share of an engine's KV blocks that sessions hold, or of its recurrent states if that is larger; 1 is all.",
+)
 ENGINE_SESSIONS = gauge("engine_sessions", "Sessions that an engine knows, with KV or without.")
 ENGINE_WAITING = gauge(
     "engine_sessions_waiting",

@@ -36,7 +36,7 @@ class Load:
 def kv_share(targets: Sequence[EngineStats]) -> float:
     """Share of the targets' KV blocks in use; 0 before this orchestrator has had a session on one of them."""
     num_blocks = sum(each.num_blocks for each in targets)
-    return 1.0 - sum(each.num_free_blocks for each in targets) / num_blocks if num_blocks else 0.0
+    return sum(each.kv_use * each.num_blocks for each in targets) / num_blocks if num_blocks else 0.0
 
 
 def exposition(loads: Sequence[Load]) -> bytes:

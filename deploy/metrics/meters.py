@@ -187,7 +187,7 @@ class EngineMeter:
 
     def observe(self, stats: EngineStats) -> None:
         """Record a report: counters get the increase since the engine's last report."""
-        self._record(m.KV_USAGE, 1.0 - stats.num_free_blocks / max(1, stats.num_blocks))
+        self._record(m.KV_USAGE, stats.kv_use)
         self._record(m.ENGINE_SESSIONS, stats.num_sessions)
         self._record(m.ENGINE_WAITING, stats.num_waiting)
         totals = {

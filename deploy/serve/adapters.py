@@ -28,10 +28,14 @@ NAMESPACE = "outrider-adapters"
 
 
 class AdapterList:
-    """The adapters of one target deployment that were loaded while it served."""
+    """The adapters of one target deployment that were loaded while it served.
 
-    def __init__(self, application: str, deployment: str) -> None:
-        self._prefix = f"{application}/{deployment}/"
+    Ray keeps the list when the deployment is replaced, so it belongs to one base: other weights begin without adapters.
+    """
+
+    def __init__(self, application: str, deployment: str, base: str) -> None:
+        """`base`: digest of the target's weights."""
+        self._prefix = f"{application}/{deployment}/{base}/"
 
     async def read(self) -> dict[str, Adapter]:
         """All of them, by name."""
@@ -82,8 +86,10 @@ class LoadedAdapters:
 
     async def load(self, current: Incarnation, adapter: Adapter) -> Adapter:
         """Returns the adapter, with its digest. Raises: StartupError if it cannot be served; WorkerLost."""
+        if self._has(current, adapter):  # no lease of a loaded one waits while another is loaded
+            return adapter
         async with self._lock:
-            if adapter.digest in self._kept | self._of(current):
+            if self._has(current, adapter):
                 return adapter
             await self._drop_unlisted(current)  # they may take the last places
             found: Adapter = await _asked(current.engine.load_adapter, adapter)
@@ -100,9 +106,16 @@ class LoadedAdapters:
             return
         listed = {adapter.digest for adapter in (await self._listed.read()).values()}
         for digest in self._of(current) - listed:
-            if not self._num_leases[digest] and await _asked(current.engine.drop_adapter, digest):
-                self._of(current).discard(digest)
+            if self._num_leases[digest]:
+                continue
+            self._of(current).discard(digest)  # first: a lease that comes meanwhile has to load it again
+            if await _asked(current.engine.drop_adapter, digest):
                 logger.info("%s has dropped an adapter that was unloaded", current.engine_id)
+            else:
+                self._of(current).add(digest)
+
+    def _has(self, current: Incarnation, adapter: Adapter) -> bool:
+        return adapter.digest in self._kept or adapter.digest in self._of(current)
 
     def _of(self, current: Incarnation) -> set[str]:
         """Digests of what this engine has loaded beside the adapters of the settings."""

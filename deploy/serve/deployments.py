@@ -102,7 +102,7 @@ class EngineWorker(ABC):
         self._findings = self._current.findings
         self._is_loaded = asyncio.Event()
         self._is_loaded.set()
-        listed, kept = AdapterList(context.app_name, context.deployment), self._info.adapters
+        listed, kept = AdapterList(context.app_name, context.deployment, self._info.digest), self._info.adapters
         self._adapters = LoadedAdapters(listed, [adapter.digest for adapter in kept])
         self._num_leases = 0
         self._meter = EngineMeter(ServeRecorder(model_name, ENGINE_CATALOGUE))
@@ -260,7 +260,7 @@ class TargetWorker(EngineWorker):
         return self._measure(stats) if stats is not None else {KV_USE: 1.0}
 
     def _measure(self, stats: EngineStats) -> dict[str, float]:
-        return {KV_USE: 1.0 - stats.num_free_blocks / max(1, stats.num_blocks)}
+        return {KV_USE: stats.kv_use}
 
 
 class DraftWorker(EngineWorker):

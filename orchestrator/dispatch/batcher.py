@@ -66,6 +66,8 @@ class Batcher(Generic[Request, Reply]):
         self._is_gathering = False
         """Whether a task is about to send the waiting requests."""
         self._num_decoding = 0
+        self._num_starting = 0
+        """Number of requests that are sent alone as soon as their tasks begin."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def put(self, request: Request) -> None:
@@ -76,8 +78,9 @@ class Batcher(Generic[Request, Reply]):
                 self._is_offering = True
                 self._spawn(self._gather_offers())
             return
-        if _is_sent_alone(request):
-            self._spawn(self._send([request]))
+        if _is_sent_alone(request) and not self._has_waiting(request.stamp.session):
+            self._num_starting += 1
+            self._spawn(self._send_alone(request))
             return
         self._waiting.append(request)
         is_free = self._max_calls is None or self._num_decoding < self._max_calls
@@ -90,6 +93,19 @@ class Batcher(Generic[Request, Reply]):
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _has_waiting(self, session: str) -> bool:
+        return any(request.stamp.session == session for request in self._waiting)
+
+    async def _send_alone(self, request: Request) -> None:
+        self._num_starting -= 1
+        await self._send([request])
+
+    async def _keep_order(self) -> None:
+        """Let requests that are sent alone go first, because a session's messages must arrive in order: a later one
+        continues what an earlier one began, such as the numbers of a draft's nodes."""
+        while self._num_starting:  # noqa: ASYNC110  the tasks that change it have been scheduled
+            await asyncio.sleep(0)
 
     async def _gather(self) -> None:
         """Yield to the event loop once, so that every request that is ready joins this call."""
@@ -108,6 +124,7 @@ class Batcher(Generic[Request, Reply]):
             self._spawn(self._send_waiting())
 
     async def _send_waiting(self) -> None:
+        await self._keep_order()
         self._is_gathering = False
         if not self._waiting:
             return
@@ -119,6 +136,7 @@ class Batcher(Generic[Request, Reply]):
 
     async def _gather_offers(self) -> None:
         """Send the offers that follow from the verdicts of a pass in one call."""
+        await self._keep_order()
         self._is_offering = False
         await self._send_offers()
 

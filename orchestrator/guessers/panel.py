@@ -48,6 +48,7 @@ class Panel:
         self._guessers = dict(guessers)
         self._questioning = {source: each for source, each in guessers.items() if isinstance(each, QuestioningGuesser)}
         self._sampling = {source: each for source, each in guessers.items() if isinstance(each, SamplingGuesser)}
+        self._delivered = {source: each for source, each in guessers.items() if isinstance(each, DeliveredGuesser)}
         self._breakers = breakers
         self._precision = precision
         self._vocab_size = vocab_size
@@ -139,6 +140,7 @@ class Panel:
         self._guessers.pop(source, None)  # it may have been disabled since the question
         self._questioning.pop(source, None)
         self._sampling.pop(source, None)
+        self._delivered.pop(source, None)
         self.failures[source] += 1
         self._breakers[source].failed(error)
 
@@ -184,13 +186,12 @@ class Panel:
     @property
     def awaits_guesses(self) -> bool:
         """Whether a guesser proposes what verdicts carry."""
-        return any(isinstance(guesser, DeliveredGuesser) for guesser in self._guessers.values())
+        return bool(self._delivered)
 
     def deliver(self, guesses: Guesses, num_tokens: int) -> None:
         """Pass on the guesses of a verdict below a text of `num_tokens` tokens."""
-        for guesser in self._guessers.values():
-            if isinstance(guesser, DeliveredGuesser):
-                guesser.deliver(guesses, num_tokens)
+        for guesser in self._delivered.values():
+            guesser.deliver(guesses, num_tokens)
 
     def _learn(self, source: str, guesses: Guesses, tokens: Sequence[int]) -> None:
         """Calibrate a source at each position that its guesses reached."""

@@ -7,14 +7,16 @@ not know tokens. There is no plan and no search.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
-from core.speculation import Floats, Ints, Part, TreeSpec, fixed_shape
+from core.speculation import EMPTY_PART, Floats, Ints, Part, TreeSpec, fixed_shape
 from orchestrator.policy.choice import TreeView
 from orchestrator.policy.growth import CATCH_UP
+from orchestrator.policy.mode_choice import MeasuredRound, Mode
 from orchestrator.policy.offers import REST_ROUNDS
 from orchestrator.policy.policy import Found, RoundOutcome
 from orchestrator.policy.shared_estimates import TRIAL_SHARE, SharedEstimates
@@ -36,7 +38,6 @@ class AdaptivePolicy(TreePolicy):
         """Number of rounds in a row in which no grown node was worth verifying."""
         self._num_trials = 0
         """Remaining trial rounds: they draft in turn to learn, although plain decoding is forecast to be faster."""
-        self._has_draft = False
 
     # Growing
 
@@ -125,6 +126,8 @@ class AdaptivePolicy(TreePolicy):
 
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         """Return the likeliest nodes that are worth their rows."""
+        if self.is_plain:
+            return EMPTY_PART
         fitting = tree.best(min(max_nodes, self.max_nodes), min(max_depth, self.max_depth))
         gained = self.net(fitting.path_prob, fitting.branches() if self.branches_cost_time else None)
         if self.branches_cost_time:
@@ -138,7 +141,7 @@ class AdaptivePolicy(TreePolicy):
         steps, so one more guess may lose where several gain."""
         num, max_num = len(path_prob), min(self.max_depth, self.max_nodes)
         before = path_prob[-2] if num > 1 else 1.0
-        if num > max_num or before <= 0.0:
+        if num > max_num or before <= 0.0 or self.is_plain:
             return False
         ahead = path_prob[-1] * (path_prob[-1] / before) ** np.arange(max_num - num + 1.0)
         gained = self.net(np.append(path_prob[:-1], ahead))
@@ -172,6 +175,8 @@ class AdaptivePolicy(TreePolicy):
 
     def why_block(self, path_prob: Sequence[float], branches: int, tree: TreeView) -> str:
         shown = path_prob or tuple(tree.best(1, 1).path_prob)
+        if self.is_plain:
+            return "plain decoding makes more tokens a second, or is tried"
         if not shown and self.is_paused:
             return "drafting pauses, since rounds without it make more tokens a second, or are tried"
         if not shown:
@@ -202,7 +207,7 @@ class AdaptivePolicy(TreePolicy):
 
     def rest(self) -> str:
         super().rest()
-        self._num_idle, self._has_draft = 0, False
+        self._num_idle = 0
         self._num_trials = TRIAL_ROUNDS if self.is_in_turn and self._may_try() else 0
         costs = self._known.costs
         plain_ms, more_ms = (1e3 * costs.verify_s(num) for num in (0, 1))
@@ -228,7 +233,7 @@ class AdaptivePolicy(TreePolicy):
 
     def begin_drafting(self) -> None:
         super().begin_drafting()
-        self._num_idle, self._has_draft = 0, True
+        self._num_idle = 0
 
     def observe_round(self, outcome: RoundOutcome) -> None:
         super().observe_round(outcome)
@@ -246,19 +251,21 @@ class AdaptivePolicy(TreePolicy):
         elif self.is_in_turn or outcome.found is not Found.NOT_ASKED:
             self._num_idle += 1
 
-    def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
+    def observe_interval(self, round_: MeasuredRound) -> None:
         if not self.max_depth:
             return
-        self._known.observe_interval(self.kind, num_tokens, elapsed_s)
-        if self._has_draft:
-            self._pause_or_go_on(num_tokens, elapsed_s)
-
-    def _pause_or_go_on(self, num_tokens: int, elapsed_s: float) -> None:
         known = self._known
-        reason = known.pause.observe_round(num_tokens, elapsed_s, known.num_sessions, known.max_plain_rate)
-        if not reason:
+        known.observe_interval(self.kind, round_.num_tokens, round_.elapsed_s)
+        if self._follows:
             return
-        if known.pause.is_paused:
-            known.note(f"{self.kind}: drafting pauses, {reason}", 0, 0)
-        else:
-            known.note(f"{self.kind}: drafting continues, {reason}", self.max_depth, self.max_nodes)
+        reason = self._choice.observe_round(round_, known.num_sessions, self._modes, known.max_plain_rate)
+        if reason:
+            depth, nodes = (0, 0) if self.is_paused else (self.max_depth, self.max_nodes)
+            known.note(f"{self.kind}: drafting {'pauses' if self.is_paused else 'continues'}, {reason}", depth, nodes)
+
+    @property
+    def _modes(self) -> AbstractSet[Mode]:
+        """What this session can guess with now. A draft counts once it has told something under its lease."""
+        has_draft = self._has_reported and not self.is_without_draft
+        found = {Mode.PLAIN: True, Mode.GUESSERS: self._has_guessers, Mode.DRAFT: has_draft}
+        return frozenset(mode for mode, is_there in found.items() if is_there)

@@ -20,6 +20,7 @@ from core.speculation import (
     TreeSpec,
     logit,
 )
+from orchestrator.policy.mode_choice import Mode
 from orchestrator.policy.shared_estimates import SharedEstimates
 
 TIMEOUT_PASSES = 2.0
@@ -62,6 +63,7 @@ class Growth:
         self._timeout_s = config.draft_timeout_s
         self._known = known
         self._learned = known.kinds[self.kind]
+        self._choice, self._follows = self._learned.choice, False
         self._num_rows, self._num_passes = 1, 0
         """Rows and passes of the draft's last `TreeSpec`."""
         self.is_without_draft = False
@@ -71,6 +73,8 @@ class Growth:
         sources = (*(request.guessers or config.guessers), "template")  # a template guesses even if it is not named
         self._has_guessers = any(guesses.get(source, True) for source in sources)
         self._is_open, self._is_drafting, self._is_resting = True, False, False
+        self._has_reported = False
+        """Whether the draft has grown something under its lease."""
         known.num_sessions += 1
 
     def __repr__(self) -> str:
@@ -92,9 +96,19 @@ class Growth:
         return self._learned.sources
 
     @property
+    def num_sharing(self) -> float:
+        """Number of sessions that share the target's engine."""
+        return self._known.num_sharing
+
+    @property
     def is_paused(self) -> bool:
-        """Whether drafting is paused for all sessions, including those that hold a lease."""
-        return self._is_adaptive and self._known.pause.is_paused
+        """Whether drafting is paused for all sessions of this kind, including those that hold a lease."""
+        return self._is_adaptive and self._choice.limit < Mode.DRAFT
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether sessions of this kind decode without guesses, because that is faster or being tried."""
+        return self._is_adaptive and self._choice.limit is Mode.PLAIN
 
     # Specifications of trees
 
@@ -187,12 +201,18 @@ class Growth:
         """Seconds that the draft may take to answer before the round continues without it."""
         return max(self._timeout_s, TIMEOUT_PASSES * self._known.costs.draft_s(self._num_rows, self._num_passes))
 
+    def follow(self, first: Growth) -> None:
+        """Pause whenever the policy of the session's first draft does."""
+        self._choice, self._follows = first._choice, True
+
     def observe_pass(self, timing: Timing) -> None:
+        self._has_reported = True
         self._known.observe_growth(timing)
         self._known.draft.passes.observe(timing.num_rows, timing.computed_s)
 
     def observe_draft(self, elapsed_s: float, timing: Timing | None) -> None:
         """Record a draft's reply with growth. Its size is not passed, since it may depend on the draws."""
+        self._has_reported = True
         if timing is not None:
             self._known.observe_growth(timing)
             self._known.draft.observe(timing, elapsed_s)
@@ -207,7 +227,7 @@ class Growth:
     def end_drafting(self) -> None:
         """Record that the session has no draft any more, for whatever reason."""
         self._known.num_with_draft -= self._is_drafting
-        self._is_drafting = False
+        self._is_drafting = self._has_reported = False
 
     def observe_silence(self, *, is_silent: bool) -> None:
         """Record whether every draft of the session is lost, silent or resting."""

@@ -17,6 +17,7 @@ from core.config import SpeculationConfig
 from core.records import GenerationRequest
 from core.speculation import Measure, Part, TreeSpec
 from orchestrator.policy.choice import TreeView
+from orchestrator.policy.mode_choice import MeasuredRound
 from orchestrator.policy.policy import RoundOutcome
 from orchestrator.policy.shared_estimates import SharedEstimates
 from orchestrator.policy.tree_policy import TreePolicy
@@ -85,7 +86,7 @@ class NamedPolicy(TreePolicy):
     def is_worth_waiting(self, num_passes: int, _has_drafted: bool) -> bool:
         return not self._is_whole and num_passes <= self.gamma
 
-    def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
+    def observe_interval(self, round_: MeasuredRound) -> None:
         """Do nothing: a fixed rule does not depend on the speed."""
 
     def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from orchestrator.policy.choice import Choice, TreeView
 
-PLAIN_STEPS, PAUSED_STEPS = 8, 2
-"""Number of plain decoding steps offered ahead, so that the target need not wait for messages: if the session never
-drafts, and while drafting pauses. More would be wasted when a stop string ends the output."""
+PLAIN_STEPS = 8
+"""Number of plain decoding steps offered ahead, so that the target need not wait for messages, if the session does not
+guess. More would be wasted when a stop string ends the output."""
 REST_ROUNDS = 32
 """Rounds in a row without a node worth verifying, after which the draft rests. Resting earns no tokens, but frees the
 draft for other sessions."""
+QUIET_ROUNDS = 4
+"""The same for guessers that guess without a draft and do not share passes. What they find then comes a round late."""
 OFFERED_OUTCOMES = 16
 """Number of outcomes of a block for which the target is offered a next block. Simulated, with the target 10 ms away
 each way: worth 1.03 to 1.07 compared with four outcomes, if its pass takes 25 or 60 ms (adr/offers)."""
@@ -33,7 +35,7 @@ class Offers(Choice):
     @property
     def may_offer(self) -> bool:
         """Whether the target should get an offer now. Checked at each message of a draft."""
-        return self.num_outcomes > 0 or self._is_plain or self._is_idle
+        return self.num_outcomes > 0 or self._has_nothing or self._is_idle
 
     @property
     def num_outcomes(self) -> int:
@@ -44,7 +46,7 @@ class Offers(Choice):
         than a draft pass (nodes of the pass in progress would arrive too late) or than the time to make a round's
         offers. During a rest, offers always pay.
         """
-        if not self._is_adaptive:
+        if not self._is_adaptive or self.is_plain:
             return 0
         costs = self._known.costs
         is_far = costs.verify_wire_s > max(self.pass_s, MIN_OFFER_WAY_S) and not self.is_in_turn
@@ -79,17 +81,16 @@ class Offers(Choice):
 
         While the draft is only silent, one step, so that it can report again after it.
         """
-        if self.max_depth == 0:
-            return PLAIN_STEPS
-        return PAUSED_STEPS if self.is_paused and self._is_plain else 1
+        is_for_long = self.max_depth == 0 or (self.is_paused and self._has_nothing)
+        return PLAIN_STEPS if is_for_long else 1
 
     def is_worth_a_plain_step(self, num_now: int) -> bool:
         """Whether the target should continue without guesses after an outcome without an offer, instead of waiting.
 
         With a draft: if that yields more tokens per second than a usual round with its round trip to the target.
         """
-        if self._is_plain or not self.num_outcomes:
-            return self._is_plain
+        if self._has_nothing or not self.num_outcomes:
+            return self._has_nothing
         costs = self._known.costs
         as_usual = self._learned.tokens.value - self.rate * costs.verify_s(num_now)
         return 1.0 - self.rate * (costs.verify_s(0) - costs.verify_wire_s) >= min(as_usual, 0.0)
@@ -104,12 +105,17 @@ class Offers(Choice):
         return self._goes_plainly
 
     @property
-    def _is_plain(self) -> bool:
+    def _has_nothing(self) -> bool:
         """Whether there are no guesses to wait for."""
-        return self.max_depth == 0 or ((self.is_without_draft or self.is_paused) and not self._has_guessers)
+        is_without_guessers = (self.is_without_draft or self.is_paused) and not self._has_guessers
+        return self.max_depth == 0 or self.is_plain or is_without_guessers
 
     @property
     def _is_idle(self) -> bool:
-        """Whether passes are shared, so that a message each round delays all, and no session had a guess worth its row
-        for some rounds."""
-        return self._is_adaptive and self._known.costs.is_shared and self._learned.idle_rounds >= REST_ROUNDS
+        """Whether no session had a guess worth its row for some rounds, and a message each round costs more than it
+        brings: it delays all sessions that share passes, or guessers alone may find something."""
+        if not self._is_adaptive:
+            return False
+        if self._known.costs.is_shared:
+            return self._learned.idle_rounds >= REST_ROUNDS
+        return (not self._is_drafting or self.is_paused) and self._learned.idle_rounds >= QUIET_ROUNDS

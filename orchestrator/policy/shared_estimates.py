@@ -13,7 +13,7 @@ from core.costs import NUM_RECENT, CostModel, EngineCost
 from core.records import Timing
 from core.speculation import PRIOR, Average, Calibration, SourcePrecision
 from orchestrator.policy.depth_acceptance import DepthAcceptance
-from orchestrator.policy.drafting_pause import DraftingPause
+from orchestrator.policy.mode_choice import ModeChoice
 
 PRIOR_VERIFY_S, PRIOR_DRAFT_S = 0.025, 0.0005
 """Assumed seconds of a pass before any was observed. With too high a prior, a draft would never be tried."""
@@ -79,6 +79,8 @@ class Learned:
     """Average tokens per round, over all sessions."""
     seconds: Average | None = None
     """Average seconds per round, over all sessions; None before the first round."""
+    choice: ModeChoice = field(default_factory=ModeChoice)
+    """What sessions guess with, by their measured speed."""
 
 
 @dataclass(slots=True)
@@ -112,7 +114,6 @@ class SharedEstimates:
         self.verify = EngineCost(PRIOR_VERIFY_S)
         self.draft = EngineCost(PRIOR_DRAFT_S)
         self.hits = Average(PRIOR)
-        self.pause = DraftingPause()
         self.kinds: dict[str, Learned] = defaultdict(Learned)
         self.num_sessions = 0
         self.num_with_draft = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from core.speculation import ROOT, Measure, num_branches
+from orchestrator.policy.mode_choice import MeasuredRound
 from orchestrator.policy.offers import Offers
 from orchestrator.policy.policy import Found, RoundOutcome
 
@@ -42,5 +43,5 @@ class TreePolicy(Offers):
             self._learned.calibration.observe(confidence, is_accepted)
 
     @abstractmethod
-    def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
-        """Record one round, from verdict to verdict. `elapsed_s` in seconds."""
+    def observe_interval(self, round_: MeasuredRound) -> None:
+        """Record one round, from verdict to verdict."""

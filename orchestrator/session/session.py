@@ -14,11 +14,11 @@ from dataclasses import replace
 from functools import partial
 
 from core.errors import InvalidRequest, OutriderError, ServiceError, Unavailable, UnsoundScores
-from core.records import Adapter, GenerationRequest, Missing, Refused, SequenceSpec, Verdict, Want, is_last
+from core.records import Adapter, GenerationRequest, Missing, Refused, SequenceSpec, Verdict, Want, is_last, max_guesses
 from core.speculation import DRAFT, MAX_GUESSES
 from core.text import TokenLog
 from orchestrator.guessers import OutputForm, Panel
-from orchestrator.policy import Found, TreePolicy
+from orchestrator.policy import Found, MeasuredRound, TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts import Drafts
 from orchestrator.session.engine_view import SessionText
@@ -78,7 +78,7 @@ class Session:
         self._may_draft = may_speculate and DRAFT in self._sources
         self._drafts = Drafts(draft_text, pair, [policy, *extra_policies], self._recorder)
         self._blocks = self._drafts.blocks
-        wants = partial(_wants, self._panel, self._drafts if self._may_draft else None)  # no reference to the session
+        wants = partial(_wants, self._panel, policy, self._drafts if self._may_draft else None)  # not the session
         self._target = TargetSide(text, pair.target.vocab_size, wants)
 
     def __repr__(self) -> str:
@@ -106,10 +106,12 @@ class Session:
 
     @property
     def _max_nodes(self) -> int:
-        """Maximum number of nodes that the target can verify, and that fit into its KV cache."""
+        """Maximum number of nodes that fit into the target's KV, and into this session's share of its states."""
         target = self._pair.target
         fitting = max(target.kv_cache_tokens - len(self._log), 0)
-        return fitting if target.max_guesses is None else min(fitting, target.max_guesses)
+        if target.num_states:
+            fitting = min(fitting, max_guesses(target.num_states, self._policy.num_sharing))
+        return fitting
 
     def start(self, now_s: float = 0.0) -> list[m.Command]:
         """Request leases, or end at once if the resumed output is already complete."""
@@ -179,7 +181,8 @@ class Session:
             return self._lose_target(problem)
         judged = self._target.commit(verdict, event.sent_s, event.received_s)
         if judged.interval_s is not None:
-            self._drafts.observe_interval(len(judged.tokens), judged.interval_s)
+            is_alone = judged.is_continued and not len(judged.block)
+            self._drafts.observe_interval(MeasuredRound(len(judged.tokens), judged.interval_s, is_alone))
         self._output.found_cached(verdict.num_cached)
         chunk = self._output.commit(judged.tokens, verdict.logprobs, verdict.prompt_logprobs)
         self._recorder.block_judged(judged)
@@ -225,12 +228,12 @@ class Session:
     # The next block
 
     def _look_up(self) -> None:
-        """Add the guessers' guesses to the tree.
+        """Add the guessers' guesses to the tree, unless nothing is guessed.
 
         If the draft samples, guessers are used only while there are no draws: choosing a draw because a guesser agrees
         with it would bias the output (docs/exactness.md, section 4).
         """
-        if self._max_depth <= 0:
+        if self._max_depth <= 0 or self._policy.is_plain:
             return
         text, panel = self._log.tokens, self._panel
         found = panel.draw(text, self._seed, self._is_worth_drawing) if self._is_sampled else panel.ask(text)
@@ -263,7 +266,8 @@ class Session:
 
     def _with_questions(self, block: SourcedBlock) -> SourcedBlock:
         """Add a guesser's questions to the block if they are worth their rows and all of them fit."""
-        asked = self._panel.questions(self._log.tokens) if not self._is_sampled and self._max_depth > 0 else None
+        may_ask = not self._is_sampled and self._max_depth > 0 and not self._policy.is_plain
+        asked = self._panel.questions(self._log.tokens) if may_ask else None
         if asked is None:
             return block
         asking = block.asking(*asked)
@@ -328,11 +332,14 @@ class Session:
         return [m.ReleaseTarget(), *self._drafts.close()]
 
 
-def _wants(panel: Panel, drafts: Drafts | None) -> tuple[Want, ...]:
+def _wants(panel: Panel, policy: TreePolicy, drafts: Drafts | None) -> tuple[Want, ...]:
     """What heads need with each verdict: features for one on a draft engine, guesses of one in the target's."""
-    wants = [Want.FEATURES] if drafts is not None and drafts.need_features else []
-    if drafts is not None and drafts.lack_features:
-        wants.append(Want.PREFIX_FEATURES)
+    if policy.is_plain:
+        return ()
+    wants = []
+    if drafts is not None and not policy.is_paused:
+        wants += [Want.FEATURES] if drafts.need_features else []
+        wants += [Want.PREFIX_FEATURES] if drafts.lack_features else []
     if panel.awaits_guesses:
         wants.append(Want.GUESSES)
     return tuple(wants)

@@ -9,22 +9,25 @@ import subprocess
 import sys
 import threading
 import time
-from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from core.errors import ConfigError, DeadlinePassed, InvalidRequest
 from deploy.receipts import Outcome, compare
 from deploy.receipts.making import digest_of_tokens
 from outrider import LLM, SamplingParams
+from tests.reference import generate
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 PROMPTS = ["import os", "def read_lines(path):", "class Point:\n    def __init__(self, x", "x = [", "    return self."]
-STATIC = {"speculation.policy": "static", "speculation.max_draft_tokens": 4, "speculation.draft_timeout_s": 30.0}
-"""The adaptive policy would rest on a busy machine, and nothing would be drafted."""
+STATIC = {
+    "speculation.policy": "static",
+    "speculation.max_draft_tokens": 4,
+    "speculation.draft_timeout_s": 30.0,
+    "speculation.breaker_rounds": 1000,
+}
+"""The adaptive policy would rest on a busy machine, and late drafts would be left: nothing would be drafted."""
 
 
 @pytest.fixture(scope="module")
@@ -33,29 +36,12 @@ def llm():
         yield llm
 
 
-@cache
-def reference():
-    return AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32).eval()
-
-
-def greedy(ids, num_tokens):
-    model = reference()
-    prompt = torch.tensor([list(ids)])
-    with torch.inference_mode():
-        found = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            eos_token_id=None,
-        )
-    return tuple(found[0, prompt.shape[1] :].tolist())
-
-
 def test_greedy_is_what_transformers_generate(llm):
     outputs = llm.generate(PROMPTS, max_tokens=24, temperature=0, ignore_eos=True)
     assert [output.prompt for output in outputs] == PROMPTS
-    assert [output.token_ids for output in outputs] == [greedy(each.prompt_token_ids, 24) for each in outputs]
+    assert [output.token_ids for output in outputs] == [
+        tuple(generate(DEMO / "target", each.prompt_token_ids, 24)) for each in outputs
+    ]
     assert {output.finish_reason for output in outputs} == {"length"}
     assert sum(output.outputs[0].stats.num_accepted_tokens for output in outputs) > 0
     assert sum(sum(output.outputs[0].is_guess) for output in outputs) > 0

@@ -5,30 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from outrider import LLM
 from tests.quantized import quantize
+from tests.reference import generate
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 PROMPTS = ["import os", "def read_lines(path):", "class Point:\n    def __init__(self, x", "x = ["]
-STATIC = {"speculation.policy": "static", "speculation.max_draft_tokens": 4, "speculation.draft_timeout_s": 30.0}
+STATIC = {
+    "speculation.policy": "static",
+    "speculation.max_draft_tokens": 4,
+    "speculation.draft_timeout_s": 30.0,
+    "speculation.breaker_rounds": 1000,
+}
 SEEDED = {"temperature": 0.9, "seed": 7}
-
-
-def greedy(path: Path, ids: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    prompt = torch.tensor([list(ids)])
-    with torch.inference_mode():
-        found = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            eos_token_id=None,
-        )
-    return tuple(found[0, prompt.shape[1] :].tolist())
 
 
 @pytest.mark.parametrize(("target", "draft"), [("W4A16", None), (None, "AWQ"), ("GPTQ", "DeepSeek")])
@@ -40,7 +30,7 @@ def test_quantized_pairs(target: str | None, draft: str | None, tmp_path: Path) 
     with LLM(paths["target"], draft=paths["draft"], settings={**STATIC, "limits.max_sessions": 4}) as llm:
         outputs = llm.generate(PROMPTS, max_tokens=16, temperature=0, ignore_eos=True)
         for output in outputs:
-            assert output.token_ids == greedy(floats["target"], output.prompt_token_ids, 16)
+            assert output.token_ids == tuple(generate(floats["target"], output.prompt_token_ids, 16))
         assert sum(output.outputs[0].stats.num_accepted_tokens for output in outputs) > 0
         drafted, plain = (
             [each.token_ids for each in llm.generate(PROMPTS, max_tokens=16, ignore_eos=True, **SEEDED, **more)]

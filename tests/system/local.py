@@ -33,6 +33,8 @@ from workers.engine.thread import EngineLoop
 from workers.grammar import GrammarCompiler, Grammars
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
+NEVER_LEFT = 1000
+"""`breaker_rounds` of tests that expect guesses: a busy machine's drafts are late."""
 MAX_RELEASE_S = 10.0
 """A stream that has ended must have given back everything by then."""
 
@@ -182,7 +184,9 @@ async def system(
     slow or wrong, and then nothing would be tested.
     """
     torch.set_num_threads(1)
-    speculation = speculation or SpeculationConfig(policy="static", max_draft_tokens=gamma, draft_timeout_s=30.0)
+    speculation = speculation or SpeculationConfig(
+        policy="static", max_draft_tokens=gamma, draft_timeout_s=30.0, breaker_rounds=NEVER_LEFT
+    )
     own = EngineConfig(str(target), deterministic=True, **engine)
     first, *others = [
         DraftConfig(replace(own, model=str(each), **drafts)) if each else None for each in (draft, *extra_drafts)

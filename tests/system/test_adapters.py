@@ -12,6 +12,7 @@ from tests.adapters import merge, write_adapter
 PROMPTS = ["import os", "def read_lines(path):", "class Point:\n    def __init__(self, x", "x = ["]
 SETTINGS = {
     "speculation.policy": "static",
+    "speculation.breaker_rounds": 1000,
     "speculation.max_draft_tokens": 4,
     "speculation.draft_timeout_s": 30.0,
     "target.engine.deterministic": True,

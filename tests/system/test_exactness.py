@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from functools import cache, lru_cache
 
 import pytest
 import torch
-from local import DEMO, request, system
+from local import DEMO, NEVER_LEFT, request, system
 from transformers import AutoModelForCausalLM
 from wild import PATIENT, WildPolicies
 
@@ -16,6 +15,7 @@ from core.config import SpeculationConfig
 from core.records import Sampling, Verification
 from orchestrator.policy.policy import Found
 from tests.checkpoints import FAMILIES, VOCAB_SIZE, write
+from tests.reference import generate
 
 PROMPTS = [
     "def parse_args(self, args):\n    ",
@@ -35,30 +35,14 @@ PENALISED = Sampling(
 )
 
 
-def generate(path, prompt, num_tokens):
-    """What transformers says, greedily."""
-    return _generated(path, tuple(prompt), num_tokens)
-
-
-@lru_cache(maxsize=2)
-def _loaded(path):
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    return model
-
-
-@cache
-def _generated(path, prompt, num_tokens):
-    model = _loaded(path)
-    ids = torch.tensor([list(prompt)])
-    with torch.inference_mode():
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False)
-    return output[0, len(prompt) :].tolist()
-
-
 def static(gamma, pipelining):
-    return SpeculationConfig(policy="static", max_draft_tokens=gamma, pipelining=pipelining, draft_timeout_s=30.0)
+    return SpeculationConfig(
+        policy="static",
+        max_draft_tokens=gamma,
+        pipelining=pipelining,
+        draft_timeout_s=30.0,
+        breaker_rounds=NEVER_LEFT,
+    )
 
 
 @pytest.mark.parametrize(

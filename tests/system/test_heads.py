@@ -84,11 +84,14 @@ async def test_a_draft_in_turn_and_a_policy_that_adapts(head):
 
 
 async def test_a_head_beside_a_draft(head):
-    """Both guess into one tree."""
+    """Both guess into one tree: the head where the draft, whose chains end at a low chance, has no guess.
+
+    In turn, so that every run verifies the same nodes.
+    """
     sampling, verification = SAMPLINGS["greedy"]
     async with system(draft=None) as served:
         plain, _ = await streams(served, sampling, verification)
-    both = replace(TREE, guessers=("draft", "head"), max_block_tokens=16)
+    both = replace(IN_TURN, policy="confidence", guessers=("draft", "head"))
     async with system(speculation=both, targets={"head": str(head)}) as served:
         tokens, sources = await streams(served, sampling, verification)
     assert tokens == plain

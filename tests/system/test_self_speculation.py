@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from local import DEMO, request, system
+from local import DEMO, NEVER_LEFT, request, system
 
 from core.config import SpeculationConfig
 from core.records import Sampling, Verification
 
 PROMPT = "def parse_args(self, args):\n    "
-TREES = SpeculationConfig(policy="static_tree", max_block_tokens=12, draft_timeout_s=30.0)
+TREES = SpeculationConfig(policy="static_tree", max_block_tokens=12, draft_timeout_s=30.0, breaker_rounds=NEVER_LEFT)
 
 
 @pytest.mark.parametrize("layers", [(0, 1, 2, 5), pytest.param((0,), marks=pytest.mark.ci)], ids=str)

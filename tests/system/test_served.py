@@ -12,12 +12,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from local import DEMO
 from served import each, tokens
-from test_exactness import PROMPTS, generate
+from test_exactness import PROMPTS
 
 from bench.harness.probe import engine_of
 from bench.harness.victims import kill_replica, serving, until_replaced
 from orchestrator.guessers import BY_TEXT, CONTROLS, HEAD, SOURCES
 from protos.outrider.v1 import generation_pb2 as pb
+from tests.reference import generate
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from served import each, server, tokens
-from test_exactness import generate
 
 from core.config import DraftConfig, EngineConfig, ServiceConfig, TargetConfig
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.checkpoints import FAMILIES, VOCAB_SIZE, write
+from tests.reference import generate
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -25,6 +25,7 @@ class LayerKind:
     """Number of positions that a row sees, including its own; None for all."""
     softcap: float | None = None
     sinks: Tensor | None = None  # [H]
+    distances: Tensor | None = None  # [H, D], `workers.attention.seam.DISTANCES`
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,26 @@ from transformers import AttentionInterface
 from core.errors import UnsupportedModel
 from workers.attention.latent import absorbed_query, expanded_output, is_latent
 from workers.attention.paged import LayerKind, PagedPlan
-from workers.step import AttentionGroup, LayerShape, StepPlan
+from workers.step import AttentionGroup, LayerShape, Reads, StepPlan
 
 ATTENTION = "outrider"
 """The name under which transformers finds `attend`. No mask is registered under it, so models make none."""
 NUMBER = "outrider_layer"
 """Name of the buffer that holds an attention module's layer number."""
+READS_SOURCE = "outrider_reads_source"
+"""Name of a module's attribute that is set if it is a decoder's cross-attention."""
+DISTANCES = "outrider_distances"
+"""Name of a module's attribute with each head's bias for the distance between query and key, for all layers.  # [H, D]
+
+Stands for the dense position bias of the model's own code, which is for the rows of one text in order."""
 _JIT: Any = torch.jit  # it has no types
+
+
+class WholeText:
+    """Used in place of a plan, by an encoder: each row of the batch attends to all of them, and no KV is written."""
+
+
+WHOLE_TEXT = WholeText()
 
 
 @dataclass(slots=True)
@@ -73,7 +86,7 @@ def attend(
     value: torch.Tensor,  # [1, H_kv, T, D_v]
     attention_mask: torch.Tensor | None,
     *,
-    plan: StepPlan | PagedPlan | LayerProbe | None = None,
+    plan: StepPlan | PagedPlan | LayerProbe | WholeText | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -88,6 +101,9 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if is_latent(module):
         query = absorbed_query(module, query)
+    if isinstance(plan, WholeText):
+        output = F.scaled_dot_product_attention(query, key, value, attn_mask=position_bias, scale=scale)
+        return output.transpose(1, 2), None
     output = _run(
         module, query, key, value, attention_mask, plan, position_bias, (scale, sliding_window, softcap, s_aux)
     )
@@ -108,7 +124,12 @@ def _run(
     if torch.compiler.is_dynamo_compiling():  # compiled code must not read values that differ between layers
         return torch.ops.outrider.attend_in(query, key, value, module.get_buffer(NUMBER), *kind)  # type: ignore[no-any-return]
     layer: int = module.layer_idx  # type: ignore[assignment]  # torch types a module's attributes as Tensor | Module
-    if attention_mask is not None or position_bias is not None:
+    if hasattr(module, READS_SOURCE) and isinstance(plan, LayerProbe):
+        return query.transpose(1, 2)
+    if hasattr(module, READS_SOURCE) and isinstance(plan, StepPlan):
+        return Attention(*kind).read_source(layer, plan, query)
+    distances = getattr(module, DISTANCES, None)
+    if attention_mask is not None or (position_bias is not None and distances is None):
         raise UnsupportedModel(f"layer {layer} brings its own attention mask or position bias")
     if not getattr(module, "is_causal", True):
         raise UnsupportedModel(f"layer {layer} is bidirectional; only causal attention is supported")
@@ -118,7 +139,7 @@ def _run(
         raise UnsupportedModel("the model does not pass keyword arguments on to its attention layers")
     if isinstance(plan, LayerProbe):
         return plan.attend(layer, query, key, value, LayerKind(*kind), values_in_keys=is_latent(module))
-    return Attention(*kind).run_layer(layer, plan, query, key, value)
+    return Attention(*kind, distances).run_layer(layer, plan, query, key, value)
 
 
 def number_layers(model: torch.nn.Module) -> None:
@@ -152,9 +173,19 @@ class Attention(LayerKind):
         own_values = None if plan.cache.shapes[layer].values_in_keys else values
         if own_values is not None:
             own_values.index_copy_(2, plan.write_slots, value)
-        outputs = [self._group_output(group, query, keys, own_values, value.shape[3]) for group in plan.groups]
+        return self._read(plan.reads, query, keys, own_values, value.shape[3])
+
+    def read_source(self, layer: int, plan: StepPlan, query: torch.Tensor) -> torch.Tensor:
+        """Let each row attend to its source.  # [1, H, T, D] -> [1, T, H, D_v]"""
+        keys, values = plan.cache.by_head[layer]
+        return self._read(plan.source_reads, query, keys, values, values.shape[3])
+
+    def _read(
+        self, reads: Reads, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None, value_dim: int
+    ) -> torch.Tensor:
+        outputs = [self._group_output(group, query, keys, values, value_dim) for group in reads.groups]
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-        return joined if plan.row_order is None else joined.index_select(1, plan.row_order)
+        return joined if reads.row_order is None else joined.index_select(1, reads.row_order)
 
     def _group_output(
         self,
@@ -171,7 +202,10 @@ class Attention(LayerKind):
         rows = query if group.query_rows is None else query.index_select(2, group.query_rows)
         by_reader = rows.reshape(num_kv_heads, heads_per_row, num_seqs, num_queries, -1)  # [H_kv, G, B, R, D]
         packed = by_reader.permute(2, 0, 3, 1, 4).reshape(num_seqs, num_kv_heads, num_queries * heads_per_row, -1)
-        bias = group.bias(self.window, heads_per_row, query.dtype)
+        if self.distances is None:
+            bias = group.bias(self.window, heads_per_row, query.dtype)
+        else:  # of models with a KV head for each head
+            bias = group.bias_by_distance(self.window, self.distances)
         read = _gather(keys, group)
         read_values = read[..., :value_dim] if values is None else _gather(values, group)
         output = self._attention(packed, read, read_values, bias)
@@ -206,12 +240,12 @@ class Attention(LayerKind):
 def _gather(pool: torch.Tensor, group: AttentionGroup) -> torch.Tensor:
     """KV rows of each product of a group, from a pool [1, H, S, D]; a view if they are contiguous.  # [B, H, L, D]"""
     num_products, _, num_slots = group.mask.shape
-    if isinstance(group.source, slice):
-        found = pool.narrow(2, group.source.start, num_slots)
+    if isinstance(group.stretches, slice):
+        found = pool.narrow(2, group.stretches.start, num_slots)
     else:
         slots = pool[0].transpose(0, 1)
         stretches = slots.view(-1, group.stretch_tokens, *slots.shape[1:])  # [N, S, H, D]
-        found = stretches.index_select(0, group.source).view(-1, num_slots, *stretches.shape[2:]).transpose(1, 2)
+        found = stretches.index_select(0, group.stretches).view(-1, num_slots, *stretches.shape[2:]).transpose(1, 2)
     return found if len(found) == num_products else found.expand(num_products, -1, -1, -1)  # tiles read the same KV
 
 

@@ -112,6 +112,8 @@ class Engine(ABC, Generic[Request, Reply]):
             num_waiting=sum(not job.held.kv.blocks for job in self._jobs),
             num_blocks=cache.num_blocks,
             num_free_blocks=cache.num_free_blocks,
+            num_states=cache.states.num_states,
+            num_free_states=cache.states.num_free if cache.states.is_used else 0,
             num_steps=self._num_steps,
             num_rows=self._num_rows,
             num_eager_steps=self._runtime.num_eager_steps,
@@ -140,7 +142,8 @@ class Engine(ABC, Generic[Request, Reply]):
             self._replies.append(reply)
             return
         if request.base.num_tokens == 0 and request.spec is not None:
-            held = self._store.open(request.stamp.session, request.spec)
+            num_source = request.spec.num_source if self.info.max_source_tokens else 0
+            held = self._store.open(request.stamp.session, request.spec, tuple(request.suffix[:num_source]))
             held.adapter = 0 if request.spec.adapter is None else self._adapters[request.spec.adapter.digest]
             held.grammar = self._grammars.state(request.spec.grammar, held.grammar)
         assert held is not None, "else its base is missing"
@@ -152,7 +155,20 @@ class Engine(ABC, Generic[Request, Reply]):
         """Why the message is stale, malformed or too long for this engine; None if it is acceptable."""
         has_ended = self._store.has_ended(request.stamp.session)
         refusal = refusal_of(request, held, epoch=self.epoch, has_ended=has_ended, vocab_size=self.info.vocab_size)
-        return refusal or self._refusal_of_adapter(request) or self._refusal_of_size(request)
+        return (
+            refusal
+            or self._refusal_of_adapter(request)
+            or self._refusal_of_source(request)
+            or self._refusal_of_size(request, held)
+        )
+
+    def _refusal_of_source(self, request: Request) -> Refused | None:
+        most = self.info.max_source_tokens
+        if request.base.num_tokens or request.spec is None or not most or 0 < request.spec.num_source <= most:
+            return None
+        return Refused(
+            request.stamp, f"{request.spec.num_source} tokens, but its encoder reads 1 to {most}", field="source"
+        )
 
     def _refusal_of_adapter(self, request: Request) -> Refused | None:
         adapter = None if request.spec is None else request.spec.adapter
@@ -160,18 +176,21 @@ class Engine(ABC, Generic[Request, Reply]):
             return None
         return Refused(request.stamp, f"adapter {adapter.name!r} has been unloaded", field="model")
 
-    def _refusal_of_size(self, request: Request) -> Refused | None:
-        guesses = self._needed_guesses(request)
+    def _text_limit(self, request: Request, held: HeldSequence | None) -> int:
+        """Length of the longest text of the request's session, its source included."""
+        spec = request.spec if held is None or request.base.num_tokens == 0 else held.spec
+        return self.info.text_limit(0 if spec is None else spec.num_source)
+
+    def _refusal_of_size(self, request: Request, held: HeldSequence | None) -> Refused | None:
+        guesses, limit = self._needed_guesses(request), self._text_limit(request, held)
         num_rows = num_positions = request.num_committed + len(guesses)
-        if num_rows > self.info.max_context_tokens:
+        if num_rows > limit:
             num_positions = request.num_committed + max(guesses.depths, default=0)
-        if num_positions > self.info.max_context_tokens:
-            return Refused(
-                request.stamp, f"{num_positions} tokens exceed the context of {self.info.max_context_tokens}"
-            )
+        if num_positions > limit:
+            return Refused(request.stamp, f"{num_positions} tokens exceed the context of {limit}")
         if self._runtime.cache.num_blocks_for(num_rows) > self._runtime.cache.num_blocks:
             return Refused(request.stamp, f"{num_rows} tokens exceed the KV cache of this engine")
-        if len(guesses) > self._runtime.cache.states.max_guesses:
+        if len(guesses) > self._runtime.cache.states.max_guesses():
             return Refused(request.stamp, f"{len(guesses)} guesses exceed the recurrent states of this engine")
         return None
 

@@ -115,7 +115,12 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return cast("list[TreeJob]", self._jobs)
 
     def _growing(self) -> list[TreeJob]:
-        return [job for job in self._growing_jobs.values() if job.may_feed]
+        return [job for job in self._growing_jobs.values() if job.may_feed and self._states_left(job) > 0]
+
+    def _states_left(self, job: TreeJob) -> int:
+        """Number of nodes that the job may still hold: sessions share the states of recurrent layers equally, because
+        guesses of one session must not keep another from guessing at all."""
+        return self._runtime.cache.states.max_guesses(len(self._store)) - len(job.held.tree)
 
     def _num_growth_rows(self, growing: Sequence[TreeJob]) -> int:
         """Number of nodes that fit into the next pass beside the tokens that a round waits for.
@@ -138,7 +143,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
                 job.pending = self._store.step_back(job.held)
         growing = self._growing()
         min_path_prob = min((job.tree_spec.min_path_prob for job in growing), default=0.0)
-        feed_likeliest([job.builder for job in growing], self._num_growth_rows(growing), min_path_prob)
+        rooms = [self._states_left(job) for job in growing]
+        feed_likeliest([job.builder for job in growing], self._num_growth_rows(growing), rooms, min_path_prob)
         for job in growing:
             job.builder.put_back(job.tree_spec.min_path_prob)
         self._jobs += [job for job in self._growing_jobs.values() if job.pending or job.builder.feeding]
@@ -147,7 +153,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         """Choose the next nodes of bounded growth; growth that has no room ends."""
         for job in [job for job in self._trees if not job.pending]:
             num_rows = self.info.kv_cache_tokens - job.request.num_committed - len(job.held.tree)
-            num_rows = min(num_rows, self._runtime.cache.states.max_guesses - len(job.held.tree))
+            num_rows = min(num_rows, self._states_left(job))
             job.choose(min(num_rows, self._limit.rows))
             if not job.builder.feeding:
                 self._answer(job, job.last_update())
@@ -164,12 +170,13 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         num_states = cache.states.num_free - sum(1 + job.num_fed for job in jobs)
         room = min(num_rows, num_blocks * cache.block_tokens, num_states)
         for job in jobs:
-            job.look_ahead(min(room, self._config.cascade_tokens))
+            job.look_ahead(min(room, self._states_left(job) - job.num_fed, self._config.cascade_tokens))
             room -= len(job.ahead)
 
     def _begin(self, request: DraftRequest, held: HeldSequence, arrived_s: float) -> None:
-        rebased = held.rebase_to_grow(request, self._within_context(request))
+        rebased = held.rebase_to_grow(request, self._within_context(request, held))
         self._store.keep_rows(held, rebased.num_tokens, rebased.guesses)
+        self._runtime.cache.states.drop_early(held.kv, len(held.log))
         job = TreeJob(request, held, [*self._store.rewind(held), *rebased.pending], arrived_s)
         if job.ends:
             self._jobs.append(job)
@@ -179,15 +186,17 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._tell(job, job.pass_update())
 
     def _tell(self, job: TreeJob, update: DraftUpdate) -> None:
-        """Report continuous growth. The job ends when it is over."""
+        """Report continuous growth. The job ends when it is over, or has no room left: nobody then waits for more."""
+        if not job.pending and self._states_left(job) <= 0:
+            update = replace(update, is_over=True)
         self._replies.append(update)
         if update.is_over:
             del self._growing_jobs[job.held.session]
 
-    def _within_context(self, request: DraftRequest) -> TreeSpec:
+    def _within_context(self, request: DraftRequest, held: HeldSequence) -> TreeSpec:
         """The request's tree spec, with its depth limited by the model's context, or by what a head can guess. The
         deepest nodes are reported but not fed."""
-        num_left = self.info.max_context_tokens - request.num_committed
+        num_left = self._text_limit(request, held) - request.num_committed
         return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1, self._runtime.max_depth))
 
     def _refusal_of(self, request: DraftRequest, held: HeldSequence | None) -> Refused | None:

@@ -112,18 +112,25 @@ class TreeJob(Job[DraftRequest]):
         ahead = (above, *range(first, first + len(self.ahead) - 1)) if self.ahead else ()
         tokens = (*tree.tokens, *(builder.tokens[node] for node in builder.feeding), *self.ahead)
         parents = (*tree.parents, *(builder.held_parent(node) for node in builder.feeding), *ahead)
-        return StepRows(self.held.kv, self.pending, TokenTree(tokens, parents), len(tree), features=self.features)
+        return StepRows(
+            self.held.kv,
+            self.pending,
+            TokenTree(tokens, parents),
+            len(tree),
+            features=self.features,
+            source=self.held.source,
+        )
 
     def draft_rows(self) -> list[DraftRow]:
         """Sampling input for each row of logits. Nodes of equal depth share it, unless their tokens matter."""
-        log, builder = self.held.log, self.builder
+        seen, builder = self.held.seen_tokens, self.builder
         below = builder.depths[self._tip] + 1
         depths = [*(builder.depths[node] for node in builder.being_fed), *range(below, below + len(self.ahead))]
         nodes = [*builder.being_fed, *(self._tip for _ in self.ahead)]
         masks = self.held.masks(self._paths)
         if self.held.spec.sampling.reads_tokens or masks is not None:
             return [
-                self._draft_row(depth, node, [*log.tokens, *path], mask)
+                self._draft_row(depth, node, [*seen, *path], mask)
                 for depth, node, path, mask in zip(
                     depths, nodes, self._paths(), masks or [None] * len(depths), strict=True
                 )

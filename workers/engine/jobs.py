@@ -97,8 +97,10 @@ class Job(ABC, Generic[Request]):
         """Rows of this job in a step, for the given share."""
         if share.is_last:
             return self.last_rows()
-        tokens = self.pending[: share.num_tokens]
-        return StepRows(self.held.kv, tokens, wants_logits=False, features=self.features, adapter=self.held.adapter)
+        held, tokens = self.held, self.pending[: share.num_tokens]
+        return StepRows(
+            held.kv, tokens, wants_logits=False, features=self.features, adapter=held.adapter, source=held.source
+        )
 
     def advance(self, num_tokens: int) -> None:
         """Record that the KV of the first `num_tokens` pending tokens was computed or adopted."""
@@ -195,7 +197,7 @@ class VerifyJob(Job[VerifyRequest]):
         return len(self.request.block.tokens)
 
     def last_rows(self) -> StepRows:
-        return StepRows(self.held.kv, self.pending, self.block, adapter=self.held.adapter)
+        return StepRows(self.held.kv, self.pending, self.block, adapter=self.held.adapter, source=self.held.source)
 
     def draws(self) -> list[Row]:
         """Sampling inputs of the root, then of each node of the block."""
@@ -205,7 +207,7 @@ class VerifyJob(Job[VerifyRequest]):
             row = Row(spec.sampling, num_committed, (), spec.prompt_len, lenience=spec.lenience)
             return [row] * (1 + len(self.block))
         unread: list[Sequence[int]] = [()] * (1 + len(self.block))
-        paths = _paths(self.block, self.held.log.tokens) if spec.sampling.reads_tokens else unread
+        paths = _paths(self.block, self.held.seen_tokens) if spec.sampling.reads_tokens else unread
         depths = (0, *self.block.depths)
         return [
             Row(spec.sampling, num_committed + depth, path, spec.prompt_len, mask, spec.lenience)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from core.protocol import EndedSessions, HeldTokens
 from core.records import SequenceSpec, root_of
-from core.text import BlockHash, block_hashes
+from core.text import BlockHash, block_hashes, hash_of
 from workers.grammar import GrammarState, Mask
 from workers.step import KVCache, SequenceKV
 from workers.text_index import TextIndex
@@ -40,12 +40,29 @@ class HeldSequence(HeldTokens):
     """Number of the adapter that its rows are computed with; 0 for none."""
     grammar: GrammarState | None = None
     """State of the output's grammar; None without one."""
+    source: tuple[int, ...] = ()
+    """The beginning of the log, if an encoder reads it."""
     index: TextIndex = field(default_factory=TextIndex)
     """Index of the log, for a cascade."""
 
     def block_hashes(self, tokens: Sequence[int], block_tokens: int) -> list[BlockHash]:
-        """Names of the whole blocks of a text, computed with this sequence's weights."""
-        return block_hashes(tokens, block_tokens, root=root_of(self.spec.adapter))
+        """Names of the whole blocks of a text, computed with this sequence's weights and source."""
+        return block_hashes(tokens, block_tokens, root=self.root)
+
+    @property
+    def root(self) -> bytes:
+        """Key of the hashes. KV of a part of a source depends on all of it."""
+        weights = root_of(self.spec.adapter)
+        return hash_of(self.source, weights) if self.source else weights
+
+    @property
+    def seen_tokens(self) -> Sequence[int]:
+        """The log, as penalties see it: a source is no part of the decoder's text, so its tokens are replaced by the
+        first one after it."""
+        tokens, num_source = self.log.tokens, self.spec.num_source
+        if not num_source:
+            return tokens
+        return [*[tokens[num_source]] * num_source, *tokens[num_source:]]
 
     def masks(self, paths: Callable[[], Sequence[Sequence[int]]]) -> Sequence[Mask | None] | None:
         """Tokens that the grammar allows after each of these paths below the log; None without a grammar."""
@@ -75,15 +92,19 @@ class SequenceStore:
     def find(self, session: str) -> HeldSequence | None:
         return self._held.get(session)
 
-    def open(self, session: str, spec: SequenceSpec) -> HeldSequence:
-        """Return the session's sequence, new and empty if it has none. Guesses made under another spec are dropped."""
+    def open(self, session: str, spec: SequenceSpec, source: tuple[int, ...] = ()) -> HeldSequence:
+        """Return the session's sequence, new and empty if it has none. Guesses made under another spec are dropped.
+
+        `source`: the beginning of its text that an encoder reads.
+        """
         held = self._held.get(session)
         if held is None:
             self._num_arrived += 1
             held = HeldSequence(spec, session=session, kv=self._cache.new_sequence(), arrival=self._num_arrived)
             self._held[session] = held
-        if held.spec.adapter != spec.adapter:
-            self.truncate(held, 0)  # its KV was computed with other weights
+        if held.spec.adapter != spec.adapter or held.source != source:
+            self.truncate(held, 0)  # its KV was computed with other weights, or from another source
+        held.source, held.kv.num_source = source, len(source)
         held.take_spec(spec)
         self._cache.truncate(held.kv, len(held.log) + len(held.tree))
         return held
@@ -101,7 +122,7 @@ class SequenceStore:
         """Publish this sequence's full blocks in the prefix cache. The logits after its last token must be finite."""
         block_tokens = self._cache.block_tokens
         if len(held.log) // block_tokens > len(held.hashes):
-            held.hashes = block_hashes(held.log.tokens, block_tokens, held.hashes, root_of(held.spec.adapter))
+            held.hashes = block_hashes(held.log.tokens, block_tokens, held.hashes, held.root)
             self._cache.publish(held.kv, held.hashes)
 
     def step_back(self, held: HeldSequence) -> list[int]:

@@ -309,6 +309,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         held = job.held
         self._runtime.cache.compact(held.kv, len(held.log), path)
         held.log.extend(job.block.tokens[node] for node in path)
+        self._runtime.cache.states.drop_early(held.kv, len(held.log))
 
 
 def _nothing() -> None:

@@ -1,5 +1,6 @@
 """Loads a checkpoint into a model that is ready to serve, whole or one rank's shard."""
 
+from workers.model.encoder_decoder import SourceDecoder, decoder_of
 from workers.model.experts import is_mixture
 from workers.model.folder import quiet_transformers
 from workers.model.layers import LayerSubset, layer_list
@@ -24,7 +25,9 @@ __all__ = [
     "LoraWeights",
     "ModelShard",
     "Outline",
+    "SourceDecoder",
     "check_checkpoint",
+    "decoder_of",
     "digest_of",
     "is_mixture",
     "layer_list",

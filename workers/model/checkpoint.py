@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -40,9 +40,8 @@ Several names if they are made from the same stored tensors."""
 def meta_model(model_config: Any, dtype: str) -> Any:
     """Build the model on the meta device: without weights."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
-            model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
-        )
+        kind = AutoModelForSeq2SeqLM if model_config.is_encoder_decoder else AutoModelForCausalLM
+        return kind.from_config(model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION)
 
 
 def renamed(names: Iterable[str], model: Any) -> Iterator[tuple[str, Any | None, int]]:

@@ -8,7 +8,7 @@ arXiv 2309.08168), LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710), SWIFT (Xi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -41,10 +41,10 @@ class LayerSubset:
 
     def _settings(self, model_config: Any) -> Mapping[str, Any]:
         """Settings that differ: the number of layers, and each list with one entry for each layer."""
-        num_layers = model_config.num_hidden_layers
+        num_layers, usual = model_config.num_hidden_layers, type(model_config)()
         changed: dict[str, Any] = {"num_hidden_layers": len(self.indices)}
         for name, value in vars(model_config).items():
-            if isinstance(value, list) and len(value) == num_layers:
+            if isinstance(value, list) and len(value) == num_layers and not _has_own_length(name, value, usual):
                 changed[name] = [value[index] for index in self.indices]
         return changed
 
@@ -77,6 +77,16 @@ class LayerSubset:
             setattr(parent, name.rpartition(".")[2], whole)
             for key, value in before.items():
                 setattr(model.config, key, value)
+
+
+def _has_own_length(name: str, value: list[Any], usual: Any) -> bool:
+    """Whether a list has as many entries as there are layers by coincidence, such as two limits, or several tokens.
+
+    `usual` is a configuration of the same class, whose number of layers is another one.
+    """
+    default = getattr(usual, name, None)
+    is_coincidence = isinstance(default, Sequence) and len(default) == len(value) != usual.num_hidden_layers
+    return name.endswith("_token_id") or is_coincidence
 
 
 def layer_list(model: Any) -> tuple[str, nn.ModuleList]:

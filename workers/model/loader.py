@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError, UnsupportedModel, cause, first_line
@@ -25,12 +24,20 @@ from workers.attention import ATTENTION, keep_latents
 from workers.model.checkpoint import check_stored, meta_model, open_tensors
 from workers.model.contained import Rename, language_model
 from workers.model.digest import digest
+from workers.model.encoder_decoder import check_settings, serve_as_decoder, start_tokens
 from workers.model.experts import compute_in_tiles
 from workers.model.folder import check_files, quiet_transformers, read_config, read_generation_config
 from workers.model.layers import LayerSubset, layer_list
 from workers.model.lora import read_adapter, starting_adapters
 from workers.model.scaled import ScaledWeights
-from workers.model.servable import check_architecture, check_recurrent, context_limit, probe_layers
+from workers.model.servable import (
+    check_architecture,
+    check_recurrent,
+    class_of,
+    context_limit,
+    probe_layers,
+    source_limit,
+)
 from workers.model.sharded_loader import ModelShard, read_by_tensor
 from workers.recurrent import Mixer, describe
 from workers.step import LayerShape
@@ -82,6 +89,7 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
         mixers = describe(model)
     model.generation_config = checkpoint.meta.generation_config
     keep_latents(model)
+    serve_as_decoder(model)
     if config.deterministic:
         compute_in_tiles(model)
     layers = probe_layers(model, model_config, {mixer.layer for mixer in mixers})
@@ -154,6 +162,8 @@ def _check(config: EngineConfig) -> _Checkpoint:
         contained = language_model(read)
         model_config, rename = contained.config, contained.rename
         check_architecture(model_config)
+        if model_config.is_encoder_decoder:
+            check_settings(model_config.model_type, config)
         max_context = context_limit(model_config, config, contained.max_tokens)
         if config.layers is not None:
             model_config, of_subset = _some_layers(model_config, config)
@@ -211,7 +221,7 @@ def _read_weights(checkpoint: _Checkpoint, config: EngineConfig, attention: str 
     model_config = checkpoint.model_config
     try:
         with open_tensors(checkpoint.files, checkpoint.rename or str, checkpoint.scaled) as tensors:
-            model = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)].from_pretrained(
+            model = class_of(model_config).from_pretrained(
                 None,
                 config=model_config,
                 state_dict=tensors,
@@ -249,9 +259,20 @@ def _describe(model: Any, checkpoint: _Checkpoint, config: EngineConfig, num_par
         max_context_tokens=checkpoint.max_context,
         kv_cache_tokens=config.kv_cache_tokens or 0,  # the runtime sets it
         eos_token_ids=_eos_token_ids(model),
-        bos_token_id=checkpoint.model_config.bos_token_id,
+        bos_token_id=getattr(checkpoint.model_config, "bos_token_id", None),
         layers=config.layers or (),
+        **_of_source(model, checkpoint, config),
     )
+
+
+def _of_source(model: Any, checkpoint: _Checkpoint, config: EngineConfig) -> dict[str, Any]:
+    """What is known of an encoder-decoder beside other models."""
+    if not model.config.is_encoder_decoder:
+        return {}
+    return {
+        "max_source_tokens": source_limit(checkpoint.model_config, config, checkpoint.max_context),
+        "decoder_start": start_tokens(model),
+    }
 
 
 def _name(path: Path, config: EngineConfig) -> str:

@@ -17,10 +17,11 @@ from core.errors import UnsupportedModel, cause
 from workers.attention import keep_latents
 from workers.model.checkpoint import meta_model
 from workers.model.contained import language_model
+from workers.model.encoder_decoder import serve_as_decoder
 from workers.model.folder import quiet_transformers, read_config
 from workers.model.servable import check_architecture, check_recurrent, context_limit, probe_layers
 from workers.model.sharded_loader import ModelShard
-from workers.recurrent import find_mixers
+from workers.recurrent import find_mixers, state_bytes
 
 TOP_K = ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token")
 """Names of the number of experts that a row uses."""
@@ -71,6 +72,7 @@ def _shape(model: Any, dtype: str) -> ModelShape:
     top_k = next((getattr(model.config, name) for name in TOP_K if getattr(model.config, name, None)), widest)
     num_parameters = sum(value.numel() for value in model.parameters())
     keep_latents(model)  # which makes other weights of some
+    serve_as_decoder(model)
     recurrent: set[Any] = {module.layer_idx for _, module in find_mixers(model)}
     layers = probe_layers(model, model.config, recurrent)
     return ModelShape(
@@ -81,4 +83,5 @@ def _shape(model: Any, dtype: str) -> ModelShape:
         vocab_size=model.config.vocab_size,
         layers=tuple(KVShape(layer.num_kv_heads, layer.key_dim, layer.value_dim) for layer in layers),
         value_bytes=getattr(torch, dtype).itemsize,
+        state_bytes=state_bytes(model),
     )

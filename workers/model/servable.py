@@ -11,11 +11,15 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+)
 
 from core.config import EngineConfig
 from core.errors import UnsupportedModel
 from workers.attention import LayerProbe
+from workers.model.encoder_decoder import MAX_SOURCE_TOKENS, check_encoder_decoder, num_decoder_layers
 from workers.recurrent import find_mixers, keeps_states
 from workers.step import LayerShape
 
@@ -38,12 +42,14 @@ def check_architecture(config: Any) -> None:
     """Raises: UnsupportedModel for an architecture that the attention interface does not support."""
     kind = config.model_type
     if config.is_encoder_decoder:
-        raise UnsupportedModel(f"{kind} is an encoder-decoder; only decoder-only language models are served")
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        check_encoder_decoder(config)
+    model_class = class_of(config)
     if model_class is None:
         raise UnsupportedModel(f"{kind} is not a causal language model")
     if config.architectures and model_class.__name__ not in config.architectures:
         raise UnsupportedModel(f"{kind} here is a {config.architectures[0]}, not a {model_class.__name__}")
+    if config.is_encoder_decoder:
+        return
     code = sys.modules[model_class.__module__]
     is_recurrent = keeps_states(code)
     if getattr(model_class, "_is_stateful", False) and not is_recurrent:
@@ -61,6 +67,12 @@ def check_architecture(config: Any) -> None:
         raise UnsupportedModel(
             f"{kind} has layers of type {', '.join(sorted(foreign))}, which cannot be rolled back by length"
         )
+
+
+def class_of(config: Any) -> Any:
+    """The class of transformers for a language model with this configuration; None without one."""
+    classes = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if config.is_encoder_decoder else MODEL_FOR_CAUSAL_LM_MAPPING
+    return classes.get(type(config), None)
 
 
 def check_recurrent(model: Any, config: Any, num_ranks: int) -> None:
@@ -98,6 +110,12 @@ def context_limit(model_config: Any, config: EngineConfig, max_tokens: int | Non
     return wanted or limit
 
 
+def source_limit(model_config: Any, config: EngineConfig, max_context: int) -> int:
+    """Longest source of an encoder-decoder whose decoder is served up to `max_context` positions."""
+    is_limited = getattr(model_config, "max_position_embeddings", None) or config.max_context_tokens
+    return max_context if is_limited else min(max_context, MAX_SOURCE_TOKENS)
+
+
 def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
     """Parameters for each kind of layer; most models have one kind."""
     parameters = getattr(config, "rope_parameters", None) or {}
@@ -118,9 +136,10 @@ def probe_layers(model: Any, config: Any, recurrent: Collection[int] = ()) -> tu
     model(input_ids=torch.zeros_like(rows), position_ids=rows, use_cache=False, logits_to_keep=rows[0], plan=probe)
     kinds = dict(enumerate(getattr(config, "layer_types", None) or ()))
     stateless = {layer for layer, kind in kinds.items() if kind in STATELESS_LAYERS}
-    if {*probe.shapes, *recurrent} | stateless != {*range(config.num_hidden_layers)}:
+    num_layers = num_decoder_layers(config)
+    if {*probe.shapes, *recurrent} | stateless != {*range(num_layers)}:
         raise UnsupportedModel(
-            f"{config.model_type} uses attention in {len(probe.shapes)} of its {config.num_hidden_layers} layers; "
+            f"{config.model_type} uses attention in {len(probe.shapes)} of its {num_layers} layers; "
             "the state of the others cannot be rolled back"
         )
     for layer, kind in kinds.items():
@@ -129,7 +148,7 @@ def probe_layers(model: Any, config: Any, recurrent: Collection[int] = ()) -> tu
                 f"layer {layer} of {config.model_type} does not tell its sliding window to its attention"
             )
     _check_windows(model, config, tells_window=any(window is not None for window in probe.windows.values()))
-    return tuple(probe.shapes.get(layer, LayerShape()) for layer in range(config.num_hidden_layers))
+    return tuple(probe.shapes.get(layer, LayerShape()) for layer in range(num_layers))
 
 
 def _check_windows(model: Any, config: Any, *, tells_window: bool) -> None:

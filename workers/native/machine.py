@@ -19,33 +19,22 @@ from workers.native.arithmetic import (
     DIV,
     LOOKUP,
     SUM,
-    exp,
-    largest_of,
     one_operand,
     round_all,
     short_of,
     sum_of,
-    tanh,
     two_operands,
     wide,
     with_one,
 )
+from workers.native.attention import attend, store
 from workers.native.compiler import compiled
-from workers.native.intrinsics import (
-    add_atomic,
-    float_of,
-    load_atomic,
-    load_float,
-    load_short,
-    store_float,
-    store_short,
-    yield_processor,
-)
+from workers.native.intrinsics import add_atomic, load_atomic, load_float, load_short, store_short, yield_processor
 from workers.native.panels import PANELS
-from workers.native.reads import scores_of, weigh_four, weigh_one
+from workers.native.registers import place
 from workers.native.vectors import HAS_PAIRS, PANEL
 
-MADE_OF: Final = "98ed50700cd2d8bd"
+MADE_OF: Final = "4bb608dc54721905"
 """Digest of the files that this one compiles in: Numba compiles it again when its own text changes, and looks at no
 other. A test compares it."""
 ROWS, PRODUCTS, ATTENTION = range(3)
@@ -59,30 +48,23 @@ BLOCK: Final = 8
 SPINS: Final = 2000
 """Looks at the barrier before a waiting thread lets others run."""
 
-_HIDDEN = np.float32(-np.inf)
 _pairs = PANELS["pairs" if HAS_PAIRS else "bfloat16"]  # without the instruction the code could not be compiled
 _bfloat16, _float32 = PANELS["bfloat16"], PANELS["float32"]
 _int8, _int4 = PANELS["int8"], PANELS["int4"]
-
-
-@compiled("int64(int64[::1], int64, int64, int64, int64)")
-def _place(code: Any, column: int, base: int, count: int, row: int) -> Any:
-    """Where a row's numbers begin: a register's place is (place in the row << 32) + place of the register."""
-    return base + (code[column] & 0xFFFFFFFF) * count + row * code[column + 1] + (code[column] >> 32)
 
 
 @compiled("void(int64[::1], float32[::1], int64, int64, int64, int64[::1], int64[::1])")
 def _operate(code: Any, memory: Any, row: int, base: int, count: int, counts: Any, wanted: Any) -> None:
     """One operation on one row."""
     op, outer, inner = code[0], code[1], code[2]
-    out = _place(code, 3, base, count, row)
+    out = place(code, 3, base, count, row)
     if code[7] == CONSTANT:
         a = code[8]
     elif code[7] == REGISTER:
-        a = _place(code, 8, base, count, row)
+        a = place(code, 8, base, count, row)
     else:
-        a = _place(code, 8, counts[2], counts[0], wanted[row])
-    b = code[13] if code[12] == CONSTANT else _place(code, 13, base, count, row)
+        a = place(code, 8, counts[2], counts[0], wanted[row])
+    b = code[13] if code[12] == CONSTANT else place(code, 13, base, count, row)
     for part in range(outer):
         o, x, y = out + part * code[5], a + part * code[10], b + part * code[15]
         if op == SUM:
@@ -105,7 +87,7 @@ def _operate(code: Any, memory: Any, row: int, base: int, count: int, counts: An
 def _look_up(code: Any, memory: Any, row: int, base: int, count: int, ids: Any, positions: Any) -> None:
     """Copy a row of a table, by the row's token or position."""
     index = positions[row] if code[7] else ids[row]
-    out = _place(code, 3, base, count, row)
+    out = place(code, 3, base, count, row)
     address = code[8] + index * code[9]
     if code[10]:
         for i in range(code[2]):
@@ -136,10 +118,10 @@ def _product(
 ) -> None:
     """A linear layer for all rows: this thread's share of the panels."""
     kind, num_inputs, bias, scales = code[0], code[8], code[7], code[6]
-    x, x_bytes = address + 4 * _place(code, 1, base, count, 0), 4 * code[2]
+    x, x_bytes = address + 4 * place(code, 1, base, count, 0), 4 * code[2]
     if kind == PAIRS:
         for row in range(count):
-            start = _place(code, 1, base, count, row)
+            start = place(code, 1, base, count, row)
             for i in range(num_inputs):
                 store_short(scratch + 2 * (row * code[10] + i), short_of(memory[start + i]))
             for i in range(num_inputs, code[10]):
@@ -147,7 +129,7 @@ def _product(
         x, x_bytes = scratch, 2 * code[10]
     num_panels, width = code[9], code[4]
     for panel in range(num_panels * thread // num_threads, num_panels * (thread + 1) // num_threads):
-        out = _place(code, 3, base, count, 0) + panel * PANEL
+        out = place(code, 3, base, count, 0) + panel * PANEL
         group_scales = scales + panel * code[13]
         _multiply(
             kind, x, x_bytes, count, code[5] + panel * code[12], group_scales, code[11], address + 4 * out, 4 * width
@@ -162,105 +144,6 @@ def _product(
                     target[i] += load_float(bias + 4 * (panel * PANEL + i))
             if code[14]:
                 round_all(target)
-
-
-@compiled("void(int64[::1], float32[::1], int64, int64, int64, int64, int64[::1])")
-def _store(code: Any, memory: Any, base: int, count: int, first: int, end: int, slots: Any) -> None:
-    """Write keys and values of some rows to their slots."""
-    for row in range(first, end):
-        for which in range(2):
-            width = code[10 + which]
-            start = _place(code, 2 + 2 * which, base, count, row)
-            if code[13]:
-                target = code[8 + which] + slots[row] * 2 * width
-                for i in range(width):
-                    store_short(target + 2 * i, short_of(memory[start + i]))
-            else:
-                target = code[8 + which] + slots[row] * 4 * width
-                for i in range(width):
-                    store_float(target + 4 * i, memory[start + i])
-
-
-@compiled("void(float32[::1], float32, float32, boolean, float32)")
-def _to_weights(scores: Any, scale: Any, softcap: Any, has_sink: bool, sink: Any) -> None:
-    """Softmax, with one more score that has no value if there is a sink."""
-    for i in range(len(scores)):
-        scores[i] *= scale
-    if softcap > 0:
-        for i in range(len(scores)):
-            scores[i] = softcap * tanh(scores[i] / softcap)
-    largest = largest_of(scores)
-    if has_sink:
-        largest = max(largest, sink)
-    for i in range(len(scores)):
-        scores[i] = exp(scores[i] - largest)
-    total = sum_of(scores)
-    if has_sink:
-        total += exp(sink - largest)
-    for i in range(len(scores)):
-        scores[i] /= total
-
-
-@compiled(
-    "void(int64[::1], float32[::1], int64, int64, int64, int64, int64, int64[:, ::1], int64[::1], int64[::1],"
-    "int64[::1], float32[::1])"
-)
-def _attend(
-    code: Any, memory: Any, address: int, base: int, count: int, first: int, end: int, reads: Any, blocks: Any,
-    nodes: Any, offsets: Any, scores: Any,
-) -> None:  # fmt: skip
-    """Attention of some pairs of a row and a head.
-
-    A row reads `reads[row]`: a number of slots from a stretch of blocks, then a stretch of single slots.
-    """
-    num_heads, group, window, is_short = code[14], code[15], code[12], code[13] != 0
-    key_width, value_width, item = code[16], code[17], 4 - 2 * code[13]
-    key_bytes, value_bytes = item * code[10], item * code[11]
-    scale, softcap = float_of(np.uint32(code[18])), float_of(np.uint32(code[19]))
-    last_row = -1
-    skipped = num_seen = 0
-    key_offsets, value_offsets = offsets[: len(offsets) // 2], offsets[len(offsets) // 2 :]
-    for pair in range(first, end):
-        row, head = pair // num_heads, pair % num_heads
-        if row != last_row:
-            last_row = row
-            first_block, num_in_blocks, first_node, num_nodes, block_tokens = reads[row]
-            num_all = num_in_blocks + num_nodes
-            skipped = max(0, num_all - window) if window else 0
-            num_seen = num_all - skipped
-            for i in range(skipped, num_all):
-                if i < num_in_blocks:
-                    slot = blocks[first_block + i // block_tokens] * block_tokens + i % block_tokens
-                else:
-                    slot = nodes[first_node + i - num_in_blocks]
-                key_offsets[i - skipped], value_offsets[i - skipped] = slot * key_bytes, slot * value_bytes
-        query = address + 4 * (_place(code, 0, base, count, row) + head * key_width)
-        keys = code[8] + item * (head // group) * key_width
-        found = scores[:num_seen]
-        scores_of(query, key_offsets.ctypes.data, num_seen, keys, key_width, is_short, scores.ctypes.data)
-        _to_weights(found, scale, softcap, code[20] != 0, memory[code[21] + head] if code[20] else _HIDDEN)
-        values = code[9] + item * (head // group) * value_width
-        out = address + 4 * (_place(code, 6, base, count, row) + head * value_width)
-        part = 0
-        while part + 64 <= value_width:
-            weigh_four(
-                scores.ctypes.data, value_offsets.ctypes.data, num_seen, values + item * part, is_short, out + 4 * part
-            )
-            part += 64
-        while part + 16 <= value_width:
-            weigh_one(
-                scores.ctypes.data, value_offsets.ctypes.data, num_seen, values + item * part, is_short, out + 4 * part
-            )
-            part += 16
-        for place in range(part, value_width):
-            total = np.float32(0)
-            for i in range(num_seen):
-                at = values + value_offsets[i] + item * place
-                total += found[i] * (wide(load_short(at)) if is_short else load_float(at))
-            memory[_place(code, 6, base, count, row) + head * value_width + place] = total
-        if code[13]:
-            start = _place(code, 6, base, count, row) + head * value_width
-            round_all(memory[start : start + value_width])
 
 
 @compiled("void(int64, int64, int64)")
@@ -305,11 +188,11 @@ def run(
                 _product(codes[number], memory, address, base, count, scratch, thread, num_threads)
         else:
             code = codes[first_code]
-            _store(code, memory, base, count, first, end, slots)
+            store(code, memory, base, count, first, end, slots)
             rounds += 1
             _wait_for_all(barrier, num_threads, rounds)
             pairs = count * code[14]
-            _attend(
+            attend(
                 code, memory, address, base, count, pairs * thread // num_threads, pairs * (thread + 1) // num_threads,
                 reads, blocks, nodes, offsets, scores,
             )  # fmt: skip

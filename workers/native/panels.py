@@ -16,7 +16,6 @@ from workers.native.vectors import (
     BYTES,
     F32,
     FLOATS,
-    I8,
     I32,
     I64,
     INT,
@@ -26,6 +25,7 @@ from workers.native.vectors import (
     SHORTS,
     WORDS,
     call,
+    fetch,
     fma,
     load_at,
     offset,
@@ -39,11 +39,8 @@ AHEAD: Final = 4096
 
 
 def _fetch_ahead(builder: Any, address: Any, num_bytes: int) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(I8), I32, I32, I32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     for line in range(0, num_bytes, 64):
-        ahead = builder.inttoptr(builder.add(address, I64(AHEAD + line)), ir.PointerType(I8))
-        builder.call(function, [ahead, I32(0), I32(3), I32(1)])
+        fetch(builder, builder.add(address, I64(AHEAD + line)))
 
 
 _Step = Callable[[Any, Any, list[Any], list[list[Any]]], None]

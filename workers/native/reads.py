@@ -6,7 +6,7 @@ Knows instructions; must not know blocks or sequences.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -21,6 +21,7 @@ from workers.native.vectors import (
     INT,
     LANES,
     SHORTS,
+    fetch,
     fma,
     load_at,
     offset,
@@ -29,6 +30,9 @@ from workers.native.vectors import (
     sum_of,
     widened,
 )
+
+AHEAD: Final = 16
+"""Rows that are fetched ahead. Lists of offsets have this many more, of any rows."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -52,6 +56,11 @@ def _widened_one(builder: Any, address: Any) -> Any:
     return builder.bitcast(bits, F32)
 
 
+def _ahead(builder: Any, rows: Any, offsets: Any, index: Any) -> Any:
+    """Address of the row that is read AHEAD rows later; of any row at the end."""
+    return builder.add(rows, load_at(builder, offset(builder, offsets, builder.add(index, I64(AHEAD)), 8), I64))
+
+
 def _scores(
     builder: Any, args: Any, item_bytes: int, load: Callable[[Any], Any], load_one: Callable[[Any], Any]
 ) -> None:
@@ -59,9 +68,11 @@ def _scores(
     total, rest = cgutils.alloca_once(builder, FLOATS), cgutils.alloca_once(builder, F32)
     with cgutils.for_range(builder, count) as each:
         key = builder.add(keys, load_at(builder, offset(builder, offsets, each.index, 8), I64))
+        ahead = _ahead(builder, keys, offsets, each.index)
         builder.store(ir.Constant(FLOATS, [0.0] * LANES), total)
         with cgutils.for_range(builder, builder.udiv(width, I64(LANES))) as part:
             numbers = load(offset(builder, key, part.index, LANES * item_bytes))
+            fetch(builder, offset(builder, ahead, part.index, LANES * item_bytes))
             asked = load_at(builder, offset(builder, query, part.index, LANES * 4), FLOATS)
             builder.store(fma(builder, asked, numbers, builder.load(total)), total)
         builder.store(sum_of(builder, builder.load(total)), rest)
@@ -75,7 +86,7 @@ def _scores(
 
 
 def _weigher(num_vectors: int) -> Any:
-    """An intrinsic: the sum of `count` rows of values, each times its weight, to `out` [16 * num_vectors]."""
+    """An intrinsic: add `count` rows of values, each times its weight, to `out` [16 * num_vectors]."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def weigh(typing: Any, weights: Any, offsets: Any, count: Any, values: Any, is_short: Any, out: Any) -> Any:  # noqa: ARG001
@@ -95,10 +106,13 @@ def _weigher(num_vectors: int) -> Any:
 def _weigh(builder: Any, args: Any, num_vectors: int, item_bytes: int, load: Callable[[Any], Any]) -> None:
     weights, offsets, count, values, _, out = args
     totals = [cgutils.alloca_once(builder, FLOATS) for _ in range(num_vectors)]
-    for total in totals:
-        builder.store(ir.Constant(FLOATS, [0.0] * LANES), total)
+    for number, total in enumerate(totals):
+        builder.store(load_at(builder, builder.add(out, I64(number * LANES * 4)), FLOATS), total)
     with cgutils.for_range(builder, count) as each:
         row = builder.add(values, load_at(builder, offset(builder, offsets, each.index, 8), I64))
+        ahead = _ahead(builder, values, offsets, each.index)
+        for line in range(0, num_vectors * LANES * item_bytes, 64):
+            fetch(builder, builder.add(ahead, I64(line)))
         weight = splat(builder, load_at(builder, offset(builder, weights, each.index, 4), F32))
         for number, total in enumerate(totals):
             numbers = load(builder.add(row, I64(number * LANES * item_bytes)))

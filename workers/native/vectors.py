@@ -46,6 +46,13 @@ def store_at(builder: Any, value: Any, address: Any) -> None:
     builder.store(value, builder.inttoptr(address, ir.PointerType(value.type)), align=1)
 
 
+def fetch(builder: Any, address: Any) -> None:
+    """Have the line at an address brought to the cache; any address may be given."""
+    kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(I8), I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [builder.inttoptr(address, ir.PointerType(I8)), I32(0), I32(3), I32(1)])
+
+
 def splat(builder: Any, value: Any) -> Any:
     """A vector with `value` in each lane."""
     kind = ir.VectorType(value.type, LANES)

@@ -94,6 +94,12 @@ def describe(model: Any) -> tuple[Mixer, ...]:
     return tuple(_Trial(name, module, model).mixer() for name, module in find_mixers(model))
 
 
+@torch.inference_mode()
+def state_bytes(model: Any) -> int:
+    """Bytes of one state of all recurrent mixers of a model, which may lack weights."""
+    return sum(_Trial(name, module, model).num_bytes() for name, module in find_mixers(model))
+
+
 def call_of(module: nn.Module, cache_argument: str) -> Call:
     """The mixer's own forward."""
     forward = module.forward
@@ -127,6 +133,12 @@ class _Trial:
                 f"cannot be run by itself: {cause(error)}"
             ) from error
 
+    def num_bytes(self) -> int:
+        """Bytes of one state, found without comparing values."""
+        states = CallStates({})
+        self.call(self._rows(), states)
+        return sum(each.num_bytes for each in _shapes(states))
+
     def _described(self, layer: int) -> Mixer:
         rows = self._rows()
         _limit_time_steps(self.module)
@@ -136,10 +148,9 @@ class _Trial:
         if not isinstance(whole, Tensor) or whole.shape != rows.shape:
             raise TypeError("its output is not one row for each row of its input")
         self._check_steps(layer, rows, whole, states)
-        found = [StateShape(name, tuple(each.shape[1:]), each.dtype) for name, each in states.values.items()]
         takes_chunks = self._agree(self._in_parts(rows, states, [TRIAL_CUT, TRIAL_TOKENS - TRIAL_CUT]), whole)
         output = next((name for name, each in outputs if each is whole), None)
-        return Mixer(layer, self.name, self.cache_argument, tuple(found), takes_chunks, tuple(inputs), output)
+        return Mixer(layer, self.name, self.cache_argument, _shapes(states), takes_chunks, tuple(inputs), output)
 
     def _check_steps(self, layer: int, rows: Tensor, whole: Tensor, states: CallStates) -> None:
         """Decoding computes single rows, and a prompt may be computed as a whole: both must give the same."""
@@ -162,6 +173,10 @@ class _Trial:
     def _agree(self, got: Tensor, want: Tensor) -> bool:
         error = (got.float() - want.float()).abs().max()
         return bool(error <= ALLOWED_ERROR[self.model.dtype] * want.float().abs().max())
+
+
+def _shapes(states: CallStates) -> tuple[StateShape, ...]:
+    return tuple(StateShape(name, tuple(each.shape[1:]), each.dtype) for name, each in states.values.items())
 
 
 def _limit_time_steps(module: Any) -> None:

@@ -122,7 +122,14 @@ def model_logits(model: Any, ids: Tensor, positions: Tensor, wanted: Tensor, pla
 
     # [T], [T], [W] -> [W, vocab + features]
     """
+    logits, states = model_outputs(model, ids, positions, wanted, plan)
+    return torch.cat([logits, *(state[wanted].to(logits.dtype) for state in states)], dim=-1) if states else logits
+
+
+def model_outputs(
+    model: Any, ids: Tensor, positions: Tensor, wanted: Tensor, plan: Plan | None
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Logits of the `wanted` rows, and all rows' hidden states of each tapped layer.  # [W, vocab], [T, hidden]"""
     output = model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, plan=plan)
-    logits: Tensor = output.logits[0]
     tap = tap_of(model)
-    return logits if tap is None else torch.cat([logits, tap.rows(wanted).to(logits.dtype)], dim=-1)
+    return output.logits[0], () if tap is None else tap.take()

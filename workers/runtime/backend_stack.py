@@ -13,7 +13,7 @@ from torch import Tensor
 
 from core.config import EngineConfig
 from core.errors import first_line
-from workers.model import LoraWeights
+from workers.model import LoraWeights, decoder_of
 from workers.runtime import backends
 from workers.runtime.adapters import Adapters
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
@@ -34,14 +34,15 @@ MAX_ALLOWED_ERROR = 0.25
 """Upper limit of the allowed error, however noisy the base is. Unrelated logits have an error of 1.4."""
 
 
-def choose(config: EngineConfig, *, is_recurrent: bool = False) -> Sequence[type[Backend]]:
+def choose(config: EngineConfig, *, runs_own_code: bool = False) -> Sequence[type[Backend]]:
     """Backends that support these settings, fastest first, down to the first that runs every step from the start.
 
-    Only the latter for a model with recurrent layers: what they call depends on the sequences of each step.
+    Only the latter for a model that runs its own code (`runs_own_code`): one with recurrent layers or cross-attention,
+    because what they call depends on the sequences of each step.
     """
     suitable = [kind for kind in backends.BACKENDS if kind.supports(config)]
     base = next(index for index, kind in enumerate(suitable) if not kind.is_compiled)
-    return suitable[base if is_recurrent else 0 : base + 1]
+    return suitable[base if runs_own_code else 0 : base + 1]
 
 
 class BackendStack:
@@ -99,6 +100,7 @@ class BackendStack:
         if not self._to_build and self._context.config.compile:
             config, is_recurrent = self._context.config, self._context.cache.states.is_used
             what = "recurrent layers" if is_recurrent else f"tensor_parallel {config.tensor_parallel}"
+            what = "an encoder-decoder" if decoder_of(self._context.model) is not None else what
             self._warn(name, f"no compiled backend suits {what} on {config.device}")
         while self._to_build:
             kind = self._to_build[-1]

@@ -1,8 +1,8 @@
 """Features: hidden states of a model's layers, which a pass returns beside its logits for heads that read them.
 
 A head (EAGLE, Medusa, Blockwise) predicts tokens from the target's hidden states. A tap is attached to a model for the
-layers that heads read; from then on `model_logits` appends their hidden states to each row of logits, so that every
-backend, recorded or compiled, returns them without knowing of it. A model without a tap pays nothing.
+layers that heads read; from then on `model_logits` appends their hidden states to each row of logits, so that
+backends that record or compile it return them without knowing of it. A model without a tap pays nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from core.errors import ConfigError
@@ -34,24 +33,23 @@ class FeatureTap:
         for layer in self.layers:
             if not LAST <= layer <= len(modules):
                 raise ConfigError(f"feature_layers: {layer} is not in [-1, {len(modules)}]")
-            if layer == len(modules):
+            if layer == LAST:
+                model.base_model.register_forward_hook(partial(self._keep_output, layer))
+            elif layer == len(modules):
                 modules[-1].register_forward_hook(partial(self._keep_output, layer))
-                continue
-            module = model.get_output_embeddings() if layer == LAST else modules[layer]
-            module.register_forward_pre_hook(partial(self._keep, layer), with_kwargs=True)
+            else:
+                modules[layer].register_forward_pre_hook(partial(self._keep, layer), with_kwargs=True)
         setattr(model, _ATTRIBUTE, self)
 
     def _keep(self, layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         self._states[layer] = args[0] if args else kwargs["hidden_states"]
 
-    def _keep_output(self, layer: int, module: Any, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002
-        self._states[layer] = output[0] if isinstance(output, tuple) else output
+    def _keep_output(self, layer: int, module: Any, args: Any, output: Any) -> None:  # noqa: ARG002
+        self._states[layer] = output if isinstance(output, Tensor) else output[0]
 
-    def rows(self, wanted: Tensor) -> Tensor:
-        """Hidden states of the wanted rows, side by side.  # [W] -> [W, layers * hidden]"""
-        # The output layer gets the wanted rows only, because the model cuts them out before it.
-        states = [(layer, self._states.pop(layer)[0]) for layer in self.layers]
-        return torch.cat([rows if layer == LAST else rows[wanted] for layer, rows in states], dim=-1)
+    def take(self) -> list[Tensor]:
+        """Hidden states of all rows, by layer.  # [T, hidden] each"""
+        return [self._states.pop(layer)[0] for layer in self.layers]
 
 
 def tap_of(model: Any) -> FeatureTap | None:

@@ -22,7 +22,10 @@ MAX_SLOTS = (1 << 31) - 1
 MAX_BLOCKS = 1 << 18
 """Limit on the number of blocks, because the bookkeeping of each block takes memory."""
 MIN_STATES = 128
-"""Smallest number of recurrent states: a sequence takes two, and one for each guess."""
+"""Smallest number of recurrent states: a sequence takes three, and one for each guess."""
+USUAL_STATES, USUAL_STATE_BYTES = 256 * 35, 1 << 28
+"""Number of recurrent states for as many sessions as a replica takes by default, with as many guesses as a block has by
+default. Where `kv_cache_tokens` is set there are as many, as far as they take no more than this memory."""
 MAX_STATES = 1 << 16
 """Limit on the number of recurrent states, for the same reason as for blocks."""
 GIB = 1 << 30
@@ -92,7 +95,7 @@ def num_kv_blocks(
     """Number of KV blocks: for `kv_cache_tokens` if set, else as many as fit into memory.
 
     `all_min` returns the smallest of all ranks' numbers. `taken_bytes` returns the bytes that this process takes on a
-    GPU besides KV. A recurrent state takes `state_bytes`; `num_states` of them must fit beside the KV.
+    GPU besides KV. A recurrent state takes `state_bytes`; half of the memory is left for states.
     Raises: NoRoomForKV; ConfigError if free memory is unknown.
     """
     if config.kv_cache_tokens is not None:
@@ -118,9 +121,25 @@ def token_bytes(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
     return sum(shape.num_stored for shape in layers) * dtype.itemsize
 
 
-def num_states(state_bytes: int, kv_bytes: int) -> int:
-    """Number of recurrent states: as many as take the memory of the KV, within limits; 0 if a state takes nothing."""
-    return min(max(MIN_STATES, kv_bytes // state_bytes), MAX_STATES) if state_bytes else 0
+def num_states(
+    config: EngineConfig,
+    state_bytes: int,
+    kv_bytes: int,
+    all_min: Callable[[int], int] = int,
+    taken_bytes: Callable[[], int] = int,
+) -> int:
+    """Number of recurrent states, within limits; 0 if a state takes nothing. Arguments as of `num_kv_blocks`.
+
+    As many as fit into the memory that KV leaves. If `kv_cache_tokens` is set, as many as take the memory of the KV, or
+    the usual number if these take little.
+    """
+    if not state_bytes:
+        return 0
+    if config.kv_cache_tokens is None:
+        found = (_kv_bytes(config, taken_bytes)[0] - kv_bytes) // state_bytes
+    else:
+        found = max(kv_bytes // state_bytes, min(USUAL_STATES, USUAL_STATE_BYTES // state_bytes))
+    return all_min(min(max(MIN_STATES, found), MAX_STATES))
 
 
 def _kv_bytes(config: EngineConfig, taken_bytes: Callable[[], int]) -> tuple[int, str]:

@@ -21,13 +21,14 @@ from core.errors import CheckpointError, ConfigError, UnsupportedModel
 from core.records import Adapter, Findings
 from workers.attention import Kernel, find_kernel
 from workers.heads import tapped_layers
-from workers.model import LoadedModel, LoraWeights, is_mixture, read_adapter
+from workers.model import LoadedModel, LoraWeights, decoder_of, is_mixture, read_adapter
 from workers.recurrent import States
 from workers.runtime.backend import BackendContext
 from workers.runtime.backend_stack import BackendStack, choose
 from workers.runtime.features import FeatureTap
 from workers.runtime.memory import bytes_beside_kv, num_kv_blocks, num_states, token_bytes
 from workers.runtime.self_test import SelfTest
+from workers.runtime.sources import Sources
 from workers.runtime.tiling import choose_tiling, find_tile_rows, tiles_of
 from workers.step import KVCache, LayerShape, Step, StepRows, flatten
 
@@ -77,14 +78,16 @@ class ModelRuntime:
         """`kernel`: attention kernel; None for the device's own. `all_min` returns the smallest of the numbers that the
         model's ranks pass to it. `beside`: what else is stored for each token in the same memory. Raises: StartupError
         without memory for KV."""
-        tiling, kinds = choose_tiling(config), choose(config, is_recurrent=bool(loaded.mixers))
+        decoder = decoder_of(loaded.model)
+        runs_own_code = bool(loaded.mixers) or decoder is not None
+        tiling, kinds = choose_tiling(config), choose(config, runs_own_code=runs_own_code)
         if loaded.mixers and config.quantize is not None:
             raise UnsupportedModel(f"quantize must be absent: {loaded.info.architecture} has recurrent layers")
-        for kind in kinds:
-            kind.prepare_weights(loaded.model, config)
         tapped = tapped_layers(config)
         if tapped:
             FeatureTap(loaded.model, tapped)
+        for kind in kinds:
+            kind.prepare_weights(loaded.model, config)
         taken = partial(bytes_beside_kv, loaded.model, config)
         of_state = sum(part.num_bytes for mixer in loaded.mixers for part in mixer.states)
         num_blocks = num_kv_blocks(config, (*loaded.layers, *beside), loaded.model.dtype, all_min, taken, of_state)
@@ -97,12 +100,14 @@ class ModelRuntime:
         logger.info("KV of %d tokens", self.info.kv_cache_tokens)
         device = torch.device(config.device)
         kv_bytes = num_blocks * config.block_tokens * token_bytes(loaded.layers, loaded.model.dtype)
-        states = num_states(of_state, kv_bytes)
+        states = num_states(config, of_state, kv_bytes, all_min, taken)
         self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, device, states)
         if loaded.mixers:
-            self.info = replace(self.info, max_guesses=self.cache.states.max_guesses)
+            self.info = replace(self.info, num_states=states)
         self._states = States(loaded.model, loaded.mixers, states, is_deterministic=config.deterministic)
-        kernel = kernel or find_kernel(self.cache, is_deterministic=config.deterministic)
+        self._sources = Sources(decoder, self.cache) if decoder is not None else None
+        if decoder is None:  # the kernel has no place for cross-attention
+            kernel = kernel or find_kernel(self.cache, is_deterministic=config.deterministic)
         self.context = BackendContext(loaded.model, self.cache, kernel, config, self.info.max_context_tokens, tiling)
         self.backends = stack_type(kinds, self.context, all_min)
         self._tapped_width = len(tapped) * loaded.model.config.hidden_size
@@ -151,6 +156,10 @@ class ModelRuntime:
         if self._must_part(batch):
             return self._forward_in_parts(batch)
         self._reserve(batch)
+        if self._sources is not None:
+            batch = self._sources.write(batch)
+            if not batch:
+                return torch.empty(0, self.info.vocab_size, device=self.cache.device)
         step = flatten(batch)
         self._states.begin_step(self.cache.states.plan(step.spans, self._states.max_stepped))
         assert min(step.ids) >= 0, f"token id {min(step.ids)}"
@@ -308,7 +317,7 @@ class ModelRuntime:
         return took_s
 
     def _self_test(self) -> SelfTest:
-        max_rows = min(self._max_rows(), self.cache.states.max_guesses)  # it has guesses in place of tokens
+        max_rows = min(self._max_rows(), self.cache.states.max_guesses())  # it has guesses in place of tokens
         return SelfTest(self.forward, self.cache, max_rows, self.info.vocab_size)
 
     def _max_rows(self) -> int:

@@ -2,7 +2,7 @@
 
 from workers.step.kv_cache import NUM_OWN_BLOCKS, KVCache, LayerShape, OutOfBlocks, SequenceKV
 from workers.step.paged_plan import StepShape
-from workers.step.plan import NO_TILING, AttentionGroup, StepPlan, Tiling, plan_step
+from workers.step.plan import NO_TILING, AttentionGroup, Reads, StepPlan, Tiling, plan_step
 from workers.step.readers import Span
 from workers.step.rows import Step, StepRows, flatten
 from workers.step.states import INITIAL, StateRows
@@ -17,6 +17,7 @@ __all__ = [
     "LayerShape",
     "OutOfBlocks",
     "Readback",
+    "Reads",
     "SequenceKV",
     "Span",
     "StateRows",

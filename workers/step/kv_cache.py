@@ -60,6 +60,8 @@ class SequenceKV:
     blocks: list[int] = field(default_factory=list)
     num_tokens: int = 0
     """Rows whose KV is valid."""
+    num_source: int = 0
+    """Number of its first rows that hold keys and values of an encoder's output, which only cross-attention reads."""
     may_hold_nan: bool = False
     """Whether NaN may be in blocks that it released. Then each of its new blocks is erased, its own old ones too."""
     num_rowless: int = 0

@@ -32,6 +32,11 @@ class ChainMask:
     shape: Shape
     positions: list[int]  # [B*R] the rows' own slots
 
+    def distances(self) -> NDArray[np.int64]:
+        """Number of positions from each slot up to each row; not negative where the slot is visible.  # [B, R, L]"""
+        num_products, num_queries, num_slots = self.shape
+        return np.array(self.positions).reshape(num_products, num_queries, 1) - np.arange(num_slots)
+
     def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Bias for layers with this window. For one row, heads may share it.  # [B, 1, R*G, L] or [1, 1, 1, L]"""
         num_products, _, num_slots = self.shape
@@ -64,11 +69,15 @@ class TreeMask:
         num_products, num_queries, num_slots = self.visible.shape
         return num_products, num_queries, num_slots
 
+    def distances(self) -> NDArray[np.int64]:
+        """As `ChainMask.distances`."""
+        return self.query_positions[:, :, None] - self.key_positions[:, None, :]
+
     def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Bias for layers with this window.  # [B, 1, R*G, L]"""
         visible = self.visible
         if window is not None:
-            visible = visible & (self.query_positions[:, :, None] - self.key_positions[:, None, :] < window)
+            visible = visible & (self.distances() < window)
         hidden = upload(np.repeat(~visible, heads_per_row, axis=1)[:, None], device)
         return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -math.inf)
 
@@ -96,6 +105,5 @@ def mask_of(readers: Sequence[Reader], num_queries: int, num_slots: int, tile: i
 
 def _positions(reader: Reader, num_queries: int) -> Sequence[int]:
     """Slot of each row, as if all rows were a chain."""
-    num_rows = reader.num_rows
-    slots = range(reader.num_kv - num_rows, reader.num_kv)
-    return slots if num_rows == num_queries else [*slots, *[reader.num_kv - 1] * (num_queries - num_rows)]
+    num_padding = num_queries - reader.num_rows
+    return reader.last_slots if not num_padding else [*reader.last_slots, *[reader.num_kv - 1] * num_padding]

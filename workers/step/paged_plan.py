@@ -54,7 +54,7 @@ class StepShape:
         readers = _readers(step, tiling)
         is_tiled = tiling.by_branch or any(reader.num_rows > 1 or not reader.is_chain for reader in readers)
         trees = [reader for reader in readers if isinstance(reader, Span) and not reader.is_chain]
-        block_tokens = min(reader.source(cache)[1] for reader in readers)
+        block_tokens = min(reader.stretches(cache)[1] for reader in readers)
         return cls(
             num_rows=len(step.ids),
             num_wanted=len(step.wanted),
@@ -125,7 +125,7 @@ class StepShape:
         self, cache: KVCache, index: int, reader: Reader, pieces: dict[str, NDArray[np.int32]]
     ) -> Iterator[tuple[int, int, int, int]]:
         """Fill in what a reader's rows see. Yields its tiles: (first row, number of rows, reader, end of the KV)."""
-        entries, tokens = reader.source(cache)
+        entries, tokens = reader.stretches(cache)
         blocks = split_stretches(entries, tokens // self.block_tokens)[: self.num_blocks]
         pieces["table"][index, : len(blocks)] = blocks
         pieces["seen"][np.asarray(reader.rows)] = np.arange(reader.num_kv - reader.num_rows, reader.num_kv) + 1

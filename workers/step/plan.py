@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from workers.step.kv_cache import BLANK_BLOCK, SINK_BLOCK, KVCache
 from workers.step.masks import Mask, mask_of
-from workers.step.readers import Reader, Span, branches_of
+from workers.step.readers import Reader, SourceReader, Span, branches_of
 from workers.step.transfer import upload
 
 MAX_GROUPED_ROWS = 32
@@ -56,10 +57,11 @@ class AttentionGroup:
 
     device: torch.device
     query_rows: torch.Tensor | None  # [B*R] rows of the step; None stands for all rows in order
-    source: torch.Tensor | slice  # [B*N] or [N] stretches of KV; a slice of slots if they are contiguous
+    stretches: torch.Tensor | slice  # [B*N] or [N] stretches of KV; a slice of slots if they are contiguous
     stretch_tokens: int  # number of slots of each stretch
     mask: Mask
     _biases: dict[tuple[int | None, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
+    _by_distance: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype) -> torch.Tensor:
         """The mask's `bias`, computed once for each kind of layer."""
@@ -68,20 +70,49 @@ class AttentionGroup:
             self._biases[key] = self.mask.bias(window, heads_per_row, dtype, self.device)
         return self._biases[key]
 
+    def bias_by_distance(self, window: int | None, table: torch.Tensor) -> torch.Tensor:
+        """The mask's `bias`, plus each head's bias for the distance between row and slot; the table's last for any
+        further. Computed once for all layers that share the table.  # table: [H, D] -> [B, H, R, L]
+        """
+        if id(table) not in self._by_distance:
+            distances = upload(self.mask.distances().clip(0, table.shape[1] - 1), self.device)
+            self._by_distance[id(table)] = table[:, distances].transpose(0, 1) + self.bias(window, 1, table.dtype)
+        return self._by_distance[id(table)]
+
 
 @dataclass(frozen=True, slots=True)
+class Reads:
+    """What each row of a step reads in one attention call."""
+
+    groups: tuple[AttentionGroup, ...]
+    row_order: torch.Tensor | None  # [T] rows of the groups' joined outputs; None when they are in order
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """Where the rows of a step are written, and what each of them reads."""
 
     cache: KVCache
     write_slots: torch.Tensor  # [T]
-    groups: tuple[AttentionGroup, ...]
-    row_order: torch.Tensor | None  # [T] rows of the groups' joined outputs; None when they are in order
+    reads: Reads
+    spans: Sequence[Span]
+    num_rows: int
+    tiling: Tiling
+
+    @cached_property
+    def source_reads(self) -> Reads:
+        """What cross-attention reads; made when first needed."""
+        return _plan_reads(self.cache, [SourceReader(span) for span in self.spans], self.num_rows, self.tiling)
 
 
 def plan_step(cache: KVCache, spans: Sequence[Span], num_rows: int, tiling: Tiling) -> StepPlan:
     """Plan a step of `num_rows` rows. Rows outside of all spans are padding, which no row sees."""
     readers = [reader for span in spans for reader in (branches_of(span) if tiling.by_branch else [span])]
+    reads = _plan_reads(cache, readers, num_rows, tiling)
+    return StepPlan(cache, _write_slots(cache, spans, num_rows), reads, spans, num_rows, tiling)
+
+
+def _plan_reads(cache: KVCache, readers: Sequence[Reader], num_rows: int, tiling: Tiling) -> Reads:
     groups: list[AttentionGroup] = []
     padded: list[tuple[Reader, int]] = []
     for members in _members_of_groups(readers, tiling.query_rows or MAX_GROUPED_ROWS):
@@ -92,7 +123,7 @@ def plan_step(cache: KVCache, spans: Sequence[Span], num_rows: int, tiling: Tili
         padded += [(reader, num_queries) for reader in members]
     is_in_order = len(groups) == 1 and groups[0].query_rows is None
     row_order = None if is_in_order else upload(_row_order(padded, num_rows), cache.device)
-    return StepPlan(cache, _write_slots(cache, spans, num_rows), tuple(groups), row_order)
+    return Reads(tuple(groups), row_order)
 
 
 def _row_order(padded: Sequence[tuple[Reader, int]], num_rows: int) -> list[int]:
@@ -109,7 +140,8 @@ def _row_order(padded: Sequence[tuple[Reader, int]], num_rows: int) -> list[int]
 def _write_slots(cache: KVCache, spans: Sequence[Span], num_rows: int) -> torch.Tensor:
     slots = [SINK_BLOCK * cache.block_tokens] * num_rows
     for span in spans:
-        slots[span.first_row : span.first_row + span.num_rows] = cache.slots(span.kv, span.kv.num_tokens, span.num_kv)
+        first = span.num_source + span.num_kv - span.num_rows
+        slots[span.first_row : span.first_row + span.num_rows] = cache.slots(span.kv, first, first + span.num_rows)
     return upload(slots, cache.device)
 
 
@@ -130,11 +162,11 @@ def _plan_group(
 ) -> AttentionGroup:
     num_blocks = cache.num_blocks_for(round_up(max(reader.num_kv for reader in members), tiling.kv_tokens))
     rows = [row for reader in members for row in _padded(reader.rows, num_queries, num_rows)]
-    source, stretch_tokens = _source(cache, members, num_blocks)
+    stretches, stretch_tokens = _stretches(cache, members, num_blocks)
     return AttentionGroup(
         device=cache.device,
         query_rows=None if rows == list(range(num_rows)) else upload(rows, cache.device),
-        source=source,
+        stretches=stretches,
         stretch_tokens=stretch_tokens,
         mask=mask_of(members, num_queries, num_blocks * cache.block_tokens, tiling.query_rows or num_queries),
     )
@@ -147,9 +179,9 @@ def _padded(rows: Sequence[int], num_queries: int, num_rows: int) -> Sequence[in
     return [*rows, *(min(rows[-1] + 1 + row, num_rows - 1) for row in range(num_queries - len(rows)))]
 
 
-def _source(cache: KVCache, members: Sequence[Reader], num_blocks: int) -> tuple[torch.Tensor | slice, int]:
+def _stretches(cache: KVCache, members: Sequence[Reader], num_blocks: int) -> tuple[torch.Tensor | slice, int]:
     """The slots to read, as a slice if the blocks are contiguous, else a padded index; and the slots of each entry."""
-    sources = [reader.source(cache) for reader in members]
+    sources = [reader.stretches(cache) for reader in members]
     stretch_tokens = min(tokens for _, tokens in sources)
     if len(sources) == 1 and stretch_tokens == cache.block_tokens:
         blocks = sources[0][0][:num_blocks]

@@ -4,6 +4,9 @@ Knows rows, slots, positions and masks; must not know tokens, nor how readers ar
 node sees the KV before the tree, the chain above it, its ancestors and itself. Its position, which sliding windows
 compare, is that of the root plus its depth.
 
+In an encoder-decoder, the KV of a sequence begins with that of its source. Self-attention reads the rows after it, so
+rows and positions are counted from there; cross-attention reads the source (`SourceReader`).
+
 A masked tree gives each node the right KV, but not the bits of a chain: keys are summed in the order in which they are
 stored. In deterministic mode each branch of a tree is therefore read on its own, with its slots in chain order.
 """
@@ -18,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.speculation import ROOT
-from workers.step.kv_cache import KVCache, SequenceKV
+from workers.step.kv_cache import BLANK_BLOCK, KVCache, SequenceKV
 
 
 @dataclass(slots=True)
@@ -37,16 +40,19 @@ class Span:
     adapter: int = 0
     """Number of the adapter that its rows are computed with; 0 for none."""
     num_rows: int = field(init=False)
+    num_source: int = field(init=False)
+    """Number of KV rows of the source."""
     num_kv: int = field(init=False)
-    """Number of slots that the rows read, including those written in this step."""
+    """Number of slots after the source that the rows read, including those written in this step."""
 
     def __post_init__(self) -> None:
         self.num_rows = self.num_chain + len(self.parents) - self.num_cached_nodes
-        self.num_kv = self.kv.num_tokens + self.num_rows
+        self.num_source = self.kv.num_source
+        self.num_kv = self.kv.num_tokens - self.num_source + self.num_rows
 
     @property
     def root(self) -> int:
-        """The KV row of the tree's root, which is also its position."""
+        """The KV row of the tree's root after the source, which is also its position."""
         return self.num_kv - len(self.parents) - 1
 
     @property
@@ -76,9 +82,17 @@ class Span:
         key_positions[nodes] = self.root + ancestors.sum(axis=1)
         query_positions[:] = key_positions[query_positions]
 
-    def source(self, cache: KVCache) -> tuple[list[int], int]:
+    @property
+    def last_slots(self) -> Sequence[int]:
+        """The last of the reader's slots that each row sees, as if all rows were a chain."""
+        return range(self.num_kv - self.num_rows, self.num_kv)
+
+    def stretches(self, cache: KVCache) -> tuple[list[int], int]:
         """The blocks or slots to read, and the number of slots of each entry."""
-        return self.kv.blocks, cache.block_tokens
+        num_blocks, rest = divmod(self.num_source, cache.block_tokens)
+        if not rest:
+            return self.kv.blocks[num_blocks:], cache.block_tokens
+        return cache.slots(self.kv, self.num_source, self.num_source + self.num_kv), 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +112,43 @@ class Branch:
     def num_kv(self) -> int:
         return len(self.seen)
 
-    def source(self, cache: KVCache) -> tuple[list[int], int]:
-        return [cache.slot(self.span.kv, row) for row in self.seen], 1
+    @property
+    def last_slots(self) -> Sequence[int]:
+        return range(self.num_kv - self.num_rows, self.num_kv)
+
+    def stretches(self, cache: KVCache) -> tuple[list[int], int]:
+        return [cache.slot(self.span.kv, self.span.num_source + row) for row in self.seen], 1
 
 
-Reader: TypeAlias = Span | Branch
+@dataclass(frozen=True, slots=True)
+class SourceReader:
+    """All rows of a span, each of which sees the whole source; a blank row if there is none."""
+
+    span: Span
+    is_chain: ClassVar[bool] = True
+
+    @property
+    def rows(self) -> range:
+        return self.span.rows
+
+    @property
+    def num_rows(self) -> int:
+        return self.span.num_rows
+
+    @property
+    def num_kv(self) -> int:
+        return self.span.num_source or 1
+
+    @property
+    def last_slots(self) -> Sequence[int]:
+        return [self.num_kv - 1] * self.num_rows
+
+    def stretches(self, cache: KVCache) -> tuple[list[int], int]:
+        num_blocks = cache.num_blocks_for(self.span.num_source)
+        return self.span.kv.blocks[:num_blocks] or [BLANK_BLOCK], cache.block_tokens
+
+
+Reader: TypeAlias = Span | Branch | SourceReader
 """Rows of the step that read the same KV: one entry of a group's batch."""
 
 

@@ -39,6 +39,8 @@ class StepRows:
     """The target's, up to the last token, for a head."""
     adapter: int = 0
     """Number of the adapter that the rows are computed with (`workers.runtime.adapters`); 0 for none."""
+    source: Sequence[int] = ()
+    """All tokens that an encoder reads. They begin the sequence, so the first of `tokens` may be some of them."""
 
     @property
     def num_rows(self) -> int:
@@ -62,8 +64,8 @@ class StepRows:
 
     @property
     def positions(self) -> Sequence[int]:
-        """Position of each row; a node's is that of the last token plus the node's depth."""
-        first = self.kv.num_tokens - self.num_cached_nodes
+        """Position of each row, after the source; a node's is that of the last token plus the node's depth."""
+        first = self.kv.num_tokens - self.kv.num_source - self.num_cached_nodes
         root = first + len(self.tokens) - 1
         if not self.tree.tokens:
             return range(first, root + 1)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from core.records import max_guesses
 from core.speculation import ROOT
 from core.text import BlockHash
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 INITIAL = 0
 """Slot of the state before the first row: zeros, never written."""
-NUM_OWN_STATES = 2
-"""Number of states of a sequence without guesses: after its last row, and after the row before."""
 MAX_BORDERS = 8
 """Number of states at ends of blocks that a sequence keeps until they are published; the newest ones."""
 UNLIMITED = 1 << 31
@@ -78,10 +77,9 @@ class StateSlots:
         """Number of slots that can be taken: blank and unused ones. Taking an unused one drops its state."""
         return len(self._free) + len(self._unused) if self.is_used else UNLIMITED
 
-    @property
-    def max_guesses(self) -> int:
-        """Number of guesses of one sequence that have room if no other sequence has states."""
-        return self.num_states - NUM_OWN_STATES if self.is_used else UNLIMITED
+    def max_guesses(self, num_sequences: int = 1) -> int:
+        """Number of guesses for which each sequence has room, if all have as many."""
+        return max_guesses(self.num_states, num_sequences) if self.is_used else UNLIMITED
 
     def reserve_all(self, wanted: Iterable[tuple[SequenceKV, int]]) -> None:
         """Reserve slots for each sequence's next rows; all or none. Raises: OutOfBlocks."""
@@ -164,11 +162,15 @@ class StateSlots:
 
     def end_step(self, spans: Sequence[Span]) -> None:
         """Release the states that no verdict returns to: all but the last before each span's last token."""
-        for span in spans if self.is_used else ():
-            states = span.kv.states
-            early = [num_rows for num_rows in states if num_rows < span.root]
-            borders = [num_rows for num_rows in sorted(early) if self._awaits_publishing(num_rows, states[num_rows])]
-            self._drop(span.kv, [num_rows for num_rows in early if num_rows not in borders[-MAX_BORDERS:]])
+        for span in spans:
+            self.drop_early(span.kv, span.root + 1)
+
+    def drop_early(self, seq: SequenceKV, num_committed: int) -> None:
+        """Release the states before that of the last but one of `num_committed` rows. Those to be published stay."""
+        if self.is_used:
+            early = sorted(num_rows for num_rows in seq.states if num_rows < num_committed - 1)
+            borders = [num_rows for num_rows in early if self._awaits_publishing(num_rows, seq.states[num_rows])]
+            self._drop(seq, [num_rows for num_rows in early if num_rows not in borders[-MAX_BORDERS:]])
 
     def _awaits_publishing(self, num_rows: int, slot: int) -> bool:
         has_room = self.num_free > self.num_states // 2

@@ -32,6 +32,11 @@ class GenerateFields(Parameters, total=False):
 
     token_ids: Sequence[int] | None
     """A prompt of token ids, instead of a text."""
+    source: str | None
+    """What the encoder of an encoder-decoder reads. The prompt then begins the decoder's text, and may be missing.
+    Without a source the prompt is the source."""
+    source_token_ids: Sequence[int] | None
+    """The source as token ids, instead of a text."""
     messages: Sequence[Mapping[str, Any]] | None
     """A chat, instead of a text. Each message has `role` and `content`, and may have `name`. An assistant's message may
     have `tool_calls`, each with `id`, `name` and `arguments`; a tool's message has the `tool_call_id` that it
@@ -109,6 +114,11 @@ def _put_token_ids(message: pb.GenerateRequest, token_ids: Sequence[int]) -> Non
     message.token_ids.ids.extend(token_ids)
 
 
+def _put_source_token_ids(message: pb.GenerateRequest, token_ids: Sequence[int]) -> None:
+    message.source_token_ids.SetInParent()
+    message.source_token_ids.ids.extend(token_ids)
+
+
 def _put_stop(message: pb.GenerateRequest, stop: str | Sequence[str]) -> None:
     message.stopping.stop.extend([stop] if isinstance(stop, str) else stop)
 
@@ -143,6 +153,7 @@ _SPECIAL: dict[str, Callable[[pb.GenerateRequest, Any], None]] = {
     "tools": _put_tools,
     "template_arguments": _put_template_arguments,
     "token_ids": _put_token_ids,
+    "source_token_ids": _put_source_token_ids,
     "stop": _put_stop,
     "json_schema": _put_json_schema,
     "choice": _put_choice,
@@ -158,7 +169,8 @@ def to_message(prompt: str | None, fields: Mapping[str, Any]) -> pb.GenerateRequ
     given = {name: value for name, value in {"text": prompt, **fields}.items() if value is not None}
     if unknown := fields.keys() - _PATHS.keys() | fields.keys() & {"text"}:
         raise TypeError(f"there is no argument {min(unknown)!r}")
-    if sum(name in given for name in _PROMPTS) != 1:
+    has_source = "source" in given or "source_token_ids" in given
+    if sum(name in given for name in _PROMPTS) not in ((0, 1) if has_source else (1,)):
         raise _invalid("prompt", "exactly one of prompt, token_ids and messages must be given")
     if "messages" not in given and (lonely := [name for name in ("tools", "template_arguments") if name in given]):
         raise _invalid(_PATHS[lonely[0]], "must not be given without messages")

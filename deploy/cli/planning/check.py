@@ -124,9 +124,10 @@ def _described(directory: Path, no_weights: bool) -> str:
 
     config = EngineConfig(str(directory))
     info = survey(config) if no_weights else load(config, lambda _: None).info
+    source = f", source up to {info.max_source_tokens} tokens" if info.max_source_tokens else ""
     return (
         f"{info.architecture}, {info.num_parameters:,} parameters, {info.vocab_size} tokens, "
-        f"context {info.max_context_tokens}"
+        f"context {info.max_context_tokens}{source}"
     )
 
 

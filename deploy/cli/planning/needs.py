@@ -16,6 +16,7 @@ from core.config import EngineConfig, SpeculationConfig
 from core.costs import GPUS, Placed
 from core.errors import ConfigError, UnsupportedModel
 from core.ranges import Range
+from core.records import STATES_BESIDE_GUESSES
 from deploy.cli.options import number
 from simulation.engines import EngineLaw, Hardware, HopLaw, steady_law
 from simulation.report import Comparison, compare
@@ -102,6 +103,13 @@ class Role:
     gpu: str
     placed: Placed
     kv_tokens: int
+    num_states: int
+    """States of recurrent layers that fit; 0 without such layers."""
+
+    def share_of(self, streams: int, tokens_each: int) -> float:
+        """Share of KV, or of states, that these streams need; above 1 if they do not fit."""
+        by_states = streams * STATES_BESIDE_GUESSES / self.num_states if self.outline.shape.state_bytes else 0.0
+        return max(by_states, streams * tokens_each / self.kv_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +194,12 @@ def _role(name: str, model: Path, gpu: str, dollars: float | None) -> Role:
         more = next((f"{option} {kind}:{each} has room" for each in enough), f"nor do 8 {kind}: use a larger GPU")
         size = f"{found.shape.weight_bytes / 1e9:,.1f} GB of weights in bfloat16"
         raise UnsupportedModel(f"the {name} does not fit on {count} {kind}: {size} and a step; {more}")
-    return Role(name, model, found, kind, placed, kv_tokens)
+    num_states = placed.num_states(STEP_TOKENS)
+    if found.shape.state_bytes and num_states <= STATES_BESIDE_GUESSES:
+        raise UnsupportedModel(
+            f"the {name} has no room for the states of one stream on {count} {kind}: use a larger GPU"
+        )
+    return Role(name, model, found, kind, placed, kv_tokens, num_states)
 
 
 def parse_gpu(option: str, text: str) -> tuple[str, int]:
@@ -220,7 +233,8 @@ def _load(target: Role, draft: Role | None, options: NeedsOptions) -> Sizing:
     requests_per_s = _requests_per_s(target.placed, streams, options)
     num_targets = 1 if options.rate is None else ceil(options.rate / (USED_SHARE * requests_per_s))
     # A draft too slow for all streams drafts less, and none waits for it: only its KV asks for more than one a target.
-    kv_share = 0.0 if draft is None else streams * (options.prompt_tokens + options.output_tokens) / draft.kv_tokens
+    length = options.prompt_tokens + options.output_tokens
+    kv_share = 0.0 if draft is None else draft.share_of(streams, length)
     num_drafts = 0 if draft is None else ceil(num_targets * max(1.0, kv_share))
     roles = ((target, num_targets), (draft, num_drafts))
     dollars = sum(role.placed.dollars * num for role, num in roles if role is not None)
@@ -235,8 +249,8 @@ def _context(options: NeedsOptions) -> int:
 
 
 def _streams(target: Role, options: NeedsOptions) -> int:
-    """The most streams whose KV fits, and whose steps are as short as `itl_ms` says; at least 1."""
-    room = min(MAX_STREAMS, target.kv_tokens // (options.prompt_tokens + options.output_tokens))
+    """The most streams whose KV and states fit, and whose steps are as short as `itl_ms` says; at least 1."""
+    room = min(MAX_STREAMS, int(1 / target.share_of(1, options.prompt_tokens + options.output_tokens)))
     context, longest_s = _context(options), options.itl_ms / 1e3
     allowed = (num for num in range(room, 1, -1) if target.placed.step_s(num, num * context) <= longest_s)
     return next(allowed, 1)

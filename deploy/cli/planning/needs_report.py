@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from core.records import STATES_BESIDE_GUESSES
 from core.results import Result
 from deploy.cli.planning.needs import STEP_TOKENS, Needs, Role, Sizing
 from simulation.report import Comparison, advice_of
 
+BLOCK_GUESSES = 8
 GRAPH_ROWS = 512
 """Rows of the largest step that is recorded as a CUDA graph."""
 ROWS = (1, 8, 32)
@@ -36,7 +38,12 @@ def _role_lines(role: Role) -> Iterator[str]:
     yield f"  weights   {shape.weight_bytes / 1e9:,.1f} GB in bfloat16{each}{quantized}"
     yield f"  a step    {shape.step_bytes(STEP_TOKENS) / 1e9:,.1f} GB for {STEP_TOKENS:,} rows"
     fit = f"{role.kv_tokens:,} tokens fit: {role.kv_tokens / context:,.1f} contexts of {context:,}"
-    yield f"  KV        {placed.model.kv_bytes(placed.count) / 1e3:,.1f} kB a token on a GPU; {fit}"
+    if placed.model.kv_bytes(placed.count):
+        yield f"  KV        {placed.model.kv_bytes(placed.count) / 1e3:,.1f} kB a token on a GPU; {fit}"
+    if shape.state_bytes:
+        streams = role.num_states // (STATES_BESIDE_GUESSES + BLOCK_GUESSES)
+        each = f"{shape.state_bytes / 1e6:,.1f} MB each, {role.num_states:,} fit"
+        yield f"  states    {each}: {streams:,} streams with {BLOCK_GUESSES} guesses each, or more with fewer"
     yield f"  graphs    steps of up to {GRAPH_ROWS} rows, recorded at start in the memory of one step; not measured"
     times = ", ".join(f"{placed.step_s(rows, CONTEXT) * 1e3:.1f} for {rows}" for rows in ROWS)
     prefill = f"{STEP_TOKENS:,} rows of a prompt {placed.step_s(STEP_TOKENS) * 1e3:,.0f} ms"
@@ -83,6 +90,8 @@ def _role_results(role: Role) -> Iterator[Result]:
     yield Result(f"parameters of the {role.name}", shape.num_parameters, "", settings=settings)
     yield Result(f"weights of the {role.name}", shape.weight_bytes / 1e9, "GB", settings=settings)
     yield Result(f"KV of the {role.name}", role.kv_tokens, "tokens", settings=settings)
+    if shape.state_bytes:
+        yield Result(f"states of the {role.name}", role.num_states, "", settings=settings)
     for rows in ROWS:
         step_ms = role.placed.step_s(rows, CONTEXT) * 1e3
         yield Result(f"step of the {role.name}", step_ms, "ms", settings={**settings, "rows": rows, "context": CONTEXT})

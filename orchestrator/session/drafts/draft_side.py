@@ -44,6 +44,7 @@ class DraftSide:
         self._machine = Machine(GROWING_TABLE, Growing.ABSENT)
         self._view = EngineView(text)
         self._is_sampled = text.spec.needs_q
+        self._num_source = text.spec.num_source
         self.blocks = BlockChooser(policy, is_sampled=self._is_sampled)
         self._turn = 0
         """If drafting is in turn: maximum depth of the next block, while the draft grows for it. Otherwise 0."""
@@ -207,7 +208,7 @@ class DraftSide:
     def _context_left(self) -> int:
         """Number of tokens left in the draft's context."""
         assert self._model is not None, "a draft is asked only where there is one"
-        return min(self._model.max_context_tokens, self._model.kv_cache_tokens) - len(self._log)
+        return min(self._model.text_limit(self._num_source), self._model.kv_cache_tokens) - len(self._log)
 
     @property
     def _has_ended(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.policy import TreePolicy
+from orchestrator.policy import MeasuredRound, TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.draft_side import DraftSide
 from orchestrator.session.drafts.extra_draft import ExtraDraft
@@ -22,6 +22,8 @@ class Drafts:
     def __init__(self, text: SessionText, pair: Pair, policies: Sequence[TreePolicy], recorder: Recorder) -> None:
         """`policies`: one for the first draft, then one for each extra draft."""
         self._policies = policies
+        for policy in policies[1:]:
+            policy.follow(policies[0])
         self._first = DraftSide(text, pair, policies[0], recorder)
         extra = [] if text.spec.needs_q else enumerate(policies[1:], 1)
         self._extra = [ExtraDraft(text, pair, policy, recorder, number) for number, policy in extra]
@@ -96,10 +98,10 @@ class Drafts:
         """Return the wait for growth of the first draft, or of an extra one if the first does not grow."""
         return next((draft for draft in self._all if draft.is_growing), self._first).growth_timeout()
 
-    def observe_interval(self, num_tokens: int, elapsed_s: float) -> None:
+    def observe_interval(self, round_: MeasuredRound) -> None:
         """Report one round, from verdict to verdict, to every policy."""
         for policy in self._policies:
-            policy.observe_interval(num_tokens, elapsed_s)
+            policy.observe_interval(round_)
 
     def close(self) -> list[m.Command]:
         self.close_policies()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from core.costs import GPUS, KVShape, ModelShape, Placed
+from core.costs.roofline import GB, KV_SHARE
 
 LLAMA_8B = ModelShape(8_030_261_248, 0, 1.0, 4096, 128_256, (KVShape(8, 128, 128),) * 32, 2)
 """The shape whose steps were measured on an H200 (docs/adr/gpu-runtime.md)."""
@@ -42,3 +45,14 @@ def test_the_law_has_the_steps_durations() -> None:
     placed = Placed(LLAMA_8B, GPUS["h100"], 4)
     assert placed.law(500)(32) == placed.step_s(32, 500)
     assert placed.dollars == 4 * GPUS["h100"].dollars
+
+
+def test_states_take_half_of_what_weights_leave_or_all_of_it_without_attention() -> None:
+    hybrid = Placed(ModelShape(10**9, 0, 1.0, 1, 1, (KVShape(1, 50, 50),), 2, state_bytes=10**6), GPUS["l4"])
+    room = 24 * GB * KV_SHARE - 2 * 10**9 - hybrid.model.step_bytes(64)
+    assert hybrid.kv_tokens(64) == room / 2 // 200
+    assert hybrid.num_states(64) == room / 2 // 10**6
+    pure = Placed(replace(hybrid.model, layers=(KVShape(0, 0, 0),)), GPUS["l4"])
+    assert pure.num_states(64) == room // 10**6
+    assert pure.kv_tokens(64) > 10**9
+    assert Placed(replace(hybrid.model, state_bytes=0), GPUS["l4"]).num_states(64) == 0

@@ -115,3 +115,17 @@ async def test_a_link_that_is_not_read_is_given_up():
     with pytest.raises(TimeoutError):
         await full.exchange([request("a")], print, 0.01)
     full._opened.cancel()
+
+
+async def test_calls_that_waited_for_a_full_link_write_in_their_order(link, engine):
+    """A message may continue what an earlier one began, so none made right after the wait overtakes those in it."""
+    link.pause_writing()
+    calls = [asyncio.create_task(link.exchange([request(name)], print, SILENCE_S)) for name in "ab"]
+    await asyncio.sleep(0)
+    calls.append(asyncio.create_task(link.exchange([request("c")], print, SILENCE_S)))
+    link.resume_writing()  # wakes the others after the third has begun
+    await until(lambda: len(engine.posted) == 3)
+    assert list(engine.posted) == ["a", "b", "c"]
+    for name in "abc":
+        engine.end(name)
+    await asyncio.gather(*calls)

@@ -47,6 +47,8 @@ def test_a_targets_kv_is_used_where_it_is_not_free():
     worker = TargetWorker.__new__(TargetWorker)
     assert worker._measure(stats(num_blocks=8, num_free_blocks=2)) == {KV_USE: 0.75}
     assert worker._measure(stats()) == {KV_USE: 1.0}
+    recurrent = stats(num_blocks=8, num_free_blocks=2, num_states=10, num_free_states=1)
+    assert worker._measure(recurrent) == {KV_USE: 0.9}, "states run out before blocks do"
 
 
 async def test_a_target_that_says_nothing_is_the_last_to_be_sent_anybody():

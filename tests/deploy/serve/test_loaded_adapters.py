@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
+from ray.experimental import internal_kv
 
 from core.errors import CheckpointError, WorkerLost
 from core.records import Adapter
-from deploy.serve.adapters import LoadedAdapters
+from deploy.serve.adapters import AdapterList, LoadedAdapters
 
 A, B = Adapter("a", "/a", "sha256:a"), Adapter("b", "/b", "sha256:b")
 OF_SETTINGS = Adapter("s", "/s", "sha256:s")
@@ -140,3 +141,48 @@ async def test_a_new_adapter_takes_the_place_of_one_that_was_unloaded(adapters, 
     del listed.adapters["a"]
     await adapters.load(current, B)
     assert (current.engine.dropped, current.engine.loaded) == ([A.digest], ["a", "b"])
+
+
+async def test_a_target_of_other_weights_begins_without_adapters(monkeypatch):
+    """In a list that Ray keeps while deployments are replaced."""
+    kept = {}
+    monkeypatch.setattr(internal_kv, "_internal_kv_put", lambda key, value, **_: kept.update({key: value}))
+    monkeypatch.setattr(internal_kv, "_internal_kv_get", lambda key, **_: kept[key])
+    monkeypatch.setattr(
+        internal_kv, "_internal_kv_list", lambda start, **_: [key for key in kept if key.startswith(start)]
+    )
+    await AdapterList("app", "target", "sha256:one").add(A)
+    assert await AdapterList("app", "target", "sha256:one").read() == {"a": A}
+    assert await AdapterList("app", "target", "sha256:other").read() == {}
+
+
+async def test_a_lease_of_a_loaded_adapter_does_not_wait_while_another_is_loaded(adapters):
+    current = incarnation()
+    await adapters.load(current, A)
+    gate = asyncio.Event()
+    current.engine.load_adapter.remote = lambda _: gate.wait()
+    loading = asyncio.create_task(adapters.load(current, B))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5), adapters.leased(current, A), adapters.leased(current, OF_SETTINGS):
+        assert not loading.done()
+    loading.cancel()
+
+
+async def test_a_lease_that_comes_while_its_adapter_is_dropped_loads_it_again(adapters, listed):
+    current = incarnation()
+    await adapters.load(current, A)
+    del listed.adapters["a"]
+    gate = asyncio.Event()
+
+    async def drop(_digest):
+        await gate.wait()
+        return True
+
+    current.engine.drop_adapter.remote = drop
+    dropping = asyncio.create_task(adapters.drop_unlisted(current))
+    await asyncio.sleep(0.01)
+    leasing = asyncio.create_task(adapters.load(current, A))
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(dropping, leasing)
+    assert current.engine.loaded == ["a", "a"]

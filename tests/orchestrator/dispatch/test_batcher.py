@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -41,6 +42,8 @@ class Engine:
 
     def __init__(self):
         self.calls = []
+        self.rounds = []
+        """Session and round of each request, in the order in which they were sent."""
         self.most_at_once = 0
         self._num_running = 0
         self._answers = []
@@ -51,6 +54,7 @@ class Engine:
 
     async def call(self, batch, take):
         self.calls.append([request.stamp.session for request in batch])
+        self.rounds += [(request.stamp.session, request.stamp.round) for request in batch]
         self._takes.append(take)
         self._answers.append(asyncio.get_running_loop().create_future())
         self._num_running += 1
@@ -431,3 +435,20 @@ async def test_offers_wait_for_their_own_message_and_for_no_other(engine):
     assert engine.calls == [["a"], ["c"]]
     await engine.answer(0)
     assert engine.calls == [["a"], ["c"], ["b"], ["b"]]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("num_tokens", [1, DECODE_TOKENS + 1])
+@pytest.mark.parametrize("num_turns", range(3))
+async def test_messages_of_a_session_keep_their_order(engine, is_first, num_tokens, num_turns):
+    """Whichever is sent alone, and however far a call for others has been gathered."""
+    batcher = Batcher(engine.call, engine.deliver, max_calls=None)
+    put(batcher, "x")
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    batcher.put(message("first", num_tokens, is_first=is_first))
+    batcher.put(replace(message("second"), stamp=Stamp("first", 1, 2)))
+    batcher.put(replace(message("third", num_tokens), stamp=Stamp("first", 1, 3)))
+    batcher.put(Continuation(Stamp("first", 1, 4), 3, EMPTY_BLOCK))
+    await settle()
+    assert [each for each in engine.rounds if each[0] == "first"] == [("first", number) for number in range(1, 5)]

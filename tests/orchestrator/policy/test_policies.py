@@ -28,7 +28,7 @@ from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT
 from core.speculation.tree_nodes import Part
 from orchestrator.policy.choice import TreeView
-from orchestrator.policy.growth import TIMEOUT_PASSES
+from orchestrator.policy.growth import TIMEOUT_PASSES, Growth
 from orchestrator.policy.policies import Controller, Policies
 from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.shared_estimates import MAX_HELD, SharedEstimates
@@ -129,7 +129,7 @@ ALLOWED_INTS = {
     "is_worth_a_plain_step.num_now",
     "is_worth_asking.num_nodes",
     "is_worth_asking.num_with",
-    "observe_interval.num_tokens",
+    "observe_interval.round_.num_tokens",
     "why_block.branches",
     "observe_pass.timing.num_passes",
     "observe_pass.timing.num_rows",
@@ -156,7 +156,9 @@ def test_no_token_id_can_reach_a_policy():
     """
     found = parameters(TreePolicy)
     assert {path for path, kind in found if kind is int} == ALLOWED_INTS
-    assert {kind for _, kind in found} <= {int, float, bool, Found, TreeView}
+    assert {kind for _, kind in found} <= {int, float, bool, Found, TreeView, Growth}, (
+        "a policy that another follows knows no tokens either"
+    )
 
 
 class BlindTree:

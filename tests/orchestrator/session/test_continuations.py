@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,13 +18,15 @@ from core.records import (
     Refused,
     Timing,
     VerifyRequest,
+    Want,
 )
 from core.rules import Outcome
 from core.speculation.growth import NewNodes
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.policy.adaptive import AdaptivePolicy
-from orchestrator.policy.offers import OFFERED_OUTCOMES, PAUSED_STEPS, PLAIN_STEPS, REST_ROUNDS
+from orchestrator.policy.mode_choice import MeasuredRound, Mode
+from orchestrator.policy.offers import OFFERED_OUTCOMES, PLAIN_STEPS, QUIET_ROUNDS, REST_ROUNDS
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundOutcome, Shape
 from orchestrator.policy.shared_estimates import SharedEstimates
@@ -493,7 +496,7 @@ def policy():
 
 def sees_rounds(policy, num_tokens, elapsed_s):
     for _ in range(600):
-        policy.observe_interval(num_tokens, elapsed_s)
+        policy.observe_interval(MeasuredRound(num_tokens, elapsed_s))
 
 
 def test_plain_steps_go_on_while_rounds_yield_no_more(policy):
@@ -563,9 +566,9 @@ def test_without_growth_that_follows_and_where_passes_are_shared_each_offer_is_d
     assert due(policy, 0.01), "plain steps are offered several ahead"
     policy.begin_drafting()
     assert not due(policy, 0.0)
-    policy._known.pause.is_paused = True
+    policy._choice.limit = Mode.GUESSERS
     assert due(policy, 0.0)
-    policy._known.pause.is_paused = False
+    policy._choice.limit = Mode.DRAFT
     policy.observe_silence(is_silent=True)
     assert due(policy, 0.0), "plain steps are offered, several ahead"
     policy.observe_silence(is_silent=False)
@@ -601,20 +604,21 @@ def test_what_an_output_must_look_like_guesses_and_a_template_whomever_the_reque
 
 
 @pytest.mark.parametrize(
-    ("max_draft_tokens", "guessers", "is_paused", "is_without_draft", "num_steps"),
+    ("max_draft_tokens", "guessers", "mode", "is_without_draft", "num_steps"),
     [
-        (0, (), False, False, PLAIN_STEPS),
-        (4, ("draft",), True, False, PAUSED_STEPS),
-        (4, ("draft", "prompt_lookup"), True, False, 1),
-        (4, ("draft",), False, True, 1),
-        (4, ("draft",), False, False, 1),
+        (0, (), Mode.DRAFT, False, PLAIN_STEPS),
+        (4, ("draft",), Mode.GUESSERS, False, PLAIN_STEPS),
+        (4, ("draft", "prompt_lookup"), Mode.GUESSERS, False, 1),
+        (4, ("draft", "prompt_lookup"), Mode.PLAIN, False, PLAIN_STEPS),
+        (4, ("draft",), Mode.DRAFT, True, 1),
+        (4, ("draft",), Mode.DRAFT, False, 1),
     ],
 )
 def test_plain_steps_are_offered_ahead_where_nothing_is_to_change_soon(
-    max_draft_tokens, guessers, is_paused, is_without_draft, num_steps
+    max_draft_tokens, guessers, mode, is_without_draft, num_steps
 ):
     policy = Controller(CONFIG).policy(request(PROMPT, 40, max_draft_tokens=max_draft_tokens, guessers=guessers))
-    policy._known.pause.is_paused = is_paused
+    policy._choice.limit = mode
     policy.observe_silence(is_silent=is_without_draft)
     assert policy.plain_steps == num_steps
 
@@ -701,8 +705,22 @@ def test_a_session_is_asked_once_a_round_whether_it_goes_on_plainly(sharing, mon
 
 
 def test_who_has_its_passes_for_itself_is_told_of_each_round_until_its_draft_rests(policy):
+    policy.begin_drafting()
     observe([policy], IDLE, 2 * REST_ROUNDS)
     assert not policy.goes_on_plainly(tree_with())
+
+
+def test_guessers_without_a_draft_that_have_found_nothing_for_some_rounds_do_not_keep_the_target_waiting():
+    """Until they find something."""
+    policy = AdaptivePolicy(request(PROMPT, 40), replace(CONFIG, guessers=("prompt_lookup",)), SharedEstimates())
+    observe([policy], IDLE, QUIET_ROUNDS - 1)
+    assert not policy.may_offer
+    observe([policy], IDLE, 1)
+    assert policy.may_offer
+    assert policy.goes_on_plainly(tree_with())
+    observe([policy], IDLE, 1)
+    assert not policy.goes_on_plainly(tree_with(0.9))
+    assert not policy.may_offer
 
 
 def test_while_one_drafts_in_turn_the_others_do_not_go_on_plainly(monkeypatch):
@@ -724,3 +742,14 @@ def test_the_plain_step_is_offered_while_the_policy_goes_on_plainly(stage):
     assert stage.offer.is_open
     stage.verdict()
     assert stage.num_continued == 1
+
+
+def test_in_plain_mode_no_guesser_is_asked_and_nothing_is_wanted_for_heads(stage):
+    panel, asked = stage.session._panel, []
+    panel.ask = lambda text: asked.append(len(text)) or []
+    panel._delivered["head"] = SimpleNamespace(deliver=lambda *_: None)
+    for limit, num_asked, wants in ((Mode.PLAIN, 0, ()), (Mode.GUESSERS, 1, (Want.GUESSES,))):
+        stage.policy._choice.limit = limit
+        stage.verdict()
+        assert len(asked) == num_asked
+        assert stage.last(VerifyRequest).wants == wants

@@ -33,6 +33,7 @@ class DrawnStage(Stage):
 
     def __init__(self, tokenizer, max_tokens=40, config=CONFIG, prompt=PROMPT, **changes):
         super().__init__(tokenizer, max_tokens, config, prompt, **{**SAMPLED, **changes})
+        self.session._policy._follows = True  # the clock stands still
 
     @property
     def block(self):

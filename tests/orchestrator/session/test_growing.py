@@ -25,6 +25,7 @@ from core.speculation.growth import UNRANKED, NewNodes, TreeSpec
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TokenTree
 from orchestrator.policy.adaptive import AdaptivePolicy
 from orchestrator.policy.growth import CATCH_UP
+from orchestrator.policy.mode_choice import MeasuredRound, Mode
 from orchestrator.policy.offers import REST_ROUNDS
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundOutcome, Shape
@@ -50,6 +51,7 @@ class FakeMargin(AdaptivePolicy):
 
     def __init__(self, asked, config=CONFIG):
         super().__init__(asked, config, SharedEstimates())
+        self._follows = True  # the clock stands still
         self.is_patient = False
         self.seen = []
 
@@ -95,7 +97,7 @@ class Stage:
         *,
         config=CONFIG,
         kv_cache_tokens=10_000,
-        max_guesses=None,
+        num_states=0,
         limits=None,
         prompt=PROMPT,
         is_leased=True,
@@ -103,7 +105,7 @@ class Stage:
     ):
         asked = request(prompt, max_tokens, **changes)
         self.prompt = prompt
-        target = replace(model_info(), kv_cache_tokens=kv_cache_tokens, max_guesses=max_guesses)
+        target = replace(model_info(), kv_cache_tokens=kv_cache_tokens, num_states=num_states)
         pair = Pair(target, (model_info("draft"),), config, limits or Limits())
         self.policy = FakeMargin(asked, config)
         self.session = Session(asked, pair, self.policy, IncrementalDetokenizer(tokenizer, (), False), "s")
@@ -433,7 +435,7 @@ def test_a_draft_that_has_forgotten_is_sent_everything_and_tells_everything(stag
 
 def test_in_a_pause_the_draft_ends_what_it_grows_and_is_told_nothing_more_until_it_is_over(stage):
     stage.grows_right(3)
-    stage.policy._known.pause.is_paused = True
+    stage.policy._choice.limit = Mode.GUESSERS
     stage.verdict()
     asked = stage.last(DraftRequest)
     assert asked.growth == CATCH_UP
@@ -445,7 +447,7 @@ def test_in_a_pause_the_draft_ends_what_it_grows_and_is_told_nothing_more_until_
     for _ in range(4):
         stage.verdict()
     assert stage.count(DraftRequest) == num_reported
-    stage.policy._known.pause.is_paused = False
+    stage.policy._choice.limit = Mode.DRAFT
     stage.verdict()
     asked = stage.last(DraftRequest)
     assert asked.growth.num_passes != CATCH_UP.num_passes
@@ -539,10 +541,15 @@ def test_a_block_is_no_deeper_than_is_asked_for_nor_larger_than_there_is_room(to
     stage.grows_right(12)
     stage.verdict()
     assert len(stage.block) <= 2
-    stage = Stage(tokenizer, max_guesses=3)
+    stage = Stage(tokenizer, num_states=6)
     stage.grows_right(12)
     stage.verdict()
     assert len(stage.block) == 3, "a target with recurrent layers has a state for each guess"
+    shared = Stage(tokenizer, num_states=10)
+    shared.session._policy._known.num_sessions = 2
+    shared.grows_right(12)
+    shared.verdict()
+    assert len(shared.block) == 2, "and its sessions share them"
 
 
 def test_a_trace_tells_which_pass_of_the_draft_a_block_is_from(tokenizer):
@@ -707,7 +714,7 @@ def learned(rows_s, pass_s=lambda rows: 0.003, config=CONFIG):
             found._known.verify.observe(Timing(0.0, rows_s(rows), 1, rows), rows_s(rows) + 0.001)
             found.observe_pass(Timing(0.0, pass_s(rows - 1 or 1), 1, rows - 1 or 1))
     for _ in range(600):
-        found.observe_interval(4, 0.04)
+        found.observe_interval(MeasuredRound(4, 0.04))
     found._known._costs = None
     return found
 
@@ -845,7 +852,7 @@ def test_a_session_begins_with_the_rate_of_those_before_it():
     known = SharedEstimates()
     first = AdaptivePolicy(request(PROMPT, 10), CONFIG, known)
     for _ in range(500):
-        first.observe_interval(6, 0.06)
+        first.observe_interval(MeasuredRound(6, 0.06))
     assert AdaptivePolicy(request(PROMPT, 10), CONFIG, known).rate == pytest.approx(100, rel=0.01)
 
 
@@ -872,13 +879,13 @@ def test_chances_that_the_draft_is_told_are_a_law():
 def test_the_rate_is_that_of_the_last_rounds():
     one = policy()
     before = one.rate
-    one.observe_interval(6, 0.06)
+    one.observe_interval(MeasuredRound(6, 0.06))
     assert before < one.rate < 100, "one round is not the rule"
     for _ in range(600):
-        one.observe_interval(6, 0.06)
+        one.observe_interval(MeasuredRound(6, 0.06))
     assert one.rate == pytest.approx(100, rel=0.01)
     for _ in range(600):
-        one.observe_interval(5, 0.1)
+        one.observe_interval(MeasuredRound(5, 0.1))
     assert one.rate == pytest.approx(50, rel=0.01)
 
 
@@ -886,7 +893,7 @@ def test_a_second_is_worth_what_plain_decoding_would_make_in_it():
     """Or sessions that verify what does not pay would go on: by the rate that they have, it pays."""
     one = learned(lambda rows: 0.02)
     for _ in range(200):
-        one.observe_interval(1, 1.0)
+        one.observe_interval(MeasuredRound(1, 1.0))
     one._known._costs = None
     assert one.rate == pytest.approx(1 / 0.021, rel=0.05)
 

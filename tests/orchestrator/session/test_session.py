@@ -118,7 +118,7 @@ def test_an_engine_that_has_forgotten_is_sent_the_whole_prefix_and_the_spec(toke
 
 def test_the_wait_of_a_session_that_was_preempted_is_not_taken_for_a_rounds_duration(tokenizer, monkeypatch):
     world, seen = World(request(max_tokens=10), tokenizer, with_draft=False).start(), []
-    monkeypatch.setattr(world.session._drafts, "observe_interval", lambda num_tokens, _: seen.append(num_tokens))
+    monkeypatch.setattr(world.session._drafts, "observe_interval", lambda round_: seen.append(round_.num_tokens))
     for _ in range(3):
         world.deliver()
     assert seen == [1], "from the first verdict to the second"

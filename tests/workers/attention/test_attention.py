@@ -131,9 +131,9 @@ def test_a_lone_sequence_is_read_and_answered_in_place() -> None:
     (kv,) = fill(cache, [9])
     cache.reserve(kv, 10)
     plan = plan_step(cache, [Span(kv, 0, 1)], 4, Tiling(min_rows=4))
-    assert isinstance(plan.groups[0].source, slice)
-    assert plan.groups[0].query_rows is None
-    assert plan.row_order is None
+    assert isinstance(plan.reads.groups[0].stretches, slice)
+    assert plan.reads.groups[0].query_rows is None
+    assert plan.reads.row_order is None
 
 
 def test_tiles_that_read_the_same_get_no_copies_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_like_sequences_share_a_group_and_prefill_does_not() -> None:
     spans = [Span(kvs[0], 0, 1), Span(kvs[1], 1, 1), Span(kvs[2], 2, 100), Span(kvs[3], 102, 1)]
     cache.reserve_all((span.kv, span.num_kv) for span in spans)
     plan = plan_step(cache, spans, 103, Tiling())
-    assert [group.mask.shape for group in plan.groups] == [(2, 1, 24), (1, 100, 100), (1, 1, 304)]
+    assert [group.mask.shape for group in plan.reads.groups] == [(2, 1, 24), (1, 100, 100), (1, 1, 304)]
 
 
 def test_branches_are_chains_that_read_what_is_above_them() -> None:
@@ -181,7 +181,7 @@ def test_branches_are_chains_that_read_what_is_above_them() -> None:
     later = branches_of(Span(kv, 10, 0, parents, num_cached_nodes=2))
     assert [(branch.rows, branch.num_kv) for branch in later] == [([10, 12], 10), ([11], 10), ([13], 8)]
     cache.reserve(kv, 13)
-    assert later[0].source(cache) == ([cache.slot(kv, row) for row in [*range(7), 7, 9, 11]], 1)
+    assert later[0].stretches(cache) == ([cache.slot(kv, row) for row in [*range(7), 7, 9, 11]], 1)
     chain = Span(kv, 0, 1, (ROOT, 0, 1))
     assert branches_of(chain) == [chain]
 

@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from core.config import EngineConfig
-from core.records import Missing, Refused, Sampling
+from core.records import DraftUpdate, Missing, Refused, Sampling
+from core.speculation import TreeSpec
 from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver, answer, answer_all, chain, run, wrong
 from tests.workers.engine.growths import fresh_reply, wide
@@ -45,6 +46,12 @@ def plain(config):
     return plain
 
 
+def limit_states(engine, num_states):
+    states = engine._runtime.cache.states
+    del states._free[:-num_states]
+    states.num_states = num_states
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_any_tree_of_guesses_leaves_plain_decoding(load, plain, sampling):
     rng, want = Random(7), plain(20, sampling)
@@ -78,9 +85,7 @@ def test_a_text_that_is_sent_again_is_computed_from_the_last_state(load, plain):
 def test_sessions_without_states_wait_or_come_back_and_say_the_same(load, plain):
     """States for few sessions: others wait, are preempted, and say what they would say alone."""
     engine, want = load(), plain()
-    states = engine._runtime.cache.states
-    del states._free[:-12]
-    states.num_states = 12
+    limit_states(engine, 12)
     drivers = [Driver(engine, PROMPT, session=f"{n}") for n in range(5)]
     asked = {}
     while waiting := [driver for driver in drivers if len(driver.log) < len(PROMPT) + 8]:
@@ -97,7 +102,7 @@ def test_sessions_without_states_wait_or_come_back_and_say_the_same(load, plain)
                 engine.release([session])
     for driver in drivers:
         assert driver.log.tokens[len(PROMPT) :][:8] == want[:8]
-    assert states.num_free == 12
+    assert engine.stats().num_free_states == 12
 
 
 def test_more_guesses_than_states_are_refused(load):
@@ -121,6 +126,54 @@ def test_a_draft_reroots_its_tree_with_its_states(config):
     fresh = fresh_reply(engine, driver.spec, driver.log.tokens, wide(4, 3))
     assert list(got.tokens) == fresh.new_nodes.tokens.tolist()
     assert list(got.parents) == fresh.new_nodes.parents.tolist()
+
+
+@pytest.mark.parametrize("spec", [TreeSpec(64, 9), TreeSpec(64, 9, num_passes=9)])
+@pytest.mark.parametrize("num_states", [24, 60])
+def test_each_session_has_guesses_accepted_however_few_states_there_are(config, load, spec, num_states):
+    """Six at once, round after round, of a draft that is the target: a share for each, and nobody is preempted."""
+    draft, target = DraftEngine.load(config(), EPOCH, 0, lambda _: None), load()
+    for engine in (draft, target):
+        limit_states(engine, num_states)
+    share = num_states // 6 - 3
+    of_draft, of_target = (
+        {f"{n}": Driver(engine, [*PROMPT, n], session=f"{n}") for n in range(6)} for engine in (draft, target)
+    )
+    for _ in range(5):
+        grow_all(draft, of_draft.values(), spec)
+        blocks = {name: chain(*first_chain(draft._store.find(name).builder)[:share]) for name in of_draft}
+        for name, driver in of_target.items():
+            assert 0 < len(draft._store.find(name).tree) <= share
+            target.add(driver.verify_request(blocks[name]))
+        for name, verdict in run(target).items():
+            assert len(verdict.path) == len(blocks[name]) > 0
+            for driver in (of_draft[name], of_target[name]):
+                driver.held = len(driver.log)
+                driver.log.extend([*blocks[name].tokens, verdict.next_token])
+        target.check_integrity()
+    assert draft.stats().num_preemptions == target.stats().num_preemptions == 0
+
+
+def grow_all(draft, drivers, spec):
+    """Growth of all sessions together, until each has said that there will be no more, as nobody could wait for it."""
+    for driver in drivers:
+        draft.add(driver.draft_request(spec))
+    last = {}
+    while draft.has_work:
+        for reply in draft.step():
+            assert isinstance(reply, DraftUpdate), reply
+            last[reply.stamp.session] = reply
+        draft.check_integrity()
+    assert len(last) == len(drivers)
+    assert all(update.is_over for update in last.values())
+
+
+def first_chain(builder):
+    tokens, node = [], 0
+    while children := builder.children(node):
+        node = children[0]
+        tokens.append(builder.tokens[node])
+    return tokens
 
 
 def test_guesses_dropped_for_memory_grow_again(config):
@@ -171,9 +224,7 @@ def test_a_conversation_goes_on_from_what_was_generated(load, plain):
 def test_sessions_that_share_go_back_and_are_thrown_out_say_what_they_would_say_alone(load, plain, seed):
     """Few states, prompts with common beginnings, deterministic: any stale state would show."""
     rng, engine = Random(seed), load(block_tokens=4, deterministic=True, kv_cache_tokens=512)
-    states = engine._runtime.cache.states
-    del states._free[:-24]
-    states.num_states = 24
+    limit_states(engine, 24)
     alone = load(share_prefixes=False, deterministic=True)
     prompts = [[*PROMPT[: rng.choice([24, 40])], *rng.choices(range(250), k=rng.randint(1, 9))] for _ in range(8)]
     want = [Driver(alone, prompt, session=f"{n}").run(6) for n, prompt in enumerate(prompts)]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from core.config import DraftConfig, EngineConfig, TargetConfig
 from core.errors import ConfigError
@@ -126,3 +126,14 @@ def test_a_whole_model_is_itself_again_after_a_part_of_it_was_tried(tmp_path):
         assert torch.equal(model(input_ids=ids, use_cache=False).logits, whole)
     torch.testing.assert_close(part, by_hand(path, CHOSEN))
     assert model.config.num_hidden_layers == json.loads((path / "config.json").read_text())["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("family", ["mamba2", "falcon_h1", "llama"])
+def test_lists_that_have_two_entries_anyway_stay_whole_in_a_model_of_two_layers(tmp_path, family):
+    """Limits of time steps, multipliers, tokens that end an output."""
+    config = AutoConfig.from_pretrained(write(family, tmp_path, num_hidden_layers=2, eos_token_id=[1, 2]))
+    subset = LayerSubset((1,)).config_of(config)
+    assert subset.num_hidden_layers == 1
+    assert subset.eos_token_id == [1, 2]
+    for name in ("time_step_limit", "mlp_multipliers", "ssm_multipliers"):
+        assert getattr(subset, name, None) == getattr(config, name, None)

@@ -68,3 +68,19 @@ def test_what_is_refused_says_why(tmp_path: Path) -> None:
         outline_of(published("qwen3-8b", tmp_path, model_type="nobody"))
     with pytest.raises(UnsupportedModel, match="3 ranks"):
         outline_of(replace(published("qwen3-8b", tmp_path), tensor_parallel=3))
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "bamba", "lfm2", "jamba", "mamba2", "llama"])
+def test_states_of_recurrent_layers_are_as_large_as_a_loaded_models(family: str, tmp_path: Path) -> None:
+    checkpoints.write(family, tmp_path)
+    config = EngineConfig(str(tmp_path), dtype="bfloat16")
+    mixers = load(config, lambda _: None).mixers
+    want = sum(state.num_bytes for mixer in mixers for state in mixer.states)
+    assert outline_of(config).shape.state_bytes == want
+    assert (want > 0) is (family != "llama")
+
+
+def test_a_published_state_is_known_from_the_configuration(tmp_path: Path) -> None:
+    """Of each of 36 layers 32 heads of 128 x 128 in float32, and a convolution's last four inputs."""
+    shape = outline_of(published("qwen3-next-80b-a3b-instruct", tmp_path)).shape
+    assert shape.state_bytes == 36 * (32 * 128 * 128 * 4 + 8192 * 4 * 2)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from workers.native import arithmetic, intrinsics, machine, panels, reads, vectors
+from workers.native import arithmetic, attention, intrinsics, machine, panels, reads, registers, vectors
 from workers.native.matrix import Matrix, Quantized
 from workers.native.pages import Pages
 from workers.native.product import NativeProduct
@@ -71,8 +73,16 @@ def test_no_rows_are_no_outputs() -> None:
     assert product(torch.zeros(1, 0, 7)).shape == (1, 0, 5)
 
 
-def test_the_machine_names_the_instructions_that_it_was_compiled_with() -> None:
-    """Numba compiles `machine` again when its text changes, and does not look at what it imports."""
-    texts = b"".join(Path(str(each.__file__)).read_bytes() for each in (arithmetic, intrinsics, panels, reads, vectors))
+@pytest.mark.parametrize(
+    ("compiled", "parts"),
+    [
+        (attention, (arithmetic, intrinsics, reads, registers, vectors)),
+        (machine, (arithmetic, attention, intrinsics, panels, reads, registers, vectors)),
+    ],
+    ids=["attention", "machine"],
+)
+def test_compiled_code_names_what_it_was_made_of(compiled: Any, parts: Sequence[Any]) -> None:
+    """Numba compiles a file again when its text changes, and does not look at what it imports."""
+    texts = b"".join(Path(str(each.__file__)).read_bytes() for each in parts)
     digest = hashlib.sha256(texts).hexdigest()[:16]
-    assert digest == machine.MADE_OF, "write this digest into workers/native/machine.py"
+    assert digest == compiled.MADE_OF, f"write this digest into {compiled.__file__}"

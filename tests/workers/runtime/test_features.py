@@ -14,8 +14,10 @@ from tests.workers.attention.kernels import PlainKernel
 from tests.workers.runtime.backends.test_compiled_layers import OnAnyDevice
 from tests.workers.runtime.backends.test_cuda_graph import again, recording
 from workers.runtime import backends
-from workers.runtime.backends import CompiledBackend, EagerBackend, PackedBackend, TracedBackend
+from workers.runtime.backend_stack import ALLOWED_ERROR
+from workers.runtime.backends import CompiledBackend, EagerBackend, PackedBackend, ProgramBackend, TracedBackend
 from workers.runtime.runtime import ModelRuntime
+from workers.runtime.self_test import largest_error
 from workers.step.rows import StepRows
 
 LAYERS = (-1, 1, 0)
@@ -45,6 +47,32 @@ def check(runtime: ModelRuntime, family: str, **sizes: int) -> None:
 @pytest.mark.parametrize("family", checkpoints.FAMILIES)
 def test_of_every_family(tmp_path, family):
     check(checkpoints.runtime(checkpoints.write(family, tmp_path), feature_layers=LAYERS), family)
+
+
+@pytest.mark.parametrize("family", [family for family in checkpoints.FAMILIES if family != "gpt2"])
+def test_a_program_returns_them(tmp_path, family):
+    runtime = checkpoints.runtime(checkpoints.write(family, tmp_path), feature_layers=LAYERS)
+    runtime.warm_up()
+    check(runtime, family)
+    assert runtime.backends.names[0] == ProgramBackend.__name__
+    assert runtime.backends.num_base_steps == 0
+
+
+def test_of_a_program_in_bfloat16(tmp_path):
+    """Their bits depend on nothing beside the row, and they change no logits."""
+    settings = {"dtype": "bfloat16", "deterministic": True}
+    path = checkpoints.write("llama", tmp_path)
+    tapped, plain = checkpoints.runtime(path, **settings, feature_layers=LAYERS), checkpoints.runtime(path, **settings)
+    tapped.warm_up()
+    plain.warm_up()
+    tokens = random.Random(3).choices(range(256), k=40)
+    whole = tapped.scores([StepRows(tapped.cache.new_sequence(), tokens, wants_all=True)])
+    kv, other = tapped.cache.new_sequence(), tapped.cache.new_sequence()
+    beside = [[StepRows(kv, [token]), StepRows(other, [token, token])] for token in tokens]
+    alone = torch.cat([tapped.scores(batch).features[:1] for batch in beside])
+    assert torch.equal(alone, whole.features)
+    assert torch.equal(plain.forward([StepRows(plain.cache.new_sequence(), tokens, wants_all=True)]), whole.logits)
+    assert largest_error(whole.features, hidden_states("llama", tokens)) < ALLOWED_ERROR[torch.bfloat16]
 
 
 @pytest.mark.parametrize("kinds", [(TracedBackend, PackedBackend), (CompiledBackend, PackedBackend)], ids=str)

@@ -14,7 +14,7 @@ from core.config import EngineConfig
 from core.errors import ConfigError, StartupError
 from tests import checkpoints
 from workers.runtime import memory
-from workers.runtime.memory import MAX_BLOCKS, free_bytes, num_kv_blocks
+from workers.runtime.memory import MAX_BLOCKS, MIN_STATES, USUAL_STATES, free_bytes, num_kv_blocks, num_states
 from workers.step.kv_cache import NUM_OWN_BLOCKS, KVCache, LayerShape
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda")
@@ -101,6 +101,26 @@ def test_kv_takes_its_share_in_whole_blocks(
     monkeypatch.setattr(memory, "free_bytes", lambda *_: 1 << 20)
     config = EngineConfig(**{"model": "m", "kv_cache_tokens": None, "block_tokens": 16} | settings)
     assert num_kv_blocks(config, LAYERS, dtype) == want
+
+
+@pytest.mark.parametrize(
+    ("settings", "kv_bytes", "want"),
+    [
+        ({}, 30_000, 224),  # of 0.8 MiB what KV leaves
+        ({}, 0, 233),  # all of it, without attention
+        ({}, 800_000, MIN_STATES),
+        ({"kv_cache_tokens": 64}, 3600 * 10_000, 10_000),  # as much memory as KV takes
+        ({"kv_cache_tokens": 64}, 0, USUAL_STATES),  # which take little
+    ],
+)
+def test_states_take_what_kv_leaves_or_as_much_as_kv(
+    settings: dict[str, Any], kv_bytes: int, want: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: 1 << 20)
+    config = EngineConfig(**{"model": "m", "kv_cache_tokens": None} | settings)
+    assert num_states(config, 3600, kv_bytes) == want
+    assert num_states(config, 0, kv_bytes) == 0
+    assert num_states(EngineConfig("m"), 1 << 30, 0) == MIN_STATES
 
 
 def test_no_more_blocks_than_anybody_fills(monkeypatch: pytest.MonkeyPatch) -> None:

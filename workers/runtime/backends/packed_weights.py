@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from workers.attention import is_recorded
+from workers.attention import READS_SOURCE, is_recorded
 from workers.recurrent import WEIGHT_IS_READ
 
 MIN_WEIGHTS: Final = 1 << 19
@@ -110,6 +110,8 @@ def _groups(model: nn.Module, layers: Sequence[Any]) -> Iterator[list[Any]]:
     rest = dict.fromkeys(layers)
     for parent in model.modules():
         for names in FUSED_PROJECTIONS:
+            if hasattr(parent, READS_SOURCE):  # keys and values of cross-attention are not computed with queries
+                continue
             group = [child for name, child in parent.named_children() if name in names and child in rest]
             if len({(type(layer), layer.bias is None, _weight(layer).shape[1]) for layer in group}) == 1:
                 for layer in group:

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from core.config import EngineConfig
-from core.errors import StartupError, UnsupportedModel, first_line
-from workers.heads import tapped_layers
+from core.errors import StartupError, first_line
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
 from workers.step import Step
 
@@ -81,7 +80,7 @@ class ProgramBackend(Backend):
         progress(f"a step is a program of {len(program.codes)} operations, run by {self.team.num_threads} threads")
 
     def run(self, step: Step) -> Tensor:
-        return self._execution.logits(step)
+        return self._execution.run(step)
 
 
 @torch.no_grad()
@@ -107,7 +106,6 @@ def _prepare(model: Any, config: EngineConfig) -> None:
         return matrices[layer]
 
     try:
-        _check_untapped(config)
         program: Program | None = Assembler(record(model), matrix_of).program()
     except Exception as error:
         if config.quantize is None:
@@ -122,12 +120,6 @@ def _prepare(model: Any, config: EngineConfig) -> None:
         placeholder = layer.weight.new_full((1, 1), torch.nan).expand_as(layer.weight)
         layer.weight = nn.Parameter(placeholder, requires_grad=False)
     setattr(model, _PREPARED, _Prepared(program, team))
-
-
-def _check_untapped(config: EngineConfig) -> None:
-    """Raises: UnsupportedModel where hidden states are read, which a program does not return."""
-    if tapped_layers(config):
-        raise UnsupportedModel("a head reads its hidden states")
 
 
 def _weight(layer: Any) -> Tensor:

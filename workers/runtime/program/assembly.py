@@ -63,6 +63,15 @@ class Value:
     addresses: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Numbers of a row that follow each other in a register."""
+
+    register: Register
+    start: int
+    width: int
+
+
 @dataclass(slots=True)
 class Stage:
     """Codes that all threads run before they wait for each other."""
@@ -84,6 +93,8 @@ class Program:
     """Numbers that a row, and a wanted row, has in all registers."""
     logits: Register
     vocab_size: int
+    states: Sequence[Stretch]
+    """The hidden states of each tapped layer, of all rows."""
     tables: Sequence[tuple[int, Tensor, int]]
     """Codes that look up a position, the recorded tensor that they need, and its dimension of rows."""
     positions: Tensor
@@ -128,7 +139,16 @@ class Assembler:
         value = self._values.get(id(logits))
         if logits is None or value is None or value.register.space != WANTED:
             raise Unsupported("its logits are not those of the wanted rows")
-        return self._finish(self._contiguous(value, at_start=True), logits.shape[-1])
+        states = [self._stretch(state) for state in self._recording.states]
+        return self._finish(self._contiguous(value, at_start=True), logits.shape[-1], states)
+
+    def _stretch(self, state: Tensor) -> Stretch:
+        """Where a hidden state is.  # [T, hidden]"""
+        value = self._values.get(id(state))
+        if value is None or value.register.space != ALL:
+            raise Unsupported("its hidden states are not those of all rows")
+        value = self._contiguous(value)
+        return Stretch(value.register, int(by_row(value.addresses)[0]), state.shape[-1])
 
     # Operations
 
@@ -517,8 +537,9 @@ class Assembler:
 
     # The whole program
 
-    def _finish(self, logits: Value, vocab_size: int) -> Program:
-        logits.register.last_stage = len(self._stages)
+    def _finish(self, logits: Value, vocab_size: int, states: Sequence[Stretch]) -> Program:
+        for register in (logits.register, *(state.register for state in states)):
+            register.last_stage = len(self._stages)
         widths = (self._place(ALL), self._place(WANTED))
         width = max(len(code) for stage in self._stages for code, _ in stage.codes)
         rows: list[list[int]] = []
@@ -536,6 +557,7 @@ class Assembler:
             widths=widths,
             logits=logits.register,
             vocab_size=vocab_size,
+            states=states,
             tables=[(index_of[id(code)], tensor, dim) for code, tensor, dim in self._tables],
             positions=self._recording.positions,
             of_positions=self._position_operations,

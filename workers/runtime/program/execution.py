@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.native import machine
+from workers.native.attention import TOGETHER
+from workers.native.reads import AHEAD
 from workers.native.team import Team
-from workers.runtime.program.assembly import Program
+from workers.runtime.program.assembly import Program, Register
 from workers.runtime.program.recorder import NUM_ROWS
 from workers.step import KVCache, Span, Step
 from workers.step.readers import ancestor_bits
@@ -43,8 +45,11 @@ class Execution:
         for index, layer in program.attended:
             codes[index, 8:10] = cache.keys[layer].data_ptr(), cache.values[layer].data_ptr()
 
-    def logits(self, step: Step) -> Tensor:
-        """Write the step's KV. Returns float32 logits of its wanted rows.  # [W, vocab]"""
+    def run(self, step: Step) -> Tensor:
+        """Write the step's KV. Returns float32 logits of its wanted rows, each followed by its features.
+
+        # [W, vocab + features]
+        """
         asked = _asked(step.wanted)
         num_rows, num_wanted = sum(span.num_rows for span in step.spans), len(asked)
         self._reserve(num_rows, num_wanted, max(step.positions) + 1, max(span.num_kv for span in step.spans))
@@ -64,9 +69,17 @@ class Execution:
             )  # fmt: skip
 
         team.run(work)
-        start = int(counts[3]) + program.logits.offset * num_wanted
-        found = memory[start : start + program.logits.width * num_wanted].reshape(num_wanted, program.logits.width)
-        return torch.from_numpy(found[:, : program.vocab_size].copy())
+        logits = self._rows_of(program.logits, counts)[:, : program.vocab_size]
+        states = [
+            self._rows_of(each.register, counts)[asked, each.start : each.start + each.width] for each in program.states
+        ]
+        return torch.from_numpy(np.concatenate([logits, *states], axis=1))
+
+    def _rows_of(self, register: Register, counts: NDArray[np.int64]) -> NDArray[np.float32]:
+        """A register of all rows that have it, in place."""
+        count, base = int(counts[register.space]), int(counts[2 + register.space])
+        start = base + register.offset * count
+        return self._memory[start : start + register.width * count].reshape(count, register.width)
 
     def _reserve(self, num_rows: int, num_wanted: int, num_positions: int, num_kv: int) -> None:
         """Make room for a step."""
@@ -77,14 +90,16 @@ class Execution:
             self._memory[: len(program.constants)] = program.constants
         if num_positions > self._num_positions:
             self._extend_tables(num_positions)
-        if num_rows > self._num_scratch or num_kv > len(self._work[0][1]):
+        if num_rows > self._num_scratch or num_kv > len(self._work[0][1]) // TOGETHER:
             self._num_scratch = max(num_rows, self._num_scratch)
-            num_kv = max(num_kv, len(self._work[0][1]) if self._work else 0)
+            num_kv = max(num_kv, len(self._work[0][1]) // TOGETHER if self._work else 0)
             num_kv = -(-num_kv // TABLE_STEP) * TABLE_STEP
             threads = range(self._team.num_threads)
             shorts = self._num_scratch * self._largest_inputs
             self._scratch = [torch.zeros(shorts, dtype=torch.int16) for _ in threads]
-            self._work = [(np.zeros(2 * num_kv, np.int64), np.zeros(num_kv, np.float32)) for _ in threads]
+            self._work = [
+                (np.zeros(2 * (num_kv + AHEAD), np.int64), np.zeros(TOGETHER * num_kv, np.float32)) for _ in threads
+            ]
 
     def _extend_tables(self, num_positions: int) -> None:
         """Compute what depends on positions alone by the recorded operations, a few positions at a time."""

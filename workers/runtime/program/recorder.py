@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from core.errors import UnsupportedModel
 from workers.attention import LayerProbe
 from workers.attention.paged import LayerKind
-from workers.runtime.backend import model_logits
+from workers.runtime.backend import model_outputs
 
 NUM_ROWS: Final = 17
 NUM_WANTED: Final = 5
@@ -65,6 +65,8 @@ class Recording(LayerProbe):
     positions: Tensor = field(default_factory=lambda: torch.arange(NUM_ROWS))
     wanted: Tensor = field(default_factory=lambda: torch.arange(NUM_WANTED))
     logits: Tensor | None = None
+    states: Sequence[Tensor] = ()
+    """Of each tapped layer.  # [T, hidden] each"""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: LayerKind, *, values_in_keys: bool = False
@@ -96,7 +98,7 @@ def record(model: Any) -> Recording:
     """Record a forward pass of NUM_ROWS rows."""
     recording = Recording()
     with _linear_layers(model, recording), _Recorder(recording):
-        recording.logits = model_logits(
+        recording.logits, recording.states = model_outputs(
             model,
             recording.ids,
             recording.positions,

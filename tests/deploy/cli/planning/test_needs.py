@@ -57,6 +57,14 @@ def test_a_config_is_enough_to_say_what_a_pair_needs(large: str, small: str, tmp
     assert found["one stream, pipelined"] > found["one stream, plain"]
 
 
+def test_states_of_recurrent_layers_limit_the_streams(tmp_path: Path, capsys: Any) -> None:
+    target = config(tmp_path, "qwen3-next-80b-a3b-instruct")
+    assert run("check", "--target", target, "--gpu", "b300", *QUICK) == 0
+    assert "states    77.9 MB each, 523 fit: 47 streams with 8 guesses each" in capsys.readouterr().out
+    found = needs("--target", target, "--gpu", "b300", "--itl-ms", "1000", *QUICK)
+    assert found.load.streams == found.target.num_states // 3 < found.target.kv_tokens // 72
+
+
 def test_a_load_takes_as_many_replicas_as_do_its_requests_with_a_fifth_to_spare(small: str) -> None:
     few, many = (needs("--target", small, "--gpu", "l4", "--rate", rate, *QUICK).load for rate in ("0.001", "900"))
     assert few.num_targets == 1
