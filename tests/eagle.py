@@ -34,7 +34,7 @@ CONFIG: dict[str, Any] = {
     "eagle_aux_hidden_state_layer_ids": LAYER_IDS,
 }
 OWN = ("embed_tokens.weight", "lm_head.weight")
-"""What a head may borrow from its target."""
+"""Tensors that a head may borrow from its target."""
 
 
 def tensors_of(config: dict[str, Any], seed: int = 0, num_tokens: int = checkpoints.VOCAB_SIZE) -> dict[str, Tensor]:

@@ -5,8 +5,8 @@ from deploy.api.checks import check_length, check_tools, json_object, require, t
 from deploy.api.given import SERVICE_TIERS, Given, GivenTool, ServiceTier, given_sampling, template_call
 from deploy.api.hosted import AdapterStore, Hosted, Models, Served, Watch, load_of
 from deploy.api.offload import LONG_BYTES, Offload
-from deploy.api.proxy_admission import RETRY_S, Places, ProxyAdmission
-from deploy.api.proxy_places import admission_behind
+from deploy.api.proxy.admission import RETRY_S, Places, ProxyAdmission
+from deploy.api.proxy.places import admission_behind
 from deploy.api.replies import message_of, shortened, speculation_fields
 from deploy.api.request import sampling_defaults
 from deploy.api.samples import (

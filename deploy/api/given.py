@@ -70,7 +70,7 @@ class Given(SpeculationFields):
     """The prompt; exactly one of `text`, `token_ids` and `chat` is given."""
     token_ids: Sequence[int] | None = None
     source: str | None = None
-    """What the encoder of an encoder-decoder reads; the prompt then begins the decoder's text."""
+    """Text for an encoder-decoder's encoder; the prompt then begins the decoder's text."""
     source_token_ids: Sequence[int] | None = None
     chat: Chat | None = None
     tools: Sequence[Mapping[str, Any]] = ()

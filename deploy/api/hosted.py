@@ -11,7 +11,7 @@ from core.config import ServiceConfig
 from core.errors import InvalidRequest, UnknownModel
 from core.records import Adapter, EngineStats, ModelInfo, Sampling
 from deploy import calls
-from deploy.api.proxy_admission import Places
+from deploy.api.proxy.admission import Places
 from deploy.metrics import Meters, RequestMeter
 from deploy.metrics.load import Load, kv_share
 from orchestrator.service import Service

@@ -12,7 +12,7 @@ from deploy.api.given import Given
 from deploy.api.hosted import Served
 from deploy.api.prompt import prompt_ids
 
-FIELD = "source"
+FIELD, IDS = "source", "source_token_ids"
 
 
 def beginning(given: Given, served: Served) -> tuple[tuple[int, ...], int]:
@@ -24,7 +24,8 @@ def beginning(given: Given, served: Served) -> tuple[tuple[int, ...], int]:
     info, has_source = served.target, given.source is not None or given.source_token_ids is not None
     if not info.max_source_tokens:
         if has_source:
-            raise InvalidRequest(FIELD, f"must not be given: {served.name} is a model without an encoder")
+            field = FIELD if given.source is not None else f"{IDS}.ids"
+            raise InvalidRequest(field, f"must not be given: {served.name} is a model without an encoder")
         return prompt_ids(given, served, served.context_tokens), 0
     if given.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs", f"must be unset: {served.name} is an encoder-decoder")
@@ -54,12 +55,12 @@ def _named_source() -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        field = FIELD + error.field.removeprefix("text").removeprefix("token_ids").removeprefix(".ids")
+        field = error.field.replace("token_ids", IDS) if error.field.startswith("token_ids") else FIELD
         raise type(error)(field, error.problem) from None
 
 
 def _prefix(given: Given, served: Served) -> tuple[int, ...]:
-    """What the decoder's text begins with after its start token."""
+    """Tokens of the decoder's text after its start token."""
     if given.chat is not None:
         raise InvalidRequest(FIELD, "must not be given beside a chat, which is the source of an encoder-decoder")
     if given.token_ids is not None:

@@ -4,7 +4,7 @@ Serve's own handlers (Ray 2.60) lack some properties that callers may expect. Th
 
 - *One message per call, as bytes.* A call with no message or several is refused, as is one whose message does not
   arrive (`deploy.grpc.reading`). Bytes are decoded where an error can be reported.
-- *Overload* is refused before Serve's router, where a call would wait for its refusal (`deploy.api.proxy_admission`).
+- *Overload* is refused before Serve's router, where a call would wait for its refusal (`deploy.api.proxy.admission`).
 - *Errors* arrive as a status with a last message, which is dropped. Errors of streams thus have details too, and none
   is raised and logged with a trace on the way. Serve's own errors are reworded for callers.
 - *Cancellation.* Serve's proxy passes it on only while it waits for the replica's next message. If it comes while a

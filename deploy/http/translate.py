@@ -31,6 +31,7 @@ STRUCTURE = "structured_output"
 _PARAMS = (
     (re.compile(r"^(sampling|stopping)\."), ""),
     (re.compile(r"^(text|token_ids(\.ids)?|chat(\.messages)?)\b"), "prompt"),
+    (re.compile(r"^source_token_ids(\.ids)?"), "source"),
     (re.compile(r"^(bad_word_ids\[\d+\])\.ids\b"), r"\1"),
 )
 """Pairs of a field's path in the proto and its path in the body, the same for all bodies."""

@@ -40,7 +40,7 @@ MAX_SESSION_RATIO = 1.5
 
 
 class Mode(IntEnum):
-    """What a session guesses with. Each mode includes those before it."""
+    """Sources of a session's guesses. Each mode includes those before it."""
 
     PLAIN = 0
     """Nothing. The target continues by itself."""

@@ -80,7 +80,7 @@ class Learned:
     seconds: Average | None = None
     """Average seconds per round, over all sessions; None before the first round."""
     choice: ModeChoice = field(default_factory=ModeChoice)
-    """What sessions guess with, by their measured speed."""
+    """Mode of all sessions of one kind, by measured speed."""
 
 
 @dataclass(slots=True)

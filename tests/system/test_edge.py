@@ -140,7 +140,9 @@ async def test_what_is_compressed_is_served_and_is_no_way_around_the_limits(runn
     async with grpc.aio.insecure_channel(running.address, compression=grpc.Compression.Gzip) as channel:
         methods = reflected(running.address, channel)
         plain, compressed = completion(methods), completion(methods, text="def f(x):\n")
-        assert len(await methods["GenerateStream"](compressed)) == len(await methods["GenerateStream"](plain))
+        answers = [await methods["GenerateStream"](each) for each in (plain, compressed)]
+        # How the tokens are divided into chunks depends on rounds.
+        assert len({tuple(token for chunk in each for token in chunk.token_ids) for each in answers}) == 1
         bomb = await methods["GenerateStream"].error(completion(methods, text="x" * 50_000_000))  # 50 KB on the way
         assert bomb.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         long = await methods["GenerateStream"].error(completion(methods, text="x" * 4_000_000))

@@ -98,23 +98,6 @@ async def test_a_head_beside_a_draft(head):
     assert {source.name for source in sources} == {"draft", "head"}
 
 
-async def test_a_new_target_and_a_new_head_go_on_where_others_stopped(head):
-    sampling, verification = SAMPLINGS["coupled"]
-    async with system(draft=None) as served:
-        plain, _ = await streams(served, sampling, verification)
-    async with system(speculation=replace(TREE, guessers=("draft",)), **places(head)["draft"]) as served:
-        asked = request(served.tokenizer.encode(PROMPTS[0]), NUM_TOKENS, sampling=sampling)
-        tokens, has_restarted = [], False
-        async for chunk in served.service.generate(asked):
-            tokens += chunk.token_ids
-            if not has_restarted and len(tokens) >= 8:
-                has_restarted = True
-                config = served.leases.engines["draft"]._config
-                await served.leases.replace_engine("draft", DraftEngine.load(config, 9, 64, lambda _: None))
-        assert tokens == plain[0]
-        await served.check_nothing_is_held()
-
-
 EAGLE = {
     "intermediate_size": 64,
     "num_attention_heads": 4,
@@ -159,11 +142,25 @@ async def test_an_eagle_head_changes_no_token(eagle_head, place, drawn):
         assert {source.name for source in sources} == {"head" if place == "target" else "draft"}
 
 
-async def test_a_new_eagle_head_goes_on_where_another_stopped(eagle_head):
+async def test_an_eagle_head_that_pauses_goes_on_after_the_gap(eagle_head):
+    """The adaptive policy asks for no features while it decodes plainly, and this head loses by every measure."""
+    sampling, verification = SAMPLINGS["coupled"]
+    adaptive = SpeculationConfig(guessers=("draft",), draft_timeout_s=30.0)
+    async with system(draft=None) as served:
+        plain, _ = await streams(served, sampling, verification)
+    async with system(speculation=adaptive, **eagle_places(eagle_head)["draft"]) as served:
+        for _ in range(3):
+            assert (await streams(served, sampling, verification))[0] == plain
+        await served.check_nothing_is_held()
+
+
+@pytest.mark.parametrize("kind", ["blockwise", "eagle"])
+async def test_a_new_head_goes_on_where_another_stopped(head, eagle_head, kind):
     sampling, verification = SAMPLINGS["coupled"]
     async with system(draft=None) as served:
         plain, _ = await streams(served, sampling, verification)
-    async with system(speculation=replace(TREE, guessers=("draft",)), **eagle_places(eagle_head)["draft"]) as served:
+    place = (places(head) if kind == "blockwise" else eagle_places(eagle_head))["draft"]
+    async with system(speculation=replace(TREE, guessers=("draft",)), **place) as served:
         asked = request(served.tokenizer.encode(PROMPTS[0]), NUM_TOKENS, sampling=sampling)
         tokens, has_restarted = [], False
         async for chunk in served.service.generate(asked):

@@ -75,7 +75,9 @@ def test_rounds_are_explained_where_that_is_asked(grpc_client, guarded, capsys):
     lines = completion.explanation
     assert lines[0].startswith("prefill: a target takes in")
     assert len([line for line in lines if line.startswith("round ")]) == completion.finish.speculation.target_passes - 1
-    assert any("tokens/s cost" in line for line in lines)
+    # Whether the adaptive policy guesses depends on measured times; this one always does.
+    static = grpc_client.generate(PROMPT, temperature=0.0, max_tokens=40, explain=True, policy="static").explanation
+    assert any("accepted" in line and "draft" in line for line in static)
     assert not grpc_client.generate(PROMPT, max_tokens=8).explanation
     assert main.main(["generate", PROMPT, "--address", guarded.address, "--max-tokens", "8", "--explain"]) == 0
     assert "prefill: a target takes in" in capsys.readouterr().err

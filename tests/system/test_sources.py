@@ -157,6 +157,6 @@ async def test_a_draft_with_its_own_encoder_is_mostly_right(pair):
     """A draft that is the target itself: all its guesses stand only if it reads the source, too."""
     async with system(pair[0], pair[0], gamma=4) as running:
         chunks = await running.complete(asked(SOURCES[3]))
-    statistics = chunks[-1].statistics
+    statistics = chunks[-1].stats
     assert statistics.num_drafted_tokens > 0
     assert statistics.num_accepted_tokens >= 0.8 * statistics.num_drafted_tokens, "the last block may be cut"

@@ -149,8 +149,8 @@ async def test_guesses_that_are_drawn_keep_the_output_valid(verification):
 
 @pytest.mark.parametrize("guessers", [("grammar",), ("draft", "prompt_lookup", "grammar")], ids=str)
 async def test_what_the_grammar_forces_is_guessed_with_and_without_a_draft_and_changes_no_token(guessers):
-    """Greedy and seeded, by the policy that has all guess side by side."""
-    speculation = SpeculationConfig(policy="adaptive", max_draft_tokens=8, draft_timeout_s=30.0)
+    """Greedy and seeded, by a policy that verifies guesses whatever they cost."""
+    speculation = SpeculationConfig(policy="static_tree", max_block_tokens=8, draft_timeout_s=30.0)
     async with system(speculation=speculation) as served:
         _, jobs = zip(*jobs_of(served, 6)[::2], strict=True)  # of each schema and each way to sample one
         plain = await outputs(served, [replace(job, max_draft_tokens=0) for job in jobs])

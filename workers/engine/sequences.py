@@ -60,9 +60,7 @@ class HeldSequence(HeldTokens):
         """The log, as penalties see it: a source is no part of the decoder's text, so its tokens are replaced by the
         first one after it."""
         tokens, num_source = self.log.tokens, self.spec.num_source
-        if not num_source:
-            return tokens
-        return [*[tokens[num_source]] * num_source, *tokens[num_source:]]
+        return tokens if not num_source else [tokens[num_source]] * num_source + list(tokens[num_source:])
 
     def masks(self, paths: Callable[[], Sequence[Sequence[int]]]) -> Sequence[Mask | None] | None:
         """Tokens that the grammar allows after each of these paths below the log; None without a grammar."""

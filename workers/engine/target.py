@@ -184,7 +184,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         self._jobs.append(VerifyJob(request, held, pending, arrived_s, scores=scores, prefix=prefix))
 
     def _wanted_prefix(self, request: VerifyRequest) -> PrefixFeatures | None:
-        """Where to keep features of the tokens before the root, if a head reads them."""
+        """Store for features of the tokens before the root, if a head reads them."""
         root = request.num_committed - 1
         head = self._grown if Want.GUESSES in request.wants else None
         if Want.PREFIX_FEATURES in request.wants or (head is not None and head.lacks(request.stamp.session, root)):

@@ -48,7 +48,7 @@ class EagleHead(nn.Module):
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
-        """What one row stores: KV of each layer, then its output, which is the feature of guesses below it."""
+        """Shapes of a row's storage: KV of each layer, then its output, which is the feature of guesses below it."""
         config = self.config
         kv = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
         return (*[kv] * config.num_layers, LayerShape(1, config.hidden_size, 0))

@@ -140,11 +140,13 @@ class SourceDecoder:
 
 
 class _Always:
-    def get(self, key: int) -> bool:  # noqa: ARG002
+    """Says of each layer that its keys and values are there."""
+
+    def get(self, layer: int) -> bool:  # noqa: ARG002
         return True
 
 
-class _NoCache(EncoderDecoderCache):  # type: ignore[misc]
+class _NoCache(EncoderDecoderCache):  # type: ignore[misc]  # transformers is untyped
     """Given to the decoder in place of a cache: keys and values of cross-attention exist, those of the step are all.
 
     So the model's code computes neither; attention (`workers.attention`) reads KV.

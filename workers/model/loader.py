@@ -266,7 +266,7 @@ def _describe(model: Any, checkpoint: _Checkpoint, config: EngineConfig, num_par
 
 
 def _of_source(model: Any, checkpoint: _Checkpoint, config: EngineConfig) -> dict[str, Any]:
-    """What is known of an encoder-decoder beside other models."""
+    """Facts of an encoder-decoder that other models lack."""
     if not model.config.is_encoder_decoder:
         return {}
     return {

@@ -27,14 +27,14 @@ from workers.native.arithmetic import (
     wide,
     with_one,
 )
-from workers.native.attention import attend, store
+from workers.native.attention.rows import attend, store
 from workers.native.compiler import compiled
 from workers.native.intrinsics import add_atomic, load_atomic, load_float, load_short, store_short, yield_processor
 from workers.native.panels import PANELS
 from workers.native.registers import place
 from workers.native.vectors import HAS_PAIRS, PANEL
 
-MADE_OF: Final = "4bb608dc54721905"
+MADE_OF: Final = "b9613b9597cf57bf"
 """Digest of the files that this one compiles in: Numba compiles it again when its own text changes, and looks at no
 other. A test compares it."""
 ROWS, PRODUCTS, ATTENTION = range(3)

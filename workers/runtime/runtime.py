@@ -142,7 +142,7 @@ class ModelRuntime:
         return f"{hardware}; torch {torch.__version__}; {backends}; {config.tensor_parallel} ranks{threads}{weights}"
 
     def scores(self, batch: Sequence[StepRows]) -> Scores:
-        """As `forward`, with the features of the same rows."""
+        """Logits like `forward`'s, with the features of the same rows."""
         return Scores(self.forward(batch), self._features)
 
     @torch.inference_mode()

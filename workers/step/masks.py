@@ -70,7 +70,7 @@ class TreeMask:
         return num_products, num_queries, num_slots
 
     def distances(self) -> NDArray[np.int64]:
-        """As `ChainMask.distances`."""
+        """Like `ChainMask.distances`."""
         return self.query_positions[:, :, None] - self.key_positions[:, None, :]
 
     def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

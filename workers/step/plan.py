@@ -82,7 +82,7 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What each row of a step reads in one attention call."""
+    """Stretches of KV that the rows of a step read in one attention call."""
 
     groups: tuple[AttentionGroup, ...]
     row_order: torch.Tensor | None  # [T] rows of the groups' joined outputs; None when they are in order
@@ -101,7 +101,7 @@ class StepPlan:
 
     @cached_property
     def source_reads(self) -> Reads:
-        """What cross-attention reads; made when first needed."""
+        """Stretches that cross-attention reads; made when first needed."""
         return _plan_reads(self.cache, [SourceReader(span) for span in self.spans], self.num_rows, self.tiling)
 
 

@@ -33,7 +33,7 @@ class GenerateFields(Parameters, total=False):
     token_ids: Sequence[int] | None
     """A prompt of token ids, instead of a text."""
     source: str | None
-    """What the encoder of an encoder-decoder reads. The prompt then begins the decoder's text, and may be missing.
+    """Text for an encoder-decoder's encoder. The prompt then begins the decoder's text, and may be missing.
     Without a source the prompt is the source."""
     source_token_ids: Sequence[int] | None
     """The source as token ids, instead of a text."""
@@ -140,6 +140,7 @@ _PATHS = {
     **{name: name for name in _UNSET.DESCRIPTOR.fields_by_name if name not in ("chat", *_GROUPS)},
     **{name: f"{group}.{name}" for group in _GROUPS for name in getattr(_UNSET, group).DESCRIPTOR.fields_by_name},
     "token_ids": "token_ids.ids",
+    "source_token_ids": "source_token_ids.ids",
     "messages": "chat.messages",
     "tools": "chat.tools",
     "template_arguments": "chat.template_arguments",

@@ -42,7 +42,7 @@ class BlockChooser:
         """Length of the chain that a guesser has drawn for the next block. The tree then has no other nodes."""
 
     def restart(self) -> None:
-        """As `reset`, but the draft's likeliest nodes stay as guesses until the next verdict."""
+        """Like `reset`, but the draft's likeliest nodes stay as guesses until the next verdict."""
         best = self.tree.best(MAX_KEPT_NODES, self._policy.max_grown_depth)
         kept, is_missed, late_hit = guesses_of(self.tree, best), self._is_missed, self.late_hit
         self.reset()

@@ -83,13 +83,13 @@ def test_a_source_takes_no_room_of_the_decoders_context() -> None:
     ("info", "fields", "field", "problem"),
     [
         (DECODER, {"source": "ab", "text": "c"}, "source", "without an encoder"),
-        (DECODER, {"source_token_ids": [5], "token_ids": [5]}, "source", "without an encoder"),
+        (DECODER, {"source_token_ids": [5], "token_ids": [5]}, r"source_token_ids\.ids", "without an encoder"),
         (BOTH, {"source": ""}, "source", "at least one token"),
-        (BOTH, {"source_token_ids": []}, "source", "at least one token"),
+        (BOTH, {"source_token_ids": []}, r"source_token_ids\.ids", "at least one token"),
         (BOTH, {"token_ids": []}, "token_ids.ids", "at least one token"),
-        (BOTH, {"source_token_ids": [5] * 31}, "source", "at most 30 tokens long, got 31"),
+        (BOTH, {"source_token_ids": [5] * 31}, "source_token_ids", "at most 30 tokens long, got 31"),
         (BOTH, {"token_ids": [5] * 31}, "token_ids", "at most 30 tokens long, got 31"),
-        (BOTH, {"source_token_ids": [5, 10**6]}, r"source\[1\]", "must be in"),
+        (BOTH, {"source_token_ids": [5, 10**6]}, r"source_token_ids\.ids\[1\]", "must be in"),
         (BOTH, {"source_token_ids": [5], "source": "a"}, "source", "beside source_token_ids"),
         (BOTH, {"source": "a", "token_ids": [5] * 20}, "token_ids", "at most"),
         (BOTH, {}, "prompt", "must be given"),
@@ -103,6 +103,13 @@ def test_refusals_name_the_field(info: ModelInfo, fields: dict[str, Any], field:
 def test_scores_of_a_prompt_are_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match=r"^prompt_logprobs"):
         by_http(prompt="ab", prompt_logprobs=1)
+
+
+def test_a_body_has_one_name_for_both_kinds_of_source() -> None:
+    with pytest.raises(InvalidRequest, match=r"^source\[1\]"):
+        by_http(prompt="", source=[5, 10**6])
+    with pytest.raises(InvalidRequest, match=r"^source: must not be given"):
+        by_http(info=DECODER, prompt="a", source=[5])
 
 
 def test_an_encoder_decoder_drafts_only_for_one() -> None:

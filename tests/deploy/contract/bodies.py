@@ -304,6 +304,7 @@ ARRIVES: Mapping[str, Mapping[str, Sent]] = dict(zip(BARE, (COMPLETION, CHAT, RE
 IGNORED: Mapping[str, Mapping[str, Sent]] = dict(
     zip(BARE, (SAMPLED_IGNORED, CHAT_IGNORED, RESPONSES_IGNORED, MESSAGES_IGNORED), strict=True)
 )
-REFUSED: Mapping[str, Mapping[str, Fragment]] = dict(
-    zip(BARE, (COMPLETION_REFUSED, CHAT_REFUSED, RESPONSES_REFUSED, MESSAGES_REFUSED), strict=True)
-)
+REFUSED: Mapping[str, Mapping[str, Fragment]] = {
+    path: {**refused, "source": {"source": "x"}}  # by this model, which has no encoder
+    for path, refused in zip(BARE, (COMPLETION_REFUSED, CHAT_REFUSED, RESPONSES_REFUSED, MESSAGES_REFUSED), strict=True)
+}

@@ -46,6 +46,8 @@ REFUSED: list[tuple[pb.GenerateRequest, str]] = [
     *((sampling(temperature=value), "sampling.temperature") for value in (0.0009, 100.5, 1e308)),
     *((sampling(top_p=value), "sampling.top_p") for value in (-0.0, 1.0000001)),
     (message(request_id="\x00"), "request_id"),
+    (message(source="x"), "source"),
+    (message(source_token_ids=pb.TokenIds(ids=[1])), "source_token_ids.ids"),
     (message(resume_samples=[pb.TokenIds(ids=[VOCAB])]), "resume_samples[0].ids[0]"),
 ]
 NEVER_WRONG = {

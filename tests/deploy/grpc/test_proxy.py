@@ -17,7 +17,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from ray.serve._private.proxy import gRPCProxy
 from ray.serve._private.proxy_request_response import gRPCStreamingType
 
-from deploy.api.proxy_admission import Places, ProxyAdmission
+from deploy.api.proxy.admission import Places, ProxyAdmission
 from deploy.files import STOP_FILE
 from deploy.grpc.proxy import (
     _cancel,

@@ -18,7 +18,7 @@ from deploy.api import offload, sample_seed
 from deploy.api.authentication import Authenticator
 from deploy.api.hosted import Hosted
 from deploy.api.offload import SHORT_BYTES
-from deploy.api.proxy_admission import Places
+from deploy.api.proxy.admission import Places
 from deploy.api.replies import MAX_DETAILS_CHARS
 from deploy.grpc.servicer import MAX_WATCHES, Servicer
 from deploy.grpc.status import DETAILS_KEY

@@ -11,8 +11,8 @@ from ray.serve._private.http_util import RequestIdMiddleware, _apply_middlewares
 from ray.serve._private.proxy import HTTPProxy
 
 from core.errors import Unavailable
-from deploy.api import proxy_admission
-from deploy.api.proxy_admission import Places, ProxyAdmission
+from deploy.api.proxy import admission as proxy_admission
+from deploy.api.proxy.admission import Places, ProxyAdmission
 from deploy.calls import CallId
 from deploy.files import STOP_FILE
 from deploy.http import proxy as module

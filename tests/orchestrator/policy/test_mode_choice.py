@@ -161,7 +161,7 @@ def test_trials_in_vain_become_rare():
 
 @pytest.mark.parametrize("num", [1, 16])
 def test_trials_of_much_slower_rounds_take_little_of_the_time(num):
-    """By the number of rounds they would take a third of it, and so with many sessions they did."""
+    """Counted in rounds they would take a third of it, as they did with many sessions."""
     sessions = FakeSessions(draft=10.0, plain=100.0, num=num).run(num * 20_000)
     sessions.ways.clear()  # while their number doubled
     sessions.run(num * 20_000)

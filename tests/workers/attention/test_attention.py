@@ -158,7 +158,7 @@ def test_padding_has_no_tiles_of_its_own() -> None:
     cache = make_cache()
     (kv,) = fill(cache, [9])
     cache.reserve(kv, 10)
-    (group,) = plan_step(cache, [Span(kv, 0, 1)], 8, Tiling(min_rows=8, query_rows=4, kv_tokens=32)).groups
+    (group,) = plan_step(cache, [Span(kv, 0, 1)], 8, Tiling(min_rows=8, query_rows=4, kv_tokens=32)).reads.groups
     assert group.mask.shape == (1, 4, 32)
 
 
@@ -190,7 +190,7 @@ def test_a_mask_is_made_once_for_all_layers_of_a_kind() -> None:
     cache = make_cache()
     (kv,) = fill(cache, [9])
     cache.reserve(kv, 10)
-    (group,) = plan_step(cache, [Span(kv, 0, 1)], 1, Tiling()).groups
+    (group,) = plan_step(cache, [Span(kv, 0, 1)], 1, Tiling()).reads.groups
     assert group.bias(None, 3, torch.float32) is group.bias(None, 3, torch.float32)
     assert group.bias(4, 3, torch.float32) is not group.bias(None, 3, torch.float32)
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from workers.native import arithmetic, attention, intrinsics, machine, panels, reads, registers, vectors
+from workers.native import arithmetic, intrinsics, machine, panels, registers, vectors
+from workers.native.attention import reads, rows
 from workers.native.matrix import Matrix, Quantized
 from workers.native.pages import Pages
 from workers.native.product import NativeProduct
@@ -76,8 +77,8 @@ def test_no_rows_are_no_outputs() -> None:
 @pytest.mark.parametrize(
     ("compiled", "parts"),
     [
-        (attention, (arithmetic, intrinsics, reads, registers, vectors)),
-        (machine, (arithmetic, attention, intrinsics, panels, reads, registers, vectors)),
+        (rows, (arithmetic, intrinsics, reads, registers, vectors)),
+        (machine, (arithmetic, rows, intrinsics, panels, reads, registers, vectors)),
     ],
     ids=["attention", "machine"],
 )

@@ -238,6 +238,7 @@ def test_sequences_that_keep_to_their_share_never_lack_a_state() -> None:
     kvs = [cache.new_sequence() for _ in range(4)]
     texts = dict.fromkeys(kvs, 0)
     block = TokenTree.chain((1,) * cache.states.max_guesses(len(kvs)))
+    assert len(block) > 0
     for _ in range(20):
         run(cache, *(StepRows(kv, [7], block) for kv in kvs))
         for kv in kvs:
@@ -248,3 +249,4 @@ def test_sequences_that_keep_to_their_share_never_lack_a_state() -> None:
             if not texts[kv] % 3:  # one of few blocks of KV
                 cache.truncate(kv, 0)
                 texts[kv] = 0
+        cache.check_integrity()

@@ -37,7 +37,7 @@ STATEMENTS = {
     "rope.scaling.type": "rope_type",
     "rope.scaling.factor": "factor",
 }
-"""What a file says of its architecture, and where the configuration has the same. Other statements are refused."""
+"""Keys of a file's architecture, with the configuration's names. Other keys are refused."""
 EXPERTS = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
@@ -111,7 +111,7 @@ SIGMOID = 2
 LLAMA3_FACTORS = "rope_freqs.weight"
 """Tensor with the factors by which Llama 3.1 and later divide rotary frequencies."""
 LONG_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
-"""Those of Phi, up to its original context and above."""
+"""Tensors of Phi's factors, up to its original context and above."""
 ROPE_FACTORS = {"llama": (LLAMA3_FACTORS,), "phi3": LONG_FACTORS}
 """Tensors that become a part of the configuration, by architecture."""
 
@@ -122,7 +122,7 @@ def read_config(file: Path, metadata: Mapping[str, Any], tensors: Mapping[str, A
     prefix = f"{architecture}."
     stated = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     stated["block_count"] = num_layers = _num_layers(stated)
-    if num_layers is None or num_layers > len(tensors):  # so many would not even fit into memory without weights
+    if num_layers is None or num_layers > len(tensors):  # even empty layers would not fit into memory
         raise CheckpointError(f"{file} states block_count = {num_layers}, but has {len(tensors)} tensors")
     names = STATEMENTS | ARCHITECTURES[architecture]
     config = _read(file, {names[key]: stated[key] for key in UNREAD if stated.get(key) and key in names})

@@ -62,7 +62,7 @@ class EagleRuntime:
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[StepRows]) -> Tensor:
-        """As `ModelRuntime.forward`: float32 logits of the wanted rows.  # [rows, vocab]"""
+        """Float32 logits of the wanted rows, in `ModelRuntime.forward`'s order.  # [rows, vocab]"""
         self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
         rows = _Rows(self.cache)
         for item in batch:

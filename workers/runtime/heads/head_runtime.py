@@ -46,7 +46,7 @@ class HeadRuntime:
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[StepRows]) -> Tensor:
-        """As `ModelRuntime.forward`: float32 logits of the wanted rows.  # [rows, vocab]"""
+        """Float32 logits of the wanted rows, in `ModelRuntime.forward`'s order.  # [rows, vocab]"""
         self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
         rows = [(_state_of(item), depth) for item in batch if item.wants_logits for depth in _depths(item)]
         for item in batch:

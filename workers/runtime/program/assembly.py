@@ -143,7 +143,7 @@ class Assembler:
         return self._finish(self._contiguous(value, at_start=True), logits.shape[-1], states)
 
     def _stretch(self, state: Tensor) -> Stretch:
-        """Where a hidden state is.  # [T, hidden]"""
+        """Place of a hidden state.  # [T, hidden]"""
         value = self._values.get(id(state))
         if value is None or value.register.space != ALL:
             raise Unsupported("its hidden states are not those of all rows")

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.native import machine
-from workers.native.attention import TOGETHER
-from workers.native.reads import AHEAD
+from workers.native.attention.reads import AHEAD
+from workers.native.attention.rows import TOGETHER
 from workers.native.team import Team
 from workers.runtime.program.assembly import Program, Register
 from workers.runtime.program.recorder import NUM_ROWS

@@ -66,7 +66,7 @@ class Recording(LayerProbe):
     wanted: Tensor = field(default_factory=lambda: torch.arange(NUM_WANTED))
     logits: Tensor | None = None
     states: Sequence[Tensor] = ()
-    """Of each tapped layer.  # [T, hidden] each"""
+    """Hidden states of all rows, by tapped layer.  # [T, hidden] each"""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: LayerKind, *, values_in_keys: bool = False

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from core.errors import Overloaded
-from deploy.api import proxy_places
 from deploy.api.hosted import Hosted, Models
+from deploy.api.proxy import places as proxy_places
 from deploy.metrics import REQUEST_FAILURE
 from deploy.metrics.meters import Meters
 from tests.deploy.grpc.rpc import Recorded, Script, served

@@ -10,13 +10,13 @@ from typing import Any, Final
 import numpy as np
 
 from workers.native.arithmetic import exp, largest_of, round_all, short_of, sum_of, tanh, wide
+from workers.native.attention.reads import scores_of, weigh_four, weigh_one
 from workers.native.compiler import compiled
 from workers.native.intrinsics import float_of, load_float, load_long, load_short, store_float, store_short
-from workers.native.reads import scores_of, weigh_four, weigh_one
 from workers.native.registers import place
 
-MADE_OF: Final = "a59d48c7a36f0d3d"
-"""As in `machine`."""
+MADE_OF: Final = "6791455403d9b0ec"
+"""Digest of the files that this one compiles in (see `machine`)."""
 TOGETHER: Final = 4
 """Heads that read the same keys and are computed together, so that memory is read once for all of them."""
 STRETCH: Final = 128

@@ -1,6 +1,6 @@
 """The admission of one Serve proxy process, shared by its gRPC and HTTP layers.
 
-Asks the orchestrators for their limits; `deploy.api.proxy_admission` does the counting. Runs in the proxy's process.
+Asks the orchestrators for their limits; `deploy.api.proxy.admission` does the counting. Runs in the proxy's process.
 Knows Serve (Ray 2.60).
 """
 
@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from core.errors import Overloaded
-from deploy.api.proxy_admission import Places, ProxyAdmission
+from deploy.api.proxy.admission import Places, ProxyAdmission
 from deploy.metrics import REQUEST_FAILURE, ServeRecorder
 
 

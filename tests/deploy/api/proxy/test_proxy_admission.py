@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import pytest
 
 from core.errors import InvalidRequest, Overloaded
-from deploy.api import proxy_admission
-from deploy.api.proxy_admission import (
+from deploy.api.proxy import admission as proxy_admission
+from deploy.api.proxy.admission import (
     LOG_PERIOD_S,
     MAX_OTHER_CALLS,
     MAX_TURN_S,

@@ -1,0 +1,1 @@
+"""Attention in native code: rows over keys and values in their slots (`rows`), in LLVM instructions (`reads`)."""
