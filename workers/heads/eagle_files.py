@@ -264,7 +264,8 @@ class _Settings:
             layers = tuple(layer + 1 for layer in of_outputs)
         else:
             layers = self._usual_layers(model)
-        if len(layers) != num or len(set(layers)) != num or min(layers) < 0:
+        lowest = LAST_STATE[0] if as_written else 0
+        if len(layers) != num or len(set(layers)) != num or min(layers) < lowest:
             raise CheckpointError(
                 f"{self._file}: its fc.weight reads {num} layers, but its layers are {list(layers)}; "
                 "set feature_layers to their inputs, counted from 0"

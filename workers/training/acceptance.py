@@ -1,7 +1,7 @@
-"""What a head is worth on held-out texts, offline: the rank of each of the target's tokens among its guesses, by depth.
+"""What a head is worth on held-out texts, offline: by depth, the rank of the target's tokens among its guesses.
 
-A chain's or tree's row of step j has read the target's own tokens if all guesses before were right, so the unrolled pass
-over a text gives the ranks of every chain that starts in it. At a temperature, target and head draw with one noise
+A chain's or tree's row of step j has read the target's own tokens if all guesses before were right, so the unrolled
+pass over a text gives the ranks of every chain that starts in it. At a temperature, target and head draw with one noise
 (coupled): the noise is drawn given that the target drew the text's token.
 """
 
@@ -38,7 +38,13 @@ class Acceptance:
 
 @torch.inference_mode()
 def ranks_of(
-    head: Eagle3, one: Packed, teacher: Teacher, output: Tensor, temperature: float, depth: int, generator: torch.Generator
+    head: Eagle3,
+    one: Packed,
+    teacher: Teacher,
+    output: Tensor,
+    temperature: float,
+    depth: int,
+    generator: torch.Generator,
 ) -> Tensor:
     """Rank of the token at p + 2 + j among the guesses of step j; `MAX_RANK` if it is not to be guessed.
 
@@ -50,7 +56,9 @@ def ranks_of(
         rows = one.ahead(2 + step).nonzero().flatten()
         token_ids = teacher.draft_ids[one.token_ids[rows + 2 + step]]
         rows, token_ids = rows[token_ids >= 0], token_ids[token_ids >= 0]
-        scores = (head.normed(states[0][rows.to(states.device)]).to(teacher.output.dtype) @ teacher.output.T).float().cpu()
+        scores = (
+            (head.normed(states[0][rows.to(states.device)]).to(teacher.output.dtype) @ teacher.output.T).float().cpu()
+        )
         if noise is not None:
             scores = scores / temperature + noise[rows + 2 + step]
         own = scores.gather(1, token_ids[:, None])
@@ -62,7 +70,9 @@ def _noise(one: Packed, teacher: Teacher, output: Tensor, temperature: float, ge
     """Gumbel noise of each token of the draft's vocabulary, given that the target's draw is the text.  # [S, D]"""
     last = one.states[:, -output.shape[1] :].to(output.device, output.dtype)
     logits = (last @ output.T).float().cpu() / temperature
-    logs = torch.roll(logits - logits.logsumexp(-1, keepdim=True), 1, 0)  # of the token at this row, from the row before
+    logs = torch.roll(
+        logits - logits.logsumexp(-1, keepdim=True), 1, 0
+    )  # of the token at this row, from the row before
     chosen = (teacher.draft_ids >= 0).nonzero().flatten()
     size = (len(logs), 1)
     highest = -torch.empty(size).exponential_(generator=generator).log()  # score of the drawn token
@@ -77,10 +87,12 @@ def _noise(one: Packed, teacher: Teacher, output: Tensor, temperature: float, ge
 def measured(found: Iterable[tuple[Packed, Tensor]], depth: int) -> Acceptance:
     """`found`: texts and their ranks."""
     texts = [ranks[first : end - 1] for one, ranks in found for first, end in _answers(one)]
-    rows = torch.cat(texts)
+    rows = torch.cat([torch.zeros(0, depth, dtype=torch.long), *texts])
     shares = _shares(rows, depth)
     chains = [_tokens_a_round(texts, {(0,) * n for n in range(1, size + 1)}) for size in range(1, depth + 1)]
-    return Acceptance(len(rows), [each[0] for each in shares], chains, _tokens_a_round(texts, best_tree(shares, TREE_NODES)))
+    return Acceptance(
+        len(rows), [each[0] for each in shares], chains, _tokens_a_round(texts, best_tree(shares, TREE_NODES))
+    )
 
 
 def _answers(one: Packed) -> Iterable[tuple[int, int]]:

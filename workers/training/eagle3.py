@@ -64,9 +64,7 @@ class Eagle3(nn.Module):
     def tensors(self) -> dict[str, Tensor]:
         return dict(zip(self._names, self._weights, strict=True))
 
-    def unrolled(
-        self, features: Tensor, embeddings: list[Tensor], positions: Tensor, mask: Tensor
-    ) -> Iterator[Tensor]:
+    def unrolled(self, features: Tensor, embeddings: list[Tensor], positions: Tensor, mask: Tensor) -> Iterator[Tensor]:
         """Outputs of each step, before the last norm.  # [B, S, hidden] each
 
         `features` [B, S, 3 hidden]; `embeddings` has those of the tokens at p + 1, p + 2, ... of each row, one for each
@@ -76,8 +74,10 @@ class Eagle3(nn.Module):
         layer = {name.removeprefix("midlayer."): tensor for name, tensor in of.items()}
         state, keys, values = linear(features, of["fc.weight"]), list[Tensor](), list[Tensor]()
         for step, embedded in enumerate(embeddings):
-            read = torch.cat([self._norm(embedded, "input_layernorm", layer), self._norm(state, "hidden_norm", layer)], -1)
-            query, key, value = (_by_head(linear(read, layer[f"self_attn.{each}_proj.weight"]), shape) for each in "qkv")
+            normed = self._norm(state, "hidden_norm", layer)
+            read = torch.cat([self._norm(embedded, "input_layernorm", layer), normed], -1)
+            made = (linear(read, layer[f"self_attn.{each}_proj.weight"]) for each in "qkv")
+            query, key, value = (_by_head(rows, shape) for rows in made)
             turn = _rotation(positions + step, shape)
             keys.append(_rotated(key, turn))
             values.append(value)

@@ -10,26 +10,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from core.errors import ConfigError
 from workers.training.eagle3 import NUM_FEATURES
 from workers.training.texts import TrainingText
 
+MIN_LAYERS = 2
 COLUMNS = NUM_FEATURES + 1
 
 
 def tapped(num_layers: int) -> tuple[int, ...]:
-    """Hidden states that a head reads, as Hugging Face counts them: the authors' choice."""
-    return 2, num_layers // 2, num_layers - 3
+    """Layers whose inputs a head reads: the authors' choice. Of few layers, where these coincide, the first one's, the
+    middle one's and the last state (-1).
+
+    Raises: ConfigError for a target of one layer.
+    """
+    if is_usual(num_layers):
+        return 2, num_layers // 2, num_layers - 3
+    if num_layers < MIN_LAYERS:
+        raise ConfigError(f"--target: a head reads {NUM_FEATURES} hidden states, but the model has {num_layers} layer")
+    return 0, num_layers // 2, -1
+
+
+def is_usual(num_layers: int) -> bool:
+    """Whether readers know the layers without being told."""
+    return num_layers > 6
 
 
 class TargetStates:
-    """Hidden states of texts, one after the other.  # bfloat16 [tokens, 4 hidden]: low, middle, high, last after norm"""
+    """Hidden states of texts, one after the other: low, middle, high, last after the norm.
+
+    # bfloat16 [tokens, 4 hidden]
+    """
 
     def __init__(self, file: Path, texts: Sequence[TrainingText], hidden_size: int) -> None:
         self._starts = [0]
         for text in texts:
             self._starts.append(self._starts[-1] + len(text.token_ids))
         size = self._starts[-1] * COLUMNS * hidden_size
-        self._rows = torch.from_file(str(file), shared=True, size=size, dtype=torch.bfloat16).view(-1, COLUMNS * hidden_size)
+        self._rows = torch.from_file(str(file), shared=True, size=size, dtype=torch.bfloat16).view(
+            -1, COLUMNS * hidden_size
+        )
 
     def of(self, index: int) -> Tensor:
         return self._rows[self._starts[index] : self._starts[index + 1]]

@@ -12,6 +12,9 @@ from torch import Tensor
 from workers.training.features import TargetStates
 from workers.training.texts import TrainingText
 
+LOOK_AHEAD = 64
+"""Number of waiting texts among which the one is looked for that fills a sequence best."""
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -33,40 +36,50 @@ class Packed:
         seen = (self.texts[:, None] == self.texts[None]) & (rows[:, None] >= rows[None])
         return torch.zeros(seen.shape).masked_fill(~seen, float("-inf"))
 
-    def ahead(self, by: int) -> Tensor:
-        """Rows whose token `by` later is to be guessed and belongs to the same text.  # bool [S]"""
+    def taught(self, by: int) -> Tensor:
+        """Rows whose token `by` later belongs to the same text.  # bool [S]"""
         same = torch.zeros_like(self.guessed)
-        same[:-by] = self.guessed[by:] & (self.texts[by:] == self.texts[:-by])
+        same[:-by] = (self.texts[by:] == self.texts[:-by]) & (self.texts[by:] >= 0)
         return same
+
+    def ahead(self, by: int) -> Tensor:
+        """Those of these rows whose token `by` later is to be guessed.  # bool [S]"""
+        return self.taught(by) & torch.roll(self.guessed, -by)
 
 
 def packed(
     texts: Sequence[TrainingText], states: TargetStates, length: int, order: random.Random | None = None
 ) -> Iterator[Packed]:
     """All texts once, in random order; each is cut to `length` tokens and stands in one sequence."""
-    indices = list(range(len(texts)))
+    waiting = list(range(len(texts)))
     if order is not None:
-        order.shuffle(indices)
-    chosen, size = list[int](), 0
-    for index in indices:
-        tokens = min(length, len(texts[index].token_ids))
-        if size + tokens > length:
-            yield _pack(texts, states, chosen, length)
-            chosen, size = [], 0
-        chosen.append(index)
-        size += tokens
-    if chosen:
+        order.shuffle(waiting)
+    while waiting:
+        chosen, room = list[int](), length
+        while waiting and (place := _largest(texts, waiting[:LOOK_AHEAD], room, is_first=not chosen)) is not None:
+            chosen.append(waiting.pop(place))
+            room -= min(length, len(texts[chosen[-1]].token_ids))
         yield _pack(texts, states, chosen, length)
 
 
+def _largest(texts: Sequence[TrainingText], waiting: Sequence[int], room: int, *, is_first: bool) -> int | None:
+    """Place of the longest text that fits; of the first text if the sequence is empty. None if no text fits."""
+    if is_first:
+        return 0
+    sizes = {place: len(texts[index].token_ids) for place, index in enumerate(waiting)}
+    fitting = [place for place, size in sizes.items() if size <= room]
+    return max(fitting, key=sizes.__getitem__, default=None)
+
+
 def _pack(texts: Sequence[TrainingText], states: TargetStates, chosen: Sequence[int], length: int) -> Packed:
-    rows = [states.of(index)[:length] for index in chosen]
-    width, sizes = rows[0].shape[1], [len(each) for each in rows]
+    own, rows = [texts[index] for index in chosen], [states.of(index)[:length] for index in chosen]
+    sizes = [len(each) for each in rows]
     left = length - sum(sizes)
+    padding = torch.zeros(left, dtype=torch.long)
     return Packed(
-        states=torch.cat([*rows, torch.zeros(left, width, dtype=rows[0].dtype)]),
-        token_ids=torch.cat([*(torch.tensor(texts[index].token_ids[:length]) for index in chosen), torch.zeros(left, dtype=torch.long)]),
-        guessed=torch.cat([*(texts[index].guessed()[:length] for index in chosen), torch.zeros(left, dtype=torch.bool)]),
-        texts=torch.cat([*(torch.full((size,), number) for number, size in enumerate(sizes)), torch.full((left,), -1)]),
+        states=torch.cat([*rows, rows[0].new_zeros(left, rows[0].shape[1])]),
+        token_ids=torch.cat([*(torch.tensor(text.token_ids[:length]) for text in own), padding]),
+        guessed=torch.cat([*(text.guessed()[:length] for text in own), padding.bool()]),
+        texts=torch.cat([*(torch.full((size,), number) for number, size in enumerate(sizes)), padding - 1]),
         positions=torch.cat([torch.arange(size) for size in (*sizes, left)]),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import distributed, multiprocessing
 
 from core.config import EngineConfig
-from core.errors import ConfigError
+from core.errors import ConfigError, StartupError
 from workers.model import reference_model
 from workers.training.acceptance import Acceptance, measured, ranks_of
 from workers.training.eagle3 import Eagle3
@@ -23,6 +24,10 @@ from workers.training.texts import TrainingText, choose_vocabulary, held_out, tr
 from workers.training.trainer import Progress, Teacher, Trainer, TrainingPlan
 from workers.training.writer import write_card, write_head
 
+MEETING = "processes"
+"""File in the work directory by which processes find each other."""
+LAST_WORDS_S = 5.0
+"""How long another process may take to end."""
 PATIENCE = timedelta(hours=12)
 """One process may still run the target over its texts while another waits."""
 
@@ -48,7 +53,7 @@ class Watcher:
 
     read: Callable[[], None] = lambda: None
     """One text was read by the target."""
-    trained: Callable[[Progress], None] = lambda progress: None
+    trained: Callable[[Progress], None] = lambda _: None
     """One step of training."""
 
 
@@ -57,18 +62,20 @@ def make_head(job: HeadJob, out: Path, command: str, watcher: Watcher) -> dict[t
 
     Raises: StartupError.
     """
-    if len(job.texts) < 2 * job.num_processes:
-        raise ConfigError(f"--data: {len(job.texts)} texts are too few; {2 * job.num_processes} are needed at least")
+    if not all(any(text.spans for text in part(job.texts)) for part in (trained, held_out)):
+        raise ConfigError("--data: too few texts: some must be held out, and the others have no token to be guessed")
     job.work.mkdir(parents=True, exist_ok=True)
-    meeting = job.work / "processes"
-    meeting.unlink(missing_ok=True)
+    (job.work / MEETING).unlink(missing_ok=True)
     spawn = multiprocessing.get_context("spawn")
     others = [spawn.Process(target=_other, args=(job, rank), daemon=True) for rank in range(1, job.num_processes)]
     for each in others:
         each.start()
-    model, head, teacher, vocabulary = _trained(job, 0, watcher)
-    for each in others:
-        each.join()
+    try:
+        model, head, teacher, vocabulary = _trained(job, 0, watcher)
+    finally:
+        for each in others:
+            each.join(LAST_WORDS_S)
+            each.terminate()
     found = _held_out(job, model, head, teacher)
     output = None if job.borrows_output else teacher.output
     write_head(out, head.shape, model.config, head.tensors(), vocabulary, output)
@@ -77,7 +84,8 @@ def make_head(job: HeadJob, out: Path, command: str, watcher: Watcher) -> dict[t
 
 
 def _other(job: HeadJob, rank: int) -> None:
-    _trained(job, rank, Watcher())
+    with suppress(StartupError):  # the first process says it
+        _trained(job, rank, Watcher())
 
 
 def _trained(job: HeadJob, rank: int, watcher: Watcher) -> tuple[Any, Eagle3, Teacher, list[int]]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from core.errors import StartupError
+from core.errors import StartupError, first_line
 from workers.training.eagle3 import Eagle3
 from workers.training.features import TargetStates
 from workers.training.objective import SoftCrossEntropy
@@ -23,7 +23,7 @@ from workers.training.texts import TrainingText
 
 STEP_WEIGHT = 0.8
 """Weight of each unrolled step's loss in that of the one before; SpecForge's."""
-DECAY = 0.4
+DECAY = 0.6
 """Last part of the training, in which the learning rate falls to zero."""
 WARM_UP = 20
 """Steps in which the learning rate rises."""
@@ -37,7 +37,7 @@ class TrainingPlan:
     """How long and how a head is trained."""
 
     num_steps: int
-    unrolled: int = 5
+    unrolled: int = 3
     """Steps of a chain."""
     length: int = 512
     """Tokens of a sequence."""
@@ -79,7 +79,7 @@ class Trainer:
 
     def __init__(self, head: Eagle3, teacher: Teacher, plan: TrainingPlan, device: torch.device) -> None:
         self._head, self._teacher, self._plan, self._device = head, teacher, plan, device
-        self._optimizer = torch.optim.AdamW(head.parameters(), lr=plan.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        self._optimizers = _optimizers(head, plan.learning_rate)
         self.step = 0
 
     def train(
@@ -97,15 +97,15 @@ class Trainer:
     def _batches(self, texts: Sequence[TrainingText], states: TargetStates) -> Any:
         epoch = 0
         while True:
-            order = random.Random(f"{self._plan.seed} {self.step} {epoch}")  # after a resume: another order
+            order = random.Random(f"{self._plan.seed} {self.step} {epoch}")  # noqa: S311  # after a resume: another order
             yield from packed(texts, states, self._plan.length, order)
             epoch += 1
 
     def _one_step(self, batch: Sequence[Packed]) -> Progress:
-        for group in self._optimizer.param_groups:
+        for group in (group for each in self._optimizers for group in each.param_groups):
             group["lr"] = self._plan.rate(self.step)
         loss, hits, tried = 0.0, torch.zeros(self._plan.unrolled), torch.zeros(self._plan.unrolled)
-        num = max(1, sum(int(each.ahead(2).sum()) for each in batch))
+        num = max(1, sum(int(each.taught(2).sum()) for each in batch))
         for each in batch:
             part = self._loss(each, hits, tried) / num
             part.backward()
@@ -113,13 +113,17 @@ class Trainer:
         _average_gradients(self._head)
         norm = torch.nn.utils.clip_grad_norm_(self._head.parameters(), MAX_NORM)
         if not bool(norm.isfinite()):
-            raise StartupError(f"training step {self.step}: the loss or its gradient is no number; lower --learning-rate")
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+            raise StartupError(
+                f"training step {self.step}: the loss or its gradient is no number; lower --learning-rate"
+            )
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         self.step += 1
         return Progress(self.step, loss, (hits / tried.clamp(min=1)).tolist())
 
     def _loss(self, one: Packed, hits: Tensor, num: Tensor) -> Tensor:
+        # The target's distribution teaches at prompts' tokens, too; only those to be guessed are counted as right.
         total = torch.zeros((), device=self._device)
         teacher, plan = self._teacher, self._plan
         outputs = unrolled(self._head, one, teacher, plan.unrolled)
@@ -127,15 +131,16 @@ class Trainer:
         stands = torch.ones(len(one.token_ids), dtype=torch.bool)
         for step, output in enumerate(outputs):
             token_ids = torch.roll(teacher.draft_ids[one.token_ids], -2 - step)
-            rows = (one.ahead(2 + step) & (token_ids >= 0)).nonzero().flatten()
+            rows = (one.taught(2 + step) & (token_ids >= 0)).nonzero().flatten()
             states = self._head.normed(output[0][rows.to(self._device)])
             loss, guesses = SoftCrossEntropy.apply(states, teacher.output, probs[rows.to(self._device) + 1 + step])
             total = total + STEP_WEIGHT**step * loss
             is_right = torch.zeros_like(stands)
             is_right[rows] = guesses.cpu() == token_ids[rows]
-            num[step] += int((stands & one.ahead(2 + step)).sum())
+            counted = one.ahead(2 + step)
+            num[step] += int((stands & counted).sum())
             stands &= is_right
-            hits[step] += int(stands.sum())
+            hits[step] += int((stands & counted).sum())
         return total
 
     def _probs(self, one: Packed) -> Tensor:
@@ -148,7 +153,8 @@ class Trainer:
     def _save(self, file: Path) -> None:
         if distributed.is_initialized() and distributed.get_rank():
             return
-        kept = {"head": self._head.state_dict(), "optimizer": self._optimizer.state_dict(), "step": self.step}
+        kept = {"head": self._head.state_dict(), "step": self.step}
+        kept["optimizers"] = [each.state_dict() for each in self._optimizers]
         partial = file.with_suffix(".partial")
         torch.save(kept, partial)
         partial.rename(file)
@@ -156,9 +162,21 @@ class Trainer:
     def _resume(self, file: Path) -> None:
         if file.exists():
             kept = torch.load(file, map_location=self._device, weights_only=True)
-            self._head.load_state_dict(kept["head"])
-            self._optimizer.load_state_dict(kept["optimizer"])
+            try:
+                self._head.load_state_dict(kept["head"])
+            except RuntimeError as error:
+                raise StartupError(f"{file} is of another head; remove it, or name another --work") from error
+            for optimizer, state in zip(self._optimizers, kept["optimizers"], strict=True):
+                optimizer.load_state_dict(state)
             self.step = kept["step"]
+
+
+def _optimizers(head: Eagle3, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for matrices, whose updates then have the size of AdamW's; AdamW for norms."""
+    matrices = [each for each in head.parameters() if each.dim() == 2]
+    norms = [each for each in head.parameters() if each.dim() < 2]
+    muon = torch.optim.Muon(matrices, lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(norms, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
 def unrolled(head: Eagle3, one: Packed, teacher: Teacher, num_steps: int) -> Iterator[Tensor]:
@@ -168,7 +186,10 @@ def unrolled(head: Eagle3, one: Packed, teacher: Teacher, num_steps: int) -> Ite
     embedded = [teacher.embeddings[torch.roll(one.token_ids, -1 - step)][None].to(device) for step in range(num_steps)]
     with torch.autocast(device.type, torch.bfloat16, enabled=teacher.output.dtype == torch.bfloat16):
         yield from head.unrolled(
-            features.to(teacher.output.dtype), embedded, one.positions[None].to(device), one.mask()[None, None].to(device)
+            features.to(teacher.output.dtype),
+            embedded,
+            one.positions[None].to(device),
+            one.mask()[None, None].to(device),
         )
 
 
@@ -178,7 +199,10 @@ def _average_gradients(head: Eagle3) -> None:
         return
     gradients = [parameter.grad for parameter in head.parameters() if parameter.grad is not None]
     flat = torch.cat([each.flatten() for each in gradients])
-    distributed.all_reduce(flat)
+    try:
+        distributed.all_reduce(flat)
+    except RuntimeError as error:
+        raise StartupError(f"another process of the training has ended: {first_line(error)}") from error
     flat /= distributed.get_world_size()
     for each, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
         each.copy_(part.view_as(each))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from workers.training.acceptance import Acceptance
 from workers.training.eagle3 import HeadShape
+from workers.training.features import is_usual, tapped
 
 CARD = """---
 license: apache-2.0
@@ -29,7 +30,7 @@ Made by `{command}`
 {unrolled} unrolled. The figures are those of the held-out texts, measured offline by passes over whole texts in which
 all guesses of a chain are compared with the text. At a temperature, target and head draw with shared noise.
 
-| texts | T | tokens | first guess right by depth, after a right prefix | tokens a round, chain of 1, 2, ... | static tree of 16 |
+| texts | T | tokens | right by depth, after a right prefix | tokens a round, chain of 1, 2, ... | tree of 16 |
 | --- | --- | --- | --- | --- | --- |
 {rows}
 """
@@ -47,7 +48,10 @@ def write_head(folder: Path, shape: HeadShape, target: Any, tensors: Mapping[str
     stored["d2t"] = chosen - torch.arange(len(chosen))
     stored["t2d"] = torch.zeros(target.vocab_size, dtype=torch.bool).index_fill_(0, chosen, True)
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(_config(shape, target, len(vocabulary)), indent=2) + "\n")
+    config = _config(shape, target, len(vocabulary))
+    if not is_usual(target.num_hidden_layers):
+        config["feature_layers"] = list(tapped(target.num_hidden_layers))
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _config(shape: HeadShape, target: Any, num_draft: int) -> dict[str, Any]:
@@ -80,7 +84,8 @@ def _config(shape: HeadShape, target: Any, num_draft: int) -> dict[str, Any]:
 def write_card(folder: Path, found: Mapping[tuple[str, float], Acceptance], **facts: Any) -> None:
     """Write README.md. `found`: by kind of text and temperature; `facts`: the other fields of the card."""
     rows = [
-        f"| {kind} | {temperature:g} | {each.num_tokens} | {_figures(each.by_depth)} | {_figures(each.chains)} | {each.tree:.2f} |"
+        f"| {kind} | {temperature:g} | {each.num_tokens} | {_figures(each.by_depth)} | {_figures(each.chains)}"
+        f" | {each.tree:.2f} |"
         for (kind, temperature), each in found.items()
     ]
     (folder / "README.md").write_text(CARD.format(rows="\n".join(rows), **facts))
