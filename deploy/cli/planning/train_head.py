@@ -92,7 +92,8 @@ def train_head(options: TrainHeadOptions) -> int:
 def _within(texts: Sequence[TrainingText], options: TrainHeadOptions) -> list[TrainingText]:
     """The first texts, up to the limit. Raises: ConfigError if they are too few."""
     least = options.heads + 1 if options.kind == "blockwise" else options.unrolled + 2
-    chosen, size = list[TrainingText](), 0
+    chosen: list[TrainingText] = []
+    size = 0
     for text in texts:
         if len(text.token_ids) >= least and size + len(text.token_ids) <= options.tokens:
             chosen.append(text)
