@@ -1,6 +1,6 @@
-"""Cross entropy against the target's distribution over the draft's vocabulary, by a frozen output layer.
+"""Losses against the target's distribution over the draft's vocabulary, by a frozen output layer.
 
-The gradient is computed in the forward pass, so that no more than one matrix of logits is alive at a time.
+Gradients are computed in the forward pass, so that no more than a few matrices of logits are alive at a time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+TEMPERATURE = 0.7
+"""Of accepted mass: between greedy outputs and those at 1."""
+LEAST_MASS = 1e-3
+"""Bounds the gradient of rows where nothing would be accepted."""
 
 
 class SoftCrossEntropy(torch.autograd.Function):
@@ -26,6 +31,31 @@ class SoftCrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(logits.to(output.dtype) @ output)
         ctx.mark_non_differentiable(guesses)
         return loss, guesses
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (slope,) = ctx.saved_tensors
+        return slope.float() * grads[0], None, None
+
+
+class AcceptedMass(torch.autograd.Function):
+    """Sum over rows of -log Σ min(p, q), the chance that a draw of q is accepted, with q at `TEMPERATURE`; and each
+    row's likeliest token. `teacher` is p at that temperature.
+
+    # [n, hidden], [V, hidden], [n, V] -> scalar, [n]
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, output: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+        logits = (states.to(output.dtype) @ output.T).float()
+        guesses = logits.argmax(-1)
+        own = (logits / TEMPERATURE).softmax(-1)
+        mass = torch.minimum(teacher, own).sum(-1, keepdim=True).clamp(min=LEAST_MASS)
+        lacking = torch.where(own < teacher, own, 0.0)  # more chance for these tokens would be accepted
+        slope = (own * lacking.sum(-1, keepdim=True) - lacking) / (mass * TEMPERATURE)
+        ctx.save_for_backward(slope.to(output.dtype) @ output)
+        ctx.mark_non_differentiable(guesses)
+        return -mass.log().sum(), guesses
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:

@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 from core.errors import StartupError, first_line
 from workers.training.eagle3 import Eagle3
 from workers.training.features import TargetStates
-from workers.training.objective import SoftCrossEntropy
+from workers.training.objective import TEMPERATURE, AcceptedMass, SoftCrossEntropy
 from workers.training.packing import Packed, packed
 from workers.training.texts import TrainingText
 
@@ -43,7 +43,9 @@ class TrainingPlan:
     """Tokens of a sequence."""
     batch: int = 4
     """Sequences of a step."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 1.5e-3
+    mass_from: float = 0.65
+    """Part of the steps after which the loss is accepted mass, not cross entropy."""
     seed: int = 0
 
     def rate(self, step: int) -> float:
@@ -127,13 +129,17 @@ class Trainer:
         total = torch.zeros((), device=self._device)
         teacher, plan = self._teacher, self._plan
         outputs = unrolled(self._head, one, teacher, plan.unrolled)
-        probs = self._probs(one)
+        is_mass = self.step >= plan.mass_from * plan.num_steps
+        objective, probs = (
+            (AcceptedMass if is_mass else SoftCrossEntropy),
+            self._probs(one, TEMPERATURE if is_mass else 1.0),
+        )
         stands = torch.ones(len(one.token_ids), dtype=torch.bool)
         for step, output in enumerate(outputs):
             token_ids = torch.roll(teacher.draft_ids[one.token_ids], -2 - step)
             rows = (one.taught(2 + step) & (token_ids >= 0)).nonzero().flatten()
             states = self._head.normed(output[0][rows.to(self._device)])
-            loss, guesses = SoftCrossEntropy.apply(states, teacher.output, probs[rows.to(self._device) + 1 + step])
+            loss, guesses = objective.apply(states, teacher.output, probs[rows.to(self._device) + 1 + step])
             total = total + STEP_WEIGHT**step * loss
             is_right = torch.zeros_like(stands)
             is_right[rows] = guesses.cpu() == token_ids[rows]
@@ -143,12 +149,12 @@ class Trainer:
             hits[step] += int((stands & counted).sum())
         return total
 
-    def _probs(self, one: Packed) -> Tensor:
+    def _probs(self, one: Packed, temperature: float) -> Tensor:
         """The target's distribution after each row, over the draft's vocabulary.  # [S, D]"""
         output = self._teacher.output
         last = one.states[:, -output.shape[1] :].to(self._device, output.dtype)
         with torch.no_grad():
-            return (last @ output.T).float().softmax(-1)
+            return ((last @ output.T).float() / temperature).softmax(-1)
 
     def _save(self, file: Path) -> None:
         if distributed.is_initialized() and distributed.get_rank():

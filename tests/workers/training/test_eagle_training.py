@@ -19,6 +19,7 @@ from workers.step import StepRows
 from workers.training import HeadJob, TrainingPlan, TrainingText, Watcher, make_head
 from workers.training.eagle3 import Eagle3
 from workers.training.features import read_states, tapped
+from workers.training.objective import TEMPERATURE, AcceptedMass, SoftCrossEntropy
 from workers.training.packing import packed
 from workers.training.run import teacher_of
 from workers.training.starting import first_weights, shape_of
@@ -96,6 +97,23 @@ def test_the_reader_finds_the_layers_of_a_target_of_few_layers(model, checkpoint
     head = random_head(model)
     write_head(tmp_path / "head", head.shape, model.config, head.tensors(), VOCABULARY, None)
     assert read_head(str(tmp_path / "head"), checkpoint_once).feature_layers == (0, 1, -1)
+
+
+@pytest.mark.parametrize("is_mass", [True, False])
+def test_gradients_of_losses_are_those_of_their_formulas(is_mass):
+    torch.manual_seed(2)
+    states, output = torch.randn(5, 8, requires_grad=True), torch.randn(30, 8)
+    teacher = torch.randn(5, 30).softmax(-1)
+    loss, guesses = (AcceptedMass if is_mass else SoftCrossEntropy).apply(states, output, teacher)
+    (slope,) = torch.autograd.grad(loss, states)
+    logits = states @ output.T
+    if is_mass:
+        expected = -torch.minimum(teacher, (logits / TEMPERATURE).softmax(-1)).sum(-1).log().sum()
+    else:
+        expected = (logits.logsumexp(-1) - (teacher * logits).sum(-1)).sum()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(slope, torch.autograd.grad(expected, states)[0])
+    assert guesses.tolist() == logits.argmax(-1).tolist()
 
 
 def trainer_of(model, plan):
