@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from workers.training.eagle3 import Eagle3
-from workers.training.packing import Packed
+from workers.training.packing import PackedTexts
 from workers.training.trainer import Teacher, unrolled
 
 MAX_RANK = 8
@@ -39,7 +39,7 @@ class Acceptance:
 @torch.inference_mode()
 def ranks_of(
     head: Eagle3,
-    one: Packed,
+    one: PackedTexts,
     teacher: Teacher,
     output: Tensor,
     temperature: float,
@@ -66,7 +66,9 @@ def ranks_of(
     return ranks
 
 
-def _noise(one: Packed, teacher: Teacher, output: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+def _noise(
+    one: PackedTexts, teacher: Teacher, output: Tensor, temperature: float, generator: torch.Generator
+) -> Tensor:
     """Gumbel noise of each token of the draft's vocabulary, given that the target's draw is the text.  # [S, D]"""
     last = one.states[:, -output.shape[1] :].to(output.device, output.dtype)
     logits = (last @ output.T).float().cpu() / temperature
@@ -84,7 +86,7 @@ def _noise(one: Packed, teacher: Teacher, output: Tensor, temperature: float, ge
     return noise
 
 
-def measured(found: Iterable[tuple[Packed, Tensor]], depth: int) -> Acceptance:
+def measured(found: Iterable[tuple[PackedTexts, Tensor]], depth: int) -> Acceptance:
     """`found`: texts and their ranks."""
     texts = [ranks[first : end - 1] for one, ranks in found for first, end in _answers(one)]
     rows = torch.cat([torch.zeros(0, depth, dtype=torch.long), *texts])
@@ -95,7 +97,7 @@ def measured(found: Iterable[tuple[Packed, Tensor]], depth: int) -> Acceptance:
     )
 
 
-def _answers(one: Packed) -> Iterable[tuple[int, int]]:
+def _answers(one: PackedTexts) -> Iterable[tuple[int, int]]:
     """Rows from which a round may start: those before the guessed tokens, but for the first of each answer."""
     starts = one.ahead(2) & torch.roll(one.guessed, -1)
     edges = torch.diff(starts.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int))

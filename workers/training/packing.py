@@ -17,7 +17,7 @@ LOOK_AHEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedTexts:
     """Some texts one after the other; rows that are left are padding."""
 
     states: Tensor
@@ -49,7 +49,7 @@ class Packed:
 
 def packed(
     texts: Sequence[TrainingText], states: TargetStates, length: int, order: random.Random | None = None
-) -> Iterator[Packed]:
+) -> Iterator[PackedTexts]:
     """All texts once, in random order; each is cut to `length` tokens and stands in one sequence."""
     waiting = list(range(len(texts)))
     if order is not None:
@@ -71,12 +71,12 @@ def _largest(texts: Sequence[TrainingText], waiting: Sequence[int], room: int, *
     return max(fitting, key=sizes.__getitem__, default=None)
 
 
-def _pack(texts: Sequence[TrainingText], states: TargetStates, chosen: Sequence[int], length: int) -> Packed:
+def _pack(texts: Sequence[TrainingText], states: TargetStates, chosen: Sequence[int], length: int) -> PackedTexts:
     own, rows = [texts[index] for index in chosen], [states.of(index)[:length] for index in chosen]
     sizes = [len(each) for each in rows]
     left = length - sum(sizes)
     padding = torch.zeros(left, dtype=torch.long)
-    return Packed(
+    return PackedTexts(
         states=torch.cat([*rows, rows[0].new_zeros(left, rows[0].shape[1])]),
         token_ids=torch.cat([*(torch.tensor(text.token_ids[:length]) for text in own), padding]),
         guessed=torch.cat([*(text.guessed()[:length] for text in own), padding.bool()]),

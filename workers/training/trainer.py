@@ -18,7 +18,7 @@ from core.errors import StartupError, first_line
 from workers.training.eagle3 import Eagle3
 from workers.training.features import TargetStates
 from workers.training.objective import TEMPERATURE, AcceptedMass, SoftCrossEntropy
-from workers.training.packing import Packed, packed
+from workers.training.packing import PackedTexts, packed
 from workers.training.texts import TrainingText
 
 STEP_WEIGHT = 0.8
@@ -103,7 +103,7 @@ class Trainer:
             yield from packed(texts, states, self._plan.length, order)
             epoch += 1
 
-    def _one_step(self, batch: Sequence[Packed]) -> Progress:
+    def _one_step(self, batch: Sequence[PackedTexts]) -> Progress:
         for group in (group for each in self._optimizers for group in each.param_groups):
             group["lr"] = self._plan.rate(self.step)
         loss, hits, tried = 0.0, torch.zeros(self._plan.unrolled), torch.zeros(self._plan.unrolled)
@@ -124,7 +124,7 @@ class Trainer:
         self.step += 1
         return Progress(self.step, loss, (hits / tried.clamp(min=1)).tolist())
 
-    def _loss(self, one: Packed, hits: Tensor, num: Tensor) -> Tensor:
+    def _loss(self, one: PackedTexts, hits: Tensor, num: Tensor) -> Tensor:
         # The target's distribution teaches at prompts' tokens, too; only those to be guessed are counted as right.
         total = torch.zeros((), device=self._device)
         teacher, plan = self._teacher, self._plan
@@ -149,7 +149,7 @@ class Trainer:
             hits[step] += int((stands & counted).sum())
         return total
 
-    def _probs(self, one: Packed, temperature: float) -> Tensor:
+    def _probs(self, one: PackedTexts, temperature: float) -> Tensor:
         """The target's distribution after each row, over the draft's vocabulary.  # [S, D]"""
         output = self._teacher.output
         last = one.states[:, -output.shape[1] :].to(self._device, output.dtype)
@@ -185,7 +185,7 @@ def _optimizers(head: Eagle3, rate: float) -> list[torch.optim.Optimizer]:
     return [muon, torch.optim.AdamW(norms, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
-def unrolled(head: Eagle3, one: Packed, teacher: Teacher, num_steps: int) -> Iterator[Tensor]:
+def unrolled(head: Eagle3, one: PackedTexts, teacher: Teacher, num_steps: int) -> Iterator[Tensor]:
     """The head's outputs at each row of a packed sequence, by step.  # [1, S, hidden] each"""
     device = teacher.output.device
     features = one.states[None, :, : -teacher.output.shape[1]].to(device)

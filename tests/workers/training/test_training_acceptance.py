@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from workers.training.acceptance import MAX_RANK, _noise, best_tree, measured
-from workers.training.packing import Packed
+from workers.training.packing import PackedTexts
 from workers.training.trainer import Teacher
 
 WRONG = MAX_RANK
@@ -17,7 +17,9 @@ def packed_of(token_ids, spans, states):
     for first, end in spans:
         guessed[first:end] = True
     size = len(token_ids)
-    return Packed(states, torch.tensor(token_ids), guessed, torch.zeros(size, dtype=torch.long), torch.arange(size))
+    return PackedTexts(
+        states, torch.tensor(token_ids), guessed, torch.zeros(size, dtype=torch.long), torch.arange(size)
+    )
 
 
 def test_figures_by_hand():

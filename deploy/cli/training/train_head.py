@@ -19,8 +19,8 @@ from core.config import Dtype, EngineConfig
 from core.errors import ConfigError
 from core.ranges import Range
 from deploy.cli.options import check_folders, number
-from deploy.cli.planning.training_texts import TEXT_TOKENS, read_texts
 from deploy.cli.terminal import progress, say
+from deploy.cli.training.training_texts import TEXT_TOKENS, read_texts
 
 if TYPE_CHECKING:
     from workers.training import Progress, TrainingText

@@ -8,7 +8,7 @@ import pytest
 
 from core.errors import ConfigError
 from deploy.cli import main
-from deploy.cli.planning.training_texts import read_texts
+from deploy.cli.training.training_texts import read_texts
 from orchestrator.text import Tokenizer
 from tests import checkpoints
 from workers.heads import read_head
