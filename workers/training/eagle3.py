@@ -99,7 +99,7 @@ class Eagle3(nn.Module):
 
 def _by_head(rows: Tensor, shape: HeadShape) -> Tensor:
     """# [B, S, n · head_dim] -> [B, n, S, head_dim]"""
-    return rows.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
+    return rows.view(*rows.shape[:2], -1, shape.head_dim).transpose(1, 2)
 
 
 def _rotation(positions: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,8 @@ from workers.training.texts import TrainingText, choose_vocabulary, held_out, tr
 from workers.training.trainer import Progress, Teacher, Trainer, TrainingPlan
 from workers.training.writer import write_card, write_head
 
+MEASURED_DEPTH = 5
+"""Guesses of a chain in the card's figures, at least."""
 MEETING = "processes"
 """File in the work directory by which processes find each other."""
 LAST_WORDS_S = 5.0
@@ -134,7 +136,7 @@ def _held_out(job: HeadJob, model: Any, head: Eagle3, teacher: Teacher) -> dict[
     found = {}
     for (kind, temperature), texts in sorted(groups.items()):
         parts = list(packed(texts, read_states(model, texts, job.work), job.plan.length))
-        depth = job.plan.unrolled
+        depth = max(job.plan.unrolled, MEASURED_DEPTH)
         ranks = [ranks_of(head, one, teacher, output, temperature, depth, generator) for one in parts]
         found[kind, temperature] = measured(zip(parts, ranks, strict=True), depth)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def first_weights(model: Any, shape: HeadShape) -> dict[str, Tensor]:
     return weights
 
 
-def _taken(name: str, first: dict[str, Tensor], last: dict[str, Tensor], model: Any) -> Tensor | None:
+def _taken(name: str, first: Mapping[str, Tensor], last: Mapping[str, Tensor], model: Any) -> Tensor | None:
     own = name.removeprefix("midlayer.")
     if own == "norm.weight":
         norm = getattr(model.base_model, "norm", None)

@@ -110,7 +110,7 @@ class Trainer:
         num = max(1, sum(int(each.taught(2).sum()) for each in batch))
         for each in batch:
             part = self._loss(each, hits, tried) / num
-            part.backward()
+            part.backward()  # type: ignore[no-untyped-call]  # torch's types
             loss += float(part.detach())
         _average_gradients(self._head)
         norm = torch.nn.utils.clip_grad_norm_(self._head.parameters(), MAX_NORM)
@@ -139,7 +139,8 @@ class Trainer:
             token_ids = torch.roll(teacher.draft_ids[one.token_ids], -2 - step)
             rows = (one.taught(2 + step) & (token_ids >= 0)).nonzero().flatten()
             states = self._head.normed(output[0][rows.to(self._device)])
-            loss, guesses = objective.apply(states, teacher.output, probs[rows.to(self._device) + 1 + step])
+            taught = probs[rows.to(self._device) + 1 + step]
+            loss, guesses = objective.apply(states, teacher.output, taught)  # type: ignore[no-untyped-call]
             total = total + STEP_WEIGHT**step * loss
             is_right = torch.zeros_like(stands)
             is_right[rows] = guesses.cpu() == token_ids[rows]
@@ -210,5 +211,5 @@ def _average_gradients(head: Eagle3) -> None:
     except RuntimeError as error:
         raise StartupError(f"another process of the training has ended: {first_line(error)}") from error
     flat /= distributed.get_world_size()
-    for each, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+    for each, part in zip(gradients, torch.split(flat, [each.numel() for each in gradients]), strict=True):
         each.copy_(part.view_as(each))
