@@ -6,7 +6,7 @@ import json
 import random
 
 from deploy.cli.training.training_texts import read_texts
-from models import conversations
+from models.train import conversations
 from orchestrator.text import Tokenizer
 from outrider import LLM
 from tests import checkpoints

@@ -31,7 +31,7 @@ MODULES = ("argparse", "bisect", "calendar", "difflib", "fnmatch", "inspect", "r
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m models.conversations", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m models.train.conversations", description=__doc__)
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--num", type=int, default=2000, help="number of conversations")
