@@ -24,11 +24,11 @@ from deploy.cli.planning.layers import LayersOptions, layers
 from deploy.cli.planning.plan import PlanOptions, plan
 from deploy.cli.planning.simulate import SimulateOptions, simulate
 from deploy.cli.planning.theory import TheoryOptions, theory
-from deploy.cli.planning.train_head import TrainHeadOptions, train_head
 from deploy.cli.replay import ReplayOptions, replay
 from deploy.cli.serve import ServeOptions, serve
 from deploy.cli.settings import SettingsOptions, settings
 from deploy.cli.terminal import say
+from deploy.cli.training.train_head import TrainHeadOptions, train_head
 from deploy.receipts import outrider_version
 
 EXIT_NO_START = 2

@@ -13,4 +13,5 @@ acceptance      how often a draft's token is accepted
 evaluation      losses and acceptance on held-out files
 export          checkpoints to model folders
 card            figures to models/README.md
+conversations   a chat model with itself, to train a head on; it has a command of its own
 """

@@ -208,3 +208,35 @@ async def test_a_new_head_goes_on_where_another_stopped(head, eagle_head, kind):
                 await served.leases.replace_engine("draft", DraftEngine.load(config, 9, 64, lambda _: None))
         assert tokens == plain[0]
         await served.check_nothing_is_held()
+
+
+@pytest.fixture(scope="module")
+def trained_head(tmp_path_factory):
+    """An EAGLE-3 head for the demo target, trained for a few steps on a module of the standard library."""
+    import inspect
+    import textwrap
+
+    from workers.training import HeadJob, TrainingPlan, TrainingText, Watcher, make_head
+
+    folder, tokenizer = tmp_path_factory.mktemp("trained"), Tokenizer.from_directory(DEMO / "target")
+    ids = list(tokenizer.encode(inspect.getsource(textwrap)))[:2048]
+    texts = [TrainingText(ids[start : start + 128], [(0, 128)]) for start in range(0, len(ids), 128)]
+    plan = TrainingPlan(num_steps=10, unrolled=2, length=256, batch=1)
+    target = EngineConfig(str(DEMO / "target"))
+    job = HeadJob(target=target, texts=texts, plan=plan, num_draft_tokens=1024, work=folder / "work")
+    make_head(job, folder / "head", "", Watcher())
+    return str(folder / "head")
+
+
+@pytest.mark.parametrize("drawn", SAMPLINGS)
+async def test_a_trained_head_is_served_and_changes_no_token(trained_head, drawn):
+    sampling, verification = SAMPLINGS[drawn]
+    async with system(draft=None) as served:
+        plain, _ = await streams(served, sampling, verification)
+    speculation = replace(TREE, guessers=("head",))
+    async with system(draft=None, targets={"head": trained_head}, speculation=speculation) as served:
+        tokens, sources = await streams(served, sampling, verification)
+        await served.check_nothing_is_held()
+    if drawn != "rejection":
+        assert tokens == plain
+    assert sum(source.num_drafted_tokens for source in sources) > 0

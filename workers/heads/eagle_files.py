@@ -16,10 +16,9 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from core.errors import CheckpointError
-from workers.heads.eagle_settings import EagleSettings
+from workers.heads.eagle_settings import LAST_STATE, EagleSettings
 from workers.heads.tensors import check_names, check_of_target, check_tensors, read_tensors
 
-LAST_STATE: Final = (-1,)
 NUM_FEATURE_LAYERS: Final = 3
 FIRST_LAYER: Final = "layers.0."
 RENAMED: Final = {

@@ -12,6 +12,8 @@ from transformers import LlamaConfig
 from core.errors import CheckpointError
 from workers.model import quiet_transformers
 
+LAST_STATE: Final = (-1,)
+"""Layers of heads that read the target's last hidden state alone."""
 SPECULATORS: Final = ("eagle", "eagle3", "peagle")
 """Kinds of the library speculators that are read; a block drafter has tensors of the same names."""
 MASK_KEYS: Final = ("mask_token_id", "pard_token", "ptd_token_id")
@@ -80,7 +82,8 @@ class EagleSettings:
             layers = tuple(layer + 1 for layer in of_outputs)
         else:
             layers = self._usual_layers(model)
-        if len(layers) != num or len(set(layers)) != num or min(layers) < 0:
+        lowest = LAST_STATE[0] if as_written else 0
+        if len(layers) != num or len(set(layers)) != num or min(layers) < lowest:
             raise CheckpointError(
                 f"{self._file}: its fc.weight reads {num} layers, but its layers are {list(layers)}; "
                 "set feature_layers to their inputs, counted from 0"

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from core.config import EngineConfig
 from core.errors import CheckpointError, first_line
 from workers.heads.eagle_files import EagleConfig, is_eagle, read_eagle
+from workers.heads.eagle_settings import LAST_STATE
 from workers.heads.mtp import MtpConfig, is_mtp, mtp_settings, read_mtp
 from workers.heads.state_heads import Residual, StateHeads
 from workers.heads.tensors import check_names, check_of_target, check_tensors, read_tensors
 from workers.model import check_mtp
 
-LAST_STATE: Final = (-1,)
 MAX_HEADS: Final = 16
 MEDUSA_PREFIX: Final = "medusa_head."
 """Of Medusa-2's checkpoints; others have none."""

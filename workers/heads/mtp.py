@@ -23,12 +23,11 @@ from torch import Tensor, nn
 from core.config import EngineConfig
 from core.errors import CheckpointError
 from workers.attention import PagedPlan
+from workers.heads.eagle_settings import LAST_STATE
 from workers.heads.tensors import check_finite, check_of_target, check_tensors
 from workers.model import LoadedModel, MtpKind, has_mtp, load_mtp, tensor_names
 from workers.sampling import DraftVocabulary
 from workers.step import LayerShape, StepPlan
-
-LAST_STATE = (-1,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Commands that make heads: texts to train on, and the training."""

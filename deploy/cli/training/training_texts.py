@@ -1,0 +1,102 @@
+"""Reads texts to train a head on, as token ids of its target.
+
+Knows files and a tokenizer; must not know heads. A line of a .jsonl file is a JSON string or an object with one of
+
+    messages            a conversation; the assistant's messages are to be guessed
+    prompt, answer      the answer is to be guessed
+    text, or prompt     all of it is to be guessed
+    token_ids, spans    spans [first, one after the last] are to be guessed
+
+and, where the target drew the answers, with its `temperature`, and a `kind` that figures are told apart by. Another
+file is one text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from core.errors import ConfigError, InvalidRequest
+
+if TYPE_CHECKING:
+    from orchestrator.text import Tokenizer
+    from workers.training import TrainingText
+
+TEXT_TOKENS = 512
+"""Length of the pieces that plain texts are cut into, in tokens."""
+
+
+def read_texts(paths: Iterable[Path], tokenizer: Tokenizer) -> list[TrainingText]:
+    """Raises: ConfigError, which names the file and the line."""
+    return [text for path in paths for text in _of_file(path, tokenizer)]
+
+
+def _of_file(path: Path, tokenizer: Tokenizer) -> Iterator[TrainingText]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--data: {path} cannot be read: {error}") from error
+    if path.suffix != ".jsonl":
+        yield from _pieces(tokenizer.encode(text), {})
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                yield from _of_line(json.loads(line), tokenizer)
+            except (ValueError, TypeError, KeyError, AttributeError, InvalidRequest) as error:
+                problem = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+                raise ConfigError(f"--data: {path}, line {number}: {problem}") from error
+
+
+def _of_line(value: Any, tokenizer: Tokenizer) -> Iterator[TrainingText]:
+    given = {"text": value} if isinstance(value, str) else value
+    if not isinstance(given, dict):
+        raise TypeError("must be a JSON string or an object")
+    if "messages" in given:
+        yield _text(*_conversation(given["messages"], tokenizer), {"kind": "chat", **given})
+    elif "token_ids" in given:
+        yield _text([int(each) for each in given["token_ids"]], [(int(a), int(b)) for a, b in given["spans"]], given)
+    elif "answer" in given:
+        prompt, answer = tokenizer.encode(given["prompt"]), tokenizer.encode(given["answer"], add_special_tokens=False)
+        yield _text([*prompt, *answer], [(len(prompt), len(prompt) + len(answer))], given)
+    else:
+        yield from _pieces(tokenizer.encode(given["text"] if "text" in given else given["prompt"]), given)
+
+
+def _pieces(token_ids: Sequence[int], given: Mapping[str, Any]) -> Iterator[TrainingText]:
+    for start in range(0, len(token_ids), TEXT_TOKENS):
+        piece = list(token_ids[start : start + TEXT_TOKENS])
+        yield _text(piece, [(0, len(piece))], given)
+
+
+def _text(token_ids: list[int], spans: list[tuple[int, int]], given: Mapping[str, Any]) -> TrainingText:
+    from workers.training import TrainingText  # imports torch
+
+    if any(not 0 <= first <= end <= len(token_ids) for first, end in spans):
+        raise ValueError(f"spans must lie in its {len(token_ids)} tokens")
+    return TrainingText(token_ids, spans, str(given.get("kind", "text")), float(given.get("temperature", 0.0)))
+
+
+def _conversation(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Token ids, and where the assistant's messages stand, each with the token that ends it."""
+    done, token_ids, spans = "", list[int](), list[tuple[int, int]]()
+    for number in (number for number, each in enumerate(messages) if each["role"] == "assistant"):
+        before = tokenizer.chat_text(messages[:number])
+        answered = tokenizer.chat_text(messages[: number + 1], continues=True)
+        if not before.startswith(done) or not answered.startswith(before):
+            raise ValueError("the chat template changes earlier messages; give one line for each answer")
+        token_ids += tokenizer.encode(before[len(done) :], add_special_tokens=False)
+        first = len(token_ids)
+        token_ids += tokenizer.encode(answered[len(before) :], add_special_tokens=False)
+        after = tokenizer.chat_text(messages[: number + 1])[len(answered) :]
+        end = tokenizer.encode(after, add_special_tokens=False)[:1]
+        token_ids += end
+        spans.append((first, len(token_ids)))
+        done = answered + tokenizer.decode(end, skip_special_tokens=False)
+    if not spans:
+        raise ValueError("messages: none is the assistant's")
+    return token_ids, spans
