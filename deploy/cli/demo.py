@@ -112,7 +112,7 @@ def _fastest(runs: Sequence[Job]) -> Job:
 
 def _job(example: Example, max_tokens: int, max_draft_tokens: int | None = None) -> Job:
     fields: GenerateFields = {"max_tokens": max_tokens, "max_draft_tokens": max_draft_tokens, **example.sampling}
-    return Job(example.prompt, fields)
+    return Job("" if "messages" in fields else example.prompt, fields)
 
 
 def _report(stage: str) -> None:
