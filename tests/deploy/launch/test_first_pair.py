@@ -74,14 +74,6 @@ def test_a_conversion_that_breaks_off_is_not_taken_for_one(wheel, tmp_path, monk
     assert len(wheel) == 1
 
 
-def test_a_head_is_used_where_there_is_one(wheel, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "HEAD", tmp_path / "head")
-    assert service_config(None, first_pair(lambda _: None)).target.engine.head is None
-    (tmp_path / "head").mkdir()
-    (tmp_path / "head" / "config.json").write_text("{}")
-    assert service_config(None, first_pair(lambda _: None)).target.engine.head == str(tmp_path / "head")
-
-
 def test_a_pair_and_a_target_exclude_each_other(wheel, tmp_path):
     assert explained(ServeOptions(pair="first"))[0].model_name == NAME
     assert explained(ServeOptions())[0].model_name == "outrider-demo"
