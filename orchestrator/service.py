@@ -43,8 +43,8 @@ class Service:
         self._pair = Pair(target, drafts, config.speculation, config.limits, guessers)
         self._tokenizer = tokenizer
         self._clock = clock
-        self._policies = policies if policies is not None else Controller(config.speculation)
-        self._extra_policies = [Controller(config.speculation) for _ in config.extra_drafts]
+        self._policies = policies if policies is not None else Controller(config.speculation, target.step_times_s)
+        self._extra_policies = [Controller(config.speculation, target.step_times_s) for _ in config.extra_drafts]
         """One per extra draft: margins and pass times are calibrated for each draft separately."""
         self._admission = Admission(config.limits, clock)
         self._runner = Runner(leases, clock, len(drafts))

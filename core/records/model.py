@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from core.records.adapter import Adapter
 
@@ -54,6 +54,8 @@ class ModelInfo:
     """Tokens that the text after the source begins with."""
     is_deterministic: bool = False
     """Whether a row's bits are independent of the other rows of its step, by the self-test at start."""
+    step_times_s: tuple[tuple[int, float], ...] = field(default=(), compare=False)
+    """(number of rows, duration of a step in seconds), measured at start; empty if it was not."""
 
     def text_limit(self, num_source: int) -> int:
         """Length of the longest text whose first `num_source` tokens are its source: an encoder-decoder's context is

@@ -5,6 +5,7 @@ Knows settings and policies; must not know sessions or engines.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -28,9 +29,10 @@ class Policies(Protocol):
 class Controller:
     """Creates the policy named by the request, or by the settings. Keeps what all policies learn."""
 
-    def __init__(self, config: SpeculationConfig) -> None:
+    def __init__(self, config: SpeculationConfig, target_times_s: Sequence[tuple[int, float]] = ()) -> None:
+        """`target_times_s`: (rows, seconds) of the target's passes, measured when it started."""
         self._config = config
-        self._known = SharedEstimates()
+        self._known = SharedEstimates(target_times_s)
 
     def __repr__(self) -> str:
         return f"<Controller {self._config.policy} {self._known}>"

@@ -6,6 +6,7 @@ Knows estimates; must not know decisions.
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -109,9 +110,12 @@ class Sharing:
 class SharedEstimates:
     """Estimates shared by all policies of an orchestrator. Each policy adds its observations."""
 
-    def __init__(self) -> None:
+    def __init__(self, target_times_s: Sequence[tuple[int, float]] = ()) -> None:
+        """`target_times_s`: (rows, seconds) of the target's passes, measured when it started."""
         self._of_targets, self._of_drafts = Sharing(), Sharing()
         self.verify = EngineCost(PRIOR_VERIFY_S)
+        for rows, seconds in target_times_s:
+            self.verify.passes.observe(rows, seconds)
         self.draft = EngineCost(PRIOR_DRAFT_S)
         self.hits = Average(PRIOR)
         self.kinds: dict[str, Learned] = defaultdict(Learned)

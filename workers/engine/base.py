@@ -93,10 +93,13 @@ class Engine(ABC, Generic[Request, Reply]):
             arithmetic=self._runtime.arithmetic,
             is_deterministic=findings.tile_rows is not None,
         )
-        if self._pacer is not None:
-            self._pacer.warn_of_overruns(findings.step_times_s)
-        for num_rows, seconds in findings.step_times_s:
-            self._pace.observe(num_rows, self._pacer.lasts_s(num_rows, seconds) if self._pacer else seconds)
+        times_s, pacer = findings.step_times_s, self._pacer
+        if pacer is not None:
+            pacer.warn_of_overruns(times_s)
+            times_s = tuple((num_rows, pacer.lasts_s(num_rows, seconds)) for num_rows, seconds in times_s)
+        for num_rows, seconds in times_s:
+            self._pace.observe(num_rows, seconds)
+        self.info = replace(self.info, step_times_s=times_s)
         return findings
 
     def close(self) -> None:

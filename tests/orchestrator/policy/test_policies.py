@@ -333,3 +333,14 @@ def test_an_engine_that_does_not_say_or_lies_changes_nothing(num_held):
     for _ in range(20):
         knowledge.observe_verdict(held(num_held))
     assert knowledge.costs.num_verifying == 3.0
+
+
+def test_what_a_target_measured_at_start_is_known_before_the_first_verdict_and_passes_replace_it():
+    known = Controller(SpeculationConfig(), [(1, 0.010), (8, 0.013), (32, 0.040)])._known
+    assert known.costs.verify_s(31) - known.costs.verify_s(0) == pytest.approx(0.030)
+    assert known.costs.verify_s(7) - known.costs.verify_s(0) == pytest.approx(0.003)
+    for _ in range(20):
+        known.verify.passes.observe(8, 0.016)
+    known.observe_verdict(None)
+    known._costs = None
+    assert known.costs.verify_s(7) - known.costs.verify_s(0) == pytest.approx(0.006)

@@ -28,6 +28,13 @@ def warmed_up(checkpoint, paced_as, step_times_s=STEP_TIMES_S):
     return engine
 
 
+def test_an_engine_says_what_its_passes_take_as_they_are_paced(checkpoint):
+    law = PASS_LAWS["70b"]
+    paced = tuple((rows, max(seconds, law(rows))) for rows, seconds in STEP_TIMES_S)
+    assert warmed_up(checkpoint, "70b").info.step_times_s == paced
+    assert warmed_up(checkpoint, None).info.step_times_s == STEP_TIMES_S
+
+
 def test_what_an_engine_says_of_its_passes_contains_the_wait(checkpoint):
     engine = load(checkpoint, "70b")
     law = PASS_LAWS["70b"]
