@@ -42,4 +42,8 @@ def serve(port: int, complete: Complete) -> None:
         def log_message(self, *args: object) -> None:
             """Requests are measured, not logged."""
 
-    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128
+        """Streams begin together; the default of 5 resets connections."""
+
+    Server(("127.0.0.1", port), Handler).serve_forever()

@@ -24,7 +24,7 @@ def start(asked: list[Prompt]) -> int:
 
 def test_chats_and_completions_are_asked_and_counted():
     asked: list[Prompt] = []
-    chat = Side("chat", start(asked), is_chat=True, max_streams=4)
+    chat = Side("chat", start(asked), is_chat=True, max_streams=64)
     while not chat.is_answering():
         pass
     asked.clear()
@@ -35,6 +35,9 @@ def test_chats_and_completions_are_asked_and_counted():
     about_code = {content[-5:] for content in contents if "Python" in content}
     assert {content[-5:] for content in contents} - about_code == {"(1.0)", "(1.2)"}
     assert about_code == {"(1.1)", "(1.3)"}
+
+    asked.clear()
+    assert chat.ask(["chat"], 64, repeat=3)[1] == ["yes"] * 64
 
     asked.clear()
     Side("text", chat.port, is_chat=False, max_streams=1).ask(["code"], 1, repeat=2)
