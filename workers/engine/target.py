@@ -27,23 +27,15 @@ from core.records import (
     Want,
 )
 from core.rules import Outcome
-from core.speculation import NO_GUESSES, Guesses, TokenTree
+from core.speculation import Guesses, TokenTree
 from workers.engine.base import Engine
 from workers.engine.beams import ScoringJob, score
-from workers.engine.heads import Extended, HeadDraft
+from workers.engine.heads import HeadDraft, read_returned
 from workers.engine.jobs import Job, Share, VerifyJob, scores_of
 from workers.engine.judging import JudgedJob, judge
 from workers.engine.kv_room import FirstComeKVRoom
 from workers.engine.sequences import HeldSequence
-from workers.heads import (
-    CommittedRows,
-    EngineHead,
-    HeadWithKV,
-    PrefixFeatures,
-    load_engine_head,
-    read_features,
-    read_guesses,
-)
+from workers.heads import EngineHead, HeadWithKV, PrefixFeatures, load_engine_head
 from workers.model import LoadedModel, LoraWeights, starting_adapters
 from workers.parallel import Rank, load_runtime, log_rank_lost
 from workers.runtime import ModelRuntime, Scores, report_layers
@@ -267,12 +259,12 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         readback = Readback()
         logprob_readers = [item.logprobs(outcome, readback) for item, outcome in judged]
         rows = [item.job.committed_rows(first_rows[item.job], outcome) for item, outcome in judged]
-        read_returned = self._read_returned(rows, features, readback)
+        returned_of = read_returned(rows, features, readback, self.info.feature_width, self._grown or self._head)
         readback.wait()
         for item, outcome in judged:
             self._roll_back(item.job, outcome.path)
             self._prefixes.publish(item.job.held)
-        returned = read_returned([(item.job.held, outcome.next_token) for item, outcome in judged])
+        returned = returned_of([(item.job.held, outcome.next_token) for item, outcome in judged])
         verified = [(item.job.request, item.job.held.log, outcome) for item, outcome in judged]
         self.take_offers()
         continued, following, refused = self._continuations.after_pass(verified, self._can_go_on)
@@ -283,27 +275,6 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         self._replies += refused
         for request in following:
             super().add(request)
-
-    def _read_returned(
-        self, verdicts: Sequence[CommittedRows], features: Tensor | None, readback: Readback
-    ) -> Callable[[Sequence[Extended]], list[tuple[Features | None, Guesses]]]:
-        """Features and a head's guesses for each verdict. Call the result after the readback, with the sequences."""
-        if features is None:
-            return lambda _: [(None, NO_GUESSES)] * len(verdicts)
-        carrying = [each for each in verdicts if each.wants_features and self.info.feature_width]
-        features_of = read_features(features, carrying, range(self.info.feature_width), readback)
-        if self._grown is None:
-            guesses_of = read_guesses(features, verdicts, self._head, readback)
-        else:
-            guesses_of = self._grown.read(features, verdicts, readback)
-
-        def found(extended: Sequence[Extended]) -> list[tuple[Features | None, Guesses]]:
-            carried = dict(zip(map(id, carrying), features_of(), strict=True))
-            return [
-                (carried.get(id(each)), guesses) for each, guesses in zip(verdicts, guesses_of(extended), strict=True)
-            ]
-
-        return found
 
     @staticmethod
     def _verdict(
