@@ -154,11 +154,12 @@ def test_prometheus_finds_what_the_clients_saw(tmp_path, cluster):
         check_an_idle_server(cluster)
         expected = used(client)
         exported = until_exported(cluster, expected, counting={"engine_steps_total", "engine_rows_total"})
-        of_a_death = {"engine_deaths_total": 1, "sessions_moved_total": 1, "target_failures_total": 1}
-        assert {exported[name] for name in of_a_death} == {0}
+        of_a_death = {"engine_deaths_total": 1, "target_failures_total": 1}
+        assert {exported[name] for name in (*of_a_death, "sessions_moved_total")} == {0}
         outlive_the_target(client)
-        after = until_exported(cluster, of_a_death)
+        after = until_exported(cluster, of_a_death, counting={"sessions_moved_total"})
     assert {name: after[name] for name in of_a_death} == of_a_death
+    assert after["sessions_moved_total"] in (1, 2)  # the lease by which the engine was found may be given back late
     assert {name: exported.get(name, 0.0) for name in expected} == expected
     assert expected["spec_decode_num_draft_tokens_total"] > 0
     assert exported["draft_seconds_total"] >= exported["draft_hidden_seconds_total"]
