@@ -49,9 +49,9 @@ class Beams:
 
     @staticmethod
     def num_likeliest(search: BeamSearch, num_ending_ids: int) -> int:
-        """Number of continuations that are compared in a step: enough for each beam to go on if all that end are
-        among the best."""
-        return max(2, 1 + num_ending_ids) * search.width
+        """Number of tokens after each beam that decide a step: enough for all beams to go on from one, although every
+        token that ends it is likelier."""
+        return search.width + num_ending_ids
 
     def step(self, likeliest: Sequence[Likeliest]) -> None:
         """Extend each live beam by its likeliest tokens, and keep the best. On ties the better beam, then the lower id.
@@ -67,7 +67,7 @@ class Beams:
         width, beams = self._search.width, self.live
         num_tokens = len(beams[0].tokens) + 1
         self.live = []
-        for rank, (cost, number, token, logprob) in enumerate(found[: self.num_likeliest(self._search, self._num_ids)]):
+        for rank, (cost, number, token, logprob) in enumerate(found):
             parent = beams[number]
             beam = Beam((*parent.tokens, token), (*parent.logprobs, logprob), -cost)
             if token not in self._ending_ids and num_tokens < self._max_tokens:
@@ -102,10 +102,6 @@ class Beams:
         first, last = min(beam.tokens for beam in self.live), max(beam.tokens for beam in self.live)
         pairs = zip(first, last, strict=True)
         return next((number for number, (one, other) in enumerate(pairs) if one != other), len(first))
-
-    @property
-    def _num_ids(self) -> int:
-        return len(self._ending_ids)
 
     def _divisor(self, num_tokens: int) -> float:
         return float((num_tokens + self._num_before) ** self._search.length_penalty)

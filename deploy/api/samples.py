@@ -82,7 +82,7 @@ def _search(given: GivenBeams, num_outputs: int) -> BeamSearch:
 
 
 def _num_samples(given: Given, config: ServiceConfig) -> int:
-    most = min(MAX_SAMPLES, config.limits.max_sessions)
+    most = MAX_SAMPLES if given.beams is not None else min(MAX_SAMPLES, config.limits.max_sessions)
     asked = 1 if given.n is None else given.n
     require(1 <= asked <= most, "n", f"in [1, {most}]", asked)
     return asked
@@ -193,8 +193,9 @@ async def completed_prompts(model: Hosted, prompts: Sequence[Sequence[Generation
     Each prompt is admitted, measured and traced as a request of its own. The caller's session limit bounds how many run
     at once, so that a long list does not exceed it.
     """
-    size = len(prompts[0])
-    gate = asyncio.Semaphore(max(1, max_places(prompts[0][0], model.served.config) // size))
+    size, first = len(prompts[0]), prompts[0][0]
+    num_places = 1 if first.beams is not None else size
+    gate = asyncio.Semaphore(max(1, max_places(first, model.served.config) // num_places))
     streams = [
         _prompt_completed(model, requests, index * size, None if index else watch, gate)
         for index, requests in enumerate(prompts)

@@ -115,7 +115,7 @@ class RequestMeter:
             self._record(m.TIME_TO_FIRST_TOKEN, now_s - self._arrived_s)
             self._record(m.PROMPT_TOKENS, chunk.usage.prompt_tokens)
             self._record(m.PROMPT_TOKENS_CACHED, chunk.usage.cached_tokens)
-        else:
+        elif not chunk.output:  # the outputs of a beam search come at once
             self._num_later_tokens += num_tokens
             self._record(m.INTER_TOKEN_LATENCY, now_s - self._last_s)
         self._last_s = now_s

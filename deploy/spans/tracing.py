@@ -123,7 +123,7 @@ class SampleSpans:
         if chunk.began_s is not None:
             self._observe_calls(chunk.began_s, chunk.trace)
         if chunk.finish_reason is not None:
-            self._spans.end(self._index, chunk.finish_reason.value, chunk.usage.completion_tokens)
+            self._spans.end(self._index + chunk.output, chunk.finish_reason.value, chunk.usage.completion_tokens)
         return chunk if self._is_asked_for else replace(chunk, trace=())
 
     def _observe_calls(self, began_s: float, calls: tuple[CallTrace, ...]) -> None:

@@ -36,7 +36,8 @@ MAX_TARGET_CALLS = 1
 next pass."""
 
 Sink = Callable[[Chunk | OutriderError], None]
-"""Receives the chunks of one stream. The last is a chunk with a finish reason, or an error."""
+"""Receives the chunks of one stream. The last is a chunk with a finish reason, or an error. Each output of a beam
+search has such a chunk."""
 
 
 @dataclass(slots=True)

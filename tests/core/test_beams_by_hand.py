@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import pytest
 
@@ -109,3 +110,18 @@ def test_where_nothing_may_follow_it_is_done() -> None:
     found.step([()])
     assert found.is_done
     assert found.outputs == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_so_many_tokens_after_each_beam_decide_as_all_tokens_do(seed: int) -> None:
+    """Also where the likeliest ones end beams."""
+    random, ending = Random(seed), frozenset(range(3))
+    search = BeamSearch(4, 4, early_stopping="never")
+    count = Beams.num_likeliest(search, len(ending))
+    whole, cut = Beams(search, ending, 10), Beams(search, ending, 10)
+    while not whole.is_done:
+        rows = [[(token, -random.random() - (token > 4)) for token in range(30)] for _ in whole.live]
+        ordered = [tuple(sorted(row, key=lambda each: -each[1])) for row in rows]
+        whole.step(ordered)
+        cut.step([row[:count] for row in ordered])
+        assert (cut.live, cut.ended) == (whole.live, whole.ended)

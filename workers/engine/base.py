@@ -18,7 +18,7 @@ import torch
 from core.config import EngineConfig
 from core.errors import first_line
 from core.protocol import OVERTAKEN, missing_of, refusal_of
-from core.records import DraftReply, EngineStats, Findings, Missing, Refused, VerifyReply
+from core.records import DraftReply, EngineStats, Findings, Missing, Refused, SequenceSpec, VerifyReply
 from core.speculation import TokenTree
 from workers.engine import scheduler
 from workers.engine.jobs import Job, Request, Share
@@ -181,8 +181,12 @@ class Engine(ABC, Generic[Request, Reply]):
 
     def _text_limit(self, request: Request, held: HeldSequence | None) -> int:
         """Length of the longest text of the request's session, its source included."""
-        spec = request.spec if held is None or request.base.num_tokens == 0 else held.spec
+        spec = self._spec_of(request, held)
         return self.info.text_limit(0 if spec is None else spec.num_source)
+
+    @staticmethod
+    def _spec_of(request: Request, held: HeldSequence | None) -> SequenceSpec | None:
+        return request.spec if held is None or request.base.num_tokens == 0 else held.spec
 
     def _refusal_of_size(self, request: Request, held: HeldSequence | None) -> Refused | None:
         guesses, limit = self._needed_guesses(request), self._text_limit(request, held)
@@ -192,10 +196,18 @@ class Engine(ABC, Generic[Request, Reply]):
         if num_positions > limit:
             return Refused(request.stamp, f"{num_positions} tokens exceed the context of {limit}")
         if self._runtime.cache.num_blocks_for(num_rows) > self._runtime.cache.num_blocks:
-            return Refused(request.stamp, f"{num_rows} tokens exceed the KV cache of this engine")
+            return self._refusal_of_rows(request, held, num_rows)
         if len(guesses) > self._runtime.cache.states.max_guesses():
             return Refused(request.stamp, f"{len(guesses)} guesses exceed the recurrent states of this engine")
         return None
+
+    def _refusal_of_rows(self, request: Request, held: HeldSequence | None, num_rows: int) -> Refused:
+        """Beams grow apart until they exceed the KV cache, which no earlier check can know; to try again is no use."""
+        spec = self._spec_of(request, held)
+        if spec is None or not spec.num_likeliest:
+            return Refused(request.stamp, f"{num_rows} tokens exceed the KV cache of this engine")
+        size = self.info.kv_cache_tokens
+        return Refused(request.stamp, f"have {num_rows} tokens, but the KV cache has room for {size}", field="beams")
 
     def _supersede(self, held: HeldSequence) -> None:
         """Refuse the session's open request: a later message replaces it."""

@@ -33,7 +33,7 @@ class HeldSequence(HeldTokens):
     was_preempted: bool = False
     """Whether it lost its KV and has not restarted since."""
     num_guesses: int = 0
-    """Number of guesses in its last request; used by a target."""
+    """Number of guesses in its last request that it did not hold yet; used by a target."""
     last_used_s: float = 0.0
     """Time of its last request or of the reply to it."""
     adapter: int = 0

@@ -175,7 +175,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         is_scoring = bool(held.spec.num_likeliest)
         rebased = held.rebase_to_score(request) if is_scoring else held.rebase_to_verify(request)
         self._store.keep_rows(held, rebased.num_tokens, rebased.guesses)
-        held.num_guesses = len(request.block)
+        held.num_guesses = len(request.block) - len(held.tree)
         pending = [*self._store.rewind(held), *rebased.pending]
         prefix = self._wanted_prefix(request)
         kind = ScoringJob if is_scoring else VerifyJob

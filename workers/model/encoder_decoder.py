@@ -27,7 +27,10 @@ WITH_DISTANCES = frozenset({"mt5", "t5"})
 NOT_APPLIED = (
     "begin_suppress_tokens",
     "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
     "forced_decoder_ids",
+    "min_length",
+    "min_new_tokens",
     "no_repeat_ngram_size",
     "sequence_bias",
 )

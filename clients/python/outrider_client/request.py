@@ -80,8 +80,9 @@ class GenerateFields(Parameters, total=False):
     """How guesses are checked. A stream with a relaxed rule (`lenient_coupled`, `lenient_rejection`, `typical`) is not
     resumed when it breaks after its first chunk: the error is raised."""
     early_stopping: Literal["when_full", "never"] | None
-    """When a beam search ends: once as many outputs have ended as there are beams, or only once no length could make a
-    beam better. Unset: also once the best beam, at its present length, scores no higher."""
+    """When a beam search ends: once as many outputs have ended as there are beams. With "never" it then goes on while
+    any length could make a beam score higher than one of them; unset, while the best beam does at its present
+    length."""
     receipt: bool | None
     """Add a receipt to the last chunk: everything that determined the output."""
 

@@ -148,8 +148,8 @@ class SampledBody(OpenAiBody):
                 "n or unset unless use_beam_search is true",
                 self.best_of,
             )
-            for name in ("length_penalty", "early_stopping"):
-                if getattr(self, name) not in (None, False):
+            for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+                if getattr(self, name) not in (None, default):
                     raise InvalidRequest(name, "must not be given unless use_beam_search is true")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options", "must not be given unless stream is true")

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from core.beams import Beam
-from core.records import DraftReply, DraftRequest, DraftUpdate, Missing, SequenceSpec
+from core.records import DraftReply, DraftRequest, DraftUpdate, Missing, SequenceSpec, Stamp
 from core.speculation import ROOT, USUAL_TAIL, TreeSpec
 from core.text import TokenLog
 from orchestrator.session import messages as m
@@ -42,8 +42,9 @@ class BeamDraft:
         self._growth = TreeSpec(1, 1)
 
     @property
-    def is_growing(self) -> bool:
-        return self._view.awaiting is not None
+    def awaited(self) -> Stamp | None:
+        """The message that it has not answered yet."""
+        return self._view.awaiting
 
     def leased(self, name: str, epoch: int) -> None:
         self.is_leased = True
@@ -109,6 +110,7 @@ class BeamDrafts:
         """`numbers`: those of the leases; none without a draft."""
         self._all = [BeamDraft(number, session_id, prompt, spec.of_draft(None)) for number in numbers]
         self._vocab_size = vocab_size
+        self._timeout_s = 0.0
 
     @property
     def has_lease(self) -> bool:
@@ -116,7 +118,7 @@ class BeamDrafts:
 
     @property
     def is_growing(self) -> bool:
-        return any(draft.is_growing for draft in self._all)
+        return any(draft.awaited is not None for draft in self._all)
 
     def begin(self) -> list[m.Command]:
         return [m.LeaseDraft(draft=draft.number) for draft in self._all]
@@ -127,17 +129,19 @@ class BeamDrafts:
     def grow(self, beams: Sequence[Beam], depth: int, num_rows: int, timeout_s: float) -> list[m.Command]:
         """Grow a tree of this depth below each beam for which there is a lease, the best beams first."""
         growth = TreeSpec(num_rows, depth, num_passes=depth, fanout=FANOUT, tail=USUAL_TAIL, reports_all=True)
-        free = [draft for draft in self._all if draft.is_leased and not draft.is_growing]
+        free = [draft for draft in self._all if draft.is_leased and draft.awaited is None]
         commands: list[m.Command] = []
         for beam in beams[: len(free)]:
             draft = max(free, key=lambda each: each.num_shared(beam))
             free.remove(draft)
             commands.append(draft.grow(beam, growth))
-        if commands:
-            last = commands[-1]
-            assert isinstance(last, DraftRequest)
-            commands.append(m.Await(last.stamp, timeout_s))
-        return commands
+        self._timeout_s = timeout_s
+        return [*commands, *self._await()] if commands else []
+
+    def _await(self) -> list[m.Command]:
+        """Wait for the drafts that grow. The wait is for all, and ends with the lease of the message that it names."""
+        growing = [draft.awaited for draft in self._all if draft.awaited is not None]
+        return [m.Await(growing[-1], self._timeout_s)] if growing else []
 
     def handle(self, event: m.DraftEvent) -> list[m.Command]:
         match event:
@@ -168,21 +172,20 @@ class BeamDrafts:
     def _leave(self, draft: BeamDraft) -> list[m.Command]:
         """Go on without this lease. The search is short: no other is asked for."""
         draft.left()
-        return [m.ReleaseDraft(draft.number)]
+        return [m.ReleaseDraft(draft.number), *self._await()]
 
     def _numbered(self, number: int) -> BeamDraft:
         return next(draft for draft in self._all if draft.number == number)
 
     def guesses(self, beams: Sequence[Beam], max_nodes: int) -> list[tuple[int, ...]]:
         """The likeliest outputs below these beams: by the chance of a beam among all, times the draft's chances."""
-        best = max(beam.score for beam in beams)
+        best, size = max(beam.score for beam in beams), len(beams[0].tokens)
         weight = {beam.tokens: math.exp(beam.score - best) for beam in beams}
         found = [
-            (weight[beam.tokens] * chance, tokens)
-            for beam in beams
+            (weight[above] * chance, tokens)
             for draft in self._all
             for chance, tokens in draft.guesses
-            if tokens[: len(beam.tokens)] == beam.tokens
+            if (above := tokens[:size]) in weight
         ]
         found.sort(key=lambda each: -each[0])  # stable: of equals the parent comes first
         return [tokens for _, tokens in found[:max_nodes]]

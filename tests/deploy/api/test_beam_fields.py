@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from core.config import EngineConfig, ServiceConfig, TargetConfig
+from core.config import EngineConfig, Limits, ServiceConfig, TargetConfig
 from core.errors import InvalidRequest
 from core.records import BeamSearch, GenerationRequest, ModelInfo, Sampling
 from deploy.api import Served
@@ -63,6 +63,13 @@ def test_the_fields_of_vllm_reach_it(kind: Any, fields: dict[str, Any], search: 
 def test_without_beams_nothing_is_searched() -> None:
     assert by_client()[0].beams is None
     assert by_http(use_beam_search=False, best_of=1, length_penalty=None)[0].beams is None
+    assert by_http(length_penalty=1.0, early_stopping=False)[0].beams is None, "vLLM's defaults"
+
+
+def test_a_search_holds_one_place_however_many_outputs_it_returns() -> None:
+    small = replace(CONFIG, limits=Limits(max_sessions=2))
+    asked = client.to_message("ab", {"beam_width": 4, "n": 3})
+    assert len(grpc.to_requests(asked, replace(served(), config=small), 0.0)) == 3
 
 
 @pytest.mark.parametrize(
@@ -96,6 +103,7 @@ def test_a_model_with_recurrent_layers_is_refused() -> None:
     [
         ({"best_of": 2}, "best_of"),
         ({"length_penalty": 2.0}, "length_penalty"),
+        ({"length_penalty": 0.0}, "length_penalty"),
         ({"early_stopping": True}, "early_stopping"),
         ({"use_beam_search": True, "best_of": 65}, "best_of"),
         ({"use_beam_search": True, "n": 3, "best_of": 2}, "n"),

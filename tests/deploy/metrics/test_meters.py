@@ -66,6 +66,14 @@ def test_times_are_taken_from_arrival_between_chunks_and_per_token(meters, recor
     assert record.by_label("request_success_total") == {"length": 1}
 
 
+def test_outputs_of_a_search_that_come_at_once_have_no_time_between_tokens(meters, record, watch):
+    last = chunk(3, finish_reason=FinishReason.LENGTH)
+    run(meters, watch, (100.5, last), (100.5, replace(last, output=1)))
+    assert record["generation_tokens_total"] == 6
+    assert "inter_token_latency_seconds" not in record.observed
+    assert "request_time_per_output_token_seconds" not in record.observed
+
+
 def test_a_chunk_without_tokens_is_no_token(meters, record, watch):
     run(meters, watch, (100.5, chunk(0)), (100.6, chunk(1)), (100.9, chunk(0, finish_reason=FinishReason.STOP)))
     assert record.observed["time_to_first_token_seconds"] == [pytest.approx(0.6)]

@@ -176,6 +176,15 @@ async def test_samples_share_the_requests_span():
     assert root.attributes["gen_ai.usage.output_tokens"] == 18
 
 
+async def test_outputs_of_a_search_are_counted_each():
+    last = replace(chunk(), finish_reason=FinishReason.STOP, usage=Usage(3, 4))
+    traced = Traced(last, replace(last, output=1, finish_reason=FinishReason.LENGTH, usage=Usage(3, 5)))
+    await traced.call(SAMPLED, n=2, beams=pb.BeamParams(beam_width=2))
+    (root,) = traced.named("request")
+    assert root.attributes["gen_ai.usage.output_tokens"] == 9
+    assert root.attributes["gen_ai.response.finish_reasons"] == ("stop", "length")
+
+
 async def test_a_failure_is_told_by_its_code_alone():
     traced = Traced(Overloaded("secret", 1.0))
     await traced.call(SAMPLED)

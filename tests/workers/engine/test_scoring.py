@@ -195,6 +195,27 @@ def test_a_dropped_beam_leaves_no_kv(llama):
     assert num_dropped > held.kv.num_tokens, "more was computed than is held at the end"
 
 
+def test_what_it_holds_is_not_kept_free_for_it_again(llama):
+    """Else other sessions would wait although there is room for them."""
+    driver = BeamDriver(llama, BeamSearch(3, 3), 12)
+    while not driver.beams.is_done:
+        request = driver.request()
+        driver.take(answer(llama, request))
+    assert len(request.block) > 3
+    assert llama._store.find("s").num_guesses == 3
+
+
+def test_beams_that_outgrow_the_kv_cache_are_refused_by_name(tmp_path):
+    narrow = load(str(write("llama", tmp_path, vocab_size=VOCAB_SIZE)), kv_cache_tokens=24)
+    driver = BeamDriver(narrow, BeamSearch(4, 4), 16)
+    while not driver.beams.is_done:
+        reply = answer(narrow, driver.request())
+        if isinstance(reply, Refused):
+            break
+        driver.take(reply)
+    assert (reply.field, reply.reason.startswith("have ")) == ("beams", True)
+
+
 def test_what_is_sent_again_is_scored_again(llama):
     driver = BeamDriver(llama, BeamSearch(3, 3), 12)
     for _ in range(4):

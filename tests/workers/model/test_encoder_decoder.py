@@ -60,10 +60,11 @@ def test_a_token_that_the_model_forces_follows_the_start(tmp_path: Path) -> None
     assert survey(config_of(tmp_path)).decoder_start == (0, 7)
 
 
-def test_a_generation_setting_that_is_not_applied_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["min_length", "min_new_tokens", "no_repeat_ngram_size"])
+def test_a_generation_setting_that_is_not_applied_is_refused_by_name(tmp_path: Path, name: str) -> None:
     file = checkpoints.write("bart", tmp_path) / "generation_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"no_repeat_ngram_size": 3}))
-    with pytest.raises(UnsupportedModel, match="no_repeat_ngram_size is 3"):
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: 3}))
+    with pytest.raises(UnsupportedModel, match=f"{name} is 3"):
         survey(config_of(tmp_path))
 
 
