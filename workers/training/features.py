@@ -55,13 +55,20 @@ class TargetStates:
         return self._rows[self._starts[index] : self._starts[index + 1]]
 
 
+def digest(*values: object) -> str:
+    """Part of the name of a file that is made of these values alone."""
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+
+
 @torch.inference_mode()
 def read_states(
     model: Any, texts: Sequence[TrainingText], folder: Path, done: Callable[[], None] = lambda: None
 ) -> TargetStates:
-    """Run the target over `texts`, or take the file in `folder` that an earlier run has written for the same texts."""
-    digest = hashlib.sha256(repr([text.token_ids for text in texts]).encode()).hexdigest()[:16]
-    file = folder / f"states-{digest}.bin"
+    """Run the target over `texts`, or take the file in `folder` that an earlier run has written for the same texts.
+
+    `folder` must be this target's own.
+    """
+    file = folder / f"states-{digest([text.token_ids for text in texts])}.bin"
     hidden_size = model.config.hidden_size
     if file.exists():
         return TargetStates(file, texts, hidden_size)

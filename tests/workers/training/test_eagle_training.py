@@ -182,6 +182,24 @@ def test_a_head_learns_texts_that_repeat_and_its_card_says_so(checkpoint_once, t
     assert str(tmp_path) not in card
 
 
+@pytest.mark.parametrize("changed", ["target", "texts", "vocabulary"])
+def test_what_was_trained_for_something_else_is_not_taken(checkpoint_once, tmp_path, changed):
+    """In one work directory: states and checkpoints are those of the same target, texts and vocabulary."""
+    job, steps = job_of(checkpoint_once, tmp_path, texts_of(9), plan=replace(PLAN, num_steps=2)), []
+    if changed == "target":
+        other = checkpoints.write("llama", tmp_path / "other", seed=1)
+        changes = {"target": replace(job.target, model=str(other))}
+    else:
+        changes = {"texts": texts_of(9, seed=1)} if changed == "texts" else {"num_draft_tokens": 90}
+    for number, each in enumerate((job, replace(job, **changes), job)):
+        make_head(each, tmp_path / f"head{number}", "", Watcher(trained=steps.append))
+    assert [each.step for each in steps] == [1, 2, 1, 2]
+    alone = replace(job, **changes, work=tmp_path / "alone")
+    make_head(alone, tmp_path / "alone-head", "", Watcher())
+    found, expected = (tmp_path / name / "model.safetensors" for name in ("head1", "alone-head"))
+    assert found.read_bytes() == expected.read_bytes()
+
+
 def test_too_few_texts_are_refused(checkpoint_once, tmp_path):
     with pytest.raises(ConfigError, match="too few texts"):
         make_head(job_of(checkpoint_once, tmp_path, texts_of(1)), tmp_path / "head", "", Watcher())
