@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +31,7 @@ MEETING = "processes"
 LAST_WORDS_S = 5.0
 """How long another process may take to end."""
 TIMEOUT = timedelta(hours=12)
-"""One process may still run the target over its texts while another waits."""
+"""One process may still run the target over its texts while another is done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,26 +99,33 @@ def _trained(job: HeadJob, rank: int, watcher: Watcher) -> tuple[Any, Eagle3, Te
     if config.device == "cuda" and job.num_processes > 1:
         config = replace(config, device=f"cuda:{rank}")
     torch.set_num_threads(config.num_threads)
-    model = reference_model(config)
-    model.requires_grad_(False)
-    own = trained(job.texts)[rank :: job.num_processes]
-    states = read_states(model, own, job.work, watcher.read)
-    vocabulary = choose_vocabulary(trained(job.texts), min(job.num_draft_tokens, model.config.vocab_size))
-    teacher, shape = teacher_of(model, vocabulary), shape_of(model)
-    head = Eagle3(shape, first_weights(model, shape)).to(model.device)
-    if job.num_processes > 1:
-        _meet(job, rank, model.device)
-    saved = job.work / f"checkpoint-{digest([text.token_ids for text in trained(job.texts)], vocabulary)}.pt"
-    Trainer(head, teacher, job.plan, model.device).train(own, states, watcher.trained, saved)
-    if job.num_processes > 1:
-        distributed.destroy_process_group()
+    with _met(job, rank, torch.device(config.device)):
+        model = reference_model(config)
+        model.requires_grad_(False)
+        own = trained(job.texts)[rank :: job.num_processes]
+        states = read_states(model, own, job.work, watcher.read)
+        vocabulary = choose_vocabulary(trained(job.texts), min(job.num_draft_tokens, model.config.vocab_size))
+        teacher, shape = teacher_of(model, vocabulary), shape_of(model)
+        head = Eagle3(shape, first_weights(model, shape)).to(model.device)
+        saved = job.work / f"checkpoint-{digest([text.token_ids for text in trained(job.texts)], vocabulary)}.pt"
+        Trainer(head, teacher, job.plan, model.device).train(own, states, watcher.trained, saved)
     return model, head, teacher, vocabulary
 
 
-def _meet(job: HeadJob, rank: int, device: torch.device) -> None:
+@contextmanager
+def _met(job: HeadJob, rank: int, device: torch.device) -> Iterator[None]:
+    """Connect the processes within the `with` block. They meet before any has much to do, since the end of one is
+    noticed only by those that it has met."""
+    if job.num_processes == 1:
+        yield
+        return
     backend = "nccl" if device.type == "cuda" else "gloo"
     place = f"file://{(job.work / MEETING).resolve()}"
     distributed.init_process_group(backend, init_method=place, rank=rank, world_size=job.num_processes, timeout=TIMEOUT)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
 
 
 def teacher_of(model: Any, vocabulary: Sequence[int]) -> Teacher:

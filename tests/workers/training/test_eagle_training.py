@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from workers.heads import read_head
 from workers.model import reference_model
 from workers.runtime import load_head_runtime
 from workers.step import StepRows
-from workers.training import HeadJob, TrainingPlan, TrainingText, Watcher, make_head
+from workers.training import HeadJob, TrainingPlan, TrainingText, Watcher, make_head, run
 from workers.training.eagle3 import Eagle3
 from workers.training.features import read_states, tapped
 from workers.training.objective import TEMPERATURE, AcceptedMass, SoftCrossEntropy
@@ -214,3 +215,13 @@ def test_two_processes_train_one_head(checkpoint_once, tmp_path):
     make_head(job, tmp_path / "head", "", Watcher(trained=seen.append))
     assert [each.step for each in seen] == [1, 2, 3]
     assert (tmp_path / "head/model.safetensors").exists()
+
+
+def test_a_process_that_ends_early_ends_the_training(checkpoint_once, tmp_path, monkeypatch):
+    """Before its first step, too: here the second one, at a token that the target does not have."""
+    monkeypatch.setattr(run, "TIMEOUT", timedelta(seconds=60))
+    texts = texts_of(9)
+    texts[2].token_ids[2] = 10**6
+    for _ in range(2):  # nothing is left of the first
+        with pytest.raises(StartupError, match="another process of the training has ended"):
+            make_head(job_of(checkpoint_once, tmp_path, texts, num_processes=2), tmp_path / "head", "", Watcher())
