@@ -17,7 +17,7 @@ from core.errors import ConfigError, StartupError
 from workers.model import check_checkpoint, digest_of, reference_model
 from workers.training.acceptance import Acceptance, measured, ranks_of
 from workers.training.eagle3 import Eagle3
-from workers.training.features import digest, read_states, tapped
+from workers.training.features import check_logits, digest, read_states, tapped
 from workers.training.packing import packed
 from workers.training.starting import first_weights, shape_of
 from workers.training.texts import TrainingText, choose_vocabulary, held_out, trained
@@ -102,6 +102,7 @@ def _trained(job: HeadJob, rank: int, watcher: Watcher) -> tuple[Any, Eagle3, Te
     with _met(job, rank, torch.device(config.device)):
         model = reference_model(config)
         model.requires_grad_(False)
+        check_logits(model)
         own = trained(job.texts)[rank :: job.num_processes]
         states = read_states(model, own, job.work, watcher.read)
         vocabulary = choose_vocabulary(trained(job.texts), min(job.num_draft_tokens, model.config.vocab_size))

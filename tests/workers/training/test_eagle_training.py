@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.config import EngineConfig
-from core.errors import ConfigError, StartupError
+from core.errors import ConfigError, StartupError, UnsupportedModel
 from core.records import Features
 from core.speculation import TokenTree
 from tests import checkpoints, eagle
@@ -181,6 +181,17 @@ def test_a_head_learns_texts_that_repeat_and_its_card_says_so(checkpoint_once, t
     assert "outrider train-head ..." in card
     assert f"| text | 0 | {found['text', 0.0].num_tokens} |" in card
     assert str(tmp_path) not in card
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("cohere", {}), ("granite", {"logits_scaling": 4.0}), ("gemma2", {"final_logit_softcapping": 0.5})],
+)
+def test_a_target_with_other_logits_than_its_output_layers_is_refused(tmp_path, family, changes):
+    """The head would be taught a distribution that no target of it has."""
+    target = str(checkpoints.write(family, tmp_path / family, **changes))
+    with pytest.raises(UnsupportedModel, match=r"--target: .*ForCausalLM scales or caps its logits"):
+        make_head(job_of(target, tmp_path, texts_of(9)), tmp_path / "head", "", Watcher())
 
 
 @pytest.mark.parametrize("changed", ["target", "texts", "vocabulary"])
