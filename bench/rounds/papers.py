@@ -83,7 +83,7 @@ def _training_tokens(tokenizer: Any) -> Tensor:
 
 
 def _prompts(tokenizer: Any, num_prompts: int) -> Tensor:
-    """Held-out code, as long as the shortest allows.  # [num_prompts, PROMPT_TOKENS]"""
+    """The first tokens of held-out texts; of fewer texts if some are shorter.  # [up to num_prompts, PROMPT_TOKENS]"""
     ids = [tokenizer(text)["input_ids"][:PROMPT_TOKENS] for text in held_out_prompts(num_prompts)]
     return torch.tensor([each for each in ids if len(each) == PROMPT_TOKENS])
 

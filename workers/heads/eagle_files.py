@@ -86,7 +86,7 @@ class EagleConfig:
         yield "fc.weight", (hidden, width if self.is_eagle3 else hidden + width)
         if self.is_eagle3:
             yield "norm.weight", (hidden,)
-        if self.draft_vocab_size != self.vocab_size:
+        if self.draft_vocab_size != self.vocab_size or "d2t" in self.names:
             yield "d2t", (self.draft_vocab_size,)
         yield from self._optional()
 

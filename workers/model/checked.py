@@ -72,7 +72,8 @@ def check(config: EngineConfig, *, of_mtp: bool = False) -> Checkpoint:
             mtp = find_mtp(path, model_config, map(rename or str, tensor_names(files)))
             model_config, rename, joining = mtp.config, _both(rename, mtp.rename), _both(rename, mtp.joining)
         elif model_config.model_type in MTP_KINDS:
-            rename = _both(rename, partial(without_mtp, num_layers=model_config.num_hidden_layers))
+            names = map(rename or str, tensor_names(files))
+            rename = _both(rename, without_mtp(names, model_config.num_hidden_layers))
         if config.layers is not None:
             model_config, of_subset = _some_layers(model_config, config)
             rename = _both(rename, of_subset)

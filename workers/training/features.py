@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from core.errors import ConfigError
+from core.errors import ConfigError, UnsupportedModel
 from workers.training.eagle3 import NUM_FEATURES
 from workers.training.texts import TrainingText
 
 MIN_LAYERS = 2
+MAX_ERROR = 1e-2
+"""Of logits relative to their norm: more than rounding to bfloat16 makes of them."""
 COLUMNS = NUM_FEATURES + 1
 
 
@@ -56,12 +59,34 @@ class TargetStates:
 
 
 @torch.inference_mode()
+def check_logits(model: Any) -> None:
+    """Check that logits are the last state times the output layer's weight, as training and served heads compute them.
+
+    Raises: UnsupportedModel for a model that scales or caps its logits, or adds a bias.
+    """
+    found = model(torch.arange(8, device=model.device)[None], output_hidden_states=True)
+    expected = linear(found.hidden_states[-1], model.get_output_embeddings().weight).float()
+    if float((found.logits.float() - expected).norm() / expected.norm()) > MAX_ERROR:
+        raise UnsupportedModel(
+            f"--target: {type(model).__name__} scales or caps its logits, or adds a bias; "
+            "EAGLE-3 heads are not trained for such targets"
+        )
+
+
+def digest(*values: object) -> str:
+    """Part of the name of a file that is made of these values alone."""
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+
+
+@torch.inference_mode()
 def read_states(
     model: Any, texts: Sequence[TrainingText], folder: Path, done: Callable[[], None] = lambda: None
 ) -> TargetStates:
-    """Run the target over `texts`, or take the file in `folder` that an earlier run has written for the same texts."""
-    digest = hashlib.sha256(repr([text.token_ids for text in texts]).encode()).hexdigest()[:16]
-    file = folder / f"states-{digest}.bin"
+    """Run the target over `texts`, or take the file in `folder` that an earlier run has written for the same texts.
+
+    `folder` must be this target's own.
+    """
+    file = folder / f"states-{digest([text.token_ids for text in texts])}.bin"
     hidden_size = model.config.hidden_size
     if file.exists():
         return TargetStates(file, texts, hidden_size)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,10 +14,10 @@ from torch import distributed, multiprocessing
 
 from core.config import EngineConfig
 from core.errors import ConfigError, StartupError
-from workers.model import reference_model
+from workers.model import check_checkpoint, digest_of, reference_model
 from workers.training.acceptance import Acceptance, measured, ranks_of
 from workers.training.eagle3 import Eagle3
-from workers.training.features import read_states, tapped
+from workers.training.features import check_logits, digest, read_states, tapped
 from workers.training.packing import packed
 from workers.training.starting import first_weights, shape_of
 from workers.training.texts import TrainingText, choose_vocabulary, held_out, trained
@@ -30,8 +30,8 @@ MEETING = "processes"
 """File in the work directory by which processes find each other."""
 LAST_WORDS_S = 5.0
 """How long another process may take to end."""
-PATIENCE = timedelta(hours=12)
-"""One process may still run the target over its texts while another waits."""
+TIMEOUT = timedelta(hours=12)
+"""One process may still run the target over its texts while another is done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,8 @@ class HeadJob:
     plan: TrainingPlan
     num_draft_tokens: int
     work: Path
-    """Folder of the target's states and of the training's checkpoint; a second run goes on from there."""
+    """Folder of the target's states and of the training's checkpoint; a second run goes on from there if it has the
+    same target, texts and vocabulary."""
     num_processes: int = 1
     borrows_output: bool = False
     """Whether the head's file has no output layer, because its rows are the target's own."""
@@ -66,6 +67,8 @@ def make_head(job: HeadJob, out: Path, command: str, watcher: Watcher) -> dict[t
     """
     if not all(any(text.spans for text in part(job.texts)) for part in (trained, held_out)):
         raise ConfigError("--data: too few texts: some must be held out, and the others have no token to be guessed")
+    check_checkpoint(job.target)
+    job = replace(job, work=job.work / digest(digest_of(job.target), job.target.dtype))
     job.work.mkdir(parents=True, exist_ok=True)
     (job.work / MEETING).unlink(missing_ok=True)
     spawn = multiprocessing.get_context("spawn")
@@ -96,27 +99,34 @@ def _trained(job: HeadJob, rank: int, watcher: Watcher) -> tuple[Any, Eagle3, Te
     if config.device == "cuda" and job.num_processes > 1:
         config = replace(config, device=f"cuda:{rank}")
     torch.set_num_threads(config.num_threads)
-    model = reference_model(config)
-    model.requires_grad_(False)
-    own = trained(job.texts)[rank :: job.num_processes]
-    states = read_states(model, own, job.work, watcher.read)
-    vocabulary = choose_vocabulary(trained(job.texts), min(job.num_draft_tokens, model.config.vocab_size))
-    teacher, shape = teacher_of(model, vocabulary), shape_of(model)
-    head = Eagle3(shape, first_weights(model, shape)).to(model.device)
-    if job.num_processes > 1:
-        _meet(job, rank, model.device)
-    Trainer(head, teacher, job.plan, model.device).train(own, states, watcher.trained, job.work / "checkpoint.pt")
-    if job.num_processes > 1:
-        distributed.destroy_process_group()
+    with _met(job, rank, torch.device(config.device)):
+        model = reference_model(config)
+        model.requires_grad_(False)
+        check_logits(model)
+        own = trained(job.texts)[rank :: job.num_processes]
+        states = read_states(model, own, job.work, watcher.read)
+        vocabulary = choose_vocabulary(trained(job.texts), min(job.num_draft_tokens, model.config.vocab_size))
+        teacher, shape = teacher_of(model, vocabulary), shape_of(model)
+        head = Eagle3(shape, first_weights(model, shape)).to(model.device)
+        saved = job.work / f"checkpoint-{digest([text.token_ids for text in trained(job.texts)], vocabulary)}.pt"
+        Trainer(head, teacher, job.plan, model.device).train(own, states, watcher.trained, saved)
     return model, head, teacher, vocabulary
 
 
-def _meet(job: HeadJob, rank: int, device: torch.device) -> None:
+@contextmanager
+def _met(job: HeadJob, rank: int, device: torch.device) -> Iterator[None]:
+    """Connect the processes within the `with` block. They meet before any has much to do, since the end of one is
+    noticed only by those that it has met."""
+    if job.num_processes == 1:
+        yield
+        return
     backend = "nccl" if device.type == "cuda" else "gloo"
-    place = f"file://{(job.work / 'processes').resolve()}"
-    distributed.init_process_group(
-        backend, init_method=place, rank=rank, world_size=job.num_processes, timeout=PATIENCE
-    )
+    place = f"file://{(job.work / MEETING).resolve()}"
+    distributed.init_process_group(backend, init_method=place, rank=rank, world_size=job.num_processes, timeout=TIMEOUT)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
 
 
 def teacher_of(model: Any, vocabulary: Sequence[int]) -> Teacher:

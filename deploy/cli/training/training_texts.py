@@ -87,13 +87,15 @@ def _conversation(
     for number in (number for number, each in enumerate(messages) if each["role"] == "assistant"):
         before = tokenizer.chat_text(messages[:number])
         answered = tokenizer.chat_text(messages[: number + 1], continues=True)
-        if not before.startswith(done) or not answered.startswith(before):
+        finished = tokenizer.chat_text(messages[: number + 1])
+        if not finished.startswith(answered):
+            answered = answered.rstrip()  # as templates do that strip messages
+        if not (before.startswith(done) and answered.startswith(before) and finished.startswith(answered)):
             raise ValueError("the chat template changes earlier messages; give one line for each answer")
         token_ids += tokenizer.encode(before[len(done) :], add_special_tokens=False)
         first = len(token_ids)
         token_ids += tokenizer.encode(answered[len(before) :], add_special_tokens=False)
-        after = tokenizer.chat_text(messages[: number + 1])[len(answered) :]
-        end = tokenizer.encode(after, add_special_tokens=False)[:1]
+        end = tokenizer.encode(finished[len(answered) :], add_special_tokens=False)[:1]
         token_ids += end
         spans.append((first, len(token_ids)))
         done = answered + tokenizer.decode(end, skip_special_tokens=False)

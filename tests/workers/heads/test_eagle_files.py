@@ -60,6 +60,20 @@ def test_names_and_files(tmp_path, model, prefix, file):
     assert load(path, model).config.feature_width == 3 * eagle.HIDDEN
 
 
+@pytest.mark.parametrize("borrows", [False, True])
+def test_a_map_of_the_whole_vocabulary(tmp_path, model, borrows):
+    """SpecForge and `outrider train-head` write one for every head."""
+    config = {**eagle.CONFIG, "draft_vocab_size": eagle.VOCAB}
+    tensors = {**eagle.tensors_of(config), "d2t": torch.zeros(eagle.VOCAB, dtype=torch.int64)}
+    without = load(eagle.write(tmp_path / "without", config, eagle.tensors_of(config)), model)
+    if borrows:
+        del tensors["lm_head.weight"]
+        without.output = model.get_output_embeddings()
+    head, outputs = load(eagle.write(tmp_path / "with", config, tensors), model), torch.randn(3, eagle.HIDDEN)
+    with torch.inference_mode():
+        assert torch.equal(*(each.logits_of(each.scores(outputs)) for each in (head, without)))
+
+
 def test_the_format_of_speculators(tmp_path, model):
     outer = {
         "speculators_model_type": "eagle3",

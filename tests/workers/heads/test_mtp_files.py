@@ -110,6 +110,18 @@ def test_damaged_layers_are_refused_by_name_before_weights_are_read(tmp_path, by
     load(EngineConfig(str(tmp_path)), quiet)  # the target itself has all that it needs
 
 
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text"])
+def test_layers_beyond_the_configurations_that_are_not_mtp_are_refused(tmp_path, family):
+    """Else a model of more layers would be served without its last ones."""
+    mtp.write(family, tmp_path)
+    file = tmp_path / "config.json"
+    config, num_layers = json.loads(file.read_text()), mtp.NUM_LAYERS[family] - 1
+    kinds = {"layer_types": config["layer_types"][:num_layers]} if "layer_types" in config else {}
+    file.write_text(json.dumps({**config, "num_hidden_layers": num_layers, **kinds}))
+    with pytest.raises(CheckpointError, match=rf"model\.layers\.{num_layers}\..*, which .* has no place for"):
+        load(EngineConfig(str(tmp_path)), quiet)
+
+
 @pytest.mark.parametrize("name", ["eh_proj.weight", "self_attn.q_proj.weight"])
 def test_values_are_checked(tmp_path, name):
     mtp.write("glm4_moe", tmp_path)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 import torch
 
 from core.config import EngineConfig
-from core.errors import ConfigError, StartupError
+from core.errors import ConfigError, StartupError, UnsupportedModel
 from core.records import Features
 from core.speculation import TokenTree
 from tests import checkpoints, eagle
@@ -16,7 +17,7 @@ from workers.heads import read_head
 from workers.model import reference_model
 from workers.runtime import load_head_runtime
 from workers.step import StepRows
-from workers.training import HeadJob, TrainingPlan, TrainingText, Watcher, make_head
+from workers.training import HeadJob, TrainingPlan, TrainingText, Watcher, make_head, run
 from workers.training.eagle3 import Eagle3
 from workers.training.features import read_states, tapped
 from workers.training.objective import TEMPERATURE, AcceptedMass, SoftCrossEntropy
@@ -182,6 +183,35 @@ def test_a_head_learns_texts_that_repeat_and_its_card_says_so(checkpoint_once, t
     assert str(tmp_path) not in card
 
 
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("cohere", {}), ("granite", {"logits_scaling": 4.0}), ("gemma2", {"final_logit_softcapping": 0.5})],
+)
+def test_a_target_with_other_logits_than_its_output_layers_is_refused(tmp_path, family, changes):
+    """The head would be taught a distribution that no target of it has."""
+    target = str(checkpoints.write(family, tmp_path / family, **changes))
+    with pytest.raises(UnsupportedModel, match=r"--target: .*ForCausalLM scales or caps its logits"):
+        make_head(job_of(target, tmp_path, texts_of(9)), tmp_path / "head", "", Watcher())
+
+
+@pytest.mark.parametrize("changed", ["target", "texts", "vocabulary"])
+def test_what_was_trained_for_something_else_is_not_taken(checkpoint_once, tmp_path, changed):
+    """In one work directory: states and checkpoints are those of the same target, texts and vocabulary."""
+    job, steps = job_of(checkpoint_once, tmp_path, texts_of(9), plan=replace(PLAN, num_steps=2)), []
+    if changed == "target":
+        other = checkpoints.write("llama", tmp_path / "other", seed=1)
+        changes = {"target": replace(job.target, model=str(other))}
+    else:
+        changes = {"texts": texts_of(9, seed=1)} if changed == "texts" else {"num_draft_tokens": 90}
+    for number, each in enumerate((job, replace(job, **changes), job)):
+        make_head(each, tmp_path / f"head{number}", "", Watcher(trained=steps.append))
+    assert [each.step for each in steps] == [1, 2, 1, 2]
+    alone = replace(job, **changes, work=tmp_path / "alone")
+    make_head(alone, tmp_path / "alone-head", "", Watcher())
+    found, expected = (tmp_path / name / "model.safetensors" for name in ("head1", "alone-head"))
+    assert found.read_bytes() == expected.read_bytes()
+
+
 def test_too_few_texts_are_refused(checkpoint_once, tmp_path):
     with pytest.raises(ConfigError, match="too few texts"):
         make_head(job_of(checkpoint_once, tmp_path, texts_of(1)), tmp_path / "head", "", Watcher())
@@ -196,3 +226,13 @@ def test_two_processes_train_one_head(checkpoint_once, tmp_path):
     make_head(job, tmp_path / "head", "", Watcher(trained=seen.append))
     assert [each.step for each in seen] == [1, 2, 3]
     assert (tmp_path / "head/model.safetensors").exists()
+
+
+def test_a_process_that_ends_early_ends_the_training(checkpoint_once, tmp_path, monkeypatch):
+    """Before its first step, too: here the second one, at a token that the target does not have."""
+    monkeypatch.setattr(run, "TIMEOUT", timedelta(seconds=60))
+    texts = texts_of(9)
+    texts[2].token_ids[2] = 10**6
+    for _ in range(2):  # nothing is left of the first
+        with pytest.raises(StartupError, match="another process of the training has ended"):
+            make_head(job_of(checkpoint_once, tmp_path, texts, num_processes=2), tmp_path / "head", "", Watcher())

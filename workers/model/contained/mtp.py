@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from core.errors import CheckpointError, UnsupportedModel
+from workers.model.contained.language_model import Rename
 from workers.model.contained.layers import LayerSubset
 
 LAYER: Final = re.compile(r"^model\.layers\.(\d+)\.")
@@ -69,9 +70,12 @@ def has_mtp(names: Iterable[str]) -> bool:
     return any(name.endswith(ENDS) for name in names)
 
 
-def without_mtp(name: str, num_layers: int) -> str | None:
-    """The name of a tensor of the model itself; None for those of its MTP layers."""
-    return name if _name_of_head(name, num_layers) is None else None
+def without_mtp(names: Iterable[str | None], num_layers: int) -> Rename:
+    """Leaves out the tensors of MTP layers. A layer beyond the model's own is one if it has any of `JOINING`; others
+    stay, for the check of names: they are of a model with more layers than its configuration says."""
+    joining = [name for name in names if name and _name_of_head(name, num_layers) in JOINING]
+    prefixes = ("mtp.", *{layer[0] for name in joining if (layer := LAYER.match(name))})
+    return lambda name: None if name.startswith(prefixes) else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -49,6 +50,20 @@ def test_the_answers_of_a_conversation_are_guessed_with_the_token_that_ends_them
     whole = "".join(f"{role}: {content}<|end|>\n" for role, content in turns)
     assert text.token_ids == list(tokenizer.encode(whole.rstrip("\n"), add_special_tokens=False))
     assert (text.kind, text.temperature) == ("chat", 0.8)
+
+
+@pytest.mark.parametrize("trims", [False, True])
+def test_an_answer_that_ends_in_white_space_is_ended_by_the_templates_own_token(target, tmp_path, trims):
+    """Llama 3's template strips messages."""
+    template = TEMPLATE.replace("message['content']", "message['content'] | trim") if trims else TEMPLATE
+    shutil.copytree(target, tmp_path / "target")
+    (tmp_path / "target/chat_template.jinja").write_text(template)
+    turns = [("user", "A?"), ("assistant", "Yes. \n"), ("user", "B?"), ("assistant", "No.\n")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    tokenizer = Tokenizer.from_directory(tmp_path / "target")
+    (text,) = read_texts([lines_at(tmp_path / "a.jsonl", {"messages": messages})], tokenizer)
+    space = ("", "") if trims else (" \n", "\n")
+    assert guessed_of(text, tokenizer) == [f"Yes.{space[0]}<|end|>", f"No.{space[1]}<|end|>"]
 
 
 def test_other_forms(tokenizer, tmp_path):
