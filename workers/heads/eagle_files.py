@@ -148,6 +148,11 @@ def read_eagle(path: str, stored: Mapping[str, Any], model: str | None) -> Eagle
     hidden = settings.size("hidden_size")
     is_eagle3 = query.shape[1] == 2 * hidden
     of_target = settings.size("target_hidden_size", hidden)
+    if not is_eagle3 and of_target != hidden:
+        raise CheckpointError(
+            f"{file}: target_hidden_size is {of_target}, but a head of EAGLE-1 or EAGLE-2 reads its own outputs in the "
+            f"target's place, which are {hidden} wide"
+        )
     heads = settings.size("num_attention_heads")
     vocab_size = settings.size("vocab_size")
     num_layers = settings.size("num_hidden_layers", 1)

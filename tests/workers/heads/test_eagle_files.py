@@ -60,6 +60,13 @@ def test_names_and_files(tmp_path, model, prefix, file):
     assert load(path, model).config.feature_width == 3 * eagle.HIDDEN
 
 
+def test_eagle_1_has_its_targets_width(tmp_path):
+    config = {**eagle.FIRST_CONFIG, "target_hidden_size": 16}
+    tensors = {**eagle.first_tensors_of(eagle.FIRST_CONFIG), "fc.weight": torch.zeros(eagle.HIDDEN, eagle.HIDDEN + 16)}
+    with pytest.raises(CheckpointError, match=r"config\.json: target_hidden_size is 16, but a head of EAGLE-1"):
+        read_head(eagle.write(tmp_path, config, tensors))
+
+
 @pytest.mark.parametrize("borrows", [False, True])
 def test_a_map_of_the_whole_vocabulary(tmp_path, model, borrows):
     """SpecForge and `outrider train-head` write one for every head."""
