@@ -199,16 +199,18 @@ class VerifyJob(Job[VerifyRequest]):
     def last_rows(self) -> StepRows:
         return StepRows(self.held.kv, self.pending, self.block, adapter=self.held.adapter, source=self.held.source)
 
-    def draws(self) -> list[Row]:
-        """Sampling inputs of the root, then of each node of the block."""
+    def draws(self, nodes: Sequence[int] | None = None) -> list[Row]:
+        """Sampling inputs of the root, then of each node of the block, or of these."""
         spec, num_committed = self.held.spec, len(self.held.log)
-        masks = self.held.masks(lambda: _paths(self.block, ()))
+        chosen = range(len(self.block)) if nodes is None else nodes
+        masks = self.held.masks(lambda: _paths(self.block, (), chosen))
         if is_argmax(spec.sampling) and masks is None:
             row = Row(spec.sampling, num_committed, (), spec.prompt_len, lenience=spec.lenience)
-            return [row] * (1 + len(self.block))
-        unread: list[Sequence[int]] = [()] * (1 + len(self.block))
-        paths = _paths(self.block, self.held.seen_tokens) if spec.sampling.reads_tokens else unread
-        depths = (0, *self.block.depths)
+            return [row] * (1 + len(chosen))
+        unread: list[Sequence[int]] = [()] * (1 + len(chosen))
+        paths = _paths(self.block, self.held.seen_tokens, chosen) if spec.sampling.reads_tokens else unread
+        of_all = self.block.depths
+        depths = (0, *(of_all[node] for node in chosen))
         return [
             Row(spec.sampling, num_committed + depth, path, spec.prompt_len, mask, spec.lenience)
             for depth, path, mask in zip(depths, paths, masks or [None] * len(paths), strict=True)
@@ -241,12 +243,18 @@ class VerifyJob(Job[VerifyRequest]):
         return outcome.samples if is_whole and Want.SAMPLES in self.request.wants else ()
 
 
-def _paths(block: TokenTree, committed: Sequence[int]) -> list[Sequence[int]]:
-    """Tokens from `committed` to the root and to each node."""
-    paths: list[Sequence[int]] = [list(committed)]
-    for token, parent in zip(block.tokens, block.parents, strict=True):
-        paths.append([*paths[parent + 1 if parent != ROOT else 0], token])
-    return paths
+def _paths(block: TokenTree, committed: Sequence[int], nodes: Sequence[int]) -> list[Sequence[int]]:
+    """Tokens from `committed` to the root and to each of these nodes."""
+    return [list(committed), *([*committed, *_path(block, node)] for node in nodes)]
+
+
+def _path(block: TokenTree, node: int) -> list[int]:
+    """Tokens from below the root to a node."""
+    path: list[int] = []
+    while node != ROOT:
+        path.append(block.tokens[node])
+        node = block.parents[node]
+    return path[::-1]
 
 
 def scores_of(request: VerifyRequest) -> PromptScores | None:

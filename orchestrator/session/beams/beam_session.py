@@ -78,8 +78,8 @@ class BeamSession:
         """Time of the last scores, in seconds."""
         self._is_drafted = False
         """Whether the awaited scores are those of a round with drafts."""
-        self._texts: list[tuple[int, ...]] = [()]
-        """Output up to the root, then up to each node of the block."""
+        self._nodes: dict[tuple[int, ...], int] = {(): ROOT}
+        """Node of the block of each live beam and guess."""
         self._num_guesses = 0
         """Number of nodes of the block below the beams."""
         self._num_cached: int | None = None
@@ -149,7 +149,7 @@ class BeamSession:
         if self._num_cached is None:
             self._num_cached = min(verdict.num_cached, len(self._request.prompt))
         self.stats.record_verify(event.sent_s, event.received_s)
-        num_steps = self._advance(dict(zip(self._texts, verdict.likeliest, strict=True)))
+        num_steps = self._advance({text: verdict.likeliest[1 + node] for text, node in self._nodes.items()})
         if self._began_s is not None:
             self._pace.observe(self._is_drafted, event.received_s - self._began_s, num_steps)
         self._began_s = event.received_s
@@ -213,11 +213,11 @@ class BeamSession:
         shared = self._beams.num_shared
         first = self._beams.live[0].tokens
         self._log.extend([*self._request.prompt, *first[:shared]][len(self._log) :])
-        self._texts, tree = _tree_of(self._live_texts, shared)
+        self._nodes, tree = _tree_of(self._live_texts, shared)
         self._is_drafted = self._target.state is Target.AWAITING_BLOCK
         if guesses := self._guesses():
             num_nodes = len(tree)
-            self._texts, tree = _tree_of([*self._live_texts, *guesses], shared)
+            self._nodes, tree = _tree_of([*self._live_texts, *guesses], shared)
             self._num_guesses = len(tree) - num_nodes
         else:
             self._num_guesses = 0
@@ -282,14 +282,16 @@ def _num_forced(request: GenerationRequest, pair: Pair) -> int:
     return len(start) - 1 if is_bare else 0
 
 
-def _tree_of(texts: Sequence[tuple[int, ...]], shared: int) -> tuple[list[tuple[int, ...]], TokenTree]:
-    """The texts as branches of one tree below their first `shared` tokens; the text up to its root and each node."""
-    nodes = {texts[0][:shared]: ROOT}
-    parents: list[int] = []
-    for end in range(shared + 1, max(map(len, texts)) + 1):
-        for text in texts:
-            if len(text) >= end and text[:end] not in nodes:
-                nodes[text[:end]] = len(parents)
-                parents.append(nodes[text[: end - 1]])
-    known = list(nodes)
-    return known, TokenTree(tuple(text[-1] for text in known[1:]), tuple(parents))
+def _tree_of(texts: Sequence[tuple[int, ...]], shared: int) -> tuple[dict[tuple[int, ...], int], TokenTree]:
+    """The texts as branches of one tree below their first `shared` tokens; and the node of each that is as long as the
+    first one or longer. No shorter ones: each is a copy of its tokens, and a search may have thousands."""
+    size = len(texts[0])
+    nodes = {texts[0]: ROOT} if shared == size else {}
+    children: dict[tuple[int, int], int] = {}
+    for text in texts:
+        node = ROOT
+        for end in range(shared + 1, len(text) + 1):
+            node = children.setdefault((node, text[end - 1]), len(children))
+            if end >= size:
+                nodes[text[:end]] = node
+    return nodes, TokenTree(tuple(token for _, token in children), tuple(parent for parent, _ in children))

@@ -55,8 +55,7 @@ class ScoringJob(VerifyJob):
 
     def scored_rows(self) -> list[Row]:
         """What the distribution of each row depends on."""
-        root, *nodes = self.draws()
-        new = [nodes[node] for node in self.new_nodes]
+        root, *new = self.draws(self.new_nodes)
         return [root, *new] if self.num_scored > len(new) else new
 
     def hold(self, found: Sequence[Likeliest]) -> None:
