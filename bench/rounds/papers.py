@@ -41,7 +41,7 @@ Q_TOP_TOKENS = 1024
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128, help="of each text")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0], help="0 and 1 among them")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7], help="beside 0 and 1")
     parser.add_argument("--gammas", type=int, nargs="+", default=GAMMAS, help="draft lengths")
 
 
@@ -90,7 +90,7 @@ def _prompts(tokenizer: Any, num_prompts: int) -> Tensor:
 
 def _by_drafter(target: Any, drafters: dict[str, Any], prompts: Tensor, args: argparse.Namespace) -> Iterator[Result]:
     for name, drafter in drafters.items():
-        for temperature in args.temperatures:
+        for temperature in sorted({*RULES, *args.temperatures}):
             say(f"{name} at T = {temperature:g}")
             for each in measure_acceptance(target, drafter, prompts, args.tokens, temperature, seed=1):
                 settings = {"standard_error": each.standard_error, "prompts": len(prompts)}

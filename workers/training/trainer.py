@@ -87,7 +87,7 @@ class Trainer:
     def train(
         self, texts: Sequence[TrainingText], states: TargetStates, done: Callable[[Progress], None], saved: Path
     ) -> None:
-        """Train to the plan's last step. Raises: StartupError if the loss is no number."""
+        """Train to the plan's last step. Raises: StartupError if the loss is not a number."""
         self._resume(saved)
         batches = self._batches(texts, states)
         while self.step < self._plan.num_steps:
@@ -116,7 +116,7 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self._head.parameters(), MAX_NORM)
         if not bool(norm.isfinite()):
             raise StartupError(
-                f"training step {self.step}: the loss or its gradient is no number; lower --learning-rate"
+                f"training step {self.step}: the loss or its gradient is not a number; lower --learning-rate"
             )
         for optimizer in self._optimizers:
             optimizer.step()

@@ -240,11 +240,13 @@ def test_bits_of_a_row_depend_on_nothing_beside_it(target, states, tmp_path):
         assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("fault", ["refused", "wrong"])
+@pytest.mark.parametrize("fault", ["refused", "broken", "wrong"])
 def test_without_native_code_it_runs_its_own(target, model, states, tmp_path, monkeypatch, caplog, fault):
-    """And says so in a line: where nothing can be recorded, and where a program gives other logits."""
+    """And says so in a line: where nothing can be recorded, where a program fails, and where it gives other logits."""
     if fault == "refused":
         monkeypatch.setattr("workers.runtime.program.recorder.record", lambda *_: 1 / 0)
+    elif fault == "broken":
+        monkeypatch.setattr(NativeHead, "run", lambda *_: 1 / 0)
     else:
         run = NativeHead.run
         monkeypatch.setattr(NativeHead, "run", lambda *args: tuple(1 + part for part in run(*args)))

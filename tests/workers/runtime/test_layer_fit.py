@@ -109,3 +109,16 @@ def test_the_text_is_the_targets_own_and_always_the_same(target, tmp_path):
     assert texts[0] == texts[1]
     assert len(texts[0]) == layer_fit.NUM_TOKENS
     assert len({*texts[0]}) > 10
+
+
+def test_an_error_in_the_trial_is_told_and_stops_nothing(target, tmp_path, monkeypatch, caplog):
+    loaded, head, config, _ = head_of(target, tmp_path)
+
+    def broken(_loaded):
+        raise RuntimeError("no text")
+
+    monkeypatch.setattr(layer_fit, "_written", broken)
+    with caplog.at_level(logging.WARNING):
+        report_layers(head, loaded, config, lambda _: None)
+    assert "which layers the head" in caplog.text
+    assert "no text" in caplog.text

@@ -151,7 +151,7 @@ def test_training_stops_at_a_number_that_is_none(model, tmp_path):
     texts = texts_of(6)
     states = read_states(model, texts, tmp_path)
     states._rows = torch.full_like(states._rows, float("nan"))
-    with pytest.raises(StartupError, match=r"^training step 0: the loss or its gradient is no number"):
+    with pytest.raises(StartupError, match=r"^training step 0: the loss or its gradient is not a number"):
         trainer_of(model, PLAN).train(texts, states, lambda _: None, tmp_path / "checkpoint.pt")
     assert not (tmp_path / "checkpoint.pt").exists()
 

@@ -9,6 +9,7 @@ stored from the beginning of a sequence's blocks, so attention sees no gap. Must
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from core.config import EngineConfig
+from core.errors import first_line
 from core.records import Features, Findings, ModelInfo
 from core.speculation import ROOT
 from workers.attention import PagedPlan, find_kernel, paged_inputs
@@ -148,12 +150,16 @@ class EagleRuntime:
         """Run native code from now on, if its logits are those of the head's own code."""
         want = self._tried()
         self._run = native.run
-        off_by = largest_error(self._tried(), want)
+        try:
+            off_by = largest_error(self._tried(), want)
+            problem = f"a program's logits are off by {off_by:.2g}"
+        except Exception as error:  # noqa: BLE001  of the compiler, or of what it has made
+            off_by, problem = math.inf, first_line(error)
         if off_by <= ALLOWED_ERROR[self.cache.keys[-1].dtype]:
             progress(f"a step of the head is a program, run by {native.num_threads} threads")
             return
         self._run = self._run_eager
-        logger.warning("%s is run by its own code: a program's logits are off by %.2g", self.info.name, off_by)
+        logger.warning("%s is run by its own code: %s", self.info.name, problem)
 
     def _tried(self) -> Tensor:
         """Scores of some tokens and of guesses below them."""

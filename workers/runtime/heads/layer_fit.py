@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from core.config import EngineConfig
+from core.errors import first_line
 from core.records import Features
 from workers.attention import ATTENTION, is_latent
 from workers.heads import EagleHead
@@ -37,6 +38,13 @@ def report_layers(head: object, loaded: LoadedModel, config: EngineConfig, progr
     """Report how well the head agrees with this target by its layers, and by those one lower and one higher."""
     if not isinstance(head, EagleHead) or not _can_tell(head, loaded):
         return
+    try:
+        _report(head, loaded, config, progress)
+    except Exception as error:  # noqa: BLE001  of the model's own code; the head serves all the same
+        logger.warning("which layers the head %s fits is not known: %s", head.config.name, first_line(error))
+
+
+def _report(head: EagleHead, loaded: LoadedModel, config: EngineConfig, progress: Callable[[str], None]) -> None:
     with quiet_transformers(), _plain_attention(loaded.model):
         text = _written(loaded)
         states, choices = _states(loaded.model, text)
