@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from orchestrator.admission import Admission, Place, QueueReport
 from orchestrator.dispatch import Runner
 from orchestrator.guessers import Guessers
 from orchestrator.policy import Controller, ControlReport, Policies
-from orchestrator.session import BeamSession, DraftWait, Pair, Session
+from orchestrator.session import BeamSession, DraftWait, Pace, Pair, Session
 from orchestrator.text import IncrementalDetokenizer, Tokenizer
 
 
@@ -44,6 +45,8 @@ class Service:
         self._tokenizer = tokenizer
         self._clock = clock
         self._policies = policies if policies is not None else Controller(config.speculation, target.step_times_s)
+        self._beam_paces = defaultdict[int, Pace](Pace)
+        """Whether drafting pays, by number of beams."""
         self._extra_policies = [Controller(config.speculation, target.step_times_s) for _ in config.extra_drafts]
         """One per extra draft: margins and pass times are calibrated for each draft separately."""
         self._admission = Admission(config.limits, clock)
@@ -138,7 +141,8 @@ class Service:
     def _session(self, request: GenerationRequest) -> Session | BeamSession:
         session_id = self._new_session_id(request)
         if request.beams is not None:
-            return BeamSession(request, request.beams, self._pair, self._tokenizer, session_id)
+            pace = self._beam_paces[request.beams.width]
+            return BeamSession(request, request.beams, self._pair, self._tokenizer, session_id, pace)
         return Session(
             request,
             self._pair,

@@ -52,8 +52,15 @@ class BeamSession:
     """The life of one beam search, with the events and commands of a `Session`."""
 
     def __init__(
-        self, request: GenerationRequest, search: BeamSearch, pair: Pair, tokenizer: Tokenizer, session_id: str
+        self,
+        request: GenerationRequest,
+        search: BeamSearch,
+        pair: Pair,
+        tokenizer: Tokenizer,
+        session_id: str,
+        pace: Pace,
     ) -> None:
+        """`pace`: that of all searches of this width."""
         self.id = session_id
         self._request = request
         self._search = search
@@ -73,7 +80,10 @@ class BeamSession:
         most = pair.speculation.max_draft_tokens
         self._max_depth = most if request.max_draft_tokens is None else min(most, request.max_draft_tokens)
         self._ending_ids = ending_ids
-        self._pace = Pace((request.policy or pair.speculation.policy) in ALWAYS)
+        self._pace = pace
+        self._is_always_drafted = (request.policy or pair.speculation.policy) in ALWAYS
+        self._has_drafted = False
+        """Whether a round with drafts has ended: the first one has the draft's prefill."""
         self._began_s: float | None = None
         """Time of the last scores, in seconds."""
         self._is_drafted = False
@@ -151,7 +161,9 @@ class BeamSession:
         self.stats.record_verify(event.sent_s, event.received_s)
         num_steps = self._advance({text: verdict.likeliest[1 + node] for text, node in self._nodes.items()})
         if self._began_s is not None:
-            self._pace.observe(self._is_drafted, event.received_s - self._began_s, num_steps)
+            if self._has_drafted or not self._is_drafted:
+                self._pace.observe(self._is_drafted, event.received_s - self._began_s, num_steps)
+            self._has_drafted |= self._is_drafted
         self._began_s = event.received_s
         if self._beams.is_done:
             return [*self._last_chunks(), *self._close()]
@@ -187,7 +199,7 @@ class BeamSession:
     def _draft(self) -> list[m.Command]:
         """Let the draft guess below the beams; nothing if that is not worth its time."""
         depth = min(self._max_depth, self._num_tokens_left - 1)
-        if depth < 1 or not (self._drafts.has_lease and self._pace.is_drafting):
+        if depth < 1 or not (self._drafts.has_lease and (self._is_always_drafted or self._pace.is_drafting)):
             return []
         num_rows, speculation = self._search.width, self._pair.speculation
         commands = self._drafts.grow(self._beams.live, depth, num_rows, DRAFT_PATIENCE * speculation.draft_timeout_s)

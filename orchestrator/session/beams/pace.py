@@ -1,37 +1,41 @@
-"""Whether a beam search should draft, by measurement."""
+"""Whether beam searches should draft, by measurement."""
 
 from __future__ import annotations
 
-TRY_ROUNDS = 16
-"""Rounds after which the slower way is tried again."""
+MIN_WAIT, MAX_WAIT = 16, 1024
+"""Least and most rounds after which the slower way is tried again. Each trial in vain doubles them."""
 SHARE = 0.3
 """Weight of the newest round in the estimate of a way."""
 
 
 class Pace:
-    """Seconds per token with and without a draft, by measurement: the quicker way is taken, the other one tried now
-    and then."""
+    """Seconds per token with and without a draft, of all searches of one width: the quicker way is taken, the other one
+    tried now and then."""
 
-    def __init__(self, is_fixed: bool) -> None:
-        """`is_fixed`: whether to draft always, whatever it costs."""
-        self._is_fixed = is_fixed
+    def __init__(self) -> None:
         self._seconds: dict[bool, float] = {}
         self._num_rounds = 0
-        self._has_drafted = False
+        self._wait = self._next_try = MIN_WAIT
 
     @property
     def is_drafting(self) -> bool:
         """Whether to draft in the next round."""
-        if self._is_fixed or len(self._seconds) < 2:
-            return self._is_fixed or True not in self._seconds
-        is_quicker = self._seconds[True] < self._seconds[False]
-        return is_quicker != (self._num_rounds % TRY_ROUNDS == 0)
+        if len(self._seconds) < 2:
+            return True not in self._seconds
+        return self._is_quicker != (self._num_rounds >= self._next_try)
+
+    @property
+    def _is_quicker(self) -> bool:
+        return self._seconds[True] < self._seconds[False]
 
     def observe(self, is_drafted: bool, seconds: float, num_tokens: int) -> None:
-        self._num_rounds += 1
-        if is_drafted and not self._has_drafted:  # this round had the draft's prefill
-            self._has_drafted = True
-            return
+        """Record a round of a search, but for the first with a draft, which had to read the prompt."""
+        usual = self._is_quicker if len(self._seconds) == 2 else None
         now = seconds / max(num_tokens, 1)
         before = self._seconds.get(is_drafted, now)
         self._seconds[is_drafted] = before + SHARE * (now - before)
+        self._num_rounds += 1
+        if usual is not None and is_drafted != usual and self._num_rounds > self._next_try:
+            is_in_vain = self._is_quicker == usual
+            self._wait = min(2 * self._wait, MAX_WAIT) if is_in_vain else MIN_WAIT
+            self._next_try = self._num_rounds + self._wait

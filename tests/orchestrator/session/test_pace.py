@@ -1,12 +1,14 @@
-"""Whether a beam search drafts: by the time of a token with and without a draft."""
+"""Beam searches draft while that is quicker, and the slower way is tried less and less often."""
 
 from __future__ import annotations
 
-from orchestrator.session.beams.pace import TRY_ROUNDS, Pace
+from itertools import pairwise
+
+from orchestrator.session.beams.pace import MAX_WAIT, MIN_WAIT, Pace
 
 
 def ways(pace: Pace, num_rounds: int, drafted: tuple[float, int], plain: tuple[float, int]) -> list[bool]:
-    """What it chooses, if rounds take these seconds for this number of tokens."""
+    """Which rounds were drafted for, if a round takes so many seconds for so many tokens."""
     found = []
     for _ in range(num_rounds):
         found.append(pace.is_drafting)
@@ -14,18 +16,18 @@ def ways(pace: Pace, num_rounds: int, drafted: tuple[float, int], plain: tuple[f
     return found
 
 
-def test_the_quicker_way_is_taken_and_the_other_one_tried_now_and_then() -> None:
-    quick, slow = ways(Pace(False), 100, (2.0, 4), (1.0, 1)), ways(Pace(False), 100, (2.0, 1), (1.0, 1))
-    assert 80 < sum(quick) < 100
-    assert 0 < sum(slow) < 20
+def test_the_quicker_way_is_taken_and_the_other_one_tried_less_often_each_time():
+    for drafted, usual in (((2.0, 4), True), ((2.0, 1), False)):
+        found = ways(Pace(), 16 * MAX_WAIT, drafted, (1.0, 1))
+        tries = [number for number, way in enumerate(found) if way != usual and number > 1]
+        waits = [after - before for before, after in pairwise(tries)]
+        assert tries[0] == MIN_WAIT
+        assert waits[:3] == [2 * MIN_WAIT + 1, 4 * MIN_WAIT + 1, 8 * MIN_WAIT + 1]
+        assert max(waits) == MAX_WAIT + 1
 
 
-def test_the_first_round_with_a_draft_does_not_count() -> None:
-    """It has the draft's prefill."""
-    pace = Pace(False)
-    pace.observe(True, 1000.0, 1)
-    assert ways(pace, TRY_ROUNDS - 3, (2.0, 4), (1.0, 1))[2:] == [True] * (TRY_ROUNDS - 5)
-
-
-def test_a_policy_that_always_drafts_does() -> None:
-    assert all(ways(Pace(True), 50, (9.0, 1), (1.0, 1)))
+def test_a_way_that_has_become_quicker_is_taken():
+    pace = Pace()
+    ways(pace, 100, (2.0, 1), (1.0, 1))
+    found = ways(pace, 20 * MAX_WAIT, (0.1, 1), (1.0, 1))
+    assert sum(found[-MAX_WAIT:]) > MAX_WAIT - 10
