@@ -40,12 +40,6 @@ def load_short(typing: Any, address: Any) -> Any:  # noqa: ARG001
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def load_long(typing: Any, address: Any) -> Any:  # noqa: ARG001
-    """The 64-bit integer at an address."""
-    return types.int64(INT), lambda context, builder, signature, args: load_at(builder, args[0], I64)  # noqa: ARG005
-
-
-@intrinsic  # type: ignore[untyped-decorator]
 def store_float(typing: Any, address: Any, number: Any) -> Any:  # noqa: ARG001
     """Write a float32 number to an address."""
 

@@ -34,7 +34,7 @@ from workers.native.panels import PANELS
 from workers.native.registers import place
 from workers.native.vectors import HAS_PAIRS, PANEL
 
-MADE_OF: Final = "b9613b9597cf57bf"
+MADE_OF: Final = "0a8de10daf9329a7"
 """Digest of the files that this one compiles in: Numba compiles it again when its own text changes, and looks at no
 other. A test compares it."""
 ROWS, PRODUCTS, ATTENTION = range(3)
@@ -191,10 +191,6 @@ def run(
             store(code, memory, base, count, first, end, slots)
             rounds += 1
             _wait_for_all(barrier, num_threads, rounds)
-            pairs = count * code[14]
-            attend(
-                code, memory, address, base, count, pairs * thread // num_threads, pairs * (thread + 1) // num_threads,
-                reads, blocks, nodes, offsets, scores,
-            )  # fmt: skip
+            attend(code, memory, base, count, thread, num_threads, reads, blocks, nodes, offsets, scores)
         rounds += 1
         _wait_for_all(barrier, num_threads, rounds)

@@ -5,6 +5,7 @@ Vectors have sixteen numbers; LLVM cuts them into what the processor has. Knows 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import llvmlite.binding
@@ -53,12 +54,16 @@ def fetch(builder: Any, address: Any) -> None:
     builder.call(function, [builder.inttoptr(address, ir.PointerType(I8)), I32(0), I32(3), I32(1)])
 
 
-def splat(builder: Any, value: Any) -> Any:
+def splat(builder: Any, value: Any, num_lanes: int = LANES) -> Any:
     """A vector with `value` in each lane."""
-    kind = ir.VectorType(value.type, LANES)
-    empty = ir.Constant(kind, ir.Undefined)
+    empty = ir.Constant(ir.VectorType(value.type, num_lanes), ir.Undefined)
     first = builder.insert_element(empty, value, I32(0))
-    return builder.shuffle_vector(first, empty, ir.Constant(WORDS, [0] * LANES))
+    return shuffled(builder, first, empty, [0] * num_lanes)
+
+
+def shuffled(builder: Any, a: Any, b: Any, lanes: Sequence[int]) -> Any:
+    """These lanes of two vectors, the second one's after the first one's."""
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), [*lanes]))
 
 
 def call(builder: Any, name: str, *args: Any, result: Any = None, fastmath: tuple[str, ...] = ()) -> Any:
@@ -69,10 +74,6 @@ def call(builder: Any, name: str, *args: Any, result: Any = None, fastmath: tupl
 
 def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return call(builder, f"llvm.fma.{'v16f32' if a.type == FLOATS else 'f32'}", a, b, c)
-
-
-def sum_of(builder: Any, vector: Any) -> Any:
-    return call(builder, "llvm.vector.reduce.fadd.v16f32", F32(0.0), vector, fastmath=("reassoc",))
 
 
 def widened(builder: Any, shorts: Any) -> Any:

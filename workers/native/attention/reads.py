@@ -1,11 +1,12 @@
-"""LLVM code of attention: one query over rows of keys and values, given by their byte offsets.
+"""LLVM code of attention: a few queries over the same keys and values, given by their byte offsets.
 
-Knows instructions; must not know blocks or sequences.
+A query's sums are made of the same operations in the same order whatever queries are beside it. Knows instructions;
+must not know blocks or sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from llvmlite import ir
@@ -15,110 +16,273 @@ from numba.extending import intrinsic
 from workers.native.vectors import (
     F32,
     FLOATS,
+    HAS_PAIRS,
     I16,
     I32,
     I64,
     INT,
     LANES,
+    PAIRS,
     SHORTS,
+    WORDS,
+    call,
     fetch,
     fma,
     load_at,
     offset,
+    shuffled,
     splat,
     store_at,
-    sum_of,
     widened,
 )
 
 AHEAD: Final = 16
-"""Rows that are fetched ahead. Lists of offsets have this many more, of any rows."""
+"""Rows that are fetched ahead. Lists of offsets have this many more, and `TOGETHER`, of any rows."""
+TOGETHER: Final = 4
+"""Keys whose scores are made at once."""
+PART: Final = 2 * LANES
+"""Numbers of a query or an output that are taken at once. Both are padded to a multiple."""
+_BITS = ir.VectorType(I16, PART)
+_NONE: Final = ir.Constant(FLOATS, [0.0] * LANES)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def scores_of(typing: Any, query: Any, offsets: Any, count: Any, keys: Any, width: Any, is_short: Any, out: Any) -> Any:  # noqa: ARG001
-    """Products of a query [width] with `count` keys, to `out` [count]. Keys are bfloat16 if `is_short`."""
+class _Numbers:
+    """Loads of keys and values, `PART` numbers at a time, and products with them."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
-        with builder.if_else(args[5]) as (short, wide):
-            with short:
-                widen = lambda at: widened(builder, load_at(builder, at, SHORTS))  # noqa: E731
-                _scores(builder, args, 2, widen, lambda at: _widened_one(builder, at))
-            with wide:
-                _scores(builder, args, 4, lambda at: load_at(builder, at, FLOATS), lambda at: load_at(builder, at, F32))
-        return context.get_dummy_value()
+    def __init__(self, builder: Any, *, is_short: bool) -> None:
+        self.builder, self.is_short, self.has_pairs = builder, is_short, is_short and HAS_PAIRS
+        self.item_bytes = 2 if is_short else 4
 
-    return types.void(INT, INT, INT, INT, INT, types.boolean, INT), generate
+    def load(self, address: Any, count: Any = None) -> list[Any]:
+        """Two vectors of numbers, or one of pairs. If there is a `count`, only so many are read, and the rest is 0."""
+        if self.has_pairs:
+            return [self._loaded(_BITS, address, count)]
+        halves = [self.builder.add(address, I64(self.item_bytes * LANES * half)) for half in range(2)]
+        counts = [count and self.builder.sub(count, I64(LANES * half)) for half in range(2)]
+        kind = SHORTS if self.is_short else FLOATS
+        loaded = [self._loaded(kind, *each) for each in zip(halves, counts, strict=True)]
+        return [widened(self.builder, each) for each in loaded] if self.is_short else loaded
 
+    def _loaded(self, kind: Any, address: Any, count: Any) -> Any:
+        builder = self.builder
+        if count is None:
+            return load_at(builder, address, kind)
+        size = kind.count
+        lanes = ir.Constant(ir.VectorType(I64, size), list(range(size)))
+        mask = builder.icmp_signed("<", lanes, splat(builder, count, size))
+        pointer = builder.inttoptr(address, ir.PointerType(kind))
+        name = f"llvm.masked.load.v{size}{'f32' if kind == FLOATS else 'i16'}.p0"
+        none = ir.Constant(kind, [0] * size)
+        return call(builder, name, pointer, I32(1), mask, none, result=kind)
 
-def _widened_one(builder: Any, address: Any) -> Any:
-    bits = builder.shl(builder.zext(load_at(builder, address, I16), I32), I32(16))
-    return builder.bitcast(bits, F32)
-
-
-def _ahead(builder: Any, rows: Any, offsets: Any, index: Any) -> Any:
-    """Address of the row that is read AHEAD rows later; of any row at the end."""
-    return builder.add(rows, load_at(builder, offset(builder, offsets, builder.add(index, I64(AHEAD)), 8), I64))
-
-
-def _scores(
-    builder: Any, args: Any, item_bytes: int, load: Callable[[Any], Any], load_one: Callable[[Any], Any]
-) -> None:
-    query, offsets, count, keys, width, _, out = args
-    total, rest = cgutils.alloca_once(builder, FLOATS), cgutils.alloca_once(builder, F32)
-    with cgutils.for_range(builder, count) as each:
-        key = builder.add(keys, load_at(builder, offset(builder, offsets, each.index, 8), I64))
-        ahead = _ahead(builder, keys, offsets, each.index)
-        builder.store(ir.Constant(FLOATS, [0.0] * LANES), total)
-        with cgutils.for_range(builder, builder.udiv(width, I64(LANES))) as part:
-            numbers = load(offset(builder, key, part.index, LANES * item_bytes))
-            fetch(builder, offset(builder, ahead, part.index, LANES * item_bytes))
-            asked = load_at(builder, offset(builder, query, part.index, LANES * 4), FLOATS)
-            builder.store(fma(builder, asked, numbers, builder.load(total)), total)
-        builder.store(sum_of(builder, builder.load(total)), rest)
-        first = builder.and_(width, I64(-LANES))
-        with cgutils.for_range(builder, builder.sub(width, first)) as left:
-            index = builder.add(first, left.index)
-            number = load_one(offset(builder, key, index, item_bytes))
-            asked = load_at(builder, offset(builder, query, index, 4), F32)
-            builder.store(fma(builder, asked, number, builder.load(rest)), rest)
-        store_at(builder, builder.load(rest), offset(builder, out, each.index, 4))
+    def multiplied(self, numbers: Sequence[Any], query: Any, total: Any) -> Any:
+        """`total` and the products of a key's numbers with those of a query at an address."""
+        builder = self.builder
+        if self.has_pairs:
+            (key,) = numbers
+            return _dot(builder, total, load_at(builder, query, _BITS), key)
+        for half, key in enumerate(numbers):
+            asked = load_at(builder, builder.add(query, I64(4 * LANES * half)), FLOATS)
+            total = fma(builder, asked, key, total)
+        return total
 
 
-def _weigher(num_vectors: int) -> Any:
-    """An intrinsic: add `count` rows of values, each times its weight, to `out` [16 * num_vectors]."""
+def _dot(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """`total` and the products of pairs of bfloat16 numbers, given by their bits."""
+    return call(
+        builder, "llvm.x86.avx512bf16.dpbf16ps.512", total, builder.bitcast(a, PAIRS), builder.bitcast(b, PAIRS)
+    )
+
+
+def _in_parts(builder: Any, width: Any, part: Callable[[Any, Any], None]) -> None:
+    """Code for each part of `width` numbers: `part(index, count)`, with a count if the part is not whole."""
+    with cgutils.for_range(builder, builder.udiv(width, I64(PART))) as whole:
+        part(whole.index, None)
+    rest = builder.and_(width, I64(PART - 1))
+    with builder.if_then(builder.icmp_signed("!=", rest, I64(0))):
+        part(builder.udiv(width, I64(PART)), rest)
+
+
+def _by_kind(builder: Any, is_short: Any, generate: Callable[[_Numbers], None]) -> None:
+    with builder.if_else(is_short) as (short, wide):
+        with short:
+            generate(_Numbers(builder, is_short=True))
+        with wide:
+            generate(_Numbers(builder, is_short=False))
+
+
+def _scorer(num_queries: int) -> Any:
+    """An intrinsic: products of queries with `count` keys. Queries are bfloat16 where the processor has pairs."""
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def weigh(typing: Any, weights: Any, offsets: Any, count: Any, values: Any, is_short: Any, out: Any) -> Any:  # noqa: ARG001
+    def scores(
+        typing: Any,  # noqa: ARG001
+        queries: Any,  # noqa: ARG001
+        query_bytes: Any,  # noqa: ARG001
+        offsets: Any,  # noqa: ARG001
+        count: Any,  # noqa: ARG001
+        keys: Any,  # noqa: ARG001
+        width: Any,  # noqa: ARG001
+        is_short: Any,  # noqa: ARG001
+        out: Any,  # noqa: ARG001
+        out_bytes: Any,  # noqa: ARG001
+    ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
-            with builder.if_else(args[4]) as (short, wide):
-                with short:
-                    _weigh(builder, args, num_vectors, 2, lambda at: widened(builder, load_at(builder, at, SHORTS)))
-                with wide:
-                    _weigh(builder, args, num_vectors, 4, lambda at: load_at(builder, at, FLOATS))
+            _by_kind(builder, args[6], lambda numbers: _scores(builder, args, num_queries, numbers))
             return context.get_dummy_value()
 
-        return types.void(INT, INT, INT, INT, types.boolean, INT), generate
+        return types.void(*[INT] * 6, types.boolean, INT, INT), generate
+
+    return scores
+
+
+def _scores(builder: Any, args: Any, num_queries: int, numbers: _Numbers) -> None:
+    queries, query_bytes, offsets, count, keys, width, _, out, out_bytes = args
+    totals = [[cgutils.alloca_once(builder, FLOATS) for _ in range(TOGETHER)] for _ in range(num_queries)]
+    asked = [offset(builder, queries, query_bytes, number) for number in range(num_queries)]
+    part_bytes = PART * (2 if numbers.has_pairs else 4)
+    with cgutils.for_range(builder, builder.udiv(builder.add(count, I64(TOGETHER - 1)), I64(TOGETHER))) as group:
+        first = offset(builder, offsets, group.index, 8 * TOGETHER)
+        starts = [_start(builder, keys, first, number) for number in range(TOGETHER)]
+        ahead = [_start(builder, keys, first, AHEAD + number) for number in range(TOGETHER)]
+        for place in (place for places in totals for place in places):
+            builder.store(_NONE, place)
+
+        def part(index: Any, left: Any) -> None:
+            shift = builder.mul(index, I64(PART * numbers.item_bytes))
+            for number in range(TOGETHER):
+                _fetch(builder, builder.add(ahead[number], shift), PART * numbers.item_bytes)
+                key = numbers.load(builder.add(starts[number], shift), left)
+                for query, places in zip(asked, totals, strict=True):
+                    at = offset(builder, query, index, part_bytes)
+                    builder.store(numbers.multiplied(key, at, builder.load(places[number])), places[number])
+
+        _in_parts(builder, width, part)
+        for number, places in enumerate(totals):
+            found = _sums(builder, [builder.load(place) for place in places])
+            to = offset(builder, offset(builder, out, out_bytes, number), group.index, 4 * TOGETHER)
+            store_at(builder, found, to)
+
+
+def _start(builder: Any, base: Any, offsets: Any, number: int) -> Any:
+    return builder.add(base, load_at(builder, builder.add(offsets, I64(8 * number)), I64))
+
+
+def _fetch(builder: Any, address: Any, num_bytes: int) -> None:
+    for line in range(0, num_bytes, 64):
+        fetch(builder, builder.add(address, I64(line)))
+
+
+def _sums(builder: Any, vectors: Sequence[Any]) -> Any:
+    """The sum of the lanes of each of four vectors.  # [4]"""
+    eighths = range(8)
+    a, b = (
+        _folded(builder, *pair, [*eighths, *(16 + lane for lane in eighths)], 8) for pair in (vectors[:2], vectors[2:])
+    )
+    quarter = [lane + 8 * number for number in range(4) for lane in range(4)]
+    found = _folded(builder, a, b, quarter, 4)
+    for step in (2, 1):
+        found = builder.fadd(found, shuffled(builder, found, found, [lane ^ step for lane in range(LANES)]))
+    return shuffled(builder, found, found, [0, 4, 8, 12])
+
+
+def _folded(builder: Any, a: Any, b: Any, lanes: Sequence[int], step: int) -> Any:
+    """These lanes of two vectors, each added to the one `step` lanes on."""
+    return builder.fadd(shuffled(builder, a, b, lanes), shuffled(builder, a, b, [lane + step for lane in lanes]))
+
+
+def _weigher(num_queries: int) -> Any:
+    """An intrinsic: add `count` rows of values, each times its weight, to outputs. Weights are bfloat16 where the
+    processor has pairs; of an odd number of them the next one is 0."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def weigh(
+        typing: Any,  # noqa: ARG001
+        weights: Any,  # noqa: ARG001
+        weight_bytes: Any,  # noqa: ARG001
+        offsets: Any,  # noqa: ARG001
+        count: Any,  # noqa: ARG001
+        values: Any,  # noqa: ARG001
+        width: Any,  # noqa: ARG001
+        is_short: Any,  # noqa: ARG001
+        out: Any,  # noqa: ARG001
+        out_bytes: Any,  # noqa: ARG001
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+            _by_kind(builder, args[6], lambda numbers: _weigh(builder, args, num_queries, numbers))
+            return context.get_dummy_value()
+
+        return types.void(*[INT] * 6, types.boolean, INT, INT), generate
 
     return weigh
 
 
-def _weigh(builder: Any, args: Any, num_vectors: int, item_bytes: int, load: Callable[[Any], Any]) -> None:
-    weights, offsets, count, values, _, out = args
-    totals = [cgutils.alloca_once(builder, FLOATS) for _ in range(num_vectors)]
-    for number, total in enumerate(totals):
-        builder.store(load_at(builder, builder.add(out, I64(number * LANES * 4)), FLOATS), total)
-    with cgutils.for_range(builder, count) as each:
-        row = builder.add(values, load_at(builder, offset(builder, offsets, each.index, 8), I64))
-        ahead = _ahead(builder, values, offsets, each.index)
-        for line in range(0, num_vectors * LANES * item_bytes, 64):
-            fetch(builder, builder.add(ahead, I64(line)))
-        weight = splat(builder, load_at(builder, offset(builder, weights, each.index, 4), F32))
-        for number, total in enumerate(totals):
-            numbers = load(builder.add(row, I64(number * LANES * item_bytes)))
-            builder.store(fma(builder, weight, numbers, builder.load(total)), total)
-    for number, total in enumerate(totals):
-        store_at(builder, builder.load(total), builder.add(out, I64(number * LANES * 4)))
+def _weigh(builder: Any, args: Any, num_queries: int, numbers: _Numbers) -> None:
+    weights, weight_bytes, offsets, count, values, width, _, out, out_bytes = args
+    totals = [[cgutils.alloca_once(builder, FLOATS) for _ in range(2)] for _ in range(num_queries)]
+    of_query = [offset(builder, weights, weight_bytes, number) for number in range(num_queries)]
+    rows = 2 if numbers.has_pairs else 1
+    num_steps = builder.udiv(builder.add(count, I64(rows - 1)), I64(rows))
+
+    def part(index: Any, left: Any) -> None:
+        shift = builder.mul(index, I64(PART * numbers.item_bytes))
+        to = [
+            [offset(builder, offset(builder, out, out_bytes, number), index, 4 * PART), 64 * half]
+            for number in range(num_queries)
+            for half in range(2)
+        ]
+        places = [place for pair in totals for place in pair]
+        for (start, more), place in zip(to, places, strict=True):
+            builder.store(load_at(builder, builder.add(start, I64(more)), FLOATS), place)
+        with cgutils.for_range(builder, num_steps) as step:
+            first = offset(builder, offsets, step.index, 8 * rows)
+            for row in range(rows):
+                ahead = builder.add(_start(builder, values, first, AHEAD + row), shift)
+                _fetch(builder, ahead, PART * numbers.item_bytes)
+            starts = [builder.add(_start(builder, values, first, row), shift) for row in range(rows)]
+            loaded = [numbers.load(start, left) for start in starts]
+            halves = _interleaved(builder, *(each for (each,) in loaded)) if numbers.has_pairs else loaded[0]
+            for pair, query in zip(totals, of_query, strict=True):
+                weight = load_at(builder, offset(builder, query, step.index, 4), I32 if numbers.has_pairs else F32)
+                for half, place in zip(halves, pair, strict=True):
+                    total, factor = builder.load(place), splat(builder, weight)
+                    product = _dot if numbers.has_pairs else lambda builder, c, a, b: fma(builder, a, b, c)
+                    builder.store(product(builder, total, factor, half), place)
+        for (start, more), place in zip(to, places, strict=True):
+            store_at(builder, builder.load(place), builder.add(start, I64(more)))
+
+    _in_parts(builder, width, part)
 
 
-weigh_four, weigh_one = _weigher(4), _weigher(1)
+def _interleaved(builder: Any, a: Any, b: Any) -> list[Any]:
+    """Pairs of the numbers of two rows: of the first half, then of the second."""
+    return [
+        shuffled(builder, a, b, [lane + PART * row for lane in range(16 * half, 16 * half + 16) for row in range(2)])
+        for half in range(2)
+    ]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def to_shorts(typing: Any, source: Any, count: Any, target: Any) -> Any:  # noqa: ARG001
+    """Round a multiple of sixteen numbers to bfloat16. The target may be the source."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+        source, count, target = args
+        with cgutils.for_range(builder, builder.udiv(count, I64(LANES))) as each:
+            numbers = load_at(builder, offset(builder, source, each.index, 4 * LANES), FLOATS)
+            store_at(builder, _rounded(builder, numbers), offset(builder, target, each.index, 2 * LANES))
+        return context.get_dummy_value()
+
+    return types.void(INT, INT, INT), generate
+
+
+def _rounded(builder: Any, numbers: Any) -> Any:
+    """The bits of the nearest bfloat16 numbers."""
+    bits = builder.bitcast(numbers, WORDS)
+    constant = lambda number: ir.Constant(WORDS, [number] * LANES)  # noqa: E731
+    is_odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
+    return builder.trunc(builder.lshr(builder.add(builder.add(bits, constant(0x7FFF)), is_odd), constant(16)), SHORTS)
+
+
+scores_of_four, scores_of_two, scores_of_one = _scorer(4), _scorer(2), _scorer(1)
+weigh_for_four, weigh_for_two, weigh_for_one = _weigher(4), _weigher(2), _weigher(1)

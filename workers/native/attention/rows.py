@@ -9,19 +9,40 @@ from typing import Any, Final
 
 import numpy as np
 
-from workers.native.arithmetic import exp, largest_of, round_all, short_of, sum_of, tanh, wide
-from workers.native.attention.reads import scores_of, weigh_four, weigh_one
+from workers.native.arithmetic import exp, largest_of, round_all, short_of, sum_of, tanh
+from workers.native.attention.reads import (
+    AHEAD,
+    PART,
+    TOGETHER,
+    scores_of_four,
+    scores_of_one,
+    scores_of_two,
+    to_shorts,
+    weigh_for_four,
+    weigh_for_one,
+    weigh_for_two,
+)
 from workers.native.compiler import compiled
-from workers.native.intrinsics import float_of, load_float, load_long, load_short, store_float, store_short
+from workers.native.intrinsics import float_of, store_float, store_short
 from workers.native.registers import place
+from workers.native.vectors import HAS_PAIRS
 
-MADE_OF: Final = "6791455403d9b0ec"
+MADE_OF: Final = "cc351dfd21c30f4f"
 """Digest of the files that this one compiles in (see `machine`)."""
-TOGETHER: Final = 4
-"""Heads that read the same keys and are computed together, so that memory is read once for all of them."""
+QUERIES: Final = 8
+"""Queries over the same keys that are computed together, so that memory is read once for all of them."""
+ROWS: Final = 8
+"""Rows of a chain that are computed together. All read the keys of the last; a key that a row does not see weighs 0."""
 STRETCH: Final = 128
-"""Keys, or values, that all of these heads read before the next ones: they stay in the processor's first cache."""
+"""Keys, or values, that all of these queries read before the next ones: they stay in the processor's first cache."""
+SPARE: Final = AHEAD + TOGETHER
+"""Offsets beyond those of the longest sequence that lists have room for."""
 _HIDDEN = np.float32(-np.inf)
+
+
+def num_scratch(num_kv: int, key_width: int, value_width: int) -> int:
+    """Numbers of scratch memory for sequences of up to `num_kv` tokens, a multiple of 16."""
+    return QUERIES * (num_kv + _padded(key_width) + _padded(value_width))
 
 
 @compiled("void(int64[::1], float32[::1], int64, int64, int64, int64, int64[::1])")
@@ -41,38 +62,66 @@ def store(code: Any, memory: Any, base: int, count: int, first: int, end: int, s
                     store_float(target + 4 * i, memory[start + i])
 
 
-@compiled("void(float32[::1], float32, float32, boolean, float32)")
-def _to_weights(scores: Any, scale: Any, softcap: Any, has_sink: bool, sink: Any) -> None:
-    """Softmax, with one more score that has no value if there is a sink."""
-    for i in range(len(scores)):
-        scores[i] *= scale
+@compiled("void(float32[::1], int64, int64, float32, float32, boolean, float32)")
+def _to_weights(scores: Any, start: int, end: int, scale: Any, softcap: Any, has_sink: bool, sink: Any) -> None:
+    """Softmax from `start` to `end`, with one more score that has no value if there is a sink; 0 elsewhere."""
+    scores[:start] = 0
+    scores[end:] = 0
+    seen = scores[start:end]
     if softcap > 0:
-        for i in range(len(scores)):
-            scores[i] = softcap * tanh(scores[i] / softcap)
-    largest = largest_of(scores)
+        for i in range(len(seen)):
+            seen[i] = softcap * tanh(seen[i] * scale / softcap)
+        scale = np.float32(1)
+    largest = largest_of(seen) * scale
     if has_sink:
         largest = max(largest, sink)
-    for i in range(len(scores)):
-        scores[i] = exp(scores[i] - largest)
-    total = sum_of(scores)
+    for i in range(len(seen)):
+        seen[i] = exp(seen[i] * scale - largest)
+    total = sum_of(seen)
     if has_sink:
         total += exp(sink - largest)
-    for i in range(len(scores)):
-        scores[i] /= total
+    share = np.float32(1) / total
+    for i in range(len(seen)):
+        seen[i] *= share
 
 
-@compiled("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
-def _find(code: Any, read: Any, blocks: Any, nodes: Any, offsets: Any) -> Any:
-    """Byte offsets of the keys, then of the values, that a row sees; returns their number.
+@compiled("int64(int64)")
+def _padded(width: int) -> Any:
+    return (width + PART - 1) // PART * PART
 
-    `read`: a number of slots from a stretch of blocks, then a stretch of single slots.
+
+@compiled("int64(int64[::1], int64[::1])")
+def _first_seen(code: Any, read: Any) -> Any:
+    """The first of its sequence's tokens that a row sees, by the layer's window."""
+    return max(0, read[1] + read[3] - code[12]) if code[12] else 0
+
+
+@compiled("int64(int64[:, ::1], int64, int64)")
+def _rows_together(reads: Any, row: int, count: int) -> Any:
+    """Number of rows from this one on that continue one chain."""
+    num = 1
+    while (
+        num < min(ROWS, count - row)
+        and reads[row, 3] == reads[row + num, 3] == 0
+        and reads[row + num, 0] == reads[row, 0]
+        and reads[row + num, 1] == reads[row, 1] + num
+    ):
+        num += 1
+    return num
+
+
+@compiled("void(int64[::1], int64[::1], int64, int64[::1], int64[::1], int64[::1])")
+def _find(code: Any, read: Any, first_seen: int, blocks: Any, nodes: Any, offsets: Any) -> None:
+    """Byte offsets of the keys, then of the values, that a row sees from its sequence's token `first_seen` on.
+
+    `read`: a number of slots from a stretch of blocks, then a stretch of single slots. The last one is there once more:
+    values are read in pairs.
     """
-    window, item = code[12], 4 - 2 * code[13]
+    item = 4 - 2 * code[13]
     key_bytes, value_bytes, room = item * code[10], item * code[11], len(offsets) // 2
     first_block, num_in_blocks, first_node, num_nodes, block_tokens = read
     num_all = num_in_blocks + num_nodes
-    skipped = max(0, num_all - window) if window else 0
-    i = skipped
+    i = first_seen
     while i < num_all:
         within = i % block_tokens if i < num_in_blocks else 0
         if i < num_in_blocks:
@@ -81,79 +130,173 @@ def _find(code: Any, read: Any, blocks: Any, nodes: Any, offsets: Any) -> Any:
         else:
             slot, end = nodes[first_node + i - num_in_blocks], i + 1
         for each in range(end - i):
-            offsets[i - skipped + each] = (slot + within + each) * key_bytes
-            offsets[room + i - skipped + each] = (slot + within + each) * value_bytes
+            offsets[i - first_seen + each] = (slot + within + each) * key_bytes
+            offsets[room + i - first_seen + each] = (slot + within + each) * value_bytes
         i = end
-    return num_all - skipped
+    offsets[room + num_all - first_seen] = offsets[room + num_all - first_seen - 1]
 
 
-@compiled("void(int64, int64, int64, int64, int64, boolean, int64)")
-def _weigh(weights: int, offsets: int, count: int, values: int, width: int, is_short: bool, out: int) -> None:
-    """Add `count` values [width], each times its weight, to `out`."""
-    item, part = 2 if is_short else 4, 0
-    while part + 64 <= width:
-        weigh_four(weights, offsets, count, values + item * part, is_short, out + 4 * part)
-        part += 64
-    while part + 16 <= width:
-        weigh_one(weights, offsets, count, values + item * part, is_short, out + 4 * part)
-        part += 16
-    for left in range(part, width):
-        total = load_float(out + 4 * left)
-        for i in range(count):
-            at = values + load_long(offsets + 8 * i) + item * left
-            total += load_float(weights + 4 * i) * (wide(load_short(at)) if is_short else load_float(at))
-        store_float(out + 4 * left, total)
+@compiled("UniTuple(int64, 2)(int64, int64, int64)")
+def _row_and_head(number: int, num_rows: int, group: int) -> Any:
+    """Of rows' queries, which are counted by groups of heads, then by rows, then by heads."""
+    of_group, inner = number // (num_rows * group), number % (num_rows * group)
+    return inner // group, of_group * group + inner % group
 
 
-@compiled("void(int64[::1], float32[::1], int64, int64, int64, int64, int64, int64, int64, int64[::1], float32[::1])")
-def _attend_together(
-    code: Any, memory: Any, query: int, start: int, head: int, num_heads: int, group: int, num_seen: int, address: int,
-    offsets: Any, scores: Any,
+@compiled("void(int64[::1], float32[::1], int64, int64, int64, int64, int64, int64, float32[::1])")
+def _take_queries(
+    code: Any, memory: Any, base: int, count: int, row: int, num_rows: int, first: int, num: int, queries: Any
+) -> None:
+    """Copy `num` queries as the products read them: padded, and in bfloat16 where the processor has pairs."""
+    width, padded = code[16], _padded(code[16])
+    for i in range(num):
+        within, head = _row_and_head(first + i, num_rows, code[15])
+        start = place(code, 0, base, count, row + within) + head * width
+        query = queries[i * padded : (i + 1) * padded]
+        query[:width] = memory[start : start + width]
+        query[width:] = 0
+        if code[13] and HAS_PAIRS:
+            to_shorts(query.ctypes.data, padded, query.ctypes.data)
+
+
+@compiled("void(int64, int64, int64, int64, int64, int64, int64, boolean, int64, int64)")
+def _score(
+    num: int, queries: int, query_bytes: int, offsets: int, count: int, keys: int, width: int, is_short: bool,
+    out: int, out_bytes: int,
 ) -> None:  # fmt: skip
-    """Attention of heads that read the same keys. `start`: where their outputs are in `memory`."""
-    is_short, item, key_width, value_width = code[13] != 0, 4 - 2 * code[13], code[16], code[17]
-    keys, values = code[8] + item * group * key_width, code[9] + item * group * value_width
-    key_offsets, room = offsets.ctypes.data, len(scores) // TOGETHER
-    value_offsets = key_offsets + 8 * (len(offsets) // 2)
-    for first in range(0, num_seen, STRETCH):
-        count = min(STRETCH, num_seen - first)
-        for i in range(num_heads):
-            found = scores.ctypes.data + 4 * (i * room + first)
-            scores_of(query + 4 * i * key_width, key_offsets + 8 * first, count, keys, key_width, is_short, found)
-    scale, softcap = float_of(np.uint32(code[18])), float_of(np.uint32(code[19]))
-    for i in range(num_heads):
-        sink = memory[code[21] + head + i] if code[20] else _HIDDEN
-        _to_weights(scores[i * room : i * room + num_seen], scale, softcap, code[20] != 0, sink)
-    memory[start : start + num_heads * value_width] = 0
-    for first in range(0, num_seen, STRETCH):
-        count = min(STRETCH, num_seen - first)
-        for i in range(num_heads):
-            out = address + 4 * (start + i * value_width)
-            weights = scores.ctypes.data + 4 * (i * room + first)
-            _weigh(weights, value_offsets + 8 * first, count, values, value_width, is_short, out)
-    if is_short:
-        round_all(memory[start : start + num_heads * value_width])
+    """Products of `num` queries with keys. Three are computed as four: there is room for all `QUERIES`."""
+    for begin in range(0, count, STRETCH):
+        part, at, first = min(STRETCH, count - begin), offsets + 8 * begin, 0
+        while first < num:
+            asked, found = queries + first * query_bytes, out + first * out_bytes + 4 * begin
+            if num - first > 2:
+                scores_of_four(asked, query_bytes, at, part, keys, width, is_short, found, out_bytes)
+                first += 4
+            elif num - first == 2:
+                scores_of_two(asked, query_bytes, at, part, keys, width, is_short, found, out_bytes)
+                first += 2
+            else:
+                scores_of_one(asked, query_bytes, at, part, keys, width, is_short, found, out_bytes)
+                first += 1
+
+
+@compiled("void(int64, int64, int64, int64, int64, int64, int64, boolean, int64, int64)")
+def _weigh(
+    num: int, weights: int, weight_bytes: int, offsets: int, count: int, values: int, width: int, is_short: bool,
+    out: int, out_bytes: int,
+) -> None:  # fmt: skip
+    """Add values, each times its weight, to the outputs of `num` queries. Three are computed as four."""
+    item = 2 if is_short and HAS_PAIRS else 4
+    for begin in range(0, count, STRETCH):
+        part, at, first = min(STRETCH, count - begin), offsets + 8 * begin, 0
+        while first < num:
+            given, to = weights + first * weight_bytes + item * begin, out + first * out_bytes
+            if num - first > 2:
+                weigh_for_four(given, weight_bytes, at, part, values, width, is_short, to, out_bytes)
+                first += 4
+            elif num - first == 2:
+                weigh_for_two(given, weight_bytes, at, part, values, width, is_short, to, out_bytes)
+                first += 2
+            else:
+                weigh_for_one(given, weight_bytes, at, part, values, width, is_short, to, out_bytes)
+                first += 1
 
 
 @compiled(
-    "void(int64[::1], float32[::1], int64, int64, int64, int64, int64, int64[:, ::1], int64[::1], int64[::1],"
-    "int64[::1], float32[::1])"
+    "void(int64[::1], float32[::1], int64, int64, int64, int64, int64, int64, int64[:, ::1], float32[::1], int64)"
+)
+def _to_all_weights(
+    code: Any, memory: Any, row: int, num_rows: int, first_seen: int, num_seen: int, first: int, num: int, reads: Any,
+    scores: Any, room: int,
+) -> None:  # fmt: skip
+    """The weights of `num` queries in place of their scores, in bfloat16 where the processor has pairs."""
+    scale, softcap = float_of(np.uint32(code[18])), float_of(np.uint32(code[19]))
+    num_padded = min(room, _padded(num_seen + 1))
+    for i in range(num):
+        within, head = _row_and_head(first + i, num_rows, code[15])
+        read = reads[row + within]
+        start, end = _first_seen(code, read) - first_seen, read[1] + read[3] - first_seen
+        sink = memory[code[21] + head] if code[20] else _HIDDEN
+        weights = scores[i * room : i * room + num_padded]
+        _to_weights(weights, start, end, scale, softcap, code[20] != 0, sink)
+        if code[13] and HAS_PAIRS:
+            to_shorts(weights.ctypes.data, num_padded, weights.ctypes.data)
+
+
+@compiled("void(int64[::1], float32[::1], int64, int64, int64, int64, int64, int64, float32[::1])")
+def _give_outputs(
+    code: Any, memory: Any, base: int, count: int, row: int, num_rows: int, first: int, num: int, outputs: Any
+) -> None:
+    """Copy the outputs of `num` queries to their rows' registers."""
+    width, padded = code[17], _padded(code[17])
+    for i in range(num):
+        within, head = _row_and_head(first + i, num_rows, code[15])
+        start = place(code, 6, base, count, row + within) + head * width
+        target = memory[start : start + width]
+        target[:] = outputs[i * padded : i * padded + width]
+        if code[13]:
+            round_all(target)
+
+
+@compiled(
+    "void(int64[::1], float32[::1], int64, int64, int64, int64, int64, int64, int64, int64[:, ::1], int64[::1],"
+    "float32[::1])"
+)
+def _attend_together(
+    code: Any, memory: Any, base: int, count: int, row: int, num_rows: int, first_seen: int, first: int, num: int,
+    reads: Any, offsets: Any, scratch: Any,
+) -> None:  # fmt: skip
+    """Attention of `num` queries of some rows that read the same keys, the `first` and those after it."""
+    is_short, item = code[13] != 0, 4 - 2 * code[13]
+    of_group, last = first // (num_rows * code[15]), reads[row + num_rows - 1]
+    num_seen, room = last[1] + last[3] - first_seen, len(offsets) // 2 - SPARE
+    key_width, value_width = _padded(code[16]), _padded(code[17])
+    queries = scratch[QUERIES * room : QUERIES * (room + key_width)]
+    outputs = scratch[QUERIES * (room + key_width) :]
+    keys, values = code[8] + item * of_group * code[16], code[9] + item * of_group * code[17]
+    scores, found = scratch.ctypes.data, outputs.ctypes.data
+    key_offsets, value_offsets = offsets.ctypes.data, offsets[len(offsets) // 2 :].ctypes.data
+    _take_queries(code, memory, base, count, row, num_rows, first, num, queries)
+    asked = queries.ctypes.data
+    _score(num, asked, 4 * key_width, key_offsets, num_seen, keys, code[16], is_short, scores, 4 * room)
+    _to_all_weights(code, memory, row, num_rows, first_seen, num_seen, first, num, reads, scratch, room)
+    outputs[: num * value_width] = 0
+    _weigh(num, scores, 4 * room, value_offsets, num_seen, values, code[17], is_short, found, 4 * value_width)
+    _give_outputs(code, memory, base, count, row, num_rows, first, num, outputs)
+
+
+@compiled(
+    "void(int64[::1], float32[::1], int64, int64, int64, int64, int64[:, ::1], int64[::1], int64[::1], int64[::1],"
+    "float32[::1])"
 )
 def attend(
-    code: Any, memory: Any, address: int, base: int, count: int, first: int, end: int, reads: Any, blocks: Any,
-    nodes: Any, offsets: Any, scores: Any,
+    code: Any, memory: Any, base: int, count: int, thread: int, num_threads: int, reads: Any, blocks: Any, nodes: Any,
+    offsets: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """Attention of the pairs of a row and a head from `first` to `end`. A row reads `reads[row]` (`_find`)."""
+    """This thread's share of the attention of all rows, by the number of keys. A row reads `reads[row]` (`_find`)."""
     num_heads, group = code[14], code[15]
-    last_row, num_seen, pair = -1, 0, first
-    while pair < end:
-        row, head = pair // num_heads, pair % num_heads
-        if row != last_row:
-            last_row, num_seen = row, _find(code, reads[row], blocks, nodes, offsets)
-        together = min(TOGETHER, group - head % group, end - pair)
-        query = address + 4 * (place(code, 0, base, count, row) + head * code[16])
-        start = place(code, 6, base, count, row) + head * code[17]
-        _attend_together(
-            code, memory, query, start, head, together, head // group, num_seen, address, offsets, scores
-        )  # fmt: skip
-        pair += together
+    total = row = 0
+    while row < count:
+        num_rows = _rows_together(reads, row, count)
+        last = reads[row + num_rows - 1]
+        total += num_rows * num_heads * (last[1] + last[3] - _first_seen(code, reads[row]) // 2 * 2)
+        row += num_rows
+    start, end = total * thread // num_threads, total * (thread + 1) // num_threads
+    done = row = 0
+    while row < count:
+        num_rows = _rows_together(reads, row, count)
+        first_seen, last = _first_seen(code, reads[row]) // 2 * 2, reads[row + num_rows - 1]
+        num_seen, num_queries = last[1] + last[3] - first_seen, num_rows * num_heads
+        query = min(max(0, -((done - start) // num_seen)), num_queries)
+        end_query = min(max(0, -((done - end) // num_seen)), num_queries)
+        if query < end_query:
+            _find(code, last, first_seen, blocks, nodes, offsets)
+        while query < end_query:
+            of_group = num_rows * group
+            num = min(QUERIES, of_group - query % of_group, end_query - query)
+            _attend_together(
+                code, memory, base, count, row, num_rows, first_seen, query, num, reads, offsets, scratch
+            )  # fmt: skip
+            query += num
+        done += num_seen * num_queries
+        row += num_rows

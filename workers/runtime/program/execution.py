@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.native import machine
-from workers.native.attention.reads import AHEAD
-from workers.native.attention.rows import TOGETHER
+from workers.native.attention.rows import SPARE, num_scratch
 from workers.native.team import Team
 from workers.runtime.program.program import Program
 from workers.runtime.program.recorder import NUM_ROWS
@@ -37,13 +36,15 @@ class Execution:
         self._tables: list[Tensor] = []
         self._num_positions = 0
         self._scratch: list[Tensor] = []
-        self._num_scratch = 0
+        self._num_scratch = self._num_kv = 0
         self._work: list[tuple[Any, Any]] = []
         codes = program.codes
         self._stages = program.stages
         for index, matrix in program.products:
             codes[index, 5:14] = matrix.code
         self._largest_inputs = max(matrix.padded_inputs for _, matrix in program.products)
+        heads = [codes[index, 16:18] for index, _ in program.attended]
+        self._head_widths = [int(max(widths)) for widths in zip(*heads, strict=True)] or [0, 0]
         for index, layer in program.attended:
             codes[index, 8:10] = cache.keys[layer].data_ptr(), cache.values[layer].data_ptr()
 
@@ -93,16 +94,14 @@ class Execution:
             self._memory[: len(program.constants)] = program.constants
         if num_positions > self._num_positions:
             self._extend_tables(num_positions)
-        if num_rows > self._num_scratch or num_kv > len(self._work[0][1]) // TOGETHER:
+        if num_rows > self._num_scratch or num_kv > self._num_kv:
             self._num_scratch = max(num_rows, self._num_scratch)
-            num_kv = max(num_kv, len(self._work[0][1]) // TOGETHER if self._work else 0)
-            num_kv = -(-num_kv // TABLE_STEP) * TABLE_STEP
+            self._num_kv = num_kv = -(-max(num_kv, self._num_kv) // TABLE_STEP) * TABLE_STEP
             threads = range(self._team.num_threads)
             shorts = self._num_scratch * self._largest_inputs
             self._scratch = [torch.zeros(shorts, dtype=torch.int16) for _ in threads]
-            self._work = [
-                (np.zeros(2 * (num_kv + AHEAD), np.int64), np.zeros(TOGETHER * num_kv, np.float32)) for _ in threads
-            ]
+            scores = num_scratch(num_kv, *self._head_widths)
+            self._work = [(np.zeros(2 * (num_kv + SPARE), np.int64), np.zeros(scores, np.float32)) for _ in threads]
 
     def _extend_tables(self, num_positions: int) -> None:
         """Compute what depends on positions alone by the recorded operations, a few positions at a time."""
