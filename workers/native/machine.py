@@ -34,7 +34,7 @@ from workers.native.panels import PANELS
 from workers.native.registers import place
 from workers.native.vectors import HAS_PAIRS, PANEL
 
-MADE_OF: Final = "0a8de10daf9329a7"
+MADE_OF: Final = "bb2b466a97587df0"
 """Digest of the files that this one compiles in: Numba compiles it again when its own text changes, and looks at no
 other. A test compares it."""
 ROWS, PRODUCTS, ATTENTION = range(3)

@@ -175,10 +175,8 @@ def _fetch(builder: Any, address: Any, num_bytes: int) -> None:
 
 def _sums(builder: Any, vectors: Sequence[Any]) -> Any:
     """The sum of the lanes of each of four vectors.  # [4]"""
-    eighths = range(8)
-    a, b = (
-        _folded(builder, *pair, [*eighths, *(16 + lane for lane in eighths)], 8) for pair in (vectors[:2], vectors[2:])
-    )
+    eighths = [*range(8), *range(16, 24)]
+    a, b = _folded(builder, vectors[0], vectors[1], eighths, 8), _folded(builder, vectors[2], vectors[3], eighths, 8)
     quarter = [lane + 8 * number for number in range(4) for lane in range(4)]
     found = _folded(builder, a, b, quarter, 4)
     for step in (2, 1):
@@ -279,9 +277,9 @@ def to_shorts(typing: Any, source: Any, count: Any, target: Any) -> Any:  # noqa
 def _rounded(builder: Any, numbers: Any) -> Any:
     """The bits of the nearest bfloat16 numbers."""
     bits = builder.bitcast(numbers, WORDS)
-    constant = lambda number: ir.Constant(WORDS, [number] * LANES)  # noqa: E731
-    is_odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
-    return builder.trunc(builder.lshr(builder.add(builder.add(bits, constant(0x7FFF)), is_odd), constant(16)), SHORTS)
+    one, half, shift = (ir.Constant(WORDS, [number] * LANES) for number in (1, 0x7FFF, 16))
+    is_odd = builder.and_(builder.lshr(bits, shift), one)
+    return builder.trunc(builder.lshr(builder.add(builder.add(bits, half), is_odd), shift), SHORTS)
 
 
 scores_of_four, scores_of_two, scores_of_one = _scorer(4), _scorer(2), _scorer(1)

@@ -27,7 +27,7 @@ from workers.native.intrinsics import float_of, store_float, store_short
 from workers.native.registers import place
 from workers.native.vectors import HAS_PAIRS
 
-MADE_OF: Final = "cc351dfd21c30f4f"
+MADE_OF: Final = "04fff89a433f10fd"
 """Digest of the files that this one compiles in (see `machine`)."""
 QUERIES: Final = 8
 """Queries over the same keys that are computed together, so that memory is read once for all of them."""
@@ -42,7 +42,7 @@ _HIDDEN = np.float32(-np.inf)
 
 def num_scratch(num_kv: int, key_width: int, value_width: int) -> int:
     """Numbers of scratch memory for sequences of up to `num_kv` tokens, a multiple of 16."""
-    return QUERIES * (num_kv + _padded(key_width) + _padded(value_width))
+    return QUERIES * (num_kv + int(_padded(key_width)) + int(_padded(value_width)))
 
 
 @compiled("void(int64[::1], float32[::1], int64, int64, int64, int64, int64[::1])")
