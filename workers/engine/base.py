@@ -29,7 +29,7 @@ from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.grammar import Grammars
 from workers.model import digest_of
 from workers.noise import find_noise_kernel
-from workers.runtime import EagleRuntime, HeadRuntime, ModelRuntime, Pacer, Scores
+from workers.runtime import HeadRuntime, KVHeadRuntime, ModelRuntime, Pacer, Scores
 from workers.step import StepRows
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 COMPILATION_WAIT_S = 0.005
 """Polling interval for messages, in seconds, while the engine waits only for a grammar to compile."""
 
-AnyRuntime = ModelRuntime | HeadRuntime | EagleRuntime
+AnyRuntime = ModelRuntime | HeadRuntime | KVHeadRuntime
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 
