@@ -157,7 +157,14 @@ class Engine(ABC, Generic[Request, Reply]):
     def _refusal_of(self, request: Request, held: HeldSequence | None) -> Refused | None:
         """Why the message is stale, malformed or too long for this engine; None if it is acceptable."""
         has_ended = self._store.has_ended(request.stamp.session)
-        refusal = refusal_of(request, held, epoch=self.epoch, has_ended=has_ended, vocab_size=self.info.vocab_size)
+        refusal = refusal_of(
+            request,
+            held,
+            epoch=self.epoch,
+            has_ended=has_ended,
+            vocab_size=self.info.vocab_size,
+            feature_width=self.info.feature_width,
+        )
         return (
             refusal
             or self._refusal_of_adapter(request)
