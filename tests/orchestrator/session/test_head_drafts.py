@@ -7,9 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from core.config import SpeculationConfig
 from core.records import DraftRequest, Features, VerifyRequest, Want
+from core.speculation import ROOT, NewNodes
+from orchestrator.policy.policies import Controller
 from orchestrator.session import messages as m
-from tests.orchestrator.fakes import model_info, plain
+from orchestrator.session.drafts.block_chooser import BlockChooser
+from tests.orchestrator.fakes import model_info, plain, request
 from tests.orchestrator.session.test_growing import PROMPT, Stage
 
 WIDTH = 2
@@ -78,3 +82,20 @@ def test_features_that_cannot_be_are_left_out_and_the_head_goes_on_after_the_gap
     stage.verdict()
     assert stage.message.features == features(stage.message.num_committed - 2, stage.message.num_committed - 1)
     assert stage.tokens == TEXT[: when + 3]
+
+
+@pytest.mark.parametrize(("policy", "tokens"), [("static_tree", (3, 4, 5, 8)), ("static", (3, 4, 5))])
+def test_guesses_of_a_head_stay_until_it_corrects_them_in_the_shape_that_the_policy_verifies(policy, tokens):
+    """Its tree is numbered anew after each verdict; the block that is sent at once comes from the earlier nodes."""
+    config = SpeculationConfig(policy=policy, max_draft_tokens=4, max_block_tokens=4)
+    chooser = BlockChooser(Controller(config).policy(request()), is_sampled=False)
+    chances = (0.9, 0.8, 0.7, 0.05)
+    chooser.tree.add(NewNodes(0, (ROOT, 0, 1, ROOT), (3, 4, 5, 8), (0, 0, 0, 1), chances, chances))
+    chooser.restart()
+    assert chooser.has_drafted
+    assert not chooser.tree.has_drafted
+    assert chooser.tree.num_reported == 0
+    assert chooser.block(4, 4).tree.tokens == tokens
+    chooser.reroot([3])
+    assert not chooser.has_drafted
+    assert len(chooser.tree) == 0
