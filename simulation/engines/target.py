@@ -125,6 +125,10 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
     def has(self, stamp: Stamp) -> bool:
         return super().has(stamp) or stamp.session in self._continuations.sessions
 
+    def kill(self) -> None:
+        super().kill()
+        self._continuations = Continuations()
+
     def release(self, sessions: Sequence[str]) -> None:
         super().release(sessions)
         for session in sessions:
