@@ -109,7 +109,8 @@ def test_every_invariant_holds_with_heads_and_their_faults_happen(part):
     reports = [run_seed(seed, has_heads=True) for seed in range(part * num_seeds, (part + 1) * num_seeds)]
     broken = [f"{report.command}: {report.error}" for report in reports if report.error is not None]
     assert not broken, "\n".join(broken)
-    check_that_heads_met_faults(sum((report.counts for report in reports), Counter()))
+    if part == 0:
+        check_that_heads_met_faults(sum((report.counts for report in reports), Counter()))
 
 
 def check_that_heads_met_faults(counts):
