@@ -180,10 +180,21 @@ class HeldTokens:
 
 
 def refusal_of(
-    request: VerifyRequest | DraftRequest, held: HeldTokens | None, *, epoch: int, has_ended: bool, vocab_size: int
+    request: VerifyRequest | DraftRequest,
+    held: HeldTokens | None,
+    *,
+    epoch: int,
+    has_ended: bool,
+    vocab_size: int,
+    feature_width: int = 0,
 ) -> Refused | None:
-    """Return a refusal if the message is stale or malformed, else None."""
+    """Return a refusal if the message is stale or malformed, else None.
+
+    `feature_width`: numbers per token of the features that a head reads, for an engine that runs one.
+    """
     reason = _why_stale(request, held, epoch, has_ended) or _why_malformed(request, held, vocab_size)
+    if reason is None and isinstance(request, DraftRequest):
+        reason = _why_unreadable(request, feature_width)
     return None if reason is None else Refused(request.stamp, reason)
 
 
@@ -221,8 +232,6 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
     # only a first message sets the sampling
     spec = request.spec if held is None or request.base.num_tokens == 0 else held.spec
     if isinstance(request, DraftRequest):
-        if request.features is not None and request.features.end != request.num_committed - 1:
-            return f"its features end at {request.features.end}, not before the last of {request.num_committed} tokens"
         return _why_biased(request.growth, spec) if spec is not None and spec.needs_q else None
     if len(set(request.wants)) < len(request.wants):
         return "the message names twice what it wants"
@@ -234,6 +243,13 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
     if spec is not None and not spec.takes_trees and not request.block.is_chain:
         return f"{spec.rule.name} verification takes chains only"
     return None
+
+
+def _why_unreadable(request: DraftRequest, feature_width: int) -> str | None:
+    """Return why the message's features are not those that this engine reads, or None."""
+    if request.features is None:
+        return f"it has no features; this engine reads {feature_width} numbers a token" if feature_width else None
+    return request.features.problem(feature_width, request.num_committed - 1)
 
 
 def _why_biased(growth: TreeSpec, spec: SequenceSpec) -> str | None:

@@ -1,4 +1,4 @@
-"""`python -m simulation --seed N` replays one chaotic run; `--seeds A:B` runs many."""
+"""`python -m simulation --seed N` replays one chaotic run; `--seeds A:B` runs many; with `--heads` drafts are heads."""
 
 # ruff: noqa: T201  this program prints its result
 
@@ -18,10 +18,11 @@ def main() -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, metavar="N", help="print the events of one seed")
     which.add_argument("--seeds", type=_range, metavar="A:B", help="run seeds A to B - 1, and sum up")
+    parser.add_argument("--heads", action="store_true", help="make drafts heads, which read the target's features")
     args = parser.parse_args()
     if args.seed is not None:
-        return _print_events(run_seed(args.seed))
-    return _sum_up([run_seed(seed) for seed in args.seeds])
+        return _print_events(run_seed(args.seed, has_heads=args.heads))
+    return _sum_up([run_seed(seed, has_heads=args.heads) for seed in args.seeds])
 
 
 def _range(text: str) -> range:

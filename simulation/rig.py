@@ -14,7 +14,17 @@ from orchestrator.service import Service
 from orchestrator.text import Tokenizer
 from simulation.clock import VirtualClock, VirtualLoop
 from simulation.cluster import Cluster, Fleet
-from simulation.engines import EOS, Hardware, HopLaw, SimDraft, SimTarget, Text
+from simulation.engines import (
+    EOS,
+    FEATURE_LAYERS,
+    FEATURE_WIDTH,
+    Hardware,
+    HopLaw,
+    SimDraft,
+    SimHead,
+    SimTarget,
+    Text,
+)
 from simulation.wire import Wire
 
 CONTEXT_TOKENS = 8192
@@ -52,6 +62,12 @@ class Blueprint:
     """Texts of further drafts, each with an engine of its own on the first draft's hardware."""
     has_noise: bool = True
     """Whether the draft ranks candidates with the noise that it shares with the target."""
+    heads: frozenset[int] = frozenset()
+    """Numbers of the drafts that are heads. Extra drafts are what the first one is."""
+    reads_prefix: bool = False
+    """Whether these heads have KV of their own."""
+    has_target_head: bool = False
+    """Whether the target's engine has a head, too."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     limits: Limits = field(default_factory=Limits)
 
@@ -74,12 +90,14 @@ class Rig:
             new_wire(hop, random) for hop in (blueprint.hardware.target_hop, blueprint.hardware.draft_hop)
         )
         limits = blueprint.limits
+        self.breaches: list[AssertionError] = []
+        """Features that heads must not be sent."""
         self.cluster = Cluster(
             Fleet("target", blueprint.num_targets, _target_builder(blueprint), self.target_wire, limits),
-            Fleet("draft", blueprint.num_drafts, _draft_builder(blueprint), self.draft_wire, limits),
+            Fleet("draft", blueprint.num_drafts, self._draft_builder(blueprint.text, 0), self.draft_wire, limits),
             [
-                Fleet(f"draft {number}", 1, _draft_builder(replace(blueprint, text=text)), self.draft_wire, limits)
-                for number, text in enumerate(blueprint.other_drafts, 2)
+                Fleet(f"draft {number + 1}", 1, self._draft_builder(text, number), self.draft_wire, limits)
+                for number, text in enumerate(blueprint.other_drafts, 1)
             ],
         )
         engine = EngineConfig("simulated")
@@ -87,8 +105,8 @@ class Rig:
         config = ServiceConfig(
             TargetConfig(engine), DraftConfig(engine), extra, speculation=blueprint.speculation, limits=blueprint.limits
         )
-        info = model_info(blueprint.text)
-        draft = info if blueprint.num_drafts else None
+        info = self._target_info()
+        draft = self._draft_info(0) if blueprint.num_drafts else None
         tokenizer = cast("Tokenizer", SimTokenizer())
         self.services = [
             Service(config, info, draft, tokenizer, self.cluster, self.clock, grammars=grammars)
@@ -97,7 +115,29 @@ class Rig:
         self.service = self.services[0]
         for service in self.services:
             for number in range(1, 1 + len(extra)):
-                service.use_draft(info, number)
+                service.use_draft(self._draft_info(number), number)
+
+    def _target_info(self) -> ModelInfo:
+        info, blueprint = model_info(self.blueprint.text), self.blueprint
+        if blueprint.heads:
+            info = replace(info, feature_layers=FEATURE_LAYERS, feature_width=FEATURE_WIDTH)
+        return replace(info, head="a head" if blueprint.has_target_head else "")
+
+    def _draft_info(self, number: int) -> ModelInfo:
+        info = model_info(self.blueprint.text)
+        if not self._is_head(number):
+            return info
+        prefix = self.blueprint.reads_prefix
+        return replace(info, feature_layers=FEATURE_LAYERS, feature_width=FEATURE_WIDTH, reads_prefix=prefix)
+
+    def _is_head(self, number: int) -> bool:
+        return (number if number <= len(self.blueprint.other_drafts) else 0) in self.blueprint.heads
+
+    def _draft_builder(self, text: Text, number: int) -> Callable[[str, int], SimDraft]:
+        law, has_noise = self.blueprint.hardware.draft, self.blueprint.has_noise
+        if self._is_head(number):
+            return lambda engine_id, epoch: SimHead(engine_id, epoch, text, law, self.breaches)
+        return lambda engine_id, epoch: SimDraft(engine_id, epoch, text, law, has_noise=has_noise)
 
 
 def model_info(text: Text) -> ModelInfo:
@@ -108,9 +148,3 @@ def model_info(text: Text) -> ModelInfo:
 
 def _target_builder(blueprint: Blueprint) -> Callable[[str, int], SimTarget]:
     return lambda engine_id, epoch: SimTarget(engine_id, epoch, blueprint.text, blueprint.hardware.target)
-
-
-def _draft_builder(blueprint: Blueprint) -> Callable[[str, int], SimDraft]:
-    return lambda engine_id, epoch: SimDraft(
-        engine_id, epoch, blueprint.text, blueprint.hardware.draft, has_noise=blueprint.has_noise
-    )

@@ -6,6 +6,7 @@ The algorithm is written from the papers and the authors' code (`cnets.py`), wit
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,20 @@ def head_at(path: Path, num_tokens: int = checkpoints.VOCAB_SIZE, **changes: Any
     tensors = tensors_of(config, num_tokens=num_tokens)
     del tensors["embed_tokens.weight"]
     return write(path, config, tensors), tensors
+
+
+def sure_head_at(path: Path, target: Path, tokens: Sequence[int]) -> str:
+    """A head of random weights that can guess these tokens alone, and thinks them equally likely: so that it is right
+    wherever one of them comes, if all its guesses are verified."""
+    sizes = json.loads((target / "config.json").read_text())
+    shape = {"hidden_size": sizes["hidden_size"], "vocab_size": sizes["vocab_size"], "draft_vocab_size": len(tokens)}
+    tensors = tensors_of({**CONFIG, **shape})
+    del tensors["embed_tokens.weight"]
+    chosen = torch.tensor(sorted(tokens))
+    tensors["d2t"] = chosen - torch.arange(len(chosen))
+    tensors["t2d"] = torch.zeros(sizes["vocab_size"], dtype=torch.bool).index_fill_(0, chosen, True)
+    tensors["lm_head.weight"] *= 0.0
+    return write(path, {**CONFIG, **shape}, tensors)
 
 
 @dataclass

@@ -267,5 +267,10 @@ class AdaptivePolicy(TreePolicy):
     def _modes(self) -> AbstractSet[Mode]:
         """Modes that this session has now. A draft counts once it has reported under its lease."""
         has_draft = self._has_reported and not self.is_without_draft
-        found = {Mode.PLAIN: True, Mode.GUESSERS: self._has_guessers, Mode.DRAFT: has_draft}
+        found = {
+            Mode.PLAIN: True,
+            Mode.GUESSERS: self._has_guessers,
+            Mode.HEAD: self._has_head,
+            Mode.DRAFT: has_draft,
+        }
         return frozenset(mode for mode, is_there in found.items() if is_there)

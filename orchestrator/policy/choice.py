@@ -40,6 +40,10 @@ class Choice(Growth, ABC):
     def why_block(self, path_prob: Sequence[float], branches: int, tree: TreeView) -> str:
         """Return why these nodes are verified, with the figures that decided it. `branches`: number of branches."""
 
+    def kept(self, tree: TreeView, max_nodes: int) -> Part:
+        """Return the nodes of a head that stay until it has corrected them."""
+        return tree.best(max_nodes, self.max_grown_depth)
+
     def choose_draws(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         """Return the nodes to verify in a tree of draws. Their probabilities depend on position alone, so no draw
         affects the choice."""

@@ -69,9 +69,16 @@ class Growth:
         self.is_without_draft = False
         """Whether every draft is lost, silent or resting, so no report is expected soon. False before the first
         lease."""
-        guesses = {DRAFT: False, "grammar": request.grammar is not None, "template": request.template is not None}
+        guesses = {
+            DRAFT: False,
+            "head": False,
+            "grammar": request.grammar is not None,
+            "template": request.template is not None,
+        }
         sources = (*(request.guessers or config.guessers), "template")  # a template guesses even if it is not named
         self._has_guessers = any(guesses.get(source, True) for source in sources)
+        self._has_head = False
+        """Whether a head in the target's engine guesses for this session."""
         self._is_open, self._is_drafting, self._is_resting = True, False, False
         self._has_reported = False
         """Whether the draft has grown something under its lease."""
@@ -104,6 +111,15 @@ class Growth:
     def is_paused(self) -> bool:
         """Whether drafting is paused for all sessions of this kind, including those that hold a lease."""
         return self._is_adaptive and self._choice.limit < Mode.DRAFT
+
+    def expect_head(self) -> None:
+        """Record that a head in the target's engine guesses for this session."""
+        self._has_head = True
+
+    @property
+    def uses_head(self) -> bool:
+        """Whether the head in the target's engine, if any, guesses for sessions of this kind."""
+        return not self._is_adaptive or self._choice.limit >= Mode.HEAD
 
     @property
     def is_plain(self) -> bool:

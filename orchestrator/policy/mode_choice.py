@@ -1,4 +1,4 @@
-"""Decides by measurement what sessions guess with: the draft, the guessers alone, or nothing.
+"""Decides by measurement what sessions guess with: the draft, the target's head, other guessers alone, or nothing.
 
 Knows tokens and seconds; must not know costs. The cost model sees passes of engines. It does not see that a round with
 guesses takes the orchestrator longer, that the target waits for a message which plain decoding does not need, or that a
@@ -45,10 +45,17 @@ class Mode(IntEnum):
     PLAIN = 0
     """Nothing. The target continues by itself."""
     GUESSERS = 1
-    DRAFT = 2
+    HEAD = 2
+    """The head in the target's engine, for which each verdict takes longer."""
+    DRAFT = 3
 
 
-WAYS = {Mode.PLAIN: "without guesses", Mode.GUESSERS: "with guessers alone", Mode.DRAFT: "with drafting"}
+WAYS = {
+    Mode.PLAIN: "without guesses",
+    Mode.GUESSERS: "with guessers alone",
+    Mode.HEAD: "with the target's head",
+    Mode.DRAFT: "with drafting",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,10 @@ class ChainPolicy(NamedPolicy):
         self._is_whole = num_kept < len(chain) or len(chain) == max_guesses
         return chain.head(num_kept)
 
+    def kept(self, tree: TreeView, max_nodes: int) -> Part:
+        chain = tree.first_chain(min(max_nodes, self.max_grown_depth))
+        return chain.head(self._end_condition.num_kept(chain.confidences))
+
     def keeps(self, confidences: Sequence[float]) -> bool:
         return len(confidences) <= self.gamma and self._end_condition.num_kept(confidences) == len(confidences)
 

@@ -107,7 +107,8 @@ class Offers(Choice):
     @property
     def _has_nothing(self) -> bool:
         """Whether there are no guesses to wait for."""
-        is_without_guessers = (self.is_without_draft or self.is_paused) and not self._has_guessers
+        has_guessers = self._has_guessers or (self._has_head and self.uses_head)
+        is_without_guessers = (self.is_without_draft or self.is_paused) and not has_guessers
         return self.max_depth == 0 or self.is_plain or is_without_guessers
 
     @property

@@ -70,6 +70,8 @@ class Session:
             OutputForm(spec.prompt_len, spec.grammar, request.template, request.isolation),
             has_head=bool(pair.target.head),
         )
+        if self._panel.awaits_guesses:
+            policy.expect_head()
         self._recorder = Recorder(
             self._panel.failures, is_traced=request.wants_trace, is_explained=request.wants_explanation
         )
@@ -340,6 +342,6 @@ def _wants(panel: Panel, policy: TreePolicy, drafts: Drafts | None) -> tuple[Wan
     if drafts is not None and not policy.is_paused:
         wants += [Want.FEATURES] if drafts.need_features else []
         wants += [Want.PREFIX_FEATURES] if drafts.lack_features else []
-    if panel.awaits_guesses:
+    if panel.awaits_guesses and policy.uses_head:
         wants.append(Want.GUESSES)
     return tuple(wants)

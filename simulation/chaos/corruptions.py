@@ -13,11 +13,12 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from core.records import DraftUpdate, Missing, Stamp, Verdict
+from core.records import DraftUpdate, Features, Missing, Stamp, Verdict
 from core.speculation import NO_Q, ROOT, Guesses, NewNodes
 
 TargetCorruption = Callable[[Verdict, Random], Verdict | Missing]
 DraftCorruption = Callable[[DraftUpdate, Random], DraftUpdate | Missing]
+FeatureCorruption = Callable[[Features, Random], Features | None]
 
 
 def _somewhere(values: tuple[float, ...], value: float, random: Random) -> tuple[float, ...]:
@@ -96,3 +97,26 @@ DRAFT_CORRUPTIONS: dict[str, DraftCorruption] = {
     "another epoch": lambda s, _: replace(s, stamp=_other_epoch(s.stamp)),
     "missing": lambda s, r: Missing(s.stamp, r.choice((0, s.held, -1, 10**6))) if s.is_over else s,
 }
+
+
+def _moved(features: Features, num_tokens: int) -> Features:
+    return replace(features, first=features.first + num_tokens)
+
+
+FEATURE_CORRUPTIONS: dict[str, FeatureCorruption] = {
+    "lost": lambda _, __: None,
+    "doubled": lambda f, _: replace(f, rows=2 * f.rows),
+    "of the round before": lambda f, _: _moved(f, -f.num_tokens),
+    "moved by a token": lambda f, r: _moved(f, r.choice((-1, 1))),
+    "too few": lambda f, _: replace(f, rows=f.rows[2 * f.width :]),
+    "cut off": lambda f, r: replace(f, rows=f.rows[: r.randrange(len(f.rows))]),
+    "of another width": lambda f, r: replace(f, width=r.choice((0, 1, f.width - 1, 2 * f.width))),
+}
+"""Corruptions of features that both ends of a link can detect."""
+
+VERDICT_FEATURE_CORRUPTIONS: dict[str, FeatureCorruption] = {
+    **FEATURE_CORRUPTIONS,
+    "NaN": lambda f, _: replace(f, rows=b"\xc0\x7f" + f.rows[2:]),
+    "infinite": lambda f, _: replace(f, rows=f.rows[:-2] + b"\x80\xff"),
+}
+"""Corruptions that a session must detect: a head that reads such numbers guesses nothing from then on."""

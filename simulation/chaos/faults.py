@@ -1,4 +1,4 @@
-"""The faults of a chaotic run: their kinds, times and log.
+"""The faults of calls, grants and guesses in a chaotic run, and the log of its events.
 
 Knows wires, engines and randomness; must not know sessions. Everything follows from a seed.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -15,10 +15,16 @@ from random import Random
 from typing import Any, TypeVar, cast
 
 from core.errors import Unavailable, WorkerLost
-from core.records import DraftReply, DraftRequest, DraftUpdate, Verdict, VerifyReply, VerifyRequest
+from core.records import DraftReply, DraftRequest, DraftUpdate, Features, Verdict, VerifyReply, VerifyRequest
 from core.speculation import Guesser, Guesses
-from simulation.chaos.corruptions import DRAFT_CORRUPTIONS, GUESSER_CORRUPTIONS, TARGET_CORRUPTIONS
-from simulation.cluster import Cluster, Fleet
+from simulation.chaos.corruptions import (
+    DRAFT_CORRUPTIONS,
+    FEATURE_CORRUPTIONS,
+    GUESSER_CORRUPTIONS,
+    TARGET_CORRUPTIONS,
+    VERDICT_FEATURE_CORRUPTIONS,
+    FeatureCorruption,
+)
 from simulation.engines import HopLaw, SimEngine, SimTarget
 from simulation.wire import Wire
 
@@ -75,6 +81,8 @@ class Rates:
     """Probability that an answer is delivered to its session twice."""
     mean_delay_s: float = 0.1
     corrupts_drafts: bool = True
+    features: float = 0.0
+    """Probability that the features of a message or of a verdict are corrupt."""
 
     @property
     def guesser(self) -> float:
@@ -100,6 +108,7 @@ class FaultyWire(Wire):
     ) -> None:
         """Raises: WorkerLost, and errors that no port should raise."""
         kind = "target" if isinstance(engine, SimTarget) else "draft"
+        batch, take = [self._with_bad_features(request) for request in batch], self._with_bad_verdicts(take)
         trees = [request for request in batch if isinstance(request, VerifyRequest) and not request.block.is_chain]
         self._events.counts["tree verified"] += len(trees)
         if not self.draws_fault(self.rates.target if kind == "target" else self.rates.draft):
@@ -115,6 +124,7 @@ class FaultyWire(Wire):
 
     async def grow(self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[Reply], None]) -> None:
         """Raises: WorkerLost, and errors that no port should raise."""
+        request = self._with_bad_features(request)
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def take_perhaps(reply: Reply) -> None:
@@ -139,6 +149,34 @@ class FaultyWire(Wire):
         finally:
             growing.cancel()
             broken.cancel()
+
+    def _with_bad_features(self, request: Request) -> Request:
+        """The message, possibly with features that its engine must refuse."""
+        if not (isinstance(request, DraftRequest) and request.features is not None):
+            return request
+        features = self._features(request.features, "a head", FEATURE_CORRUPTIONS, request.stamp.session)
+        return cast("Request", replace(request, features=features))
+
+    def _with_bad_verdicts(self, take: Callable[[Reply], None]) -> Callable[[Reply], None]:
+        """Like `take`, but some verdicts arrive with features that a session must leave out."""
+
+        def take_perhaps(reply: Reply) -> None:
+            if isinstance(reply, Verdict) and reply.features is not None:
+                session, corruptions = reply.stamp.session, VERDICT_FEATURE_CORRUPTIONS
+                features = self._features(reply.features, "a session", corruptions, session)
+                reply = cast("Reply", replace(reply, features=features))
+            take(reply)
+
+        return take_perhaps
+
+    def _features(
+        self, features: Features, receiver: str, corruptions: Mapping[str, FeatureCorruption], session: str
+    ) -> Features | None:
+        if not self.draws_fault(self.rates.features):
+            return features
+        name = self._random.choice(list(corruptions))
+        self._events.note(f"{receiver} is sent features: {name}", session)
+        return corruptions[name](features, self._random)
 
     def _corrupted(self, reply: Reply) -> Iterator[Reply]:
         """Raises: ValueError if the link would detect the corruption."""
@@ -256,44 +294,3 @@ class FaultyGuesser:
         name = self._random.choice(list(GUESSER_CORRUPTIONS))
         self._events.note(f"a guesser says {name}")
         return cast("Guesses", GUESSER_CORRUPTIONS[name](guesses, self._random))
-
-
-class EngineFault(StrEnum):
-    """Temporary faults of an engine."""
-
-    DEAD = "dead"
-    FROZEN = "frozen"
-    SLOW = "slow"
-
-
-@dataclass(frozen=True, slots=True)
-class TimedFault:
-    """One temporary fault of one engine."""
-
-    at_s: float
-    lasts_s: float
-    kind: str
-    """Kind of engine: target or draft."""
-    index: int
-    fault: EngineFault
-
-
-async def inject(timed_fault: TimedFault, cluster: Cluster, events: EventLog) -> None:
-    """Start the fault at its time, and end it."""
-    fleet: Fleet[Any] = cluster.targets if timed_fault.kind == "target" else cluster.drafts
-    await asyncio.sleep(timed_fault.at_s)
-    replica = fleet.replicas[timed_fault.index]
-    events.note(f"{timed_fault.kind} engine {timed_fault.fault}", f"{replica!r} for {timed_fault.lasts_s:.3f} s")
-    engine = replica.engine
-    match timed_fault.fault:
-        case EngineFault.DEAD:
-            engine.kill()
-        case EngineFault.FROZEN:
-            engine.freeze()
-        case EngineFault.SLOW:
-            engine.slowness = 20.0
-    await asyncio.sleep(timed_fault.lasts_s)
-    if timed_fault.fault is EngineFault.DEAD:
-        replica.restart()
-    engine.thaw()
-    engine.slowness = 1.0

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable
-from core.records import Call, Chunk, FinishReason, SequenceSpec
+from core.records import MAX_FEATURE_TOKENS, Call, Chunk, FinishReason, SequenceSpec
 from core.text import TokenLog
 from orchestrator.service import Service
+from orchestrator.session import BeamSession, Session
 from simulation.chaos.faults import CallFault, EventLog
 from simulation.chaos.script import StreamScript, ending_of
 from simulation.clock import VirtualLoop
@@ -147,7 +148,8 @@ class InvariantChecker:
         Raises: AssertionError.
         """
         runner = self.rig.service._runner
-        for breaches in (self.problems, *[fleet.breaches for fleet in self.rig.cluster.fleets]):
+        fleets = [fleet.breaches for fleet in self.rig.cluster.fleets]
+        for breaches in (self.problems, self.rig.breaches, *fleets):
             for problem in breaches:
                 raise problem
         for batcher in runner._targets._batchers.values():
@@ -161,6 +163,7 @@ class InvariantChecker:
         for running in runner._running.values():
             if len(running.tasks) > max_tasks:
                 raise AssertionError(f"{running.session!r} has {len(running.tasks)} tasks")
+            _check_features(running.session)
         if self.loop.time() > HORIZON_S:
             raise AssertionError(f"a stream does not end: {list(runner._running.values())}")
 
@@ -206,6 +209,19 @@ class InvariantChecker:
                 require(not sessions, f"{replica.engine!r} still holds {sessions}")
         left = [task.get_name() for task in asyncio.all_tasks(self.loop) if task is not asyncio.current_task()]
         require(not left, f"tasks are left: {left}")
+
+
+def _check_features(session: Session | BeamSession) -> None:
+    """Check that a session keeps features of its own tokens alone, each once, and no more than heads read.
+
+    Raises: AssertionError.
+    """
+    if isinstance(session, BeamSession):
+        return
+    log, num_tokens = session._drafts._features, len(session.tokens)
+    num_known = sum(piece.num_tokens for piece in log._pieces)
+    if log.end >= num_tokens or num_known != log.end - log.first or num_known > 2 * MAX_FEATURE_TOKENS:
+        raise AssertionError(f"{session!r} has {num_known} features, {log.first} to {log.end} of {num_tokens} tokens")
 
 
 def _check_is_idle(service: Service) -> None:

@@ -1,6 +1,7 @@
 """One chaotic run from one seed: a few streams, a small cluster, and faults of every kind.
 
-The same seed gives the same run, event by event. `python -m simulation --seed N` prints the events.
+The same seed gives the same run, event by event. `python -m simulation --seed N` prints the events; with `--heads`
+drafts are heads.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
 from core.errors import OutriderError
 from orchestrator.guessers import CorpusIndex, Panel, encode_index
-from simulation.chaos.faults import EventLog, FaultyGuesser, FaultyWire, inject
+from simulation.chaos.engine_faults import inject
+from simulation.chaos.faults import EventLog, FaultyGuesser, FaultyWire
 from simulation.chaos.invariants import InvariantChecker, Stream, require
 from simulation.chaos.script import Script, script_of
 from simulation.clock import new_loop
@@ -31,19 +33,20 @@ class RunReport:
     counts: Counter[str]
     lines: Sequence[tuple[float, str]]
     error: AssertionError | None
+    has_heads: bool = False
 
     @property
     def command(self) -> str:
         """The command that replays it."""
-        return f"python -m simulation --seed {self.seed}"
+        return f"python -m simulation --seed {self.seed}{' --heads' if self.has_heads else ''}"
 
 
-def run_seed(seed: int) -> RunReport:
+def run_seed(seed: int, *, has_heads: bool = False) -> RunReport:
     """Run one seed. The report's `error` is None if every invariant held."""
     logger = logging.getLogger("orchestrator")
     level, logger.level = logger.level, logging.CRITICAL  # every survived fault is logged, and there are many
     try:
-        return _Run(script_of(seed)).run()
+        return replace(_Run(script_of(seed, has_heads=has_heads)).run(), has_heads=has_heads)
     finally:
         logger.setLevel(level)
 

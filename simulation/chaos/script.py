@@ -6,7 +6,7 @@ vary, so that drafts are early, late or absent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import get_args
@@ -15,7 +15,8 @@ from core.config import Limits, SpeculationConfig
 from core.costs import PassLaw
 from core.records import FinishReason, GenerationRequest, Policy, Sampling, Verification
 from orchestrator.guessers import SOURCES, available_sources
-from simulation.chaos.faults import EngineFault, Rates, TimedFault
+from simulation.chaos.engine_faults import BREAKDOWNS, EngineFault, TimedFault
+from simulation.chaos.faults import Rates
 from simulation.engines import EOS, EngineLaw, Hardware, HopLaw, SteadyLaw, Text
 from simulation.rig import Blueprint
 
@@ -52,8 +53,13 @@ class Script:
     shutdown_s: float | None
 
 
-def script_of(seed: int) -> Script:
-    """The script of a seed, the same on every machine."""
+def script_of(seed: int, *, has_heads: bool = False) -> Script:
+    """The script of a seed, the same on every machine. With `has_heads`, the same with heads, and with their faults."""
+    script = _script_of(seed)
+    return _with_heads(script) if has_heads else script
+
+
+def _script_of(seed: int) -> Script:
     random = Random(f"chaos {seed}")  # noqa: S311  randomness must be reproducible
     is_infallible = random.random() < 0.25
     speculation = _speculation(random)
@@ -73,6 +79,50 @@ def script_of(seed: int) -> Script:
         ),
         shutdown_s=random.uniform(0.0, 1.0) if random.random() < 0.05 else None,
     )
+
+
+def _with_heads(script: Script) -> Script:
+    """Make drafts heads, on draft engines, in the target's or at both places, and add a few more faults of theirs."""
+    random = Random(f"heads {script.seed}")  # noqa: S311  as above
+    blueprint, streams = script.blueprint, script.streams
+    has_other = not any(stream.has_infallible_draft for stream in streams) and random.random() < 0.3
+    blueprint = replace(
+        blueprint,
+        num_drafts=max(1, blueprint.num_drafts),
+        num_extra_drafts=0 if has_other else blueprint.num_extra_drafts,
+        other_drafts=(replace(blueprint.text, law=_law(random)),) if has_other else (),
+        heads=random.choice((frozenset({0}), frozenset({1}), frozenset({0, 1}))) if has_other else frozenset({0}),
+        reads_prefix=random.random() < 0.7,
+        has_target_head=random.random() < 0.5,
+        speculation=replace(blueprint.speculation, guessers=_with_head(blueprint.speculation.guessers)),
+    )
+    return replace(
+        script,
+        blueprint=blueprint,
+        rates=replace(script.rates, features=random.choice((0.0, 0.05, 0.2))),
+        timed_faults=(*script.timed_faults, *_head_faults(random, blueprint)),
+        streams=tuple(_asking_heads(stream) for stream in streams),
+    )
+
+
+def _with_head(guessers: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(("draft", *guessers, *(("head",) if len(guessers) > 1 else ()))))
+
+
+def _asking_heads(stream: StreamScript) -> StreamScript:
+    asked = stream.request.guessers
+    return replace(stream, request=replace(stream.request, guessers=_with_head(asked))) if asked else stream
+
+
+def _head_faults(random: Random, blueprint: Blueprint) -> Iterator[TimedFault]:
+    """Faults of the engines of heads, and deaths of targets, whose features then have to come from others."""
+    kinds = [("draft", blueprint.num_drafts), ("target", blueprint.num_targets)]
+    kinds += [("draft 2", 1)] * len(blueprint.other_drafts)
+    for _ in range(random.choice((0, 1, 2))):
+        kind, num_engines = random.choice(kinds)
+        fault = random.choice(list(EngineFault))
+        lasts_s = random.uniform(0.0, 0.5)
+        yield TimedFault(random.uniform(0.0, 1.0), lasts_s, kind, random.randrange(num_engines), fault)
 
 
 def _law(random: Random) -> SteadyLaw:
@@ -148,7 +198,7 @@ def _timed_fault(random: Random, blueprint: Blueprint) -> TimedFault:
     kind = "draft" if blueprint.num_drafts and random.random() < 0.6 else "target"
     index = random.randrange(blueprint.num_drafts if kind == "draft" else blueprint.num_targets)
     lasts_s = random.choice((0.0, random.uniform(0.0, 0.2), random.uniform(0.0, 2.0)))
-    return TimedFault(random.uniform(0.0, 1.0), lasts_s, kind, index, random.choice(list(EngineFault)))
+    return TimedFault(random.uniform(0.0, 1.0), lasts_s, kind, index, random.choice(BREAKDOWNS))
 
 
 def _stream(random: Random, text: Text, number: int, has_infallible_draft: bool, seed: int) -> StreamScript:

@@ -2,7 +2,8 @@
 
 from simulation.engines.agreement import steady_law
 from simulation.engines.base import SimEngine
-from simulation.engines.draft import SimDraft
+from simulation.engines.draft import SimDraft, SimHead
+from simulation.engines.features import FEATURE_LAYERS, FEATURE_WIDTH
 from simulation.engines.hardware import PRESETS, EngineLaw, Hardware, HopLaw, large_target, small_draft
 from simulation.engines.recorded import (
     COLUMNS,
@@ -20,6 +21,8 @@ from simulation.engines.texts import EOS, Agreement, Law, SteadyLaw, Text, mix
 __all__ = [
     "COLUMNS",
     "EOS",
+    "FEATURE_LAYERS",
+    "FEATURE_WIDTH",
     "MAX_GAMMA",
     "MAX_RANK",
     "PRESETS",
@@ -34,6 +37,7 @@ __all__ = [
     "Law",
     "SimDraft",
     "SimEngine",
+    "SimHead",
     "SimTarget",
     "SteadyLaw",
     "Text",

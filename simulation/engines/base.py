@@ -45,6 +45,8 @@ class Job(Generic[Request]):
     num_passes: int = 0
     num_rows: int = 0
     num_sessions: int = 0
+    num_held: int = 0
+    """Number of tokens that the engine held when the request came."""
 
     @property
     def is_decoding(self) -> bool:
@@ -62,6 +64,9 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
     A step takes all jobs that are ready; later ones wait for the next step. After `kill` every call raises WorkerLost.
     """
+
+    feature_width = 0
+    """Numbers per token of the features that a head reads."""
 
     def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw) -> None:
         self.engine_id = engine_id
@@ -158,8 +163,14 @@ class SimEngine(ABC, Generic[Request, Reply]):
         """A job for this request; or its reply, if there is nothing to compute; None if the reply has been sent."""
         stamp = request.stamp
         held, has_ended = self._sessions.get(stamp.session), stamp.session in self._ended
-        vocab_size = self._text.vocab_size
-        refusal = refusal_of(request, held, epoch=self.epoch, has_ended=has_ended, vocab_size=vocab_size)
+        refusal = refusal_of(
+            request,
+            held,
+            epoch=self.epoch,
+            has_ended=has_ended,
+            vocab_size=self._text.vocab_size,
+            feature_width=self.feature_width,
+        )
         if (reply := refusal or missing_of(request, held)) is not None:
             return cast("Reply", reply)
         if request.base.num_tokens == 0 and request.spec is not None:

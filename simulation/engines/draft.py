@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from core.protocol import HeldTokens
+from core.protocol import HeldTokens, Rebased
 from core.records import DraftReply, DraftRequest, DraftUpdate, Timing, Verification
 from core.speculation import MAX_REPORTED, Candidates, TreeBuilder, feed_likeliest
 from simulation.engines.base import Job, SimEngine
+from simulation.engines.features import FEATURE_WIDTH, problem_of_features
 from simulation.engines.hardware import EngineLaw
 from simulation.engines.texts import Text, TextPosition
 
@@ -34,10 +35,14 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         """Sequences with nodes in that pass."""
 
     def _begin(self, request: DraftRequest, held: HeldTokens, now_s: float) -> GrowthJob | DraftUpdate | None:
-        job: GrowthJob = Job(request, held, held.rebase_to_grow(request, request.growth).pending, now_s)
+        rebased = self._rebase(request, held)
+        job: GrowthJob = Job(request, held, rebased.pending, now_s)
         if request.growth.ends:
             return _done(job, now_s) if not job.pending and held.builder.has_ended else job
         return None if self._report(job) else job
+
+    def _rebase(self, request: DraftRequest, held: HeldTokens) -> Rebased:
+        return held.rebase_to_grow(request, request.growth)
 
     def _has_work(self) -> bool:
         return any(job.pending or job.held.builder.best_path_prob > 0.0 for job in self._jobs)
@@ -107,6 +112,27 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         is_over = not job.pending and job.held.builder.has_fed_all
         self._reply(DraftUpdate(job.request.stamp, job.held.builder.report(), num_held, timing, is_over))
         return is_over
+
+
+class SimHead(SimDraft):
+    """A draft that reads the target's features. It guesses like any other, and reports features that are wrong."""
+
+    feature_width = FEATURE_WIDTH
+
+    def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw, breaches: list[AssertionError]) -> None:
+        """`breaches` gets what no orchestrator may send."""
+        super().__init__(engine_id, epoch, text, law)
+        self._breaches = breaches
+
+    def _rebase(self, request: DraftRequest, held: HeldTokens) -> Rebased:
+        rebased = super()._rebase(request, held)
+        assert request.features is not None, "a message without features is refused"
+        problem = problem_of_features(request.features, [*held.log.tokens, *rebased.pending])
+        if rebased.guesses or held.tree.tokens:
+            problem = "a head keeps rows of its guesses, which come from its own features"
+        if problem is not None:
+            self._breaches.append(AssertionError(f"{self!r}, {request.stamp}: {problem}"))
+        return rebased
 
 
 def _done(job: GrowthJob, now_s: float) -> DraftUpdate:

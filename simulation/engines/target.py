@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from core.continuations import Continuations, refusal_of_offer
 from core.protocol import HeldTokens
 from core.records import (
+    MAX_FEATURE_TOKENS,
     Continuation,
+    Features,
     Refused,
     SequenceSpec,
     Stamp,
@@ -19,12 +22,15 @@ from core.records import (
     Want,
 )
 from core.rules import Outcome
-from core.speculation import ROOT, TokenTree
+from core.speculation import NO_GUESSES, ROOT, Guesses, TokenTree
 from simulation.engines.base import Job, SimEngine
+from simulation.engines.features import features_of
 from simulation.engines.hardware import EngineLaw
 from simulation.engines.texts import Text, TextPosition
 
 VerifyJob = Job[VerifyRequest]
+HEAD_DEPTH = 3
+"""Number of guesses of a head in the target's engine."""
 
 
 class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
@@ -32,6 +38,7 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
 
     In rejection and block mode the draft has already run the acceptance test: its sample equals the text's token
     exactly if a real target would accept it (`simulation.engines.draft`).
+    It returns what heads want, if it is asked to: features, and the guesses of a head of its own.
     """
 
     def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw) -> None:
@@ -39,7 +46,8 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
         self._continuations = Continuations()
 
     def _begin(self, request: VerifyRequest, held: HeldTokens, now_s: float) -> VerifyJob:
-        return Job(request, held, held.rebase_to_verify(request).pending, now_s)
+        pending = held.rebase_to_verify(request).pending
+        return Job(request, held, pending, now_s, num_held=len(held.log))
 
     def _num_guesses(self, job: VerifyJob) -> int:
         return len(job.request.block)
@@ -49,7 +57,8 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
         verified = [(job.request, job.held.log, outcome) for job, outcome, _ in judged]
         continued, following, refused = self._continuations.after_pass(verified, lambda *_: True)
         for (job, outcome, logprobs), number in zip(judged, continued, strict=True):
-            self._conclude(job, _verdict(job, outcome, logprobs, number, now_s))
+            verdict = _verdict(job, outcome, logprobs, number, now_s)
+            self._conclude(job, replace(verdict, features=_features(job, outcome), guesses=self._guesses(job, outcome)))
         self._refuse(refused)
         for request in following:
             self._put(request)
@@ -79,6 +88,17 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
         children = (node for node in range(parent + 1, len(block)) if block.parents[node] == parent)
         return next((node for node in children if self._text.tolerates(position, block.tokens[node], spec)), None)
 
+    def _guesses(self, job: VerifyJob, outcome: Outcome) -> Guesses:
+        """The guesses of a head in this engine: a chain below the verdict's next token."""
+        if Want.GUESSES not in job.request.wants:
+            return NO_GUESSES
+        position = self._text.accepted(self._text.position(job.held.log, job.held.spec), outcome.next_token)
+        tokens = list[int]()
+        for _ in range(HEAD_DEPTH):
+            tokens.append(self._text.coupled(position, 1).ranked[0])
+            position = self._text.after(position, tokens[-1])
+        return Guesses.chain(tokens, [0.5] * HEAD_DEPTH)
+
     # Continuations
 
     def _put(self, request: Any) -> None:
@@ -105,10 +125,24 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
     def has(self, stamp: Stamp) -> bool:
         return super().has(stamp) or stamp.session in self._continuations.sessions
 
+    def kill(self) -> None:
+        super().kill()
+        self._continuations = Continuations()
+
     def release(self, sessions: Sequence[str]) -> None:
         super().release(sessions)
         for session in sessions:
             self._refuse(self._continuations.drop(session))
+
+
+def _features(job: VerifyJob, outcome: Outcome) -> Features | None:
+    """Features of the root and of the accepted path, and of the tokens before that this message has brought."""
+    wants, log = job.request.wants, job.held.log
+    if Want.FEATURES not in wants:
+        return None
+    root = len(log) - len(outcome.path) - 1
+    first = min(root, max(job.num_held, root - MAX_FEATURE_TOKENS)) if Want.PREFIX_FEATURES in wants else root
+    return features_of(log, first, len(log))
 
 
 def _verdict(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -102,7 +103,7 @@ class LocalLease:
 
 
 class LocalLeases:
-    """Grants places on the one target and the one draft; `restart_target` replaces the target as a crash would."""
+    """Grants places on the target and on the draft. Engines of a kind take turns; primes tell them apart ("draft'")."""
 
     def __init__(
         self,
@@ -115,6 +116,8 @@ class LocalLeases:
         self._is_patient, self._unheard = is_patient, set[str]()
         self.open_leases: set[int] = set()
         self.num_leases = 0
+        self.num_granted = Counter[str]()
+        """Leases by engine."""
         self.engines = {"target": target, "draft": draft, **{f"draft{n}": each for n, each in enumerate(extra, 1)}}
         self.loops = {name: self._started(engine) for name, engine in self.engines.items() if engine is not None}
         self.ports = {name: self._port(name) for name in self.loops}
@@ -126,34 +129,44 @@ class LocalLeases:
         return loop
 
     def _port(self, name: str) -> LocalPort:
-        if name == "target":
+        if name.startswith("target"):
             return PatientPort(self.loops[name], self._unheard) if self._is_patient else LocalPort(self.loops[name])
         return LocalPort(self.loops[name], self._unheard)
 
     async def take_target(self, session: str, tokens: Sequence[int] = (), adapter: Any = None) -> LocalLease:
-        return self._lease("target")
+        return self._lease(self._next("target"))
 
     async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> LocalLease:
-        name = f"draft{draft or ''}"
-        if self.engines[name] is None:
-            raise Unavailable("there is no draft")
-        return self._lease(name)
+        return self._lease(self._next(f"draft{draft or ''}"))
+
+    def _next(self, kind: str) -> str:
+        """Raises: Unavailable."""
+        alive = [name for name, engine in self.engines.items() if engine is not None and name.rstrip("'") == kind]
+        if not alive:
+            raise Unavailable(f"there is no {kind}")
+        return min(alive, key=lambda name: self.num_granted[name])
+
+    def add_engine(self, name: str, engine: Any) -> None:
+        """Lease out another engine, or one in place of an engine that is gone."""
+        self.engines[name] = engine
+        self.loops[name] = self._started(engine)
+        self.ports[name] = self._port(name)
 
     async def kill(self, name: str) -> None:
         """Stop the engine in the middle of its work, for good."""
         self.engines[name] = None
-        await self.loops[name].close()
+        await self.loops.pop(name).close()
 
     def _lease(self, name: str) -> LocalLease:
         epoch = self.engines[name].epoch
         self.num_leases += 1
+        self.num_granted[name] += 1
         return LocalLease(f"{self.num_leases}", f"{name}-{epoch}", epoch, self.ports[name], self.open_leases)
 
     async def replace_engine(self, name: str, engine: Any) -> None:
         """Stop the engine in the middle of its work, and lease out another from now on."""
-        old, self.engines[name] = self.loops[name], engine
-        self.loops[name] = self._started(engine)
-        self.ports[name] = self._port(name)
+        old = self.loops[name]
+        self.add_engine(name, engine)
         await old.close()
 
     async def close(self) -> None:

@@ -29,7 +29,7 @@ from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.grammar import Grammars
 from workers.model import digest_of
 from workers.noise import find_noise_kernel
-from workers.runtime import EagleRuntime, HeadRuntime, ModelRuntime, Pacer, Scores
+from workers.runtime import HeadRuntime, KVHeadRuntime, ModelRuntime, Pacer, Scores
 from workers.step import StepRows
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 COMPILATION_WAIT_S = 0.005
 """Polling interval for messages, in seconds, while the engine waits only for a grammar to compile."""
 
-AnyRuntime = ModelRuntime | HeadRuntime | EagleRuntime
+AnyRuntime = ModelRuntime | HeadRuntime | KVHeadRuntime
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 
@@ -157,7 +157,14 @@ class Engine(ABC, Generic[Request, Reply]):
     def _refusal_of(self, request: Request, held: HeldSequence | None) -> Refused | None:
         """Why the message is stale, malformed or too long for this engine; None if it is acceptable."""
         has_ended = self._store.has_ended(request.stamp.session)
-        refusal = refusal_of(request, held, epoch=self.epoch, has_ended=has_ended, vocab_size=self.info.vocab_size)
+        refusal = refusal_of(
+            request,
+            held,
+            epoch=self.epoch,
+            has_ended=has_ended,
+            vocab_size=self.info.vocab_size,
+            feature_width=self.info.feature_width,
+        )
         return (
             refusal
             or self._refusal_of_adapter(request)

@@ -197,13 +197,6 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         num_left = self._text_limit(request, held) - request.num_committed
         return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1, self._runtime.max_depth))
 
-    def _refusal_of(self, request: DraftRequest, held: HeldSequence | None) -> Refused | None:
-        features, width = request.features, self.info.feature_width
-        given = features.width if features is not None else 0
-        if given != width:
-            return Refused(request.stamp, f"{given} numbers of features a token; this engine reads {width}")
-        return super()._refusal_of(request, held)
-
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
         return EMPTY_BLOCK  # a tree grows only as far as memory allows
 

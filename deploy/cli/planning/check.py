@@ -17,7 +17,7 @@ from core.records import GenerationRequest, Sampling
 from core.results import as_json
 from deploy.cli.generate import EXIT_FAILED
 from deploy.cli.options import Numbers, check_folders, number, numbers, read_prompts
-from deploy.cli.planning.measuring import PANEL, MeasuringOptions, prepare
+from deploy.cli.planning.measuring import PANEL, SPARE_KV_TOKENS, MeasuringOptions, prepare
 from deploy.cli.planning.needs import NeedsOptions, needs_of
 from deploy.cli.planning.needs_report import lines as needs_lines
 from deploy.cli.planning.needs_report import results as needs_results
@@ -37,6 +37,14 @@ Q_TOP_TOKENS = SpeculationConfig().q_top_tokens
 class CheckOptions(MeasuringOptions, NeedsOptions):
     """Check whether a pair of models can be served. If not, print the reason and exit with status 1."""
 
+    head: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR",
+            help="Head of the target (MTP: the target's own directory), to check that it fits; with --measure also "
+            "what its passes take.",
+        ),
+    ] = None
     no_weights: Annotated[
         bool,
         Option(
@@ -97,6 +105,10 @@ def check(options: CheckOptions) -> int:
         _check_files(options)
         for directory in filter(None, (options.target, options.draft)):
             sys.stdout.write(f"{directory}: {_described(directory, is_quick)}\n")
+        if options.head is not None and is_quick:
+            sys.stdout.write(f"{options.head}: {_described_head(options.head, options.target)}\n")
+        elif options.head is not None:
+            sys.stdout.write(f"{options.head}: {_loaded_head(EngineConfig(str(options.target)), options.head)}\n")
         if options.measure:
             found = _measured(options, texts)
     except ConfigError:  # an option is wrong, not the pair
@@ -115,7 +127,8 @@ def _check_files(options: CheckOptions) -> None:
     from deploy.checkpoints import check_models  # imports torch
 
     drafts = {} if options.draft is None else {"--draft": EngineConfig(str(options.draft))}
-    check_models(EngineConfig(str(options.target)), drafts, "--target")
+    head = None if options.head is None else str(options.head)
+    check_models(EngineConfig(str(options.target), head=head), drafts, "--target")
 
 
 def _described(directory: Path, no_weights: bool) -> str:
@@ -131,13 +144,33 @@ def _described(directory: Path, no_weights: bool) -> str:
     )
 
 
+def _described_head(head: Path, target: Path) -> str:
+    """Raises: StartupError."""
+    from workers.heads import read_head  # imports torch
+
+    return f"a head that reads the target's layers {list(read_head(str(head), str(target)).feature_layers)}"
+
+
+def _loaded_head(config: EngineConfig, head: Path, *, is_timed: bool = False) -> str:
+    """What a head of this target is; `is_timed`: what its passes take instead. Raises: StartupError."""
+    from workers.runtime import load_head_runtime
+
+    own = replace(config, head=str(head), kv_cache_tokens=SPARE_KV_TOKENS)
+    runtime = load_head_runtime(own, lambda _: None)
+    if not is_timed:
+        kind, num_parameters = runtime.info.architecture, runtime.info.num_parameters
+        return f"{kind}, {num_parameters:,} parameters: {_described_head(head, Path(config.model))}"
+    times = runtime.warm_up(lambda _: None).step_times_s
+    return "a pass of the head takes " + ", ".join(f"{1e3 * s:.2f} ms ({num} rows)" for num, s in times)
+
+
 # What it needs
 
 
 def _check_needs(options: CheckOptions, gpu: str) -> int:
     """Returns the exit status. Raises: ConfigError."""
-    if options.measure or options.no_weights:
-        raise ConfigError("--gpu reads config.json alone: leave out --measure and --no-weights")
+    if options.measure or options.no_weights or options.head is not None:
+        raise ConfigError("--gpu reads config.json alone: leave out --measure, --no-weights and --head")
     check_folders(options.json)
     try:
         with working("simulating the ways of decoding"):
@@ -191,7 +224,8 @@ def _measured(options: CheckOptions, texts: Sequence[str]) -> list[str]:
     timings = [Timing(name, each.target.pass_s, each.draft.pass_s) for name, each in presets.items()]
     if options.json is not None:
         options.json.write_text(as_json(results(found, timings)))
-    return ["", *lines(found, timings)]
+    heads = [] if options.head is None else [_loaded_head(plan.target, options.head, is_timed=True)]
+    return ["", *lines(found, timings), *heads]
 
 
 def _plan_of(options: CheckOptions, texts: Sequence[str]) -> Plan:

@@ -42,9 +42,9 @@ class BlockChooser:
         """Length of the chain that a guesser has drawn for the next block. The tree then has no other nodes."""
 
     def restart(self) -> None:
-        """Like `reset`, but the draft's likeliest nodes stay as guesses until the next verdict."""
-        best = self.tree.best(MAX_KEPT_NODES, self._policy.max_grown_depth)
-        kept, is_missed, late_hit = guesses_of(self.tree, best), self._is_missed, self.late_hit
+        """Like `reset`, but nodes of the draft that the policy keeps stay as guesses until the next verdict."""
+        part = self._policy.kept(self.tree, MAX_KEPT_NODES)
+        kept, is_missed, late_hit = guesses_of(self.tree, part), self._is_missed, self.late_hit
         self.reset()
         self._is_missed, self.late_hit, self._has_kept = is_missed, late_hit, len(kept) > 0
         self.tree.add_guesses(kept, DRAFT)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
+from core.records import Features
 from orchestrator.policy import MeasuredRound, TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.draft_side import DraftSide
@@ -14,6 +16,8 @@ from orchestrator.session.pair import Pair
 from orchestrator.session.recorder import Recorder
 from orchestrator.session.sourced_block import SourcedBlock
 from orchestrator.session.verdicts import JudgedBlock
+
+logger = logging.getLogger(__name__)
 
 
 class Drafts:
@@ -29,6 +33,8 @@ class Drafts:
         self._extra = [ExtraDraft(text, pair, policy, recorder, number) for number, policy in extra]
         self._all: list[DraftSide] = [self._first, *self._extra]
         self._log, self._features = text.log, FeatureLog()
+        self._feature_width = pair.target.feature_width
+        self._has_warned = False
         for draft in self._all:
             draft.features = self._features
         self.blocks = self._first.blocks
@@ -75,11 +81,22 @@ class Drafts:
     def begin_round(self, judged: JudgedBlock, max_depth: int) -> list[m.Command]:
         """Continue each draft after a verdict. The first draft's tree and policy have already seen the verdict."""
         if judged.verdict.features is not None:
-            self._features.add(judged.verdict.features)
+            self._learn_features(judged.verdict.features)
         to_extra = [command for draft in self._extra for command in draft.follow(judged, max_depth)]
         commands = [*self._first.begin_round(max_depth, judged.received_s), *to_extra]
         self._note_silence()
         return commands
+
+    def _learn_features(self, features: Features) -> None:
+        """Keep a verdict's features, unless they cannot be those of its tokens. Heads then go on after the gap."""
+        problem = features.problem(self._feature_width, len(self._log) - 1)
+        if problem is None and not features.is_finite:
+            problem = "some are NaN or infinite"
+        if problem is None:
+            self._features.add(features)
+        elif not self._has_warned:
+            self._has_warned = True
+            logger.warning("a verdict's features are left out, and the like from now on: %s", problem)
 
     def _note_silence(self) -> None:
         """Tell the first policy, which decides for the session, whether all drafts are silent."""

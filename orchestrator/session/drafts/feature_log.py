@@ -27,12 +27,11 @@ class FeatureLog:
         return self._pieces[-1].end if self._pieces else 0
 
     def add(self, features: Features) -> None:
-        """Add a verdict's features. A new target may bring some of known tokens again, or leave a gap."""
+        """Add a verdict's features, which end later than the known ones. A new target may bring some of known tokens
+        again, or leave a gap."""
         if features.first <= self.first or features.first > self.end:
             self._pieces.clear()
-        new = features.since(self.end)
-        if new.num_tokens:
-            self._pieces.append(new)
+        self._pieces.append(features.since(self.end))
         while self._pieces[0].end < self.end - MAX_FEATURE_TOKENS:
             self._pieces.popleft()
 

@@ -23,8 +23,8 @@ from orchestrator.policy.mode_choice import (
 from orchestrator.policy.policies import Controller
 from tests.orchestrator.policy.test_policies import chain, request, verdict
 
-PLAIN, GUESSERS, DRAFT = Mode
-WITH_DRAFT, WITH_ALL = frozenset({PLAIN, DRAFT}), frozenset(Mode)
+PLAIN, GUESSERS, HEAD, DRAFT = Mode
+WITH_DRAFT, WITH_ALL = frozenset({PLAIN, DRAFT}), frozenset({PLAIN, GUESSERS, DRAFT})
 
 
 class FakeSessions:
@@ -241,6 +241,35 @@ def test_a_draft_that_is_gone_for_all_does_not_keep_what_is_left_from_being_comp
 
 
 # What the adaptive policy makes of it
+
+
+@pytest.mark.parametrize("others", [frozenset(), frozenset({DRAFT})], ids=["alone", "beside a draft"])
+def test_a_head_that_loses_takes_no_other_guesser_with_it(others):
+    modes = frozenset({PLAIN, GUESSERS, HEAD}) | others
+    sessions = FakeSessions(modes=modes, plain=100.0, guessers=150.0, head=80.0, draft=70.0)
+    sessions.num_drafted = 2
+    assert sessions.run(100 * MIN_ROUNDS).mode is GUESSERS
+
+
+def test_a_head_that_gains_guesses_beside_the_others():
+    sessions = FakeSessions(modes=frozenset({PLAIN, GUESSERS, HEAD}), plain=100.0, guessers=120.0, head=150.0)
+    sessions.num_drafted = 2
+    assert sessions.run(40 * MIN_ROUNDS).mode is HEAD
+
+
+@pytest.mark.parametrize(("has_head", "modes"), [(False, {PLAIN, GUESSERS}), (True, {PLAIN, GUESSERS, HEAD})])
+def test_a_session_has_the_mode_of_a_head_if_the_target_has_one(has_head, modes):
+    policy = Controller(SpeculationConfig()).policy(request(guessers=("head", "prompt_lookup")))
+    if has_head:
+        policy.expect_head()
+    assert policy._modes == modes
+
+
+@pytest.mark.parametrize(("limit", "has_nothing"), [(GUESSERS, True), (HEAD, False)])
+def test_without_its_head_a_session_that_has_no_other_guesser_decodes_plainly(limit, has_nothing):
+    policy = at(limit, guessers=("draft", "head"))
+    policy.expect_head()
+    assert policy.is_worth_a_plain_step(2) == has_nothing
 
 
 def drafting(**changes):

@@ -744,11 +744,11 @@ def test_the_plain_step_is_offered_while_the_policy_goes_on_plainly(stage):
     assert stage.num_continued == 1
 
 
-def test_in_plain_mode_no_guesser_is_asked_and_nothing_is_wanted_for_heads(stage):
+def test_in_plain_mode_no_guesser_is_asked_and_guesses_of_a_head_are_wanted_in_its_own(stage):
     panel, asked = stage.session._panel, []
     panel.ask = lambda text: asked.append(len(text)) or []
     panel._delivered["head"] = SimpleNamespace(deliver=lambda *_: None)
-    for limit, num_asked, wants in ((Mode.PLAIN, 0, ()), (Mode.GUESSERS, 1, (Want.GUESSES,))):
+    for limit, num_asked, wants in ((Mode.PLAIN, 0, ()), (Mode.GUESSERS, 1, ()), (Mode.HEAD, 2, (Want.GUESSES,))):
         stage.policy._choice.limit = limit
         stage.verdict()
         assert len(asked) == num_asked

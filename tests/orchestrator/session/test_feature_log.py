@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from core.records import MAX_FEATURE_TOKENS, Features
-from core.speculation import DRAFT, Guesses
 from orchestrator.session.drafts.feature_log import FeatureLog
 
 
@@ -51,23 +50,3 @@ def test_old_ones_are_dropped():
     log = log_of(*((position, position + 1) for position in range(3 * MAX_FEATURE_TOKENS)))
     assert log.end - log.first <= MAX_FEATURE_TOKENS + 1
     assert positions(log.since(0))[-1] == log.end - 1
-
-
-def test_the_guesses_of_a_head_stay_until_it_corrects_them():
-    """Its tree is numbered anew after each verdict; the block that is sent at once comes from the earlier nodes."""
-    from orchestrator.session.drafts.block_chooser import BlockChooser
-
-    class Policy:
-        max_grown_depth = 8
-        is_in_turn = False
-
-    chooser = BlockChooser(Policy(), is_sampled=False)
-    chooser.add_guesses(DRAFT, Guesses.chain((3, 4, 5), (0.9, 0.8, 0.7)))
-    chooser.restart()
-    assert chooser.has_drafted
-    assert not chooser.tree.has_drafted
-    assert chooser.tree.num_reported == 0
-    assert chooser.tree.block(chooser.tree.best(8, 8)).tokens == (3, 4, 5)
-    chooser.reroot([3])
-    assert not chooser.has_drafted
-    assert len(chooser.tree) == 0

@@ -101,12 +101,16 @@ class Stage:
         limits=None,
         prompt=PROMPT,
         is_leased=True,
+        draft=None,
         **changes,
     ):
+        """`draft`: what the draft is; a head of it gets what it reads from the target."""
         asked = request(prompt, max_tokens, **changes)
         self.prompt = prompt
-        target = replace(model_info(), kv_cache_tokens=kv_cache_tokens, num_states=num_states)
-        pair = Pair(target, (model_info("draft"),), config, limits or Limits())
+        draft = draft or model_info("draft")
+        features = {"feature_layers": draft.feature_layers, "feature_width": draft.feature_width}
+        target = replace(model_info(), kv_cache_tokens=kv_cache_tokens, num_states=num_states, **features)
+        pair = Pair(target, (draft,), config, limits or Limits())
         self.policy = FakeMargin(asked, config)
         self.session = Session(asked, pair, self.policy, IncrementalDetokenizer(tokenizer, (), False), "s")
         self.target = FakeTargetEngine(epoch=1)

@@ -13,8 +13,15 @@ import pytest
 
 from core.errors import Unavailable
 from orchestrator.guessers import BY_TEXT, CONTROLS, SOURCES
-from simulation.chaos.corruptions import DRAFT_CORRUPTIONS, GUESSER_CORRUPTIONS, TARGET_CORRUPTIONS
-from simulation.chaos.faults import GROWTH_FAULTS, CallFault, EngineFault, EventLog
+from simulation.chaos.corruptions import (
+    DRAFT_CORRUPTIONS,
+    FEATURE_CORRUPTIONS,
+    GUESSER_CORRUPTIONS,
+    TARGET_CORRUPTIONS,
+    VERDICT_FEATURE_CORRUPTIONS,
+)
+from simulation.chaos.engine_faults import BREAKDOWNS, EngineFault
+from simulation.chaos.faults import GROWTH_FAULTS, CallFault, EventLog
 from simulation.chaos.invariants import InvariantChecker, Stream
 from simulation.chaos.run import run_seed
 from simulation.chaos.script import script_of
@@ -75,7 +82,7 @@ def check_that_all_happened(counts, share):
     for side in ("target", "draft"):
         for fault in CallFault:
             assert counts[f"{side} call {fault}"] > 10 * share, f"{side} {fault}"
-        for fault in EngineFault:
+        for fault in BREAKDOWNS:
             assert counts[f"{side} engine {fault}"] > 100 * share, f"{side} {fault}"
         for kind in ("lease refused", "lease granted late"):
             assert counts[f"{side} {kind}"] > 10 * share, f"{side} {kind}"
@@ -90,6 +97,30 @@ def check_that_all_happened(counts, share):
     for source in BY_TEXT:  # no output here has a grammar
         assert source in CONTROLS or counts[f"failures of {source}"] > 0, source
     assert sum(counts[f"accepted of {source}"] for source in SOURCES[1:]) > 500 * share
+
+
+HEAD_PARTS = 100
+"""Parts of 20 seeds with heads among the drafts: the first in `make test`, all 2,000 seeds in `make test-all`."""
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, HEAD_PARTS))])
+def test_every_invariant_holds_with_heads_and_their_faults_happen(part):
+    num_seeds = 2000 // HEAD_PARTS
+    reports = [run_seed(seed, has_heads=True) for seed in range(part * num_seeds, (part + 1) * num_seeds)]
+    broken = [f"{report.command}: {report.error}" for report in reports if report.error is not None]
+    assert not broken, "\n".join(broken)
+    if part == 0:
+        check_that_heads_met_faults(sum((report.counts for report in reports), Counter()))
+
+
+def check_that_heads_met_faults(counts):
+    for receiver, corruptions in (("a head", FEATURE_CORRUPTIONS), ("a session", VERDICT_FEATURE_CORRUPTIONS)):
+        happened = [kind for kind in corruptions if counts[f"{receiver} is sent features: {kind}"]]
+        assert len(happened) > len(corruptions) / 2, receiver
+    for side in ("draft", "target"):  # as a target dies, another one has to bring the features
+        assert sum(counts[f"{side} engine {fault}"] > 0 for fault in EngineFault) > 2, side
+    for source in ("draft", "head"):
+        assert counts[f"accepted of {source}"] > 0, source
 
 
 def test_a_lease_that_is_granted_too_late_explains_the_end_of_its_own_stream_alone():
@@ -145,11 +176,18 @@ async def check_end(checker):
     checker.check_nothing_is_left()
 
 
-def test_the_same_seed_tells_the_same_story():
-    first, second = run_seed(7), run_seed(7)
+@pytest.mark.parametrize("has_heads", [False, True])
+def test_the_same_seed_tells_the_same_story(has_heads):
+    first, second = (run_seed(7, has_heads=has_heads) for _ in range(2))
     assert first.lines == second.lines
     assert first.counts == second.counts
     assert first.lines, "a report without a single fault shows nothing"
+
+
+def test_with_heads_streams_and_earlier_faults_are_the_same():
+    plain, heads = script_of(7), script_of(7, has_heads=True)
+    assert [stream.expected for stream in heads.streams] == [stream.expected for stream in plain.streams]
+    assert heads.timed_faults[: len(plain.timed_faults)] == plain.timed_faults
 
 
 def test_other_seeds_tell_other_stories():

@@ -10,7 +10,7 @@ import torch
 
 from core.config import EngineConfig
 from core.records import MAX_FEATURE_TOKENS, Sampling, Verdict, Want
-from core.speculation import ROOT, TreeSpec
+from core.speculation import ROOT, TokenTree, TreeSpec
 from tests import checkpoints, eagle
 from tests.workers.engine.driving import EPOCH, Driver, answer, chain, tree_of, wrong
 from workers.engine.draft import DraftEngine
@@ -139,13 +139,15 @@ def rows_of(features):
 
 
 def test_both_places_guess_what_the_algorithm_does(target, draft, written, model):
-    """After the prompt, after a block that is right to its second guess, and after a plain step: rows of rejected
-    guesses are gone, and accepted ones are computed again from the target's features."""
-    plain = Driver(target, PROMPT, session="plain").run(5)
+    """After the prompt, after a block that is right to its second guess, after a plain step, and after a tree whose
+    second branch is right: rows of rejected guesses are gone, and accepted ones are computed again from the target's
+    features."""
+    plain = Driver(target, PROMPT, session="plain").run(9)
+    branches = TokenTree((wrong(plain[5]), plain[5], plain[6]), (ROOT, ROOT, 1))
     verifying = Driver(target, PROMPT)
     drafting = Driver(draft, PROMPT)
     drafting.verified = verifying.log.tokens
-    for block in (None, chain(plain[1], plain[2], wrong(plain[3])), None, chain(wrong(plain[4]))):
+    for block in (None, chain(plain[1], plain[2], wrong(plain[3])), None, branches, chain(wrong(plain[8]))):
         verdict = judged(target, verifying, block)
         text = list(verifying.log.tokens)
         assert verdict.features.end == len(text) - 1

@@ -190,11 +190,14 @@ def test_a_draft_that_samples_says_what_it_drew_from(checkpoint, head, draft):
 @pytest.mark.parametrize(
     ("features", "says"),
     [
-        (None, "0 numbers of features a token; this engine reads 32"),
-        (Features(len(PROMPT) - 2, 16, bytes(32)), "16 numbers"),
-        (Features(len(PROMPT) - 3, HIDDEN, bytes(2 * HIDDEN)), "features end at 4, not before the last of 6 tokens"),
+        (None, "it has no features; this engine reads 32 numbers a token"),
+        (Features(len(PROMPT) - 2, 16, bytes(32)), "16 numbers of features a token, not 32"),
+        (Features(len(PROMPT) - 3, HIDDEN, bytes(2 * HIDDEN)), "of the tokens 3 to 4, and should end before 5"),
+        (Features(-1, HIDDEN, bytes(2 * HIDDEN * len(PROMPT))), "of the tokens -1 to 5, and should end before 5"),
+        (Features(len(PROMPT) - 2, HIDDEN, bytes(2 * HIDDEN + 1)), "65 bytes of features are no rows of 32 numbers"),
+        (Features(len(PROMPT) - 1, HIDDEN, b""), "0 bytes of features are no rows of 32 numbers"),
     ],
-    ids=["none", "width", "another text's"],
+    ids=["none", "width", "another text's", "before the text", "half a number", "no rows"],
 )
 def test_wrong_features_are_refused(draft, features, says):
     refused = answer(draft, replace(Driver(draft, PROMPT).draft_request(WIDE), features=features))

@@ -17,7 +17,7 @@ from core.speculation import NO_GUESSES, ROOT, Guesses, NewNodes, TreeSpec
 from workers.engine.draft import DraftEngine
 from workers.engine.sequences import HeldSequence
 from workers.heads import CommittedRows, EngineHead, HeadWithKV, read_features
-from workers.runtime import EagleRuntime
+from workers.runtime import KVHeadRuntime
 from workers.step import Readback
 
 MAX_NODES = 64
@@ -34,7 +34,7 @@ Extended = tuple[HeldSequence, int]
 class HeadDraft:
     """The sessions of a target's engine, as its head knows them."""
 
-    def __init__(self, runtime: EagleRuntime, config: EngineConfig, columns: Sequence[int]) -> None:
+    def __init__(self, runtime: KVHeadRuntime, config: EngineConfig, columns: Sequence[int]) -> None:
         self.warm_up = runtime.warm_up
         self._engine = DraftEngine(runtime, config, epoch=0, q_top_tokens=1)
         self._columns = columns
@@ -56,7 +56,7 @@ class HeadDraft:
         if not isinstance(head.head, HeadWithKV):
             return None
         own = replace(config, kv_cache_tokens=info.kv_cache_tokens, share_prefixes=False, paced_as=None)
-        return cls(EagleRuntime(head.head, info, own), own, head.columns)
+        return cls(KVHeadRuntime(head.head, info, own), own, head.columns)
 
     def lacks(self, session: str, root: int) -> bool:
         """Whether it lacks features of tokens before this position."""

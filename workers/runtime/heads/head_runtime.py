@@ -17,7 +17,7 @@ from core.config import EngineConfig
 from core.records import Findings, ModelInfo
 from workers.heads import EagleConfig, MtpConfig, StateHeads, load_eagle, load_head, load_mtp_head, read_head
 from workers.model import loader
-from workers.runtime.heads.eagle_runtime import EagleRuntime
+from workers.runtime.heads.kv_head_runtime import KVHeadRuntime
 from workers.runtime.memory import num_kv_blocks
 from workers.runtime.runtime import Scores
 from workers.step import KVCache, LayerShape, StepRows, upload
@@ -79,13 +79,13 @@ class HeadRuntime:
         """Heads have no other ranks."""
 
 
-def load_head_runtime(config: EngineConfig, progress: Callable[[str], None]) -> HeadRuntime | EagleRuntime:
+def load_head_runtime(config: EngineConfig, progress: Callable[[str], None]) -> HeadRuntime | KVHeadRuntime:
     """Load the head of `config.head`, with what it borrows of the target in `config.model`. Raises: StartupError."""
     assert config.head is not None
     head_config = read_head(config.head, config.model)
     if isinstance(head_config, MtpConfig):
         mtp, one_layer = load_mtp_head(head_config, config, progress)
-        return EagleRuntime(mtp, one_layer.info, config)
+        return KVHeadRuntime(mtp, one_layer.info, config)
     loaded = loader.load(replace(config, layers=(0,), compile=False), progress)  # for its embedding and output layer
     model = loaded.model
     head_config.check_target(model.config.hidden_size, model.config.vocab_size)
@@ -93,7 +93,7 @@ def load_head_runtime(config: EngineConfig, progress: Callable[[str], None]) -> 
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     if isinstance(head_config, EagleConfig):
         eagle = load_eagle(head_config, config.head, embedding, output, loaded.info.vocab_size, model.dtype)
-        return EagleRuntime(eagle, loaded.info, config)
+        return KVHeadRuntime(eagle, loaded.info, config)
     head = load_head(config.head, output, model.dtype, torch.device(config.device))
     info = replace(
         loaded.info,

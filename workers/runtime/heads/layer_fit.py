@@ -22,7 +22,7 @@ from core.records import Features
 from workers.attention import ATTENTION, is_latent
 from workers.heads import EagleHead
 from workers.model import LoadedModel, layer_list, quiet_transformers
-from workers.runtime.heads.eagle_runtime import EagleRuntime
+from workers.runtime.heads.kv_head_runtime import KVHeadRuntime
 from workers.step import StepRows
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def _report(head: EagleHead, loaded: LoadedModel, config: EngineConfig, progress
     by_layers = {tuple(layer + shift for layer in own): 0.0 for shift in SHIFTS}
     for layers in [layers for layers in by_layers if min(layers) >= 0 and max(layers) < len(states)]:
         features = torch.cat([states[layer] for layer in layers], dim=-1)[:-1]
-        guesses = _guesses(EagleRuntime(head, loaded.info, _settings(config)), text, features)
+        guesses = _guesses(KVHeadRuntime(head, loaded.info, _settings(config)), text, features)
         by_layers[layers] = float((guesses == choices[1:]).float().mean())
     shares = ", ".join(f"{share:.2f} by layers {list(layers)}" for layers, share in by_layers.items())
     progress(f"the head {head.config.name} guesses the target's choice in {shares}, of {len(text) - 1} tokens")
@@ -111,7 +111,7 @@ def _settings(config: EngineConfig) -> EngineConfig:
     return replace(config, kv_cache_tokens=NUM_TOKENS, share_prefixes=False, tensor_parallel=1)
 
 
-def _guesses(runtime: EagleRuntime, text: list[int], features: Tensor) -> Tensor:
+def _guesses(runtime: KVHeadRuntime, text: list[int], features: Tensor) -> Tensor:
     """The head's likeliest token after each token but the first.  # [T, F] -> [T]"""
     rows = features.to(torch.bfloat16).contiguous().cpu().view(torch.int16).numpy().tobytes()
     kv = runtime.cache.new_sequence()

@@ -38,7 +38,7 @@ _TRIED = 8
 _TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
-class EagleRuntime:
+class KVHeadRuntime:
     """A head with KV, and the KV of its sequences."""
 
     num_eager_steps = 0
