@@ -28,7 +28,7 @@ from bench.results import Result, at_least, say, spread
 
 NUM_STREAMS = (1, 4, 16, 32)
 NUM_GUESSES = 4
-"""Of the lookups of OpenVINO and transformers."""
+"""Guesses a round of the prompt lookups of OpenVINO and transformers."""
 GOALS = {1: 1.1, 16: 1.0}
 """Least tokens/s of ours as a share of every peer's best mode, by number of streams."""
 OURS, PLAIN = "ours", "ours, plain"

@@ -111,8 +111,8 @@ class ModeChoice:
         self._spent_s = 0.0
         """Seconds that each session lost in the worse of the last two modes."""
         self._num_settling = 0
-        self._settling_s = 0.0
-        """Seconds after the last change that were not measured."""
+        self._settling_lost_s = 0.0
+        """Seconds that a session lost in the trial's unmeasured rounds, compared with the usual mode."""
         self._num_others = 0
         """Number of rounds in a row of sessions that lack the mode."""
         self._tokens: list[int] = []
@@ -150,7 +150,7 @@ class ModeChoice:
             is_earlier = round_.is_alone and self._mode is not Mode.PLAIN  # offered before the change
             if not is_earlier:
                 self._num_settling -= 1
-                self._settling_s += round_.elapsed_s / num_sessions
+                self._settling_lost_s += self._lost_in_trial_s(round_) / num_sessions
             return ""
         self._tokens.append(round_.num_tokens)
         self._seconds.append(round_.elapsed_s)
@@ -233,7 +233,7 @@ class ModeChoice:
         min_gain = MIN_GAIN if self._mode > usual else 1.0
         is_better = rate.tokens_per_s > min_gain * usual_rate.tokens_per_s
         if not (is_better and usual_rate.is_comparable(num_sessions)):
-            self._end_in_vain(usual, num_sessions, self._settling_s + _lost_s(rate, usual_rate))
+            self._end_in_vain(usual, num_sessions, self._settling_lost_s + _lost_s(rate, usual_rate))
             return ""
         self._end_trial(_lost_s(usual_rate, rate))
         self._num_wanted.clear()
@@ -242,6 +242,11 @@ class ModeChoice:
             f"sessions made {rate.tokens_per_s:.1f} tokens/s {WAYS[self._mode]}, "
             f"{usual_rate.tokens_per_s:.1f} {WAYS[usual]}"
         )
+
+    def _lost_in_trial_s(self, round_: MeasuredRound) -> float:
+        """Seconds by which a round took longer than its tokens do in the usual mode."""
+        usual = self._rates[self._usual].tokens_per_s if self._usual is not None else 0.0
+        return round_.elapsed_s - (round_.num_tokens / usual if usual else 0.0)
 
     def _end_in_vain(self, usual: Mode, num_sessions: int, lost_s: float = 0.0) -> None:
         self._num_wanted[self._mode] = min(2 * self._num_wanted[self._mode], MAX_WINDOWS)
@@ -254,7 +259,7 @@ class ModeChoice:
 
     def _change(self, mode: Mode, num_sessions: int) -> None:
         self.limit = Mode.DRAFT if mode is max(self._modes) else mode
-        self._num_settling, self._settling_s = SETTLING_ROUNDS * num_sessions, 0.0
+        self._num_settling, self._settling_lost_s = SETTLING_ROUNDS * num_sessions, 0.0
         self._clear()
 
     def _clear(self) -> None:

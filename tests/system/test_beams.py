@@ -12,6 +12,7 @@ import torch
 from local import noisy_copy, request, system
 from safetensors.torch import load_file, save_file
 
+from core.config import SpeculationConfig
 from core.errors import UnsoundScores
 from core.records import BeamSearch, Call, FinishReason, Grammar, GrammarKind, Sampling
 from tests import checkpoints
@@ -40,7 +41,7 @@ def asked(family, search, **changes):
     is_pair = family in checkpoints.ENCODER_DECODERS
     prompt = [*SOURCE, 0] if is_pair else PROMPT
     fields = {"num_source": len(SOURCE) if is_pair else 0, "sampling": GREEDY, "beams": search, "ignore_eos": False}
-    return request(prompt, NUM_TOKENS, **fields | changes)
+    return request(prompt, **{"max_tokens": NUM_TOKENS} | fields | changes)
 
 
 def of_transformers(family, search, eos=EOS, **settings):
@@ -123,6 +124,16 @@ async def test_a_draft_that_is_the_target_saves_passes(family, target):
     stats = chunks[0].stats
     assert stats.num_rounds < NUM_TOKENS
     assert 0 < stats.num_accepted_tokens <= stats.num_drafted_tokens
+
+
+async def test_searches_of_one_width_share_whether_drafting_pays(family, target, draft):
+    async with system(target, draft, speculation=SpeculationConfig(policy="adaptive")) as running:
+        known = running.service._beam_paces[2]
+        for is_drafted, seconds in ((False, 0.001), (True, 100.0)):
+            known.observe(is_drafted, seconds, 1)
+        (chunk,) = await running.complete(asked(family, BeamSearch(2, 1), max_tokens=8))
+    assert (chunk.stats.num_rounds, chunk.stats.num_drafted_tokens) == (8, 0)
+    assert known._num_rounds == 2 + 7, "all but the first, which reads the prompt"
 
 
 async def test_without_draft_tokens_nothing_is_drafted(family, target, draft):

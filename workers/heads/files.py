@@ -21,43 +21,23 @@ from core.errors import CheckpointError, first_line
 from workers.heads.eagle_files import EagleConfig, is_eagle, read_eagle
 from workers.heads.eagle_settings import LAST_STATE
 from workers.heads.mtp import MtpConfig, is_mtp, mtp_settings, read_mtp
-from workers.heads.state_heads import Residual, StateHeads
-from workers.heads.tensors import check_names, check_of_target, check_tensors, read_tensors
+from workers.heads.state_heads import LastStateConfig, Residual, StateHeads
+from workers.heads.tensors import check_names, check_tensors, read_tensors
 from workers.model import check_mtp
 
 MAX_HEADS: Final = 16
 MEDUSA_PREFIX: Final = "medusa_head."
-"""Of Medusa-2's checkpoints; others have none."""
+"""Prefix of the tensors in Medusa-2's checkpoints; others have none."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeadConfig:
-    """The heads of a directory."""
+class HeadConfig(LastStateConfig):
+    """Medusa's or Blockwise's heads of a directory."""
 
-    name: str
-    """Name of the directory."""
     is_medusa: bool
     num_heads: int
     num_layers: int
     """Residual layers of each head."""
-    hidden_size: int
-    """Of the target."""
-    vocab_size: int
-    """Rows of the target's output layer."""
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Layers whose hidden states they read: the last."""
-        return LAST_STATE
-
-    @property
-    def feature_width(self) -> int:
-        return len(self.feature_layers) * self.hidden_size
-
-    def check_target(self, hidden_size: int, vocab_size: int) -> None:
-        """Raises: CheckpointError for a target that these heads were not trained for."""
-        own = {"hidden_size": self.hidden_size, "vocab_size": self.vocab_size}
-        check_of_target(self.name, own, (hidden_size, vocab_size))
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes of all tensors."""
@@ -94,7 +74,7 @@ def read_head(path: str, model: str | None = None) -> HeadConfig | EagleConfig |
         _check_layers(stored, file)
         num_heads = _size(stored, "num_heads", file, MAX_HEADS) if "num_heads" in stored else 1
         sizes = [_size(stored, each, file) for each in ("hidden_size", "vocab_size")]
-        return HeadConfig(name, False, num_heads, 1, sizes[0], sizes[1])
+        return HeadConfig(name, *sizes, is_medusa=False, num_heads=num_heads, num_layers=1)
     if "medusa_num_heads" not in stored:
         if is_mtp(path, model):
             return read_mtp(path, stored)
@@ -152,7 +132,7 @@ def _medusa(path: str, name: str, num_heads: int, num_layers: int) -> HeadConfig
     if output is None or output.dim() != 2:
         raise CheckpointError(f"{path} has no output layer 0.{num_layers}.weight [vocab, hidden] of its first head")
     vocab_size, hidden_size = output.shape
-    return HeadConfig(name, True, num_heads, num_layers, hidden_size, vocab_size)
+    return HeadConfig(name, hidden_size, vocab_size, True, num_heads, num_layers)
 
 
 def _tensors(path: str) -> dict[str, Tensor]:

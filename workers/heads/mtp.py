@@ -23,36 +23,16 @@ from torch import Tensor, nn
 from core.config import EngineConfig
 from core.errors import CheckpointError
 from workers.attention import PagedPlan
-from workers.heads.eagle_settings import LAST_STATE
-from workers.heads.tensors import check_finite, check_of_target, check_tensors
+from workers.heads.state_heads import LastStateConfig
+from workers.heads.tensors import check_finite, check_tensors
 from workers.model import LoadedModel, MtpKind, has_mtp, load_mtp, tensor_names
 from workers.sampling import DraftVocabulary
 from workers.step import LayerShape, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class MtpConfig:
+class MtpConfig(LastStateConfig):
     """The MTP layer of a checkpoint."""
-
-    name: str
-    """Name of the directory."""
-    hidden_size: int
-    vocab_size: int
-    """Rows of the target's output layer."""
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Layers whose hidden states it reads: the last."""
-        return LAST_STATE
-
-    @property
-    def feature_width(self) -> int:
-        return self.hidden_size
-
-    def check_target(self, hidden_size: int, vocab_size: int) -> None:
-        """Raises: CheckpointError for a target that this layer was not trained for."""
-        own = {"hidden_size": self.hidden_size, "vocab_size": self.vocab_size}
-        check_of_target(self.name, own, (hidden_size, vocab_size))
 
 
 class MtpHead(nn.Module):

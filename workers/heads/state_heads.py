@@ -11,9 +11,38 @@ Sources: Stern et al. 2018 (arXiv 1811.03115), section 4, here without a hidden 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from workers.heads.eagle_settings import LAST_STATE
+from workers.heads.tensors import check_of_target
+
+
+@dataclass(frozen=True, slots=True)
+class LastStateConfig:
+    """A head that reads the target's last hidden state."""
+
+    name: str
+    """Name of the directory."""
+    hidden_size: int
+    """Hidden size of the target."""
+    vocab_size: int
+    """Rows of the target's output layer."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return LAST_STATE
+
+    @property
+    def feature_width(self) -> int:
+        return self.hidden_size
+
+    def check_target(self, hidden_size: int, vocab_size: int) -> None:
+        """Raises: CheckpointError for a target that this head was not trained for."""
+        own = {"hidden_size": self.hidden_size, "vocab_size": self.vocab_size}
+        check_of_target(self.name, own, (hidden_size, vocab_size))
 
 
 class Residual(nn.Module):

@@ -188,7 +188,7 @@ def _read_weights(checkpoint: Checkpoint, config: EngineConfig, attention: str =
 
 
 def _memory_of_floats(checkpoint: Checkpoint, config: EngineConfig) -> str:
-    """What dequantizing costs; said before it is paid."""
+    """Line that is logged before weights are dequantized: which weights, and how much memory they take."""
     assert checkpoint.scaled is not None
     num_parameters = sum(parameter.numel() for parameter in checkpoint.meta.parameters())
     num_bytes = num_parameters * getattr(torch, config.dtype).itemsize

@@ -34,7 +34,7 @@ from core.speculation import DRAFT, ROOT, TokenTree
 from core.text import TokenLog
 from orchestrator.session import messages as m
 from orchestrator.session.beams.beam_drafts import BeamDrafts
-from orchestrator.session.beams.pace import Pace
+from orchestrator.session.beams.pace import Pace, SearchPace
 from orchestrator.session.engine_view import SessionText
 from orchestrator.session.output import Output
 from orchestrator.session.pair import Pair
@@ -83,12 +83,8 @@ class BeamSession:
         most = pair.speculation.max_draft_tokens
         self._max_depth = most if request.max_draft_tokens is None else min(most, request.max_draft_tokens)
         self._ending_ids = ending_ids
-        self._pace = pace
-        self._is_always_drafted = (request.policy or pair.speculation.policy) in ALWAYS
-        self._has_drafted = False
-        """Whether a round with drafts has ended: the first one has the draft's prefill."""
-        self._began_s: float | None = None
-        """Time of the last scores, in seconds."""
+        is_always_drafted = (request.policy or pair.speculation.policy) in ALWAYS
+        self._pace = SearchPace(pace, is_always_drafted=is_always_drafted)
         self._is_drafted = False
         """Whether the awaited scores are those of a round with drafts."""
         self._nodes: dict[tuple[int, ...], int] = {(): ROOT}
@@ -166,11 +162,7 @@ class BeamSession:
         times = event.sent_s, event.received_s
         call = CallTrace(Call.VERIFY, *times, self._num_guesses, num_used, verdict.timing)
         self._recorder.beams_extended(num_steps, len(self._beams.live), len(self._beams.ended), call)
-        if self._began_s is not None:
-            if self._has_drafted or not self._is_drafted:
-                self._pace.observe(self._is_drafted, event.received_s - self._began_s, num_steps)
-            self._has_drafted |= self._is_drafted
-        self._began_s = event.received_s
+        self._pace.round_ended(event.received_s, num_steps, is_drafted=self._is_drafted)
         if self._beams.is_done:
             return [*self._last_chunks(), *self._close()]
         if not all(is_sound(scored.get(text, ())) for text in self._live_texts):
@@ -201,7 +193,7 @@ class BeamSession:
     def _draft(self) -> list[m.Command]:
         """Let the draft guess below the beams; nothing if that is not worth its time."""
         depth = min(self._max_depth, self._num_tokens_left - 1)
-        if depth < 1 or not (self._drafts.has_lease and (self._is_always_drafted or self._pace.is_drafting)):
+        if depth < 1 or not (self._drafts.has_lease and self._pace.is_drafting):
             return []
         num_rows, speculation = self._search.width, self._pair.speculation
         commands = self._drafts.grow(self._beams.live, depth, num_rows, DRAFT_PATIENCE * speculation.draft_timeout_s)

@@ -29,7 +29,7 @@ class Pace:
         return self._seconds[True] < self._seconds[False]
 
     def observe(self, is_drafted: bool, seconds: float, num_tokens: int) -> None:
-        """Record a round of a search, but for the first with a draft, which had to read the prompt."""
+        """Record a round of a search."""
         usual = self._is_quicker if len(self._seconds) == 2 else None
         now = seconds / max(num_tokens, 1)
         before = self._seconds.get(is_drafted, now)
@@ -39,3 +39,25 @@ class Pace:
             is_in_vain = self._is_quicker == usual
             self._wait = min(2 * self._wait, MAX_WAIT) if is_in_vain else MIN_WAIT
             self._next_try = self._num_rounds + self._wait
+
+
+class SearchPace:
+    """Whether one search drafts in its next round; what its rounds take is shared with all searches of its width."""
+
+    def __init__(self, shared: Pace, *, is_always_drafted: bool) -> None:
+        self._shared = shared
+        self._is_always_drafted = is_always_drafted
+        self._last_s: float | None = None
+        """Time of the last scores, in seconds."""
+        self._has_drafted = False
+
+    @property
+    def is_drafting(self) -> bool:
+        return self._is_always_drafted or self._shared.is_drafting
+
+    def round_ended(self, now_s: float, num_tokens: int, *, is_drafted: bool) -> None:
+        """Record a round, but for the search's first and its first with a draft, which read the prompt."""
+        if self._last_s is not None and (self._has_drafted or not is_drafted):
+            self._shared.observe(is_drafted, now_s - self._last_s, num_tokens)
+        self._has_drafted |= is_drafted
+        self._last_s = now_s

@@ -438,6 +438,12 @@ async def test_a_stream_whose_last_piece_nobody_has_taken_yet_is_in_progress(wor
     assert world.service.wind_down() == 0
 
 
+async def test_what_the_target_s_passes_cost_is_known_before_the_first_request(world):
+    target = replace(model_info(), step_times_s=((1, 0.25), (8, 0.5)))
+    service = Service(ServiceConfig(TARGET, DRAFT), target, None, FakeTokenizer(), world.leases, world.clock)
+    assert service.report().verify_s == {1: 0.25, 8: 0.5}
+
+
 async def test_a_draft_that_comes_later_is_used_from_then_on(world):
     speculation = SpeculationConfig(policy="static", pipelining=False, guessers=("draft",))
     config = ServiceConfig(TARGET, DRAFT, speculation=speculation)

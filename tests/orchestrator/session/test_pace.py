@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from orchestrator.session.beams.pace import MAX_WAIT, MIN_WAIT, Pace
+from orchestrator.session.beams.pace import MAX_WAIT, MIN_WAIT, Pace, SearchPace
 
 
 def ways(pace: Pace, num_rounds: int, drafted: tuple[float, int], plain: tuple[float, int]) -> list[bool]:
@@ -31,3 +31,22 @@ def test_a_way_that_has_become_quicker_is_taken():
     ways(pace, 100, (2.0, 1), (1.0, 1))
     found = ways(pace, 20 * MAX_WAIT, (0.1, 1), (1.0, 1))
     assert sum(found[-MAX_WAIT:]) > MAX_WAIT - 10
+
+
+def test_the_rounds_that_read_a_prompt_are_not_measured():
+    shared = Pace()
+    search = SearchPace(shared, is_always_drafted=False)
+    search.round_ended(100.0, 1, is_drafted=False)
+    assert shared._seconds == {}
+    search.round_ended(101.0, 1, is_drafted=False)
+    search.round_ended(150.0, 1, is_drafted=True)
+    assert shared._seconds == {False: 1.0}
+    search.round_ended(152.0, 4, is_drafted=True)
+    assert shared._seconds == {False: 1.0, True: 0.5}
+
+
+def test_a_policy_that_always_drafts_does_where_it_is_slower():
+    shared = Pace()
+    ways(shared, 10, (9.0, 1), (1.0, 1))
+    assert not SearchPace(shared, is_always_drafted=False).is_drafting
+    assert SearchPace(shared, is_always_drafted=True).is_drafting

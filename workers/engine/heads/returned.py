@@ -1,4 +1,4 @@
-"""What goes with verdicts: features of their tokens, and the guesses of the head in the target's engine."""
+"""Adds to verdicts the features of their tokens, and the guesses of the head in the target's engine."""
 
 from __future__ import annotations
 
