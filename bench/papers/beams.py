@@ -23,8 +23,8 @@ from core.records import BeamSearch, CallTrace, GenerationRequest, Sampling
 from simulation.engines import PRESETS, Hardware
 
 WIDTHS = (2, 4)
-DEPTHS = (0, 2, 4, 8)
-"""Depths of the draft's trees; 0 is plain."""
+DEPTHS = (0, 2, 4, 8, None)
+"""Depths of the draft's trees; 0 is plain, None as a request without a depth."""
 NUM_TOKENS = 64
 
 
@@ -60,7 +60,7 @@ async def _measure(num_prompts: int) -> list[Result]:
     return results
 
 
-async def _search(pair: InProcess, prompt: tuple[int, ...], width: int, depth: int) -> Searched:
+async def _search(pair: InProcess, prompt: tuple[int, ...], width: int, depth: int | None) -> Searched:
     before = pair.draft.stats().num_steps
     request = GenerationRequest(
         "b",
@@ -80,9 +80,9 @@ async def _search(pair: InProcess, prompt: tuple[int, ...], width: int, depth: i
     return Searched(chunks[0].trace, stats.num_draft_rounds, num_passes, [chunk.token_ids for chunk in chunks])
 
 
-def _results(title: str, found: Mapping[int, Sequence[Searched]]) -> Iterator[Result]:
+def _results(title: str, found: Mapping[int | None, Sequence[Searched]]) -> Iterator[Result]:
     plain = found[0]
-    for depth, searches in [each for each in found.items() if each[0]]:
+    for depth, searches in [each for each in found.items() if each[0] != 0]:
         settings = {
             "passes": mean(len(each.calls) for each in searches),
             "draft_passes": mean(each.num_draft_passes for each in searches),
@@ -91,5 +91,6 @@ def _results(title: str, found: Mapping[int, Sequence[Searched]]) -> Iterator[Re
         }
         for preset in ("70b+1b", "8b+0.5b"):
             times = [sum(each.seconds_on(PRESETS[preset]) for each in of) for of in (plain, searches)]
-            name = f"{title}, drafts {depth} deep, {preset}: over plain"
+            drafts = "usual drafts" if depth is None else f"drafts {depth} deep"
+            name = f"{title}, {drafts}, {preset}: over plain"
             yield Result(name, round(times[0] / times[1], 3), "x", settings=settings)

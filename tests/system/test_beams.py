@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from core.config import SpeculationConfig
 from core.errors import UnsoundScores
 from core.records import BeamSearch, Call, FinishReason, Grammar, GrammarKind, Sampling
+from orchestrator.session.beams.beam_drafts import BeamDrafts
 from tests import checkpoints
 from tests.checkpoints import EOS, VOCAB_SIZE
 from workers.engine.target import TargetEngine
@@ -134,6 +135,19 @@ async def test_searches_of_one_width_share_whether_drafting_pays(family, target,
         (chunk,) = await running.complete(asked(family, BeamSearch(2, 1), max_tokens=8))
     assert (chunk.stats.num_rounds, chunk.stats.num_drafted_tokens) == (8, 0)
     assert known._num_rounds == 2 + 7, "all but the first, which reads the prompt"
+
+
+@pytest.mark.parametrize(("width", "asked_for", "depth"), [(2, None, 4), (4, None, 2), (4, 6, 6)])
+async def test_the_more_beams_the_less_deep_their_trees(family, target, monkeypatch, width, asked_for, depth):
+    depths, grow = set(), BeamDrafts.grow
+
+    def spy(drafts, beams, depth, *rest):
+        depths.add(depth)
+        return grow(drafts, beams, depth, *rest)
+
+    monkeypatch.setattr(BeamDrafts, "grow", spy)
+    await searched(target, target, asked(family, BeamSearch(width, 1), max_draft_tokens=asked_for), gamma=8)
+    assert max(depths) == depth
 
 
 async def test_without_draft_tokens_nothing_is_drafted(family, target, draft):

@@ -33,7 +33,7 @@ from core.records import (
 from core.speculation import DRAFT, ROOT, TokenTree
 from core.text import TokenLog
 from orchestrator.session import messages as m
-from orchestrator.session.beams.beam_drafts import BeamDrafts
+from orchestrator.session.beams.beam_drafts import BeamDrafts, usual_depth
 from orchestrator.session.beams.pace import Pace, SearchPace
 from orchestrator.session.engine_view import SessionText
 from orchestrator.session.output import Output
@@ -192,7 +192,8 @@ class BeamSession:
 
     def _draft(self) -> list[m.Command]:
         """Let the draft guess below the beams; nothing if that is not worth its time."""
-        depth = min(self._max_depth, self._num_tokens_left - 1)
+        usual = usual_depth(self._search.width) if self._request.max_draft_tokens is None else self._max_depth
+        depth = min(usual, self._max_depth, self._num_tokens_left - 1)
         if depth < 1 or not (self._drafts.has_lease and self._pace.is_drafting):
             return []
         num_rows, speculation = self._search.width, self._pair.speculation
