@@ -44,7 +44,7 @@ BENCHMARKS: Mapping[str, str] = {
     "kills": "bench.disruption.kills",
     "lookahead": "bench.control.lookahead",
     "overhead": "bench.service.overhead",
-    "papers": "bench.rounds.papers",
+    "papers": "bench.papers.papers",
     "peers": "bench.peers.peers",
     "rounds": "bench.rounds.rounds",
     "runtime": "bench.engine.runtime",

@@ -55,14 +55,17 @@ class Quotas:
         self._buckets: dict[str, dict[str, _Bucket]] = {}
 
     def take(self, requests: Sequence[GenerationRequest]) -> Charge:
-        """Charge the samples of one call, each for its prompt and its maximum or expected output.
+        """Charge the samples of one call, each for its prompt and its maximum or expected outputs.
 
         An amount larger than a quota is charged as the whole quota.
         Raises: Overloaded if too little is left for all samples; nothing is then charged.
         """
         caller = requests[0].caller
         buckets = self._of(caller, self._limits_of(requests[0].quota))
-        costs = [len(request.prompt) + own_or(request.expected_tokens, request.max_tokens) for request in requests]
+        costs = [
+            len(request.prompt) + request.num_outputs * own_or(request.expected_tokens, request.max_tokens)
+            for request in requests
+        ]
         asked = {"requests": len(requests), "tokens": sum(costs)}
         counted = {name: float(min(asked[name], bucket.limit)) for name, bucket in buckets.items()}
         for name, amount in counted.items():

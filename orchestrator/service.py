@@ -128,9 +128,8 @@ class Service:
         session = self._session(request)
         self._runner.start(session, pieces.put_nowait, request.deadline)
         num_tokens = 0
-        num_outputs = 1 if request.beams is None else request.beams.num_outputs
         try:
-            async for chunk in _until_last_chunk(pieces, num_outputs):
+            async for chunk in _until_last_chunk(pieces, request.num_outputs):
                 num_tokens += len(chunk.token_ids)
                 place.num_tokens = num_tokens
                 yield chunk

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from core.config import ServiceConfig
 from core.errors import ConfigError, InvalidRequest
-from core.records import EngineStats, GenerationRequest
-from deploy.api import to_requests
+from core.records import Chunk, EngineStats, GenerationRequest
+from deploy.api import streamed, to_requests
 from deploy.checkpoints import check_directory
 from deploy.defaults import decide, detect_facts
 from deploy.settings import service_config
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 Chat = Sequence[Mapping[str, str]]
 PROMPT_FIELDS = ("prompt", "text", "token_ids", "chat")
+RENAMED = {"beams": "beam_width", "source_token_ids.ids": "source"}
+"""Arguments of fields that are not named as in `SamplingParams`."""
 
 
 class LLM:
@@ -119,7 +121,7 @@ class LLM:
             self._requests(index, prompt, each, now, is_chat=is_chat)
             for index, (prompt, each) in enumerate(zip(prompts, params, strict=True))
         ]
-        flat = [request for requests in samples for request in requests]
+        flat = [request for requests in samples for request in streamed(requests)]
         with _bar(len(flat), is_shown=self._has_bar) as done:
             streams = iter(running.complete(flat, done))
         return [_gathered(prompt, requests, streams) for prompt, requests in zip(prompts, samples, strict=True)]
@@ -137,7 +139,10 @@ class LLM:
 
 
 def _gathered(prompt: Any, requests: Sequence[GenerationRequest], streams: Iterator[Any]) -> RequestOutput:
-    chunks = [next(streams) for _ in requests]
+    chunks: list[list[Chunk]] = [[] for _ in requests]
+    for index, stream in enumerate([next(streams) for _ in streamed(requests)]):
+        for chunk in stream:
+            chunks[index + chunk.output].append(chunk)
     outputs = tuple(to_output(index, *each) for index, each in enumerate(zip(requests, chunks, strict=True)))
     return RequestOutput(prompt, requests[0].prompt, outputs, chunks[0][0].prompt_logprobs)
 
@@ -188,7 +193,8 @@ def _named(error: InvalidRequest, index: int) -> InvalidRequest:
     head, _, rest = error.field.partition(".")
     if head.partition("[")[0] in PROMPT_FIELDS:
         return InvalidRequest(f"prompts[{index}]", error.problem)
-    return InvalidRequest(rest or head, f"{error.problem} (prompts[{index}])")
+    name = RENAMED.get(error.field.partition("[")[0], rest or head)
+    return InvalidRequest(name, f"{error.problem} (prompts[{index}])")
 
 
 @contextmanager

@@ -34,6 +34,8 @@ class Output:
     """One line per round, explaining its decisions; empty unless requested."""
     receipt: Mapping[str, Any] | None = None
     """Everything that determines the output, if requested; saved as JSON, it is the input of `outrider replay`."""
+    score: float | None = None
+    """Log probability over length ** length_penalty, by which a beam search ranks its outputs; None for a sample."""
     problem: str | None = None
     """Why a grammar or bad words allowed no further token; None otherwise."""
 
@@ -78,5 +80,6 @@ def to_output(index: int, request: GenerationRequest, chunks: Sequence[Chunk]) -
         last.stats or SpeculationStats(),
         tuple(line for chunk in chunks for line in chunk.explanation),
         receipt_fields(last.receipt) if last.receipt is not None else None,
+        last.score,
         str(last.problem) if last.problem is not None else None,
     )

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
 from core.errors import InvalidRequest
-from core.records import Policy, SamplingFields, SpeculationFields, Verification
-from deploy.api import Given, given_sampling
+from core.records import EarlyStopping, Policy, SamplingFields, SpeculationFields, Verification
+from deploy.api import Given, GivenBeams, given_sampling
 from workers.grammar import STRUCTURES, Structure
 
 Prompt = str | Sequence[int]
 """Text or token ids."""
+STOPPINGS: Mapping[str | None, EarlyStopping] = {"when_full": True, "never": "never"}
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -29,7 +30,14 @@ class SamplingParams(SpeculationFields, SamplingFields):
     """
 
     n: int = 1
-    """Number of outputs per prompt; output i depends only on the seed and i."""
+    """Number of outputs per prompt; output i depends only on the seed and i. With beams: the best n."""
+    beam_width: int | None = None
+    """Number of beams, to search for the likeliest outputs instead of sampling; at least n."""
+    length_penalty: float | None = None
+    early_stopping: Literal["when_full", "never"] | None = None
+    source: str | tuple[int, ...] | None = None
+    """Text or token ids for an encoder-decoder's encoder. The prompt, which may be "", then begins the decoder's text.
+    Without a source the prompt is the source."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
@@ -75,9 +83,21 @@ class SamplingParams(SpeculationFields, SamplingFields):
                 "chat": prompt if is_chat else None,
                 "sampling": given_sampling(vars(self)),
                 "stop": (self.stop,) if isinstance(self.stop, str) else self.stop,
+                "source": self.source if isinstance(self.source, str) else None,
+                "source_token_ids": None if isinstance(self.source, str) else self.source,
                 "policy": self.policy or "",
                 "structure": self._structure(),
+                "beams": self._beams(),
             }
+        )
+
+    def _beams(self) -> GivenBeams | None:
+        if self.beam_width is None and self.length_penalty is None and self.early_stopping is None:
+            return None
+        return GivenBeams(
+            beam_width=self.beam_width,
+            length_penalty=self.length_penalty,
+            early_stopping=STOPPINGS.get(self.early_stopping),
         )
 
     def _structure(self) -> Structure | None:

@@ -98,7 +98,7 @@ class Running:
             except OutriderError as error:
                 error.add_note(f"while going on from {request.request_id}")
                 raise
-        done(chunks[-1].usage.completion_tokens)
+        done(sum(len(chunk.token_ids) for chunk in chunks))
         return chunks
 
     async def _stop(self) -> None:

@@ -16,6 +16,17 @@ def generate(path: Path, prompt: Sequence[int], num_tokens: int) -> list[int]:
     return _generated(path, tuple(prompt), num_tokens)
 
 
+def search(path: Path, prompt: Sequence[int], num_tokens: int, **settings: Any) -> list[list[int]]:
+    """The outputs of transformers' beam search with these settings of `generate`, best first."""
+    ids = torch.tensor([list(prompt)])
+    with torch.inference_mode():
+        found = _loaded(path).generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False, **settings
+        )
+    outputs: list[list[int]] = found[:, len(prompt) :].tolist()
+    return outputs
+
+
 @lru_cache(maxsize=2)
 def _loaded(path: Path) -> Any:
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()

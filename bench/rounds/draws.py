@@ -10,22 +10,18 @@ import argparse
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import torch
 
+from bench.harness.in_process import in_process
 from bench.models.prompts import held_out_prompts
 from bench.results import Result
-from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
+from core.config import SpeculationConfig
 from core.records import GenerationRequest, Sampling, SpeculationStats, Verification
-from deploy.clock import MonotonicClock
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
-from outrider.in_process import ThreadLeases
-from workers.engine import DraftEngine, TargetEngine
 
-DEMO: Final = Path(__file__).parents[2] / "models" / "demo"
 DEPTH: Final = 8
 TOKENS: Final = 96
 PROMPTS: Final = 16
@@ -73,33 +69,21 @@ def _result(name: str, stats: Sequence[SpeculationStats]) -> Result:
 async def complete(
     args: argparse.Namespace, rule: Verification, speculation: SpeculationConfig, top_tokens: int
 ) -> list[SpeculationStats]:
-    target_config, draft_config = (EngineConfig(str(DEMO / role)) for role in ("target", "draft"))
-    target = TargetEngine.load(target_config, 1, _ignore)
-    draft = DraftEngine.load(draft_config, 2, top_tokens, _ignore)
-    config = ServiceConfig(TargetConfig(target_config), DraftConfig(draft_config), speculation=speculation)
-    tokenizer, leases = Tokenizer.from_directory(DEMO / "target"), ThreadLeases(target, draft)
-    service = Service(config, target.info, draft.info, tokenizer, leases, MonotonicClock())
-    try:
-        found = await asyncio.gather(*(_stats(service, request) for request in _requests(args, rule, tokenizer)))
-        await service.close()
-    finally:
-        await leases.close()
-    return found
+    async with in_process(replace(speculation, q_top_tokens=top_tokens)) as pair:
+        return await asyncio.gather(
+            *(stats_of(pair.service, request) for request in requests_of(args, rule, pair.tokenizer))
+        )
 
 
-def _requests(args: argparse.Namespace, rule: Verification, tokenizer: Tokenizer) -> Iterator[GenerationRequest]:
+def requests_of(args: argparse.Namespace, rule: Verification, tokenizer: Tokenizer) -> Iterator[GenerationRequest]:
     for seed, prompt in enumerate(held_out_prompts(args.prompts)):
         sampling = Sampling(temperature=args.temperature, seed=seed)
         tokens = tokenizer.encode(prompt)
         yield GenerationRequest(f"{seed}", tokens, sampling, args.tokens, verification=rule, ignore_eos=True)
 
 
-async def _stats(service: Service, request: GenerationRequest) -> SpeculationStats:
+async def stats_of(service: Service, request: GenerationRequest) -> SpeculationStats:
     chunks = [chunk async for chunk in service.generate(request)]
     stats = chunks[-1].stats
     assert stats is not None, "the last chunk has them"
     return stats
-
-
-def _ignore(_message: object) -> None:
-    """Drop a progress message of loading."""

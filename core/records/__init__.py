@@ -6,6 +6,7 @@ Grouped by audience: request and output (clients), engine (orchestrator and engi
 from core.records.adapter import Adapter, root_of
 from core.records.engine import (
     MAX_FEATURE_TOKENS,
+    UNSOUND,
     Base,
     Continuation,
     DraftReply,
@@ -25,6 +26,7 @@ from core.records.engine import (
     VerifyRequest,
     Want,
     is_last,
+    is_sound,
 )
 from core.records.model import STATES_BESIDE_GUESSES, Findings, ModelInfo, max_guesses
 from core.records.output import Chunk, FinishReason, Usage

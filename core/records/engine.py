@@ -7,6 +7,7 @@ call (prefill), a lost message, a restart and a preempted KV cache are therefore
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
@@ -22,8 +23,14 @@ from core.speculation import EMPTY_BLOCK, NO_GUESSES, Guesses, NewNodes, TokenTr
 _OWN = ("prompt_len", "num_likeliest")
 """Fields of a `SequenceSpec` that a request has not under the same name."""
 Likeliest = tuple[tuple[int, float], ...]
-"""Token ids and their log probabilities after masks, bias and penalties, likeliest first. Empty if there are none, or
-the model's scores are NaN or infinite."""
+"""Token ids and their log probabilities after masks, bias and penalties, likeliest first. Empty if no token may come;
+`UNSOUND` if the model's scores are NaN or infinite."""
+UNSOUND: Likeliest = ((0, math.nan),)
+
+
+def is_sound(likeliest: Likeliest) -> bool:
+    """Whether these are tokens and scores: False for `UNSOUND`."""
+    return not any(math.isnan(logprob) for _, logprob in likeliest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +277,8 @@ class Verdict:
     guesses: Guesses = NO_GUESSES
     """For `Want.GUESSES`: below `next_token`."""
     likeliest: tuple[Likeliest, ...] = ()
-    """For a spec with `num_likeliest`: after the root, then after each node of the block."""
+    """For a spec with `num_likeliest`: after the root, then after each node of the block. Empty above all nodes that
+    the message added: what follows there was reported before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,10 @@ class GenerationRequest:
         check_parameters(self)
 
     @property
+    def num_outputs(self) -> int:
+        return 1 if self.beams is None else self.beams.num_outputs
+
+    @property
     def is_repeatable(self) -> bool:
         """Whether another engine can continue the output so far without a change of the target's distribution. False
         for a lossy rule with guesses, because the text then depends on the verified blocks.

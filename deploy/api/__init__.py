@@ -17,6 +17,7 @@ from deploy.api.samples import (
     merged,
     receipt_maker,
     sample_seed,
+    streamed,
     to_requests,
 )
 from deploy.api.source import beginning
@@ -60,6 +61,7 @@ __all__ = [
     "sampling_defaults",
     "shortened",
     "speculation_fields",
+    "streamed",
     "template_call",
     "to_requests",
     "token_ids",

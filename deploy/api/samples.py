@@ -167,12 +167,18 @@ class SamplesUsage:
         return Usage(self._prompt_tokens, sum(self._completion_tokens), min(self._cached_tokens.values(), default=0))
 
 
+def streamed(requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
+    """The requests that have a stream of their own. All outputs of a beam search come by one, and its chunks say which
+    they belong to."""
+    return requests[:1] if requests[0].beams is not None else requests
+
+
 async def completed(model: Hosted, requests: Sequence[GenerationRequest], watch: Watch) -> Samples:
     """The chunks of all samples as they come. `watch` measures the first sample; each other one has its own meter.
 
     The samples start together, as soon as there is room for all of them.
     """
-    requests = requests[:1] if requests[0].beams is not None else requests
+    requests = streamed(requests)
     with ExitStack() as stack:
         meters = [watch.meter, *(stack.enter_context(model.meter()) for _ in requests[1:])]
         spans = [watch.spans.follow(*each) if watch.spans is not None else None for each in enumerate(requests)]
@@ -194,7 +200,7 @@ async def completed_prompts(model: Hosted, prompts: Sequence[Sequence[Generation
     at once, so that a long list does not exceed it.
     """
     size, first = len(prompts[0]), prompts[0][0]
-    num_places = 1 if first.beams is not None else size
+    num_places = len(streamed(prompts[0]))
     gate = asyncio.Semaphore(max(1, max_places(first, model.served.config) // num_places))
     streams = [
         _prompt_completed(model, requests, index * size, None if index else watch, gate)

@@ -232,6 +232,16 @@ class Body(SamplingPart):
         return None
 
     @property
+    def num_samples(self) -> int | None:
+        """Number of samples of each prompt; None for one."""
+        return None
+
+    @property
+    def ranks_samples(self) -> bool:
+        """Whether only the samples with the largest mean log probability are returned."""
+        return False
+
+    @property
     def num_logprobs(self) -> int | None:
         """Alternatives to report with each token; None reports no log probabilities."""
         return None

@@ -23,7 +23,7 @@ from deploy.http.tools import AskedTools, require_calls
 
 COPIED = (
     "allowed_token_ids", "bad_words", "bad_word_ids", "max_tokens", "min_tokens", "stop", "stop_token_ids",
-    "ignore_eos", "include_stop", "priority", "timeout_s", "receipt", "n", "truncate_prompt_tokens",
+    "ignore_eos", "include_stop", "priority", "timeout_s", "receipt", "truncate_prompt_tokens",
 )  # fmt: skip
 """Fields with the same name in bodies and in `Given`."""
 MAX_ID_DIGITS = 20
@@ -174,10 +174,11 @@ def given_by(
         service_tier=body.tier_asked,
         sampling=given_sampling({name: getattr(body, name) for name in GIVEN_SAMPLING}),
         logit_bias=_logit_bias(body.logit_bias or {}),
-        logprobs=body.num_logprobs,
+        logprobs=0 if body.ranks_samples and body.num_logprobs is None else body.num_logprobs,
         prompt_logprobs=body.num_prompt_logprobs,
         structure=held and held[1],
         beams=body.beams_asked,
+        n=body.num_samples,
         source=body.source if isinstance(body.source, str) else None,
         source_token_ids=None if isinstance(body.source, str) else body.source,
         **{name: value for name in COPIED if (value := getattr(body, name, None)) is not None},

@@ -88,8 +88,12 @@ class Recorder:
         self._explain(f"{self._open}; {num_accepted} accepted" if num_guesses else self._open)
         self._open = ""
 
-    def beams_extended(self, num_steps: int, num_live: int, num_ended: int, num_guesses: int, num_used: int) -> None:
+    def beams_extended(self, num_steps: int, num_live: int, num_ended: int, call: CallTrace) -> None:
         """Record a pass of a beam search, by which all its beams have become `num_steps` tokens longer."""
+        self.stats.record_verify(call.sent_s, call.received_s)
+        if self._calls is not None:
+            self._calls.append(call)
+        num_guesses, num_used = call.num_guesses, call.num_used
         self.stats.num_rounds += 1
         self.stats.num_draft_rounds += num_guesses > 0
         self.stats.num_drafted_tokens += num_guesses

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from core.errors import InvalidRequest, OutriderError, ServiceError, UnsoundScores
-from core.records import Refused, Verdict, VerifiedBlock
+from core.records import Refused, Verdict, VerifiedBlock, is_sound
 from core.speculation import ROOT, TokenTree
 from orchestrator.policy import Found, RoundOutcome
 from orchestrator.session.sourced_block import SourcedBlock
@@ -79,10 +79,10 @@ def problem_of(verdict: Verdict, block: TokenTree, num_committed: int, vocab_siz
 
 
 def problem_of_scores(verdict: Verdict, block: TokenTree, num_committed: int, vocab_size: int) -> str | None:
-    """Return why the scores of a beam search's block are invalid, or None."""
+    """Return why the scores of a beam search's block are invalid, or None. `UNSOUND` is valid."""
     if len(verdict.likeliest) != 1 + len(block):
         return "it has not scored the whole block"
-    found = [each for likeliest in verdict.likeliest for each in likeliest]
+    found = [each for likeliest in verdict.likeliest if is_sound(likeliest) for each in likeliest]
     if not all(0 <= token < vocab_size and logprob < inf for token, logprob in found):
         return "a score is of no token, or infinite"
     return None if 0 <= verdict.held <= num_committed else "it claims to hold tokens that it was not sent"

@@ -104,6 +104,13 @@ def test_a_better_output_takes_the_place_of_the_worst() -> None:
     assert ended(found) == [(1, END)]
 
 
+def test_a_beam_that_nothing_may_follow_is_dropped_and_the_others_go_on() -> None:
+    found = beams(BeamSearch(2, 2))
+    found.step([logs(t1=0.6, t2=0.4)])
+    found.step([(), logs(t3=0.5, t4=0.4)])
+    assert live(found) == [(2, 3), (2, 4)]
+
+
 def test_where_nothing_may_follow_it_is_done() -> None:
     found = beams(BeamSearch(2, 2))
     found.step([logs(t1=1.0)])

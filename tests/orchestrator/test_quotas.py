@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from core.config import Limits
 from core.errors import Overloaded
-from core.records import GenerationRequest, Quota, Sampling
+from core.records import BeamSearch, GenerationRequest, Quota, Sampling
 from orchestrator import quotas
 from orchestrator.quotas import Quotas
 
@@ -46,6 +48,16 @@ def test_tokens_count_as_asked_for_until_the_end_and_as_used_after_it():
         counted.take([request()])
     charge.settle(0, 10 + 10)
     counted.take([request()])
+
+
+def test_a_beam_search_counts_for_all_outputs_that_it_returns():
+    counted = Quotas(Limits(max_tokens_per_minute=200), Time())
+    search = replace(request(), beams=BeamSearch(8, 3))
+    charge = counted.take([search])
+    with pytest.raises(Overloaded, match="200 tokens a minute"):
+        counted.take([request(prompt_tokens=1, max_tokens=40)])
+    charge.settle(0, 10 + 3 * 50)
+    counted.take([request(prompt_tokens=1, max_tokens=39)])
 
 
 def test_an_output_that_is_longer_than_expected_counts_when_it_ends_and_those_after_it_wait():

@@ -17,7 +17,7 @@ from core.errors import ConfigError, DeadlinePassed, InvalidRequest
 from deploy.receipts import Outcome, compare
 from deploy.receipts.making import digest_of_tokens
 from outrider import LLM, SamplingParams
-from tests.reference import generate
+from tests.reference import generate, search
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 PROMPTS = ["import os", "def read_lines(path):", "class Point:\n    def __init__(self, x", "x = [", "    return self."]
@@ -77,6 +77,17 @@ def test_prompts_may_be_ids_and_outputs_stop_and_tell_probabilities(llm):
     stopped = llm.generate(PROMPTS[1], max_tokens=24, temperature=0, stop=stop)[0]
     assert (stopped.finish_reason, stopped.outputs[0].matched_stop) == ("stop", stop)
     assert stop not in stopped.text
+
+
+def test_beams_give_the_outputs_of_transformers_best_first(llm):
+    found = llm.generate(PROMPTS[:2], beam_width=3, n=2, max_tokens=12, ignore_eos=True, length_penalty=0.0)
+    for each in found:
+        assert [list(output.token_ids) for output in each.outputs] == search(
+            DEMO / "target", each.prompt_token_ids, 12, num_beams=3, num_return_sequences=2, length_penalty=0.0
+        )
+        assert [output.index for output in each.outputs] == [0, 1]
+        assert each.outputs[0].score > each.outputs[1].score
+    assert llm.generate(PROMPTS[0], max_tokens=2)[0].outputs[0].score is None
 
 
 def test_an_output_comes_with_the_receipt_by_which_it_comes_again(llm):
@@ -148,6 +159,11 @@ def test_what_the_grammar_of_an_output_forces_is_guessed(llm):
         ({"regex": "a", "choice": ["b"]}, r"^choice: cannot be given beside regex"),
         ({"guessers": ("draft", "oracle")}, r"^guessers\[1\]: must be one of draft, .*, got 'oracle'"),
         ({"lenience": 0.5}, r"^lenience: must not be given with coupled"),
+        ({"beam_width": 2, "n": 3}, r"^n: must be in \[1, 2\] \(the number of beams\)"),
+        ({"length_penalty": 1.0}, r"^beam_width: must be given"),
+        ({"beam_width": 2, "early_stopping": "soon"}, r"^early_stopping: .*'when_full' or 'never'"),
+        ({"source": "a"}, r"^source: must not be given: .* without an encoder"),
+        ({"source": (5,)}, r"^source: must not be given: .* without an encoder"),
     ],
 )
 def test_wrong_parameters_are_named(llm, fields, problem):

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from local import noisy_copy, request, system
+from safetensors.torch import load_file, save_file
 
 from core.config import SpeculationConfig
-from core.records import BeamSearch, FinishReason, Grammar, GrammarKind, Sampling
+from core.errors import UnsoundScores
+from core.records import BeamSearch, Call, FinishReason, Grammar, GrammarKind, Sampling
+from orchestrator.session.beams.beam_drafts import BeamDrafts
 from tests import checkpoints
 from tests.checkpoints import EOS, VOCAB_SIZE
 from workers.engine.target import TargetEngine
@@ -131,6 +137,19 @@ async def test_searches_of_one_width_share_whether_drafting_pays(family, target,
     assert known._num_rounds == 2 + 7, "all but the first, which reads the prompt"
 
 
+@pytest.mark.parametrize(("width", "asked_for", "depth"), [(2, None, 4), (4, None, 2), (4, 6, 6)])
+async def test_the_more_beams_the_less_deep_their_trees(family, target, monkeypatch, width, asked_for, depth):
+    depths, grow = set(), BeamDrafts.grow
+
+    def spy(drafts, beams, depth, *rest):
+        depths.add(depth)
+        return grow(drafts, beams, depth, *rest)
+
+    monkeypatch.setattr(BeamDrafts, "grow", spy)
+    await searched(target, target, asked(family, BeamSearch(width, 1), max_draft_tokens=asked_for), gamma=8)
+    assert max(depths) == depth
+
+
 async def test_without_draft_tokens_nothing_is_drafted(family, target, draft):
     chunks = await searched(target, draft, asked(family, BeamSearch(3, 3), max_draft_tokens=0))
     assert (chunks[0].stats.num_rounds, chunks[0].stats.num_drafted_tokens) == (NUM_TOKENS, 0)
@@ -202,6 +221,51 @@ async def test_a_grammar_holds_all_outputs_and_may_allow_fewer_than_asked_for(fa
     chunks = await searched(target, None, asked(family, BeamSearch(3, 3), grammar=grammar))
     assert {chunk.text for chunk in chunks[:2]} == {"a", "b"}
     assert (chunks[2].text, chunks[2].problem.field) == ("", "n")
+
+
+@pytest.mark.parametrize("with_draft", [False, True])
+async def test_a_beam_that_nothing_may_follow_is_dropped(family, target, draft, with_draft):
+    """A grammar says what follows "c", and it is a bad word."""
+    grammar = Grammar(GrammarKind.REGEX, "ab|cd")
+    async with system(target, draft if with_draft else None) as running:
+        (last,) = running.tokenizer.encode("d", add_special_tokens=False)
+        wanted = asked(family, BeamSearch(3, 2), grammar=grammar, sampling=replace(GREEDY, bad_words=((last,),)))
+        first, second = await running.complete(wanted)
+        await running.check_nothing_is_held()
+    assert (first.text, first.finish_reason) == ("ab", FinishReason.STOP)
+    assert (second.text, second.problem.field) == ("", "n")
+
+
+async def test_a_search_fails_where_a_beam_has_nan(family, target, tmp_path):
+    """Though another beam has none."""
+    if family != "llama":
+        pytest.skip("one family has the weights by this name")
+    chunks = await searched(target, None, asked(family, BeamSearch(2, 2)))
+    token = chunks[1].token_ids[0] if chunks[1].token_ids[0] != chunks[0].token_ids[0] else chunks[0].token_ids[1]
+    async with system(poisoned(target, tmp_path, token), None) as running:
+        with pytest.raises(UnsoundScores, match="NaN"):
+            await running.complete(asked(family, BeamSearch(2, 2)))
+        await running.check_nothing_is_held()
+
+
+def poisoned(checkpoint, directory, token):
+    """A copy of the model that gives NaN wherever it has read `token`."""
+    shutil.copytree(checkpoint, directory, dirs_exist_ok=True)
+    weights = load_file(directory / "model.safetensors")
+    weights["model.embed_tokens.weight"][token] = math.nan
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+async def test_the_calls_of_a_search_are_reported_for_its_spans(family, target, draft):
+    chunks = await searched(target, draft, asked(family, BeamSearch(2, 2), wants_trace=True))
+    calls, stats = chunks[0].trace, chunks[0].stats
+    assert {call.call for call in calls} == {Call.VERIFY}
+    assert len(calls) == stats.num_rounds
+    assert sum(call.num_guesses for call in calls) == stats.num_drafted_tokens > 0
+    assert sum(call.num_used for call in calls) == stats.num_accepted_tokens
+    assert all(0 <= call.sent_s <= call.received_s and call.timing.num_rows for call in calls)
+    assert chunks[0].began_s is not None
 
 
 async def test_explained_passes_say_what_they_cost(family, target, draft):

@@ -25,6 +25,7 @@ from core.records import (
     VerifyReply,
     VerifyRequest,
     Want,
+    is_sound,
 )
 from core.rules import Outcome
 from core.speculation import Guesses, TokenTree
@@ -224,7 +225,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     def _score(self, jobs: Sequence[ScoringJob], logits: Tensor) -> None:
         """Answer the messages of beam searches. Their nodes stay, with their KV."""
         for job, found in zip(jobs, score(jobs, logits), strict=True):
-            if () in found:
+            if not all(map(is_sound, found)):
                 self._runtime.cache.mark_nan(job.held.kv)
             job.hold(found)
             reply = job.reply()

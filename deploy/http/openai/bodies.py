@@ -105,6 +105,8 @@ class SampledBody(OpenAiBody):
     use_beam_search: bool | None = None
     """As in vLLM, with `best_of` beams, or else `n`."""
     best_of: int | None = None
+    """Number of samples, of which the `n` with the largest mean log probability are returned; or the number of
+    beams."""
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
 
@@ -131,6 +133,14 @@ class SampledBody(OpenAiBody):
         return structure_of_format(field, given.type, schema, f"{field}.json_schema", f"{field}.json_schema.schema")
 
     @property
+    def num_samples(self) -> int | None:
+        return self.best_of if self.ranks_samples else self.n
+
+    @property
+    def ranks_samples(self) -> bool:
+        return not self.use_beam_search and self.best_of is not None and self.best_of != (self.n or 1)
+
+    @property
     def beams_asked(self) -> GivenBeams | None:
         if not self.use_beam_search:
             return None
@@ -142,17 +152,27 @@ class SampledBody(OpenAiBody):
     def check(self) -> None:
         """Raises: InvalidRequest."""
         if not self.use_beam_search:
-            require(
-                self.best_of in (None, self.n or 1),
-                "best_of",
-                "n or unset unless use_beam_search is true",
-                self.best_of,
-            )
+            self._check_ranked()
             for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
                 if getattr(self, name) not in (None, default):
                     raise InvalidRequest(name, "must not be given unless use_beam_search is true")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options", "must not be given unless stream is true")
+
+    def _check_ranked(self) -> None:
+        """Raises: InvalidRequest."""
+        if not self.ranks_samples:
+            return
+        n = 1 if self.n is None else self.n
+        require(n >= 1, "n", "at least 1", n)
+        require((self.best_of or 0) >= n, "best_of", f"at least n ({n})", self.best_of)
+        if self.stream:
+            raise InvalidRequest("best_of", "must be n or unset in a stream: the best samples are known at their end")
+        if self.num_prompt_logprobs is not None:
+            raise InvalidRequest("best_of", "must be n or unset where a prompt's logprobs are asked for")
+
+    def param_of(self, field: str) -> str:
+        return super().param_of("best_of" if field == "n" and self.ranks_samples else field)
 
 
 def structure_of_format(

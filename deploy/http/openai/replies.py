@@ -8,6 +8,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from math import inf
+from statistics import mean
 from typing import Any, ClassVar
 
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
@@ -34,7 +36,11 @@ class ChoicesReply(Reply):
         options = body.stream_options or StreamOptions()
         self._begun: set[int] = set()
         self._requests = order.requests
-        self._num_samples = body.n or 1
+        self._num_samples = body.num_samples or 1
+        """Number of samples of each prompt."""
+        self._num_choices = body.n or 1
+        """Number of choices of each prompt: of its samples, or of its best ones."""
+        self._has_logprobs = body.num_logprobs is not None
         self._named = order.named
         self._tokenizer = order.tokenizer
         self._has_token_ids = bool(body.return_token_ids)
@@ -72,11 +78,23 @@ class ChoicesReply(Reply):
     def whole(self, chunks: Sequence[Sequence[Chunk]]) -> dict[str, Any]:
         self._usages = {index: each[-1].usage for index, each in enumerate(chunks)}
         choices = [
-            {"index": index, **self._message(index, each), **self._common(index, each, is_first=True)}
-            for index, each in enumerate(chunks)
+            {"index": number, **self._message(index, each), **self._common(index, each, is_first=True)}
+            for number, (index, each) in enumerate((index, chunks[index]) for index in self._chosen(chunks))
         ]
         of_prompt = self._of_prompt(chunks[0])
         return {**self._head, "object": self.WHOLE, "choices": choices, "usage": self._usage(), **of_prompt}
+
+    def _chosen(self, chunks: Sequence[Sequence[Chunk]]) -> Sequence[int]:
+        """The samples to return: all, or those of each prompt with the largest mean log probability, best first."""
+        size, count = self._num_samples, self._num_choices
+        if count == size:
+            return range(len(chunks))
+        prompts = [range(first, first + size) for first in range(0, len(chunks), size)]
+        return [
+            index
+            for samples in prompts
+            for index in sorted(samples, key=lambda index: -_mean_logprob(chunks[index]))[:count]
+        ]
 
     def _of_prompt(self, chunks: Sequence[Chunk]) -> dict[str, Any]:  # noqa: ARG002
         """Top-level fields about the prompt, for the first object."""
@@ -97,9 +115,8 @@ class ChoicesReply(Reply):
     def _common(self, index: int, chunks: Sequence[Chunk], *, is_first: bool) -> dict[str, Any]:
         """Fields of a choice that are the same in all forms, whole or in pieces."""
         last = chunks[-1]
-        asked = self._requests[index].num_logprobs is not None
         fields: dict[str, Any] = {
-            "logprobs": self._logprobs(index, chunks, is_first=is_first) if asked else None,
+            "logprobs": self._logprobs(index, chunks, is_first=is_first) if self._has_logprobs else None,
             "finish_reason": None,
         }
         if self._has_token_ids:
@@ -171,6 +188,11 @@ def scored_tokens(chunks: Sequence[Chunk]) -> Iterator[tuple[int, TokenLogprobs]
     for chunk in chunks:
         if chunk.logprobs:
             yield from zip(chunk.token_ids, chunk.logprobs, strict=True)
+
+
+def _mean_logprob(chunks: Sequence[Chunk]) -> float:
+    logprobs = [each.logprob for _, each in scored_tokens(chunks)]
+    return mean(logprobs) if logprobs else -inf
 
 
 def _has_content(choice: Mapping[str, Any], chunk: Chunk) -> bool:

@@ -16,6 +16,8 @@ from core.errors import InvalidRequest, OutriderError, Unavailable, UnsoundScore
 from core.records import (
     Adapter,
     BeamSearch,
+    Call,
+    CallTrace,
     Chunk,
     FinishReason,
     GenerationRequest,
@@ -26,11 +28,12 @@ from core.records import (
     TokenLogprobs,
     Usage,
     Verdict,
+    is_sound,
 )
 from core.speculation import DRAFT, ROOT, TokenTree
 from core.text import TokenLog
 from orchestrator.session import messages as m
-from orchestrator.session.beams.beam_drafts import BeamDrafts
+from orchestrator.session.beams.beam_drafts import BeamDrafts, usual_depth
 from orchestrator.session.beams.pace import Pace, SearchPace
 from orchestrator.session.engine_view import SessionText
 from orchestrator.session.output import Output
@@ -89,7 +92,7 @@ class BeamSession:
         self._num_guesses = 0
         """Number of nodes of the block below the beams."""
         self._num_cached: int | None = None
-        self._recorder = Recorder(is_traced=False, is_explained=request.wants_explanation)
+        self._recorder = Recorder(is_traced=request.wants_trace, is_explained=request.wants_explanation)
         self.stats = self._recorder.stats
 
     def __repr__(self) -> str:
@@ -154,34 +157,33 @@ class BeamSession:
             return self._lose_target(problem)
         if self._num_cached is None:
             self._num_cached = min(verdict.num_cached, len(self._request.prompt))
-        self.stats.record_verify(event.sent_s, event.received_s)
-        num_steps = self._advance({text: verdict.likeliest[1 + node] for text, node in self._nodes.items()})
+        scored = {text: verdict.likeliest[1 + node] for text, node in self._nodes.items()}
+        num_steps, num_used = self._advance({text: found for text, found in scored.items() if is_sound(found)})
+        times = event.sent_s, event.received_s
+        call = CallTrace(Call.VERIFY, *times, self._num_guesses, num_used, verdict.timing)
+        self._recorder.beams_extended(num_steps, len(self._beams.live), len(self._beams.ended), call)
         self._pace.round_ended(event.received_s, num_steps, is_drafted=self._is_drafted)
         if self._beams.is_done:
             return [*self._last_chunks(), *self._close()]
-        if any(scores == () for scores in map(self._tops.get, self._live_texts)):
-            return self._fail(UnsoundScores("a beam's scores are NaN or infinite, or no token may follow it"))
+        if not all(is_sound(scored.get(text, ())) for text in self._live_texts):
+            return self._fail(UnsoundScores("a beam's scores are NaN or infinite"))
         return self._draft() or [self._score()]
 
     @property
     def _live_texts(self) -> list[tuple[int, ...]]:
         return [beam.tokens for beam in self._beams.live]
 
-    def _advance(self, scored: dict[tuple[int, ...], Likeliest]) -> int:
+    def _advance(self, scored: dict[tuple[int, ...], Likeliest]) -> tuple[int, int]:
         """Extend the beams for as long as all of them have scores: after a block with right guesses several times.
-        Return how often."""
+        A beam that no token may follow is dropped. Return how often, and the number of right guesses."""
         num_steps = num_used = 0
-        while not self._beams.is_done and all(scored.get(text) for text in self._live_texts):
+        while not self._beams.is_done and scored.keys() >= set(self._live_texts):
             texts = self._live_texts
             self._beams.step([scored[text] for text in texts])
             self._tops.update((text, scored[text]) for text in texts if self._request.num_logprobs is not None)
             num_used += len(texts) if num_steps else 0
             num_steps += 1
-        self._tops.update((text, ()) for text in self._live_texts if scored.get(text) == ())
-        self._recorder.beams_extended(
-            num_steps, len(self._beams.live), len(self._beams.ended), self._num_guesses, num_used
-        )
-        return num_steps
+        return num_steps, num_used
 
     @property
     def _num_tokens_left(self) -> int:
@@ -190,7 +192,8 @@ class BeamSession:
 
     def _draft(self) -> list[m.Command]:
         """Let the draft guess below the beams; nothing if that is not worth its time."""
-        depth = min(self._max_depth, self._num_tokens_left - 1)
+        usual = usual_depth(self._search.width) if self._request.max_draft_tokens is None else self._max_depth
+        depth = min(usual, self._max_depth, self._num_tokens_left - 1)
         if depth < 1 or not (self._drafts.has_lease and self._pace.is_drafting):
             return []
         num_rows, speculation = self._search.width, self._pair.speculation

@@ -101,7 +101,6 @@ def test_a_model_with_recurrent_layers_is_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"best_of": 2}, "best_of"),
         ({"length_penalty": 2.0}, "length_penalty"),
         ({"length_penalty": 0.0}, "length_penalty"),
         ({"early_stopping": True}, "early_stopping"),

@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.records import Base, DraftRequest, DraftUpdate, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
+from core.records import (
+    UNSOUND,
+    Base,
+    DraftRequest,
+    DraftUpdate,
+    Sampling,
+    SequenceSpec,
+    Stamp,
+    Verdict,
+    VerifyRequest,
+    is_sound,
+)
 from core.speculation.growth import NewNodes, TreeSpec
 from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
 from deploy.link.replies import decode_replies, encode_loss, encode_replies, encode_working
@@ -49,6 +60,14 @@ def test_what_is_left_to_its_default_arrives_as_the_default():
         (arrived,) = decode_requests(encode_requests([request]))
         assert arrived == request
         assert arrived.spec is None
+
+
+def test_unsound_scores_are_told_from_none():
+    """Of a beam after which no token may come, and of one whose scores are NaN."""
+    verdict = Verdict(STAMP, (), 0, 1, likeliest=((), UNSOUND, ((7, -0.5),)))
+    ((arrived,), _, _) = decode_replies(encode_replies([verdict]))
+    assert [is_sound(each) for each in arrived.likeliest] == [True, False, True]
+    assert (arrived.likeliest[0], arrived.likeliest[2]) == ((), ((7, -0.5),))
 
 
 def test_none_and_nothing_are_told_apart():

@@ -119,6 +119,16 @@ async def test_times_are_those_that_were_measured():
             assert parent.start_time <= span.start_time <= span.end_time <= parent.end_time
 
 
+async def test_an_output_that_comes_at_its_end_has_the_same_spans():
+    """As that of a beam search does."""
+    parts = rounds(2)
+    calls = tuple(call for part in parts for call in part.trace)
+    traced = Traced(replace(parts[-1], trace=calls), every_rounds=1)
+    await traced.call(SAMPLED)
+    names = [span.name for span in traced.spans if span.name in ("queue", "lease", "prefill", "round")]
+    assert names == ["queue", "lease", "prefill", "round", "round"]
+
+
 @pytest.mark.parametrize(("every_rounds", "expected"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4]), (0, [])])
 async def test_one_round_in_so_many_has_spans(every_rounds, expected):
     traced = Traced(*rounds(5), every_rounds=every_rounds)

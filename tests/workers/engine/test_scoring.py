@@ -10,7 +10,7 @@ from driving import Driver, answer, poisoned
 
 from core.beams import Beams
 from core.config import EngineConfig
-from core.records import BeamSearch, Refused, Sampling
+from core.records import BeamSearch, Refused, Sampling, is_sound
 from core.speculation import ROOT, TokenTree
 from tests.checkpoints import EOS, VOCAB_SIZE, build, write
 from workers.engine.target import TargetEngine
@@ -222,7 +222,8 @@ def test_what_is_sent_again_is_scored_again(llama):
         driver.take(answer(llama, driver.request()))
     first = answer(llama, driver.request())
     again = answer(llama, driver.request())
-    for one, other in zip(first.likeliest, again.likeliest, strict=True):
+    assert all(again.likeliest), "nothing was new, so that it may have been asked for anything"
+    for one, other in [each for each in zip(first.likeliest, again.likeliest, strict=True) if each[0]]:
         assert [logprob for _, logprob in one] == pytest.approx([logprob for _, logprob in other], abs=1e-4)
     llama.check_integrity()
 
@@ -292,7 +293,7 @@ def test_little_memory_changes_no_output(path):
         assert_same([(list(end.beam.tokens), end.score) for end in each.beams.outputs], want)
 
 
-def test_a_root_with_nan_is_refused_and_a_beam_with_nan_has_nothing_after_it(llama):
+def test_a_root_with_nan_is_refused_and_a_beam_with_nan_is_reported_as_such(llama):
     driver = BeamDriver(llama, BeamSearch(3, 3), 12)
     with poisoned(llama, 0):
         assert isinstance(answer(llama, driver.request()), Refused)
@@ -300,8 +301,30 @@ def test_a_root_with_nan_is_refused_and_a_beam_with_nan_has_nothing_after_it(lla
     driver.take(answer(llama, driver.request()))
     with poisoned(llama, 1):
         verdict = answer(llama, driver.request())
-    assert [bool(each) for each in verdict.likeliest] == [True, True, False, True]
+    assert [is_sound(each) for each in verdict.likeliest[1:]] == [True, False, True]
     llama.check_integrity()
+
+
+def test_a_beam_that_nothing_may_follow_is_none_with_nan(llama):
+    """Nor is a text that nothing may follow at all."""
+    forbids_all = replace(GREEDY, allowed_token_ids=(7,), bad_words=((7, 7),))
+    driver = BeamDriver(llama, BeamSearch(2, 2), 12, forbids_all)
+    first = answer(llama, driver.request())
+    assert [token for token, _ in first.likeliest[0]] == [7]
+    driver.take(first)
+    assert answer(llama, driver.request()).likeliest == ((),)
+
+
+def test_only_what_is_new_is_reported(llama):
+    """However long ago the beams parted."""
+    driver, num_parted = BeamDriver(llama, BeamSearch(3, 3), 12), 0
+    while not driver.beams.is_done:
+        num_live, request = len(driver.beams.live), driver.request()
+        verdict = answer(llama, request)
+        num_parted = max(num_parted, len(request.block) - num_live)
+        assert sum(map(bool, verdict.likeliest)) == num_live
+        driver.take(verdict)
+    assert num_parted > 0
 
 
 @pytest.mark.parametrize(

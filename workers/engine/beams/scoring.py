@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from core.records import Likeliest, Refused, Verdict
+from core.records import UNSOUND, Likeliest, Refused, Verdict, is_sound
 from core.speculation import ROOT, TokenTree
 from workers.engine.jobs import VerifyJob
 from workers.sampling import Row, prepare_adjustment, sampler
@@ -25,6 +25,8 @@ class ScoringJob(VerifyJob):
 
     num_scored: int = 0
     """Number of rows of logits in its last step."""
+    first_depth: int = 0
+    """Depth of the highest node that the message added; 0 for the root, or if it added none."""
 
     @property
     def new_nodes(self) -> list[int]:
@@ -61,26 +63,31 @@ class ScoringJob(VerifyJob):
     def hold(self, found: Sequence[Likeliest]) -> None:
         """Store what was found after the rows of its last step."""
         tree, new = self.held.tree, self.new_nodes
-        if len(found) > len(new):
+        is_root_new = len(found) > len(new)
+        if is_root_new:
             tree.root, *found = found
+        depths = self.block.depths
+        self.first_depth = 0 if is_root_new else min((depths[node] for node in new), default=0)
         number = {ROOT: ROOT} | {node: at for node, at in enumerate(tree.find(self.block)) if at is not None}
         for node, likeliest in zip(new, found, strict=True):
             number[node] = tree.add(number[self.block.parents[node]], self.block.tokens[node], likeliest)
 
     def reply(self) -> Verdict | Refused:
-        """The likeliest tokens after the root and after each node; a refusal if there are none after the root."""
+        """The likeliest tokens after the root and after each node; a refusal if those after the root are unsound."""
         tree, stamp = self.held.tree, self.request.stamp
-        if not tree.root:
-            return Refused(stamp, "NaN or infinite scores of the target, or no token is allowed", is_final=True)
+        root = tree.root or ()
+        if not is_sound(root):
+            return Refused(stamp, "NaN or infinite scores of the target", is_final=True)
         nodes = [tree.candidates[node] for node in tree.find(self.block) if node is not None]
+        found = zip((root, *nodes), (0, *self.block.depths), strict=True)
         return Verdict(
             stamp,
             (),
-            tree.root[0][0],
+            root[0][0] if root else 0,
             len(self.held.log),
             timing=self.timing(),
             num_cached=self.num_adopted,
-            likeliest=(tree.root, *nodes),
+            likeliest=tuple([each if depth >= self.first_depth else () for each, depth in found]),
         )
 
 
@@ -100,8 +107,8 @@ def score(jobs: Sequence[ScoringJob], logits: Tensor) -> list[list[Likeliest]]:
 
 
 def _likeliest(ids: Sequence[int], values: Sequence[float], count: int) -> Likeliest:
-    """The first `count`, without forbidden tokens; none if one is NaN or infinite. Of equals the lowest id is first."""
+    """The first `count`, without forbidden tokens. Of equals the lowest id is first."""
     if any(math.isnan(value) or value == math.inf for value in values):
-        return ()
+        return UNSOUND
     ordered = sorted(zip(ids, values, strict=True), key=lambda each: (-each[1], each[0]))
     return tuple((token, value) for token, value in ordered[:count] if value > -math.inf)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from bench.rounds.papers import UNSEEN, NgramModel
+from bench.papers.acceptance import UNSEEN, NgramModel
 
 TOKENS = torch.tensor([0, 1, 0, 1, 1, 0])
 """Three zeros and three ones; a one follows each of the two zeros that something follows, and two zeros three ones."""

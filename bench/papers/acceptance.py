@@ -2,7 +2,7 @@
 
 Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", 2023, tables 3 to 5.
 Acceptance is measured as there: the mean over positions of texts that the target writes. No figure depends on the speed
-of the machine. docs/papers.md has ours beside theirs.
+of the machine.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ Q_TOP_TOKENS = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=128, help="of each text")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7], help="beside 0 and 1")
     parser.add_argument("--gammas", type=int, nargs="+", default=GAMMAS, help="draft lengths")
 

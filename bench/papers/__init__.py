@@ -1,0 +1,1 @@
+"""The tables of published papers, measured for the demo pair and on simulated hardware."""
