@@ -21,8 +21,8 @@ each of these yields one token."""
 MIN_ROUNDS, MIN_PLAIN_ROUNDS = 32, 8
 """Minimum number of rounds of all sessions together, with guesses and without, whose durations vary less."""
 SETTLING_ROUNDS = 2
-"""Rounds of each session that are not measured after a change: passes are still in progress, and drafts must catch
-up."""
+"""Rounds of each session that are not measured at the start, when others' prompts share the passes, and after a change:
+passes are still in progress, and drafts must catch up."""
 MAX_WINDOWS = 32
 """Maximum number of windows between two trials of one mode. It begins at 1 and doubles with each trial in vain."""
 MAX_LOST_TOKENS = 2.0
@@ -117,7 +117,8 @@ class ModeChoice:
         """Seconds since the last trial."""
         self._spent_s = 0.0
         """Seconds that each session lost in the worse of the last two modes."""
-        self._num_settling = 0
+        self._num_settling: int | None = None
+        """Number of rounds left that are not measured; None before the first round."""
         self._settling_lost_s = 0.0
         """Seconds that a session lost in the trial's unmeasured rounds, compared with the usual mode."""
         self._num_others = 0
@@ -153,6 +154,8 @@ class ModeChoice:
             self._observe_other(modes, num_sessions)
             return ""
         self._num_others = 0
+        if self._num_settling is None:
+            self._num_settling = SETTLING_ROUNDS * num_sessions
         if self._num_settling > 0:
             is_earlier = round_.is_alone and self._mode is not Mode.PLAIN  # offered before the change
             if not is_earlier:

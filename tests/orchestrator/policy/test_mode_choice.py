@@ -95,10 +95,10 @@ def test_guesses_that_lose_by_rounds_of_unlike_length_cost_as_much_in_the_mean(s
 
 
 def test_the_first_trial_of_plain_decoding_comes_as_soon_as_guesses_have_cost_more_than_two_tokens():
-    sessions = FakeSessions(draft=500.0, plain=1000.0, max_plain_rate=1000.0).run(3)
-    assert sessions.ways == [DRAFT] * 3
+    sessions = FakeSessions(draft=500.0, plain=1000.0, max_plain_rate=1000.0).run(SETTLING_ROUNDS + 3)
+    assert set(sessions.ways) == {DRAFT}
     sessions.run(SETTLING_ROUNDS + MIN_PLAIN_ROUNDS)
-    assert set(sessions.ways[3:]) == {PLAIN}
+    assert set(sessions.ways[SETTLING_ROUNDS + 3 :]) == {PLAIN}
     assert sessions.reasons == ["sessions made 1000.0 tokens/s without guesses, 500.0 with drafting"]
 
 
@@ -181,12 +181,19 @@ def test_a_trial_of_many_sessions_does_not_keep_one_that_is_left_waiting():
 
 def test_what_is_under_way_at_a_change_is_not_measured():
     sessions = FakeSessions(draft=20.0, plain=30.0, num=4, max_plain_rate=21.0)
-    sessions.run(4 * WINDOW_ROUNDS)
+    sessions.run(4 * (SETTLING_ROUNDS + WINDOW_ROUNDS))
     sessions.rates[PLAIN] = 1.0
     sessions.run(4 * SETTLING_ROUNDS)
     sessions.rates[PLAIN] = 30.0
     sessions.run(4 * PLAIN_ROUNDS)
     assert sessions.reasons == ["sessions made 30.0 tokens/s without guesses, 20.0 with drafting"]
+
+
+def test_the_first_rounds_which_others_prompts_lengthen_are_not_measured():
+    sessions = FakeSessions(draft=2.0, plain=20.0, num=8, max_plain_rate=21.0).run(8 * SETTLING_ROUNDS)
+    sessions.rates[DRAFT] = 40.0
+    sessions.run(8 * WINDOW_ROUNDS)
+    assert set(sessions.ways) == {DRAFT}
 
 
 def test_steps_that_were_offered_before_a_trial_of_guesses_do_not_count_for_it():
@@ -289,7 +296,9 @@ def at(limit, **changes):
 
 def test_a_policy_whose_rounds_are_slow_stops_drafting():
     policy = drafting()
-    policy.observe_interval(MeasuredRound(1, 0.5))  # 2 tokens a second, where a pass takes 25 ms
+    for _ in range(SETTLING_ROUNDS + 1):
+        assert not policy.is_plain
+        policy.observe_interval(MeasuredRound(1, 0.5))  # 2 tokens a second, where a pass takes 25 ms
     assert policy.is_plain
 
 

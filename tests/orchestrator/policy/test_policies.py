@@ -124,6 +124,7 @@ ALLOWED_INTS = {
     "choose.max_depth",
     "choose_draws.max_nodes",
     "choose_draws.max_depth",
+    "kept.max_nodes",
     "is_worth_waiting.num_passes",
     "is_offer_due.num_now",
     "is_worth_a_plain_step.num_now",
