@@ -90,7 +90,7 @@ class ModelRuntime:
         if tapped:
             FeatureTap(loaded.model, tapped)
         for kind in kinds:
-            kind.prepare_weights(loaded.model, config)
+            kind.prepare_weights(loaded.model, config, loaded.shard)
         taken = partial(bytes_beside_kv, loaded.model, config)
         of_state = sum(part.num_bytes for mixer in loaded.mixers for part in mixer.states)
         num_blocks = num_kv_blocks(config, (*loaded.layers, *beside), loaded.model.dtype, all_min, taken, of_state)

@@ -15,7 +15,7 @@ from workers.native.compiler import compiled
 from workers.native.intrinsics import float_of, load_float, load_long, load_short, store_float, store_short
 from workers.native.registers import place
 
-MADE_OF: Final = "6791455403d9b0ec"
+MADE_OF: Final = "803b88b8a39383c0"
 """Digest of the files that this one compiles in (see `machine`)."""
 TOGETHER: Final = 4
 """Heads that read the same keys and are computed together, so that memory is read once for all of them."""
