@@ -96,8 +96,8 @@ class EngineWorker(ABC):
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
         place = partial(_placement, config, get_current_placement_group())
-        self._begin_life = partial(Incarnation, self.role, actor, config.engine, place, *arguments)
-        self._current = self._begin_life()
+        self._begin_life = lambda engine: Incarnation(self.role, actor, engine, place, *arguments)
+        self._current = self._begin_life(config.engine)
         self._info = await self._current.load()
         self._findings = self._current.findings
         self._is_loaded = asyncio.Event()
@@ -237,7 +237,7 @@ class EngineWorker(ABC):
     async def _has_loaded_another(self) -> bool:
         self._current.kill()
         self._findings = self._current.findings or self._findings
-        self._current = self._begin_life()
+        self._current = self._begin_life(await self._current.config_of_next())
         try:
             await self._current.load(self._findings)
         except (OutriderError, RayError) as error:
