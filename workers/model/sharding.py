@@ -29,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 
 from core.errors import UnsupportedModel
 from workers.model.experts import OWN_EXPERTS, ParameterShards, parameter_shards
-from workers.native.shared import Exchange
+from workers.native.ranks.shared import Exchange
 
 GATHERED = frozenset({"colwise_gather_output", "colwise_rep"})
 COLUMNS = GATHERED | {"colwise"}
@@ -114,9 +114,9 @@ class ModuleShard:
 
     def _rows_of_tokens(self) -> Tensor:
         """The row of each token in this rank's part of the vocabulary; that of zeros for other ranks' tokens."""
-        num_rows = self.span.stop - self.span.start
-        rows = torch.full((self.total,), num_rows, device=self.module.weight.device)
-        rows[self.span] = torch.arange(num_rows, device=rows.device)
+        num_rows, device = self.span.stop - self.span.start, self.module.get_parameter("weight").device
+        rows = torch.full((self.total,), num_rows, device=device)
+        rows[self.span] = torch.arange(num_rows, device=device)
         return rows
 
     def _gathered(self, output: Tensor, collectives: Collectives) -> Tensor:

@@ -29,14 +29,14 @@ from workers.native.arithmetic import (
 )
 from workers.native.attention.rows import attend, store
 from workers.native.compiler import compiled
-from workers.native.exchange import exchange
 from workers.native.intrinsics import add_atomic, load_atomic, load_float, load_short, store_short, yield_processor
 from workers.native.panels import PANELS
+from workers.native.ranks.exchange import exchange
+from workers.native.ranks.shared import ROUNDS
 from workers.native.registers import place
-from workers.native.shared import ROUNDS
 from workers.native.vectors import HAS_PAIRS, PANEL
 
-MADE_OF: Final = "8c92306ff92f7535"
+MADE_OF: Final = "e02b358f59ca0c24"
 """Digest of the files that this one compiles in: Numba compiles it again when its own text changes, and looks at no
 other. A test compares it."""
 ROWS, PRODUCTS, ATTENTION, EXCHANGES = range(4)
@@ -172,7 +172,7 @@ def run(
     scratch: int, numbers: Any, state: Any,
 ) -> None:  # fmt: skip
     """Run a program. `counts`: rows, wanted rows, and where the registers of each begin in `memory`. `numbers` and
-    `state`: what ranks share (`workers.native.shared`)."""
+    `state`: what ranks share (`workers.native.ranks.shared`)."""
     rounds, num_exchanged = 0, state[ROUNDS]
     for stage in range(len(stages)):
         kind, first_code, num_codes, space = stages[stage]

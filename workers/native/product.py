@@ -8,7 +8,7 @@ from torch import Tensor
 
 from workers.native import machine
 from workers.native.matrix import Matrix
-from workers.native.shared import ALONE
+from workers.native.ranks.shared import ALONE
 from workers.native.team import Team
 from workers.native.vectors import PANEL
 

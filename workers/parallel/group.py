@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # its __init__ re-exports them
 
 from core.errors import ConfigError, StartupError, WorkerLost, first_line
-from workers.native.shared import Exchange
+from workers.native.ranks.shared import Exchange
 from workers.parallel.heartbeat import Heartbeat, HeartbeatListener, connect
 from workers.parallel.shared_memory import SharedMemory
 

@@ -18,7 +18,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.native.shared import PART, Exchange
+from workers.native.ranks.shared import PART, Exchange
 
 FOLDER: Final = Path("/dev/shm")  # noqa: S108  files there are memory
 LINE: Final = 8

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from workers.native.exchange import exchange
-from workers.native.shared import LOST, PART
+from workers.native.ranks.exchange import exchange
+from workers.native.ranks.shared import LOST, PART
 
 NUM_RANKS, NUM_THREADS = 3, 2
 

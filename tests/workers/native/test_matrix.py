@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from workers.native import arithmetic, exchange, intrinsics, machine, panels, registers, shared, vectors
+from workers.native import arithmetic, intrinsics, machine, panels, registers, vectors
 from workers.native.attention import reads, rows
 from workers.native.matrix import Matrix, Quantized
 from workers.native.pages import Pages
 from workers.native.product import NativeProduct
+from workers.native.ranks import exchange, shared
 from workers.native.team import Team
 
 SIZES = [(70, 48), (33, 96), (5, 7)]

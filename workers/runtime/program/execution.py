@@ -16,7 +16,7 @@ from torch import Tensor
 from workers.native import machine
 from workers.native.attention.reads import AHEAD
 from workers.native.attention.rows import TOGETHER
-from workers.native.shared import ALONE, Exchange
+from workers.native.ranks.shared import ALONE, Exchange
 from workers.native.team import Team
 from workers.runtime.program.program import Program
 from workers.runtime.program.recorder import NUM_ROWS

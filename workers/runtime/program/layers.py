@@ -12,7 +12,7 @@ import torch
 
 from workers.native import arithmetic, machine
 from workers.native.matrix import Matrix
-from workers.native.shared import PART
+from workers.native.ranks.shared import PART
 from workers.native.vectors import PANEL
 from workers.runtime.program.codes import Codes
 from workers.runtime.program.places import Unsupported, by_row, row_dim_of

@@ -20,7 +20,7 @@ from workers.model import ModelShard
 from workers.native.matrix import Matrix
 from workers.native.pages import Pages
 from workers.native.product import NativeProduct
-from workers.native.shared import ALONE, Exchange
+from workers.native.ranks.shared import ALONE, Exchange
 from workers.native.team import Team
 from workers.runtime.backend import BackendUnavailable
 from workers.runtime.program import recorder

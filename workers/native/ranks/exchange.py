@@ -10,8 +10,8 @@ from typing import Any, Final
 from workers.native.arithmetic import round_all
 from workers.native.compiler import compiled
 from workers.native.intrinsics import add_atomic, clock_s, load_atomic, yield_processor
+from workers.native.ranks.shared import BARRIER, LIMIT_S, LOST, NUM_RANKS, NUM_THREADS, PART, RANK
 from workers.native.registers import place
-from workers.native.shared import BARRIER, LIMIT_S, LOST, NUM_RANKS, NUM_THREADS, PART, RANK
 
 MADE_OF: Final = "242b8aa55d6300d0"
 """Digest of the files that this one compiles in (see `machine`)."""
