@@ -65,7 +65,9 @@ def ptx(request: pytest.FixtureRequest) -> tuple[int, dict[str, str]]:
 
 def test_it_compiles_for_the_gpus_of_today(ptx: tuple[int, dict[str, str]]) -> None:
     capability, found = ptx
-    assert found["all"].count(f".target sm_{capability}") == 3
+    has_fp8 = capability >= 89
+    assert found["all"].count(f".target sm_{capability}") == (4 if has_fp8 else 3)
+    assert ("cvt.rn.f16x2.e4m3x2" in found["all"]) == has_fp8
 
 
 def test_deterministic_blocks_are_summed_up_alike_masked_or_not(ptx: tuple[int, dict[str, str]]) -> None:
@@ -205,13 +207,16 @@ def write_ptx(capability: int) -> None:
 
 
 def everything_compiled(capability: int) -> str:
-    """The PTX of both kernels, as a target of 8B has them, and of a layer with everything."""
+    """The PTX of both kernels, as a target of 8B has them, and of a layer with everything; with KV in 8 bits, too."""
     from workers.attention import triton_attention as kernels
 
     everything = dict.fromkeys(("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS"), True)
     everything |= {"SPLITS": 1, "KEY_DIM": 192, "KEY_SIZE": 256, "BLOCK_TOKENS": 16}
     kinds = ((kernels._attend, {}), (kernels._attend, everything), (kernels._join, {}))
-    return "".join(compiled(kernel, capability, changed, {}) for kernel, changed in kinds)
+    found = [compiled(kernel, capability, changed, {}) for kernel, changed in kinds]
+    if capability >= 89:
+        found.append(compiled(kernels._attend, capability, {}, {}, pool="*fp8e4nv"))
+    return "".join(found)
 
 
 def block_loops(capability: int, *, is_deterministic: bool) -> str:
@@ -234,14 +239,16 @@ def block_loops(capability: int, *, is_deterministic: bool) -> str:
     return compiled(kernels._attend, capability, {"SPLITS": 1, "NUM_WORDS": 0}, options)
 
 
-def compiled(kernel: Any, capability: int, changed: dict[str, Any], options: dict[str, Any]) -> str:
-    """The kernel's PTX."""
+def compiled(
+    kernel: Any, capability: int, changed: dict[str, Any], options: dict[str, Any], pool: str = "*bf16"
+) -> str:
+    """The kernel's PTX. `pool`: type of keys and values."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     pointers = dict.fromkeys(("query", "keys", "values", "output", "sinks"), "*bf16")
-    pointers |= dict.fromkeys(("parts", "logarithms"), "*fp32")
+    pointers |= dict.fromkeys(("keys", "values"), pool) | dict.fromkeys(("parts", "logarithms"), "*fp32")
     pointers |= dict.fromkeys(("tiles", "seen", "positions", "masks", "table", "num_tiles"), "*i32")
     constants = {name: value for name, value in (SETTINGS | changed).items() if name in kernel.arg_names}
     types = dict.fromkeys(constants, "constexpr")

@@ -100,13 +100,20 @@ def test_without_shared_memory_ranks_run_the_models_own_code(
         assert_equal_steps(shared, path)
 
 
+def without_a_compiler(config: EngineConfig, rank: Rank) -> str:
+    with patch("workers.runtime.program.recorder.record", side_effect=OSError("no compiler")):
+        return followed(config, rank)
+
+
+@pytest.mark.parametrize("who", ["rank 0", "a follower"])
 def test_what_one_rank_cannot_prepare_all_do_without(
-    followers: Followers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    followers: Followers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
-    """Rank 0 has no compiler here: its sums would wait for those of a program for ever."""
+    """Its sums by gloo would wait for those of the others' programs for ever."""
     path = write("llama", tmp_path)
-    monkeypatch.setattr("workers.runtime.program.recorder.record", lambda *_: 1 / 0)
-    with followers.runtime(path) as shared:
+    if who == "rank 0":
+        monkeypatch.setattr("workers.runtime.program.recorder.record", lambda *_: 1 / 0)
+    with followers.runtime(path, without_a_compiler if who == "a follower" else None) as shared:
         shared.warm_up(quiet)
         assert shared.backends.names == (PackedBackend.__name__,)
         assert_equal_steps(shared, path)
