@@ -46,6 +46,7 @@ BENCHMARKS: Mapping[str, str] = {
     "overhead": "bench.service.overhead",
     "papers": "bench.papers.papers",
     "peers": "bench.peers.peers",
+    "ranks": "bench.engine.ranks",
     "rounds": "bench.rounds.rounds",
     "runtime": "bench.engine.runtime",
     "step": "bench.engine.step",

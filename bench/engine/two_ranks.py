@@ -28,6 +28,8 @@ WAYS: Final = {"yes": False, "by whole experts": True}
 class ThreadCollectives:
     """Collectives of one of the threads; `slots` and `barrier` are common to both."""
 
+    exchange: Final = None
+
     def __init__(self, index: int, slots: list[Tensor], barrier: threading.Barrier) -> None:
         self._index, self._slots, self._barrier = index, slots, barrier
 

@@ -1,7 +1,7 @@
 """Benchmarks on a GPU: kernels against references, steps against the roofline, exactness, text against transformers.
 
-A part that fails is reported, and the other parts still run. `--device cpu --only pair` with a small `--size` runs the
-last part on any machine.
+A part that fails is reported, and the other parts still run. `--device cpu --only pair` or `--only served` with a small
+`--size` runs the last parts on any machine.
 """
 
 from __future__ import annotations
@@ -17,11 +17,20 @@ from bench.gpu.step import deterministic_results, step_results, with_card
 from bench.results import Result, at_most, say
 from core.errors import first_line
 
+
+def _served(args: argparse.Namespace) -> list[Result]:
+    """Draft and target as processes of a service, which needs Ray."""
+    from bench.gpu import served
+
+    return served.measure(args)
+
+
 PARTS: Mapping[str, Callable[[argparse.Namespace], list[Result]]] = {
     "kernels": lambda _: kernel_results(),
     "step": lambda _: step_results(),
     "deterministic": lambda _: deterministic_results(),
     "pair": text.measure,
+    "served": _served,
 }
 
 

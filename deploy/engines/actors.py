@@ -15,7 +15,7 @@ import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, cast
 
 import ray
 
@@ -149,9 +149,12 @@ class EngineActor(ABC, Generic[Request, Reply]):
         await self._running.ask(lambda engine: engine.check_integrity())
 
     @_control
-    async def until_death(self) -> None:
-        """Never returns. The call fails when this process ends, which notifies the owner at once."""
-        await asyncio.Event().wait()
+    async def until_death(self) -> NoReturn:
+        """Never returns. The call fails when the engine fails or this process ends, which notifies the owner at once.
+
+        A device that has failed fails in each later call, and other ranks wait for this one. Raises: WorkerLost.
+        """
+        await self._running.until_end()
 
     @property
     def _running(self) -> EngineLoop[Request, Reply]:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from core.config import WorkerConfig
+from core.config import EngineConfig, WorkerConfig
 from core.errors import OutriderError, WorkerLost
 from core.records import Adapter, ModelInfo
 from core.text import BlockHash
@@ -96,8 +96,10 @@ class EngineWorker(ABC):
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
         place = partial(_placement, config, get_current_placement_group())
-        self._begin_life = partial(Incarnation, self.role, actor, config.engine, place, *arguments)
-        self._current = self._begin_life()
+        self._begin_life: Callable[[EngineConfig], Incarnation] = lambda engine: Incarnation(
+            self.role, actor, engine, place, *arguments
+        )
+        self._current = self._begin_life(config.engine)
         self._info = await self._current.load()
         self._findings = self._current.findings
         self._is_loaded = asyncio.Event()
@@ -237,7 +239,7 @@ class EngineWorker(ABC):
     async def _has_loaded_another(self) -> bool:
         self._current.kill()
         self._findings = self._current.findings or self._findings
-        self._current = self._begin_life()
+        self._current = self._begin_life(await self._current.config_of_next())
         try:
             await self._current.load(self._findings)
         except (OutriderError, RayError) as error:

@@ -33,6 +33,8 @@ OPTIONS = (
 """Components that any overlay takes; the others belong to overlays that name them."""
 TENSOR_PARALLEL = "gpu-tensor-parallel"
 """On top of an overlay with GPUs, before the others."""
+EIGHT = "gpu-tensor-parallel-8"
+"""On top of that one."""
 MIG = "gpu-mig"
 """On top of an overlay with GPUs."""
 MODELS_ELSEWHERE = ("model-s3", "model-image")
@@ -55,6 +57,7 @@ DEMO = Composition("cpu-demo")
 EVERYTHING = Composition("gke", OPTIONS)
 SLICED = Composition("gke", (MIG, *OPTIONS))
 LARGE = Composition("gke", (TENSOR_PARALLEL, *OPTIONS))
+LARGEST = Composition("gke", (TENSOR_PARALLEL, EIGHT, MIG, *OPTIONS))
 ALL = (
     *(
         Composition(overlay, components)
@@ -65,6 +68,7 @@ ALL = (
     Composition("gke", (MIG,)),
     Composition("gke", (TENSOR_PARALLEL,)),
     LARGE,
+    LARGEST,
     SLICED,
 )
 

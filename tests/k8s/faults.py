@@ -38,7 +38,7 @@ from tests.k8s.changes import (
     unset,
     without,
 )
-from tests.k8s.compositions import DEMO, EVERYTHING, LARGE, SLICED, Composition
+from tests.k8s.compositions import DEMO, EVERYTHING, LARGE, LARGEST, SLICED, Composition
 from tests.k8s.manifests import named, ray_service
 
 
@@ -167,6 +167,14 @@ FAULTS = (
           empty_volume("target", "shared-memory", to={"sizeLimit": "16Gi"}), LARGE),
     Fault("shared memory that takes all", "ranks_have_shared_memory",
           empty_volume("target", "shared-memory", to={"medium": "Memory", "sizeLimit": "160Gi"}), LARGE),
+    Fault("eight GPUs, and ranks for four of them", "gpus_are_asked_for_where_they_are_used",
+          setting("target", "engine", "tensor_parallel", to=4), LARGEST),
+    Fault("eight ranks on a node with four GPUs", "replicas_fit_into_pods",
+          container("target", "resources", "limits", "nvidia.com/gpu", to="4"), LARGEST),
+    Fault("CPUs for four ranks of eight", "replicas_fit_into_pods",
+          container("target", "resources", "limits", "cpu", to="20"), LARGEST),
+    Fault("shared memory for four ranks of eight", "ranks_have_shared_memory",
+          empty_volume("target", "shared-memory", to={"medium": "Memory", "sizeLimit": "4Gi"}), LARGEST),
     Fault("two orchestrators to a pod", "replicas_fit_into_pods", setting("orchestrator", "num_cpus", to=1)),
     Fault("fewer pods than replicas", "groups_can_hold_all_replicas", group("draft", "maxReplicas", to=2)),
     Fault("no room for an update", "groups_can_hold_all_replicas", group("draft", "maxReplicas", to=8)),
@@ -183,6 +191,14 @@ FAULTS = (
           lambda objects: drop(ray_group(objects, "draft"), ("rayStartParams", "num-gpus")), SLICED),
     Fault("slice of a GPU that the node does not give", "gpus_are_asked_for_where_they_are_used",
           container_drop("draft", "resources", "limits", "nvidia.com/mig-1g.20gb"), SLICED),
+    Fault("two slices of a GPU, of which Ray is told of one", "gpus_are_asked_for_where_they_are_used",
+          container("draft", "resources", "limits", "nvidia.com/mig-1g.20gb", to="2"), SLICED),
+    Fault("a slice on any node", "gpus_are_asked_for_where_they_are_used", ray("draft", "spec", "nodeSelector", to={}),
+          SLICED),
+    Fault("an L4 beside a slice of a GPU", "gpus_are_asked_for_where_they_are_used",
+          container("draft", "resources", "limits", "nvidia.com/gpu", to="1"), SLICED),
+    Fault("draft on any GPU in place of an L4", "gpus_are_asked_for_where_they_are_used",
+          ray("draft", "spec", "nodeSelector", to={})),
     Fault("no toleration of GPU nodes", "gpus_are_asked_for_where_they_are_used",
           ray("target", "spec", "tolerations", to=[])),
     Fault("any GPU will do", "gpus_are_asked_for_where_they_are_used", ray("target", "spec", "nodeSelector", to={})),

@@ -18,11 +18,10 @@ from tests.k8s import (
     serve_policies,
     service_policies,
 )
-from tests.k8s.changes import container, setting
 from tests.k8s.compositions import (
     ALL,
+    EIGHT,
     K8S,
-    LARGE,
     MIG,
     MODELS_ELSEWHERE,
     OPTIONS,
@@ -73,18 +72,11 @@ def test_every_folder_is_composed() -> None:
     assert overlays == set(OVERLAYS)
     assert {name for name in components if f"components/{name}" not in named} == {
         TENSOR_PARALLEL,
+        EIGHT,
         MIG,
         *MODELS_ELSEWHERE,
         *OPTIONS,
     }
-
-
-def test_eight_ranks_fit_where_a_patch_gives_eight_gpus() -> None:
-    rendered = objects(LARGE)
-    setting("target", "engine", "tensor_parallel", to=8)(rendered)
-    resources = {"cpu": "36", "memory": "384Gi", "nvidia.com/gpu": "8"}
-    container("target", "resources", to={"requests": resources, "limits": resources})(rendered)
-    assert not [complaint for check in CHECKS.values() for complaint in check(rendered)]
 
 
 def test_checks_have_names_of_their_own() -> None:

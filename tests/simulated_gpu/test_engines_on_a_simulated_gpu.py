@@ -20,6 +20,7 @@ from tests.workers.engine.growths import allowed, wide
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
 from workers.runtime.backends import CudaGraphBackend
+from workers.step.kv_dtype import FP8
 
 pytestmark = pytest.mark.thorough
 
@@ -174,6 +175,41 @@ def test_a_recorded_greedy_step_uploads_once_and_waits_once(
     counts = step_counts(gpu, drivers, block)
     assert (counts.uploads, len(counts.waits), counts.replays) == (1, 1, 1)
     assert (gpu.recorded.uploads, gpu.recorded.waits) == (0, [])
+
+
+def test_steps_of_a_prompt_are_queued_before_the_last_one_is_read(gpu: SimulatedGPU, llama: Path) -> None:
+    """Nothing depends on the chunks before the last one: the host waits for the device once, after all three steps."""
+    engine = target_on(llama, "cuda", compile=True)
+    engine.add(Driver(engine, prompt(0, 40)).verify_request())
+    gpu.counts, seen = Counts(), []
+    while engine.has_work:
+        engine.step()
+        seen.append((gpu.counts.replays, len(gpu.counts.waits)))
+    assert seen == [(1, 0), (2, 0), (3, 1)]
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(False, id="eager", marks=pytest.mark.slow), True])
+def test_guesses_change_no_token_where_kv_is_rounded(compiled: bool, gpu: SimulatedGPU, llama: Path) -> None:
+    """And the rounded KV is not that of a model without rounding."""
+    rounded = target_on(llama, "cuda", compile=compiled, kv_dtype="fp8")
+    assert {pool.dtype for pool in (*rounded._runtime.cache.keys, *rounded._runtime.cache.values)} == {FP8}
+    plain, guided = (Driver(rounded, prompt(1, 40), session=name) for name in ("plain", "guided"))
+    want = plain.run(24)
+    guided.verify()
+    num_accepted = 0
+    while len(guided.log) < 40 + 20:
+        right = want[len(guided.log) - 40 :][:2]
+        verdict = guided.verify(TokenTree((wrong(right[0]), *right, 3), (ROOT, ROOT, 1, 0)))
+        num_accepted += len(verdict.path)
+    assert list(guided.log.tokens[40:]) == want[: len(guided.log) - 40]
+    assert num_accepted >= 10
+    exact = target_on(llama, "cuda", compile=compiled)
+    assert logprobs_of(rounded) != logprobs_of(exact)
+
+
+def logprobs_of(engine: TargetEngine) -> Any:
+    driver = Driver(engine, prompt(2), session="logprobs", num_logprobs=2)
+    return [driver.verify().logprobs for _ in range(3)]
 
 
 KERNELS = {

@@ -16,6 +16,7 @@ from core.speculation import ROOT
 from workers.attention.paged import Kernel, paged_inputs
 from workers.attention.seam import Attention
 from workers.step import KVCache, LayerShape, SequenceKV, Span, Step, Tiling, plan_step
+from workers.step.kv_dtype import FP8, as_bits, as_stored
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +67,9 @@ def _errors(shape: LayerShape, like: KVCache, kernel: Kernel) -> Tensor:
     size = like.block_tokens
     cache = KVCache([shape], NUM_BLOCKS + NUM_TOKENS // size, size, like.keys[0].dtype, like.device)
     random = torch.Generator(like.device).manual_seed(0)
-    for pool in (*cache.keys, *cache.values):
-        pool[size:].normal_(generator=random)  # the blank block stays zero
+    for pool in (*cache.keys, *cache.values):  # the blank block stays zero
+        rows = torch.randn(pool[size:].shape, device=pool.device, generator=random)
+        as_bits(pool[size:]).copy_(as_bits(as_stored(rows.to(_computed(pool.dtype)), pool.dtype)))
     kvs = [_sequence(cache, num_tokens) for num_tokens in (size + size // 4, size // 2, 2 * size, 3)]
     plain = [Span(kv, row, 1) for row, kv in enumerate(kvs)]
     ragged = [
@@ -77,6 +79,11 @@ def _errors(shape: LayerShape, like: KVCache, kernel: Kernel) -> Tensor:
         Span(kvs[3], 81, 0, (ROOT, ROOT, 1), num_cached_nodes=1),
     ]
     return torch.cat([_errors_of_step(shape, cache, spans, kernel, random) for spans in (plain, ragged)])
+
+
+def _computed(dtype: torch.dtype) -> torch.dtype:
+    """The type of a model that has KV of this type."""
+    return torch.bfloat16 if dtype == FP8 else dtype
 
 
 def _sequence(cache: KVCache, num_tokens: int) -> SequenceKV:
@@ -98,7 +105,7 @@ def _errors_of_step(
         (shape.num_kv_heads, shape.value_dim),
     )
     query, key, value = (
-        torch.randn(1, heads, num_rows, dim, dtype=like.dtype, device=like.device, generator=random)
+        torch.randn(1, heads, num_rows, dim, dtype=_computed(like.dtype), device=like.device, generator=random)
         for heads, dim in sizes
     )
     if shape.values_in_keys:

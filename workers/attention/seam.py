@@ -17,6 +17,7 @@ from core.errors import UnsupportedModel
 from workers.attention.latent import absorbed_query, expanded_output, is_latent
 from workers.attention.paged import LayerKind, PagedPlan
 from workers.step import AttentionGroup, LayerShape, Reads, StepPlan
+from workers.step.kv_dtype import as_bits, store_rows
 
 ATTENTION = "outrider"
 """The name under which transformers finds `attend`. No mask is registered under it, so models make none."""
@@ -169,10 +170,10 @@ class Attention(LayerKind):
                 return plan.kernel.attend(query[0].transpose(0, 1), *pools, plan.reads, self)[None]
             plan = plan.gathering
         keys, values = plan.cache.by_head[layer]  # [1, H_kv, S, D]
-        keys.index_copy_(2, plan.write_slots, key)
+        store_rows(keys, plan.write_slots, key)
         own_values = None if plan.cache.shapes[layer].values_in_keys else values
         if own_values is not None:
-            own_values.index_copy_(2, plan.write_slots, value)
+            store_rows(own_values, plan.write_slots, value)
         return self._read(plan.reads, query, keys, own_values, value.shape[3])
 
     def read_source(self, layer: int, plan: StepPlan, query: torch.Tensor) -> torch.Tensor:
@@ -206,8 +207,8 @@ class Attention(LayerKind):
             bias = group.bias(self.window, heads_per_row, query.dtype)
         else:  # of models with a KV head for each head
             bias = group.bias_by_distance(self.window, self.distances)
-        read = _gather(keys, group)
-        read_values = read[..., :value_dim] if values is None else _gather(values, group)
+        read = _gather(keys, group).to(query.dtype)
+        read_values = read[..., :value_dim] if values is None else _gather(values, group).to(query.dtype)
         output = self._attention(packed, read, read_values, bias)
         unpacked = output.view(num_seqs, num_kv_heads, num_queries, heads_per_row, -1).transpose(1, 2)
         return unpacked.reshape(1, num_seqs * num_queries, num_heads, -1)
@@ -240,12 +241,14 @@ class Attention(LayerKind):
 def _gather(pool: torch.Tensor, group: AttentionGroup) -> torch.Tensor:
     """KV rows of each product of a group, from a pool [1, H, S, D]; a view if they are contiguous.  # [B, H, L, D]"""
     num_products, _, num_slots = group.mask.shape
+    dtype, pool = pool.dtype, as_bits(pool)
     if isinstance(group.stretches, slice):
         found = pool.narrow(2, group.stretches.start, num_slots)
     else:
         slots = pool[0].transpose(0, 1)
         stretches = slots.view(-1, group.stretch_tokens, *slots.shape[1:])  # [N, S, H, D]
         found = stretches.index_select(0, group.stretches).view(-1, num_slots, *stretches.shape[2:]).transpose(1, 2)
+    found = found.view(dtype)
     return found if len(found) == num_products else found.expand(num_products, -1, -1, -1)  # tiles read the same KV
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from workers.attention.paged import LayerKind, PagedReads
 from workers.shared_memory import num_stages
+from workers.step.kv_dtype import FP8, FP8_MAX
 from workers.step.paged_plan import WORD_BITS
 
 BLOCK_N = 64
@@ -56,7 +57,8 @@ class TritonKernel:
         size = triton.next_power_of_2(max(key_dim, value_dim))
         _store[(num_rows, num_heads)](
             keys, values, key, value, slots, keys.stride(0), values.stride(0), *key.stride()[1:], *value.stride()[1:],
-            KEY_DIM=key_dim, VALUE_DIM=value_dim, SIZE=size, num_warps=1 if size <= 256 else 4,
+            KEY_DIM=key_dim, VALUE_DIM=value_dim, SIZE=size, LARGEST=FP8_MAX if keys.dtype == FP8 else 0.0,
+            num_warps=1 if size <= 256 else 4,
         )  # fmt: skip
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, reads: PagedReads, kind: LayerKind) -> Tensor:
@@ -114,15 +116,33 @@ def _store(
     keys: tl.tensor, values: tl.tensor, key: tl.tensor, value: tl.tensor, slots: tl.tensor,
     keys_slot: tl.tensor, values_slot: tl.tensor, key_head: tl.tensor, key_row: tl.tensor, key_dim: tl.tensor,
     value_head: tl.tensor, value_row: tl.tensor, value_dim: tl.tensor,
-    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, SIZE: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr,
 ) -> None:  # fmt: skip
+    """`LARGEST`: the largest number that float8 pools hold; 0 for others."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
     dim = tl.arange(0, SIZE)
     new = tl.load(key + head * key_head + row * key_row + dim * key_dim, mask=dim < KEY_DIM)
+    new = _as_stored(new, LARGEST)
     tl.store(keys + slot * keys_slot + head * KEY_DIM + dim, new, mask=dim < KEY_DIM)
     new = tl.load(value + head * value_head + row * value_row + dim * value_dim, mask=dim < VALUE_DIM)
+    new = _as_stored(new, LARGEST)
     tl.store(values + slot * values_slot + head * VALUE_DIM + dim, new, mask=dim < VALUE_DIM)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _as_stored(new: tl.tensor, LARGEST: tl.constexpr) -> tl.tensor:
+    """Rounded to float8 e4m3, to the nearest even one and at most `LARGEST`; NaN stays. Converting it is then exact, on
+    any device. `LARGEST` 0: as it is."""
+    if LARGEST > 0:
+        number = new.to(tl.float32)
+        limited = tl.where(number > LARGEST, LARGEST, tl.where(number < -LARGEST, -LARGEST, number))
+        bits = limited.to(tl.int32, bitcast=True)
+        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)  # three binary digits
+        small = (limited + 24576.0) - 24576.0  # multiples of 2 ** -9, below the normal numbers
+        new = tl.where(tl.abs(limited) < 0.015625, small, normal)
+        new = tl.where(number == number, new, number)
+    return new
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -241,8 +261,9 @@ def _add_block(
     key_mask, value_mask = (key_dim < KEY_DIM)[:, None], (value_dim < VALUE_DIM)[None, :]
     if IS_MASKED:
         key_mask, value_mask = key_mask & is_kv[None, :], value_mask & is_kv[:, None]
-    key = tl.load(keys + slots[None, :] * keys_slot + key_dim[:, None], mask=key_mask, other=0.0)
+    key = tl.load(keys + slots[None, :] * keys_slot + key_dim[:, None], mask=key_mask, other=0.0).to(rows.dtype)
     value = tl.load(values + slots[:, None] * values_slot + value_dim[None, :], mask=value_mask, other=0.0)
+    value = value.to(rows.dtype)
     scores = tl.dot(rows, key, input_precision=PRECISION) * scale
     if HAS_SOFTCAP:
         scores = (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0) * softcap  # tanh

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from core.errors import WorkerLost
 from core.records import (
@@ -167,6 +167,12 @@ class EngineLoop(Generic[Request, Reply]):
     def _target(self) -> TargetEngine:
         assert isinstance(self._engine, TargetEngine), "only targets have adapters"
         return self._engine
+
+    async def until_end(self) -> NoReturn:
+        """Wait until the engine has failed or is closed. Raises: WorkerLost, with the cause."""
+        await asyncio.shield(asyncio.wrap_future(self._ended))
+        assert self._end is not None, "the thread runs until the end is known"
+        raise self._end
 
     async def close(self) -> None:
         """Let the current step end, then stop the thread; open calls raise WorkerLost."""

@@ -54,6 +54,7 @@ def check_settings(architecture: str, config: EngineConfig) -> None:
         "tensor_parallel": ("1", config.tensor_parallel == 1),
         "layers": ("absent", config.layers is None),
         "quantize": ("absent", config.quantize is None),
+        "kv_dtype": ("absent", config.kv_dtype is None),
         "adapters": ("absent", not config.adapters),
         "head": ("absent", config.head is None),
         "feature_layers": ("absent", not config.feature_layers),

@@ -38,6 +38,7 @@ class ModelShard:
     size: int
     by_expert: bool = False
     """Whether a rank has whole experts, and not a part of each."""
+    collectives: Collectives = field(init=False, default=LocalCollectives(1))
     _shards: Mapping[str, Shard] = field(init=False, default_factory=dict)
     _blocks: Mapping[str, Any] = field(init=False, default_factory=dict)
     """Modules whose output is added up over ranks, instead of that of the modules in them."""
@@ -77,6 +78,7 @@ class ModelShard:
 
     def connect(self, collectives: Collectives) -> None:
         """Make the model combine its results with those of the other ranks through `collectives`."""
+        self.collectives = collectives
         for hook in self._hooks:
             hook.remove()
         parts, local = tuple(f"{name}." for name in self._blocks), LocalCollectives(self.size)

@@ -29,6 +29,7 @@ from torch.utils.hooks import RemovableHandle
 
 from core.errors import UnsupportedModel
 from workers.model.experts import OWN_EXPERTS, ParameterShards, parameter_shards
+from workers.native.ranks.shared import Exchange
 
 GATHERED = frozenset({"colwise_gather_output", "colwise_rep"})
 COLUMNS = GATHERED | {"colwise"}
@@ -41,6 +42,11 @@ KEY_VALUE = frozenset({"k_proj", "v_proj"})
 
 class Collectives(Protocol):
     """Collectives of a model's ranks. All ranks make the same calls in the same order."""
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """Memory in which native code makes these collectives itself; None if ranks share none."""
+        ...
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum of all ranks' tensors."""
@@ -56,6 +62,7 @@ class LocalCollectives:
     """Results of the right shapes without other ranks, to probe a model before the ranks have met."""
 
     size: int
+    exchange: None = None
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -96,7 +103,8 @@ class ModuleShard:
         """Attach the module's collectives to it."""
         if self.style in VOCABULARY:
             setattr(self.module, "padding_idx", None)  # noqa: B010  only training uses it, and rows are renumbered here
-            yield self.module.register_forward_pre_hook(self._own_tokens)
+            rows = self._rows_of_tokens()
+            yield self.module.register_forward_pre_hook(lambda _, args: (rows[args[0]],))
         if self.style in SPLIT_INPUT:
             yield self.module.register_forward_pre_hook(lambda _, args: (args[0][..., self.span],))
         if self.is_summed:
@@ -104,14 +112,16 @@ class ModuleShard:
         if self.style in GATHERED:
             yield self.module.register_forward_hook(lambda _, args, output: self._gathered(output, collectives))  # noqa: ARG005
 
-    def _own_tokens(self, _: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
-        """Map tokens to rows of this rank's part of the vocabulary; other ranks' tokens map to the row of zeros."""
-        num_rows = self.span.stop - self.span.start
-        rows = args[0] - self.span.start
-        return (torch.where((rows >= 0) & (rows < num_rows), rows, num_rows),)
+    def _rows_of_tokens(self) -> Tensor:
+        """The row of each token in this rank's part of the vocabulary; that of zeros for other ranks' tokens."""
+        num_rows, device = self.span.stop - self.span.start, self.module.get_parameter("weight").device
+        rows = torch.full((self.total,), num_rows, device=device)
+        rows[self.span] = torch.arange(num_rows, device=device)
+        return rows
 
     def _gathered(self, output: Tensor, collectives: Collectives) -> Tensor:
-        padded = F.pad(output, (0, self.max_share - output.shape[-1]))
+        num_missing = self.max_share - output.shape[-1]
+        padded = F.pad(output, (0, num_missing)) if num_missing else output
         return collectives.all_gather(padded)[..., : self.total]
 
 

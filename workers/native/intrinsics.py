@@ -6,6 +6,7 @@ not know models.
 
 from __future__ import annotations
 
+from time import CLOCK_MONOTONIC as MONOTONIC
 from typing import Any
 
 from llvmlite import ir
@@ -79,6 +80,21 @@ def load_atomic(typing: Any, address: Any) -> Any:  # noqa: ARG001
         return builder.load_atomic(builder.inttoptr(args[0], ir.PointerType(I64)), "seq_cst", 8)
 
     return INT(INT), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def clock_s(typing: Any) -> Any:  # noqa: ARG001
+    """Seconds of a clock that nobody sets."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+        kind = ir.ArrayType(I64, 2)  # seconds and nanoseconds
+        time = cgutils.alloca_once(builder, kind)
+        declared = ir.FunctionType(I32, [I32, ir.PointerType(kind)])
+        function = cgutils.get_or_insert_function(builder.module, declared, "clock_gettime")
+        builder.call(function, [I32(MONOTONIC), time])
+        return builder.extract_value(builder.load(time), 0)
+
+    return INT(), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

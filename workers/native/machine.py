@@ -31,13 +31,15 @@ from workers.native.attention.rows import attend, store
 from workers.native.compiler import compiled
 from workers.native.intrinsics import add_atomic, load_atomic, load_float, load_short, store_short, yield_processor
 from workers.native.panels import PANELS
+from workers.native.ranks.exchange import exchange
+from workers.native.ranks.shared import ROUNDS
 from workers.native.registers import place
 from workers.native.vectors import HAS_PAIRS, PANEL
 
-MADE_OF: Final = "bb2b466a97587df0"
+MADE_OF: Final = "06f7567851c1ab95"
 """Digest of the files that this one compiles in: Numba compiles it again when its own text changes, and looks at no
 other. A test compares it."""
-ROWS, PRODUCTS, ATTENTION = range(3)
+ROWS, PRODUCTS, ATTENTION, EXCHANGES = range(4)
 """Kinds of stages."""
 PAIRS, BFLOAT16, FLOAT32, INT8, INT4 = range(5)
 """Kinds of weights: bfloat16 with and without the processor's products, float32, and integers with scales."""
@@ -161,15 +163,17 @@ def _wait_for_all(barrier: int, num_threads: int, rounds: int) -> None:
 
 @compiled(
     "void(int64, int64, int64, int64[:, ::1], int64[:, ::1], float32[::1], int64, int64[::1], int64[::1], int64[::1],"
-    "int64[::1], int64[::1], int64[:, ::1], int64[::1], int64[::1], int64[::1], float32[::1], int64)"
+    "int64[::1], int64[::1], int64[:, ::1], int64[::1], int64[::1], int64[::1], float32[::1], int64, float32[::1],"
+    "int64[::1])"
 )
 def run(
     thread: int, num_threads: int, barrier: int, stages: Any, codes: Any, memory: Any, address: int, counts: Any,
     ids: Any, positions: Any, wanted: Any, slots: Any, reads: Any, blocks: Any, nodes: Any, offsets: Any, scores: Any,
-    scratch: int,
+    scratch: int, numbers: Any, state: Any,
 ) -> None:  # fmt: skip
-    """Run a program. `counts`: rows, wanted rows, and where the registers of each begin in `memory`."""
-    rounds = 0
+    """Run a program. `counts`: rows, wanted rows, and where the registers of each begin in `memory`. `numbers` and
+    `state`: what ranks share (`workers.native.ranks.shared`)."""
+    rounds, num_exchanged = 0, state[ROUNDS]
     for stage in range(len(stages)):
         kind, first_code, num_codes, space = stages[stage]
         count, base = counts[space], counts[2 + space]
@@ -186,6 +190,11 @@ def run(
         elif kind == PRODUCTS:
             for number in range(first_code, first_code + num_codes):
                 _product(codes[number], memory, address, base, count, scratch, thread, num_threads)
+        elif kind == EXCHANGES:
+            for number in range(first_code, first_code + num_codes):
+                num_exchanged = exchange(
+                    codes[number], memory, base, count, thread, num_threads, numbers, state, num_exchanged
+                )
         else:
             code = codes[first_code]
             store(code, memory, base, count, first, end, slots)
@@ -194,3 +203,5 @@ def run(
             attend(code, memory, base, count, thread, num_threads, reads, blocks, nodes, offsets, scores)
         rounds += 1
         _wait_for_all(barrier, num_threads, rounds)
+    if thread == 0:
+        state[ROUNDS] = num_exchanged

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from workers.native import machine
 from workers.native.matrix import Matrix
+from workers.native.ranks.shared import ALONE
 from workers.native.team import Team
 from workers.native.vectors import PANEL
 
@@ -38,7 +39,7 @@ class NativeProduct:
             machine.run(
                 thread, team.num_threads, team.counter.ctypes.data, self._stages, codes, memory,
                 memory.ctypes.data, counts, _NONE, _NONE, _NONE, _NONE, _NO_ROWS, _NONE, _NONE, _NONE,
-                np.zeros(1, np.float32), shorts[thread].data_ptr(),
+                np.zeros(1, np.float32), shorts[thread].data_ptr(), ALONE.numbers, ALONE.state,
             )  # fmt: skip
 
         team.run(work)

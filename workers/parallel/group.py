@@ -1,7 +1,8 @@
 """The group of processes that share one model: how they connect, their collectives, and the loss of one of them.
 
-Knows torch.distributed and no models. Activations go through gloo on a CPU and NCCL on a GPU; rank 0's commands, which
-are integers, always go through gloo, so that they wait for no device. A process is in at most one group.
+Knows torch.distributed and no models. Activations go through gloo on a CPU and NCCL on a GPU. Rank 0's commands, which
+are integers, wait for no device: they go through memory that all ranks share, or through gloo between machines. A
+process is in at most one group.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -22,7 +24,9 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # its __init__ re-exports them
 
 from core.errors import ConfigError, StartupError, WorkerLost, first_line
+from workers.native.ranks.shared import Exchange
 from workers.parallel.heartbeat import Heartbeat, HeartbeatListener, connect
+from workers.parallel.shared_memory import SharedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +64,20 @@ class RankGroup:
     has aborted, or is late; no collective works after that.
     """
 
-    def __init__(self, rank: Rank, device: str, on_loss: Callable[[str], None], *, is_ordered: bool = False) -> None:
-        """Connect to the other ranks. `is_ordered`: compute sums in the order of the ranks. Raises: StartupError."""
+    exchange: Exchange | None = None
+    """What native code of all ranks shares; None without such memory, and on a GPU."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        device: str,
+        on_loss: Callable[[str], None],
+        *,
+        is_ordered: bool = False,
+        num_threads: int = 1,
+    ) -> None:
+        """Connect to the other ranks. `is_ordered`: compute sums in the order of the ranks. `num_threads`: of this
+        rank's native code. Raises: StartupError."""
         self.rank = rank
         self._is_ordered = is_ordered and rank.size > 2  # the order of two summands does not matter
         self._device = torch.device(device)
@@ -71,7 +87,7 @@ class RankGroup:
         try:
             store = TCPStore(rank.master_address, rank.master_port, rank.size, rank.index == 0, self._timeout)
             self._connect(PrefixStore("ranks", store))
-            self._heartbeat = Heartbeat(_connections(rank, store), on_loss)
+            self._heartbeat = Heartbeat(_connections(rank, store), lambda reason: self._lose(reason, on_loss))
         except (RuntimeError, OSError) as error:  # torch's own are RuntimeErrors
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -79,6 +95,7 @@ class RankGroup:
                 f"rank {rank.index} of {rank.size} did not meet the others at {rank.master_address}:{rank.master_port} "
                 f"within {rank.timeout_s:g} s: {first_line(error)}"
             ) from error
+        self._memory = self._share_memory(store, num_threads)
 
     def _connect(self, store: Store) -> None:
         on_gpu = self._device.type == "cuda"
@@ -91,6 +108,36 @@ class RankGroup:
             device_id=torch.device("cuda", self._device.index or 0) if on_gpu else None,
         )
         self._command_group = dist.new_group(backend="gloo", timeout=UNBOUNDED)
+
+    def _share_memory(self, store: Store, num_threads: int) -> SharedMemory | None:
+        """Memory that all ranks have in common; None if they are on several machines, or if there is none."""
+        memory, index, size = None, self.rank.index, self.rank.size
+        try:
+            path = Path(store.get("memory").decode()) if index else Path()
+            memory = SharedMemory.open(path, index, size) if index else SharedMemory.create(size)
+            memory.announce(num_threads)
+        except OSError as error:
+            logger.info("rank %d shares no memory with the others: %s", index, error)
+        if index == 0:
+            store.set("memory", "" if memory is None else str(memory.path))
+        try:
+            is_shared = self.all_min(int(memory is not None))
+        except WorkerLost as error:
+            self.close()
+            raise StartupError(f"the ranks of the model did not start together: {error}") from error
+        finally:
+            if memory is not None and index == 0:
+                memory.path.unlink()
+        if memory is None or not is_shared:
+            return None
+        if self._device.type == "cpu":
+            self.exchange = memory.exchange(self.rank.timeout_s)
+        return memory
+
+    def _lose(self, reason: str, on_loss: Callable[[str], None]) -> None:
+        if self.exchange is not None:
+            self.exchange.lose()
+        on_loss(reason)
 
     @property
     def lost(self) -> str | None:
@@ -169,6 +216,10 @@ class RankGroup:
 
     def send_command(self, command: Sequence[int]) -> None:
         """On rank 0: send a command to all followers."""
+        if self._memory is not None:
+            self._check()
+            self._memory.send(command, lambda waited_s: self._check_wait(waited_s, self._timeout))
+            return
         values = [len(command), *command]
         values.extend([0] * (FIRST_MESSAGE_INTS - len(values)))
         message = torch.tensor(values, dtype=torch.int32)
@@ -178,6 +229,9 @@ class RankGroup:
 
     def receive_command(self) -> list[int]:
         """On a follower: wait for rank 0's next command."""
+        if self._memory is not None:
+            self._check()
+            return self._memory.receive(lambda waited_s: self._check_wait(waited_s, UNBOUNDED))
         first = torch.empty(FIRST_MESSAGE_INTS, dtype=torch.int32)
         self._broadcast(first, UNBOUNDED)
         length, *command = first.tolist()
@@ -204,18 +258,32 @@ class RankGroup:
     def _wait(self, start: Callable[[], Any], limit: timedelta) -> None:
         """Wait until a collective is complete, a rank is lost, or the limit has passed."""
         self._check()
-        deadline_s = monotonic() + limit.total_seconds()
+        began_s = monotonic()
         try:
             work = start()
             while not work.is_completed():
                 with suppress(RuntimeError):  # a time-out; if the collective has failed, the last wait raises
                     work.wait(timedelta(seconds=POLL_INTERVAL_S))
-                self._check()
-                if monotonic() > deadline_s and not work.is_completed():
-                    raise WorkerLost(f"a rank did not complete a step within {limit.total_seconds():g} s")
+                if not work.is_completed():
+                    self._check_wait(monotonic() - began_s, limit)
             work.wait()
         except RuntimeError as error:
             raise _loss(error) from error
+
+    def check(self) -> None:
+        """Call after a step of native code, which ends early if a rank is lost or late. Raises: WorkerLost."""
+        self._check()
+        if self.exchange is not None and self.exchange.is_lost:
+            raise self._late(self._timeout)
+
+    def _check_wait(self, waited_s: float, limit: timedelta) -> None:
+        self._check()
+        if waited_s > limit.total_seconds():
+            raise self._late(limit)
+
+    @staticmethod
+    def _late(limit: timedelta) -> WorkerLost:
+        return WorkerLost(f"a rank did not complete a step within {limit.total_seconds():g} s")
 
     def _check(self) -> None:
         if self.lost is not None:

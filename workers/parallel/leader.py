@@ -88,6 +88,7 @@ def run_follower(config: EngineConfig, rank: Rank, progress: Callable[[str], Non
         runtime.backends.warm_up_base(progress)
         while (command := group.receive_command())[0] != Command.STOP:
             _carry_out(command, runtime, progress)
+            group.check()
     group.close()
 
 
@@ -157,7 +158,9 @@ class LeaderBackends(BackendStack):
         edits, self._cache.edits = self._cache.edits, []
         with _abort_on_failure(self._group):
             self._group.send_command([Command.STEP, *pack_step(edits, step)])
-            return super().run(step)
+            logits = super().run(step)
+            self._group.check()
+            return logits
 
     def build(self, progress: Callable[[str], None]) -> None:
         self._group.send_command([Command.BUILD_BACKEND])
@@ -204,7 +207,7 @@ def _connect(
     if rank.size != config.tensor_parallel:
         raise ConfigError(f"tensor_parallel is {config.tensor_parallel}, but there are {rank.size} ranks")
     progress(f"rank {rank.index} of {rank.size} is waiting for the others at {rank.master_address}:{rank.master_port}")
-    return RankGroup(rank, config.device, on_loss, is_ordered=config.deterministic)
+    return RankGroup(rank, config.device, on_loss, is_ordered=config.deterministic, num_threads=config.num_threads)
 
 
 def _load(config: EngineConfig, group: RankGroup, progress: Callable[[str], None]) -> LoadedModel:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from core.config import EngineConfig
 from workers.attention import Kernel, PagedPlan
+from workers.model import ModelShard
 from workers.runtime.features import tap_of
 from workers.step import KVCache, Span, Step, StepPlan, Tiling, plan_step
 
@@ -85,8 +86,11 @@ class Backend(ABC):
         return True
 
     @classmethod  # noqa: B027  most leave weights as they are
-    def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
-        """Lay out the weights for this backend. Called once, before KV takes the remaining memory."""
+    def prepare_weights(cls, model: Any, config: EngineConfig, shard: ModelShard | None = None) -> None:
+        """Lay out the weights for this backend. Called once, before KV takes the remaining memory.
+
+        `shard`: the part of the model that this rank has; None if it is whole.
+        """
 
     def warm_up(self, progress: Callable[[str], None]) -> None:  # noqa: B027  some have nothing to do
         """Build everything that steps need, so that no request pays for it.

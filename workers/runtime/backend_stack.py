@@ -54,7 +54,7 @@ class BackendStack:
         self._context = context
         self._all_min = all_min
         self._base = base(context)
-        self._to_build = [kind for kind in compiled if kind.is_worth_building(context.model)]
+        self._to_build = [kind for kind in compiled if all_min(int(kind.is_worth_building(context.model)))]
         self._built: list[Backend] = []
         self._adapters = Adapters(context.model, context.config)
         self.num_base_steps = 0

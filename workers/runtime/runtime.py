@@ -32,6 +32,7 @@ from workers.runtime.sources import Sources
 from workers.runtime.tiling import choose_tiling, find_tile_rows, tiles_of
 from workers.sampling import DraftVocabulary
 from workers.step import KVCache, LayerShape, Step, StepRows, flatten
+from workers.step.kv_dtype import kv_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +91,12 @@ class ModelRuntime:
         if tapped:
             FeatureTap(loaded.model, tapped)
         for kind in kinds:
-            kind.prepare_weights(loaded.model, config)
+            kind.prepare_weights(loaded.model, config, loaded.shard)
         taken = partial(bytes_beside_kv, loaded.model, config)
         of_state = sum(part.num_bytes for mixer in loaded.mixers for part in mixer.states)
-        num_blocks = num_kv_blocks(config, (*loaded.layers, *beside), loaded.model.dtype, all_min, taken, of_state)
+        stored = kv_dtype(config, loaded.model.dtype)
+        wide_beside = [*beside] * (loaded.model.dtype.itemsize // stored.itemsize)  # what is beside it keeps its type
+        num_blocks = num_kv_blocks(config, (*loaded.layers, *wide_beside), stored, all_min, taken, of_state)
         self.info = replace(
             loaded.info,
             kv_cache_tokens=num_blocks * config.block_tokens,
@@ -102,9 +105,9 @@ class ModelRuntime:
         )
         logger.info("KV of %d tokens", self.info.kv_cache_tokens)
         device = torch.device(config.device)
-        kv_bytes = num_blocks * config.block_tokens * token_bytes(loaded.layers, loaded.model.dtype)
+        kv_bytes = num_blocks * config.block_tokens * token_bytes(loaded.layers, stored)
         states = num_states(config, of_state, kv_bytes, all_min, taken)
-        self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, device, states)
+        self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, stored, device, states)
         if loaded.mixers:
             self.info = replace(self.info, num_states=states)
         self._states = States(loaded.model, loaded.mixers, states, is_deterministic=config.deterministic)

@@ -25,6 +25,7 @@ import torch
 
 from core.text import BlockHash
 from workers.step.block_pool import BlockPool
+from workers.step.kv_dtype import as_bits
 from workers.step.states import OutOfBlocks, StateSlots
 from workers.step.transfer import upload
 
@@ -109,7 +110,7 @@ class KVCache:
         self.by_head = [(keys.transpose(0, 1)[None], values.transpose(0, 1)[None]) for keys, values in pairs]
         """Views for attention: keys and values [1, H, S, D] of each layer."""
         own_values = [rows for s, rows in zip(shapes, self.values, strict=True) if not s.values_in_keys]
-        self._stored = [rows for rows in (*self.keys, *own_values) if rows.numel()]
+        self._stored = [as_bits(rows) for rows in (*self.keys, *own_values) if rows.numel()]
         self._by_block = [rows.view(-1, block_tokens, *rows.shape[1:]) for rows in self._stored]
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
@@ -260,7 +261,7 @@ class KVCache:
         """
         index = self._slot_tensor(blocks)
         for rows in self._by_block:
-            rows.index_fill_(0, index, 0.0)
+            rows.index_fill_(0, index, 0)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots `sources` to slots `targets` in all layers."""

@@ -74,6 +74,14 @@ async def test_an_engine_that_failed_is_never_ready_again(target):
         await target.ready()
 
 
+async def test_the_owner_of_an_engine_that_failed_learns_of_it_at_once(target):
+    watch = asyncio.create_task(target.until_death())
+    with pytest.raises(WorkerLost, match="told to fail"):
+        await replies_of(target._running, [verify_request(last=FAIL)])
+    with pytest.raises(WorkerLost, match="told to fail"):
+        await asyncio.wait_for(watch, 5)
+
+
 async def test_what_is_known_of_the_place_reaches_the_engine():
     """The fake finds out nothing, and has learned nothing else than what it was given."""
     known = Findings("anywhere", is_compiled=True, tile_rows=4, step_times_s=((1, 0.5),))

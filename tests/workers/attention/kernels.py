@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from workers.step.kv_dtype import as_bits, as_stored
+
 
 class PlainKernel:
     """Takes the place of `workers.attention.triton_attention.TritonKernel`."""
 
     def store(self, keys, values, key, value, slots):
         assert slots.dtype == torch.int32
-        keys[slots.long()] = key[0].transpose(0, 1)
-        values[slots.long()] = value[0].transpose(0, 1)
+        for pool, rows in ((keys, key), (values, value)):
+            as_bits(pool)[slots.long()] = as_bits(as_stored(rows[0].transpose(0, 1), pool.dtype))
 
     def attend(self, query, keys, values, reads, kind):
         assert {each.dtype for each in (reads.tiles, reads.seen, reads.masks, reads.table)} == {torch.int32}
+        keys, values = keys.to(query.dtype), values.to(query.dtype)
         output = torch.full((*query.shape[:2], values.shape[2]), torch.nan, dtype=query.dtype)
         for first, count, sequence, end in reads.tiles[: int(reads.num_tiles)].tolist():
             assert count <= reads.tile_rows

@@ -36,6 +36,8 @@ CASES = {
     "softcap": (4, 2, 32, 32, 16, {"softcap": 5.0}, "float32"),
     "sinks": (4, 2, 32, 32, 16, {"sinks": True}, "float32"),
     "all": (6, 2, 40, 24, 64, {"window": 70, "softcap": 3.0, "sinks": True}, "float32"),
+    "fp8": (8, 2, 32, 32, 64, {"fp8": True}, "float32"),
+    "fp8 latents": (2, 1, 24, 16, 16, {"wide": 32, "fp8": True}, "float32"),
     "half precision": (8, 2, 64, 64, 64, {"sinks": True}, "float16"),  # the interpreter takes bfloat16 for integers
 }
 NODE = 20
@@ -63,7 +65,9 @@ def ptx(request: pytest.FixtureRequest) -> tuple[int, dict[str, str]]:
 
 def test_it_compiles_for_the_gpus_of_today(ptx: tuple[int, dict[str, str]]) -> None:
     capability, found = ptx
-    assert found["all"].count(f".target sm_{capability}") == 3
+    has_fp8 = capability >= 89
+    assert found["all"].count(f".target sm_{capability}") == (4 if has_fp8 else 3)
+    assert ("cvt.rn.f16x2.e4m3x2" in found["all"]) == has_fp8
 
 
 def test_deterministic_blocks_are_summed_up_alike_masked_or_not(ptx: tuple[int, dict[str, str]]) -> None:
@@ -83,6 +87,7 @@ def largest_error(case: str, *, is_deterministic: bool = False) -> float:
     from workers.attention import triton_attention
     from workers.attention.paged import LayerKind
     from workers.attention.triton_attention import TritonKernel
+    from workers.step.kv_dtype import FP8, as_bits, as_stored
 
     heads, kv_heads, key_dim, value_dim, block_tokens, kind, dtype_name = CASES[case]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -97,18 +102,22 @@ def largest_error(case: str, *, is_deterministic: bool = False) -> float:
         values = torch.randn(num_slots, kv_heads, value_dim, dtype=dtype, device=device)
         if kind.get("wide"):
             values = keys[..., :value_dim]
+        if kind.get("fp8"):
+            keys, values = as_stored(keys, FP8), as_stored(values, FP8)
         query = torch.randn(heads, num_rows, key_dim, dtype=dtype, device=device).transpose(0, 1)
         key = torch.randn(1, kv_heads, num_rows, key_dim, dtype=dtype, device=device)
         value = torch.randn(1, num_rows, kv_heads, value_dim, dtype=dtype, device=device).transpose(1, 2)
+        key[0, 0, 0, 0], value[0, 0, 0, 0] = -500.0, 500.0  # beyond what fp8 can hold
         if kind.get("wide"):
             value = key[..., :value_dim]
         stored = (keys.clone(), values.clone())
         TritonKernel.store(*stored, key, value, slots)
         PlainKernel().store(keys, values, key, value, slots)
         for found, wanted in zip(stored, (keys, values), strict=True):  # padding rows share the sink block
-            assert torch.equal(found[2 * block_tokens :], wanted[2 * block_tokens :])
-        if spans_of is ragged:  # only rows that see this node may get its NaN
-            values[slots[NODE].long()] = torch.nan
+            assert torch.equal(found[2 * block_tokens :].float(), wanted[2 * block_tokens :].float())
+        if spans_of is ragged and not (kind.get("fp8") and device.type == "cpu"):
+            # Only rows that see this node may get its NaN. The interpreter reads NaN in fp8 as a number.
+            as_bits(values)[slots[NODE].long()] = 0x7F if kind.get("fp8") else torch.nan
         with patch.object(triton_attention, "WIDE", kind.get("wide", triton_attention.WIDE)):
             kernel = TritonKernel(is_deterministic=is_deterministic)
             got = kernel.attend(query, keys, values, reads, layer).cpu().float()
@@ -198,13 +207,16 @@ def write_ptx(capability: int) -> None:
 
 
 def everything_compiled(capability: int) -> str:
-    """The PTX of both kernels, as a target of 8B has them, and of a layer with everything."""
+    """The PTX of both kernels, as a target of 8B has them, and of a layer with everything; with KV in 8 bits, too."""
     from workers.attention import triton_attention as kernels
 
     everything = dict.fromkeys(("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS"), True)
     everything |= {"SPLITS": 1, "KEY_DIM": 192, "KEY_SIZE": 256, "BLOCK_TOKENS": 16}
     kinds = ((kernels._attend, {}), (kernels._attend, everything), (kernels._join, {}))
-    return "".join(compiled(kernel, capability, changed, {}) for kernel, changed in kinds)
+    found = [compiled(kernel, capability, changed, {}) for kernel, changed in kinds]
+    if capability >= 89:
+        found.append(compiled(kernels._attend, capability, {}, {}, pool="*fp8e4nv"))
+    return "".join(found)
 
 
 def block_loops(capability: int, *, is_deterministic: bool) -> str:
@@ -227,14 +239,16 @@ def block_loops(capability: int, *, is_deterministic: bool) -> str:
     return compiled(kernels._attend, capability, {"SPLITS": 1, "NUM_WORDS": 0}, options)
 
 
-def compiled(kernel: Any, capability: int, changed: dict[str, Any], options: dict[str, Any]) -> str:
-    """The kernel's PTX."""
+def compiled(
+    kernel: Any, capability: int, changed: dict[str, Any], options: dict[str, Any], pool: str = "*bf16"
+) -> str:
+    """The kernel's PTX. `pool`: type of keys and values."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     pointers = dict.fromkeys(("query", "keys", "values", "output", "sinks"), "*bf16")
-    pointers |= dict.fromkeys(("parts", "logarithms"), "*fp32")
+    pointers |= dict.fromkeys(("keys", "values"), pool) | dict.fromkeys(("parts", "logarithms"), "*fp32")
     pointers |= dict.fromkeys(("tiles", "seen", "positions", "masks", "table", "num_tiles"), "*i32")
     constants = {name: value for name, value in (SETTINGS | changed).items() if name in kernel.arg_names}
     types = dict.fromkeys(constants, "constexpr")

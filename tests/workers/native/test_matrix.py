@@ -15,6 +15,7 @@ from workers.native.attention import reads, rows
 from workers.native.matrix import Matrix, Quantized
 from workers.native.pages import Pages
 from workers.native.product import NativeProduct
+from workers.native.ranks import exchange, shared
 from workers.native.team import Team
 
 SIZES = [(70, 48), (33, 96), (5, 7)]
@@ -78,9 +79,10 @@ def test_no_rows_are_no_outputs() -> None:
     ("compiled", "parts"),
     [
         (rows, (arithmetic, intrinsics, reads, registers, vectors)),
-        (machine, (arithmetic, rows, intrinsics, panels, reads, registers, vectors)),
+        (exchange, (arithmetic, intrinsics, registers, shared, vectors)),
+        (machine, (arithmetic, rows, exchange, intrinsics, panels, reads, registers, shared, vectors)),
     ],
-    ids=["attention", "machine"],
+    ids=["attention", "exchange", "machine"],
 )
 def test_compiled_code_names_what_it_was_made_of(compiled: Any, parts: Sequence[Any]) -> None:
     """Numba compiles a file again when its text changes, and does not look at what it imports."""

@@ -27,7 +27,7 @@ from workers.native.intrinsics import float_of, store_float, store_short
 from workers.native.registers import place
 from workers.native.vectors import HAS_PAIRS
 
-MADE_OF: Final = "04fff89a433f10fd"
+MADE_OF: Final = "54de8b6b8024b211"
 """Digest of the files that this one compiles in (see `machine`)."""
 QUERIES: Final = 8
 """Queries over the same keys that are computed together, so that memory is read once for all of them."""

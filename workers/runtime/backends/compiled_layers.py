@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from core.config import EngineConfig
 from workers.attention import number_layers, paged_inputs
-from workers.model import layer_list, probe_layers
+from workers.model import ModelShard, layer_list, probe_layers
 from workers.products import fuse_projections, use_tiles
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, Plan, model_logits
 from workers.runtime.backends.operators import operator_context
@@ -54,7 +54,7 @@ class CompiledLayersBackend(Backend):
         return config.compile and torch.device(config.device).type != "cpu" and config.tensor_parallel == 1
 
     @classmethod
-    def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
+    def prepare_weights(cls, model: Any, config: EngineConfig, shard: ModelShard | None = None) -> None:  # noqa: ARG003
         fuse_projections(model, lambda: probe_layers(model, model.config), is_tiled=config.deterministic)
         use_tiles(model, is_tiled=config.deterministic)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from core.config import EngineConfig
+from workers.model import ModelShard
 from workers.runtime.backends import packed_weights
 from workers.runtime.backends.eager import EagerBackend
 from workers.runtime.backends.program_cpu import is_prepared
@@ -31,7 +32,7 @@ class PackedBackend(EagerBackend):
         return torch.device(config.device).type == "cpu"
 
     @classmethod
-    def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
+    def prepare_weights(cls, model: Any, config: EngineConfig, shard: ModelShard | None = None) -> None:  # noqa: ARG003
         if is_prepared(model):
             return
         if not packed_weights.is_available(model.dtype, torch.device(config.device)):

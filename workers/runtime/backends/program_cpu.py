@@ -19,6 +19,7 @@ from torch import Tensor
 
 from core.config import EngineConfig
 from core.errors import StartupError, first_line
+from workers.model import ModelShard
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, model_outputs
 from workers.step import Step
 
@@ -52,18 +53,18 @@ class ProgramBackend(Backend):
 
     @classmethod
     def supports(cls, config: EngineConfig) -> bool:
-        return torch.device(config.device).type == "cpu" and config.tensor_parallel == 1
+        return torch.device(config.device).type == "cpu"
 
     @classmethod
     def is_worth_building(cls, model: Any) -> bool:
         return is_prepared(model) and getattr(model, _PREPARED).program is not None
 
     @classmethod
-    def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
+    def prepare_weights(cls, model: Any, config: EngineConfig, shard: ModelShard | None = None) -> None:
         def run(step: Recording) -> Outputs:
             return model_outputs(model, step.ids, step.positions, step.wanted, step)  # type: ignore[arg-type]  # a probe
 
-        native = native_code_of(model, run, model.get_output_embeddings(), config)
+        native = native_code_of(model, run, model.get_output_embeddings(), config, shard=shard)
         if native is not None:
             setattr(model, _PREPARED, native)
 
@@ -73,7 +74,8 @@ class ProgramBackend(Backend):
         program = self._program
         if program is None:
             raise BackendUnavailable("its operations are not recorded")
-        self._execution = Execution(program, self.context.cache, self.team, self.context.max_context_tokens)
+        max_tokens, exchange = self.context.max_context_tokens, getattr(self.context.model, _PREPARED).exchange
+        self._execution = Execution(program, self.context.cache, self.team, max_tokens, exchange)
         progress(f"a step is a program of {len(program.codes)} operations, run by {self.team.num_threads} threads")
 
     def run(self, step: Step) -> Tensor:
@@ -82,13 +84,14 @@ class ProgramBackend(Backend):
 
 
 def native_code_of(
-    model: Any, run: Callable[[Recording], Outputs], output: Any, config: EngineConfig, given_width: int = 0
-) -> NativeCode | None:
+    model: Any, run: Callable[[Recording], Outputs], output: Any, config: EngineConfig, given_width: int = 0,
+    shard: ModelShard | None = None,
+) -> NativeCode | None:  # fmt: skip
     """Make a program of what `run` computes, and pack the model's linear layers. None if the model stays as it is; the
     log says why.
 
-    `output` is the output layer, which is not quantized. `given_width`: numbers of a row that callers bring. Raises:
-    StartupError if weights cannot be quantized.
+    `output` is the output layer, which is not quantized. `given_width`: numbers of a row that callers bring. `shard`:
+    the part of the model that this rank has, if it is not whole. Raises: StartupError if weights cannot be quantized.
     """
     began_s = monotonic()
     try:
@@ -96,7 +99,7 @@ def native_code_of(
 
         if (took_s := monotonic() - began_s) > COMPILED_S:
             logger.info("native code of linear layers and attention compiled in %.0f s, and kept", took_s)
-        return preparation.prepare(model, run, output, config, given_width)
+        return preparation.prepare(model, run, output, config, given_width, shard)
     except Exception as error:  # of the model's code, of torch or of the compiler
         if config.quantize is not None:
             raise StartupError(f"{config.model} cannot be quantized here: {first_line(error)}") from error

@@ -20,7 +20,15 @@ from workers.runtime.program import layers, sums
 from workers.runtime.program.codes import NO_OPERAND, Codes
 from workers.runtime.program.places import Unsupported, by_row, row_dim_of
 from workers.runtime.program.program import Program, tables_of
-from workers.runtime.program.recorder import NUM_ROWS, Attended, Operation, Product, Recording, tensors_in
+from workers.runtime.program.recorder import (
+    NUM_ROWS,
+    Attended,
+    Exchanged,
+    Operation,
+    Product,
+    Recording,
+    tensors_in,
+)
 from workers.runtime.program.values import ALL, CONSTANTS, WANTED, Register, Stretch, Value, filling, space_of
 
 _aten: Any = torch.ops.aten
@@ -53,6 +61,7 @@ class Assembler:
         self._products: list[tuple[list[int], Matrix]] = []
         self._attended: list[tuple[list[int], int]] = []
         self._kept: list[Any] = []
+        self._rows_of_ids: Tensor | None = None
         self._given: Register | None = None
         if (given := recording.given) is not None:
             self._given = Register(given.shape[1], ALL)
@@ -65,6 +74,9 @@ class Assembler:
                 self._product(operation)
             elif isinstance(operation, Attended):
                 self._attend(operation)
+            elif isinstance(operation, Exchanged):
+                rows = self._values[id(operation.part)]
+                self._values[id(operation.result)] = layers.exchange(self._codes, operation, rows)
             else:
                 self._operation(operation)
         logits = self._recording.logits
@@ -85,6 +97,7 @@ class Assembler:
             logits=logits.register,
             vocab_size=vocab_size,
             given=self._given,
+            rows_of_ids=None if self._rows_of_ids is None else self._rows_of_ids.numpy(),
             states=states,
             tables=[(index_of[id(code)], tensor, dim) for code, tensor, dim in self._tables],
             positions=self._recording.positions,
@@ -144,6 +157,9 @@ class Assembler:
     def _ids_operation(self, name: str, operation: Operation) -> None:
         if name in _VIEWS | _RESHAPES | _SAME and operation.result.numel() == NUM_ROWS:
             self._recording.ids = operation.result  # [1, T], then only that is used
+            return
+        if name == "index" and self._rows_of_ids is None:  # a rank has some rows of the embedding
+            self._rows_of_ids, self._recording.ids = operation.args[0], operation.result
             return
         if name != "embedding":
             raise Unsupported(f"it computes {name} of token ids")
@@ -235,6 +251,13 @@ class Assembler:
             self._codes.write(arithmetic.COPY, Value(register, place), [value], rounds=False)
             first += part.shape[dim]
         self._values[id(result)] = out
+
+    def _constant_pad_nd(self, operation: Operation) -> None:
+        source, (before, after, *others), *value = operation.args
+        if before or any(others) or any(value):
+            raise Unsupported("it pads more than the ends of rows with zeros")
+        parts = [source, torch.zeros(*[1] * (source.dim() - 1), after)]
+        self._cat(Operation(operation.function, [parts, -1], {}, operation.result))
 
     def _index(self, operation: Operation) -> None:
         source, indices = operation.args

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from workers.native import machine
 from workers.native.attention.rows import SPARE, num_scratch
+from workers.native.ranks.shared import ALONE, Exchange
 from workers.native.team import Team
 from workers.runtime.program.program import Program
 from workers.runtime.program.recorder import NUM_ROWS
@@ -29,8 +30,11 @@ TABLE_STEP = 1024
 class Execution:
     """A program, its threads and its memory."""
 
-    def __init__(self, program: Program, cache: KVCache, team: Team, max_context_tokens: int) -> None:
-        self._program, self._cache, self._team = program, cache, team
+    def __init__(
+        self, program: Program, cache: KVCache, team: Team, max_context_tokens: int, exchange: Exchange = ALONE
+    ) -> None:
+        """`exchange`: what this rank shares with the model's other ranks."""
+        self._program, self._cache, self._team, self._exchange = program, cache, team, exchange
         self._max_context = max_context_tokens
         self._memory: NDArray[np.float32] = np.zeros(0, np.float32)
         self._tables: list[Tensor] = []
@@ -61,8 +65,10 @@ class Execution:
         first = len(program.constants)
         counts = np.array([num_rows, num_wanted, first, first + program.widths[0] * num_rows], np.int64)
         ids, positions, wanted = (np.array(each, np.int64) for each in (step.ids, step.positions, asked))
+        if program.rows_of_ids is not None:
+            ids = program.rows_of_ids[ids]
         slots, reads, blocks, nodes = _reads(step.spans, self._cache)
-        team, memory = self._team, self._memory
+        team, memory, exchange = self._team, self._memory, self._exchange
         if program.given is not None and given is not None:
             torch.from_numpy(self._rows_of(program.given, counts)).copy_(given)
 
@@ -71,7 +77,7 @@ class Execution:
             machine.run(
                 thread, team.num_threads, team.counter.ctypes.data, self._stages, program.codes, memory,
                 memory.ctypes.data, counts, ids, positions, wanted, slots, reads, blocks, nodes, offsets, scores,
-                self._scratch[thread].data_ptr(),
+                self._scratch[thread].data_ptr(), exchange.numbers, exchange.state,
             )  # fmt: skip
 
         team.run(work)

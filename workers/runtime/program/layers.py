@@ -12,10 +12,11 @@ import torch
 
 from workers.native import arithmetic, machine
 from workers.native.matrix import Matrix
+from workers.native.ranks.shared import PART
 from workers.native.vectors import PANEL
 from workers.runtime.program.codes import Codes
-from workers.runtime.program.places import by_row, row_dim_of
-from workers.runtime.program.recorder import Attended, Product
+from workers.runtime.program.places import Unsupported, by_row, row_dim_of
+from workers.runtime.program.recorder import Attended, Exchanged, Product
 from workers.runtime.program.values import ALL, Register, Value, filling
 
 Made: TypeAlias = tuple[Value, list[int]]
@@ -43,6 +44,21 @@ def attention(codes: Codes, attended: Attended, query: Value, key: Value, value:
     read = [codes.contiguous(each, at_start=True).register for each in (query, key, value)]  # by row, then by head
     codes.emit(machine.ATTENTION, ALL, code, {0: read[0], 2: read[1], 4: read[2], 6: register}, read)
     return filling(register, attended.result.shape, 1), code
+
+
+def exchange(codes: Codes, exchanged: Exchanged, rows: Value) -> Value:
+    """The sum of all ranks' rows, or their rows side by side. Raises: Unsupported."""
+    rows = codes.contiguous(rows)
+    row_dim, places = row_dim_of(rows.addresses), by_row(rows.addresses)
+    if len(places) > PART or not (exchanged.is_sum or len(places) == exchanged.part.shape[-1]):
+        raise Unsupported("its ranks exchange rows that are too wide, or parts of rows")
+    num_ranks = exchanged.result.shape[-1] // exchanged.part.shape[-1]
+    register = Register(num_ranks * len(places), rows.register.space)
+    rounds = exchanged.is_sum and exchanged.result.dtype == torch.bfloat16
+    code = [int(not exchanged.is_sum), 0, 0, 0, 0, len(places), int(rounds)]
+    registers = {1: rows.register, 3: register}
+    codes.emit(machine.EXCHANGES, register.space, code, registers, [rows.register], {1: int(places[0])})
+    return filling(register, exchanged.result.shape, row_dim)
 
 
 def lookup(codes: Codes, like: torch.Tensor, row_dim: int, *, by_position: bool) -> Made:

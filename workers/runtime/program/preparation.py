@@ -16,9 +16,11 @@ from transformers.pytorch_utils import Conv1D
 
 from core.config import EngineConfig
 from core.errors import first_line
+from workers.model import ModelShard
 from workers.native.matrix import Matrix
 from workers.native.pages import Pages
 from workers.native.product import NativeProduct
+from workers.native.ranks.shared import ALONE, Exchange
 from workers.native.team import Team
 from workers.runtime.backend import BackendUnavailable
 from workers.runtime.program import recorder
@@ -35,6 +37,8 @@ class NativeCode:
     program: Program | None
     """None if only its products are native code."""
     team: Team
+    exchange: Exchange = ALONE
+    """What this rank shares with the model's other ranks."""
 
 
 @torch.no_grad()
@@ -44,8 +48,12 @@ def prepare(
     output: nn.Module | None,
     config: EngineConfig,
     given_width: int = 0,
+    shard: ModelShard | None = None,
 ) -> NativeCode:
     """Record `run`, then pack the model's weights; changes nothing if that fails, unless weights are quantized."""
+    exchange = ALONE if shard is None else shard.collectives.exchange
+    if exchange is None:
+        raise BackendUnavailable("its ranks share no memory")
     matrices: dict[Any, Matrix] = {}
 
     def matrix_of(layer: Any) -> Matrix:
@@ -58,7 +66,7 @@ def prepare(
         return matrices[layer]
 
     try:
-        program: Program | None = Assembler(recorder.record(model, run, given_width), matrix_of).program()
+        program: Program | None = Assembler(recorder.record(model, run, given_width, shard), matrix_of).program()
     except Exception as error:
         if config.quantize is None:
             raise
@@ -72,7 +80,7 @@ def prepare(
         layer.forward = NativeProduct(matrix, team)
         placeholder = layer.weight.new_full((1, 1), torch.nan).expand_as(layer.weight)
         layer.weight = nn.Parameter(placeholder, requires_grad=False)
-    return NativeCode(program, team)
+    return NativeCode(program, team, exchange)
 
 
 def _native(layer: Any) -> NativeProduct | None:

@@ -32,6 +32,8 @@ class Program:
     vocab_size: int
     given: Register | None
     """Rows that the caller brings."""
+    rows_of_ids: NDArray[np.int64] | None
+    """Row of each token in the embedding of a rank that has only some; None if that is the token itself."""
     states: Sequence[Stretch]
     """The hidden states of each tapped layer, of all rows."""
     tables: Sequence[tuple[int, Tensor, int]]

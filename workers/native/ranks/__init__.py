@@ -1,0 +1,1 @@
+"""Rows that ranks of one machine exchange within a program."""
