@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 TEMPERATURE = 0.7
-"""Of accepted mass: between greedy outputs and those at 1."""
+"""Temperature of accepted mass: between greedy outputs and those at 1."""
 LEAST_MASS = 1e-3
 """Bounds the gradient of rows where nothing would be accepted."""
 

@@ -1,4 +1,4 @@
-"""What a head is worth on held-out texts, offline: by depth, the rank of the target's tokens among its guesses.
+"""The worth of a head on held-out texts, offline: at each depth, the rank of the target's token among its guesses.
 
 A chain's or tree's row of step j has read the target's own tokens if all guesses before were right, so the unrolled
 pass over a text gives the ranks of every chain that starts in it. At a temperature, target and head draw with one noise
@@ -14,9 +14,9 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor
 
-from workers.training.eagle3 import Eagle3
+from workers.training.head.eagle3 import Eagle3
+from workers.training.head.unrolling import Teacher, unrolled
 from workers.training.packing import PackedTexts
-from workers.training.trainer import Teacher, unrolled
 
 MAX_RANK = 8
 """Ranks from here on count as wrong."""
@@ -25,7 +25,7 @@ TREE_NODES = 16
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Of one kind of texts at one temperature."""
+    """A head's figures on the texts of one kind and temperature."""
 
     num_tokens: int
     by_depth: list[float]

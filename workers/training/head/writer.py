@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from workers.training.acceptance import Acceptance
-from workers.training.eagle3 import HeadShape
-from workers.training.features import tapped
+from workers.training.head.acceptance import Acceptance
+from workers.training.head.eagle3 import HeadShape
+from workers.training.head.features import tapped
 
 CARD = """---
 license: apache-2.0
