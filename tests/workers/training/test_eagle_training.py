@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 
@@ -30,6 +31,7 @@ from workers.training.trainer import Trainer
 
 VOCABULARY = sorted({3, 250, *range(20, 140)})
 DEPTH = 4
+INNER = "intermediate_size"  # the tests' checkpoints state it for every family
 PLAN = HeadPlan(num_steps=6, unrolled=2, length=48, batch=1, learning_rate=3e-3)
 
 
@@ -250,6 +252,8 @@ def test_too_few_texts_are_refused(checkpoint_once, tmp_path):
 
 def test_a_head_is_trained_for_a_target_whose_configuration_names_no_inner_width(tmp_path):
     target = str(checkpoints.write("gpt2", tmp_path / "gpt2"))
+    file = tmp_path / "gpt2/config.json"
+    file.write_text(json.dumps({key: each for key, each in json.loads(file.read_text()).items() if key != INNER}))
     one = job_of(target, tmp_path, texts_of(9), plan=replace(PLAN, num_steps=1))
     make_head(one, tmp_path / "head", "", Watcher())
     assert read_head(str(tmp_path / "head"), target).hidden_size == checkpoints.SIZES["hidden_size"]
