@@ -1,4 +1,4 @@
-"""Training of EAGLE-3 heads and of drafts from texts of token ids, by passes of the target."""
+"""Training of EAGLE-3 and Medusa heads, and of drafts from texts of token ids, by passes of the target."""
 
 from workers.training.draft import (
     OBJECTIVES,

@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 class TrainHeadOptions(TrainingOptions):
     """Make heads that draft for a target from its hidden states (docs/howto/train-a-head.md).
 
-    Blockwise heads are fitted in closed form: one pass of the target over the texts. An EAGLE-3 head is trained in
+    Blockwise heads are fitted in closed form: one pass of the target over the texts. Others are trained in
     steps; the same command goes on where it was stopped. Texts should be the target's own outputs.
     """
 
     out: Annotated[Path, Argument(metavar="OUT", help="Directory to write; must not exist.")]
-    kind: Annotated[Literal["blockwise", "eagle3"], Option(help="Kind of head.")] = "blockwise"
+    kind: Annotated[Literal["blockwise", "eagle3", "medusa"], Option(help="Kind of head.")] = "blockwise"
     heads: Annotated[
-        int, number(Range(1, 16, is_whole=True), "Number of Blockwise heads: the depth of their guesses")
+        int, number(Range(1, 16, is_whole=True), "Number of Blockwise or Medusa heads: the depth of their guesses")
     ] = 3
-    unrolled: Annotated[int, number(Range(1, 16, is_whole=True), "Guesses of a chain in training")] = 3
+    unrolled: Annotated[int, number(Range(1, 16, is_whole=True), "Guesses of a chain in training (eagle3)")] = 3
     learning_rate: Annotated[float, number(Range(1e-7, 1.0), "Highest learning rate", metavar="R")] = 1.5e-3
     vocabulary: Annotated[
-        int, number(Range(1, 10**7, is_whole=True), "Tokens that can be guessed: the most frequent ones")
+        int, number(Range(1, 10**7, is_whole=True), "Tokens that can be guessed: the most frequent ones (eagle3)")
     ] = 8192
     borrow_output: Annotated[
-        bool, Option("--borrow-output", help="Write no output layer, since its rows are the target's.")
+        bool, Option("--borrow-output", help="Write no output layer, since its rows are the target's (eagle3).")
     ] = False
 
 
@@ -51,11 +51,15 @@ def train_head(options: TrainHeadOptions) -> int:
     check_out(options.out)
     import torch
 
-    texts = texts_of(options, options.heads + 1 if options.kind == "blockwise" else options.unrolled + 2)
+    texts = texts_of(options, _depth_of(options) + 2)
     torch.set_num_threads(options.threads)
     sys.stdout.write(_fit(texts, options) if options.kind == "blockwise" else _train(texts, options))
     sys.stdout.write(f"at the target: outrider serve --target {options.target} --target.engine.head {options.out}\n")
     return 0
+
+
+def _depth_of(options: TrainHeadOptions) -> int:
+    return options.unrolled if options.kind == "eagle3" else options.heads
 
 
 def _fit(texts: Sequence[TrainingText], options: TrainHeadOptions) -> str:
@@ -74,16 +78,18 @@ def _fit(texts: Sequence[TrainingText], options: TrainHeadOptions) -> str:
 def _train(texts: Sequence[TrainingText], options: TrainHeadOptions) -> str:
     from workers.training import HeadJob, HeadPlan, Watcher, make_head
 
+    assert options.kind != "blockwise"
     job = HeadJob(
         target=options.engine(),
         texts=texts,
         plan=HeadPlan(
             num_steps=options.steps,
             batch=options.batch,
-            unrolled=options.unrolled,
+            unrolled=_depth_of(options),
             learning_rate=options.learning_rate,
         ),
         num_draft_tokens=options.vocabulary,
+        kind=options.kind,
         work=options.work_of(options.out),
         num_processes=options.processes,
         borrows_output=options.borrow_output,
@@ -101,8 +107,10 @@ def _train(texts: Sequence[TrainingText], options: TrainHeadOptions) -> str:
 
 def _command(options: TrainHeadOptions) -> str:
     """The command as the card names it."""
-    own = (
-        f"--unrolled {options.unrolled} --learning-rate {options.learning_rate:g} "
-        f"--vocabulary {options.vocabulary}{' --borrow-output' if options.borrow_output else ''}"
-    )
-    return command_of(options, "train-head --kind eagle3", own, shlex.quote(options.out.name))
+    if options.kind == "medusa":
+        own = f"--heads {options.heads}"
+    else:
+        borrows = " --borrow-output" if options.borrow_output else ""
+        own = f"--unrolled {options.unrolled} --vocabulary {options.vocabulary}{borrows}"
+    name, own = f"train-head --kind {options.kind}", f"{own} --learning-rate {options.learning_rate:g}"
+    return command_of(options, name, own, shlex.quote(options.out.name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ from workers.training.head.features import read_states, tapped
 from workers.training.head.objective import TEMPERATURE, AcceptedMass, SoftCrossEntropy
 from workers.training.head.run import teacher_of
 from workers.training.head.starting import first_weights, shape_of
-from workers.training.head.unrolling import HeadLearner, unrolled
+from workers.training.head.teaching import HeadLearner
+from workers.training.head.unrolling import unrolled
 from workers.training.head.writer import write_head
 from workers.training.packing import packed
 from workers.training.trainer import Trainer
@@ -70,7 +72,7 @@ def test_unrolled_steps_are_those_of_the_served_head(model, checkpoint_once, tmp
     (one,) = packed(texts, states, 32)
     output = teacher.output if borrows else teacher.output.bfloat16().float()  # as the file has it
     with torch.inference_mode():
-        steps = [head.normed(each[0]) @ output.T for each in unrolled(head, one, teacher, DEPTH)]
+        steps = [states @ output.T for states, _ in unrolled(head, teacher, one, DEPTH)]
     write_head(tmp_path / "head", head.shape, model.config, head.tensors(), VOCABULARY, None if borrows else output)
     config = EngineConfig(checkpoint_once, head=str(tmp_path / "head"), block_tokens=4, kv_cache_tokens=256)
     runtime = load_head_runtime(config, lambda _: None)
@@ -106,23 +108,24 @@ def test_the_reader_finds_the_layers_of_a_target_of_few_layers(model, checkpoint
 @pytest.mark.parametrize("is_mass", [True, False])
 def test_gradients_of_losses_are_those_of_their_formulas(is_mass):
     torch.manual_seed(2)
-    states, output = torch.randn(5, 8, requires_grad=True), torch.randn(30, 8)
+    states, output = torch.randn(5, 8, requires_grad=True), torch.randn(30, 8, requires_grad=True)
     teacher = torch.randn(5, 30).softmax(-1)
     loss, guesses = (AcceptedMass if is_mass else SoftCrossEntropy).apply(states, output, teacher)
-    (slope,) = torch.autograd.grad(loss, states)
+    slopes = torch.autograd.grad(loss, (states, output))
     logits = states @ output.T
     if is_mass:
         expected = -torch.minimum(teacher, (logits / TEMPERATURE).softmax(-1)).sum(-1).log().sum()
     else:
         expected = (logits.logsumexp(-1) - (teacher * logits).sum(-1)).sum()
     torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(slope, torch.autograd.grad(expected, states)[0])
+    torch.testing.assert_close(slopes, torch.autograd.grad(expected, (states, output)))
     assert guesses.tolist() == logits.argmax(-1).tolist()
 
 
 def trainer_of(model, plan):
     shape = shape_of(model)
-    return Trainer(HeadLearner(Eagle3(shape, first_weights(model, shape)), teacher_of(model, VOCABULARY), plan))
+    head, teacher = Eagle3(shape, first_weights(model, shape)), teacher_of(model, VOCABULARY)
+    return Trainer(HeadLearner(head, partial(unrolled, head, teacher), teacher, plan))
 
 
 def weights_of(trained):

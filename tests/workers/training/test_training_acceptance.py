@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from workers.training.head.acceptance import MAX_RANK, _noise, best_tree, measured
-from workers.training.head.unrolling import Teacher
+from workers.training.head.teaching import Teacher
 from workers.training.packing import PackedTexts
 
 WRONG = MAX_RANK

@@ -14,8 +14,7 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor
 
-from workers.training.head.eagle3 import Eagle3
-from workers.training.head.unrolling import Teacher, unrolled
+from workers.training.head.teaching import Steps, Teacher
 from workers.training.packing import PackedTexts
 
 MAX_RANK = 8
@@ -38,7 +37,7 @@ class Acceptance:
 
 @torch.inference_mode()
 def ranks_of(
-    head: Eagle3,
+    steps: Steps,
     one: PackedTexts,
     teacher: Teacher,
     output: Tensor,
@@ -52,13 +51,11 @@ def ranks_of(
     """
     noise = _noise(one, teacher, output, temperature, generator) if temperature else None
     ranks = torch.full((len(one.token_ids), depth), MAX_RANK)
-    for step, states in enumerate(unrolled(head, one, teacher, depth)):
+    for step, (states, layer) in enumerate(steps(one, depth)):
         rows = one.ahead(2 + step).nonzero().flatten()
         token_ids = teacher.draft_ids[one.token_ids[rows + 2 + step]]
         rows, token_ids = rows[token_ids >= 0], token_ids[token_ids >= 0]
-        scores = (
-            (head.normed(states[0][rows.to(states.device)]).to(teacher.output.dtype) @ teacher.output.T).float().cpu()
-        )
+        scores = (states[rows.to(states.device)].to(layer.dtype) @ layer.T).float().cpu()
         if noise is not None:
             scores = scores / temperature + noise[rows + 2 + step]
         own = scores.gather(1, token_ids[:, None])

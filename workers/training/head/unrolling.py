@@ -1,99 +1,27 @@
-"""Teaches an EAGLE-3 head by its own unrolled steps (training-time test).
-
-Knows the head, packed texts with the target's states, and the target's embeddings and output layer.
-"""
+"""An EAGLE-3 head's own unrolled steps over packed texts (training-time test)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from workers.training.head.eagle3 import Eagle3
-from workers.training.head.objective import TEMPERATURE, AcceptedMass, SoftCrossEntropy
+from workers.training.head.teaching import Teacher
 from workers.training.packing import PackedTexts
-from workers.training.trainer import TrainingPlan
-
-STEP_WEIGHT = 0.8
-"""Weight of each unrolled step's loss in that of the one before; SpecForge's."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeadPlan(TrainingPlan):
-    """How a head is trained."""
-
-    unrolled: int = 3
-    """Steps of a chain."""
-    mass_from: float = 0.65
-    """Part of the steps after which the loss is accepted mass, not cross entropy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Teacher:
-    """The target's layers around the head, for the draft's vocabulary."""
-
-    embeddings: Tensor  # [V, hidden]
-    output: Tensor
-    """Rows of the draft's vocabulary.  # [D, hidden]"""
-    draft_ids: Tensor
-    """Index of each of the target's tokens in the draft's vocabulary; -1 for tokens outside.  # [V]"""
-
-
-class HeadLearner:
-    """A head in training."""
-
-    def __init__(self, head: Eagle3, teacher: Teacher, plan: HeadPlan) -> None:
-        self.module, self.plan, self.num_guesses = head, plan, plan.unrolled
-        self._teacher = teacher
-
-    def num_rows(self, one: PackedTexts) -> int:
-        return int(one.taught(2).sum())
-
-    def loss(self, one: PackedTexts, step: int, hits: Tensor, tried: Tensor) -> Tensor:
-        """Sum over rows and steps of the chain. A guess is right if it is the text's token, and all before are.
-
-        The target's distribution teaches at prompts' tokens, too; only those to be guessed are counted as right.
-        """
-        teacher, plan = self._teacher, self.plan
-        device, is_mass = teacher.output.device, step >= plan.mass_from * plan.num_steps
-        objective = AcceptedMass if is_mass else SoftCrossEntropy
-        probs = self._probs(one, TEMPERATURE if is_mass else 1.0)
-        total = torch.zeros((), device=device)
-        stands = torch.ones(len(one.token_ids), dtype=torch.bool)
-        for depth, output in enumerate(unrolled(self.module, one, teacher, plan.unrolled)):
-            token_ids = torch.roll(teacher.draft_ids[one.token_ids], -2 - depth)
-            rows = (one.taught(2 + depth) & (token_ids >= 0)).nonzero().flatten()
-            states = self.module.normed(output[0][rows.to(device)])
-            taught = probs[rows.to(device) + 1 + depth]
-            loss, guesses = objective.apply(states, teacher.output, taught)  # type: ignore[no-untyped-call]
-            total = total + STEP_WEIGHT**depth * loss
-            is_right = torch.zeros_like(stands)
-            is_right[rows] = guesses.cpu() == token_ids[rows]
-            counted = one.ahead(2 + depth)
-            tried[depth] += int((stands & counted).sum())
-            stands &= is_right
-            hits[depth] += int((stands & counted).sum())
-        return total
-
-    def _probs(self, one: PackedTexts, temperature: float) -> Tensor:
-        """The target's distribution after each row, over the draft's vocabulary.  # [S, D]"""
-        output = self._teacher.output
-        last = one.states[:, -output.shape[1] :].to(output.device, output.dtype)
-        with torch.no_grad():
-            return ((last @ output.T).float() / temperature).softmax(-1)
-
-
-def unrolled(head: Eagle3, one: PackedTexts, teacher: Teacher, num_steps: int) -> Iterator[Tensor]:
-    """The head's outputs at each row of a packed sequence, by step.  # [1, S, hidden] each"""
+def unrolled(head: Eagle3, teacher: Teacher, one: PackedTexts, num_steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """`Steps` of a head: its normed outputs at each row, by step, and the rows of the target's output layer."""
     device = teacher.output.device
     features = one.states[None, :, : -teacher.output.shape[1]].to(device)
     embedded = [teacher.embeddings[torch.roll(one.token_ids, -1 - step)][None].to(device) for step in range(num_steps)]
     with torch.autocast(device.type, torch.bfloat16, enabled=teacher.output.dtype == torch.bfloat16):
-        yield from head.unrolled(
+        for states in head.unrolled(
             features.to(teacher.output.dtype),
             embedded,
             one.positions[None].to(device),
             one.mask()[None, None].to(device),
-        )
+        ):
+            yield head.normed(states[0]), teacher.output

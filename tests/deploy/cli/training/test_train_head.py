@@ -130,6 +130,16 @@ def test_an_eagle_head_is_trained_and_goes_on(target, data, tmp_path, capsys):
     assert str(tmp_path) not in card
 
 
+def test_medusa_heads_are_trained(target, data, tmp_path, capsys):
+    argv = ["train-head", "--kind", "medusa", "--target", str(target), "--data", str(data), *FAST, "--heads", "2"]
+    assert main.main([*argv, str(tmp_path / "a")]) == 0
+    assert "text, temperature 0: " in capsys.readouterr().out
+    head = read_head(str(tmp_path / "a"), str(target))
+    assert (head.is_medusa, head.num_heads, head.vocab_size) == (True, 2, VOCABULARY)
+    card = (tmp_path / "a/README.md").read_text()
+    assert f"outrider train-head --kind medusa --target {target.name} --data data.jsonl --heads 2" in card
+
+
 def test_blockwise_heads_are_fitted(target, data, tmp_path, capsys):
     out = tmp_path / "heads"
     assert main.main(["train-head", "--target", str(target), "--data", str(data), "--heads", "2", str(out)]) == 0
@@ -137,7 +147,7 @@ def test_blockwise_heads_are_fitted(target, data, tmp_path, capsys):
     assert read_head(str(out)).num_heads == 2
 
 
-@pytest.mark.parametrize("kind", ["blockwise", "eagle3"])
+@pytest.mark.parametrize("kind", ["blockwise", "eagle3", "medusa"])
 def test_too_little_text_is_refused(target, tmp_path, capsys, kind):
     data = lines_at(tmp_path / "data.jsonl", "only one text")
     argv = ["train-head", "--kind", kind, "--target", str(target), "--data", str(data), str(tmp_path / "head")]
