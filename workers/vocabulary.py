@@ -17,7 +17,7 @@ from core.errors import CheckpointError, VocabularyMismatch, cause
 def check_same_vocabulary(target_dir: Path, draft_dir: Path) -> None:
     """Raises: VocabularyMismatch with the first token id that differs between the two."""
     target, draft = read_vocabulary(target_dir), read_vocabulary(draft_dir)
-    rows = min(_num_rows(target_dir), _num_rows(draft_dir))
+    rows = min(num_rows(target_dir), num_rows(draft_dir))
     differing = (token_id for token_id in target.keys() | draft.keys() if target.get(token_id) != draft.get(token_id))
     first = min(differing, default=rows)
     if first >= rows:
@@ -45,7 +45,7 @@ def read_tokenizer(directory: Path) -> Any:
         raise CheckpointError(f"the tokenizer of {directory} cannot be read: {cause(error)}") from error
 
 
-def _num_rows(directory: Path) -> int:
+def num_rows(directory: Path) -> int:
     """`vocab_size` of config.json or its text tower; no limit if absent. The loader checks it against the weights."""
     try:
         config = json.loads((directory / "config.json").read_text())

@@ -10,9 +10,9 @@ import torch
 
 from models.train import steps
 from models.train.history import record
-from models.train.objectives import DISTILLATIONS
 from models.train.schedule import Schedule
 from models.train.steps import Setting
+from workers.training import OBJECTIVES
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,8 +41,8 @@ def run_step(setting: Setting, options: argparse.Namespace) -> None:
             steps.make_samples(setting, options.name, options.target, options.minutes)
         case "draft":
             schedule = schedule_of(options)
-            objective = DISTILLATIONS[options.objective]
-            steps.make_draft(setting, options.name, schedule, options.target, objective, options.sampled, options.start)
+            given = (options.target, options.objective, options.sampled, options.start)
+            steps.make_draft(setting, options.name, schedule, *given)
         case "evaluate":
             steps.measure(setting, options.name, options.target, options.draft)
         case "export":
@@ -69,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     draft.add_argument("--target", default="target", help="name of the target's run")
     draft.add_argument("--sampled", default="", help="name of a `sample` run to distil on as well")
     draft.add_argument(
-        "--objective", default="kl", choices=list(DISTILLATIONS), help="what the draft minimises (default: kl)"
+        "--objective", default="kl", choices=list(OBJECTIVES), help="what the draft minimises (default: kl)"
     )
     draft.add_argument("--start", default="", help="name of a finished draft's run to go on from")
     for name, text in (("evaluate", "measure the pair on held-out files"), ("export", "write the model folders")):

@@ -2,7 +2,7 @@
 
 greedy     argmax p == argmax q
 rejection  sum over tokens of min(p, q): the chance that rejection sampling accepts (arXiv:2211.17192)
-coupled    argmax(log p + G) == argmax(log q + G) with the same Gumbel noise G for both
+coupled    the chance that argmax(log p + G) == argmax(log q + G) with the same Gumbel noise G for both, in closed form
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from models.train.objectives import logits_of
 from models.train.sampling import continue_prompts
+from workers.training import accepted_by_rule
 
-NOISE_DRAWS: Final = 4
 ROWS_AT_ONCE: Final = 16
 
 
@@ -37,7 +37,7 @@ def measure_acceptance(
     texts = continue_prompts(target, prompts, num_tokens, temperature, generator)
     by_rule: dict[str, list[Tensor]] = {}
     for log_p, log_q in distributions(target, draft, texts, num_tokens, temperature or 1.0):
-        for rule, accepted in accepted_by_rule(log_p, log_q, temperature, generator).items():
+        for rule, accepted in accepted_by_rule(log_p, log_q, temperature).items():
             by_rule.setdefault(rule, []).append(accepted.mean(dim=1))
     return [summary(temperature, rule, torch.cat(per_prompt)) for rule, per_prompt in by_rule.items()]
 
@@ -51,22 +51,6 @@ def distributions(
             both = [logits_of(model, rows)[:, -num_tokens - 1 : -1].float() for model in (target, draft)]
         log_p, log_q = ((logits / temperature).log_softmax(-1) for logits in both)
         yield log_p, log_q
-
-
-def accepted_by_rule(log_p: Tensor, log_q: Tensor, temperature: float, generator: torch.Generator) -> dict[str, Tensor]:
-    """Chance of acceptance at each position, by rule.  # each [rows, positions]"""
-    if temperature == 0:
-        return {"greedy": (log_p.argmax(-1) == log_q.argmax(-1)).float()}
-    overlap = torch.minimum(log_p, log_q).exp().sum(-1)
-    agreed = torch.stack([agree(log_p, log_q, generator) for _ in range(NOISE_DRAWS)])
-    return {"rejection": overlap, "coupled": agreed.mean(dim=0)}
-
-
-def agree(log_p: Tensor, log_q: Tensor, generator: torch.Generator) -> Tensor:
-    """Whether both models choose the same token with one draw of shared Gumbel noise, as 0 or 1.  # [rows,
-    positions]"""
-    noise = -torch.empty_like(log_p).exponential_(generator=generator).log()
-    return ((log_p + noise).argmax(-1) == (log_q + noise).argmax(-1)).float()
 
 
 def summary(temperature: float, rule: str, per_prompt: Tensor) -> Acceptance:

@@ -15,6 +15,7 @@ from models.train.checkpoints import Progress, resume, save_checkpoint
 from models.train.objectives import Objective
 from models.train.schedule import Schedule
 from models.train.stream import training_windows
+from workers.training import optimizers_of
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class Run:
 def train(run: Run) -> Progress:
     """Train until the schedule's time is spent, resuming from the checkpoint if there is one."""
     run.model.to(run.device).train()
-    optimizers = build_optimizers(run.model)
+    optimizers = optimizers_of(run.model, WEIGHT_DECAY)
     progress = resume(run.checkpoint, run.model, optimizers)
     saved_s = progress.elapsed_s
     while run.schedule.share(progress.elapsed_s) < 1:
@@ -55,22 +56,6 @@ def train(run: Run) -> Progress:
             saved_s = progress.elapsed_s
     save_checkpoint(run.checkpoint, run.model, optimizers, progress)
     return progress
-
-
-def build_optimizers(model: Any) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for the embedding and the norms.
-
-    Muon needs far fewer steps than AdamW for the same loss, which matters in short runs. Its update is scaled to the
-    size of AdamW's, so that both share one learning rate (Source: arXiv:2502.16982).
-    """
-    layers = [p for name, p in model.named_parameters() if p.dim() == 2 and ".layers." in name]
-    embedding = [p for name, p in model.named_parameters() if p.dim() == 2 and ".layers." not in name]
-    norms = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": embedding, "weight_decay": WEIGHT_DECAY}, {"params": norms, "weight_decay": 0.0}]
-    return [
-        torch.optim.Muon(layers, lr=0.0, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=True),
-    ]
 
 
 def take_step(run: Run, optimizers: list[torch.optim.Optimizer], progress: Progress) -> None:

@@ -20,7 +20,7 @@ from models.train.evaluation import evaluate
 from models.train.export import DEMO_FOLDER, as_exported, export_model
 from models.train.history import history_path, read_history, write_history
 from models.train.loop import Run, train
-from models.train.objectives import Distillation, Objective, next_token_loss
+from models.train.objectives import Objective, distillation_from, next_token_loss
 from models.train.sampling import continue_prompts
 from models.train.schedule import Schedule
 from models.train.stream import token_stream, training_windows
@@ -93,7 +93,7 @@ def make_draft(
     name: str,
     schedule: Schedule,
     target: str,
-    distillation: Distillation,
+    objective: str,
     sampled: str,
     start: str,
 ) -> None:
@@ -101,7 +101,7 @@ def make_draft(
     teacher = load_trained(checkpoint_path(setting.work, target), "target").to(setting.device)
     model = start_of(setting, start, name, "draft")
     stream = distillation_stream(setting, sampled)
-    run_training(setting, name, "draft", distillation(teacher), stream, schedule, model)
+    run_training(setting, name, "draft", distillation_from(teacher, objective), stream, schedule, model)
 
 
 def distillation_stream(setting: Setting, sampled: str) -> Tensor:

@@ -29,6 +29,7 @@ def test_both_sides_are_written_and_read_again(tmp_path, monkeypatch):
     assert {each["kind"] for each in found} >= {"code"}
     file = tmp_path / "chats.jsonl"
     file.write_text("".join(json.dumps(each) + "\n" for each in found))
-    texts = read_texts([file], Tokenizer.from_directory(target))
+    tokenizer = Tokenizer.from_directory(target)
+    texts = read_texts([file], tokenizer, tokenizer.vocab_size)
     assert len(texts) == len(found) >= 4
     assert {text.temperature for text in texts} <= {0.0, conversations.TEMPERATURE}

@@ -216,12 +216,12 @@ def trained_head(tmp_path_factory):
     import inspect
     import textwrap
 
-    from workers.training import HeadJob, TrainingPlan, TrainingText, Watcher, make_head
+    from workers.training import HeadJob, HeadPlan, TrainingText, Watcher, make_head
 
     folder, tokenizer = tmp_path_factory.mktemp("trained"), Tokenizer.from_directory(DEMO / "target")
     ids = list(tokenizer.encode(inspect.getsource(textwrap)))[:2048]
     texts = [TrainingText(ids[start : start + 128], [(0, 128)]) for start in range(0, len(ids), 128)]
-    plan = TrainingPlan(num_steps=10, unrolled=2, length=256, batch=1)
+    plan = HeadPlan(num_steps=10, unrolled=2, length=256, batch=1)
     target = EngineConfig(str(DEMO / "target"))
     job = HeadJob(target=target, texts=texts, plan=plan, num_draft_tokens=1024, work=folder / "work")
     make_head(job, folder / "head", "", Watcher())

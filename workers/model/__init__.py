@@ -4,7 +4,7 @@ from workers.model.checkpoint import tensor_names
 from workers.model.contained import LayerSubset, MtpKind, has_mtp, layer_list
 from workers.model.encoder_decoder import SourceDecoder, decoder_of
 from workers.model.experts import is_mixture
-from workers.model.folder import quiet_transformers
+from workers.model.folder import copy_settings, quiet_transformers
 from workers.model.loader import (
     LoadedModel,
     check_checkpoint,
@@ -32,6 +32,7 @@ __all__ = [
     "SourceDecoder",
     "check_checkpoint",
     "check_mtp",
+    "copy_settings",
     "decoder_of",
     "digest_of",
     "has_mtp",

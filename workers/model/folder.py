@@ -6,6 +6,7 @@ Must not know architectures (`workers.model.servable`) or tensors (`workers.mode
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +17,13 @@ from transformers.utils import logging as transformers_logging
 
 from core.errors import CheckpointError, UnsupportedModel, cause, first_line
 from workers.model.checkpoint import INDEX
-from workers.model.scaled import DECLARED, ScaledWeights, read_scheme
+from workers.model.scaled import DECLARED, MODELOPT, ScaledWeights, read_scheme
 
 SINGLE = "model.safetensors"
 SAME_CODE = {"kimi_k2": "deepseek_v3"}
 """Model types published with code of their own that is the code of another type."""
+COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
+NOT_COPIED = frozenset({INDEX, "config.json", MODELOPT})
 OTHER_WEIGHTS = ("bin", "pt", "pth", "gguf", "safetensors", "h5")
 
 
@@ -98,6 +101,15 @@ def read_generation_config(path: Path) -> GenerationConfig | None:
         return GenerationConfig.from_pretrained(path, local_files_only=True)
     except Exception as error:  # transformers' checks of single values may raise anything
         raise CheckpointError(f"{file} cannot be read: {first_line(error)}") from error
+
+
+def copy_settings(path: Path, out: Path) -> None:
+    """Copy the tokenizer and other settings beside weights in `out`, and let all read these who may read settings."""
+    for file in {file for pattern in COPIED for file in path.glob(pattern)}:
+        if file.name not in NOT_COPIED:
+            shutil.copyfile(file, out / file.name)
+    for file in out.glob("*.safetensors"):
+        file.chmod((out / "tokenizer.json").stat().st_mode)  # safetensors lets nobody else read them
 
 
 @contextmanager

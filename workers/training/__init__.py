@@ -1,8 +1,33 @@
-"""Training of EAGLE-3 heads from texts of token ids, by passes of the target."""
+"""Training of EAGLE-3 and Medusa heads, and of drafts from texts of token ids, by passes of the target."""
 
-from workers.training.acceptance import Acceptance
-from workers.training.run import HeadJob, Watcher, make_head
+from workers.training.draft import (
+    OBJECTIVES,
+    Agreement,
+    DraftJob,
+    DraftPlan,
+    DraftSize,
+    accepted_by_rule,
+    make_draft,
+)
+from workers.training.head import Acceptance, HeadJob, HeadPlan, make_head
+from workers.training.job import Watcher
 from workers.training.texts import TrainingText
-from workers.training.trainer import Progress, TrainingPlan
+from workers.training.trainer import Progress, optimizers_of
 
-__all__ = ["Acceptance", "HeadJob", "Progress", "TrainingPlan", "TrainingText", "Watcher", "make_head"]
+__all__ = [
+    "OBJECTIVES",
+    "Acceptance",
+    "Agreement",
+    "DraftJob",
+    "DraftPlan",
+    "DraftSize",
+    "HeadJob",
+    "HeadPlan",
+    "Progress",
+    "TrainingText",
+    "Watcher",
+    "accepted_by_rule",
+    "make_draft",
+    "make_head",
+    "optimizers_of",
+]

@@ -19,10 +19,10 @@ class TrainingText:
 
     token_ids: list[int]
     spans: list[tuple[int, int]]
-    """Of the target's own tokens: first, and one after the last."""
+    """Places of the target's own tokens: the first, and one after the last."""
     kind: str = ""
     temperature: float = 0.0
-    """At which the target drew them."""
+    """Temperature at which the target drew them."""
 
     def guessed(self) -> Tensor:
         """# bool [tokens]"""
@@ -38,6 +38,14 @@ def held_out(texts: Sequence[TrainingText]) -> list[TrainingText]:
 
 def trained(texts: Sequence[TrainingText]) -> list[TrainingText]:
     return [text for index, text in enumerate(texts) if index % HELD_OUT]
+
+
+def by_kind(texts: Iterable[TrainingText]) -> dict[tuple[str, float], list[TrainingText]]:
+    """The texts of each kind and temperature, in order of these."""
+    groups: dict[tuple[str, float], list[TrainingText]] = {}
+    for text in texts:
+        groups.setdefault((text.kind, text.temperature), []).append(text)
+    return dict(sorted(groups.items()))
 
 
 def choose_vocabulary(texts: Iterable[TrainingText], num_tokens: int) -> list[int]:

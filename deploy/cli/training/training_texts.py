@@ -1,6 +1,7 @@
-"""Reads texts to train a head on, as token ids of its target.
+"""Reads texts to train on, as token ids of the target.
 
-Knows files and a tokenizer; must not know heads. A line of a .jsonl file is a JSON string or an object with one of
+Knows files and a tokenizer; must not know what is trained. A line of a .jsonl file is a JSON string, or an object with
+one of
 
     messages            a conversation; the assistant's messages are to be guessed
     prompt, answer      the answer is to be guessed
@@ -28,29 +29,37 @@ TEXT_TOKENS = 512
 """Length of the pieces that plain texts are cut into, in tokens."""
 
 
-def read_texts(paths: Iterable[Path], tokenizer: Tokenizer) -> list[TrainingText]:
-    """Raises: ConfigError, which names the file and the line."""
-    return [text for path in paths for text in _of_file(path, tokenizer)]
+def read_texts(paths: Iterable[Path], tokenizer: Tokenizer, vocab_size: int) -> list[TrainingText]:
+    """`vocab_size`: of the target, which has no row for other ids. Raises: ConfigError, which names file and line."""
+    return [text for path in paths for text in _of_file(path, tokenizer, vocab_size)]
 
 
-def _of_file(path: Path, tokenizer: Tokenizer) -> Iterator[TrainingText]:
+def _of_file(path: Path, tokenizer: Tokenizer, vocab_size: int) -> Iterator[TrainingText]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--data: {path} cannot be read: {error}") from error
-    if path.suffix != ".jsonl":
-        yield from _pieces(tokenizer.encode(text), {})
-        return
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
+    is_jsonl = path.suffix == ".jsonl"
+    parts = [(f"{path}, line {n}", line) for n, line in enumerate(text.splitlines(), 1)] if is_jsonl else [(path, text)]
+    for where, part in parts:
+        if part.strip():
             try:
-                yield from _of_line(json.loads(line), tokenizer)
+                yield from _checked(_of_value(json.loads(part) if is_jsonl else part, tokenizer), vocab_size)
             except (ValueError, TypeError, KeyError, AttributeError, InvalidRequest) as error:
                 problem = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-                raise ConfigError(f"--data: {path}, line {number}: {problem}") from error
+                raise ConfigError(f"--data: {where}: {problem}") from error
 
 
-def _of_line(value: Any, tokenizer: Tokenizer) -> Iterator[TrainingText]:
+def _checked(texts: Iterable[TrainingText], vocab_size: int) -> Iterator[TrainingText]:
+    """Raises: ValueError for a token id that the target has no row for."""
+    for text in texts:
+        wrong = next((each for each in text.token_ids if not 0 <= each < vocab_size), None)
+        if wrong is not None:
+            raise ValueError(f"token id {wrong} is not in the target's vocabulary of {vocab_size}")
+        yield text
+
+
+def _of_value(value: Any, tokenizer: Tokenizer) -> Iterator[TrainingText]:
     given = {"text": value} if isinstance(value, str) else value
     if not isinstance(given, dict):
         raise TypeError("must be a JSON string or an object")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.training.acceptance import MAX_RANK, _noise, best_tree, measured
+from workers.training.head.acceptance import MAX_RANK, _noise, best_tree, measured
+from workers.training.head.teaching import Teacher
 from workers.training.packing import PackedTexts
-from workers.training.trainer import Teacher
 
 WRONG = MAX_RANK
 

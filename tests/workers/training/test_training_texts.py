@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from workers.training.packing import packed
+from workers.training.packing import packed, sequences
 from workers.training.texts import TrainingText, choose_vocabulary, held_out, trained
 
 LENGTH = 12
@@ -70,6 +70,16 @@ def test_a_sequence_is_filled_with_the_longest_text_that_fits():
     texts = [text_of(size) for size in (6, 3, 4, 5)]
     sizes = [(one.texts >= 0).sum().item() for one in packed(texts, Numbered(texts), LENGTH)]
     assert sizes == [6 + 5, 3 + 4]
+
+
+def test_sequences_are_what_is_packed_in_the_same_order():
+    texts = [text_of(size) for size in (6, 3, 4, 5, 8)]
+    chosen = list(sequences(texts, LENGTH, random.Random(3)))
+    found = list(packed(texts, None, LENGTH, random.Random(3)))
+    assert [sum(len(texts[index].token_ids) for index in each) for each in chosen] == [
+        int((one.texts >= 0).sum()) for one in found
+    ]
+    assert all(one.states.shape == (LENGTH, 0) for one in found)
 
 
 def test_a_vocabulary_has_the_tokens_that_are_guessed_most():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,14 +14,12 @@ from torch import Tensor
 
 from core.errors import ConfigError
 from workers.model.checkpoint import INDEX, check_stored, meta_model, renamed
-from workers.model.folder import check_files, read_config
-from workers.model.scaled import DECLARED, MODELOPT, ScaledView, ScaledWeights, views, zero_biases
+from workers.model.folder import check_files, copy_settings, read_config
+from workers.model.scaled import DECLARED, ScaledView, ScaledWeights, views, zero_biases
 from workers.model.servable import check_architecture
 
 MAX_FILE_BYTES = 4 << 30
 """Bytes of tensors in a file, which are in memory together."""
-COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
-NOT_COPIED = frozenset({INDEX, "config.json", MODELOPT})
 
 
 def write_dequantized(folder: Path, out: Path, dtype: str, progress: Callable[[str], None]) -> None:
@@ -70,8 +67,6 @@ def _write_files(tensors: Iterator[tuple[str, Tensor]], out: Path) -> None:
         held[name] = value
     _write_file(held, places, out)
     (out / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    for file in set(places.values()):
-        (out / file).chmod((out / INDEX).stat().st_mode)  # safetensors lets nobody else read them
 
 
 def _write_file(held: dict[str, Tensor], places: dict[str, str], out: Path) -> None:
@@ -83,9 +78,7 @@ def _write_file(held: dict[str, Tensor], places: dict[str, str], out: Path) -> N
 
 def _copy_others(folder: Path, out: Path, dtype: str) -> None:
     """Copy the tokenizer and other settings, and say in config.json that weights are not quantized."""
-    for file in {file for pattern in COPIED for file in folder.glob(pattern)}:
-        if file.name not in NOT_COPIED:
-            shutil.copyfile(file, out / file.name)
+    copy_settings(folder, out)
     config = json.loads((folder / "config.json").read_text()) | {"dtype": dtype}
     config.pop(DECLARED, None)
     config.pop("torch_dtype", None)

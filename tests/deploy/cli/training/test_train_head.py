@@ -18,6 +18,7 @@ TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+VOCABULARY = checkpoints.SIZES["vocab_size"]
 FAST = ("--steps", "4", "--batch", "1", "--unrolled", "2", "--vocabulary", "100")
 
 
@@ -45,7 +46,9 @@ def guessed_of(text, tokenizer):
 def test_the_answers_of_a_conversation_are_guessed_with_the_token_that_ends_them(tokenizer, tmp_path):
     turns = [("system", "Be short."), ("user", "A?"), ("assistant", "Yes."), ("user", "B?"), ("assistant", "No.")]
     messages = [{"role": role, "content": content} for role, content in turns]
-    (text,) = read_texts([lines_at(tmp_path / "a.jsonl", {"messages": messages, "temperature": 0.8})], tokenizer)
+    (text,) = read_texts(
+        [lines_at(tmp_path / "a.jsonl", {"messages": messages, "temperature": 0.8})], tokenizer, VOCABULARY
+    )
     assert guessed_of(text, tokenizer) == ["Yes.<|end|>", "No.<|end|>"]
     whole = "".join(f"{role}: {content}<|end|>\n" for role, content in turns)
     assert text.token_ids == list(tokenizer.encode(whole.rstrip("\n"), add_special_tokens=False))
@@ -61,7 +64,7 @@ def test_an_answer_that_ends_in_white_space_is_ended_by_the_templates_own_token(
     turns = [("user", "A?"), ("assistant", "Yes. \n"), ("user", "B?"), ("assistant", "No.\n")]
     messages = [{"role": role, "content": content} for role, content in turns]
     tokenizer = Tokenizer.from_directory(tmp_path / "target")
-    (text,) = read_texts([lines_at(tmp_path / "a.jsonl", {"messages": messages})], tokenizer)
+    (text,) = read_texts([lines_at(tmp_path / "a.jsonl", {"messages": messages})], tokenizer, VOCABULARY)
     space = ("", "") if trims else (" \n", "\n")
     assert guessed_of(text, tokenizer) == [f"Yes.{space[0]}<|end|>", f"No.{space[1]}<|end|>"]
 
@@ -76,7 +79,7 @@ def test_other_forms(tokenizer, tmp_path):
         {"token_ids": [5, 6, 7, 8], "spans": [[1, 3]]},
     )
     (tmp_path / "b.txt").write_text("abcdefgh" * 400)
-    found = read_texts([file, tmp_path / "b.txt"], tokenizer)
+    found = read_texts([file, tmp_path / "b.txt"], tokenizer, VOCABULARY)
     assert [guessed_of(text, tokenizer) for text in found[:4]] == [["plain text"], ["said"], ["one "], ["two"]]
     assert found[1].kind == "code"
     assert (found[4].token_ids, found[4].spans) == ([5, 6, 7, 8], [(1, 3)])
@@ -94,13 +97,15 @@ def test_other_forms(tokenizer, tmp_path):
         ('{"messages": [{"content": "A"}]}', "line 2: lacks 'role'"),
         ('{"token_ids": [1, 2], "spans": [[0, 3]]}', "line 2: spans must lie in its 2 tokens"),
         ('{"text": 5}', "line 2: "),
+        ('{"token_ids": [1, 304], "spans": []}', "line 2: token id 304 is not in the target's"),
+        ('{"token_ids": [-1, 3], "spans": []}', "line 2: token id -1 is not in"),
     ],
 )
 def test_a_wrong_line_is_named(tokenizer, tmp_path, line, problem):
     path = tmp_path / "a.jsonl"
     path.write_text(f'"good"\n{line}\n')
     with pytest.raises(ConfigError) as found:
-        read_texts([path], tokenizer)
+        read_texts([path], tokenizer, VOCABULARY)
     assert str(found.value).startswith(f"--data: {path}, {problem}")
 
 
@@ -125,6 +130,16 @@ def test_an_eagle_head_is_trained_and_goes_on(target, data, tmp_path, capsys):
     assert str(tmp_path) not in card
 
 
+def test_medusa_heads_are_trained(target, data, tmp_path, capsys):
+    argv = ["train-head", "--kind", "medusa", "--target", str(target), "--data", str(data), *FAST, "--heads", "2"]
+    assert main.main([*argv, str(tmp_path / "a")]) == 0
+    assert "text, temperature 0: " in capsys.readouterr().out
+    head = read_head(str(tmp_path / "a"), str(target))
+    assert (head.is_medusa, head.num_heads, head.vocab_size) == (True, 2, VOCABULARY)
+    card = (tmp_path / "a/README.md").read_text()
+    assert f"outrider train-head --kind medusa --target {target.name} --data data.jsonl --heads 2" in card
+
+
 def test_blockwise_heads_are_fitted(target, data, tmp_path, capsys):
     out = tmp_path / "heads"
     assert main.main(["train-head", "--target", str(target), "--data", str(data), "--heads", "2", str(out)]) == 0
@@ -132,7 +147,7 @@ def test_blockwise_heads_are_fitted(target, data, tmp_path, capsys):
     assert read_head(str(out)).num_heads == 2
 
 
-@pytest.mark.parametrize("kind", ["blockwise", "eagle3"])
+@pytest.mark.parametrize("kind", ["blockwise", "eagle3", "medusa"])
 def test_too_little_text_is_refused(target, tmp_path, capsys, kind):
     data = lines_at(tmp_path / "data.jsonl", "only one text")
     argv = ["train-head", "--kind", kind, "--target", str(target), "--data", str(data), str(tmp_path / "head")]

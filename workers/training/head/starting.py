@@ -9,16 +9,19 @@ import torch
 from torch import Tensor
 
 from workers.model import layer_list
-from workers.training.eagle3 import HeadShape
+from workers.training.head.eagle3 import HeadShape
+
+INNER_RATIO = 4
+"""Inner width of GPT-2's layers, and of others that do not name it, over their width."""
 
 
 def shape_of(model: Any) -> HeadShape:
-    """Sizes of the target's own layers."""
+    """Sizes like those of the target's own layers; usual ones where its configuration does not name them (GPT-2)."""
     config = model.config
     parameters = getattr(config, "rope_parameters", None) or {}
     return HeadShape(
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=getattr(config, "intermediate_size", None) or INNER_RATIO * config.hidden_size,
         num_heads=config.num_attention_heads,
         num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,

@@ -1,4 +1,4 @@
-"""What a head is worth on held-out texts, offline: by depth, the rank of the target's tokens among its guesses.
+"""The worth of a head on held-out texts, offline: at each depth, the rank of the target's token among its guesses.
 
 A chain's or tree's row of step j has read the target's own tokens if all guesses before were right, so the unrolled
 pass over a text gives the ranks of every chain that starts in it. At a temperature, target and head draw with one noise
@@ -14,9 +14,8 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor
 
-from workers.training.eagle3 import Eagle3
+from workers.training.head.teaching import Steps, Teacher
 from workers.training.packing import PackedTexts
-from workers.training.trainer import Teacher, unrolled
 
 MAX_RANK = 8
 """Ranks from here on count as wrong."""
@@ -25,7 +24,7 @@ TREE_NODES = 16
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Of one kind of texts at one temperature."""
+    """A head's figures on the texts of one kind and temperature."""
 
     num_tokens: int
     by_depth: list[float]
@@ -38,7 +37,7 @@ class Acceptance:
 
 @torch.inference_mode()
 def ranks_of(
-    head: Eagle3,
+    steps: Steps,
     one: PackedTexts,
     teacher: Teacher,
     output: Tensor,
@@ -52,13 +51,11 @@ def ranks_of(
     """
     noise = _noise(one, teacher, output, temperature, generator) if temperature else None
     ranks = torch.full((len(one.token_ids), depth), MAX_RANK)
-    for step, states in enumerate(unrolled(head, one, teacher, depth)):
+    for step, (states, layer) in enumerate(steps(one, depth)):
         rows = one.ahead(2 + step).nonzero().flatten()
         token_ids = teacher.draft_ids[one.token_ids[rows + 2 + step]]
         rows, token_ids = rows[token_ids >= 0], token_ids[token_ids >= 0]
-        scores = (
-            (head.normed(states[0][rows.to(states.device)]).to(teacher.output.dtype) @ teacher.output.T).float().cpu()
-        )
+        scores = (states[rows.to(states.device)].to(layer.dtype) @ layer.T).float().cpu()
         if noise is not None:
             scores = scores / temperature + noise[rows + 2 + step]
         own = scores.gather(1, token_ids[:, None])

@@ -89,7 +89,7 @@ class Eagle3(nn.Module):
             yield state
 
     def normed(self, states: Tensor) -> Tensor:
-        """What the output layer reads."""
+        """Inputs of the output layer."""
         return self._norm(states, "norm", self.tensors())
 
     def _norm(self, states: Tensor, name: str, tensors: dict[str, Tensor]) -> Tensor:

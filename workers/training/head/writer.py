@@ -1,4 +1,4 @@
-"""Writes a head in the published EAGLE-3 format, and its card."""
+"""Writes heads in the published formats of EAGLE-3 and Medusa, and their cards."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from workers.training.acceptance import Acceptance
-from workers.training.eagle3 import HeadShape
-from workers.training.features import tapped
+from workers.training.head.acceptance import Acceptance
+from workers.training.head.eagle3 import HeadShape
+from workers.training.head.features import tapped
 
-CARD = """---
+EAGLE_ABOUT = """---
 license: apache-2.0
 tags: [eagle3, speculative-decoding]
 ---
@@ -23,11 +23,21 @@ tags: [eagle3, speculative-decoding]
 
 One decoder layer that guesses what {target} says, from hidden states of three of its layers (the inputs of layers
 {layers}). Embeddings are the target's{borrowed}. {num_draft} of its {num_vocab} tokens can be guessed.
+"""
+MEDUSA_ABOUT = """---
+license: apache-2.0
+tags: [medusa, speculative-decoding]
+---
+# Medusa heads for {target}
 
+{unrolled} heads (Medusa-1) that guess the tokens after the next one from the last hidden state of {target}: each a
+residual layer and an output layer of its own.
+"""
+CARD = """
 Made by `{command}`
 
 {num_texts} texts with {num_tokens} guessed tokens were trained on; each twentieth text was held out. {steps} steps,
-{unrolled} unrolled. The figures are those of the held-out texts, measured offline by passes over whole texts in which
+chains of {unrolled}. The figures are those of the held-out texts, measured offline by passes over whole texts in which
 all guesses of a chain are compared with the text. At a temperature, target and head draw with shared noise.
 
 | texts | T | tokens | right by depth, after a right prefix | tokens a round, chain of 1, 2, ... | tree of 16 |
@@ -80,14 +90,24 @@ def _config(shape: HeadShape, target: Any, num_draft: int) -> dict[str, Any]:
     }
 
 
-def write_card(folder: Path, found: Mapping[tuple[str, float], Acceptance], **facts: Any) -> None:
+def write_medusa(folder: Path, tensors: Mapping[str, Tensor], num_heads: int, target: str) -> None:
+    """Write config.json and medusa_lm_head.safetensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stored = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    save_file(stored, folder / "medusa_lm_head.safetensors", metadata={"format": "pt"})
+    config = {"base_model_name_or_path": target, "medusa_num_heads": num_heads, "medusa_num_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def write_card(folder: Path, found: Mapping[tuple[str, float], Acceptance], is_eagle: bool, **facts: Any) -> None:
     """Write README.md. `found`: by kind of text and temperature; `facts`: the other fields of the card."""
     rows = [
         f"| {kind} | {temperature:g} | {each.num_tokens} | {_figures(each.by_depth)} | {_figures(each.chains)}"
         f" | {each.tree:.2f} |"
         for (kind, temperature), each in found.items()
     ]
-    (folder / "README.md").write_text(CARD.format(rows="\n".join(rows), **facts))
+    about = EAGLE_ABOUT if is_eagle else MEDUSA_ABOUT
+    (folder / "README.md").write_text((about + CARD).format(rows="\n".join(rows), **facts))
 
 
 def _figures(values: Sequence[float]) -> str:

@@ -1,8 +1,7 @@
-"""What the target's passes over the training texts give, kept in a file: features of each token, and its last state."""
+"""Results of the target's passes over training texts, kept in a file: features of each token, and its last state."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,19 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from core.errors import ConfigError, UnsupportedModel
-from workers.training.eagle3 import NUM_FEATURES
+from workers.training.head.eagle3 import NUM_FEATURES
+from workers.training.job import digest
 from workers.training.texts import TrainingText
 
 MIN_LAYERS = 2
 MAX_ERROR = 1e-2
-"""Of logits relative to their norm: more than rounding to bfloat16 makes of them."""
+"""Largest error of logits relative to their norm; rounding to bfloat16 makes less."""
 COLUMNS = NUM_FEATURES + 1
 
 
 def tapped(num_layers: int) -> tuple[int, ...]:
-    """Layers whose inputs a head reads: the authors' choice. Of few layers, where these coincide, the first one's, the
-    middle one's and the last state (-1).
+    """Layers whose inputs a head reads: the authors' choice. In a target of few layers these coincide; there it reads
+    the first layer's input, the middle one's, and the last state (-1).
 
     Raises: ConfigError for a target of one layer.
     """
@@ -35,7 +35,7 @@ def tapped(num_layers: int) -> tuple[int, ...]:
 
 
 def is_usual(num_layers: int) -> bool:
-    """Whether readers know the layers without being told."""
+    """Whether readers know the layers of such a target without a key in the head's configuration."""
     return num_layers > 6
 
 
@@ -71,11 +71,6 @@ def check_logits(model: Any) -> None:
             f"--target: {type(model).__name__} scales or caps its logits, or adds a bias; "
             "EAGLE-3 heads are not trained for such targets"
         )
-
-
-def digest(*values: object) -> str:
-    """Part of the name of a file that is made of these values alone."""
-    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
 
 @torch.inference_mode()

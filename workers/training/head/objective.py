@@ -1,4 +1,4 @@
-"""Losses against the target's distribution over the draft's vocabulary, by a frozen output layer.
+"""Losses against the target's distribution over the draft's vocabulary, by an output layer that may be frozen.
 
 Gradients are computed in the forward pass, so that no more than a few matrices of logits are alive at a time.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 TEMPERATURE = 0.7
-"""Of accepted mass: between greedy outputs and those at 1."""
+"""Temperature of accepted mass: between greedy outputs and those at 1."""
 LEAST_MASS = 1e-3
 """Bounds the gradient of rows where nothing would be accepted."""
 
@@ -28,14 +28,13 @@ class SoftCrossEntropy(torch.autograd.Function):
         guesses, log_sum = logits.argmax(-1), logits.logsumexp(-1)
         loss = log_sum.sum() - (teacher * logits).sum()
         logits.sub_(log_sum[:, None]).exp_().sub_(teacher)
-        ctx.save_for_backward(logits.to(output.dtype) @ output)
+        _save_slopes(ctx, logits.to(output.dtype), states, output)
         ctx.mark_non_differentiable(guesses)
         return loss, guesses
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (slope,) = ctx.saved_tensors
-        return slope.float() * grads[0], None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        return _scaled_slopes(ctx, grads[0])
 
 
 class AcceptedMass(torch.autograd.Function):
@@ -53,11 +52,20 @@ class AcceptedMass(torch.autograd.Function):
         mass = torch.minimum(teacher, own).sum(-1, keepdim=True).clamp(min=LEAST_MASS)
         lacking = torch.where(own < teacher, own, 0.0)  # more chance for these tokens would be accepted
         slope = (own * lacking.sum(-1, keepdim=True) - lacking) / (mass * TEMPERATURE)
-        ctx.save_for_backward(slope.to(output.dtype) @ output)
+        _save_slopes(ctx, slope.to(output.dtype), states, output)
         ctx.mark_non_differentiable(guesses)
         return -mass.log().sum(), guesses
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (slope,) = ctx.saved_tensors
-        return slope.float() * grads[0], None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        return _scaled_slopes(ctx, grads[0])
+
+
+def _save_slopes(ctx: Any, slope: Tensor, states: Tensor, output: Tensor) -> None:
+    """`slope`: of the loss by each logit [n, V], which is not kept."""
+    ctx.save_for_backward(slope @ output, slope.T @ states.to(output.dtype) if output.requires_grad else None)
+
+
+def _scaled_slopes(ctx: Any, scale: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    by_states, by_output = ctx.saved_tensors
+    return by_states.float() * scale, None if by_output is None else by_output * scale, None
