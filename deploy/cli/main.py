@@ -28,6 +28,7 @@ from deploy.cli.replay import ReplayOptions, replay
 from deploy.cli.serve import ServeOptions, serve
 from deploy.cli.settings import SettingsOptions, settings
 from deploy.cli.terminal import say
+from deploy.cli.training.learn import LearnOptions, learn
 from deploy.cli.training.train_head import TrainHeadOptions, train_head
 from deploy.receipts import outrider_version
 
@@ -67,6 +68,7 @@ add_command(app, "layers", LayersOptions, layers)
 add_command(app, "index", IndexOptions, index)
 add_command(app, "convert", ConvertOptions, convert)
 add_command(app, "train-head", TrainHeadOptions, train_head)
+add_command(app, "learn", LearnOptions, learn)
 keys = typer.Typer(help="Manage the keys of callers.", no_args_is_help=True)
 add_command(keys, "new", NewKeyOptions, new)
 app.add_typer(keys, name="keys")
