@@ -1,4 +1,4 @@
-"""A draft that learns from traffic: callers of the demo pair turn from code to prose, and later drafts are boosted.
+"""A draft that learns from traffic: trained on prose, it follows callers who ask for code; a second one is boosted.
 
 The service runs in this process (`outrider.LLM`), and so do the rounds of `outrider learn`, between its texts.
 Acceptance is that of each place with a guess, on prompts that no round has seen.
@@ -17,6 +17,7 @@ from pathlib import Path
 from bench.models.prompts import held_out_prompts
 from bench.results import Result, at_most, say
 from deploy.settings import DEMO_DIRECTORY
+from models.train.corpus import load_split
 from outrider import LLM, SamplingParams
 from workers.live import (
     KeptText,
@@ -47,43 +48,38 @@ TOKENS_GOAL = 20_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=TOKENS_GOAL, help="tokens of the target after the shift")
     parser.add_argument("--every-tokens", type=int, default=4000, help="tokens of a round")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--prose-steps", type=int, default=60, help="steps of the training on prose alone, at 1e-3")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--temperature", type=float, default=0.7)
-    parser.add_argument("--texts", type=int, default=48, help="prompts that acceptance is measured on")
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--texts", type=int, default=32, help="prompts that acceptance is measured on")
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens of an output")
-    parser.add_argument("--boosted", action="store_true", help="also train two more drafts on what was missed")
+    parser.add_argument(
+        "--boosted", action="store_true", help="also train a second draft, on what the first one misses"
+    )
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        link = work / "current"
-        link.symlink_to(DEMO_DIRECTORY / "draft")
-        asked = _Asked(args, work)
-        code = asked.acceptance(link, held_out_prompts(args.texts, seed=1))
-        shifted = [asked.acceptance(link, _prose(args.texts, seed=1, is_held_out=True))]
-        say(f"acceptance on code {code:.3f}, on prose {shifted[0]:.3f}")
-        shifted += asked.learn(link)
-        after = asked.acceptance(link, held_out_prompts(args.texts, seed=1))
-        results = _results(args, code, shifted, after)
-        return [*results, *(asked.boosted() if args.boosted else [])]
+        link, asked = work / "current", _Asked(args, work)
+        before = asked.acceptance(DEMO_DIRECTORY / "draft")
+        link.symlink_to(asked.trained_on_prose())
+        rounds = [asked.acceptance(link)]
+        say(f"acceptance on code: {before:.3f} of the pair's draft, {rounds[0]:.3f} of one trained on prose")
+        rounds += asked.learn(link)
+        return [*_results(args, before, rounds), *(asked.boosted() if args.boosted else [])]
 
 
-def _results(args: argparse.Namespace, code: float, shifted: Sequence[float], after: float) -> list[Result]:
-    settings = {
-        "tokens": args.tokens,
-        "temperature": args.temperature,
-        "rounds": " ".join(f"{each:.3f}" for each in shifted),
-    }
-    missing = code - shifted[-1]
+def _results(args: argparse.Namespace, before: float, rounds: Sequence[float]) -> list[Result]:
+    settings = {"temperature": args.temperature, "by round": " ".join(f"{each:.3f}" for each in rounds)}
+    missing = round(before - rounds[-1], 3)
     return [
-        Result("acceptance before the shift, code", round(code, 3), "share"),
-        Result("acceptance at the shift, prose", round(shifted[0], 3), "share"),
-        Result("acceptance after learning, prose", round(shifted[-1], 3), "share", settings=settings),
-        at_most(SHIFT_GOAL, Result("short of the acceptance before the shift", round(missing, 3), "share")),
-        Result("acceptance after learning, code", round(after, 3), "share"),
+        Result("acceptance on code, the pair's draft", round(before, 3), "share"),
+        Result("acceptance on code, trained on prose", round(rounds[0], 3), "share"),
+        Result(f"acceptance on code after {args.tokens} tokens", round(rounds[-1], 3), "share", settings=settings),
+        at_most(SHIFT_GOAL, Result("short of the pair's draft", missing, "share")),
     ]
 
 
@@ -96,33 +92,47 @@ class _Asked:
         self._seeds = iter(range(1000, 10**9))
         self._plan = LearningPlan(num_steps=args.steps, batch=args.batch, learning_rate=args.learning_rate)
 
-    def acceptance(self, draft: Path, prompts: Sequence[str]) -> float:
-        """Of a draft on these prompts, with the same seeds each time. Nothing of them is learnt from."""
-        shutil.rmtree(self._work / "measured", ignore_errors=True)
-        texts = self._texts(draft, prompts, self._work / "measured", range(len(prompts)))
-        accepted, rejected = sum(text.num_accepted for text in texts), sum(text.num_rejected for text in texts)
+    def acceptance(self, draft: Path) -> float:
+        """Of a draft on held-out code, with the same seeds each time. Nothing of it is learnt from."""
+        accepted = rejected = 0
+        for text in self._measured(draft):
+            accepted, rejected = accepted + text.num_accepted, rejected + text.num_rejected
         return accepted / max(1, accepted + rejected)
 
+    def _measured(self, draft: Path) -> list[KeptText]:
+        shutil.rmtree(self._work / "measured", ignore_errors=True)
+        prompts = held_out_prompts(self._args.texts, seed=1)
+        return self._texts(draft, prompts, self._work / "measured", range(len(prompts)))
+
+    def trained_on_prose(self) -> Path:
+        """The pair's draft after the same number of tokens of prose, whatever it forgets."""
+        prompts = _prose(self._args.tokens // self._args.max_tokens + 1)
+        texts = self._texts(DEMO_DIRECTORY / "draft", prompts, self._work / "prose", range(len(prompts)))
+        learner = Learner(DEMO_DIRECTORY / "draft")
+        learner.train(texts, LearningPlan(num_steps=self._args.prose_steps, batch=16, learning_rate=1e-3))
+        learner.write(self._work / "trained on prose")
+        return self._work / "trained on prose"
+
     def learn(self, link: Path) -> Iterator[float]:
-        """Acceptance on held-out prose after each round."""
-        args, num_tokens, seed = self._args, 0, 2
+        """Acceptance after each round of code."""
+        args, num_tokens, documents = self._args, 0, _documents()
         self._buffer.mkdir()
         terms = RoundTerms(every_tokens=args.every_tokens, judge_guesses=args.every_tokens // 4, settle_s=0.0)
         rounds = LearningRounds(self._buffer, Versions(link, self._work / "versions"), self._plan, terms)
+        chooser = random.Random(5)
         while num_tokens < args.tokens:
-            prompts = _prose(args.every_tokens // args.max_tokens + 1, seed, is_held_out=False)
-            seed += 1
+            num_prompts = args.every_tokens // args.max_tokens + 1
+            prompts = [_piece(chooser.choice(documents), chooser) for _ in range(num_prompts)]
             texts = self._texts(link, prompts, self._buffer, [next(self._seeds) for _ in prompts])
             num_tokens += sum(text.num_chosen for text in texts)
             for said in filter(None, (rounds.tick(0.0) for _ in range(NUM_TICKS))):
                 say(f"{num_tokens} tokens: {said}")
-            yield self.acceptance(link, _prose(args.texts, seed=1, is_held_out=True))
+            yield self.acceptance(link)
 
     def boosted(self) -> list[Result]:
         """A second draft beside the learnt one: how often the first guess of either is the target's token."""
-        prompts, first = _prose(self._args.texts, seed=1, is_held_out=True), load_draft(self._work / "current")
-        texts = self._texts(self._work / "current", prompts, self._work / "places", range(len(prompts)))
-        places = [_all_places(text) for text in texts]
+        first = load_draft(self._work / "current")
+        places = [_all_places(text) for text in self._measured(self._work / "current")]
         left = without_hits(first, places)
         found = [Result("first guesses that are right, one draft", _share(left, places), "share")]
         kept = read_kept(files_after(self._buffer))
@@ -162,14 +172,19 @@ def _share(left: Sequence[KeptText], places: Sequence[KeptText]) -> float:
     return round(1 - sum(len(text.missed) for text in left) / sum(len(text.missed) for text in places), 3)
 
 
-def _prose(number: int, seed: int, *, is_held_out: bool) -> list[str]:
-    """Pieces of pages of docs/, each from the beginning of a line; one page in four is held out."""
-    pages = [page.read_text() for page in sorted(PROSE.rglob("*.md"))]
-    chosen = [page for index, page in enumerate(pages) if (index % 4 == 0) == is_held_out and len(page) > 1000]
-    chooser = random.Random(seed)
-    return [_piece(chooser.choice(chosen), chooser) for _ in range(number)]
+def _prose(number: int) -> list[str]:
+    """Pieces of pages of docs/."""
+    pages = [text for page in sorted(PROSE.rglob("*.md")) if len(text := page.read_text()) > 2 * PROMPT_CHARS]
+    chooser = random.Random(2)
+    return [_piece(chooser.choice(pages), chooser) for _ in range(number)]
 
 
-def _piece(page: str, chooser: random.Random) -> str:
-    start = page.rfind("\n", 0, chooser.randrange(len(page) - PROMPT_CHARS)) + 1
-    return page[start : start + PROMPT_CHARS]
+def _documents() -> list[str]:
+    """Code that is not measured on."""
+    return [each.text for each in load_split().training if len(each.text) > 2 * PROMPT_CHARS]
+
+
+def _piece(text: str, chooser: random.Random) -> str:
+    """A piece from the beginning of a line."""
+    start = text.rfind("\n", 0, chooser.randrange(len(text) - PROMPT_CHARS)) + 1
+    return text[start : start + PROMPT_CHARS]

@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from core.config import DraftConfig, WorkerConfig
+from core.config import DraftConfig, EngineConfig, WorkerConfig
 from core.errors import OutriderError, WorkerLost
 from core.records import Adapter, ModelInfo
 from core.text import BlockHash
@@ -99,7 +99,11 @@ class EngineWorker(ABC):
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
         place = partial(_placement, config, get_current_placement_group())
-        self._begin_life = lambda engine: Incarnation(self.role, actor, engine, place, *arguments)
+
+        def begin_life(engine: EngineConfig) -> Incarnation:
+            return Incarnation(self.role, actor, engine, place, *arguments)
+
+        self._begin_life = begin_life
         follows_link = isinstance(config, DraftConfig) and config.follows_link
         self._checkpoint = FollowedCheckpoint(config.engine, follows_link=follows_link)
         engine = self._checkpoint.next()

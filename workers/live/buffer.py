@@ -58,9 +58,12 @@ class KeptText:
 
     def only(self, indices: Sequence[int]) -> KeptText:
         """The text with these of its missed places."""
-        lists = (self.missed, self.top_ids, self.top_logprobs)
-        missed, top_ids, top_logprobs = ([each[index] for index in indices] for each in lists)
-        return replace(self, missed=missed, top_ids=top_ids, top_logprobs=top_logprobs)
+        return replace(
+            self,
+            missed=[self.missed[index] for index in indices],
+            top_ids=[self.top_ids[index] for index in indices],
+            top_logprobs=[self.top_logprobs[index] for index in indices],
+        )
 
     def line(self) -> str:
         fields = {

@@ -131,7 +131,7 @@ class Learner:
         num_tokens, total = sum(text.num_chosen for text in texts), 0.0
         for batch in _batches(texts, self._device):
             loss = batch.loss(batch.scores(self._model))
-            (loss / num_tokens).backward()
+            (loss / num_tokens).backward()  # type: ignore[no-untyped-call]  # torch's types
             total += float(loss.detach()) / num_tokens
         norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), MAX_NORM)
         if not bool(norm.isfinite()):
