@@ -117,7 +117,7 @@ class _Asked:
         """Acceptance after each round of code."""
         args, num_tokens, documents = self._args, 0, _documents()
         self._buffer.mkdir()
-        terms = RoundTerms(every_tokens=args.every_tokens, judge_guesses=args.every_tokens // 4, settle_s=0.0)
+        terms = RoundTerms(every_tokens=args.every_tokens, judge_guesses=args.every_tokens // 2, settle_s=0.0)
         rounds = LearningRounds(self._buffer, Versions(link, self._work / "versions"), self._plan, terms)
         chooser = random.Random(5)
         while num_tokens < args.tokens:

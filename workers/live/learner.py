@@ -17,7 +17,7 @@ from torch import Tensor
 
 from core.errors import StartupError, first_line
 from workers.live.buffer import KeptText
-from workers.live.loss import missed_loss, right_loss
+from workers.live.loss import missed_loss
 
 MAX_NORM = 1.0
 """Gradients are cut to this norm."""
@@ -46,13 +46,13 @@ class Agreement:
     missed_share: float
     """Of the places where no guess was right."""
     loss: float
-    """What training minimises, in nats a token."""
+    """What training minimises, in nats a token: the divergence from the target at missed places."""
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Texts side by side, and where they are learnt from. Rows count all tokens of the batch."""
+    """Texts side by side, and what they are learnt from. Rows count all tokens of the batch."""
 
     token_ids: Tensor  # [B, S]
     mask: Tensor  # [B, S]
@@ -62,8 +62,6 @@ class _Batch:
     top_logprobs: Tensor  # [N, K]
     right: Tensor
     """Rows before the other tokens that the target chose.  # [M]"""
-    temperatures: Tensor
-    """At which it drew these; 1 where it chose greedily.  # [M]"""
 
     @classmethod
     def of(cls, texts: Sequence[KeptText], device: torch.device) -> _Batch:
@@ -79,9 +77,8 @@ class _Batch:
         tops = [top for text in texts for top in text.top_ids], [top for text in texts for top in text.top_logprobs]
         rows = (torch.tensor(each, dtype=torch.long) for each in (missed, sorted(set(chosen) - set(missed))))
         missed_rows, right_rows = rows
-        drawn_at = torch.tensor([text.temperature or 1.0 for text in texts])[right_rows // length]
         mask = torch.arange(length) < sizes[:, None]
-        tensors = padded, mask, missed_rows, *map(torch.tensor, tops), right_rows, drawn_at
+        tensors = padded, mask, missed_rows, *map(torch.tensor, tops), right_rows
         return cls(*(each.to(device) for each in tensors))
 
     def scores(self, model: Any) -> Tensor:
@@ -90,11 +87,10 @@ class _Batch:
         return logits.flatten(0, 1).float()
 
     def loss(self, logits: Tensor) -> Tensor:
-        """Sum over all tokens that the target chose."""
-        loss = right_loss(logits[self.right], self.following(self.right), self.temperatures)
+        """Sum over the missed places."""
         if not len(self.missed):
-            return loss
-        return loss + missed_loss(logits[self.missed], self.top_ids, self.top_logprobs)
+            return logits.sum() * 0.0
+        return missed_loss(logits[self.missed], self.top_ids, self.top_logprobs)
 
     def following(self, rows: Tensor) -> Tensor:
         """The text's token after each of these rows."""

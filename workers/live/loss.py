@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional
 
 MIN_PROB = 1e-6
 """Of all other tokens together, so that their logarithm is finite."""
@@ -19,11 +18,3 @@ def missed_loss(logits: Tensor, top_ids: Tensor, top_logprobs: Tensor) -> Tensor
     p = top_logprobs.exp()
     rest_p, rest_q = ((1 - probs.sum(-1)).clamp(min=MIN_PROB) for probs in (p, own.exp()))
     return (p * (top_logprobs - own)).sum() + (rest_p * (rest_p.log() - rest_q.log())).sum()
-
-
-def right_loss(logits: Tensor, token_ids: Tensor, temperatures: Tensor) -> Tensor:
-    """Sum of the cross entropy of tokens that were guessed right, which keeps what the draft knows.
-
-    logits: [N, V]; token_ids, temperatures: [N]. At the temperature at which the target drew the token.
-    """
-    return functional.cross_entropy(logits / temperatures[:, None], token_ids, reduction="sum")

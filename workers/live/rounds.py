@@ -22,10 +22,12 @@ NUM_ASIDE = 64
 """Number of held-out texts that are kept from earlier rounds, to see what a draft forgets."""
 TOKENS_A_GUESS = 20
 """Tokens after which a draft is judged by fewer guesses: one that guesses too badly to be asked."""
-MIN_GAIN = 0.005
+MIN_GAIN = 0.001
 """Nats a token that a new draft's loss must fall by: less is not worth the seconds without a draft."""
-MAX_FORGOTTEN = 0.1
-"""Nats a token that a new draft's loss on those may rise by."""
+MAX_LOST = 0.01
+"""Share of right first guesses that it may lose, since the loss is that of missed places alone."""
+MAX_FORGOTTEN = 0.05
+"""The same on texts of earlier rounds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,9 +36,9 @@ class RoundTerms:
 
     every_tokens: int = 4000
     """New tokens of the target for a round."""
-    judge_guesses: int = 2000
+    judge_guesses: int = 5000
     """Guesses that were accepted or rejected, before and after the new draft is served, to compare."""
-    tolerance: float = 0.02
+    tolerance: float = 0.05
     """Acceptance that may be lost by chance or by other traffic."""
     settle_s: float = 60.0
     """Seconds in which replicas load the draft, and streams end that the old one drafted for."""
@@ -119,9 +121,10 @@ class LearningRounds:
         said = f"held out, {_change(old, new)}, at missed places {old.missed_share:.3f} -> {new.missed_share:.3f}"
         if self._earlier:
             return "", said  # it learns what others miss, and may be worse alone
-        if not old.loss - new.loss >= MIN_GAIN:  # nor if it is not a number
+        is_better = old.loss - new.loss >= MIN_GAIN and new.share >= old.share - MAX_LOST
+        if not is_better:  # nor if a figure is not a number
             return "the new one is not better", said
-        if now.loss > was.loss + MAX_FORGOTTEN:
+        if now.share < was.share - MAX_FORGOTTEN:
             return f"the new one forgets: earlier texts, {_change(was, now)}", said
         return "", said
 

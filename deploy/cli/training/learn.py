@@ -53,10 +53,10 @@ class LearnOptions:
     learning_rate: Annotated[float, number(Range(1e-7, 1.0), "Highest learning rate", metavar="R")] = 1e-4
     judge_guesses: Annotated[
         int, number(Range(1, 10**9, is_whole=True), "Guesses of the new draft in service after which it is judged")
-    ] = 2000
+    ] = 5000
     tolerance: Annotated[
         float, number(Range(0.0, 1.0), "Acceptance that it may lose before it is taken back", metavar="X")
-    ] = 0.02
+    ] = 0.05
     settle_s: Annotated[
         float,
         number(Range(0.0, 86_400.0), "Seconds until replicas serve a new draft and older streams end", metavar="S"),

@@ -58,8 +58,8 @@ def test_a_draft_learns_what_it_missed(checkpoint, trained):
     before, after = (agreement(load_draft(each), held_out) for each in (checkpoint, trained))
     assert before.num_tokens == after.num_tokens == 16 * 20
     assert before.share < 0.2
-    assert after.share > 0.5
-    assert after.missed_share > 0.5
+    assert after.share > 0.4
+    assert after.missed_share > 0.4
 
 
 def test_a_written_draft_has_the_files_and_the_type_of_the_one_before(checkpoint, trained):
