@@ -13,7 +13,7 @@ from core.errors import ConfigError
 from tests.checkpoints import write
 from workers.live import Learner, LearningBuffer, LearningPlan, LearningRounds, RoundTerms, Versions
 
-PLAN = LearningPlan(num_steps=60, batch=8, learning_rate=1e-2)
+PLAN = LearningPlan(num_steps=20, batch=4, learning_rate=1e-2)
 TERMS = RoundTerms(every_tokens=1000, judge_guesses=200, tolerance=0.02, settle_s=30.0)
 
 
