@@ -42,6 +42,7 @@ BENCHMARKS: Mapping[str, str] = {
     "guessers": "bench.control.guessers",
     "heads": "bench.engine.heads",
     "kills": "bench.disruption.kills",
+    "learning": "bench.models.learning",
     "lookahead": "bench.control.lookahead",
     "overhead": "bench.service.overhead",
     "papers": "bench.papers.papers",

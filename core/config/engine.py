@@ -125,6 +125,14 @@ class EngineConfig(Settings):
     max_adapters: int = 16
     """Largest number of LoRA adapters that the engine holds at once, at least 1; further ones are refused. Each takes
     the memory of its files, which on a GPU has to be left over by `kv_memory_share`. Raise it where there are more."""
+    learning_buffer: str | None = None
+    """Targets only: directory that keeps parts of prompts and outputs, with the target's probabilities where guesses
+    were wrong, for `outrider learn` (docs/howto/learn-from-traffic.md). Requests with `learning: false`, from keys with
+    learning=no, or with an adapter are left out. None keeps nothing. Set it where callers have agreed to that and
+    drafts should follow what is asked."""
+    learning_buffer_tokens: int = 1_000_000
+    """Size of that buffer in tokens, at least 10000, of all targets that write to it; the oldest are deleted. A token
+    takes at most 350 bytes. Raise it where traffic has many subjects."""
     max_grammars: int = 32
     """Number of compiled grammars kept for later requests, at least 1; the least recently used one is dropped first. A
     grammar usually takes less than a megabyte, at worst tens of them. Raise it where requests use many different
@@ -159,6 +167,8 @@ class EngineConfig(Settings):
         self._check(at_least(1), "prefill_chunk_tokens", "prefill_stretch", "tensor_parallel", "max_grammars")
         check(self.tensor_parallel > 1 or not self.expert_parallel, "expert_parallel", "false on one rank", True)
         self._check(at_least(1), "max_adapters")
+        self._check(at_least(10_000), "learning_buffer_tokens")
+        check(self.learning_buffer != "", "learning_buffer", "the path of a directory", self.learning_buffer)
         self._check(at_least(2), "max_context_tokens")
         self._check(at_least(0), "digest_whole_bytes")
         self._check(ABOVE_0, "session_timeout_s")

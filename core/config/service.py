@@ -41,7 +41,8 @@ class OrchestratorConfig(Settings):
     tokens_file: str | None = None
     """Path of a file of keys; callers must send one of them as metadata `authorization: Bearer KEY`. Each line is
     NAME:SHA256, perhaps with limits of this caller's own (:max_priority=N:max_requests_per_minute=N
-    :max_tokens_per_minute=N:max_sessions=N) and its tenant (:tenant=NAME), as printed by `outrider keys new NAME`;
+    :max_tokens_per_minute=N:max_sessions=N), its tenant (:tenant=NAME), and :learning=no if nothing of its requests may
+    be kept for training drafts, as printed by `outrider keys new NAME`;
     several lines with one name are keys of the same caller. A line without a colon is a plain token. Changes of the
     file apply at once. With None, and without the environment variable OUTRIDER_TOKENS_FILE, every caller is served.
     Set it where others can reach the ports."""
@@ -108,6 +109,10 @@ class DraftConfig(WorkerConfig):
 
     autoscaling: DraftScaling | None = None
     """Bounds and signals of autoscaling; None keeps `num_replicas`. Set it where the load varies over the day."""
+    follows_link: bool = False
+    """Whether to load another checkpoint while the service runs, when the symbolic link that `engine.model` names is
+    switched to it. Streams go on without this draft for the seconds that loading takes. A checkpoint that cannot be
+    loaded is left. Set it for a draft that `outrider learn` trains (docs/howto/learn-from-traffic.md)."""
 
     def __post_init__(self) -> None:
         WorkerConfig.__post_init__(self)  # a class with slots has no super() without arguments
@@ -116,6 +121,8 @@ class DraftConfig(WorkerConfig):
             not engine.feature_layers, "draft.engine.feature_layers", "empty: a target has them", engine.feature_layers
         )
         check(not engine.adapters, "engine.adapters", "empty: only targets have adapters", list(engine.adapters))
+        buffer = engine.learning_buffer
+        check(buffer is None, "draft.engine.learning_buffer", "absent: a target collects", buffer)
         if engine.head is None:
             return
         check(engine.layers is None, "draft.engine.layers", "absent beside a head", engine.layers)

@@ -55,6 +55,8 @@ class SequenceSpec:
     num_likeliest: int = 0
     """Number of tokens to report after the root and after each node of a block, for a beam search. The target then
     commits nothing, and keeps the block's KV for the next message. 0 verifies the block."""
+    learning: bool | None = None
+    """Whether the text may be kept for training drafts. None allows it."""
 
     def __post_init__(self) -> None:
         check_parameters(self)

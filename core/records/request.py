@@ -84,6 +84,8 @@ class SpeculationFields:
     pipelining: bool | None = None
     draft_temperature: float | None = None
     """Temperature of the draft; does not change the output distribution."""
+    learning: bool | None = None
+    """False keeps nothing of the request for training drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ class GenerationRequest:
         None, Range(0.001, 100.0), "Temperature of the draft; the output's distribution stays the target's"
     )
     """Has an effect only if the target samples. None takes the service's setting."""
+    learning: bool | None = None
+    """Whether the text may be kept for training drafts, if the service does that. None allows it."""
     num_source: int = 0
     """Number of tokens at the start of `prompt` that only an encoder reads: the source. 0 without an encoder."""
     resume_tokens: tuple[int, ...] = ()

@@ -84,6 +84,10 @@ class EngineStats:
     """Seconds spent in steps: forward passes, sampling, verification and bookkeeping."""
     forward_time_s: float
     """Part of `step_time_s` spent in forward passes."""
+    num_kept_tokens: int = 0
+    """Number of output tokens that were written to the learning buffer."""
+    num_unkept_tokens: int = 0
+    """Number of those that could not be written."""
 
     @property
     def kv_use(self) -> float:

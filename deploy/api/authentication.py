@@ -32,6 +32,8 @@ NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 NAME_CHARS = "1 to 64 letters, digits or any of '._@-'"
 TENANT = "tenant"
 """Field of a key's line with the caller's tenant."""
+LEARNING = "learning"
+"""Field of a key's line that keeps its caller's requests from being learnt from; its only value is `no`."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NUMBER = re.compile(r"-?\d{1,10}")
 
@@ -62,15 +64,18 @@ LIMITS: Mapping[str, Range] = {"max_priority": PRIORITY, **ranges_of(Quota)}
 
 
 class Caller(str):
-    __slots__ = ("limits", "tenant")
+    __slots__ = ("learning", "limits", "tenant")
     limits: KeyLimits
     tenant: str
     """Callers of one tenant can learn about each other's outputs by timing. Empty for a caller without a tenant."""
+    learning: bool
+    """Whether its requests may be kept for training drafts."""
 
-    def __new__(cls, name: str, limits: KeyLimits = NO_LIMITS, tenant: str = "") -> Caller:
+    def __new__(cls, name: str, limits: KeyLimits = NO_LIMITS, tenant: str = "", *, learning: bool = True) -> Caller:
         caller = super().__new__(cls, name)
         caller.limits = limits
         caller.tenant = tenant
+        caller.learning = learning
         return caller
 
     @property
@@ -84,7 +89,7 @@ class Caller(str):
         return f"caller:{self}" if self else ""
 
 
-def new_key(name: str, limits: KeyLimits = NO_LIMITS, tenant: str = "") -> tuple[str, str]:
+def new_key(name: str, limits: KeyLimits = NO_LIMITS, tenant: str = "", *, learning: bool = True) -> tuple[str, str]:
     """A new key for a caller, and its line for the file. Raises: ConfigError for an invalid name or limit."""
     _check_name("a caller's", name)
     given = {field: value for field, value in asdict(limits).items() if value is not None}
@@ -95,6 +100,8 @@ def new_key(name: str, limits: KeyLimits = NO_LIMITS, tenant: str = "") -> tuple
     if tenant:
         _check_name("a tenant's", tenant)
         fields.append(f"{TENANT}={tenant}")
+    if not learning:
+        fields.append(f"{LEARNING}=no")
     key = secrets.token_urlsafe(KEY_BYTES)
     return key, ":".join([name, _digest(key.encode()).hex(), *fields])
 
@@ -107,10 +114,10 @@ def _check_name(whose: str, name: str) -> None:
 class Authenticator:
     """Admits calls whose metadata carry one of the keys. A call in progress continues even if its key is removed.
 
-    A line of the file is NAME:SHA256, optionally followed by limits such as :max_priority=N (`LIMITS`) and by
-    :tenant=NAME. A caller may have several lines. A line without a colon is a token in plain text. Each call checks
-    whether the file has changed and then reads it, so that keys can be replaced at run time. If it cannot be read or a
-    line is wrong, the previous keys stay valid.
+    A line of the file is NAME:SHA256, optionally followed by limits such as :max_priority=N (`LIMITS`), by
+    :tenant=NAME and by :learning=no. A caller may have several lines. A line without a colon is a token in plain text.
+    Each call checks whether the file has changed and then reads it, so that keys can be replaced at run time. If it
+    cannot be read or a line is wrong, the previous keys stay valid.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -160,28 +167,31 @@ def _caller(path: Path, number: int, line: str) -> tuple[bytes, Caller]:
         raise ConfigError(
             f"{where} must be NAME:SHA256 and perhaps :FIELD=VALUE, as `outrider keys new NAME` prints it"
         )
-    return bytes.fromhex(digest), Caller(name, *_allowed(where, about))
+    limits, tenant, learning = _allowed(where, about)
+    return bytes.fromhex(digest), Caller(name, limits, tenant, learning=learning)
 
 
-def _allowed(where: str, fields: Sequence[str]) -> tuple[KeyLimits, str]:
-    """The limits and the tenant in NAME=VALUE fields. Raises: ConfigError, which names the field."""
+def _allowed(where: str, fields: Sequence[str]) -> tuple[KeyLimits, str, bool]:
+    """The limits, the tenant, and whether to learn. Raises: ConfigError, which names the field."""
     given: dict[str, str] = {}
     for number, text in enumerate(fields, 1):
         name, separator, value = text.partition("=")
-        if not separator or name not in (*LIMITS, TENANT):
-            raise ConfigError(
-                f"{where} must have {', '.join([*LIMITS, TENANT])} behind the digest: field {number} is none of these"
-            )
+        if not separator or name not in (*LIMITS, TENANT, LEARNING):
+            known = ", ".join([*LIMITS, TENANT, LEARNING])
+            raise ConfigError(f"{where} must have {known} behind the digest: field {number} is none of these")
         if name in given:
             raise ConfigError(f"{where} must have {name} once")
         given[name] = value
     tenant = given.pop(TENANT, None)
     if tenant is not None and NAME.fullmatch(tenant) is None:
         raise ConfigError(f"{where} must have {TENANT} {NAME_CHARS}")
+    learning = given.pop(LEARNING, None)
+    if learning not in (None, "no"):
+        raise ConfigError(f"{where} must have {LEARNING} no, or leave it out")
     for name, value in given.items():
         if _NUMBER.fullmatch(value) is None or int(value) not in LIMITS[name]:
             raise ConfigError(f"{where} must have {name} {LIMITS[name]}")
-    return KeyLimits(**{name: int(value) for name, value in given.items()}), tenant or ""
+    return KeyLimits(**{name: int(value) for name, value in given.items()}), tenant or "", learning is None
 
 
 def _digest(key: bytes) -> bytes:

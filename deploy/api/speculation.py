@@ -37,7 +37,7 @@ def with_speculation(request: GenerationRequest, given: Given, served: Served) -
         **_parameters(given),
     )
     _check_resumable(request)
-    return replace(request, isolation=_isolation(given, request))
+    return replace(request, isolation=_isolation(given, request), learning=_learning(given))
 
 
 def _verification(given: Given, config: ServiceConfig) -> Verification:
@@ -98,6 +98,11 @@ def _check_resumable(request: GenerationRequest) -> None:
 def not_repeatable(request: GenerationRequest) -> str:
     """Why the output of such a request cannot be resumed."""
     return f"must be empty with {request.verification} verification: its output depends on the guesses it saw"
+
+
+def _learning(given: Given) -> bool | None:
+    """Whether the request may be learnt from: a key that rules it out has the last word."""
+    return False if isinstance(given.caller, Caller) and not given.caller.learning else given.learning
 
 
 def _isolation(given: Given, request: GenerationRequest) -> str:

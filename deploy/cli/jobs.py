@@ -93,6 +93,9 @@ class CallOptions:
         Option(metavar="REGEX", help="What the output usually looks like, to be guessed; it is held to nothing."),
     ] = None
     draft_temperature: Annotated[float | None, parameter(GenerationRequest, "draft_temperature", metavar="T")] = None
+    learning: Annotated[
+        bool | None, Option("--learning/--no-learning", help="Whether parts may be kept for training drafts.")
+    ] = None
     no_draft: Annotated[bool, Option("--no-draft", help="Decode without a draft.")] = False
     color: Annotated[
         Literal["auto", "always", "never"], Option(help="Colour guessed tokens; auto does so in a terminal.")

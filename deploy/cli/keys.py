@@ -41,6 +41,9 @@ class NewKeyOptions:
             metavar="NAME", help="Tenant of the caller. Callers of one tenant share their recent outputs as guesses."
         ),
     ] = ""
+    no_learning: Annotated[
+        bool, Option("--no-learning", help="Never keep anything of the caller's requests for training drafts.")
+    ] = False
 
 
 def new(options: NewKeyOptions) -> int:
@@ -50,7 +53,7 @@ def new(options: NewKeyOptions) -> int:
     limits = KeyLimits(
         options.max_priority, options.max_requests_per_minute, options.max_tokens_per_minute, options.max_sessions
     )
-    key, line = new_key(options.name, limits, options.tenant)
+    key, line = new_key(options.name, limits, options.tenant, learning=not options.no_learning)
     sys.stdout.write(f"{key}\n")
     say(f"the line for orchestrator.tokens_file; it contains only the key's digest:\n{line}")
     return 0

@@ -29,6 +29,7 @@ from deploy.cli.serve import ServeOptions, serve
 from deploy.cli.settings import SettingsOptions, settings
 from deploy.cli.terminal import say
 from deploy.cli.training.distill import DistillOptions, distill
+from deploy.cli.training.learn import LearnOptions, learn
 from deploy.cli.training.train_head import TrainHeadOptions, train_head
 from deploy.receipts import outrider_version
 
@@ -69,6 +70,7 @@ add_command(app, "index", IndexOptions, index)
 add_command(app, "convert", ConvertOptions, convert)
 add_command(app, "train-head", TrainHeadOptions, train_head)
 add_command(app, "distill", DistillOptions, distill)
+add_command(app, "learn", LearnOptions, learn)
 keys = typer.Typer(help="Manage the keys of callers.", no_args_is_help=True)
 add_command(keys, "new", NewKeyOptions, new)
 app.add_typer(keys, name="keys")

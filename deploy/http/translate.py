@@ -164,6 +164,8 @@ def given_by(
     """
     speculation = body.speculation or Speculation()
     _check_reports(body, speculation)
+    if getattr(body, "store", None) is False and speculation.learning is None:
+        speculation = speculation.model_copy(update={"learning": False})
     return Given(
         chat=body.chat,
         continues=body.continues,

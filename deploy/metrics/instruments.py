@@ -186,6 +186,10 @@ ENGINE_STEPS = counter("engine_steps_total", "Forward passes.")
 EAGER_STEPS = counter("engine_eager_steps_total", "Forward passes that ran eagerly although `compile` is set.")
 ENGINE_ROWS = counter("engine_rows_total", "Rows of forward passes, of all sessions together.")
 ENGINE_BUSY = counter("engine_busy_seconds_total", "Time spent in steps: forward passes and what follows them.")
+LEARNING_TOKENS = counter("learning_tokens_total", "Output tokens written to the learning buffer.")
+LEARNING_TOKENS_LOST = counter(
+    "learning_tokens_lost_total", "Output tokens that the learning buffer could not keep: its disk is full or too slow."
+)
 ENGINE_DEATHS = counter("engine_deaths_total", "Engines that died or failed, and were replaced.")
 SESSIONS_MOVED = counter("sessions_moved_total", "Sessions that had to leave an engine because it died or failed.")
 

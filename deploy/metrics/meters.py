@@ -179,6 +179,10 @@ class EngineMeter:
     def observe_death(self) -> None:
         """Count the death of the engine; the next engine counts from 0."""
         self._record(m.ENGINE_DEATHS, 1)
+        self.observe_end()
+
+    def observe_end(self) -> None:
+        """The next engine counts from 0."""
         self._totals.clear()
 
     def observe_moved(self, num_sessions: int) -> None:
@@ -197,6 +201,8 @@ class EngineMeter:
             m.EAGER_STEPS: stats.num_eager_steps,
             m.ENGINE_ROWS: stats.num_rows,
             m.ENGINE_BUSY: stats.step_time_s,
+            m.LEARNING_TOKENS: stats.num_kept_tokens,
+            m.LEARNING_TOKENS_LOST: stats.num_unkept_tokens,
         }
         for metric, total in totals.items():
             self._record(metric, total - self._totals.get(metric, 0.0))

@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from core.config import EngineConfig, WorkerConfig
+from core.config import DraftConfig, EngineConfig, WorkerConfig
 from core.errors import OutriderError, WorkerLost
 from core.records import Adapter, ModelInfo
 from core.text import BlockHash
@@ -31,6 +31,7 @@ from deploy.logs import log_with_serve
 from deploy.metrics import ENGINE_CATALOGUE, EngineMeter, ServeRecorder
 from deploy.serve.adapters import AdapterList, LoadedAdapters
 from deploy.serve.autoscaling import BUSY, KV_USE, ROUND_S, WAITED_S
+from deploy.serve.followed import FollowedCheckpoint
 
 if TYPE_CHECKING:
     from core.records import EngineStats
@@ -48,6 +49,8 @@ MAX_LOADS = 6
 """Attempts to load an engine that dies while it loads. Then the replica ends, and Serve starts another."""
 LOAD_WAIT_S = 1.0
 """Seconds that a lease waits at a replica whose engine loads, before its session tries another."""
+NEW_CHECKPOINT = "another checkpoint is to be served"
+"""Cause of an engine's end that is no death."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,12 @@ class EngineWorker(ABC):
         self._begin_life: Callable[[EngineConfig], Incarnation] = lambda engine: Incarnation(
             self.role, actor, engine, place, *arguments
         )
-        self._current = self._begin_life(config.engine)
+        follows_link = isinstance(config, DraftConfig) and config.follows_link
+        self._checkpoint = FollowedCheckpoint(config.engine.model, follows_link=follows_link)
+        engine = self._checkpoint.settings(config.engine)
+        self._current = self._begin_life(engine)
         self._info = await self._current.load()
+        self._checkpoint.has_loaded(engine)
         self._findings = self._current.findings
         self._is_loaded = asyncio.Event()
         self._is_loaded.set()
@@ -208,6 +215,8 @@ class EngineWorker(ABC):
                 await self._adapters.drop_unlisted(self._current)
             except Exception:
                 logger.exception("unloaded adapters of %s were not dropped", self._current.engine_id)
+            if self._is_loaded.is_set() and self._checkpoint.has_moved:
+                self._current.fail(NEW_CHECKPOINT)
 
     async def _replace_dead(self) -> None:
         """Replace an engine as soon as it has died; end this process if no other can be loaded."""
@@ -224,10 +233,14 @@ class EngineWorker(ABC):
     async def _is_replaced(self, cause: str) -> bool:
         """Load another engine; returns whether one serves now."""
         self._is_loaded.clear()
-        self._meter.observe_death()
         self._meter.observe_moved(self._num_leases)
-        died = "%s of replica %s has died (%s); %d sessions on it move"
-        logger.error(died, self._current.engine_id, self._replica_id, cause, self._num_leases)
+        if cause == NEW_CHECKPOINT:
+            self._meter.observe_end()
+            level, ended = logging.INFO, "%s of replica %s ends (%s); %d sessions on it move"
+        else:
+            self._meter.observe_death()
+            level, ended = logging.ERROR, "%s of replica %s has died (%s); %d sessions on it move"
+        logger.log(level, ended, self._current.engine_id, self._replica_id, cause, self._num_leases)
         began_s = time.monotonic()
         for _ in range(MAX_LOADS):
             if await self._has_loaded_another():
@@ -239,12 +252,15 @@ class EngineWorker(ABC):
     async def _has_loaded_another(self) -> bool:
         self._current.kill()
         self._findings = self._current.findings or self._findings
-        self._current = self._begin_life(await self._current.config_of_next())
+        engine = self._checkpoint.settings(await self._current.config_of_next())
+        self._current = self._begin_life(engine)
         try:
-            await self._current.load(self._findings)
+            self._info = await self._current.load(self._findings)
         except (OutriderError, RayError) as error:
             logger.error("%s has not loaded: %s", self._current.engine_id, cause_of_death(error))  # noqa: TRY400
+            self._checkpoint.has_failed(engine)
             return False
+        self._checkpoint.has_loaded(engine)
         return True
 
 

@@ -139,7 +139,13 @@ class FakeTargetActor(TargetActor):
 
 class FakeDraftActor(DraftActor):
     def _load_engine(self, rank: Any) -> Any:
+        if Path(self._config.model).name == "broken":
+            raise CheckpointError("broken has no config.json")
         return FakeDraftEngine(self._epoch)
+
+    @ray.method(concurrency_group=CONTROL)
+    async def model(self) -> str:
+        return self._config.model
 
 
 class Front:

@@ -329,6 +329,15 @@ def test_paths_of_further_drafts_begin_where_those_of_the_first_do(tmp_path):
             "extra_drafts must be without autoscaling",
         ),
         ({"target": {"engine": {"model": "t", "cascade_tokens": 4}}}, "target.engine.cascade_tokens must be 0"),
+        (
+            {"draft": {"engine": {"model": "d", "learning_buffer": "/b"}}},
+            "draft.engine.learning_buffer must be absent: a target collects, got '/b'",
+        ),
+        ({"target": {"engine": {"model": "t", "learning_buffer": ""}}}, "learning_buffer must be the path of"),
+        (
+            {"target": {"engine": {"model": "t", "learning_buffer_tokens": 9999}}},
+            "learning_buffer_tokens must be at least 10000",
+        ),
     ],
 )
 def test_drafts_that_cannot_be_are_refused(settings, message):

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from core.records import Refused, TokenLogprobs
 from core.rules import Outcome, Rule
-from core.speculation import EMPTY_BLOCK, TokenTree
+from core.speculation import EMPTY_BLOCK, ROOT, TokenTree
 from workers.engine.jobs import VerifyJob
 from workers.grammar import FIELD
+from workers.live import VerdictEnd
 from workers.sampling import Row, prepare_adjustment, sampler, verify
 from workers.sampling.batched import Decide
 from workers.step import Readback, Uploads, upload
@@ -77,6 +78,17 @@ class JudgedJob:
                 return Refused(stamp, _NOTHING_LEFT, is_final=True, field=BAD_WORDS)
             return Refused(stamp, _UNSOUND, is_final=True)
         return Refused(stamp, f"cannot be followed: {grammar.problem}", is_final=True, field=FIELD)
+
+    def end(self, outcome: Outcome) -> VerdictEnd:
+        """What learning from live traffic keeps of this verdict."""
+        held, block = self.job.held, self.block
+        tokens = [*(block.tokens[node] for node in outcome.path), outcome.next_token]
+        node = outcome.path[-1] if outcome.path else ROOT
+        is_guessed = node in block.parents
+        is_missed = is_guessed or not len(block)
+        return VerdictEnd(
+            held.session, held.spec, held.log.tokens, tokens, is_guessed, is_missed, self.logits, self.start + 1 + node
+        )
 
     def logprobs(self, outcome: Outcome, readback: Readback) -> Callable[[], Sequence[TokenLogprobs]]:
         """Log probabilities of the output tokens, from the rows of the root and of each accepted node.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, count
+from pathlib import Path
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from core.records import (
     MAX_FEATURE_TOKENS,
     Adapter,
     Continuation,
+    EngineStats,
     Features,
     Findings,
     Missing,
@@ -37,6 +39,7 @@ from workers.engine.judging import JudgedJob, judge
 from workers.engine.kv_room import FirstComeKVRoom
 from workers.engine.sequences import HeldSequence
 from workers.heads import EngineHead, HeadWithKV, PrefixFeatures, load_engine_head
+from workers.live import LearningBuffer, VerdictCollector
 from workers.model import LoadedModel, LoraWeights, starting_adapters
 from workers.parallel import Rank, load_runtime, log_rank_lost
 from workers.runtime import ModelRuntime, Scores, report_layers
@@ -81,6 +84,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         """The head, if it has KV of its own."""
         self.info = replace(self.info, head=head.name if head is not None else "")
         self._continuations = Continuations()
+        self._learning = _collector(config, epoch)
+        """Collects what drafts can learn from; None unless the settings have a buffer."""
         self.take_offers: Callable[[], None] = _nothing
         """Called before verdicts are made, to take continuations offered since the step began."""
 
@@ -96,6 +101,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
     def release(self, sessions: Sequence[str]) -> None:
         super().release(sessions)
+        if self._learning is not None:
+            self._learning.close(sessions)
         for session in sessions:
             self._replies += self._continuations.drop(session)
         if self._grown is not None:
@@ -103,12 +110,26 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
     def expire(self) -> list[str]:
         silent = super().expire()
+        if self._learning is not None:
+            self._learning.close(silent)
         for session in self._continuations.sessions:
             if self._store.find(session) is None:
                 self._replies += self._continuations.drop(session)
         if self._grown is not None:
             self._grown.expire()
         return silent
+
+    def close(self) -> None:
+        super().close()
+        if self._learning is not None:
+            self._learning.end()
+
+    def stats(self) -> EngineStats:
+        stats = super().stats()
+        if self._learning is None:
+            return stats
+        buffer = self._learning.buffer
+        return replace(stats, num_kept_tokens=buffer.num_kept, num_unkept_tokens=buffer.num_lost)
 
     def warm_up(self, progress: Callable[[str], None], machine: str = "", known: Findings | None = None) -> Findings:
         """As `Engine.warm_up`; also loads the adapters of the settings."""
@@ -261,7 +282,9 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         logprob_readers = [item.logprobs(outcome, readback) for item, outcome in judged]
         rows = [item.job.committed_rows(first_rows[item.job], outcome) for item, outcome in judged]
         returned_of = read_returned(rows, features, readback, self.info.feature_width, self._grown or self._head)
+        learn = self._read_to_learn(judged, readback)
         readback.wait()
+        learn()
         for item, outcome in judged:
             self._roll_back(item.job, outcome.path)
             self._prefixes.publish(item.job.held)
@@ -276,6 +299,12 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         self._replies += refused
         for request in following:
             super().add(request)
+
+    def _read_to_learn(self, judged: Sequence[tuple[JudgedJob, Outcome]], readback: Readback) -> Callable[[], None]:
+        """Read what the buffer keeps of these verdicts. Call the result after the readback, before the roll-back."""
+        if self._learning is None:
+            return _nothing
+        return self._learning.read([item.end(outcome) for item, outcome in judged if not item.may_hold_nan], readback)
 
     @staticmethod
     def _verdict(
@@ -318,6 +347,14 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 def _num_rows(job: VerifyJob) -> int:
     """Number of the job's rows of logits."""
     return job.num_scored if isinstance(job, ScoringJob) else 1 + len(job.block)
+
+
+def _collector(config: EngineConfig, epoch: int) -> VerdictCollector | None:
+    """Raises: ConfigError."""
+    if config.learning_buffer is None:
+        return None
+    directory = Path(config.learning_buffer).expanduser()
+    return VerdictCollector(LearningBuffer(directory, config.learning_buffer_tokens, epoch))
 
 
 def _nothing() -> None:

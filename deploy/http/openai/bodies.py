@@ -115,6 +115,7 @@ class SampledBody(OpenAiBody):
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     store: Ignored = None
+    """Nothing is stored. False also keeps the request from being learnt from (`speculation.learning`)."""
 
     @property
     def num_prompt_logprobs(self) -> int | None:

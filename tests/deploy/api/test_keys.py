@@ -73,6 +73,23 @@ def test_callers_are_isolated_from_each_other_unless_they_are_of_one_tenant(tmp_
     assert Authenticator(None).check(()).isolation == "", "who sends no key shares nothing"
 
 
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_a_key_may_rule_out_learning(tmp_path, capsys, asked):
+    """Whatever its requests say."""
+    assert main(["keys", "new", "a", "--tenant", "t", "--no-learning"]) == 0
+    said = capsys.readouterr()
+    line = said.err.splitlines()[-1]
+    assert line.endswith(":tenant=t:learning=no")
+    write(tmp_path / "keys", line)
+    caller = Authenticator(tmp_path / "keys").check(bearer(said.out.strip()))
+    for name, learning in ((caller, False), (Caller("b"), asked), ("", asked)):
+        given = Given(token_ids=[5, 6], learning=asked, caller=name)
+        assert to_generation_request(given, served(), 0.0).learning is learning
+    write(tmp_path / "wrong", line.replace("learning=no", "learning=never"))
+    with pytest.raises(ConfigError, match="must have learning no, or leave it out"):
+        Authenticator(tmp_path / "wrong")
+
+
 @pytest.mark.parametrize(
     ("verification", "sampling", "isolation"),
     [

@@ -66,7 +66,7 @@ EVERYWHERE: Mapping[str, Sent] = {
     **below("structured_outputs", json=SCHEMA, json_object=True, regex="a+", choice=["a"], grammar='start: "a"'),
     **below(
         "speculation", max_draft_tokens=0, verification="block", policy="static", pipelining=False,
-        guessers=["prompt_lookup"], template="a+", draft_temperature=0.5,
+        guessers=["prompt_lookup"], template="a+", draft_temperature=0.5, learning=False,
     ),
     "speculation.lenience": (lenient(0.5), lenient(0.25)),
 }  # fmt: skip

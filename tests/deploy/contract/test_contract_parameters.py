@@ -50,6 +50,7 @@ SPECULATION: Mapping[str, Any] = {
     "lenience": inside(ranges_of(GenerationRequest)["lenience"]),
     "draft_temperature": inside(ranges_of(GenerationRequest)["draft_temperature"]),
     "pipelining": False,
+    "learning": False,
 }
 LENIENT = Verification.LENIENT_REJECTION
 

@@ -58,7 +58,7 @@ NEVER_WRONG = {
     *("text", "chat.messages.content", "chat.messages.name", "chat.messages.tool_calls.id", "chat.tools.description"),
     "chat.messages.tool_calls.name",
     *("sampling.seed", "stopping.ignore_eos", "stopping.include_stop", "structured_output.json_object", "receipt"),
-    *("speculation.trace", "speculation.pipelining", "speculation.explain"),
+    *("speculation.trace", "speculation.pipelining", "speculation.explain", "speculation.learning"),
 }
 """Fields of which any value is taken, if not in any company or of any length."""
 

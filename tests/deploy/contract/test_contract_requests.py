@@ -68,6 +68,7 @@ SENT: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "speculation.trace": (speculation(trace=True), {}),
     "speculation.policy": (speculation(policy="static"), {}),
     "speculation.pipelining": (speculation(pipelining=False), {}),
+    "speculation.learning": (speculation(learning=False), {}),
     "speculation.guessers": (speculation(guessers=["prompt_lookup"]), {}),
     "speculation.template": (speculation(template="a+"), {}),
     "speculation.lenience": (

@@ -134,6 +134,19 @@ def test_a_template_is_taken_and_holds_the_output_to_nothing():
     assert (request.template, request.grammar) == (Grammar(GrammarKind.REGEX, "Dear .*,"), None)
 
 
+@pytest.mark.parametrize("fields", [{"store": False}, {"speculation": {"learning": False}}])
+def test_a_request_that_may_not_be_stored_may_not_be_learnt_from(fields):
+    for of_one in (completion, chat):
+        (request,) = of_one(**fields)
+        assert request.learning is False
+
+
+@pytest.mark.parametrize("fields", [{}, {"store": True}, {"store": None}])
+def test_what_says_nothing_of_learning_leaves_it_to_the_service(fields):
+    (request,) = chat(**fields)
+    assert request.learning is None
+
+
 def test_a_draft_temperature_is_taken():
     body = parse(CompletionBody, b'{"prompt": "say", "speculation": {"draft_temperature": 0.5}}')
     (request,) = to_requests(body, served(), NOW, "mine")

@@ -248,7 +248,7 @@ class StoppingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop: _Optional[bool] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("max_draft_tokens", "verification", "trace", "policy", "pipelining", "guessers", "lenience", "explain", "draft_temperature", "template")
+    __slots__ = ("max_draft_tokens", "verification", "trace", "policy", "pipelining", "guessers", "lenience", "explain", "draft_temperature", "template", "learning")
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +259,7 @@ class SpeculationParams(_message.Message):
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_FIELD_NUMBER: _ClassVar[int]
     max_draft_tokens: int
     verification: Verification
     trace: bool
@@ -269,7 +270,8 @@ class SpeculationParams(_message.Message):
     explain: bool
     draft_temperature: float
     template: str
-    def __init__(self, max_draft_tokens: _Optional[int] = ..., verification: _Optional[_Union[Verification, str]] = ..., trace: _Optional[bool] = ..., policy: _Optional[str] = ..., pipelining: _Optional[bool] = ..., guessers: _Optional[_Iterable[str]] = ..., lenience: _Optional[float] = ..., explain: _Optional[bool] = ..., draft_temperature: _Optional[float] = ..., template: _Optional[str] = ...) -> None: ...
+    learning: bool
+    def __init__(self, max_draft_tokens: _Optional[int] = ..., verification: _Optional[_Union[Verification, str]] = ..., trace: _Optional[bool] = ..., policy: _Optional[str] = ..., pipelining: _Optional[bool] = ..., guessers: _Optional[_Iterable[str]] = ..., lenience: _Optional[float] = ..., explain: _Optional[bool] = ..., draft_temperature: _Optional[float] = ..., template: _Optional[str] = ..., learning: _Optional[bool] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "top")

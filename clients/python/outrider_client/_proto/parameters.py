@@ -81,3 +81,7 @@ class Parameters(TypedDict, total=False):
     text that it forces next, beside the other guessers. A hint for guessing: it does not constrain or change the
     output. Once the output deviates from the expression, the guesser stops. Limited in length like structured
     output."""
+    learning: bool | None
+    """If false, nothing of the request is kept for training drafts. Unset or true: parts of prompt and output are kept
+    if the service learns from its traffic (docs/howto/learn-from-traffic.md), which is off by default. The caller's key
+    may rule it out."""

@@ -259,7 +259,7 @@ class TreeSpec(_message.Message):
     def __init__(self, rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., min_path_prob: _Optional[float] = ..., calibration_offset: _Optional[float] = ..., calibration_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ..., reports_all: _Optional[bool] = ..., num_passes: _Optional[int] = ..., fanout: _Optional[int] = ..., measure: _Optional[_Union[Measure, str]] = ..., min_confidence: _Optional[float] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
-    __slots__ = ("prompt_len", "sampling", "verification", "num_logprobs", "lenience", "num_prompt_logprobs", "grammar", "adapter", "num_source", "num_likeliest")
+    __slots__ = ("prompt_len", "sampling", "verification", "num_logprobs", "lenience", "num_prompt_logprobs", "grammar", "adapter", "num_source", "num_likeliest", "learning")
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
@@ -270,6 +270,7 @@ class SequenceSpec(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     NUM_SOURCE_FIELD_NUMBER: _ClassVar[int]
     NUM_LIKELIEST_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_FIELD_NUMBER: _ClassVar[int]
     prompt_len: int
     sampling: Sampling
     verification: Verification
@@ -280,7 +281,8 @@ class SequenceSpec(_message.Message):
     adapter: Adapter
     num_source: int
     num_likeliest: int
-    def __init__(self, prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., verification: _Optional[_Union[Verification, str]] = ..., num_logprobs: _Optional[int] = ..., lenience: _Optional[float] = ..., num_prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., num_source: _Optional[int] = ..., num_likeliest: _Optional[int] = ...) -> None: ...
+    learning: bool
+    def __init__(self, prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., verification: _Optional[_Union[Verification, str]] = ..., num_logprobs: _Optional[int] = ..., lenience: _Optional[float] = ..., num_prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., num_source: _Optional[int] = ..., num_likeliest: _Optional[int] = ..., learning: _Optional[bool] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "path", "digest")
