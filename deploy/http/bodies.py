@@ -140,6 +140,7 @@ class Speculation(SpeculationPart):
     template: str | None = None
     explain: bool | None = None
     trace: bool | None = None
+    learning: bool | None = None
 
 
 _Choice = Annotated[list[str] | None, BeforeValidator(few)]

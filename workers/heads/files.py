@@ -73,8 +73,8 @@ def read_head(path: str, model: str | None = None) -> HeadConfig | EagleConfig |
     if kind == "blockwise":
         _check_layers(stored, file)
         num_heads = _size(stored, "num_heads", file, MAX_HEADS) if "num_heads" in stored else 1
-        sizes = [_size(stored, each, file) for each in ("hidden_size", "vocab_size")]
-        return HeadConfig(name, *sizes, is_medusa=False, num_heads=num_heads, num_layers=1)
+        hidden_size, vocab_size = (_size(stored, each, file) for each in ("hidden_size", "vocab_size"))
+        return HeadConfig(name, hidden_size, vocab_size, False, num_heads, 1)
     if "medusa_num_heads" not in stored:
         if is_mtp(path, model):
             return read_mtp(path, stored)
