@@ -52,4 +52,4 @@ def passes(head_s):
 
 @pytest.mark.parametrize("head_s", [0.015, 0.030])
 def test_a_late_head_costs_next_to_nothing(head_s):
-    assert passes(head_s) < 1.02 * NUM_TOKENS
+    assert passes(head_s) < 1.03 * NUM_TOKENS

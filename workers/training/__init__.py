@@ -2,7 +2,7 @@
 
 from workers.training.draft import (
     OBJECTIVES,
-    Agreement,
+    DraftAgreement,
     DraftJob,
     DraftPlan,
     DraftSize,
@@ -17,7 +17,7 @@ from workers.training.trainer import Progress, optimizers_of
 __all__ = [
     "OBJECTIVES",
     "Acceptance",
-    "Agreement",
+    "DraftAgreement",
     "DraftJob",
     "DraftPlan",
     "DraftSize",

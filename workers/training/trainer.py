@@ -48,7 +48,7 @@ class TrainingPlan:
         return self.learning_rate * rise * fall
 
 
-class Learner(Protocol):
+class Trainable(Protocol):
     """A network in training, and its loss."""
 
     @property
@@ -81,7 +81,7 @@ class Progress:
 class Trainer:
     """One learner in training."""
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self, learner: Trainable) -> None:
         self._learner, self._plan = learner, learner.plan
         self._optimizers = optimizers_of(learner.module)
         self.step = 0

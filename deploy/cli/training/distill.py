@@ -20,7 +20,7 @@ from deploy.cli.options import number
 from deploy.cli.training.options import Says, TrainingOptions, check_out, command_of, texts_of
 
 if TYPE_CHECKING:
-    from workers.training import Agreement, DraftSize
+    from workers.training import DraftAgreement, DraftSize
 
 SIZE = re.compile(r"(\d{1,3})x(\d{2,5})")
 WIDTH_UNIT = 64
@@ -104,7 +104,7 @@ def _draft_of(given: str) -> Path | DraftSize:
     return DraftSize(num_layers, width)
 
 
-def _figures(before: Agreement, after: Agreement) -> str:
+def _figures(before: DraftAgreement, after: DraftAgreement) -> str:
     changes = [(*key, before.by_rule[key], share) for key, share in after.by_rule.items()]
     return ", ".join(f"{rule} (T = {temperature:g}) {was:.3f}, {now:.3f}" for temperature, rule, was, now in changes)
 

@@ -144,8 +144,8 @@ def test_what_is_not_worth_it_is_not_built(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ({}, [ProgramBackend, TracedBackend, PackedBackend]),
         ({"compile": True}, [ProgramBackend, CompiledBackend, PackedBackend]),
-        ({"compile": True, "tensor_parallel": 2}, [PackedBackend]),
-        ({"tensor_parallel": 2}, [PackedBackend]),
+        ({"compile": True, "tensor_parallel": 2}, [ProgramBackend, PackedBackend]),
+        ({"tensor_parallel": 2}, [ProgramBackend, PackedBackend]),
         ({"device": "cuda"}, [EagerBackend]),
         ({"device": "cuda", "compile": True}, [CudaGraphBackend, CompiledLayersBackend, EagerBackend]),
         ({"device": "cuda", "compile": True, "tensor_parallel": 2}, [CudaGraphBackend, EagerBackend]),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.training.draft.distillation import Agreement
+from workers.training.draft.distillation import DraftAgreement
 
 CARD = """---
 tags: [speculative-decoding, distillation]
@@ -29,8 +29,8 @@ likeliest tokens agree. *Rejection*: Σ min(p, q). *Coupled*: both draw the same
 
 def write_card(
     folder: Path,
-    before: Mapping[tuple[str, float], Agreement],
-    after: Mapping[tuple[str, float], Agreement],
+    before: Mapping[tuple[str, float], DraftAgreement],
+    after: Mapping[tuple[str, float], DraftAgreement],
     **facts: Any,
 ) -> None:
     """Write README.md. `before`, `after`: by kind of text and temperature; `facts`: the other fields of the card."""
@@ -45,5 +45,5 @@ def write_card(
     (folder / "README.md").write_text(CARD.format(**table, **facts))
 
 
-def _cells(found: Agreement) -> str:
+def _cells(found: DraftAgreement) -> str:
     return " | ".join(f"{share:.3f}" for share in found.by_rule.values())

@@ -35,7 +35,7 @@ class DraftPlan(TrainingPlan):
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class DraftAgreement:
     """How often a draft's guesses are accepted on some texts."""
 
     num_tokens: int
@@ -87,7 +87,7 @@ def _logits(model: Any, one: PackedTexts) -> Tensor:
 
 
 @torch.inference_mode()
-def measure_agreement(target: Any, draft: Any, texts: Sequence[TrainingText], length: int) -> Agreement:
+def measure_agreement(target: Any, draft: Any, texts: Sequence[TrainingText], length: int) -> DraftAgreement:
     """Agreement at the tokens of `texts` that are to be guessed, after the texts' own tokens."""
     sums: dict[tuple[float, str], float] = {}
     num_tokens = 0
@@ -98,7 +98,7 @@ def measure_agreement(target: Any, draft: Any, texts: Sequence[TrainingText], le
             log_p, log_q = ((each / (temperature or 1.0)).log_softmax(-1) for each in both)
             for rule, chances in accepted_by_rule(log_p, log_q, temperature).items():
                 sums[temperature, rule] = sums.get((temperature, rule), 0.0) + float(chances.sum())
-    return Agreement(num_tokens, {each: total / max(1, num_tokens) for each, total in sums.items()})
+    return DraftAgreement(num_tokens, {each: total / max(1, num_tokens) for each, total in sums.items()})
 
 
 @torch.inference_mode()

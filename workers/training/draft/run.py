@@ -14,7 +14,13 @@ from core.config import EngineConfig
 from core.errors import UnsupportedModel, VocabularyMismatch
 from workers.model import check_checkpoint, copy_settings, digest_of, quiet_transformers, reference_model
 from workers.training.draft.card import write_card
-from workers.training.draft.distillation import Agreement, DraftLearner, DraftPlan, check_packing, measure_agreement
+from workers.training.draft.distillation import (
+    DraftAgreement,
+    DraftLearner,
+    DraftPlan,
+    check_packing,
+    measure_agreement,
+)
 from workers.training.job import TrainingJob, Watcher, digest, met, prepared, spread
 from workers.training.texts import by_kind, held_out, trained
 from workers.training.trainer import Trainer
@@ -26,7 +32,7 @@ WIDE = 512
 INNER_RATIO = 3
 """Inner width of a new draft's layers over their width."""
 
-Found = Mapping[tuple[str, float], Agreement]
+Found = Mapping[tuple[str, float], DraftAgreement]
 """Agreement by kind of text and the temperature at which the target drew it."""
 
 
