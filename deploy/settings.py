@@ -246,7 +246,7 @@ def _explain(problem: Mapping[str, Any], sources: Sources) -> str:
 
 
 def _resolve(worker: Worker, directory: Path) -> Worker:
-    """The worker with absolute paths to its model, its head, its adapters and its certificates."""
+    """The worker with absolute paths to its model, its head, its adapters, its buffer and its certificates."""
     engine: EngineConfig = worker.engine
 
     def located(path: str) -> str:
@@ -256,6 +256,8 @@ def _resolve(worker: Worker, directory: Path) -> Worker:
     if tls is not None:
         tls = LinkTls(located(tls.certificate_file), located(tls.key_file), located(tls.ca_file))
     head = None if engine.head is None else located(engine.head)
+    buffer = None if engine.learning_buffer is None else located(engine.learning_buffer)
     adapters = {name: located(path) for name, path in engine.adapters.items()}
-    engine = replace(engine, model=located(engine.model), head=head, adapters=adapters, link_tls=tls)
+    model = located(engine.model)
+    engine = replace(engine, model=model, head=head, adapters=adapters, learning_buffer=buffer, link_tls=tls)
     return replace(worker, engine=engine)

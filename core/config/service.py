@@ -100,7 +100,7 @@ class TargetConfig(WorkerConfig):
         WorkerConfig.__post_init__(self)  # a class with slots has no super() without arguments
         check(self.engine.layers is None, "engine.layers", "absent: a target has to be whole", self.engine.layers)
         num_ahead = self.engine.cascade_tokens
-        check(num_ahead == 0, "target.engine.cascade_tokens", "0, since only drafts guess", num_ahead)
+        check(num_ahead == 0, "engine.cascade_tokens", "0, since only drafts guess", num_ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +117,16 @@ class DraftConfig(WorkerConfig):
     def __post_init__(self) -> None:
         WorkerConfig.__post_init__(self)  # a class with slots has no super() without arguments
         engine = self.engine
-        check(
-            not engine.feature_layers, "draft.engine.feature_layers", "empty: a target has them", engine.feature_layers
-        )
+        check(not engine.feature_layers, "engine.feature_layers", "empty: a target has them", engine.feature_layers)
         check(not engine.adapters, "engine.adapters", "empty: only targets have adapters", list(engine.adapters))
         buffer = engine.learning_buffer
-        check(buffer is None, "draft.engine.learning_buffer", "absent: a target collects", buffer)
+        check(buffer is None, "engine.learning_buffer", "absent: a target collects", buffer)
         if engine.head is None:
             return
-        check(engine.layers is None, "draft.engine.layers", "absent beside a head", engine.layers)
-        check(engine.cascade_tokens == 0, "draft.engine.cascade_tokens", "0 beside a head", engine.cascade_tokens)
+        check(engine.layers is None, "engine.layers", "absent beside a head", engine.layers)
+        check(engine.cascade_tokens == 0, "engine.cascade_tokens", "0 beside a head", engine.cascade_tokens)
         num_ranks = engine.tensor_parallel
-        check(num_ranks == 1, "draft.engine.tensor_parallel", "1 beside a head", num_ranks)
+        check(num_ranks == 1, "engine.tensor_parallel", "1 beside a head", num_ranks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,7 @@ def _flags(options: ServeOptions) -> Iterator[Setting]:
     if options.draft == "none":
         yield Setting("draft", None, "--draft")
     elif options.draft is not None:
-        yield Setting("draft.engine.model", str(Path(options.draft).resolve()), "--draft")
+        yield Setting("draft.engine.model", str(Path(options.draft).absolute()), "--draft")
     if options.lora:
         yield Setting("target.engine.adapters", dict(map(_adapter, options.lora)), "--lora")
     if options.gamma is not None:

@@ -105,9 +105,11 @@ def write(path: Path, settings: object) -> Path:
 
 
 def test_relative_models_start_at_the_file(tmp_path):
-    settings = {"target": {"engine": {"model": "big"}}, "draft": {"engine": {"model": "../small"}}}
+    target = {"model": "big", "learning_buffer": "places"}
+    settings = {"target": {"engine": target}, "draft": {"engine": {"model": "../small"}}}
     config = read_config(write(tmp_path / "pair.yaml", settings))
     assert config.target.engine.model == str(tmp_path / "big")
+    assert config.target.engine.learning_buffer == str(tmp_path / "places")
     assert config.draft is not None
     assert Path(config.draft.engine.model).resolve() == tmp_path.parent / "small"
 

@@ -66,7 +66,10 @@ def prepared(job: AnyJob) -> AnyJob:
     _check_device(job.target.device, job.num_processes)
     check_checkpoint(job.target)
     job = replace(job, work=job.work / digest(digest_of(job.target), job.target.dtype))
-    job.work.mkdir(parents=True, exist_ok=True)
+    try:
+        job.work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--work: {job.work} cannot be made: {error.strerror}") from error
     return job
 
 

@@ -320,6 +320,13 @@ def test_flags_become_settings_and_are_shown_as_changes(tmp_path):
     ]
 
 
+def test_a_link_to_a_draft_stays_a_link_that_may_be_switched(tmp_path):
+    link = tmp_path / "current"
+    link.symlink_to(tmp_path)
+    config = configured("--target", str(tmp_path), "--draft", str(link))
+    assert config.draft.engine.model == str(link)
+
+
 def test_a_pair_may_be_served_without_its_draft():
     config = configured("--draft", "none", "--dtype", "bfloat16")
     assert config.draft is None
