@@ -37,7 +37,10 @@ class FollowedCheckpoint:
     @property
     def has_moved(self) -> bool:
         """Whether the link names another checkpoint than the engine serves."""
-        return self._follows and self._named() not in (self._served, self._left)
+        named = self._named()
+        if named != self._left:
+            self._left = None
+        return self._follows and named not in (self._served, self._left)
 
     def _named(self) -> str:
         return str(Path(self._model).resolve()) if self._follows else self._model

@@ -185,12 +185,15 @@ def read_kept(files: Iterable[Path]) -> list[KeptText]:
     found: list[KeptText] = []
     for file in files:
         with suppress(FileNotFoundError):
-            for line in file.read_text(encoding="utf-8").splitlines():
-                try:
+            try:
+                for line in file.read_text(encoding="utf-8").splitlines():
                     found.append(KeptText.of(json.loads(line)))
-                except (ValueError, KeyError, TypeError) as error:
-                    logger.warning("%s has a line that is no text to learn from: %r", file, error)
-                    break
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                logger.warning("%s cannot be read: %s", file, error)
+            except (ValueError, KeyError, TypeError) as error:
+                logger.warning("%s has a line that is no text to learn from: %r", file, error)
     return found
 
 

@@ -63,6 +63,17 @@ def test_a_checkpoint_that_cannot_be_loaded_is_left_until_the_link_names_another
     assert checkpoint.settings(CONFIG).model == str(link.parent / "second")
 
 
+def test_a_checkpoint_that_was_left_is_tried_again_once_the_link_named_another(link):
+    checkpoint = loaded(link)
+    switch(link, "broken")
+    checkpoint.has_failed(checkpoint.settings(CONFIG))
+    switch(link, "first")
+    assert not checkpoint.has_moved
+    switch(link, "broken")
+    assert checkpoint.has_moved
+    assert checkpoint.settings(CONFIG).model == str(link.parent / "broken")
+
+
 def test_a_first_checkpoint_that_cannot_be_loaded_is_tried_again(link):
     checkpoint = FollowedCheckpoint(str(link), follows_link=True)
     checkpoint.has_failed(checkpoint.settings(CONFIG))

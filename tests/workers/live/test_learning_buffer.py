@@ -102,3 +102,11 @@ def test_a_broken_file_and_one_that_is_gone_are_left_out(tmp_path, caplog):
     (tmp_path / "1-1.jsonl").write_text(text_of(5).line() + '{"token_ids": [1]}\n')
     assert [type(each) for each in read_kept([tmp_path / "1-1.jsonl", tmp_path / "2-1.jsonl"])] == [KeptText]
     assert "is no text to learn from" in caplog.text
+
+
+def test_a_file_that_cannot_be_read_costs_its_texts_alone(tmp_path, caplog):
+    (tmp_path / "1-1.jsonl").write_bytes(b"\xff")
+    (tmp_path / "2-1.jsonl").mkdir()  # an OSError that is no FileNotFoundError
+    (tmp_path / "3-1.jsonl").write_text(text_of(5).line())
+    assert len(read_kept([tmp_path / f"{number}-1.jsonl" for number in (1, 2, 3)])) == 1
+    assert "2-1.jsonl cannot be read" in caplog.text

@@ -74,6 +74,6 @@ def test_what_cannot_be_is_refused(folders, capsys, changed, problem):
 
 
 def test_a_buffer_is_data_for_heads(folders, checkpoint):
-    texts = read_texts(files_after(folders / "buffer"), Tokenizer.from_directory(checkpoint))
+    texts = read_texts(files_after(folders / "buffer"), Tokenizer.from_directory(checkpoint), 1000)
     assert len(texts) == NUM_TEXTS
     assert (texts[0].token_ids[:4], texts[0].spans, texts[0].kind) == ([0, 1, 2, 3], [(4, SIZE)], "live")
