@@ -31,6 +31,10 @@ class FollowedCheckpoint:
     def has_loaded(self, config: EngineConfig) -> None:
         self._served = config.model
 
+    def is_served(self, config: EngineConfig) -> bool:
+        """Whether the last engine that loaded had the checkpoint of these settings."""
+        return config.model == self._served
+
     def has_failed(self, config: EngineConfig) -> None:
         self._left = config.model
 

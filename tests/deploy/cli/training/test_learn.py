@@ -46,6 +46,7 @@ def test_a_round_ends_with_another_draft_behind_the_link(folders, checkpoint, ca
         learn(folders, *more)  # until it waits for the traffic of the new draft
     assert (folders / "current").resolve() == (folders / "versions" / "0001").resolve()
     assert "0001 is handed over; held out, " in capsys.readouterr().err
+    (folders / "versions" / "judged.json").unlink()
     assert learn(folders, "--rounds", "1", *more, "--steps", "1", "--learning-rate", "1e-7") == 0
     assert "no new draft, the old one stays: the new one is not better" in capsys.readouterr().err
 
