@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from ray import serve
 
 from core.config import DraftConfig, EngineConfig, Limits, TargetConfig
 from deploy.app import worker
-from deploy.serve.deployments import DraftWorker, TargetWorker
+from deploy.serve.deployments import DraftWorker, EngineWorker, TargetWorker
 from deploy.serve.followed import FollowedCheckpoint
 from deploy.serve.leases import ServeLeases
 from deploy.serve.routing import draft_router, target_router
@@ -85,6 +87,20 @@ def test_without_the_setting_a_link_is_a_path_like_any_other(link):
     switch(link, "second")
     assert not checkpoint.has_moved
     assert checkpoint.settings(CONFIG) == CONFIG
+
+
+@pytest.mark.parametrize(("name", "findings"), [("first", "measured"), ("second", None)])
+async def test_what_was_measured_of_one_checkpoint_is_not_handed_to_another(link, name, findings):
+    checkpoint, load = loaded(link), AsyncMock()
+    switch(link, name)
+    current = SimpleNamespace(
+        kill=Mock(), findings="measured", config_of_next=AsyncMock(return_value=CONFIG), load=load, engine_id="e"
+    )
+    worker_ = SimpleNamespace(
+        _current=current, _findings="measured", _checkpoint=checkpoint, _begin_life=lambda _: current, _replica_id="r"
+    )
+    assert await EngineWorker._has_loaded_another(worker_)
+    load.assert_awaited_once_with(findings)
 
 
 @pytest.mark.ray

@@ -233,3 +233,16 @@ def test_samples_of_one_prompt_are_on_one_side():
     prompts = [{tuple(text.token_ids[:4]) for text in side} for side in (held_out, taught)]
     assert prompts[0]
     assert not prompts[0] & prompts[1]
+
+
+def test_earlier_texts_are_those_that_are_not_held_out_now(rounds, checkpoint, monkeypatch):
+    measured = []
+    found = rounds._compare.__globals__["agreement"]
+    monkeypatch.setitem(
+        rounds._compare.__globals__, "agreement", lambda model, of: measured.append(list(of)) or found(model, of)
+    )
+    first, second = texts(3, seed=5), texts(3, seed=6)
+    rounds._compare(checkpoint, checkpoint, first)
+    rounds._compare(checkpoint, checkpoint, [first[0], *second])
+    assert first[0] not in measured[-1]
+    assert len(measured[-1]) == 2
