@@ -164,7 +164,7 @@ def given_by(
     """
     speculation = body.speculation or Speculation()
     _check_reports(body, speculation)
-    if getattr(body, "store", None) is False and speculation.learning is None:
+    if getattr(body, "store", None) is False:
         speculation = speculation.model_copy(update={"learning": False})
     return Given(
         chat=body.chat,

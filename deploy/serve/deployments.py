@@ -251,8 +251,9 @@ class EngineWorker(ABC):
 
     async def _has_loaded_another(self) -> bool:
         self._current.kill()
-        self._findings = self._current.findings or self._findings
         engine = self._checkpoint.settings(await self._current.config_of_next())
+        is_same = self._checkpoint.is_served(engine)
+        self._findings = (self._current.findings or self._findings) if is_same else None
         self._current = self._begin_life(engine)
         try:
             self._info = await self._current.load(self._findings)

@@ -31,13 +31,20 @@ class FollowedCheckpoint:
     def has_loaded(self, config: EngineConfig) -> None:
         self._served = config.model
 
+    def is_served(self, config: EngineConfig) -> bool:
+        """Whether the last engine that loaded had the checkpoint of these settings."""
+        return config.model == self._served
+
     def has_failed(self, config: EngineConfig) -> None:
         self._left = config.model
 
     @property
     def has_moved(self) -> bool:
         """Whether the link names another checkpoint than the engine serves."""
-        return self._follows and self._named() not in (self._served, self._left)
+        named = self._named()
+        if named != self._left:
+            self._left = None
+        return self._follows and named not in (self._served, self._left)
 
     def _named(self) -> str:
         return str(Path(self._model).resolve()) if self._follows else self._model

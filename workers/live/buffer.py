@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,9 @@ from core.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".jsonl"
+NAME = re.compile(r"\d{20}-[0-9a-f]{16}-\d+\.jsonl")
+STALE_S = 60.0
+"""Age in seconds at which a half-written file has no writer any more."""
 NUM_FILES = 32
 """Number of files of a full buffer: what is deleted at once is its share."""
 MAX_FILE_TOKENS = 16_384
@@ -96,6 +100,7 @@ class LearningBuffer:
         self._file_tokens = min(MAX_FILE_TOKENS, max_tokens // NUM_FILES)
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _delete_stale(directory)
         except OSError as error:
             raise ConfigError(f"target.engine.learning_buffer: {directory} cannot be made: {error}") from error
         self.num_kept = 0
@@ -177,7 +182,7 @@ class LearningBuffer:
 
 def files_after(directory: Path, name: str = "") -> list[Path]:
     """The files written after the one with this name, oldest first."""
-    return sorted(file for file in directory.glob(f"*{SUFFIX}") if file.name > name)
+    return sorted(file for file in directory.glob(f"*{SUFFIX}") if file.name > name and NAME.fullmatch(file.name))
 
 
 def read_kept(files: Iterable[Path]) -> list[KeptText]:
@@ -185,13 +190,24 @@ def read_kept(files: Iterable[Path]) -> list[KeptText]:
     found: list[KeptText] = []
     for file in files:
         with suppress(FileNotFoundError):
-            for line in file.read_text(encoding="utf-8").splitlines():
-                try:
+            try:
+                for line in file.read_text(encoding="utf-8").splitlines():
                     found.append(KeptText.of(json.loads(line)))
-                except (ValueError, KeyError, TypeError) as error:
-                    logger.warning("%s has a line that is no text to learn from: %r", file, error)
-                    break
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                logger.warning("%s cannot be read: %s", file, error)
+            except (ValueError, KeyError, TypeError) as error:
+                logger.warning("%s has a line that is no text to learn from: %r", file, error)
     return found
+
+
+def _delete_stale(directory: Path) -> None:
+    """Delete what killed writers left; other targets may be writing to the directory."""
+    for file in directory.glob("*.partial"):
+        with suppress(FileNotFoundError):
+            if time.time() - file.stat().st_mtime > STALE_S:
+                file.unlink()
 
 
 def _tokens_of(file: Path) -> int:

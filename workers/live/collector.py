@@ -47,8 +47,8 @@ class VerdictEnd:
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether the caller allows it, and the model itself, without an adapter, has chosen the token."""
-        return self.spec.learning is not False and self.spec.adapter is None
+        """Whether the caller allows it, and the model itself has chosen the text: no adapter, no draft's guess."""
+        return self.spec.learning is not False and self.spec.adapter is None and self.spec.rule.is_lossless
 
 
 @dataclass(slots=True)

@@ -136,6 +136,12 @@ class Learner:
         optimizer.zero_grad()
         return total
 
+    def known(self, texts: Sequence[KeptText]) -> list[KeptText]:
+        """The texts without what the draft has no row for: a target's vocabulary may be padded further."""
+        rows = self._model.get_input_embeddings().num_embeddings
+        texts = [text for text in texts if max(text.token_ids) < rows]
+        return [text.only([index for index, ids in enumerate(text.top_ids) if max(ids) < rows]) for text in texts]
+
     def write(self, folder: Path) -> None:
         """Write the draft as a checkpoint, with the type of weights and the other files of the one it began with.
 

@@ -1,17 +1,21 @@
 """Rounds of learning: train on the buffer, hand over a better draft, and take it back if acceptance falls.
 
-Knows the buffer, the learner and the versions; must not know what serves them. Nothing is kept in memory that a new
-process would need.
+Knows the buffer, the learner and the versions; must not know what serves them. A draft that is being judged is also
+on disk, so a new process can take it back. Its first round begins with all texts of the buffer.
 """
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from core.errors import StartupError
+from safetensors import SafetensorError
+
+from core.errors import StartupError, first_line
 from workers.live.buffer import KeptText, files_after, read_kept
 from workers.live.learner import Agreement, Learner, LearningPlan, agreement, load_draft, without_hits
 from workers.live.versions import Versions
@@ -52,9 +56,23 @@ class _Judged:
     before: Path
     acceptance: float | None
     """With the draft before; None if too little is known."""
-    settled_s: float
+    settled_s: float | None = None
+    """None until the first call of a new process."""
     since: str | None = None
     """The last file that is not counted; None until it is settled."""
+
+    def write(self, file: Path) -> None:
+        """Raises: OSError."""
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(replace(self, settled_s=None)), default=str), encoding="utf-8")
+        partial.replace(file)
+
+    @classmethod
+    def read(cls, file: Path) -> _Judged | None:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            given = json.loads(file.read_text(encoding="utf-8"))
+            return cls(Path(given["version"]), Path(given["before"]), given["acceptance"], None, given["since"])
+        return None
 
 
 class LearningRounds:
@@ -75,53 +93,62 @@ class LearningRounds:
         self._seen = ""
         """The last file of the last round."""
         self._aside: list[KeptText] = []
-        self._judged: _Judged | None = None
+        self._judged = _Judged.read(versions.state)
         self.num_rounds = 0
         """Number of rounds that are over."""
 
     def tick(self, now_s: float) -> str | None:
-        if self._judged is not None:
-            return self._judge(self._judged, now_s)
-        new = read_kept(files_after(self._buffer, self._seen))
-        if sum(text.num_chosen for text in new) < self._terms.every_tokens:
-            return None
         try:
+            if self._judged is not None:
+                return self._judge(self._judged, now_s)
+            new = read_kept(files_after(self._buffer, self._seen))
+            if sum(text.num_chosen for text in new) < self._terms.every_tokens:
+                return None
             return self._round(now_s)
-        except (StartupError, OSError) as error:
+        except (StartupError, OSError, RuntimeError, ValueError, SafetensorError) as error:
             self.num_rounds += 1
-            return f"no new draft, the old one stays: {error}"
+            return f"no new draft, the old one stays: {first_line(error)}"
 
     def _round(self, now_s: float) -> str:
         files = files_after(self._buffer)
         self._seen = files[-1].name
         texts = read_kept(files)
-        held_out, taught = _split(texts)
+        before = self._versions.served
+        learner = Learner(before, self._device)
+        held_out, taught = (learner.known(each) for each in _split(texts))
         if not held_out or not taught:
             raise StartupError(f"{len(texts)} texts are too few to hold some out")
         for checkpoint in self._earlier:
-            taught = without_hits(load_draft(checkpoint), taught)
-        before = self._versions.served
-        learner = Learner(before, self._device)
+            earlier = load_draft(checkpoint)
+            taught, held_out = without_hits(earlier, taught), without_hits(earlier, held_out)
         learner.train(taught, replace(self._plan, seed=self._plan.seed + self.num_rounds))
         version = self._versions.add(learner.write)
         problem, said = self._compare(before, version, held_out)
         if problem:
             self._versions.drop(version)
             raise StartupError(f"{problem}; {said}")
+        if self._versions.served != before:
+            self._versions.drop(version)
+            raise StartupError(f"the link was switched meanwhile, to {self._versions.served}")
+        judged = _Judged(version.resolve(), before, self._acceptance(texts), now_s + self._terms.settle_s)
+        judged.write(self._versions.state)  # first, for a process that dies after the switch
         self._versions.serve(version)
-        self._judged = _Judged(version, before, self._acceptance(texts), now_s + self._terms.settle_s)
+        self._judged = judged
         return f"{version} is handed over; {said}"
 
     def _compare(self, before: Path, version: Path, held_out: list[KeptText]) -> tuple[str, str]:
         """What speaks against the new draft, if anything, and the figures. Its weights are measured as stored."""
         models = [load_draft(each).to(self._device) for each in (before, version)]
         old, new = (agreement(model, held_out) for model in models)
-        was, now = (agreement(model, self._aside) for model in models)
-        self._aside = (self._aside + held_out)[-NUM_ASIDE:]
+        again = {tuple(text.token_ids) for text in held_out}
+        aside = [text for text in self._aside if tuple(text.token_ids) not in again]
+        was, now = (agreement(model, aside) for model in models)
+        self._aside = sorted(aside + held_out, key=lambda text: _drawn(text.token_ids))[:NUM_ASIDE]
         said = f"held out, {_change(old, new)}, at missed places {old.missed_share:.3f} -> {new.missed_share:.3f}"
-        if self._earlier:
-            return "", said  # it learns what others miss, and may be worse alone
-        is_better = old.loss - new.loss >= MIN_GAIN and new.share >= old.share - MAX_LOST
+        is_better = old.loss - new.loss >= MIN_GAIN
+        if self._earlier:  # it learns what others miss, and may be right less often alone
+            return "" if is_better else "the new one is not better where the others miss", said
+        is_better = is_better and new.share >= old.share - MAX_LOST
         if not is_better:  # nor if a figure is not a number
             return "the new one is not better", said
         if now.share < was.share - MAX_FORGOTTEN:
@@ -140,34 +167,51 @@ class LearningRounds:
         return None
 
     def _judge(self, judged: _Judged, now_s: float) -> str | None:
+        if self._versions.served != judged.version:
+            self._end_judging()
+            return (
+                f"the link was switched meanwhile, to {self._versions.served}: it is left, {judged.version} not judged"
+            )
         if judged.since is None:
+            if judged.settled_s is None:
+                judged.settled_s = now_s + self._terms.settle_s
             if now_s >= judged.settled_s:
                 judged.since = max((file.name for file in files_after(self._buffer)), default="")
+                judged.write(self._versions.state)
             return None
         acceptance = self._acceptance(read_kept(files_after(self._buffer, judged.since)))
         if acceptance is None:
             return None
-        self._judged = None
-        self.num_rounds += 1
         if judged.acceptance is None:
             said = f"acceptance {acceptance:.3f}; it is not known of the one before"
         else:
             said = f"acceptance {judged.acceptance:.3f} -> {acceptance:.3f}"
         if judged.acceptance is not None and acceptance < judged.acceptance - self._terms.tolerance:
-            self._versions.serve(judged.before)
-            self._versions.drop(judged.version)
+            self._versions.serve(judged.before)  # the other is not deleted: replicas may be loading it
+            self._end_judging()
             return f"{judged.version} is taken back, {judged.before} is served again: {said}"
+        self._end_judging()
         self._versions.drop_old()
         return f"{judged.version} stays: {said}"
+
+    def _end_judging(self) -> None:
+        self._judged = None
+        self.num_rounds += 1
+        self._versions.state.unlink(missing_ok=True)
 
 
 def _split(texts: Sequence[KeptText]) -> tuple[list[KeptText], list[KeptText]]:
     """Texts that are held out, the same in each round, and those to train on."""
     held_out, taught = list[KeptText](), list[KeptText]()
     for text in texts:
-        is_held_out = zlib.crc32(repr(text.token_ids[: text.first + 8]).encode()) % HELD_OUT == 0
+        is_held_out = _drawn(text.token_ids[: text.first]) % HELD_OUT == 0  # all samples of a prompt on one side
         (held_out if is_held_out else taught).append(text)
     return held_out, taught
+
+
+def _drawn(token_ids: Sequence[int]) -> int:
+    """A number that is as good as random, and the same in each round."""
+    return zlib.crc32(repr(token_ids).encode())
 
 
 def _change(before: Agreement, after: Agreement) -> str:

@@ -33,6 +33,9 @@ class Versions:
         except OSError as error:
             raise ConfigError(f"--versions: {directory} cannot be made: {error}") from error
 
+        self.state = directory / "judged.json"
+        """What a new process needs to know of the version that is being judged."""
+
     @property
     def served(self) -> Path:
         return self._link.resolve()
@@ -46,7 +49,7 @@ class Versions:
         try:
             write(partial)
             partial.rename(folder)
-        except OSError:
+        except BaseException:  # a full disk is a SafetensorError
             shutil.rmtree(partial, ignore_errors=True)
             raise
         return folder

@@ -1,1 +1,1 @@
-"""Commands that make heads: texts to train on, and the training."""
+"""Commands that make heads and drafts: texts to train on, and the training."""

@@ -42,7 +42,7 @@ class DistillOptions(TrainingOptions):
     objective: Annotated[
         Literal["kl", "reverse_kl", "tv", "accepted", "coupled", "coupled_sampled"],
         Option(help="What is minimised; the howto says which to choose."),
-    ] = "coupled"
+    ] = "kl"
     temperature: Annotated[
         float, number(Range(0.05, 10.0), "Temperature at which draft and target are compared", metavar="T")
     ] = 1.0

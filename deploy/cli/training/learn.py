@@ -1,7 +1,7 @@
 """`outrider learn`: trains a served draft on what targets keep of their traffic.
 
 Knows options and the clock; `workers.live` reads, trains and judges. It needs two directories and no access to the
-service: a process that dies leaves the draft that is served.
+service: if it dies, the served draft stays.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class SampledBody(OpenAiBody):
     """Includes the prompt's token ids."""
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
-    store: Ignored = None
+    store: bool | None = None
     """Nothing is stored. False also keeps the request from being learnt from (`speculation.learning`)."""
 
     @property

@@ -134,7 +134,10 @@ def test_a_template_is_taken_and_holds_the_output_to_nothing():
     assert (request.template, request.grammar) == (Grammar(GrammarKind.REGEX, "Dear .*,"), None)
 
 
-@pytest.mark.parametrize("fields", [{"store": False}, {"speculation": {"learning": False}}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"store": False}, {"store": False, "speculation": {"learning": True}}, {"speculation": {"learning": False}}],
+)
 def test_a_request_that_may_not_be_stored_may_not_be_learnt_from(fields):
     for of_one in (completion, chat):
         (request,) = of_one(**fields)

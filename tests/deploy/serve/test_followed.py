@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from ray import serve
 
 from core.config import DraftConfig, EngineConfig, Limits, TargetConfig
 from deploy.app import worker
-from deploy.serve.deployments import DraftWorker, TargetWorker
+from deploy.serve.deployments import DraftWorker, EngineWorker, TargetWorker
 from deploy.serve.followed import FollowedCheckpoint
 from deploy.serve.leases import ServeLeases
 from deploy.serve.routing import draft_router, target_router
@@ -63,6 +65,17 @@ def test_a_checkpoint_that_cannot_be_loaded_is_left_until_the_link_names_another
     assert checkpoint.settings(CONFIG).model == str(link.parent / "second")
 
 
+def test_a_checkpoint_that_was_left_is_tried_again_once_the_link_named_another(link):
+    checkpoint = loaded(link)
+    switch(link, "broken")
+    checkpoint.has_failed(checkpoint.settings(CONFIG))
+    switch(link, "first")
+    assert not checkpoint.has_moved
+    switch(link, "broken")
+    assert checkpoint.has_moved
+    assert checkpoint.settings(CONFIG).model == str(link.parent / "broken")
+
+
 def test_a_first_checkpoint_that_cannot_be_loaded_is_tried_again(link):
     checkpoint = FollowedCheckpoint(str(link), follows_link=True)
     checkpoint.has_failed(checkpoint.settings(CONFIG))
@@ -74,6 +87,20 @@ def test_without_the_setting_a_link_is_a_path_like_any_other(link):
     switch(link, "second")
     assert not checkpoint.has_moved
     assert checkpoint.settings(CONFIG) == CONFIG
+
+
+@pytest.mark.parametrize(("name", "findings"), [("first", "measured"), ("second", None)])
+async def test_what_was_measured_of_one_checkpoint_is_not_handed_to_another(link, name, findings):
+    checkpoint, load = loaded(link), AsyncMock()
+    switch(link, name)
+    current = SimpleNamespace(
+        kill=Mock(), findings="measured", config_of_next=AsyncMock(return_value=CONFIG), load=load, engine_id="e"
+    )
+    worker_ = SimpleNamespace(
+        _current=current, _findings="measured", _checkpoint=checkpoint, _begin_life=lambda _: current, _replica_id="r"
+    )
+    assert await EngineWorker._has_loaded_another(worker_)
+    load.assert_awaited_once_with(findings)
 
 
 @pytest.mark.ray

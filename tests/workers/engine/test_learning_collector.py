@@ -95,7 +95,14 @@ def test_no_token_changes(engine, checkpoint, sampling, verification, tmp_path):
     assert text.token_ids == logs[0]
 
 
-@pytest.mark.parametrize("change", [{"learning": False}, {"adapter": Adapter("a", "/a", "sha256:00")}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"learning": False},
+        {"adapter": Adapter("a", "/a", "sha256:00")},
+        {"verification": Verification.LENIENT_COUPLED},
+    ],
+)
 def test_nothing_is_kept_of_callers_who_opt_out_nor_of_adapters(engine, tmp_path, change):
     engine._adapters["sha256:00"] = 0  # served by the model's own weights
     driver = Driver(engine, PROMPT)

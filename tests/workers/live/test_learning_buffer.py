@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import threading
+import time
 
 import pytest
 from live_texts import text_of, texts
@@ -102,3 +103,21 @@ def test_a_broken_file_and_one_that_is_gone_are_left_out(tmp_path, caplog):
     (tmp_path / "1-1.jsonl").write_text(text_of(5).line() + '{"token_ids": [1]}\n')
     assert [type(each) for each in read_kept([tmp_path / "1-1.jsonl", tmp_path / "2-1.jsonl"])] == [KeptText]
     assert "is no text to learn from" in caplog.text
+
+
+def test_a_file_that_cannot_be_read_costs_its_texts_alone(tmp_path, caplog):
+    (tmp_path / "1-1.jsonl").write_bytes(b"\xff")
+    (tmp_path / "2-1.jsonl").mkdir()  # an OSError that is no FileNotFoundError
+    (tmp_path / "3-1.jsonl").write_text(text_of(5).line())
+    assert len(read_kept([tmp_path / f"{number}-1.jsonl" for number in (1, 2, 3)])) == 1
+    assert "2-1.jsonl cannot be read" in caplog.text
+
+
+def test_half_a_file_of_a_killed_writer_is_deleted_and_other_files_are_left(tmp_path):
+    for name, age in (("old.partial", 3600), ("new.partial", 0), ("notes.jsonl", 3600)):
+        (tmp_path / name).write_text("")
+        then = time.time() - age
+        os.utime(tmp_path / name, (then, then))
+    LearningBuffer(tmp_path, 10_000, 1).close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["new.partial", "notes.jsonl"]
+    assert files_after(tmp_path) == []

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 from live_texts import texts
+from safetensors import SafetensorError
 
 from core.errors import ConfigError
 from tests.checkpoints import write
 from workers.live import Learner, LearningBuffer, LearningPlan, LearningRounds, RoundTerms, Versions
+from workers.live.rounds import _split
 
 PLAN = LearningPlan(num_steps=20, batch=4, learning_rate=1e-2)
 TERMS = RoundTerms(every_tokens=1000, judge_guesses=200, tolerance=0.02, settle_s=30.0)
@@ -82,8 +84,10 @@ def test_a_draft_that_is_worse_in_service_is_taken_back(rounds, traffic, link, c
     assert "0001 is taken back" in said
     assert said.endswith("acceptance 0.500 -> 0.400")
     assert link.resolve() == checkpoint.resolve()
-    assert not (tmp_path / "versions" / "0001").exists()
     assert rounds.num_rounds == 1
+    versions = Versions(link, tmp_path / "versions")
+    assert (tmp_path / "versions" / "0001").exists(), "replicas may be loading it"
+    assert versions.add(lambda folder: folder.mkdir()).name == "0002"
 
 
 def test_a_draft_that_is_asked_for_nothing_any_more_is_taken_back(rounds, traffic, link, checkpoint):
@@ -169,3 +173,76 @@ def test_old_versions_are_deleted_and_the_served_one_is_not(checkpoint, link, tm
 def test_a_draft_that_no_link_names_is_refused(checkpoint, tmp_path):
     with pytest.raises(ConfigError, match=r"--draft: .* must be a symbolic link to a checkpoint: ln -s"):
         Versions(checkpoint, tmp_path / "versions")
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_a_new_process_takes_a_bad_draft_back(rounds, traffic, link, checkpoint, tmp_path, is_settled):
+    traffic.add(5)
+    rounds.tick(0.0)
+    if is_settled:
+        rounds.tick(30.0)
+    new = LearningRounds(traffic.directory, Versions(link, tmp_path / "versions"), PLAN, TERMS)
+    if not is_settled:
+        assert new.tick(5.0) is None
+        assert new.tick(35.0) is None
+    traffic.add(4, seed=2)
+    assert "0001 is taken back" in new.tick(36.0)
+    assert link.resolve() == checkpoint.resolve()
+    assert not (tmp_path / "versions" / "judged.json").exists()
+
+
+def test_a_link_that_an_operator_switched_is_left(rounds, traffic, link, tmp_path):
+    traffic.add(5)
+    rounds.tick(0.0)
+    (tmp_path / "other").mkdir()
+    link.unlink()
+    link.symlink_to(tmp_path / "other")
+    assert "the link was switched meanwhile" in rounds.tick(31.0)
+    assert link.resolve() == (tmp_path / "other").resolve()
+
+
+def test_a_disk_that_is_full_for_weights_leaves_nothing(rounds, traffic, tmp_path, monkeypatch):
+    def full(_, folder):
+        folder.mkdir()
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(Learner, "write", full)
+    traffic.add(5)
+    assert "No space left on device" in rounds.tick(0.0)
+    assert list((tmp_path / "versions").iterdir()) == []
+
+
+def test_ids_without_a_row_of_the_draft_are_left_out(checkpoint):
+    text = texts(1)[0]
+    odd = replace(text, top_ids=[[10**6, 1, 2], *text.top_ids[1:]])
+    (found,) = Learner(checkpoint).known([odd, replace(text, token_ids=[10**6, *text.token_ids[1:]])])
+    assert found.missed == text.missed[1:]
+
+
+def test_a_boosted_draft_must_be_better_where_the_others_miss(rounds, traffic, link, checkpoint):
+    rounds._earlier = [checkpoint]
+    rounds._plan = replace(PLAN, learning_rate=1e-7, num_steps=1)
+    traffic.add(5)
+    assert "not better where the others miss" in rounds.tick(0.0)
+    assert link.resolve() == checkpoint.resolve()
+
+
+def test_samples_of_one_prompt_are_on_one_side():
+    given = [replace(text, token_ids=[*text.token_ids[:4], number]) for number in range(9) for text in texts(40)]
+    held_out, taught = _split(given)
+    prompts = [{tuple(text.token_ids[:4]) for text in side} for side in (held_out, taught)]
+    assert prompts[0]
+    assert not prompts[0] & prompts[1]
+
+
+def test_earlier_texts_are_those_that_are_not_held_out_now(rounds, checkpoint, monkeypatch):
+    measured = []
+    found = rounds._compare.__globals__["agreement"]
+    monkeypatch.setitem(
+        rounds._compare.__globals__, "agreement", lambda model, of: measured.append(list(of)) or found(model, of)
+    )
+    first, second = texts(3, seed=5), texts(3, seed=6)
+    rounds._compare(checkpoint, checkpoint, first)
+    rounds._compare(checkpoint, checkpoint, [first[0], *second])
+    assert first[0] not in measured[-1]
+    assert len(measured[-1]) == 2

@@ -74,7 +74,7 @@ def make_draft(job: DraftJob, out: Path, command: str, watcher: Watcher) -> tupl
         start=_start_of(job),
         command=command,
         num_texts=len(own),
-        num_tokens=sum(len(text.token_ids) for text in own),
+        num_tokens=sum(min(len(text.token_ids), job.plan.length) for text in own),
         steps=job.plan.num_steps,
         objective=job.plan.objective,
         temperature=job.plan.temperature,

@@ -127,7 +127,7 @@ def _facts(job: HeadJob, model: Any, vocabulary: Sequence[int], command: str) ->
         "num_vocab": model.config.vocab_size,
         "command": command,
         "num_texts": len(own),
-        "num_tokens": sum(int(text.guessed().sum()) for text in own),
+        "num_tokens": sum(int(text.guessed()[: job.plan.length].sum()) for text in own),
         "steps": job.plan.num_steps,
         "unrolled": job.plan.unrolled,
     }

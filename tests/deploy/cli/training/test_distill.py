@@ -61,3 +61,7 @@ def test_a_draft_that_is_neither_a_checkpoint_nor_a_size_is_refused(target, data
 
 def test_all_objectives_can_be_named():
     assert list(get_args(get_type_hints(DistillOptions)["objective"])) == list(OBJECTIVES)
+
+
+def test_the_cheaper_objective_is_the_default():
+    assert DistillOptions.objective == "kl"

@@ -46,6 +46,7 @@ def test_a_round_ends_with_another_draft_behind_the_link(folders, checkpoint, ca
         learn(folders, *more)  # until it waits for the traffic of the new draft
     assert (folders / "current").resolve() == (folders / "versions" / "0001").resolve()
     assert "0001 is handed over; held out, " in capsys.readouterr().err
+    (folders / "versions" / "judged.json").unlink()
     assert learn(folders, "--rounds", "1", *more, "--steps", "1", "--learning-rate", "1e-7") == 0
     assert "no new draft, the old one stays: the new one is not better" in capsys.readouterr().err
 
@@ -74,6 +75,6 @@ def test_what_cannot_be_is_refused(folders, capsys, changed, problem):
 
 
 def test_a_buffer_is_data_for_heads(folders, checkpoint):
-    texts = read_texts(files_after(folders / "buffer"), Tokenizer.from_directory(checkpoint))
+    texts = read_texts(files_after(folders / "buffer"), Tokenizer.from_directory(checkpoint), 1000)
     assert len(texts) == NUM_TEXTS
     assert (texts[0].token_ids[:4], texts[0].spans, texts[0].kind) == ([0, 1, 2, 3], [(4, SIZE)], "live")
