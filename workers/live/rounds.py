@@ -130,7 +130,9 @@ class LearningRounds:
         if self._versions.served != before:
             self._versions.drop(version)
             raise StartupError(f"the link was switched meanwhile, to {self._versions.served}")
-        judged = _Judged(version.resolve(), before, self._acceptance(texts), now_s + self._terms.settle_s)
+        judged = _Judged(
+            version.resolve(), before, self._acceptance(texts, is_judged=False), now_s + self._terms.settle_s
+        )
         judged.write(self._versions.state)  # first, for a process that dies after the switch
         self._versions.serve(version)
         self._judged = judged
@@ -155,8 +157,8 @@ class LearningRounds:
             return f"the new one forgets: earlier texts, {_change(was, now)}", said
         return "", said
 
-    def _acceptance(self, texts: Sequence[KeptText]) -> float | None:
-        """Of the last guesses; None if they are too few."""
+    def _acceptance(self, texts: Sequence[KeptText], *, is_judged: bool) -> float | None:
+        """Of the last guesses. None if they are too few to judge a draft by, or if there are none."""
         most, accepted, num_guesses, num_tokens = self._terms.judge_guesses, 0, 0, 0
         for text in reversed(texts):
             accepted += text.num_accepted
@@ -164,7 +166,7 @@ class LearningRounds:
             num_tokens += text.num_chosen
             if num_guesses >= most or num_tokens >= TOKENS_A_GUESS * most:
                 return accepted / max(1, num_guesses)
-        return None
+        return None if is_judged or not num_guesses else accepted / num_guesses
 
     def _judge(self, judged: _Judged, now_s: float) -> str | None:
         if self._versions.served != judged.version:
@@ -179,11 +181,11 @@ class LearningRounds:
                 judged.since = max((file.name for file in files_after(self._buffer)), default="")
                 judged.write(self._versions.state)
             return None
-        acceptance = self._acceptance(read_kept(files_after(self._buffer, judged.since)))
+        acceptance = self._acceptance(read_kept(files_after(self._buffer, judged.since)), is_judged=True)
         if acceptance is None:
             return None
         if judged.acceptance is None:
-            said = f"acceptance {acceptance:.3f}; it is not known of the one before"
+            said = f"acceptance {acceptance:.3f}; the one before made no guesses"
         else:
             said = f"acceptance {judged.acceptance:.3f} -> {acceptance:.3f}"
         if judged.acceptance is not None and acceptance < judged.acceptance - self._terms.tolerance:

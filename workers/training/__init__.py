@@ -10,7 +10,7 @@ from workers.training.draft import (
     make_draft,
 )
 from workers.training.head import Acceptance, HeadJob, HeadPlan, make_head
-from workers.training.job import Watcher
+from workers.training.job import Watcher, check_device
 from workers.training.texts import TrainingText
 from workers.training.trainer import Progress, optimizers_of
 
@@ -27,6 +27,7 @@ __all__ = [
     "TrainingText",
     "Watcher",
     "accepted_by_rule",
+    "check_device",
     "make_draft",
     "make_head",
     "optimizers_of",

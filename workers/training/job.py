@@ -63,7 +63,7 @@ def prepared(job: AnyJob) -> AnyJob:
     """Check the job, and make the folder of its target in the work directory. Raises: StartupError."""
     if not all(any(text.spans for text in part(job.texts)) for part in (trained, held_out)):
         raise ConfigError("--data: too few texts: some must be held out, and the others have no token to be guessed")
-    _check_device(job.target.device, job.num_processes)
+    check_device(job.target.device, job.num_processes)
     check_checkpoint(job.target)
     job = replace(job, work=job.work / digest(digest_of(job.target), job.target.dtype))
     try:
@@ -73,7 +73,7 @@ def prepared(job: AnyJob) -> AnyJob:
     return job
 
 
-def _check_device(device: str, num_processes: int) -> None:
+def check_device(device: str, num_processes: int = 1) -> None:
     """Raises: ConfigError unless torch knows the device, and each process has a GPU of its own if it is one."""
     try:
         given = torch.device(device)

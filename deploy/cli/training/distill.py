@@ -114,6 +114,6 @@ def _command(options: DistillOptions, rate: float) -> str:
     draft = options.draft if SIZE.fullmatch(options.draft) else shlex.quote(Path(options.draft).resolve().name)
     own = (
         f"--draft {draft} --objective {options.objective} --temperature {options.temperature:g} "
-        f"--learning-rate {rate:g} --out"
+        f"--learning-rate {rate:g}"
     )
-    return command_of(options, "distill", own, shlex.quote(options.out.name))
+    return command_of(options, "distill", own, f"--out {shlex.quote(options.out.name)}")

@@ -73,7 +73,9 @@ def learn(options: LearnOptions) -> int:
     import torch
 
     from workers.live import LearningPlan, LearningRounds, RoundTerms, Versions
+    from workers.training import check_device
 
+    check_device(options.device)
     torch.set_num_threads(options.threads)
     rounds = LearningRounds(
         options.buffer,
@@ -88,6 +90,7 @@ def learn(options: LearnOptions) -> int:
         options.after or (),
         options.device,
     )
+    say(f"a round begins with {options.every_tokens} new tokens in {options.buffer}")
     while options.rounds is None or rounds.num_rounds < options.rounds:
         said = rounds.tick(time.monotonic())
         if said is not None:

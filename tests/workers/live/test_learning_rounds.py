@@ -90,6 +90,17 @@ def test_a_draft_that_is_worse_in_service_is_taken_back(rounds, traffic, link, c
     assert versions.add(lambda folder: folder.mkdir()).name == "0002"
 
 
+def test_the_first_draft_is_compared_with_what_guesses_there_were_before(rounds, traffic):
+    rounds._terms = replace(TERMS, judge_guesses=1000)
+    traffic.add(5)  # 640 guesses
+    rounds.tick(0.0)
+    rounds.tick(30.0)
+    traffic.add(4, number=50, seed=2)
+    assert rounds.tick(31.0) is None, "a draft is not judged by 500 guesses"
+    traffic.add(4, number=51, seed=3)
+    assert rounds.tick(32.0).endswith("acceptance 0.500 -> 0.400")
+
+
 def test_a_draft_that_is_asked_for_nothing_any_more_is_taken_back(rounds, traffic, link, checkpoint):
     rounds._terms = replace(TERMS, judge_guesses=40)
     traffic.add(5)

@@ -44,6 +44,7 @@ def test_a_new_draft_is_distilled_and_goes_on(target, data, tmp_path, capsys):
     card = (tmp_path / "b/README.md").read_text()
     assert f"outrider distill --target {target.name} --data data.jsonl" in card
     assert "--draft 1x64" in card
+    assert card.count("--out b`") == card.count("--out") == 1, "the command can be run as it stands"
     assert str(tmp_path) not in card
 
 

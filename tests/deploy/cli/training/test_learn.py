@@ -74,6 +74,11 @@ def test_what_cannot_be_is_refused(folders, capsys, changed, problem):
     assert re.search(problem, said), said
 
 
+def test_a_device_that_torch_does_not_know_is_refused_at_start(folders, capsys):
+    assert learn(folders, "--device", "foo") == 2
+    assert "--device: " in capsys.readouterr().err
+
+
 def test_a_buffer_is_data_for_heads(folders, checkpoint):
     texts = read_texts(files_after(folders / "buffer"), Tokenizer.from_directory(checkpoint), 1000)
     assert len(texts) == NUM_TEXTS
