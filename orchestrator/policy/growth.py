@@ -112,9 +112,9 @@ class Growth:
         """Whether drafting is paused for all sessions of this kind, including those that hold a lease."""
         return self._is_adaptive and self._choice.limit < Mode.DRAFT
 
-    def expect_head(self) -> None:
-        """Record that a head in the target's engine guesses for this session."""
-        self._has_head = True
+    def expect_head(self, *, is_there: bool) -> None:
+        """Record whether a head in the target's engine guesses for this session."""
+        self._has_head = is_there
 
     @property
     def uses_head(self) -> bool:

@@ -70,8 +70,7 @@ class Session:
             OutputForm(spec.prompt_len, spec.grammar, request.template, request.isolation),
             has_head=bool(pair.target.head),
         )
-        if self._panel.awaits_guesses:
-            policy.expect_head()
+        policy.expect_head(is_there=self._panel.awaits_guesses)
         self._recorder = Recorder(
             self._panel.failures, is_traced=request.wants_trace, is_explained=request.wants_explanation
         )
@@ -338,6 +337,7 @@ def _wants(panel: Panel, policy: TreePolicy, drafts: Drafts | None) -> tuple[Wan
     """What heads need with each verdict: features for one on a draft engine, guesses of one in the target's."""
     if policy.is_plain:
         return ()
+    policy.expect_head(is_there=panel.awaits_guesses)
     wants = []
     if drafts is not None and not policy.is_paused:
         wants += [Want.FEATURES] if drafts.need_features else []

@@ -234,6 +234,7 @@ class BeamSession:
 
     def _lose_target(self, reason: str, *, is_failure: bool = True) -> list[m.Command]:
         self._recorder.target_lost(reason, is_failure=is_failure)
+        self._pace.target_lost()
         self._target.num_losses += is_failure
         if self._target.num_losses > self._pair.limits.max_target_retries:
             return self._fail(Unavailable(f"the target failed {self._target.num_losses} times in a row: {reason}"))

@@ -55,6 +55,10 @@ class SearchPace:
     def is_drafting(self) -> bool:
         return self._is_always_drafted or self._shared.is_drafting
 
+    def target_lost(self) -> None:
+        """Leave out the round that is under way, since another target reads the whole text first."""
+        self._last_s = None
+
     def round_ended(self, now_s: float, num_tokens: int, *, is_drafted: bool) -> None:
         """Record a round, but for the search's first and its first with a draft, which read the prompt."""
         if self._last_s is not None and (self._has_drafted or not is_drafted):

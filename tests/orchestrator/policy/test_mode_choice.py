@@ -268,14 +268,14 @@ def test_a_head_that_gains_guesses_beside_the_others():
 def test_a_session_has_the_mode_of_a_head_if_the_target_has_one(has_head, modes):
     policy = Controller(SpeculationConfig()).policy(request(guessers=("head", "prompt_lookup")))
     if has_head:
-        policy.expect_head()
+        policy.expect_head(is_there=True)
     assert policy._modes == modes
 
 
 @pytest.mark.parametrize(("limit", "has_nothing"), [(GUESSERS, True), (HEAD, False)])
 def test_without_its_head_a_session_that_has_no_other_guesser_decodes_plainly(limit, has_nothing):
     policy = at(limit, guessers=("draft", "head"))
-    policy.expect_head()
+    policy.expect_head(is_there=True)
     assert policy.is_worth_a_plain_step(2) == has_nothing
 
 

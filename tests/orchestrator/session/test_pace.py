@@ -45,6 +45,16 @@ def test_the_rounds_that_read_a_prompt_are_not_measured():
     assert shared._seconds == {False: 1.0, True: 0.5}
 
 
+def test_a_round_in_which_the_target_was_lost_is_not_measured():
+    shared = Pace()
+    search = SearchPace(shared, is_always_drafted=False)
+    for now_s in (0.0, 1.0):
+        search.round_ended(now_s, 1, is_drafted=False)
+    search.target_lost()
+    search.round_ended(90.0, 1, is_drafted=False)
+    assert shared._seconds == {False: 1.0}
+
+
 def test_a_policy_that_always_drafts_does_where_it_is_slower():
     shared = Pace()
     ways(shared, 10, (9.0, 1), (1.0, 1))
