@@ -11,7 +11,6 @@ import re
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -96,8 +95,10 @@ class Incarnation:
         step. So that they do not end again, the next ones have half as many rows in a step, and less KV.
         """
         config, ends = self._config, [asyncio.wrap_future(end) for end in self._follower_ends]
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*ends, return_exceptions=True), KILL_WAIT_S)
+        if ends:
+            done, _ = await asyncio.wait(ends, timeout=KILL_WAIT_S)
+            for end in done:
+                end.exception()  # noted where it was raised
         if config.tensor_parallel == 1 or not self._ran_out_of_memory:
             return config
         return replace(
