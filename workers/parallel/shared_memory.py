@@ -23,7 +23,7 @@ from workers.native.ranks.shared import PART, Exchange
 FOLDER: Final = Path("/dev/shm")  # noqa: S108  files there are memory
 LINE: Final = 8
 """Words of a cache line."""
-BARRIER, SENT, FIRST_RANK = 0, LINE, 2 * LINE
+MEETING, SENT, FIRST_RANK = 0, LINE, 2 * LINE
 """Words: where native code meets, how many messages rank 0 has sent, and the first of a line for each rank."""
 TAKEN, THREADS = range(2)
 """Words of a rank's line: the messages that it has read, and the threads of its native code."""
@@ -79,9 +79,9 @@ class SharedMemory:
     def exchange(self, limit_s: float) -> Exchange:
         """What native code needs. Its threads wait at most about `limit_s` for those of other ranks."""
         num_threads = int(self._of_ranks[:, THREADS].sum())
-        barrier = self._words[BARRIER:].ctypes.data
-        state = [self._rank, self._num_ranks, num_threads, barrier, 0, 0, 1 + int(limit_s)]
-        return Exchange(self._numbers, np.array(state, np.int64))
+        meeting = self._words[MEETING : MEETING + LINE]
+        state = [self._rank, self._num_ranks, num_threads, meeting.ctypes.data, 0, 1 + int(limit_s)]
+        return Exchange(self._numbers, meeting, np.array(state, np.int64))
 
     def send(self, values: Sequence[int], check: Callable[[float], None]) -> None:
         """Send to all other ranks. `check`, called with the seconds waited so far, raises to end the wait."""

@@ -10,10 +10,10 @@ from typing import Any, Final
 from workers.native.arithmetic import round_all
 from workers.native.compiler import compiled
 from workers.native.intrinsics import add_atomic, clock_s, load_atomic, yield_processor
-from workers.native.ranks.shared import BARRIER, LIMIT_S, LOST, NUM_RANKS, NUM_THREADS, PART, RANK
+from workers.native.ranks.shared import ARRIVED, LIMIT_S, LOST, MEETING, NUM_RANKS, NUM_THREADS, PART, RANK
 from workers.native.registers import place
 
-MADE_OF: Final = "2f552c86d588daa4"
+MADE_OF: Final = "ad70dc915c082f3a"
 """Digest of the files that this one compiles in (see `machine`)."""
 SPINS: Final = 2000
 """Looks at the barrier before a waiting thread lets others run."""
@@ -22,9 +22,9 @@ SPINS: Final = 2000
 @compiled("void(int64[::1], int64)")
 def _meet(state: Any, rounds: int) -> None:
     """Wait until all threads of all ranks are here for the `rounds`-th time, or the group is lost."""
-    lost, spins, end_s = state.ctypes.data + 8 * LOST, 0, 0
-    add_atomic(state[BARRIER], 1)
-    while load_atomic(state[BARRIER]) < rounds * state[NUM_THREADS] and not load_atomic(lost):
+    arrived, lost, spins, end_s = state[MEETING] + 8 * ARRIVED, state[MEETING] + 8 * LOST, 0, 0
+    add_atomic(arrived, 1)
+    while load_atomic(arrived) < rounds * state[NUM_THREADS] and not load_atomic(lost):
         spins += 1
         if spins > SPINS:
             yield_processor()

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 PART: Final = 1 << 18
 """Numbers of a rank that are exchanged at once. There are two such parts of each rank, used in turn."""
-RANK, NUM_RANKS, NUM_THREADS, BARRIER, ROUNDS, LOST, LIMIT_S = range(7)
-"""Columns of `Exchange.state`: the rank and how many there are, threads of all of them, the address of the counter by
-which they wait, how often they have met, whether the group is lost, and how long they wait for each other."""
+RANK, NUM_RANKS, NUM_THREADS, MEETING, ROUNDS, LIMIT_S = range(6)
+"""Columns of `Exchange.state`: the rank and how many there are, threads of all of them, the address of
+`Exchange.meeting`, how often they have met, and how long they wait for each other."""
+ARRIVED, LOST = range(2)
+"""Words of `Exchange.meeting`: how many threads have arrived, all meetings together, and whether the group is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +26,18 @@ class Exchange:
 
     numbers: NDArray[np.float32]
     """Of all ranks.  # [2 * ranks * PART]"""
+    meeting: NDArray[np.int64]
+    """Of all ranks: who waits no more overwrites what others still read, so all have to know of it."""
     state: NDArray[np.int64]
 
     def lose(self) -> None:
-        """Let this rank's threads wait for nobody any more: what they compute is worthless."""
-        self.state[LOST] = 1
+        """Let no rank's threads wait for others any more: what they compute is worthless."""
+        self.meeting[LOST] = 1
 
     @property
     def is_lost(self) -> bool:
-        return bool(self.state[LOST])
+        return bool(self.meeting[LOST])
 
 
-ALONE: Final = Exchange(np.zeros(1, np.float32), np.array([0, 1, 1, 0, 0, 0, 0], np.int64))
+ALONE: Final = Exchange(np.zeros(1, np.float32), np.zeros(2, np.int64), np.array([0, 1, 1, 0, 0, 0], np.int64))
 """Of a process that shares nothing."""
