@@ -49,7 +49,7 @@ class Layer:
     """A layer's KV of one sequence, whose blocks lie in any order, and queries of all of its tokens."""
 
     def __init__(self, case: Case, num_tokens: int) -> None:
-        self.case, self.num_tokens = case, num_tokens
+        self.case, self.num_tokens, self.left_offset = case, num_tokens, 0
         torch.manual_seed(num_tokens)
         num_blocks = -(-num_tokens // BLOCK_TOKENS)
         self.blocks = torch.randperm(num_blocks + 3)[:num_blocks].numpy().astype(np.int64)
@@ -99,7 +99,7 @@ class Layer:
         code[18:20] = np.array([case.key_width**-0.5, case.softcap], np.float32).view(np.uint32)
         code[20:22] = case.has_sinks, 0
         for thread in range(num_threads):
-            offsets = np.zeros(2 * (ROOM + SPARE), np.int64)
+            offsets = np.full(2 * (ROOM + SPARE), self.left_offset, np.int64)
             scratch = np.full(num_scratch(ROOM, case.key_width, case.value_width), np.nan, np.float32)
             attend(
                 code, memory, base, count, thread, num_threads, np.array(reads, np.int64), self.blocks,
@@ -140,6 +140,25 @@ def test_bits_of_a_row_are_its_own(case: Case) -> None:
     for start, num_threads in ((0, 1), (0, 2), (0, 3), (3, 1), (STRETCH - 1, 2)):
         together = layer.attended(tokens[start:], num_threads=num_threads)
         assert np.array_equal(together, alone[start:]), (start, num_threads)
+
+
+@pytest.mark.parametrize("case", [CASES["llama"], CASES["float32"], CASES["all heads one key"]])
+def test_a_later_row_that_is_no_number_spoils_no_earlier_one(case: Case) -> None:
+    layer = Layer(case, 24)
+    layer.value_cache[layer.slot(23)] = torch.inf
+    layer.key_cache[layer.slot(22)] = torch.nan
+    found = layer.attended([*range(24)])
+    assert np.isfinite(found[:22]).all()
+    assert np.array_equal(found[:22], np.concatenate([layer.attended([token]) for token in range(22)]))
+    assert not np.isfinite(found[23]).any()
+
+
+def test_nothing_is_read_by_the_offsets_of_another_layer() -> None:
+    """Lists keep what a wider layer, or a longer sequence, has left: an address beyond the cache ends the process."""
+    layer = Layer(CASES["llama"], 37)
+    alone = layer.attended([36])
+    layer.left_offset = 1 << 45
+    assert np.array_equal(layer.attended([36]), alone)
 
 
 @pytest.mark.parametrize("case", [CASES["llama"], replace(CASES["llama"], window=9)], ids=["llama", "window"])

@@ -23,7 +23,7 @@ from workers.native.attention.reads import (
     weigh_for_two,
 )
 from workers.native.compiler import compiled
-from workers.native.intrinsics import float_of, store_float, store_short
+from workers.native.intrinsics import bits_of, float_of, store_float, store_short
 from workers.native.registers import place
 from workers.native.vectors import HAS_PAIRS
 
@@ -38,6 +38,7 @@ STRETCH: Final = 128
 SPARE: Final = AHEAD + TOGETHER
 """Offsets beyond those of the longest sequence that lists have room for."""
 _HIDDEN = np.float32(-np.inf)
+_EXPONENT = np.uint32(0x7F800000)
 
 
 def num_scratch(num_kv: int, key_width: int, value_width: int) -> int:
@@ -114,8 +115,8 @@ def _rows_together(reads: Any, row: int, count: int) -> Any:
 def _find(code: Any, read: Any, first_seen: int, blocks: Any, nodes: Any, offsets: Any) -> None:
     """Byte offsets of the keys, then of the values, that a row sees from its sequence's token `first_seen` on.
 
-    `read`: a number of slots from a stretch of blocks, then a stretch of single slots. The last one is there once more:
-    values are read in pairs.
+    `read`: a number of slots from a stretch of blocks, then a stretch of single slots. The last one is repeated, since
+    keys are read by fours and values by pairs.
     """
     item = 4 - 2 * code[13]
     key_bytes, value_bytes, room = item * code[10], item * code[11], len(offsets) // 2
@@ -133,7 +134,9 @@ def _find(code: Any, read: Any, first_seen: int, blocks: Any, nodes: Any, offset
             offsets[i - first_seen + each] = (slot + within + each) * key_bytes
             offsets[room + i - first_seen + each] = (slot + within + each) * value_bytes
         i = end
-    offsets[room + num_all - first_seen] = offsets[room + num_all - first_seen - 1]
+    count = num_all - first_seen
+    for i in range(count, count + TOGETHER - 1):
+        offsets[i], offsets[room + i] = offsets[count - 1], offsets[room + count - 1]
 
 
 @compiled("UniTuple(int64, 2)(int64, int64, int64)")
@@ -238,15 +241,26 @@ def _give_outputs(
             round_all(target)
 
 
+@compiled("boolean(float32[::1])")
+def _are_finite(numbers: Any) -> Any:
+    found = np.uint32(0)
+    for i in range(len(numbers)):
+        found |= np.uint32((bits_of(numbers[i]) & _EXPONENT) == _EXPONENT)
+    return found == 0
+
+
 @compiled(
-    "void(int64[::1], float32[::1], int64, int64, int64, int64, int64, int64, int64, int64[:, ::1], int64[::1],"
+    "boolean(int64[::1], float32[::1], int64, int64, int64, int64, int64, int64, int64, int64[:, ::1], int64[::1],"
     "float32[::1])"
 )
 def _attend_together(
     code: Any, memory: Any, base: int, count: int, row: int, num_rows: int, first_seen: int, first: int, num: int,
     reads: Any, offsets: Any, scratch: Any,
-) -> None:  # fmt: skip
-    """Attention of `num` queries of some rows that read the same keys, the `first` and those after it."""
+) -> Any:  # fmt: skip
+    """Attention of `num` queries of some rows that read the same keys, the `first` and those after it.
+
+    Returns False if the rows have to be computed apart.
+    """
     is_short, item = code[13] != 0, 4 - 2 * code[13]
     of_group, last = first // (num_rows * code[15]), reads[row + num_rows - 1]
     num_seen, room = last[1] + last[3] - first_seen, len(offsets) // 2 - SPARE
@@ -263,6 +277,27 @@ def _attend_together(
     outputs[: num * value_width] = 0
     _weigh(num, scores, 4 * room, value_offsets, num_seen, values, code[17], is_short, found, 4 * value_width)
     _give_outputs(code, memory, base, count, row, num_rows, first, num, outputs)
+    return num_rows == 1 or _are_finite(outputs[: num * value_width])
+
+
+@compiled(
+    "void(int64[::1], float32[::1], int64, int64, int64, int64, int64, int64, int64, int64[:, ::1], int64[::1],"
+    "float32[::1])"
+)
+def _attend_apart(
+    code: Any, memory: Any, base: int, count: int, row: int, num_rows: int, first_seen: int, first: int, num: int,
+    reads: Any, offsets: Any, scratch: Any,
+) -> None:  # fmt: skip
+    """The same, a query at a time: 0 times what a later row's value holds is no number if that is infinite."""
+    for i in range(num):
+        within, head = _row_and_head(first + i, num_rows, code[15])
+        read = reads[row + within]
+        beyond = len(offsets) // 2 + read[1] + read[3] - first_seen
+        kept, offsets[beyond] = offsets[beyond], offsets[beyond - 1]
+        _attend_together(
+            code, memory, base, count, row + within, 1, first_seen, head, 1, reads, offsets, scratch
+        )  # fmt: skip
+        offsets[beyond] = kept
 
 
 @compiled(
@@ -294,9 +329,12 @@ def attend(
         while query < end_query:
             of_group = num_rows * group
             num = min(QUERIES, of_group - query % of_group, end_query - query)
-            _attend_together(
+            if not _attend_together(
                 code, memory, base, count, row, num_rows, first_seen, query, num, reads, offsets, scratch
-            )  # fmt: skip
+            ):  # fmt: skip
+                _attend_apart(
+                    code, memory, base, count, row, num_rows, first_seen, query, num, reads, offsets, scratch
+                )  # fmt: skip
             query += num
         done += num_seen * num_queries
         row += num_rows
