@@ -22,7 +22,7 @@ from workers.runtime import ModelRuntime
 SIZE: Final = 2
 WAIT_S: Final = 60.0
 WAYS: Final = {"yes": False, "by whole experts": True}
-"""What to say if two ranks are right, and whether each had whole experts."""
+"""Answer to print if two ranks are right, and whether each had whole experts."""
 
 
 class ThreadCollectives:

@@ -63,7 +63,7 @@ class EagleConfig:
     """Whether a guess's feature is the normalized output (EAGLE-3.1)."""
     logit_scale: float = 1.0
     mask_token: int | None = None
-    """Of heads for parallel drafting (P-EAGLE): the token that rows of guesses read, with `mask_hidden` as the target's
+    """The token that rows of guesses read in parallel drafting (P-EAGLE), with `mask_hidden` as the target's
     states, in place of what they guess."""
     names: frozenset[str] = frozenset()
     """Its tensors, after renaming; some of them are optional."""

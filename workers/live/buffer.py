@@ -48,7 +48,7 @@ class KeptText:
     top_ids: list[list[int]]
     """The target's likeliest tokens at each of these places."""
     top_logprobs: list[list[float]]
-    """Of the raw model: no temperature, no masks."""
+    """Their log probabilities by the raw model, without temperature and masks."""
     num_accepted: int = 0
     """Number of guesses that were accepted."""
     num_rejected: int = 0

@@ -42,11 +42,11 @@ class Agreement:
     """How often a draft guesses the target's token, by passes over whole texts."""
 
     share: float
-    """Of all tokens that the target chose."""
+    """Share of all tokens that the target chose."""
     missed_share: float
-    """Of the places where no guess was right."""
+    """Share of the places where no guess was right."""
     loss: float
-    """What training minimises, in nats a token: the divergence from the target at missed places."""
+    """The divergence from the target at missed places, in nats a token, which training minimizes."""
     num_tokens: int
 
 

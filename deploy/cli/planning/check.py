@@ -152,7 +152,7 @@ def _described_head(head: Path, target: Path) -> str:
 
 
 def _loaded_head(config: EngineConfig, head: Path, *, is_timed: bool = False) -> str:
-    """What a head of this target is; `is_timed`: what its passes take instead. Raises: StartupError."""
+    """Describe a head of this target, or with `is_timed` how long its passes take. Raises: StartupError."""
     from workers.runtime import load_head_runtime
 
     own = replace(config, head=str(head), kv_cache_tokens=SPARE_KV_TOKENS)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from workers.native.attention.rows import ROWS, SPARE, STRETCH, attend, num_scratch, store
+from workers.native.attention.rows import ROWS, SPARE, attend, num_scratch, store
+from workers.native.attention.tiles import STRETCH
 from workers.native.vectors import HAS_PAIRS
 
 BLOCK_TOKENS = 16

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from workers.native import arithmetic, intrinsics, machine, panels, registers, vectors
-from workers.native.attention import reads, rows
+from workers.native.attention import reads, rows, tiles
 from workers.native.matrix import Matrix, Quantized
 from workers.native.pages import Pages
 from workers.native.product import NativeProduct
@@ -78,11 +78,12 @@ def test_no_rows_are_no_outputs() -> None:
 @pytest.mark.parametrize(
     ("compiled", "parts"),
     [
-        (rows, (arithmetic, intrinsics, reads, registers, vectors)),
+        (tiles, (reads, vectors)),
+        (rows, (arithmetic, intrinsics, reads, registers, tiles, vectors)),
         (exchange, (arithmetic, intrinsics, registers, shared, vectors)),
-        (machine, (arithmetic, rows, exchange, intrinsics, panels, reads, registers, shared, vectors)),
+        (machine, (arithmetic, rows, exchange, intrinsics, panels, reads, registers, shared, tiles, vectors)),
     ],
-    ids=["attention", "exchange", "machine"],
+    ids=["tiles", "attention", "exchange", "machine"],
 )
 def test_compiled_code_names_what_it_was_made_of(compiled: Any, parts: Sequence[Any]) -> None:
     """Numba compiles a file again when its text changes, and does not look at what it imports."""

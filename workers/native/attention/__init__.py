@@ -1,1 +1,1 @@
-"""Attention in native code: rows over keys and values in their slots (`rows`), in LLVM instructions (`reads`)."""
+"""Attention in native code: rows over KV in its slots (`rows`), queries at a time (`tiles`), LLVM code (`reads`)."""

@@ -111,32 +111,33 @@ def _by_kind(builder: Any, is_short: Any, generate: Callable[[_Numbers], None]) 
             generate(_Numbers(builder, is_short=False))
 
 
-def _scorer(num_queries: int) -> Any:
-    """An intrinsic: products of queries with `count` keys. Queries are bfloat16 where the processor has pairs."""
+def _over_rows(generate_kind: Callable[[Any, Any, int, _Numbers], None], num_queries: int) -> Any:
+    """An intrinsic for so many queries over rows of keys or values, given by their byte offsets."""
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def scores(
+    def over_rows(
         typing: Any,  # noqa: ARG001
-        queries: Any,  # noqa: ARG001
-        query_bytes: Any,  # noqa: ARG001
+        given: Any,  # noqa: ARG001
+        given_bytes: Any,  # noqa: ARG001
         offsets: Any,  # noqa: ARG001
         count: Any,  # noqa: ARG001
-        keys: Any,  # noqa: ARG001
+        rows: Any,  # noqa: ARG001
         width: Any,  # noqa: ARG001
         is_short: Any,  # noqa: ARG001
         out: Any,  # noqa: ARG001
         out_bytes: Any,  # noqa: ARG001
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
-            _by_kind(builder, args[6], lambda numbers: _scores(builder, args, num_queries, numbers))
+            _by_kind(builder, args[6], lambda numbers: generate_kind(builder, args, num_queries, numbers))
             return context.get_dummy_value()
 
         return types.void(*[INT] * 6, types.boolean, INT, INT), generate
 
-    return scores
+    return over_rows
 
 
 def _scores(builder: Any, args: Any, num_queries: int, numbers: _Numbers) -> None:
+    """Products of queries with `count` keys. Queries are bfloat16 where the processor has pairs."""
     queries, query_bytes, offsets, count, keys, width, _, out, out_bytes = args
     totals = [[cgutils.alloca_once(builder, FLOATS) for _ in range(TOGETHER)] for _ in range(num_queries)]
     asked = [offset(builder, queries, query_bytes, number) for number in range(num_queries)]
@@ -189,33 +190,11 @@ def _folded(builder: Any, a: Any, b: Any, lanes: Sequence[int], step: int) -> An
     return builder.fadd(shuffled(builder, a, b, lanes), shuffled(builder, a, b, [lane + step for lane in lanes]))
 
 
-def _weigher(num_queries: int) -> Any:
-    """An intrinsic: add `count` rows of values, each times its weight, to outputs. Weights are bfloat16 where the
-    processor has pairs; of an odd number of them the next one is 0."""
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def weigh(
-        typing: Any,  # noqa: ARG001
-        weights: Any,  # noqa: ARG001
-        weight_bytes: Any,  # noqa: ARG001
-        offsets: Any,  # noqa: ARG001
-        count: Any,  # noqa: ARG001
-        values: Any,  # noqa: ARG001
-        width: Any,  # noqa: ARG001
-        is_short: Any,  # noqa: ARG001
-        out: Any,  # noqa: ARG001
-        out_bytes: Any,  # noqa: ARG001
-    ) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
-            _by_kind(builder, args[6], lambda numbers: _weigh(builder, args, num_queries, numbers))
-            return context.get_dummy_value()
-
-        return types.void(*[INT] * 6, types.boolean, INT, INT), generate
-
-    return weigh
-
-
 def _weigh(builder: Any, args: Any, num_queries: int, numbers: _Numbers) -> None:
+    """Add `count` rows of values, each times its weight, to outputs.
+
+    Weights are bfloat16 where the processor has pairs; of an odd number of them the next one is 0.
+    """
     weights, weight_bytes, offsets, count, values, width, _, out, out_bytes = args
     totals = [[cgutils.alloca_once(builder, FLOATS) for _ in range(2)] for _ in range(num_queries)]
     of_query = [offset(builder, weights, weight_bytes, number) for number in range(num_queries)]
@@ -282,5 +261,5 @@ def _rounded(builder: Any, numbers: Any) -> Any:
     return builder.trunc(builder.lshr(builder.add(builder.add(bits, half), is_odd), shift), SHORTS)
 
 
-scores_of_four, scores_of_two, scores_of_one = _scorer(4), _scorer(2), _scorer(1)
-weigh_for_four, weigh_for_two, weigh_for_one = _weigher(4), _weigher(2), _weigher(1)
+scores_of_four, scores_of_two, scores_of_one = (_over_rows(_scores, number) for number in (4, 2, 1))
+weigh_for_four, weigh_for_two, weigh_for_one = (_over_rows(_weigh, number) for number in (4, 2, 1))

@@ -10,31 +10,19 @@ from typing import Any, Final
 import numpy as np
 
 from workers.native.arithmetic import exp, largest_of, round_all, short_of, sum_of, tanh
-from workers.native.attention.reads import (
-    AHEAD,
-    PART,
-    TOGETHER,
-    scores_of_four,
-    scores_of_one,
-    scores_of_two,
-    to_shorts,
-    weigh_for_four,
-    weigh_for_one,
-    weigh_for_two,
-)
+from workers.native.attention.reads import AHEAD, PART, TOGETHER, to_shorts
+from workers.native.attention.tiles import score, weigh
 from workers.native.compiler import compiled
 from workers.native.intrinsics import bits_of, float_of, store_float, store_short
 from workers.native.registers import place
 from workers.native.vectors import HAS_PAIRS
 
-MADE_OF: Final = "54de8b6b8024b211"
+MADE_OF: Final = "e9ecad3178a98cfb"
 """Digest of the files that this one compiles in (see `machine`)."""
 QUERIES: Final = 8
 """Queries over the same keys that are computed together, so that memory is read once for all of them."""
 ROWS: Final = 8
 """Rows of a chain that are computed together. All read the keys of the last; a key that a row does not see weighs 0."""
-STRETCH: Final = 128
-"""Keys, or values, that all of these queries read before the next ones: they stay in the processor's first cache."""
 SPARE: Final = AHEAD + TOGETHER
 """Offsets beyond those of the longest sequence that lists have room for."""
 _HIDDEN = np.float32(-np.inf)
@@ -162,49 +150,6 @@ def _take_queries(
             to_shorts(query.ctypes.data, padded, query.ctypes.data)
 
 
-@compiled("void(int64, int64, int64, int64, int64, int64, int64, boolean, int64, int64)")
-def _score(
-    num: int, queries: int, query_bytes: int, offsets: int, count: int, keys: int, width: int, is_short: bool,
-    out: int, out_bytes: int,
-) -> None:  # fmt: skip
-    """Products of `num` queries with keys. Three are computed as four: there is room for all `QUERIES`."""
-    for begin in range(0, count, STRETCH):
-        part, at, first = min(STRETCH, count - begin), offsets + 8 * begin, 0
-        while first < num:
-            asked, found = queries + first * query_bytes, out + first * out_bytes + 4 * begin
-            if num - first > 2:
-                scores_of_four(asked, query_bytes, at, part, keys, width, is_short, found, out_bytes)
-                first += 4
-            elif num - first == 2:
-                scores_of_two(asked, query_bytes, at, part, keys, width, is_short, found, out_bytes)
-                first += 2
-            else:
-                scores_of_one(asked, query_bytes, at, part, keys, width, is_short, found, out_bytes)
-                first += 1
-
-
-@compiled("void(int64, int64, int64, int64, int64, int64, int64, boolean, int64, int64)")
-def _weigh(
-    num: int, weights: int, weight_bytes: int, offsets: int, count: int, values: int, width: int, is_short: bool,
-    out: int, out_bytes: int,
-) -> None:  # fmt: skip
-    """Add values, each times its weight, to the outputs of `num` queries. Three are computed as four."""
-    item = 2 if is_short and HAS_PAIRS else 4
-    for begin in range(0, count, STRETCH):
-        part, at, first = min(STRETCH, count - begin), offsets + 8 * begin, 0
-        while first < num:
-            given, to = weights + first * weight_bytes + item * begin, out + first * out_bytes
-            if num - first > 2:
-                weigh_for_four(given, weight_bytes, at, part, values, width, is_short, to, out_bytes)
-                first += 4
-            elif num - first == 2:
-                weigh_for_two(given, weight_bytes, at, part, values, width, is_short, to, out_bytes)
-                first += 2
-            else:
-                weigh_for_one(given, weight_bytes, at, part, values, width, is_short, to, out_bytes)
-                first += 1
-
-
 @compiled(
     "void(int64[::1], float32[::1], int64, int64, int64, int64, int64, int64, int64[:, ::1], float32[::1], int64)"
 )
@@ -272,10 +217,10 @@ def _attend_together(
     key_offsets, value_offsets = offsets.ctypes.data, offsets[len(offsets) // 2 :].ctypes.data
     _take_queries(code, memory, base, count, row, num_rows, first, num, queries)
     asked = queries.ctypes.data
-    _score(num, asked, 4 * key_width, key_offsets, num_seen, keys, code[16], is_short, scores, 4 * room)
+    score(num, asked, 4 * key_width, key_offsets, num_seen, keys, code[16], is_short, scores, 4 * room)
     _to_all_weights(code, memory, row, num_rows, first_seen, num_seen, first, num, reads, scratch, room)
     outputs[: num * value_width] = 0
-    _weigh(num, scores, 4 * room, value_offsets, num_seen, values, code[17], is_short, found, 4 * value_width)
+    weigh(num, scores, 4 * room, value_offsets, num_seen, values, code[17], is_short, found, 4 * value_width)
     _give_outputs(code, memory, base, count, row, num_rows, first, num, outputs)
     return num_rows == 1 or _are_finite(outputs[: num * value_width])
 

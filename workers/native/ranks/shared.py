@@ -1,4 +1,4 @@
-"""What native code of several processes shares: numbers that they exchange, and where they wait for each other.
+"""Memory that native code of several processes shares, to exchange numbers and to wait for each other.
 
 Knows memory; must not know who shares it, nor how it came to be shared.
 """
@@ -25,9 +25,9 @@ class Exchange:
     """One rank's view."""
 
     numbers: NDArray[np.float32]
-    """Of all ranks.  # [2 * ranks * PART]"""
+    """The numbers that all ranks exchange.  # [2 * ranks * PART]"""
     meeting: NDArray[np.int64]
-    """Of all ranks: who waits no more overwrites what others still read, so all have to know of it."""
+    """Shared by all ranks: one that no longer waits overwrites what others still read, so all must know of it."""
     state: NDArray[np.int64]
 
     def lose(self) -> None:
@@ -40,4 +40,4 @@ class Exchange:
 
 
 ALONE: Final = Exchange(np.zeros(1, np.float32), np.zeros(2, np.int64), np.array([0, 1, 1, 0, 0, 0], np.int64))
-"""Of a process that shares nothing."""
+"""The exchange of a process that shares nothing."""
