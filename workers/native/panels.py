@@ -34,6 +34,11 @@ from workers.native.vectors import (
     widened,
 )
 
+TILE: Final = 8
+"""Rows that are multiplied at once, of many."""
+MIN_REST: Final = 5
+MAX_REST: Final = MIN_REST + TILE - 1
+"""Rows of the last tile of many. A tile of one or two rows waits for its own sums: it takes as long as one of four."""
 AHEAD: Final = 4096
 """Bytes that weights are fetched ahead: the processor's own prefetching ends with each page."""
 
@@ -48,7 +53,7 @@ _Step = Callable[[Any, Any, list[Any], list[list[Any]]], None]
 
 
 def _panel(steps_of: Callable[[Any, Any], _Step]) -> Any:
-    """An intrinsic that multiplies `count` rows by a panel of weights: eight at once, then four, two and one."""
+    """An intrinsic that multiplies `count` rows by a panel of weights: eight at once, then the rest."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def panel(
@@ -71,12 +76,15 @@ def _panel(steps_of: Callable[[Any, Any], _Step]) -> Any:
                 targets = [offset(builder, to, out_bytes, row) for row in range(num_rows)]
                 _sum_tile(builder, addresses, steps, steps_of(weights, scales), targets)
 
-            with cgutils.for_range(builder, builder.lshr(count, I64(3))) as loop:
-                tile(8, builder.shl(loop.index, I64(3)))
-            for size in (4, 2, 1):
-                has_tile = builder.icmp_signed("!=", builder.and_(count, I64(size)), I64(0))
-                with builder.if_then(has_tile):
-                    tile(size, builder.and_(count, I64(-2 * size)))
+            is_few = builder.icmp_signed("<=", count, I64(MAX_REST))
+            num_tiles = builder.select(is_few, I64(0), builder.ashr(builder.sub(count, I64(MIN_REST)), I64(3)))
+            with cgutils.for_range(builder, num_tiles) as loop:
+                tile(TILE, builder.shl(loop.index, I64(3)))
+            first = builder.shl(num_tiles, I64(3))
+            rest = builder.sub(count, first)
+            for size in range(1, MAX_REST + 1):
+                with builder.if_then(builder.icmp_signed("==", rest, I64(size))):
+                    tile(size, first)
             return context.get_dummy_value()
 
         return types.void(*[INT] * 8), generate
