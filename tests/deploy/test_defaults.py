@@ -23,6 +23,7 @@ def chosen(facts):
     ("num_gpus", "dtypes", "expected"),
     [
         (0, {"target": "bfloat16", "draft": "bfloat16"}, {"target.engine.num_threads": 2}),
+        (0, {"target": "bfloat16"}, {"target.engine.dtype": "float32"}),
         (1, {"target": "bfloat16"}, {"target.num_gpus": 1.0, "target.engine.kv_memory_share": 0.8}),
         (
             1,
@@ -56,6 +57,12 @@ def test_every_decision_is_a_configuration_and_shares_add_up(num_gpus, dtypes):
         assert sum(found[f"{role}.num_gpus"] for role in dtypes) <= 1
     assert "device cuda" in describe_settings(config)[0]
     assert "attention paged, in place, blocks of 64, steps CUDA graphs" in describe_settings(config)[0]
+
+
+@pytest.mark.parametrize(("stored", "dtype"), [("bfloat16", "bfloat16"), ("float16", "bfloat16"), (None, "float32")])
+def test_a_processor_with_bfloat16_keeps_weights_of_16_bits(stored, dtype):
+    found = chosen(Facts(0, 4, {"target": stored, "draft": "float32"}, has_bfloat16=True))
+    assert (found["target.engine.dtype"], found["draft.engine.dtype"]) == (dtype, "float32")
 
 
 def test_reasons_say_what_was_seen():
