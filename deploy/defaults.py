@@ -68,13 +68,11 @@ def _on_cpu(facts: Facts) -> tuple[list[Setting], list[str]]:
         role: "bfloat16" if facts.has_bfloat16 and stored in ("bfloat16", "float16") else "float32"
         for role, stored in facts.dtypes.items()
     }
-    values = {f"{role}.engine.num_threads": share for role in dtypes}
-    values |= {f"{role}.engine.dtype": dtype for role, dtype in dtypes.items()}
+    settings = [Setting(f"{role}.engine.num_threads", share, SOURCE) for role in dtypes]
+    settings += [Setting(f"{role}.engine.dtype", dtype, SOURCE) for role, dtype in dtypes.items()]
     counted = f"{share} thread{'s' if share > 1 else ''} an engine of {facts.num_cpus} CPUs"
     used = " and ".join(dict.fromkeys(dtypes.values()))
-    return [Setting(name, value, SOURCE) for name, value in values.items()], [
-        f"no GPU: on the CPU in {used}, {counted}"
-    ]
+    return settings, [f"no GPU: on the CPU in {used}, {counted}"]
 
 
 def _on_gpu(role: str, stored: str | None, *, is_shared: bool) -> list[Setting]:
