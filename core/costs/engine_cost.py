@@ -209,15 +209,16 @@ class EngineCost:
 
         `branches` is the number of branches in its passes, 0 if other sessions shared the passes. Sessions that share a
         pass report the same timing, which is counted once. A timing that claims more than `elapsed_s` plus one wire
-        time is ignored; the wire time allows for a late previous answer.
+        time is ignored; the wire time allows for a late previous answer. The head's time is none of the passes': it is
+        spent for any number of guesses, and would be taken for the price of the first.
         """
-        within_s = timing.waited_s + timing.computed_s
-        if timing.num_passes < 1 or min(timing.waited_s, timing.computed_s) < 0 or within_s > elapsed_s + self.wire_s:
+        within_s, passes_s = timing.waited_s + timing.computed_s, timing.computed_s - timing.guessing_s
+        if timing.num_passes < 1 or min(timing.waited_s, passes_s) < 0 or within_s > elapsed_s + self.wire_s:
             return
         if is_call:
             self._wires.append(max(0.0, elapsed_s - within_s))
         if self._last is None or not _is_same(timing, self._last):
-            self.passes.observe(timing.num_rows / timing.num_passes, timing.computed_s / timing.num_passes, branches)
+            self.passes.observe(timing.num_rows / timing.num_passes, passes_s / timing.num_passes, branches)
         self._last = timing
 
 

@@ -239,6 +239,8 @@ class Timing:
     """Number of rows of those steps, including rows of other requests."""
     num_sessions: int = 0
     """Number of sessions that the engine held in the last step, including this one. 0 if unknown."""
+    guessing_s: float = 0.0
+    """Seconds of `computed_s`, after the last step, in which the target's head guessed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,8 +173,16 @@ def _encode_timing(timing: Timing | None) -> pb.Timing | None:
         num_passes=timing.num_passes,
         num_rows=timing.num_rows,
         num_sessions=timing.num_sessions,
+        guessing_s=timing.guessing_s,
     )
 
 
 def _decode_timing(message: pb.Timing) -> Timing:
-    return Timing(message.waited_s, message.computed_s, message.num_passes, message.num_rows, message.num_sessions)
+    return Timing(
+        message.waited_s,
+        message.computed_s,
+        message.num_passes,
+        message.num_rows,
+        message.num_sessions,
+        message.guessing_s,
+    )

@@ -120,11 +120,11 @@ class Job(ABC, Generic[Request]):
         self.num_rows += num_rows
         self.num_sessions = num_sessions
 
-    def timing(self) -> Timing:
+    def timing(self, guessing_s: float = 0.0) -> Timing:
         now_s = monotonic()
         started_s = now_s if self.started_s is None else self.started_s
         waited_s, computed_s = started_s - self.arrived_s, now_s - started_s
-        return Timing(waited_s, computed_s, self.num_passes, self.num_rows, self.num_sessions)
+        return Timing(waited_s, computed_s, self.num_passes, self.num_rows, self.num_sessions, guessing_s)
 
 
 @dataclass(frozen=True, slots=True)

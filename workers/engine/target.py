@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, count
 from pathlib import Path
+from time import monotonic
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from core.records import (
     Missing,
     Refused,
     TargetRequest,
+    Timing,
     TokenLogprobs,
     Verdict,
     VerifyReply,
@@ -288,14 +290,17 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         for item, outcome in judged:
             self._roll_back(item.job, outcome.path)
             self._prefixes.publish(item.job.held)
+        began_s = monotonic()
         returned = returned_of([(item.job.held, outcome.next_token) for item, outcome in judged])
+        guessing_s = monotonic() - began_s if self._head is not None else 0.0
         verified = [(item.job.request, item.job.held.log, outcome) for item, outcome in judged]
         self.take_offers()
         continued, following, refused = self._continuations.after_pass(verified, self._can_go_on)
         for (item, outcome), logprobs, number, for_heads in zip(
             judged, logprob_readers, continued, returned, strict=True
         ):
-            self._answer(item.job, self._verdict(item.job, outcome, tuple(logprobs()), number, *for_heads))
+            timing = item.job.timing(guessing_s)
+            self._answer(item.job, self._verdict(item.job, outcome, tuple(logprobs()), timing, number, *for_heads))
         self._replies += refused
         for request in following:
             super().add(request)
@@ -311,6 +316,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         job: VerifyJob,
         outcome: Outcome,
         logprobs: tuple[TokenLogprobs, ...],
+        timing: Timing,
         continued: int,
         features: Features | None,
         guesses: Guesses,
@@ -321,7 +327,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             outcome.next_token,
             len(job.held.log),
             logprobs,
-            job.timing(),
+            timing,
             continued,
             tuple(job.scores.found) if job.scores is not None else (),
             outcome.num_relaxed,

@@ -251,7 +251,26 @@ def test_the_wire_is_what_is_neither_waiting_nor_computing():
     assert engine.wire_s == pytest.approx(0.031)
 
 
-@pytest.mark.parametrize("timing", [Timing(0.0, 1e6, 1, 8), Timing(1e6, 0.01, 1, 8), Timing(-5.0, 0.01, 1, 8)])
+def test_a_heads_time_is_not_the_price_of_the_first_guess():
+    """Plain decoding does not ask the head, so only passes with guesses would have its time."""
+    engine = EngineCost(0.01)
+    for _ in range(20):
+        engine.observe(Timing(0.0, 0.008, 1, 1), 0.009)
+        engine.observe(Timing(0.0, 0.011, 1, 2, guessing_s=0.0025), 0.012)
+    price_s = engine.passes.curve()(2) - engine.passes.curve()(1)
+    assert price_s == pytest.approx(0.0005, rel=0.1)
+    assert engine.wire_s == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(
+    "timing",
+    [
+        Timing(0.0, 1e6, 1, 8),
+        Timing(1e6, 0.01, 1, 8),
+        Timing(-5.0, 0.01, 1, 8),
+        Timing(0.0, 0.01, 1, 8, guessing_s=1e6),
+    ],
+)
 def test_an_engine_that_claims_what_cannot_be_is_not_believed(timing):
     engine = EngineCost(0.003)
     for _ in range(6):

@@ -51,7 +51,7 @@ probabilities = st.floats(0, 1, width=32)
 distributions = st.lists(st.tuples(token_ids, probabilities), max_size=5).map(
     lambda entries: SparseDistribution(tuple(i for i, _ in entries), tuple(p for _, p in entries))
 )
-timings = st.builds(Timing, finite, finite, counts, counts, counts)
+timings = st.builds(Timing, finite, finite, counts, counts, counts, finite)
 logprobs = st.builds(TokenLogprobs, finite | st.just(-math.inf), tuples(st.tuples(token_ids, finite)))
 
 

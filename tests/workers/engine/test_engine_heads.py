@@ -108,6 +108,7 @@ def test_guesses_and_features_follow_the_accepted_path(target, model, weights):
     assert len(verdict.path) == 2
     text = [*PROMPT, *plain[:3]]
     assert likeliest_of(verdict.guesses) == likeliest_by_hand(model, weights, text)
+    assert 0.0 < verdict.timing.guessing_s < verdict.timing.computed_s
     assert 8 < len(verdict.guesses) <= 40, "a tree: some nodes of each depth, by their path probability"
     assert (verdict.features.first, verdict.features.end) == (len(PROMPT), len(text))
     states = states_of(model, text)

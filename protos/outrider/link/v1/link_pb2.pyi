@@ -313,18 +313,20 @@ class Sampling(_message.Message):
     def __init__(self, params: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., min_tokens: _Optional[int] = ..., suppressed_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("waited_s", "computed_s", "num_passes", "num_rows", "num_sessions")
+    __slots__ = ("waited_s", "computed_s", "num_passes", "num_rows", "num_sessions", "guessing_s")
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_S_FIELD_NUMBER: _ClassVar[int]
     NUM_PASSES_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    GUESSING_S_FIELD_NUMBER: _ClassVar[int]
     waited_s: float
     computed_s: float
     num_passes: int
     num_rows: int
     num_sessions: int
-    def __init__(self, waited_s: _Optional[float] = ..., computed_s: _Optional[float] = ..., num_passes: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_sessions: _Optional[int] = ...) -> None: ...
+    guessing_s: float
+    def __init__(self, waited_s: _Optional[float] = ..., computed_s: _Optional[float] = ..., num_passes: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_sessions: _Optional[int] = ..., guessing_s: _Optional[float] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")
