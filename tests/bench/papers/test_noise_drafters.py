@@ -102,17 +102,20 @@ def test_rounds_along_a_text_accept_what_real_rounds_accept(target: Any, tmp_pat
     assert len(set(found)) > 1
 
 
-def other_tokens_from(one: PackedTexts, place: int) -> PackedTexts:
-    later = torch.arange(len(one.token_ids)) >= place
-    return replace(one, token_ids=one.token_ids + later, states=torch.where(later[:, None], -one.states, one.states))
+def changed(one: PackedTexts, token: int, feature: int) -> PackedTexts:
+    """The text with other tokens and other features from these places on."""
+    places = torch.arange(len(one.token_ids))
+    states = torch.where(places[:, None] >= feature, -one.states, one.states)
+    return replace(one, token_ids=one.token_ids + (places >= token), states=states)
 
 
 def test_a_block_sees_the_features_up_to_its_anchor_and_the_token_after_it(target: Any, tmp_path: Path) -> None:
     network, anchors = block_drafter(target, rank=0), torch.tensor([4])
     one = packed_of(target, range(40, 56), tmp_path)
     scores = network.scores(one, anchors, NUM)
-    torch.testing.assert_close(network.scores(other_tokens_from(one, 6), anchors, NUM), scores)
-    assert not torch.allclose(network.scores(other_tokens_from(one, 5), anchors, NUM), scores)
+    torch.testing.assert_close(network.scores(changed(one, 6, 5), anchors, NUM), scores)
+    assert not torch.allclose(network.scores(changed(one, 5, 5), anchors, NUM), scores)
+    assert not torch.allclose(network.scores(changed(one, 6, 4), anchors, NUM), scores)
     together = network.scores(one, torch.tensor([2, 4, 9]), NUM)
     torch.testing.assert_close(together[1:2], scores)
 
