@@ -50,8 +50,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
         texts = {each: _held_out(target, tokenizer, args, each, folder) for each in TEMPERATURES}
         plan = HeadPlan(num_steps=args.steps, length=LENGTH, batch=BATCH, unrolled=NUM_GUESSES)
         pair = Pair(target, draft, training_set(target, tokenizer, folder), plan)
-        passes_s = [pair.target_s(num_rows) for num_rows in range(1, NUM_GUESSES + 2)]
-        return [each for one in drafters(pair) for each in _of(one, texts, passes_s, size_of(target))]
+        return [each for one in drafters(pair) for each in _of(one, texts, pair)]
 
 
 def _held_out(
@@ -65,10 +64,11 @@ def _training_text(text: TargetText) -> TrainingText:
     return TrainingText(text.token_ids, [(text.num_prompt, len(text.token_ids))])
 
 
-def _of(drafter: Drafter, texts: Texts, passes_s: Sequence[float], num_weights: int) -> Iterator[Result]:
+def _of(drafter: Drafter, texts: Texts, pair: Pair) -> Iterator[Result]:
     """One result for each way and temperature."""
     for way in drafter.ways:
-        costs = Costs(passes_s, [way.seconds(num) for num in LENGTHS], num_weights)
+        passes_s = [pair.target_s(num_rows) for num_rows in range(1, NUM_GUESSES + 2)]  # near in time to what follows
+        costs = Costs(passes_s, [way.seconds(num) for num in LENGTHS], size_of(pair.target))
         for temperature, (drawn, states) in texts.items():
             if temperature == 0 and not way.reads_noise:
                 continue  # there is no noise
