@@ -111,8 +111,9 @@ def embeddings_of(target: Any) -> tuple[Tensor, Tensor]:
 def like_a_mean_token(embeddings: Tensor, num: int) -> nn.Embedding:
     """Embeddings that begin as the mean of all tokens', with a token's length."""
     mean = embeddings.mean(0, keepdim=True)
-    begun = mean / mean.norm() * embeddings.norm(dim=-1).mean()
-    return nn.Embedding.from_pretrained(begun.repeat(num, 1), freeze=False)
+    found = nn.Embedding(num, embeddings.shape[1])
+    found.weight.data = (mean / mean.norm() * embeddings.norm(dim=-1).mean()).repeat(num, 1)
+    return found
 
 
 def block_states(
