@@ -16,7 +16,7 @@ import torch
 from transformers import AutoTokenizer
 
 from bench.papers.acceptance import demo_model, prompt_tokens
-from bench.papers.noise.drafters import Drafter, Pair, Way, drafters, size_of
+from bench.papers.noise.drafters import Drafter, Pair, Use, drafters, size_of
 from bench.papers.noise.networks import Scores
 from bench.papers.noise.rounds import TargetText, accepted_lengths, draw_texts, guesses_of, tokens_a_round
 from bench.papers.noise.training import BATCH, LENGTH, training_set
@@ -65,28 +65,28 @@ def _training_text(text: TargetText) -> TrainingText:
 
 
 def _of(drafter: Drafter, texts: Texts, pair: Pair) -> Iterator[Result]:
-    """One result for each way and temperature."""
-    for way in drafter.ways:
+    """One result for each use and temperature."""
+    for use in drafter.uses:
         passes_s = [pair.target_s(num_rows) for num_rows in range(1, NUM_GUESSES + 2)]  # near in time to what follows
-        costs = Costs(passes_s, [way.seconds(num) for num in LENGTHS], size_of(pair.target))
+        costs = Costs(passes_s, [use.seconds(num) for num in LENGTHS], size_of(pair.target))
         for temperature, (drawn, states) in texts.items():
-            if temperature == 0 and not way.reads_noise:
+            if temperature == 0 and not use.reads_noise:
                 continue  # there is no noise
-            say(f"{way.name} at T = {temperature:g}")
-            accepted = _accepted(drafter.scores, way, drawn, states)
-            settings = {**_figures(way, accepted, costs), "training_s": round(drafter.training_s)}
-            tokens = round(tokens_a_round(accepted, NUM_GUESSES, way.num_free), 3)
-            yield Result(f"T = {temperature:g}, {way.name}: tokens a round", tokens, "tokens", settings=settings)
+            say(f"{use.name} at T = {temperature:g}")
+            accepted = _accepted(drafter.scores, use, drawn, states)
+            settings = {**_figures(use, accepted, costs), "training_s": round(drafter.training_s)}
+            tokens = round(tokens_a_round(accepted, NUM_GUESSES, use.num_free), 3)
+            yield Result(f"T = {temperature:g}, {use.name}: tokens a round", tokens, "tokens", settings=settings)
 
 
 @torch.inference_mode()
-def _accepted(scores: Scores, way: Way, texts: Sequence[TargetText], states: TargetStates) -> list[list[int]]:
+def _accepted(scores: Scores, use: Use, texts: Sequence[TargetText], states: TargetStates) -> list[list[int]]:
     """By text and anchor."""
     found = []
     packs = [_training_text(each) for each in texts]
     for index, text in enumerate(texts):
         one = pack(packs, [index], len(text.token_ids), states)
-        guesses = guesses_of(text, scores(one, text.anchors(NUM_GUESSES), NUM_GUESSES), reads_noise=way.reads_noise)
+        guesses = guesses_of(text, scores(one, text.anchors(NUM_GUESSES), NUM_GUESSES), reads_noise=use.reads_noise)
         found.append(accepted_lengths(text, guesses))
     return found
 
@@ -100,12 +100,12 @@ class Costs:
     num_weights: int
 
 
-def _figures(way: Way, accepted: Sequence[Sequence[int]], costs: Costs) -> dict[str, float | str]:
+def _figures(use: Use, accepted: Sequence[Sequence[int]], costs: Costs) -> dict[str, float | str]:
     """Right first guesses; tokens in time over plain decoding, by this machine's times and by weights that are read."""
-    tokens = {num: tokens_a_round(accepted, num, way.num_free) for num in LENGTHS}
+    tokens = {num: tokens_a_round(accepted, num, use.num_free) for num in LENGTHS}
     plain_s = costs.passes_s[0]
     by_time = {num: each * plain_s / (costs.passes_s[num] + costs.chains_s[num - 1]) for num, each in tokens.items()}
-    by_weights = {num: each / (1 + way.weights(num) / costs.num_weights) for num, each in tokens.items()}
+    by_weights = {num: each / (1 + use.weights(num) / costs.num_weights) for num, each in tokens.items()}
     lengths = [length for of_text in accepted for length in of_text]
     return {
         "first": round(sum(length > 0 for length in lengths) / len(lengths), 3),

@@ -1,4 +1,4 @@
-"""The compared drafters: networks, and ways to use each, with what they cost beside the target's verifying passes."""
+"""The compared drafters: networks, and uses to use each, with what they cost beside the target's verifying passes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROWS = [Row(Sampling(temperature=1.0), place, (), 0) for place in range(64)]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Use:
     """One use of a network."""
 
     name: str
@@ -52,7 +52,7 @@ class Drafter:
     """A network and its uses."""
 
     scores: Scores
-    ways: Sequence[Way]
+    uses: Sequence[Use]
     training_s: float = 0.0
 
 
@@ -95,7 +95,7 @@ def _draft(pair: Pair) -> Drafter:
     def seconds(num: int) -> float:
         return num * fastest_s(partial(_pass, pair.draft, 1))
 
-    return Drafter(scores, [Way("the pair's draft", seconds, lambda num: num * size_of(pair.draft))])
+    return Drafter(scores, [Use("the pair's draft", seconds, lambda num: num * size_of(pair.draft))])
 
 
 def _eagle(pair: Pair) -> Drafter:
@@ -123,7 +123,7 @@ def _of_steps(name: str, steps: Steps, weights: Callable[[int], int], pair: Pair
         for depth, (states, output) in enumerate(steps(two_rows(pair), num)):
             draw(states[:1] @ output.T, ROWS[depth : depth + 1])
 
-    return Drafter(scores, [Way(name, lambda num: fastest_s(partial(guess, num)), weights)], training_s)
+    return Drafter(scores, [Use(name, lambda num: fastest_s(partial(guess, num)), weights)], training_s)
 
 
 def _look_ahead(pair: Pair) -> Drafter:
@@ -131,8 +131,8 @@ def _look_ahead(pair: Pair) -> Drafter:
     verified block, so that no other pass is needed, whatever is accepted."""
     network = LookAhead(pair.target, pair.plan.unrolled)
     training_s = _trained("PaSS", BlockLearner(network, pair.output, pair.plan), pair)
-    in_turn = Way("PaSS", lambda num: pair.target_s(1 + num), lambda _: size_of(pair.target), num_free=1)
-    beside = Way(
+    in_turn = Use("PaSS", lambda num: pair.target_s(1 + num), lambda _: size_of(pair.target), num_free=1)
+    beside = Use(
         "PaSS, rows after each node",
         lambda num: pair.target_s((1 + num) ** 2) - pair.target_s(1 + num),
         lambda _: 0,
@@ -148,11 +148,11 @@ def _block(pair: Pair, rank: int) -> Drafter:
     def seconds(num: int) -> float:
         return fastest_s(lambda: network.guess(two_rows(pair), 0, ROWS[:num]))
 
-    ways = [
-        Way(f"{name}, {'noise' if reads_noise else 'no noise'}", seconds, lambda _: network.weights(), reads_noise)
+    uses = [
+        Use(f"{name}, {'noise' if reads_noise else 'no noise'}", seconds, lambda _: network.weights(), reads_noise)
         for reads_noise in (True, False)
     ]
-    return Drafter(network.scores, ways, training_s)
+    return Drafter(network.scores, uses, training_s)
 
 
 def _trained(name: str, learner: HeadLearner | BlockLearner, pair: Pair) -> float:
