@@ -1,4 +1,4 @@
-"""The compared drafters: networks, and uses to use each, with what they cost beside the target's verifying passes."""
+"""The compared drafters: networks, and uses of each, with what they cost beside the target's verifying passes."""
 
 from __future__ import annotations
 
