@@ -45,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> list[Result]:
     torch.set_num_threads(1)
-    target, draft = (_model(role) for role in ("target", "draft"))
+    target, draft = (demo_model(role) for role in ("target", "draft"))
     tokenizer = AutoTokenizer.from_pretrained(DEMO_DIRECTORY / "target")
-    training, prompts = _training_tokens(tokenizer), _prompts(tokenizer, args.prompts)
+    training, prompts = _training_tokens(tokenizer), prompt_tokens(tokenizer, args.prompts)
     drafters = {name: NgramModel(training, len(tokenizer), order) for name, order in ORDERS.items()} | {"draft": draft}
     by_drafter = list(_by_drafter(target, drafters, prompts, args))
     alphas = {result.name: result.value for result in by_drafter}
@@ -70,7 +70,7 @@ class NgramModel:
         return SimpleNamespace(logits=probs.clamp(min=UNSEEN).log())
 
 
-def _model(role: str) -> Any:
+def demo_model(role: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(DEMO_DIRECTORY / role, dtype=torch.float32).eval()
 
 
@@ -80,7 +80,7 @@ def _training_tokens(tokenizer: Any) -> Tensor:
     return torch.tensor([token for ids in tokenizer(texts)["input_ids"] for token in ids])
 
 
-def _prompts(tokenizer: Any, num_prompts: int) -> Tensor:
+def prompt_tokens(tokenizer: Any, num_prompts: int) -> Tensor:
     """The first tokens of held-out texts; of fewer texts if some are shorter.  # [up to num_prompts, PROMPT_TOKENS]"""
     ids = [tokenizer(text)["input_ids"][:PROMPT_TOKENS] for text in held_out_prompts(num_prompts)]
     return torch.tensor([each for each in ids if len(each) == PROMPT_TOKENS])

@@ -1,4 +1,4 @@
-"""The papers' tables for our pairs: acceptance, speed by batch, merged drafts, cascades, and drafts below beams.
+"""The papers' tables for our pairs: acceptance, speed by batch, merged drafts, cascades, beams, one-pass drafters.
 
 docs/papers.md has ours beside theirs.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from bench.papers import acceptance, batches, beams, cascades, merged
+from bench.papers import acceptance, batches, beams, cascades, merged, noise
 from bench.results import Result
 
 PARTS = {
@@ -16,6 +16,7 @@ PARTS = {
     "merged": merged,
     "cascades": cascades,
     "beams": beams,
+    "noise": noise,
 }
 
 
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128, help="of each text")
     acceptance.add_arguments(parser)
+    noise.add_arguments(parser)
 
 
 def measure(args: argparse.Namespace) -> list[Result]:

@@ -164,8 +164,10 @@ def optimizers_of(module: nn.Module, weight_decay: float = 0.0) -> list[torch.op
     decayed = [each for each in module.parameters() if each.dim() > 2 or id(each) in is_table]
     vectors = [each for each in module.parameters() if each.dim() < 2]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    muon = torch.optim.Muon(matrices, lr=0.0, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-    return [muon, torch.optim.AdamW([each for each in groups if each["params"]], lr=0.0, betas=(0.9, 0.95), fused=True)]
+    adam = torch.optim.AdamW([each for each in groups if each["params"]], lr=0.0, betas=(0.9, 0.95), fused=True)
+    if not matrices:
+        return [adam]
+    return [torch.optim.Muon(matrices, lr=0.0, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"), adam]
 
 
 def _device_of(module: nn.Module) -> torch.device:
