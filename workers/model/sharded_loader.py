@@ -7,7 +7,6 @@ ranks communicate.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -24,6 +23,7 @@ from core.errors import CheckpointError, UnsupportedModel
 from workers.model.checkpoint import meta_model, open_tensors
 from workers.model.contained import Rename
 from workers.model.experts import by_model_name, summed_blocks
+from workers.model.reading import TensorReader
 from workers.model.scaled import ScaledWeights
 from workers.model.sharding import VOCABULARY, Collectives, LocalCollectives, Shard, shards_of
 
@@ -151,27 +151,6 @@ def _shardable_meta_model(model_config: Any, dtype: str) -> Any:
     return model
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """Tensors of a checkpoint by the model's names for them."""
-
-    holders: Mapping[str, Any]
-    """Each tensor's view in its file."""
-
-    @classmethod
-    def open(
-        cls, files: Sequence[Path], model: Any, stack: ExitStack, scaled: ScaledWeights | None, rename: Rename
-    ) -> _Files:
-        """Raises: UnsupportedModel if stored tensors have to be converted into the model's."""
-        return cls(by_model_name(stack.enter_context(open_tensors(files, rename, scaled)), model))
-
-    def part(self, name: str, shard: Shard | None) -> Tensor:
-        """Read this rank's part of a tensor, and nothing else of it."""
-        view = self.holders[name]
-        part: Tensor = view[...] if shard is None else shard.of(name.rpartition(".")[2], view)
-        return part.contiguous()
-
-
 def _fill(
     model: Any,
     files: Sequence[Path],
@@ -181,23 +160,27 @@ def _fill(
     rename: Rename,
 ) -> None:
     """Load this rank's part of each parameter and each stored buffer."""
-    with ExitStack() as stack:
-        stored = _Files.open(files, model, stack, scaled, rename)
+    with open_tensors(files, rename, scaled) as tensors:
+        stored = by_model_name(tensors, model)
         expected: dict[str, Tensor] = model.state_dict()
-        tied = {name: source for name, source in model.all_tied_weights_keys.items() if name not in stored.holders}
+        tied = {name: source for name, source in model.all_tied_weights_keys.items() if name not in stored}
         own = [name for name in expected if name not in tied]
-        if absent := [name for name in own if name not in stored.holders]:  # transformers would compute them
+        if absent := [name for name in own if name not in stored]:  # transformers would compute them
             raise UnsupportedModel(f"{absent[0]} is not stored, and is made when the model is read as a whole")
-        for name in own:
-            module_name, _, leaf = name.rpartition(".")
-            shard = shards.get(module_name)
-            if shard is not None and leaf == "bias" and not shard.has_bias:
-                shard.module.register_parameter("bias", None)
-            else:
-                part = stored.part(name, shard)
-                _put(model, name, part.to(device=device, dtype=expected[name].dtype))
+        wanted = [(name, expected[name], shards.get(name.rpartition(".")[0])) for name in own]
+        wanted = [each for each in wanted if not _has_other_rank(each[0], each[2])]
+        for (name, _, _), value in zip(wanted, TensorReader(stored, device).read_all(wanted), strict=True):
+            _put(model, name, value)
         for name, source in tied.items():
             _tie(model, name, source, shards)
+
+
+def _has_other_rank(name: str, shard: Shard | None) -> bool:
+    """Whether this is a bias that another rank adds. The module is then left without one."""
+    if shard is None or shard.has_bias or not name.endswith(".bias"):
+        return False
+    shard.module.register_parameter("bias", None)
+    return True
 
 
 def _put(model: Any, name: str, value: Tensor) -> None:
