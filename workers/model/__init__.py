@@ -20,6 +20,7 @@ from workers.model.lora import LoraPair, LoraWeights, read_adapter, starting_ada
 from workers.model.outline import Outline, outline_of
 from workers.model.servable import probe_layers
 from workers.model.sharded_loader import ModelShard
+from workers.model.stages import Stage
 
 __all__ = [
     "LayerSubset",
@@ -30,6 +31,7 @@ __all__ = [
     "MtpKind",
     "Outline",
     "SourceDecoder",
+    "Stage",
     "check_checkpoint",
     "check_mtp",
     "copy_settings",

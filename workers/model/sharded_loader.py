@@ -26,19 +26,23 @@ from workers.model.experts import by_model_name, summed_blocks
 from workers.model.reading import TensorReader
 from workers.model.scaled import ScaledWeights
 from workers.model.sharding import VOCABULARY, Collectives, LocalCollectives, Shard, shards_of
+from workers.model.stages import Stage, StageLinks, StageModel
 
 MAX_COMMON_ELEMENTS = 1 << 16
 
 
 @dataclass(slots=True)
 class ModelShard:
-    """The part of a model that rank `index` of `size` holds."""
+    """The part of a model that rank `index` of the `size` ranks of a stage holds."""
 
     index: int
     size: int
     by_expert: bool = False
     """Whether a rank has whole experts, and not a part of each."""
+    stage: Stage = field(default_factory=Stage)
     collectives: Collectives = field(init=False, default=LocalCollectives(1))
+    _stage: StageModel | None = field(init=False, default=None)
+    """None if there is one stage."""
     _shards: Mapping[str, Shard] = field(init=False, default_factory=dict)
     _blocks: Mapping[str, Any] = field(init=False, default_factory=dict)
     """Modules whose output is added up over ranks, instead of that of the modules in them."""
@@ -63,9 +67,15 @@ class ModelShard:
         model = _shardable_meta_model(model_config, config.dtype)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self._shards = self.shards_of(model)
+        if self.stage.count > 1:
+            self._stage = StageModel(model, self.stage)
+            modules = set(model.modules())
+            self._shards = {name: shard for name, shard in self._shards.items() if shard.module in modules}
         _load(model, files, self._shards, config, scaled, rename)
         self._blocks = {name: model.get_submodule(name) for name in summed_blocks(model, self._shards)}
         self.connect(LocalCollectives(self.size))
+        if self._stage is not None:
+            self._stage.check()
         return model, num_parameters
 
     @property
@@ -73,11 +83,22 @@ class ModelShard:
         """This rank's shards of the model that was read."""
         return self._shards
 
-    def shards_of(self, model: Any) -> dict[str, Shard]:
-        return shards_of(model, self.index, self.size, by_expert=self.by_expert)
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks of all stages."""
+        return self.size * self.stage.count
 
-    def connect(self, collectives: Collectives) -> None:
-        """Make the model combine its results with those of the other ranks through `collectives`."""
+    @property
+    def layers(self) -> range | None:
+        """The layers that this rank has a part of; None if there is one stage, which has all."""
+        return None if self._stage is None else self._stage.layers
+
+    def shards_of(self, model: Any) -> dict[str, Shard]:
+        return {} if self.size == 1 else shards_of(model, self.index, self.size, by_expert=self.by_expert)
+
+    def connect(self, collectives: Collectives, links: StageLinks | None = None) -> None:
+        """Make the model combine its results with those of the other ranks through `collectives`, and exchange states
+        with other stages through `links`."""
         self.collectives = collectives
         for hook in self._hooks:
             hook.remove()
@@ -85,10 +106,13 @@ class ModelShard:
         self._hooks = [
             hook
             for name, shard in self._shards.items()
+            if self._stage is None or shard.module is not self._stage.idle
             for hook in shard.hooks(local if name.startswith(parts) else collectives)
         ]
         for block in self._blocks.values():
             self._hooks.append(block.register_forward_hook(lambda _, args, output: collectives.all_reduce(output)))  # noqa: ARG005
+        if self._stage is not None and links is not None:
+            self._hooks += self._stage.hooks(links)
 
     @property
     def num_sums(self) -> int:
@@ -163,7 +187,11 @@ def _fill(
     with open_tensors(files, rename, scaled) as tensors:
         stored = by_model_name(tensors, model)
         expected: dict[str, Tensor] = model.state_dict()
-        tied = {name: source for name, source in model.all_tied_weights_keys.items() if name not in stored}
+        tied = {
+            name: source
+            for name, source in model.all_tied_weights_keys.items()
+            if name in expected and name not in stored
+        }
         own = [name for name in expected if name not in tied]
         if absent := [name for name in own if name not in stored]:  # transformers would compute them
             raise UnsupportedModel(f"{absent[0]} is not stored, and is made when the model is read as a whole")
