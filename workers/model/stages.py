@@ -101,9 +101,10 @@ class StageModel:
         self.stage, self._model = stage, model
         self.layers = stage.layers(len(layers))
         self._first, self._last = layers[self.layers.start], layers[self.layers.stop - 1]
-        skip = _skip_with_tuple if _gives_tuples(model, self._first) else _skip
         for index in {*range(len(layers))} - {*self.layers}:
-            layers[index] = Elsewhere(layers[index], skip)
+            layers[index] = Elsewhere(layers[index], self._skip)
+        self._gives_tuples: bool | None = None
+        """Whether the model's code takes states from a tuple that a layer returns; None before the first pass."""
         self.idle: nn.Module | None = None
         """The embedding if its weights are here for the output layer alone."""
         self._fill = 0.0
@@ -127,6 +128,13 @@ class StageModel:
                 self._model, self._output, lambda rows: rows.new_zeros(()).expand(*rows.shape[:-1], num_tokens)
             )
 
+    def _skip(self, *args: Any, **kwargs: Any) -> Any:
+        """The states that a layer of another stage gets, as this model's layers return them."""
+        if self._gives_tuples is None:
+            self._gives_tuples = isinstance(self._first.forward(*args, **kwargs | {"plan": LayerProbe()}), tuple)
+        states = _states(args, kwargs)
+        return (states,) if self._gives_tuples else states
+
     def _no_states(self, ids: Tensor, like: Tensor) -> Tensor:
         return torch.full((*ids.shape, like.shape[1]), self._fill, dtype=like.dtype, device=ids.device)
 
@@ -149,13 +157,11 @@ class StageModel:
         and no links. Raises: UnsupportedModel.
         """
         kind, first = self._model.config.model_type, self.layers.start
-        if self.stage.is_first:
-            return
         try:
             once, again = (self._sent(fill) for fill in (1.0, 0.0))
         except Exception as error:  # the model's own code may raise anything
             raise UnsupportedModel(
-                f"{kind} cannot begin with layer {first}, set pipeline_parallel to 1: {cause(error)}"
+                f"{kind} cannot be divided before layer {first}, set pipeline_parallel to 1: {cause(error)}"
             ) from error
         if not once or not all(map(torch.equal, once, again)):
             raise UnsupportedModel(
@@ -199,19 +205,6 @@ class _MixingProbe(LayerProbe):
         return output + query.mean() + key.mean() + value.mean()
 
 
-def _gives_tuples(model: Any, layer: nn.Module) -> bool:
-    """Whether the model's code takes the states from a tuple that the layer returns. Raises: UnsupportedModel."""
-    found = list[bool]()
-    hook = layer.register_forward_hook(lambda _, args, output: found.append(isinstance(output, tuple)))  # noqa: ARG005
-    try:
-        _run(model, LayerProbe())
-    except Exception as error:  # the model's own code may raise anything
-        raise UnsupportedModel(f"{model.config.model_type} cannot be tried out: {cause(error)}") from error
-    finally:
-        hook.remove()
-    return found[0]
-
-
 def _run(model: Any, probe: LayerProbe) -> None:
     rows = torch.arange(NUM_ROWS, device=model.device)
     model(input_ids=0 * rows[None], position_ids=rows[None], use_cache=False, logits_to_keep=rows, plan=probe)
@@ -226,14 +219,6 @@ def _replace(model: Any, module: nn.Module, forward: Callable[..., Any]) -> Else
 
 def _name(model: Any, module: nn.Module) -> str:
     return next(name for name, each in model.named_modules() if each is module)
-
-
-def _skip(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-    return hidden_states
-
-
-def _skip_with_tuple(hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor]:
-    return (hidden_states,)
 
 
 def _states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
