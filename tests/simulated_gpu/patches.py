@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from core import noise
 from tests.simulated_gpu.device import HOST, SimulatedGPU
 from tests.workers.attention.kernels import PlainKernel
-from workers.model import reading
+from workers.model.shards import reading
 from workers.noise import gumbel
 from workers.noise.noise_self_test import find_noise_kernel
 from workers.runtime.backends import cuda_graph

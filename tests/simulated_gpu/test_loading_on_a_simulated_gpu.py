@@ -11,9 +11,9 @@ import torch
 from core.config import EngineConfig
 from tests import checkpoints
 from tests.simulated_gpu.device import SimulatedGPU
-from workers.model import reading
 from workers.model.checked import check
-from workers.model.sharded_loader import read_by_tensor
+from workers.model.shards import reading
+from workers.model.shards.sharded_loader import read_by_tensor
 
 pytestmark = pytest.mark.thorough
 

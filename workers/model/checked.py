@@ -28,8 +28,7 @@ from workers.model.encoder_decoder import check_settings
 from workers.model.folder import check_files, quiet_transformers, read_config, read_generation_config
 from workers.model.scaled import ScaledWeights
 from workers.model.servable import check_architecture, check_recurrent, context_limit
-from workers.model.sharded_loader import ModelShard
-from workers.model.stages import Stage
+from workers.model.shards import ModelShard, PipelineStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def check(config: EngineConfig, *, of_mtp: bool = False) -> Checkpoint:
             ModelShard(0, config.tensor_parallel, config.expert_parallel).check(model_config)
         meta = _meta_model(path, model_config, config)
         check_recurrent(meta, model_config, config.num_ranks)
-        Stage(0, config.pipeline_parallel).check(meta)
+        PipelineStage(0, config.pipeline_parallel).check(meta)
         try:
             check_stored(path, files, meta, rename or str, scaled)
         except CheckpointError as error:

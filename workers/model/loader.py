@@ -30,7 +30,7 @@ from workers.model.experts import compute_in_tiles
 from workers.model.folder import check_files, quiet_transformers
 from workers.model.lora import read_adapter, starting_adapters
 from workers.model.servable import class_of, probe_layers, source_limit
-from workers.model.sharded_loader import ModelShard, read_by_tensor
+from workers.model.shards import ModelShard, read_by_tensor
 from workers.recurrent import Mixer, describe
 from workers.step import LayerShape
 from workers.vocabulary import read_vocabulary

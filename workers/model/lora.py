@@ -28,9 +28,7 @@ from workers.model.checkpoint import renamed
 from workers.model.contained import Rename
 from workers.model.digest import digest
 from workers.model.experts import ParameterShards
-from workers.model.sharded_loader import ModelShard
-from workers.model.sharding import ROWS, VOCABULARY, ModuleShard
-from workers.model.stages import is_elsewhere
+from workers.model.shards import ROWS, VOCABULARY, ModelShard, ModuleShard, is_elsewhere
 from workers.recurrent import find_mixers
 
 LATENT = ".kv_b_proj"

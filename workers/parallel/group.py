@@ -148,7 +148,7 @@ class RankGroup:
         self._heartbeat.lost = self.lost or f"rank {self.rank.index} has failed"
         self._heartbeat.close(goodbye=False)
 
-    # For the model: workers.model.sharding.Collectives
+    # For the model: workers.model.shards.sharding.Collectives
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks of the stage, with the same bits on each of them; may overwrite `tensor`.

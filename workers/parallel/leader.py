@@ -32,7 +32,7 @@ import torch
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError, StartupError
 from core.records import Adapter
-from workers.model import LoadedModel, LoraWeights, ModelShard, Stage, loader
+from workers.model import LoadedModel, LoraWeights, ModelShard, PipelineStage, loader
 from workers.parallel.commands import Command, KVEdit, pack_adapter, pack_step, unpack_adapter, unpack_step
 from workers.parallel.group import Rank, RankGroup
 from workers.runtime import ModelRuntime, NoRoomForKV
@@ -217,7 +217,8 @@ def _load(config: EngineConfig, group: RankGroup, progress: Callable[[str], None
     Raises: StartupError on all ranks if one of them fails.
     """
     stage, index = divmod(group.rank.index, config.tensor_parallel)
-    shard = ModelShard(index, config.tensor_parallel, config.expert_parallel, Stage(stage, config.pipeline_parallel))
+    part = PipelineStage(stage, config.pipeline_parallel)
+    shard = ModelShard(index, config.tensor_parallel, config.expert_parallel, part)
     try:
         loaded = loader.load(config, progress, shard)
         statements = _fingerprints(config, loaded, shard)

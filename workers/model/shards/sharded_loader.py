@@ -1,7 +1,7 @@
 """Reads a checkpoint tensor by tensor: the whole model, or one rank's shard without reading the rest.
 
-Knows files, and modules without weights. Must not know what is split and why (`workers.model.sharding` does), nor how
-ranks communicate.
+Knows files, and modules without weights. Must not know what is split and why (`sharding` does), nor how ranks
+communicate.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from core.errors import CheckpointError, UnsupportedModel
 from workers.model.checkpoint import meta_model, open_tensors
 from workers.model.contained import Rename
 from workers.model.experts import by_model_name, summed_blocks
-from workers.model.reading import TensorReader
 from workers.model.scaled import ScaledWeights
-from workers.model.sharding import VOCABULARY, Collectives, LocalCollectives, Shard, shards_of
-from workers.model.stages import Stage, StageLinks, StageModel
+from workers.model.shards.reading import TensorReader
+from workers.model.shards.sharding import VOCABULARY, Collectives, LocalCollectives, Shard, shards_of
+from workers.model.shards.stages import PipelineStage, StageLinks, StageModel
 
 MAX_COMMON_ELEMENTS = 1 << 16
 
@@ -39,7 +39,7 @@ class ModelShard:
     size: int
     by_expert: bool = False
     """Whether a rank has whole experts, and not a part of each."""
-    stage: Stage = field(default_factory=Stage)
+    stage: PipelineStage = field(default_factory=PipelineStage)
     collectives: Collectives = field(init=False, default=LocalCollectives(1))
     _stage: StageModel | None = field(init=False, default=None)
     """None if there is one stage."""

@@ -40,7 +40,7 @@ class StageLinks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PipelineStage:
     """Stage `index` of `count`."""
 
     index: int = 0
@@ -94,7 +94,7 @@ def is_elsewhere(model: Any, name: str) -> bool:
 class StageModel:
     """The model of one stage, and its hooks."""
 
-    def __init__(self, model: Any, stage: Stage) -> None:
+    def __init__(self, model: Any, stage: PipelineStage) -> None:
         """Cut a model without weights down to the stage. Raises: UnsupportedModel."""
         stage.check(model)
         _, layers = layer_list(model)
@@ -170,7 +170,7 @@ class StageModel:
 
     def _sent(self, fill: float) -> list[Tensor]:
         """What this stage sends if the model's code begins with states that are all `fill`."""
-        self._fill, links = fill, _Trial()
+        self._fill, links = fill, _FixedLinks()
         hooks = list(self.hooks(links))
         try:
             _run(self._model, _MixingProbe())
@@ -181,7 +181,7 @@ class StageModel:
 
 
 @dataclass(slots=True)
-class _Trial:
+class _FixedLinks:
     """Links that give the same states each time."""
 
     sent: list[Tensor] = field(default_factory=list)

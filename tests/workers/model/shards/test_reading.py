@@ -14,10 +14,11 @@ from transformers import AutoConfig
 
 from core.config import EngineConfig
 from tests import checkpoints
-from workers.model import ModelShard, sharded_loader
+from workers.model import ModelShard
 from workers.model.experts.stacked import StackedView
-from workers.model.reading import TensorReader
-from workers.model.sharded_loader import read_by_tensor
+from workers.model.shards import sharded_loader
+from workers.model.shards.reading import TensorReader
+from workers.model.shards.sharded_loader import read_by_tensor
 
 
 class MeetingView:

@@ -16,9 +16,9 @@ from core.config import EngineConfig
 from core.errors import ConfigError, UnsupportedModel
 from tests import checkpoints
 from tests.workers.parallel.test_parallel import all_kinds_of_steps
-from workers.model import ModelShard, Stage, loader
-from workers.model.sharding import LocalCollectives
-from workers.model.stages import Elsewhere
+from workers.model import ModelShard, PipelineStage, loader
+from workers.model.shards.sharding import LocalCollectives
+from workers.model.shards.stages import Elsewhere
 from workers.runtime.backends import ProgramBackend
 from workers.runtime.runtime import ModelRuntime
 
@@ -48,7 +48,7 @@ def in_stages(path: Path, num_stages: int, **settings: Any) -> tuple[list[ModelR
     config = EngineConfig(str(path), kv_cache_tokens=4096, pipeline_parallel=num_stages, **settings)
     runtimes, sent, logits = list[ModelRuntime](), deque[Tensor](), list[Tensor]()
     for index in range(num_stages):
-        shard = ModelShard(0, 1, stage=Stage(index, num_stages))
+        shard = ModelShard(0, 1, stage=PipelineStage(index, num_stages))
         loaded, links = loader.load(config, lambda _: None, shard), Passed(sent)
         shard.connect(LocalCollectives(1), links)
         runtimes.append(ModelRuntime(loaded, config))
@@ -100,7 +100,7 @@ def test_stages_have_their_own_part_and_nothing_else(tied: bool, tmp_path: Path)
     ("num_layers", "num_stages", "shares"), [(80, 2, [40, 40]), (5, 3, [2, 2, 1]), (3, 3, [1, 1, 1])]
 )
 def test_spare_layers_go_to_the_early_stages(num_layers: int, num_stages: int, shares: list[int]) -> None:
-    spans = [Stage(index, num_stages).layers(num_layers) for index in range(num_stages)]
+    spans = [PipelineStage(index, num_stages).layers(num_layers) for index in range(num_stages)]
     assert [len(span) for span in spans] == shares
     assert [layer for span in spans for layer in span] == [*range(num_layers)]
 
@@ -170,7 +170,7 @@ def test_a_model_whose_last_layers_read_more_than_the_states_is_refused(
     monkeypatch.setattr(modeling_llama, "LlamaModel", kind)
     config = EngineConfig(str(path), pipeline_parallel=2)
     with pytest.raises(UnsupportedModel, match="llama reads more from layer 1 on than the layers before give"):
-        loader.load(config, lambda _: None, ModelShard(0, 1, stage=Stage(1, 2)))
+        loader.load(config, lambda _: None, ModelShard(0, 1, stage=PipelineStage(1, 2)))
 
 
 def test_one_process_does_not_take_one_stage_for_the_model(tmp_path: Path) -> None:

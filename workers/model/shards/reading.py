@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from workers.model.experts import ParameterShards, each_expert, is_made
-from workers.model.sharding import Shard
+from workers.model.shards.sharding import Shard
 
 NUM_READERS: Final = 8
 """Threads that read. A disk needs several requests at a time, and one thread copies less than a bus to a GPU takes."""
