@@ -59,8 +59,9 @@ class TensorReader:
         """Experts that have to be put together: one at a time is in the host's memory beside them."""
         assert shard is None or isinstance(shard, ParameterShards), "experts are parameters"
         shape = whole.shape if shard is None else shard.of(leaf, whole).shape
+        own = None if shard is None else shard.parts.get(leaf)
         value = torch.empty(shape, dtype=whole.dtype, device=self._device)
-        for expert, place in zip(each_expert(view, len(whole), shard and shard.parts.get(leaf)), value, strict=True):
+        for expert, place in zip(each_expert(view, len(whole), own), value, strict=True):
             self._copy(expert, place)
         return value
 
@@ -92,8 +93,9 @@ class PinnedBuffers:
             self.copy(source[0], target[0])
         else:
             num_rows = max(1, BUFFER_BYTES * len(target) // target.nbytes)
-            for part, place in zip(source.split(num_rows), target.split(num_rows), strict=True):
-                self.copy(part, place)
+            for first in range(0, len(target), num_rows):
+                rows = slice(first, first + num_rows)
+                self.copy(source[rows], target[rows])
 
     def _copy(self, source: Tensor, target: Tensor) -> None:
         self._turn = (self._turn + 1) % NUM_BUFFERS

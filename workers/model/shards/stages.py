@@ -218,7 +218,8 @@ def _replace(model: Any, module: nn.Module, forward: Callable[..., Any]) -> Else
 
 
 def _name(model: Any, module: nn.Module) -> str:
-    return next(name for name, each in model.named_modules() if each is module)
+    found: str = next(name for name, each in model.named_modules() if each is module)
+    return found
 
 
 def _states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
