@@ -79,6 +79,8 @@ class Elsewhere(nn.Module):
         own = vars(self)
         own.update({name: value for name, value in vars(module).items() if name not in own})
         self.forward = forward
+        if isinstance(weight := getattr(module, "weight", None), Tensor):  # whose device some code reads
+            self.register_buffer("weight", weight.new_empty(0), persistent=False)
 
 
 def is_elsewhere(model: Any, name: str) -> bool:
@@ -102,9 +104,7 @@ class StageModel:
         self.layers = stage.layers(len(layers))
         self._first, self._last = layers[self.layers.start], layers[self.layers.stop - 1]
         for index in {*range(len(layers))} - {*self.layers}:
-            layers[index] = Elsewhere(layers[index], self._skip)
-        self._gives_tuples: bool | None = None
-        """Whether the model's code takes states from a tuple that a layer returns; None before the first pass."""
+            layers[index] = Elsewhere(layers[index], lambda *args, **kwargs: _states(args, kwargs))
         self.idle: nn.Module | None = None
         """The embedding if its weights are here for the output layer alone."""
         self._fill = 0.0
@@ -128,13 +128,6 @@ class StageModel:
                 self._model, self._output, lambda rows: rows.new_zeros(()).expand(*rows.shape[:-1], num_tokens)
             )
 
-    def _skip(self, *args: Any, **kwargs: Any) -> Any:
-        """The states that a layer of another stage gets, as this model's layers return them."""
-        if self._gives_tuples is None:
-            self._gives_tuples = isinstance(self._first.forward(*args, **kwargs | {"plan": LayerProbe()}), tuple)
-        states = _states(args, kwargs)
-        return (states,) if self._gives_tuples else states
-
     def _no_states(self, ids: Tensor, like: Tensor) -> Tensor:
         return torch.full((*ids.shape, like.shape[1]), self._fill, dtype=like.dtype, device=ids.device)
 
@@ -146,7 +139,7 @@ class StageModel:
                 with_kwargs=True,
             )
         if not self.stage.is_last:
-            yield self._last.register_forward_hook(lambda _, args, output: links.send(_output_states(output)))  # noqa: ARG005
+            yield self._last.register_forward_hook(lambda _, args, states: links.send(states))  # noqa: ARG005
         yield self._output.register_forward_hook(lambda _, args, output: links.logits(output))  # noqa: ARG005
 
     @torch.inference_mode()
@@ -159,11 +152,12 @@ class StageModel:
         kind, first = self._model.config.model_type, self.layers.start
         try:
             once, again = (self._sent(fill) for fill in (1.0, 0.0))
+            is_same = len(once) > 0 and all(map(torch.equal, once, again))
         except Exception as error:  # the model's own code may raise anything
             raise UnsupportedModel(
                 f"{kind} cannot be divided before layer {first}, set pipeline_parallel to 1: {cause(error)}"
             ) from error
-        if not once or not all(map(torch.equal, once, again)):
+        if not is_same:
             raise UnsupportedModel(
                 f"{kind} reads more from layer {first} on than the layers before give: set pipeline_parallel to 1"
             )
@@ -230,8 +224,3 @@ def _states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 def _with_states(states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """The arguments of a layer, with these states."""
     return ((states, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": states})
-
-
-def _output_states(output: Any) -> Tensor:
-    states: Tensor = output[0] if isinstance(output, tuple) else output
-    return states
