@@ -159,7 +159,7 @@ def worker(kind: type[EngineWorker], config: TargetConfig | DraftConfig, name: s
         **replicas(config.num_replicas, config.autoscaling),
         ray_actor_options={"num_cpus": REPLICA_CPUS},
         placement_group_bundles=bundles(config),
-        placement_group_strategy="STRICT_PACK" if config.engine.tensor_parallel > 1 else "PACK",
+        placement_group_strategy="PACK",
         placement_group_bundle_label_selector=[config.labels] * len(bundles(config)),
         max_surge_percent=config.surge_percent,
         max_ongoing_requests=config.max_sessions,

@@ -113,8 +113,9 @@ def _engines(config: ServiceConfig, report: Callable[[str], None]) -> tuple[Targ
     if config.extra_drafts:
         raise ConfigError("extra_drafts must be empty in one process: serve the models instead")
     for role, worker in (("target", config.target), ("draft", config.draft)):
-        if worker is not None and worker.engine.tensor_parallel > 1:
-            raise ConfigError(f"{role}.engine.tensor_parallel must be 1 in one process: serve the model instead")
+        if worker is not None and worker.engine.num_ranks > 1:
+            name = "tensor_parallel" if worker.engine.tensor_parallel > 1 else "pipeline_parallel"
+            raise ConfigError(f"{role}.engine.{name} must be 1 in one process: serve the model instead")
     drafts = {} if config.draft is None else {"draft.engine.model": config.draft.engine}
     check_models(config.target.engine, drafts, "target.engine.model")
     torch.set_num_threads(max(each.engine.num_threads for each in (config.target, config.draft) if each is not None))

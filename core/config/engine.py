@@ -31,7 +31,7 @@ class EngineConfig(Settings):
     layers: tuple[int, ...] | None = None
     """Indices of the checkpoint's layers to load, from 0, in ascending order; None loads all. Set it for a draft that
     consists of some of its target's layers, as found by `outrider layers`. A target must have all its layers, and
-    `tensor_parallel` must be 1."""
+    there must be one rank."""
     dtype: Dtype = "float32"
     """Type of weights and arithmetic: float32 or bfloat16, to which weights in float16 are converted. With float32
     outputs do not depend on the other requests in the batch. bfloat16 needs half the memory; set it where the hardware
@@ -74,7 +74,7 @@ class EngineConfig(Settings):
     bounds larger values. Lower it to limit the KV of one session."""
     quantize: Quantize | None = None
     """int8 or int4: round the weights of linear layers, but the output layer's, to integers at load, and compute with
-    these. On a CPU, with `tensor_parallel` 1. int8 has a scale for each output, int4 one for each 32 inputs. Steps of
+    these. On a CPU, with one rank. int8 has a scale for each output, int4 one for each 32 inputs. Steps of
     few rows are faster, and outputs are those of the rounded weights. None keeps `dtype`."""
     deterministic: bool = False
     """Whether to compute rows in tiles of one fixed shape, so that their bits do not depend on the other rows of the
@@ -97,6 +97,10 @@ class EngineConfig(Settings):
     tensor_parallel: int = 1
     """Number of processes (ranks) that share the model by tensor parallelism, at least 1; each holds a slice of the
     weights and of the KV. Raise it where the model does not fit into one device."""
+    pipeline_parallel: int = 1
+    """Number of stages, at least 1: each has some of the layers, and `tensor_parallel` ranks for them, all on one node.
+    A step passes through the stages one after the other, so this makes room and no step faster. Raise it where a model
+    does not fit into the devices of one node. Heads and `feature_layers` need 1."""
     feature_layers: tuple[int, ...] = ()
     """Targets only: layers whose hidden states verdicts carry to a draft that runs a head, in the head's order; -1 is
     the last hidden state, n the input of layer n. Set it to the `feature_layers` of the draft's head."""
@@ -159,12 +163,14 @@ class EngineConfig(Settings):
         self._check_layers()
         check(self.dtype in get_args(Dtype), "dtype", DTYPES_ALLOWED, self.dtype)
         check(self.quantize in (None, *get_args(Quantize)), "quantize", "int8, int4 or absent", self.quantize)
-        can_quantize = self.quantize is None or (self.device == "cpu" and self.tensor_parallel == 1)
-        check(can_quantize, "quantize", "absent unless device is cpu and tensor_parallel is 1", self.quantize)
+        can_quantize = self.quantize is None or (self.device == "cpu" and self.num_ranks == 1)
+        rule = "absent unless device is cpu, and tensor_parallel and pipeline_parallel are 1"
+        check(can_quantize, "quantize", rule, self.quantize)
         is_on_gpu = self.kv_dtype is None or (self.kv_dtype == "fp8" and self.device != "cpu")
         check(is_on_gpu, "kv_dtype", "absent, or fp8 on a GPU", self.kv_dtype)
         self._check(at_least(1), "kv_cache_tokens", "num_threads", "block_tokens", "max_step_tokens")
-        self._check(at_least(1), "prefill_chunk_tokens", "prefill_stretch", "tensor_parallel", "max_grammars")
+        self._check(at_least(1), "prefill_chunk_tokens", "prefill_stretch", "max_grammars")
+        self._check(at_least(1), "tensor_parallel", "pipeline_parallel")
         check(self.tensor_parallel > 1 or not self.expert_parallel, "expert_parallel", "false on one rank", True)
         self._check(at_least(1), "max_adapters")
         self._check(at_least(10_000), "learning_buffer_tokens")
@@ -190,6 +196,9 @@ class EngineConfig(Settings):
         is_valid = len(set(layers)) == len(layers) and min(layers, default=0) >= -1
         check(is_valid, "feature_layers", "different numbers from -1", layers)
         check(self.head != "", "head", "the directory of a head", self.head)
+        is_whole = self.pipeline_parallel == 1  # rank 0 has all layers, or states that heads read would have to be sent
+        check(is_whole or not layers, "feature_layers", "empty where pipeline_parallel is above 1", layers)
+        check(is_whole or self.head is None, "head", "absent where pipeline_parallel is above 1", self.head)
 
     def _check_layers(self) -> None:
         layers = self.layers
@@ -197,4 +206,10 @@ class EngineConfig(Settings):
             return
         is_sorted = list(layers) == sorted(set(layers))
         check(bool(layers) and layers[0] >= 0 and is_sorted, "layers", "numbers from 0 in ascending order", layers)
-        check(self.tensor_parallel == 1, "layers", "absent where tensor_parallel is above 1", layers)
+        rule = "absent where tensor_parallel or pipeline_parallel is above 1"
+        check(self.num_ranks == 1, "layers", rule, layers)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that share the model."""
+        return self.tensor_parallel * self.pipeline_parallel

@@ -222,7 +222,7 @@ class FollowerActor:
 def _rank(index: int, config: EngineConfig, meeting: Meeting) -> Rank:
     from workers.parallel import Rank
 
-    return Rank(index, config.tensor_parallel, *meeting)
+    return Rank(index, config.num_ranks, *meeting)
 
 
 def _end_process(reason: str) -> None:

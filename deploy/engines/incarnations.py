@@ -58,7 +58,7 @@ class Incarnation:
         self.engine_id = f"{role}-{self.epoch:016x}"
         self.engine = actors.start(actor, config, self.epoch, *arguments, **place(0))
         self._followers = [
-            actors.start(FollowerActor, config, rank, **place(rank)) for rank in range(1, config.tensor_parallel)
+            actors.start(FollowerActor, config, rank, **place(rank)) for rank in range(1, config.num_ranks)
         ]
         self.link: LinkAddress
         """Address for links, set once the engine has loaded."""
@@ -99,7 +99,7 @@ class Incarnation:
             done, _ = await asyncio.wait(ends, timeout=KILL_WAIT_S)
             for end in done:
                 end.exception()  # noted where it was raised
-        if config.tensor_parallel == 1 or not self._ran_out_of_memory:
+        if config.num_ranks == 1 or not self._ran_out_of_memory:
             return config
         return replace(
             config,

@@ -76,10 +76,10 @@ class Refusal:
 
 
 def bundles(config: WorkerConfig) -> list[dict[str, float]]:
-    """The resources of a replica: first its own, then those of each rank of its engine."""
+    """The resources of a replica: its own, then those of each stage of its engine, whose ranks are on one node."""
     rank = {"CPU": config.num_cpus, "GPU": config.num_gpus, **config.resources}
-    rank = {name: amount for name, amount in rank.items() if amount > 0}
-    return [{"CPU": REPLICA_CPUS}, *[dict(rank) for _ in range(config.engine.tensor_parallel)]]
+    stage = {name: amount * config.engine.tensor_parallel for name, amount in rank.items() if amount > 0}
+    return [{"CPU": REPLICA_CPUS}, *[dict(stage) for _ in range(config.engine.pipeline_parallel)]]
 
 
 class EngineWorker(ABC):
@@ -308,12 +308,12 @@ class DraftWorker(EngineWorker):
 
 
 def _placement(config: WorkerConfig, group: PlacementGroup, rank: int) -> dict[str, Any]:
-    """Ray options that put a rank into its bundle of a replica's own placement group."""
+    """Ray options that put a rank into the bundle of its stage, in a replica's own placement group."""
     return {
         "num_cpus": config.num_cpus,
         "num_gpus": config.num_gpus,
         "resources": config.resources,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(
-            group, placement_group_bundle_index=ENGINE_BUNDLE + rank
+            group, placement_group_bundle_index=ENGINE_BUNDLE + rank // config.engine.tensor_parallel
         ),
     }

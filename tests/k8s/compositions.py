@@ -35,6 +35,8 @@ TENSOR_PARALLEL = "gpu-tensor-parallel"
 """On top of an overlay with GPUs, before the others."""
 EIGHT = "gpu-tensor-parallel-8"
 """On top of that one."""
+TWO_NODES = "gpu-two-nodes"
+"""In place of that one."""
 MIG = "gpu-mig"
 """On top of an overlay with GPUs."""
 MODELS_ELSEWHERE = ("model-s3", "model-image")
@@ -57,6 +59,7 @@ DEMO = Composition("cpu-demo")
 EVERYTHING = Composition("gke", OPTIONS)
 SLICED = Composition("gke", (MIG, *OPTIONS))
 LARGE = Composition("gke", (TENSOR_PARALLEL, *OPTIONS))
+IN_STAGES = Composition("gke", (TENSOR_PARALLEL, TWO_NODES, *OPTIONS))
 LARGEST = Composition("gke", (TENSOR_PARALLEL, EIGHT, MIG, *OPTIONS))
 ALL = (
     *(
@@ -68,6 +71,7 @@ ALL = (
     Composition("gke", (MIG,)),
     Composition("gke", (TENSOR_PARALLEL,)),
     LARGE,
+    IN_STAGES,
     LARGEST,
     SLICED,
 )

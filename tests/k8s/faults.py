@@ -38,7 +38,7 @@ from tests.k8s.changes import (
     unset,
     without,
 )
-from tests.k8s.compositions import DEMO, EVERYTHING, LARGE, LARGEST, SLICED, Composition
+from tests.k8s.compositions import DEMO, EVERYTHING, IN_STAGES, LARGE, LARGEST, SLICED, Composition
 from tests.k8s.manifests import named, ray_service
 
 
@@ -175,6 +175,7 @@ FAULTS = (
           container("target", "resources", "limits", "cpu", to="20"), LARGEST),
     Fault("shared memory for four ranks of eight", "ranks_have_shared_memory",
           empty_volume("target", "shared-memory", to={"medium": "Memory", "sizeLimit": "4Gi"}), LARGEST),
+    Fault("pods for one stage of two", "groups_can_hold_all_replicas", group("target", "maxReplicas", to=8), IN_STAGES),
     Fault("two orchestrators to a pod", "replicas_fit_into_pods", setting("orchestrator", "num_cpus", to=1)),
     Fault("fewer pods than replicas", "groups_can_hold_all_replicas", group("draft", "maxReplicas", to=2)),
     Fault("no room for an update", "groups_can_hold_all_replicas", group("draft", "maxReplicas", to=8)),

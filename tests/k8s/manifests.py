@@ -141,12 +141,17 @@ def least_replicas(deployment: Any) -> int:
     return count
 
 
+def pods_of_replica(deployment: Any) -> int:
+    """One for each stage of its engine."""
+    return deployment.engine.pipeline_parallel if hasattr(deployment, "engine") else 1
+
+
 def replica_resources(deployment: Any) -> Counter[str]:
-    """What Ray reserves for a replica, by the names of its resources: for all ranks, which are in one pod."""
+    """What Ray reserves for a replica in one pod, by the names of resources: for itself, and all ranks of a stage."""
     if not hasattr(deployment, "engine"):
         return Counter(CPU=deployment.num_cpus)
     total: Counter[str] = Counter()
-    for bundle in bundles(deployment):
+    for bundle in bundles(deployment)[:2]:
         total.update(bundle)  # type: ignore[arg-type]  # shares count, too
     return total
 

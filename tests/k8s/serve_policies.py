@@ -19,6 +19,7 @@ from tests.k8s.manifests import (
     deployments,
     least_replicas,
     most_replicas,
+    pods_of_replica,
     ray_pods,
     ray_resources,
     ray_service,
@@ -133,7 +134,7 @@ def groups_are_labelled_alike(objects: Objects) -> Iterator[str]:
 
 
 def replicas_fit_into_pods(objects: Objects) -> Iterator[str]:
-    """One replica to a pod, with its engine and all ranks of it: it must fit, and a second one must not."""
+    """One replica to a pod, with its engine and all ranks of a stage: it must fit, and a second one must not."""
     by_role = {pod.role: pod for pod in worker_pods(objects)}
     for role, deployment in deployments(settings(objects)).items():
         wanted, offered = replica_resources(deployment), ray_resources(by_role[role])
@@ -148,10 +149,10 @@ def groups_can_hold_all_replicas(objects: Objects) -> Iterator[str]:
     groups = {pod.role: pod.group or {} for pod in worker_pods(objects)}
     for role, deployment in deployments(settings(objects)).items():
         least, most = groups[role]["minReplicas"], groups[role]["maxReplicas"]
-        surge = ceil(most_replicas(deployment) * deployment.surge_percent / 100)
-        if most < most_replicas(deployment) + surge:
+        surge, num_pods = ceil(most_replicas(deployment) * deployment.surge_percent / 100), pods_of_replica(deployment)
+        if most < num_pods * (most_replicas(deployment) + surge):
             yield f"{role}: {most_replicas(deployment)} replicas and {surge} in an update, but at most {most} pods"
-        if least > least_replicas(deployment):
+        if least > num_pods * least_replicas(deployment):
             yield f"{role}: {least} pods are kept for {least_replicas(deployment)} replicas"
         if not least <= groups[role]["replicas"] <= most:
             yield f"{role}: replicas must be between minReplicas and maxReplicas"

@@ -27,6 +27,7 @@ from tests.k8s.compositions import (
     OPTIONS,
     OVERLAYS,
     TENSOR_PARALLEL,
+    TWO_NODES,
     Composition,
     objects,
 )
@@ -73,6 +74,7 @@ def test_every_folder_is_composed() -> None:
     assert {name for name in components if f"components/{name}" not in named} == {
         TENSOR_PARALLEL,
         EIGHT,
+        TWO_NODES,
         MIG,
         *MODELS_ELSEWHERE,
         *OPTIONS,

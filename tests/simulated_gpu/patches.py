@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from core import noise
 from tests.simulated_gpu.device import HOST, SimulatedGPU
 from tests.workers.attention.kernels import PlainKernel
+from workers.model.shards import reading
 from workers.noise import gumbel
 from workers.noise.noise_self_test import find_noise_kernel
 from workers.runtime.backends import cuda_graph
@@ -65,6 +66,8 @@ def _replaced(gpu: SimulatedGPU) -> Iterator[tuple[Any, str, Any]]:
     yield torch, "compile", lambda code, **_: _as_compiled(code)
     yield torch.__future__, "get_overwrite_module_params_on_conversion", lambda: True
     yield Tensor, "pin_memory", lambda tensor: gpu.pin(tensor)
+    yield reading, "ThreadPoolExecutor", lambda *_: nullcontext(SimpleNamespace(map=map))  # the device has one thread
+    yield reading, "BUFFER_BYTES", 1 << 16  # the device keeps what was pinned
     yield cuda_graph, "CudaRecorder", lambda _: gpu.record
     yield gumbel, "_NOISE", gumbel.NoiseCache(1 << 26)
 

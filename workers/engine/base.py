@@ -318,7 +318,7 @@ class Engine(ABC, Generic[Request, Reply]):
                 return
             self._compute(shares, started_s)
         except torch.OutOfMemoryError as error:
-            if self._config.tensor_parallel > 1:  # the other ranks are still in the step
+            if self._config.num_ranks > 1:  # the other ranks are still in the step
                 raise
             problem = first_line(error)  # keep no reference to the error: its frames hold the step's tensors
         else:

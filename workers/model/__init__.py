@@ -19,7 +19,7 @@ from workers.model.loader import (
 from workers.model.lora import LoraPair, LoraWeights, read_adapter, starting_adapters
 from workers.model.outline import Outline, outline_of
 from workers.model.servable import probe_layers
-from workers.model.sharded_loader import ModelShard
+from workers.model.shards import ModelShard, PipelineStage
 
 __all__ = [
     "LayerSubset",
@@ -29,6 +29,7 @@ __all__ = [
     "ModelShard",
     "MtpKind",
     "Outline",
+    "PipelineStage",
     "SourceDecoder",
     "check_checkpoint",
     "check_mtp",

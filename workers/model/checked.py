@@ -28,7 +28,7 @@ from workers.model.encoder_decoder import check_settings
 from workers.model.folder import check_files, quiet_transformers, read_config, read_generation_config
 from workers.model.scaled import ScaledWeights
 from workers.model.servable import check_architecture, check_recurrent, context_limit
-from workers.model.sharded_loader import ModelShard
+from workers.model.shards import ModelShard, PipelineStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ def check(config: EngineConfig, *, of_mtp: bool = False) -> Checkpoint:
         if config.tensor_parallel > 1:
             ModelShard(0, config.tensor_parallel, config.expert_parallel).check(model_config)
         meta = _meta_model(path, model_config, config)
-        check_recurrent(meta, model_config, config.tensor_parallel)
+        check_recurrent(meta, model_config, config.num_ranks)
+        PipelineStage(0, config.pipeline_parallel).check(meta)
         try:
             check_stored(path, files, meta, rename or str, scaled)
         except CheckpointError as error:

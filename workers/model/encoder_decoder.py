@@ -52,6 +52,7 @@ def check_settings(architecture: str, config: EngineConfig) -> None:
     """Raises: UnsupportedModel for a setting that encoder-decoders are not served with."""
     settings = {
         "tensor_parallel": ("1", config.tensor_parallel == 1),
+        "pipeline_parallel": ("1", config.pipeline_parallel == 1),
         "layers": ("absent", config.layers is None),
         "quantize": ("absent", config.quantize is None),
         "kv_dtype": ("absent", config.kv_dtype is None),

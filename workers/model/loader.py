@@ -30,7 +30,7 @@ from workers.model.experts import compute_in_tiles
 from workers.model.folder import check_files, quiet_transformers
 from workers.model.lora import read_adapter, starting_adapters
 from workers.model.servable import class_of, probe_layers, source_limit
-from workers.model.sharded_loader import ModelShard, read_by_tensor
+from workers.model.shards import ModelShard, read_by_tensor
 from workers.recurrent import Mixer, describe
 from workers.step import LayerShape
 from workers.vocabulary import read_vocabulary
@@ -60,8 +60,9 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
     Raises: CheckpointError for missing, foreign, damaged or incomplete files; UnsupportedModel for architectures that
     the attention interface does not support, or that cannot be split over this number of ranks.
     """
-    if config.tensor_parallel != (shard.size if shard else 1):
-        raise ConfigError(f"tensor_parallel is {config.tensor_parallel}, but this engine runs on its own")
+    if config.num_ranks != (shard.num_ranks if shard else 1):
+        name = "tensor_parallel" if config.tensor_parallel > 1 else "pipeline_parallel"
+        raise ConfigError(f"{name} is {getattr(config, name)}, but this engine runs on its own")
     progress(f"reading {Path(config.model) / 'config.json'}")
     checkpoint = check(config)
     model_config = checkpoint.model_config
@@ -79,7 +80,8 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
                 checkpoint.files, model_config, config, checkpoint.scaled, checkpoint.rename or str
             )
         mixers = describe(model)
-    loaded = _prepared(model, checkpoint, config, num_parameters, mixers)
+    layers = shard.layers if shard is not None else None
+    loaded = _prepared(model, checkpoint, config, num_parameters, mixers, layers)
     progress(f"loaded {num_parameters / 1e6:.1f}M parameters, {loaded.info.dtype} on {loaded.info.device}")
     return replace(loaded, shard=shard, rename=checkpoint.rename)
 
@@ -106,15 +108,20 @@ def check_mtp(config: EngineConfig) -> None:
 
 
 def _prepared(
-    model: Any, checkpoint: Checkpoint, config: EngineConfig, num_parameters: int, mixers: tuple[Mixer, ...] = ()
+    model: Any,
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    num_parameters: int,
+    mixers: tuple[Mixer, ...] = (),
+    own_layers: range | None = None,
 ) -> LoadedModel:
-    """The model as the runtime computes it."""
+    """The model as the runtime computes it. `own_layers`: those that it has, if not all."""
     model.generation_config = checkpoint.meta.generation_config
     keep_latents(model)
     serve_as_decoder(model)
     if config.deterministic:
         compute_in_tiles(model)
-    layers = probe_layers(model, checkpoint.model_config, {mixer.layer for mixer in mixers})
+    layers = probe_layers(model, checkpoint.model_config, {mixer.layer for mixer in mixers}, own_layers)
     return LoadedModel(model, _describe(model, checkpoint, config, num_parameters), layers, mixers)
 
 

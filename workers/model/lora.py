@@ -28,8 +28,7 @@ from workers.model.checkpoint import renamed
 from workers.model.contained import Rename
 from workers.model.digest import digest
 from workers.model.experts import ParameterShards
-from workers.model.sharded_loader import ModelShard
-from workers.model.sharding import ROWS, VOCABULARY, ModuleShard
+from workers.model.shards import ROWS, VOCABULARY, ModelShard, ModuleShard, is_elsewhere
 from workers.recurrent import find_mixers
 
 LATENT = ".kv_b_proj"
@@ -100,6 +99,7 @@ def _read(adapter: Adapter, model: Any, shard: ModelShard | None, rename: Rename
         raise CheckpointError("its files are not those that it was loaded from at first")
     matrices = _by_module(tensors, model, rename)
     _check_targets(config, matrices)
+    matrices = {name: parts for name, parts in matrices.items() if not is_elsewhere(model, name)}
     mixers = tuple(f"{mixer}." for mixer, _ in find_mixers(model))
     for name, parts in matrices.items():
         if name.startswith(mixers):

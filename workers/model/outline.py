@@ -20,7 +20,7 @@ from workers.model.contained import language_model
 from workers.model.encoder_decoder import serve_as_decoder
 from workers.model.folder import quiet_transformers, read_config
 from workers.model.servable import check_architecture, check_recurrent, context_limit, probe_layers
-from workers.model.sharded_loader import ModelShard
+from workers.model.shards import ModelShard, PipelineStage
 from workers.recurrent import find_mixers, state_bytes
 
 TOP_K = ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token")
@@ -60,7 +60,8 @@ def _outline(config: EngineConfig) -> Outline:
         model = meta_model(model_config, config.dtype).eval()
     except Exception as error:  # the model's own code may raise anything
         raise UnsupportedModel(f"transformers cannot build the {model_config.model_type}: {cause(error)}") from error
-    check_recurrent(model, model_config, config.tensor_parallel)
+    check_recurrent(model, model_config, config.num_ranks)
+    PipelineStage(0, config.pipeline_parallel).check(model)
     if config.tensor_parallel > 1:
         ModelShard(0, config.tensor_parallel, config.expert_parallel).check(model_config)
     return Outline(type(model).__name__, _shape(model, config.dtype), max_context, contained.limit, scaled is not None)

@@ -80,7 +80,8 @@ def check_recurrent(model: Any, config: Any, num_ranks: int) -> None:
     mixers = {module.layer_idx for _, module in find_mixers(model)}
     if mixers and num_ranks > 1:
         raise UnsupportedModel(
-            f"{config.model_type} has recurrent layers, which are served by one rank only: set tensor_parallel to 1"
+            f"{config.model_type} has recurrent layers, which are served by one rank only: set tensor_parallel and "
+            "pipeline_parallel to 1"
         )
     for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind in RECURRENT_LAYERS and layer not in mixers:
@@ -126,8 +127,11 @@ def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
 
 
 @torch.inference_mode()
-def probe_layers(model: Any, config: Any, recurrent: Collection[int] = ()) -> tuple[LayerShape, ...]:
+def probe_layers(
+    model: Any, config: Any, recurrent: Collection[int] = (), own: range | None = None
+) -> tuple[LayerShape, ...]:
     """Find what each layer's attention stores by a small forward pass. `recurrent`: layers with recurrent mixers.
+    `own`: the layers that the model has, if it is one stage of several.
 
     Raises: UnsupportedModel if a layer misuses the attention interface.
     """
@@ -137,13 +141,14 @@ def probe_layers(model: Any, config: Any, recurrent: Collection[int] = ()) -> tu
     kinds = dict(enumerate(getattr(config, "layer_types", None) or ()))
     stateless = {layer for layer, kind in kinds.items() if kind in STATELESS_LAYERS}
     num_layers = num_decoder_layers(config)
-    if {*probe.shapes, *recurrent} | stateless != {*range(num_layers)}:
+    own = range(num_layers) if own is None else own
+    if {*probe.shapes, *recurrent} | stateless.intersection(own) != {*own}:
         raise UnsupportedModel(
             f"{config.model_type} uses attention in {len(probe.shapes)} of its {num_layers} layers; "
             "the state of the others cannot be rolled back"
         )
     for layer, kind in kinds.items():
-        if kind == "sliding_attention" and probe.windows[layer] is None:
+        if kind == "sliding_attention" and layer in own and probe.windows[layer] is None:
             raise UnsupportedModel(
                 f"layer {layer} of {config.model_type} does not tell its sliding window to its attention"
             )

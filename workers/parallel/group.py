@@ -23,9 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # its __init__ re-exports them
 
+from core.config import EngineConfig
 from core.errors import ConfigError, StartupError, WorkerLost, first_line
 from workers.native.ranks.shared import Exchange
 from workers.parallel.heartbeat import Heartbeat, HeartbeatListener, connect
+from workers.parallel.pipeline import Pipeline
 from workers.parallel.shared_memory import SharedMemory
 
 logger = logging.getLogger(__name__)
@@ -65,28 +67,19 @@ class RankGroup:
     """
 
     exchange: Exchange | None = None
-    """What native code of all ranks shares; None without such memory, and on a GPU."""
+    """What native code of all ranks shares; None without such memory, with several stages, and on a GPU."""
 
-    def __init__(
-        self,
-        rank: Rank,
-        device: str,
-        on_loss: Callable[[str], None],
-        *,
-        is_ordered: bool = False,
-        num_threads: int = 1,
-    ) -> None:
-        """Connect to the other ranks. `is_ordered`: compute sums in the order of the ranks. `num_threads`: of this
-        rank's native code. Raises: StartupError."""
+    def __init__(self, rank: Rank, config: EngineConfig, on_loss: Callable[[str], None]) -> None:
+        """Connect to the other ranks. Raises: StartupError."""
         self.rank = rank
-        self._is_ordered = is_ordered and rank.size > 2  # the order of two summands does not matter
-        self._device = torch.device(device)
+        self._device = torch.device(config.device)
         self._timeout = timedelta(seconds=rank.timeout_s)
         if dist.is_initialized():
             raise StartupError("this process is already in a group of ranks; start each rank in a process of its own")
         try:
             store = TCPStore(rank.master_address, rank.master_port, rank.size, rank.index == 0, self._timeout)
             self._connect(PrefixStore("ranks", store))
+            self.pipeline = Pipeline(rank.index, config, self._timeout, self._run_collective)
             self._heartbeat = Heartbeat(_connections(rank, store), lambda reason: self._lose(reason, on_loss))
         except (RuntimeError, OSError) as error:  # torch's own are RuntimeErrors
             if dist.is_initialized():
@@ -95,7 +88,8 @@ class RankGroup:
                 f"rank {rank.index} of {rank.size} did not meet the others at {rank.master_address}:{rank.master_port} "
                 f"within {rank.timeout_s:g} s: {first_line(error)}"
             ) from error
-        self._memory = self._share_memory(store, num_threads)
+        self._is_ordered = config.deterministic and config.tensor_parallel > 2  # two summands have one order
+        self._memory = self._share_memory(store, config.num_threads)
 
     def _connect(self, store: Store) -> None:
         on_gpu = self._device.type == "cuda"
@@ -130,7 +124,7 @@ class RankGroup:
                 memory.path.unlink()
         if memory is None or not is_shared:
             return None
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" and self.pipeline.stage is None:
             self.exchange = memory.exchange(self.rank.timeout_s)
         return memory
 
@@ -154,10 +148,10 @@ class RankGroup:
         self._heartbeat.lost = self.lost or f"rank {self.rank.index} has failed"
         self._heartbeat.close(goodbye=False)
 
-    # For the model: workers.model.sharding.Collectives
+    # For the model: workers.model.shards.sharding.Collectives
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, with the same bits on each of them; may overwrite `tensor`.
+        """The sum over all ranks of the stage, with the same bits on each of them; may overwrite `tensor`.
 
         Collectives split a tensor into pieces, and an element's index decides the order in which its summands are
         added. With more than two ranks, its last bits would depend on the other rows, unless sums are ordered.
@@ -166,40 +160,43 @@ class RankGroup:
             first, *others = self._gather(tensor)
             return sum(others, first)
         tensor = tensor.contiguous()
-        self._run_collective(lambda: dist.all_reduce(tensor, async_op=True))
+        self._run_collective(lambda: dist.all_reduce(tensor, group=self.pipeline.stage, async_op=True))
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """All ranks' tensors, concatenated in the last dimension."""
+        """The tensors of all ranks of the stage, concatenated in the last dimension."""
         return torch.cat(self._gather(tensor), dim=-1)
 
     def _gather(self, tensor: Tensor) -> list[Tensor]:
-        """All ranks' tensors, in the order of ranks."""
-        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.rank.size)]
-        self._run_collective(lambda: dist.all_gather(parts, tensor.contiguous(), async_op=True))
+        """The tensors of all ranks of the stage, in their order."""
+        num_ranks, stage = self.pipeline.num_ranks, self.pipeline.stage
+        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(num_ranks)]
+        self._run_collective(lambda: dist.all_gather(parts, tensor.contiguous(), group=stage, async_op=True))
         return parts
 
     # For rank 0 and its followers
 
-    def agree(self, statement: str, problem: str | None = None) -> None:
-        """Check that all ranks make the same statement and none has a problem.
+    def agree(self, statement: str, of_stage: str, problem: str | None = None) -> None:
+        """Check that all ranks make the same statement, those of a stage the same one of it, and none has a problem.
 
         Raises: StartupError with the first problem, or if the statements differ.
         """
         try:
-            received = self._gather_json([statement, problem])
+            received = self._gather_json([statement, of_stage, problem])
         except WorkerLost as error:
             raise StartupError(f"the ranks of the model did not start together: {error}") from error
-        for rank, (_, trouble) in enumerate(received):
+        for rank, (*_, trouble) in enumerate(received):
             if trouble is not None:
                 raise StartupError(f"rank {rank}: {trouble}")
-        for rank, (other, _) in enumerate(received):
-            if other != received[0][0]:
-                raise StartupError(f"rank {rank} has other settings or another checkpoint than rank 0")
+        for rank, (common, own, _) in enumerate(received):
+            first = rank - rank % self.pipeline.num_ranks
+            if common != received[0][0] or own != received[first][1]:
+                other = 0 if common != received[0][0] else first
+                raise StartupError(f"rank {rank} has other settings or another checkpoint than rank {other}")
 
     def all_min(self, number: int) -> int:
         """The smallest of all ranks' numbers. Raises: WorkerLost."""
-        return min(int(received or 0) for received, _ in self._gather_json([str(number), None]))
+        return min(int(received or 0) for (received,) in self._gather_json([str(number)]))
 
     def _gather_json(self, own: list[str | None]) -> list[list[str | None]]:
         """All ranks' values, in the order of ranks."""

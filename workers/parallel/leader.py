@@ -2,7 +2,7 @@
 
 The owner of such a group has to do the following (docs/parallel.md has the reasons):
 
-    start   Start `config.tensor_parallel` processes with the same config. Give each a `Rank`; all ranks have the same
+    start   Start `config.num_ranks` processes with the same config. Give each a `Rank`; all ranks have the same
             address and free port of rank 0's machine. In each, set torch's threads as for any engine. Rank 0 calls
             `TargetEngine.load(config, epoch, progress, rank, on_loss)`, the others call
             `run_follower(config, rank, progress)`; they wait for each other. If one rank fails to start, all raise
@@ -32,7 +32,7 @@ import torch
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError, StartupError
 from core.records import Adapter
-from workers.model import LoadedModel, LoraWeights, ModelShard, loader
+from workers.model import LoadedModel, LoraWeights, ModelShard, PipelineStage, loader
 from workers.parallel.commands import Command, KVEdit, pack_adapter, pack_step, unpack_adapter, unpack_step
 from workers.parallel.group import Rank, RankGroup
 from workers.runtime import ModelRuntime, NoRoomForKV
@@ -204,10 +204,11 @@ def _abort_on_failure(group: RankGroup) -> Iterator[None]:
 def _connect(
     config: EngineConfig, rank: Rank, progress: Callable[[str], None], on_loss: Callable[[str], None]
 ) -> RankGroup:
-    if rank.size != config.tensor_parallel:
-        raise ConfigError(f"tensor_parallel is {config.tensor_parallel}, but there are {rank.size} ranks")
+    if rank.size != config.num_ranks:
+        stages = f" and pipeline_parallel {config.pipeline_parallel}" if config.pipeline_parallel > 1 else ""
+        raise ConfigError(f"tensor_parallel is {config.tensor_parallel}{stages}, but there are {rank.size} ranks")
     progress(f"rank {rank.index} of {rank.size} is waiting for the others at {rank.master_address}:{rank.master_port}")
-    return RankGroup(rank, config.device, on_loss, is_ordered=config.deterministic, num_threads=config.num_threads)
+    return RankGroup(rank, config, on_loss)
 
 
 def _load(config: EngineConfig, group: RankGroup, progress: Callable[[str], None]) -> LoadedModel:
@@ -215,27 +216,36 @@ def _load(config: EngineConfig, group: RankGroup, progress: Callable[[str], None
 
     Raises: StartupError on all ranks if one of them fails.
     """
-    shard = ModelShard(group.rank.index, group.rank.size, config.expert_parallel)
+    stage, index = divmod(group.rank.index, config.tensor_parallel)
+    part = PipelineStage(stage, config.pipeline_parallel)
+    shard = ModelShard(index, config.tensor_parallel, config.expert_parallel, part)
     try:
         loaded = loader.load(config, progress, shard)
+        statements = _fingerprints(config, loaded, shard)
     except Exception as error:
         with suppress(StartupError):  # the error is raised here anyway
-            group.agree("", str(error))
+            group.agree("", "", str(error))
         group.close()
         raise
     try:
-        group.agree(_fingerprint(config, loaded, shard))
+        group.agree(*statements)
     except StartupError:
         group.close()
         raise
-    shard.connect(group)
+    shard.connect(group, group.pipeline)
     return loaded
 
 
-def _fingerprint(config: EngineConfig, loaded: LoadedModel, shard: ModelShard) -> str:
-    """A digest of what all ranks must share: the settings that affect a step, and the weights that are not sliced."""
-    digest = hashlib.sha256(repr(replace(config, model="-", device="-", num_threads=1)).encode())
-    digest.update(repr((loaded.info.architecture, loaded.info.num_parameters, loaded.layers, shard.num_sums)).encode())
+def _fingerprints(config: EngineConfig, loaded: LoadedModel, shard: ModelShard) -> tuple[str, str]:
+    """Digests of what all ranks must share, and of what those of a stage must.
+
+    All have the settings that affect a step. Those of a stage have the weights that are not sliced; stages have none in
+    common, so that there the checkpoint's digest is compared.
+    """
+    settings = repr(replace(config, model="-", device="-", num_threads=1))
+    weights = loader.digest_of(config) if config.pipeline_parallel > 1 else ""
+    common = repr((settings, loaded.info.architecture, loaded.info.num_parameters, weights))
+    digest = hashlib.sha256(repr((loaded.layers, shard.num_sums)).encode())
     for tensor in shard.common_tensors(loaded.model):
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    return hashlib.sha256(common.encode()).hexdigest(), digest.hexdigest()

@@ -111,7 +111,7 @@ def num_kv_blocks(
         raise NoRoomForKV(
             f"there is no room for KV: {reason}, and a block of {config.block_tokens} tokens takes "
             f"{of_token * config.block_tokens / GIB:.3g} GiB"
-            + (" (if that is enough, then another rank has less)" if config.tensor_parallel > 1 else "")
+            + (" (if that is enough, then another rank has less)" if config.num_ranks > 1 else "")
         )
     return num_blocks
 
@@ -157,7 +157,7 @@ def _kv_bytes(config: EngineConfig, taken_bytes: Callable[[], int]) -> tuple[int
             f"{config.max_step_tokens} rows take {taken / GIB:.3g}, and {free / GIB:.3g} are free"
         )
         return min(int(total * share) - taken, free), reason
-    free_on_host = free_bytes(device, config.tensor_parallel)
+    free_on_host = free_bytes(device, config.num_ranks)
     if free_on_host is None:
         raise ConfigError(f"the free memory of {device} is unknown on {sys.platform}: set kv_cache_tokens")
     reason = f"{free_on_host / GIB:.3g} GiB are free on {device}, kv_memory_share allows {share:g} of them"

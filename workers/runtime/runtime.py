@@ -145,7 +145,7 @@ class ModelRuntime:
         threads = f"; {config.num_threads} threads" if is_cpu else ""
         backends = " > ".join(self.backends.names)
         weights = f"; weights in {config.quantize}" if config.quantize else ""
-        return f"{hardware}; torch {torch.__version__}; {backends}; {config.tensor_parallel} ranks{threads}{weights}"
+        return f"{hardware}; torch {torch.__version__}; {backends}; {config.num_ranks} ranks{threads}{weights}"
 
     def scores(self, batch: Sequence[StepRows]) -> Scores:
         """Logits like `forward`'s, with the features of the same rows."""

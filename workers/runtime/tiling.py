@@ -40,7 +40,7 @@ def choose_tiling(config: EngineConfig) -> Tiling:
     on_cpu = torch.device(config.device).type == "cpu"
     if not config.deterministic:
         return CPU_BFLOAT16 if on_cpu and config.dtype == "bfloat16" and packed_weights.has_bfloat16() else NO_TILING
-    if not on_cpu and not (config.compile and config.tensor_parallel == 1):
+    if not on_cpu and not (config.compile and config.num_ranks == 1):
         raise ConfigError(f"deterministic on {config.device} needs compile: true and tensor_parallel: 1")
     if not on_cpu:
         return GPU_DETERMINISTIC

@@ -21,7 +21,7 @@ TIMEOUT_S = 60.0
 
 
 SETTINGS = ("speculation.policy=static", "speculation.draft_timeout_s=30", "limits.lease_timeout_s=120")
-RANKS = ("target.engine.tensor_parallel=2", "draft.engine.tensor_parallel=2")
+KINDS = ("tensor_parallel", "pipeline_parallel")
 TEMPERATURES = (0.0, 0.8)
 
 
@@ -35,10 +35,10 @@ def alone() -> dict[float, tuple[int, ...]]:
         return {temperature: complete(client, temperature) for temperature in TEMPERATURES}
 
 
-@pytest.fixture(scope="module")
-def client(alone):
+@pytest.fixture(scope="module", params=KINDS)
+def client(alone, request):
     """After the one that served it alone: a process drives one cluster at a time."""
-    config = demo_config([*SETTINGS, *RANKS])
+    config = demo_config([*SETTINGS, *(f"{role}.engine.{request.param}=2" for role in ("target", "draft"))])
     with served(config, lambda _: None) as endpoints, Client(f"localhost:{endpoints.grpc_port}") as client:
         yield client
 

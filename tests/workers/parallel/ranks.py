@@ -133,7 +133,7 @@ class Followers:
     ) -> Iterator[ModelRuntime]:
         """The checkpoint on all ranks, this process being the first."""
         config = config_of(path, 1 + len(self.processes), **settings)
-        group = ranks(config.tensor_parallel)
+        group = ranks(config.num_ranks)
         self.start(config, group, role)
         runtime = load_runtime(config, lambda _: None, group[0])
         try:
@@ -145,7 +145,7 @@ class Followers:
     @contextmanager
     def engine(self, path: Path, epoch: int, **settings: Any) -> Iterator[TargetEngine]:
         config = config_of(path, 1 + len(self.processes), **settings)
-        group = ranks(config.tensor_parallel)
+        group = ranks(config.num_ranks)
         self.start(config, group)
         engine = TargetEngine.load(config, epoch, lambda _: None, group[0])
         try:

@@ -89,8 +89,12 @@ def want(checkpoint: Path) -> torch.Tensor:
     return logits_of_steps(checkpoints.runtime(checkpoint))
 
 
-def test_ranks_run_the_backend_of_a_single_process(followers: Followers, checkpoint: Path, want: torch.Tensor) -> None:
-    with graphs(again), followers.runtime(checkpoint, records, **SETTINGS) as shared:
+@pytest.mark.parametrize("kind", ["tensor_parallel", "pipeline_parallel"])
+def test_ranks_run_the_backend_of_a_single_process(
+    kind: str, followers: Followers, checkpoint: Path, want: torch.Tensor
+) -> None:
+    settings = SETTINGS | {"tensor_parallel": 1, kind: 2}
+    with graphs(again), followers.runtime(checkpoint, records, **settings) as shared:
         findings = shared.warm_up(lambda _: None)
         assert findings.is_compiled
         assert_same(logits_of_steps(shared), want)

@@ -22,9 +22,9 @@ from tests.workers.engine.test_target import random_tree
 from tests.workers.parallel.ranks import Followers, config_of
 from tests.workers.parallel.test_parallel import assert_company_changes_no_bits, assert_equal_to_one_rank, write
 from workers.engine.target import TargetEngine
-from workers.model import sharded_loader
 from workers.model.experts.summed_blocks import summed_blocks
-from workers.model.sharded_loader import ModelShard
+from workers.model.shards import sharded_loader
+from workers.model.shards.sharded_loader import ModelShard
 
 pytestmark = pytest.mark.thorough
 

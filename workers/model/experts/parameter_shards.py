@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from core.errors import UnsupportedModel
 
 if TYPE_CHECKING:
-    from workers.model.sharding import Collectives
+    from workers.model.shards.sharding import Collectives
 
 COLUMNS, ROWS = frozenset({"colwise", "packed_colwise"}), frozenset({"rowwise", "packed_rowwise"})
 WHOLE_EXPERTS = "grouped_gemm"

@@ -1,13 +1,13 @@
 """Experts that a checkpoint stores one by one, seen as the one tensor that the model has, and read in parts.
 
-Knows transformers' conversions of stored tensors. Must not know ranks, nor which part is read.
+Knows transformers' conversions of stored tensors. Must not know ranks, nor how a part is chosen.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from transformers.core_model_loading import Concatenate, MergeModulelist
 
 from core.errors import CheckpointError, UnsupportedModel
 from workers.model.checkpoint import renamed
+from workers.model.experts.parameter_shards import RankPart
+from workers.model.scaled import ScaledView
 
 STACKS = (((MergeModulelist, 0),), ((MergeModulelist, 0), (Concatenate, 1)))
 """Conversions (steps, each with its dimension) that stack experts and join the rows of each expert's matrices."""
@@ -79,3 +81,30 @@ class StackedView:
                     raise CheckpointError(f"an expert of {self.name} is too small: config.json says {self.shape}")
                 parts.append(part)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def is_made(view: Any) -> bool:
+    """Whether reading this view puts several experts together in the host's memory."""
+    return isinstance(view, StackedView) or (isinstance(view, ScaledView) and len(view.get_shape()) == 3)
+
+
+def each_expert(view: Any, num_experts: int, part: RankPart | None) -> Iterator[Tensor]:
+    """This part of a view of experts, or all of it, read one expert at a time.  # [R, C] each"""
+    splits_experts = part is not None and part.dim == 0
+    own = part.spans[0] if part is not None and splits_experts else slice(0, num_experts)
+    for index in range(own.start, own.stop):
+        expert = OneExpert(view, index)
+        yield (expert[...] if part is None or splits_experts else part.of(expert))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class OneExpert:
+    """A view of one of the experts of another view.  # [1, R, C]"""
+
+    view: Any
+    expert: int
+
+    def __getitem__(self, index: Any) -> Tensor:
+        spans = index[1:] if isinstance(index, tuple) else ()
+        part: Tensor = self.view[(slice(self.expert, self.expert + 1), *spans)]
+        return part

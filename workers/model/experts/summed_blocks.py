@@ -17,7 +17,7 @@ from torch import Tensor
 from workers.model.experts.parameter_shards import ParameterShards
 
 if TYPE_CHECKING:
-    from workers.model.sharding import Shard
+    from workers.model.shards.sharding import Shard
 
 NUM_ROWS = 4
 FACTOR = -2

@@ -35,7 +35,7 @@ class CompiledBackend(Backend):
 
     @classmethod
     def supports(cls, config: EngineConfig) -> bool:
-        return config.compile and torch.device(config.device).type == "cpu" and config.tensor_parallel == 1
+        return config.compile and torch.device(config.device).type == "cpu" and config.num_ranks == 1
 
     @classmethod
     def is_worth_building(cls, model: Any) -> bool:

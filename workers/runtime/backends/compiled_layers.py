@@ -51,7 +51,7 @@ class CompiledLayersBackend(Backend):
 
     @classmethod
     def supports(cls, config: EngineConfig) -> bool:
-        return config.compile and torch.device(config.device).type != "cpu" and config.tensor_parallel == 1
+        return config.compile and torch.device(config.device).type != "cpu" and config.num_ranks == 1
 
     @classmethod
     def prepare_weights(cls, model: Any, config: EngineConfig, shard: ModelShard | None = None) -> None:  # noqa: ARG003

@@ -56,7 +56,7 @@ class PackedBackend(EagerBackend):
 def _has_memory(model: Any, config: EngineConfig, *, keeps_rows: bool) -> bool:
     """Whether packing takes at most half of the free memory. Logs a warning if not."""
     needed = packed_weights.bytes_needed(model, keeps_rows=keeps_rows)
-    free = free_bytes(torch.device(config.device), config.tensor_parallel)
+    free = free_bytes(torch.device(config.device), config.num_ranks)
     if not needed or free is None or needed <= free // 2:
         return True
     logger.warning(

@@ -53,7 +53,8 @@ class ProgramBackend(Backend):
 
     @classmethod
     def supports(cls, config: EngineConfig) -> bool:
-        return torch.device(config.device).type == "cpu"
+        is_whole = config.pipeline_parallel == 1  # a program does not exchange states with other stages
+        return is_whole and torch.device(config.device).type == "cpu"
 
     @classmethod
     def is_worth_building(cls, model: Any) -> bool:

@@ -47,7 +47,7 @@ class TracedBackend(Backend):
 
     @classmethod
     def supports(cls, config: EngineConfig) -> bool:
-        return not config.compile and torch.device(config.device).type == "cpu" and config.tensor_parallel == 1
+        return not config.compile and torch.device(config.device).type == "cpu" and config.num_ranks == 1
 
     @classmethod
     def is_worth_building(cls, model: Any) -> bool:

@@ -15,7 +15,7 @@ from tests import checkpoints
 from workers.model import loader
 from workers.model.checked import check
 from workers.model.experts import stacked
-from workers.model.sharded_loader import read_by_tensor
+from workers.model.shards.sharded_loader import read_by_tensor
 
 FAMILIES = sorted({"llama", "qwen2", "gpt2", "olmoe", *checkpoints.FAMILIES, *checkpoints.EXPERTS})
 """Checkpoints of most mixtures have tensors for each expert, of which transformers makes one."""

@@ -1,13 +1,12 @@
 """Reads a checkpoint tensor by tensor: the whole model, or one rank's shard without reading the rest.
 
-Knows files, and modules without weights. Must not know what is split and why (`workers.model.sharding` does), nor how
-ranks communicate.
+Knows files, and modules without weights. Must not know what is split and why (`sharding` does), nor how ranks
+communicate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -25,20 +24,25 @@ from workers.model.checkpoint import meta_model, open_tensors
 from workers.model.contained import Rename
 from workers.model.experts import by_model_name, summed_blocks
 from workers.model.scaled import ScaledWeights
-from workers.model.sharding import VOCABULARY, Collectives, LocalCollectives, Shard, shards_of
+from workers.model.shards.reading import TensorReader
+from workers.model.shards.sharding import VOCABULARY, Collectives, LocalCollectives, Shard, shards_of
+from workers.model.shards.stages import PipelineStage, StageLinks, StageModel
 
 MAX_COMMON_ELEMENTS = 1 << 16
 
 
 @dataclass(slots=True)
 class ModelShard:
-    """The part of a model that rank `index` of `size` holds."""
+    """The part of a model that rank `index` of the `size` ranks of a stage holds."""
 
     index: int
     size: int
     by_expert: bool = False
     """Whether a rank has whole experts, and not a part of each."""
+    stage: PipelineStage = field(default_factory=PipelineStage)
     collectives: Collectives = field(init=False, default=LocalCollectives(1))
+    _stage: StageModel | None = field(init=False, default=None)
+    """None if there is one stage."""
     _shards: Mapping[str, Shard] = field(init=False, default_factory=dict)
     _blocks: Mapping[str, Any] = field(init=False, default_factory=dict)
     """Modules whose output is added up over ranks, instead of that of the modules in them."""
@@ -63,9 +67,15 @@ class ModelShard:
         model = _shardable_meta_model(model_config, config.dtype)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self._shards = self.shards_of(model)
+        if self.stage.count > 1:
+            self._stage = StageModel(model, self.stage)
+            modules = set(model.modules())
+            self._shards = {name: shard for name, shard in self._shards.items() if shard.module in modules}
         _load(model, files, self._shards, config, scaled, rename)
         self._blocks = {name: model.get_submodule(name) for name in summed_blocks(model, self._shards)}
         self.connect(LocalCollectives(self.size))
+        if self._stage is not None:
+            self._stage.check()
         return model, num_parameters
 
     @property
@@ -73,11 +83,22 @@ class ModelShard:
         """This rank's shards of the model that was read."""
         return self._shards
 
-    def shards_of(self, model: Any) -> dict[str, Shard]:
-        return shards_of(model, self.index, self.size, by_expert=self.by_expert)
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks of all stages."""
+        return self.size * self.stage.count
 
-    def connect(self, collectives: Collectives) -> None:
-        """Make the model combine its results with those of the other ranks through `collectives`."""
+    @property
+    def layers(self) -> range | None:
+        """The layers that this rank has a part of; None if there is one stage, which has all."""
+        return None if self._stage is None else self._stage.layers
+
+    def shards_of(self, model: Any) -> dict[str, Shard]:
+        return {} if self.size == 1 else shards_of(model, self.index, self.size, by_expert=self.by_expert)
+
+    def connect(self, collectives: Collectives, links: StageLinks | None = None) -> None:
+        """Make the model combine its results with those of the other ranks through `collectives`, and exchange states
+        with other stages through `links`."""
         self.collectives = collectives
         for hook in self._hooks:
             hook.remove()
@@ -85,10 +106,13 @@ class ModelShard:
         self._hooks = [
             hook
             for name, shard in self._shards.items()
+            if self._stage is None or shard.module is not self._stage.idle
             for hook in shard.hooks(local if name.startswith(parts) else collectives)
         ]
         for block in self._blocks.values():
             self._hooks.append(block.register_forward_hook(lambda _, args, output: collectives.all_reduce(output)))  # noqa: ARG005
+        if self._stage is not None and links is not None:
+            self._hooks += self._stage.hooks(links)
 
     @property
     def num_sums(self) -> int:
@@ -151,27 +175,6 @@ def _shardable_meta_model(model_config: Any, dtype: str) -> Any:
     return model
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """Tensors of a checkpoint by the model's names for them."""
-
-    holders: Mapping[str, Any]
-    """Each tensor's view in its file."""
-
-    @classmethod
-    def open(
-        cls, files: Sequence[Path], model: Any, stack: ExitStack, scaled: ScaledWeights | None, rename: Rename
-    ) -> _Files:
-        """Raises: UnsupportedModel if stored tensors have to be converted into the model's."""
-        return cls(by_model_name(stack.enter_context(open_tensors(files, rename, scaled)), model))
-
-    def part(self, name: str, shard: Shard | None) -> Tensor:
-        """Read this rank's part of a tensor, and nothing else of it."""
-        view = self.holders[name]
-        part: Tensor = view[...] if shard is None else shard.of(name.rpartition(".")[2], view)
-        return part.contiguous()
-
-
 def _fill(
     model: Any,
     files: Sequence[Path],
@@ -181,23 +184,31 @@ def _fill(
     rename: Rename,
 ) -> None:
     """Load this rank's part of each parameter and each stored buffer."""
-    with ExitStack() as stack:
-        stored = _Files.open(files, model, stack, scaled, rename)
+    with open_tensors(files, rename, scaled) as tensors:
+        stored = by_model_name(tensors, model)
         expected: dict[str, Tensor] = model.state_dict()
-        tied = {name: source for name, source in model.all_tied_weights_keys.items() if name not in stored.holders}
+        tied = {
+            name: source
+            for name, source in model.all_tied_weights_keys.items()
+            if name in expected and name not in stored
+        }
         own = [name for name in expected if name not in tied]
-        if absent := [name for name in own if name not in stored.holders]:  # transformers would compute them
+        if absent := [name for name in own if name not in stored]:  # transformers would compute them
             raise UnsupportedModel(f"{absent[0]} is not stored, and is made when the model is read as a whole")
-        for name in own:
-            module_name, _, leaf = name.rpartition(".")
-            shard = shards.get(module_name)
-            if shard is not None and leaf == "bias" and not shard.has_bias:
-                shard.module.register_parameter("bias", None)
-            else:
-                part = stored.part(name, shard)
-                _put(model, name, part.to(device=device, dtype=expected[name].dtype))
+        wanted = [(name, expected[name], shards.get(name.rpartition(".")[0])) for name in own]
+        wanted = [each for each in wanted if not _has_other_rank(each[0], each[2])]
+        for (name, _, _), value in zip(wanted, TensorReader(stored, device).read_all(wanted), strict=True):
+            _put(model, name, value)
         for name, source in tied.items():
             _tie(model, name, source, shards)
+
+
+def _has_other_rank(name: str, shard: Shard | None) -> bool:
+    """Whether this is a bias that another rank adds. The module is then left without one."""
+    if shard is None or shard.has_bias or not name.endswith(".bias"):
+        return False
+    shard.module.register_parameter("bias", None)
+    return True
 
 
 def _put(model: Any, name: str, value: Tensor) -> None:
