@@ -42,7 +42,7 @@ def held(*tokens, spec=SPEC, guesses=(), last_round=4):
 
 
 def said(token):
-    """What the draft says after `token`: the next one, and the one after it."""
+    """The draft's candidates after `token`: the next one, and the one after it."""
     return Candidates((token + 1, token + 2), 0.75, shares=(0.75, 0.25))
 
 

@@ -107,7 +107,7 @@ def asks_by_grpc(listener: Listener) -> bool:
 
 
 def code(channel: grpc.Channel, method: str) -> grpc.StatusCode:
-    """What an empty call without a token is told; an answer would be a door that stands open."""
+    """The status of an empty call without a token; an answer would mean an open door."""
     try:
         channel.unary_unary(method)(b"", timeout=60)
     except grpc.RpcError as error:

@@ -86,7 +86,7 @@ def greedy_texts(engine: TargetEngine) -> list[list[int]]:
 
 
 def sampled_texts(engine: TargetEngine) -> list[list[int]]:
-    """Of coupled sampling with parameters of all kinds, in shared steps."""
+    """Texts of coupled sampling with parameters of all kinds, in shared steps."""
     drivers = drivers_of(engine)
     for block in (EMPTY_BLOCK, chain(1, 2, 3), TokenTree((1, 2, 3, 4), (ROOT, ROOT, 1, 0)), EMPTY_BLOCK):
         verify_together(drivers, [block] * len(drivers))
@@ -147,7 +147,7 @@ def rounds(target: TargetEngine, draft: DraftEngine, rule: Verification) -> list
 
 
 def step_counts(gpu: SimulatedGPU, drivers: list[Driver], block: TokenTree = EMPTY_BLOCK) -> Counts:
-    """Of one step that all of them share, after one like it."""
+    """Counts of one step that all drivers share, after one like it."""
     for _ in range(2):
         gpu.counts = Counts()
         verify_together(drivers, [block] * len(drivers))
@@ -221,7 +221,7 @@ KERNELS = {
     "gpt_neox": (17, 25),
     "deepseek_v3": (21, 56),
 }
-"""Of the model's own code in float32: outside of layers, and of each layer."""
+"""Kernels of the model's own code in float32: outside of layers, and in each layer."""
 
 
 @pytest.mark.parametrize("family", KERNELS)

@@ -57,7 +57,7 @@ async def streams(served, sampling, verification):
 
 
 PLAIN: dict[str, list[list[int]]] = {}
-"""What each test's outputs are to be; computed once."""
+"""Expected outputs of each test; computed once."""
 
 
 async def plain_outputs(drawn):

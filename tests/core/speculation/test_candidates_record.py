@@ -17,7 +17,7 @@ NUM_RANKS = 6
 
 
 def says(path):
-    """What a make-believe model says after a path: other candidates, another confidence each time."""
+    """Candidates of a make-believe model after a path: other candidates, another confidence each time."""
     random = Random(repr(tuple(path)))
     return Candidates(tuple(random.sample(range(9), NUM_RANKS)), random.random(), 3 * random.random())
 

@@ -38,7 +38,7 @@ TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 class Aborted(Exception):
-    """What gRPC raises where a call is aborted."""
+    """gRPC's exception for an aborted call."""
 
 
 class FakeContext:

@@ -71,7 +71,7 @@ def test_the_draft_alone_is_told_the_drafts_temperature(tokenizer, asked, settin
 
 
 def law_at(text):
-    """What the fake draft draws from after it."""
+    """The law that the fake draft draws from after it."""
     return SparseDistribution(candidates(text)[:2], (0.5, 0.5))
 
 
@@ -419,7 +419,7 @@ def test_adaptive_draws_a_chain_where_branches_cost_more_than_they_bring(monkeyp
 
 
 def several(text, with_replacement):
-    """What a fake draft draws after it: the first two of three, in the order of drawing."""
+    """Draws of a fake draft after it: the first two of three, in the order of drawing."""
     ranked = candidates(text)[:3]
     draws = (ranked[0], ranked[0], ranked[1]) if with_replacement else ranked[:2]
     return SparseDistribution(ranked, (0.4, 0.3, 0.3), draws)

@@ -42,7 +42,7 @@ def served(policies, job=None, **guessers):
 
 
 def first_block(world):
-    """Of those with guesses."""
+    """The first block with guesses."""
     blocks = [each.block for each in world.sent if isinstance(each, VerifyRequest)]
     return next(block for block in blocks if len(block))
 

@@ -94,7 +94,7 @@ def test_the_end_of_a_prompt_goes_in_chunks_as_its_beginning_did():
 
 
 def overtaken_prefill(later: VerifyRequest) -> tuple[object, object, int]:
-    """Of a prompt of 100 tokens, 32 a pass, and of what overtakes it in the first pass: the answers, and when."""
+    """Replies, with their times, to a prompt of 100 tokens, 32 a pass, and to what overtakes it in the first pass."""
     engine = target(max_step_tokens=32)
 
     async def both() -> tuple[object, object, int]:

@@ -82,7 +82,7 @@ def write_errors() -> None:
 
 
 def largest_error(case: str, *, is_deterministic: bool = False) -> float:
-    """Of chunks, plain rows, chains and trees, of short and long sequences; relative to the largest output."""
+    """Over chunks, plain rows, chains and trees, of short and long sequences; relative to the largest output."""
     from tests.workers.attention.kernels import PlainKernel
     from workers.attention import triton_attention
     from workers.attention.paged import LayerKind
@@ -197,7 +197,7 @@ SETTINGS = {
     "VALUE_SIZE": 128, "BLOCK_TOKENS": 64, "NUM_WORDS": 8, "WORD_BITS": 32, "SPLITS": 32,
     "HAS_WINDOW": False, "HAS_SOFTCAP": False, "HAS_SINKS": False, "PRECISION": "tf32",
 }  # fmt: skip
-"""Of a target of 8B."""
+"""Constants of a target of 8B."""
 
 
 def write_ptx(capability: int) -> None:

@@ -79,7 +79,7 @@ def says(checkpoint):
 
 
 class Session:
-    """What an orchestrator knows of one session that is grown for: every node that it was told of, by its text."""
+    """An orchestrator's view of one session that is grown for: every node that it was told of, by its text."""
 
     def __init__(
         self, bench, name, prompt=PROMPT, sampling=GREEDY, tree_spec=TREE_SPEC, verification=Verification.COUPLED

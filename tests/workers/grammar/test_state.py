@@ -11,7 +11,7 @@ from workers.grammar.compiler import GrammarProblem
 from workers.grammar.state import GrammarState
 
 MOST_STATES = 158
-"""Of the library's lexer: enough for any one output, and not for many."""
+"""Limit of the library's lexer: enough for any one output, and not for many."""
 
 GRAMMARS = {
     "schema": schema(PERSON),

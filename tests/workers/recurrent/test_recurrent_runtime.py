@@ -45,7 +45,7 @@ def assert_same(got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 def paths_logits(eager: Any, prefix: list[int], tree: TokenTree) -> torch.Tensor:
-    """Of the last token and of each node. All paths at once: nothing depends on what comes after it."""
+    """Logits of the last token and of each node. All paths at once: nothing depends on what comes after it."""
     paths = [prefix + path_tokens(tree, node) for node in range(ROOT, len(tree))]
     longest = max(map(len, paths))
     with torch.inference_mode():
@@ -124,7 +124,7 @@ def test_a_forgotten_rollback_would_be_noticed(runtime: ModelRuntime, eager: Any
 
 
 def test_sequences_of_one_pass_do_not_mix(runtime: ModelRuntime, eager: Any) -> None:
-    """Of different lengths, some new, with blocks of different sizes, over several passes."""
+    """Sequences of different lengths, some new, with blocks of different sizes, over several passes."""
     rng = random.Random(6)
     texts = [tokens(rng, length) for length in (1, 2, 33, 50, 70)]
     kvs = [held(runtime, ids[:-1]) if len(ids) > 1 else runtime.cache.new_sequence() for ids in texts]

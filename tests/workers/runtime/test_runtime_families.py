@@ -70,7 +70,7 @@ def generated(family: str, prompt: list[int]) -> list[int]:
 
 EVERY = (*checkpoints.FAMILIES, *checkpoints.RECURRENT)
 DETERMINISTIC = {*checkpoints.FAMILIES, "qwen3_5_text", "bamba", "lfm2", "mamba"}
-"""Of families with recurrent layers one of each kind; the others are slow."""
+"""One family with recurrent layers of each kind; the others are slow."""
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ SCHEMA = {
     "required": ["city"],
     "additionalProperties": False,
 }
-"""Of which the model can write nothing that is long or wrong."""
+"""A schema whose outputs are all short and valid."""
 
 
 def run(names: Mapping[str, Any]) -> None:
