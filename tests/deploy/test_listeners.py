@@ -1,4 +1,4 @@
-"""What `outrider serve` listens on: its own ports where it is told to, metrics, and nothing else without a token."""
+"""`outrider serve` listens on its own ports if told to, on that of metrics, and on no other without a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the jobs of model-cache do to a volume, with a hub and a check that are scripts."""
+"""The jobs of model-cache fill a volume, with a hub and a check that are scripts."""
 
 from __future__ import annotations
 

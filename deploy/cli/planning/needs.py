@@ -138,7 +138,7 @@ class Needs:
 
 
 def needs_of(options: NeedsOptions, gpu: str) -> Needs:
-    """What the pair of `options` needs, with the target on `gpu`.
+    """The needs of the pair of `options`, with the target on `gpu`.
 
     Raises: ConfigError, which names the option; UnsupportedModel, CheckpointError for a model that cannot be served.
     """

@@ -1,4 +1,4 @@
-"""What is made of paced runs, on runs made by hand; and which cases there are."""
+"""Figures of paced runs, on runs made by hand; and the list of cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of runs and traces, on such as are made by hand."""
+"""Figures of runs and traces that are made by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a draft has said, and of which tokens: what is held is what was fed and is still right."""
+"""The record of a draft's candidates holds those of tokens that were fed and are still right."""
 
 from __future__ import annotations
 

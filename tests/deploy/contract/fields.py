@@ -1,4 +1,4 @@
-"""What the tests of the public contract have in common: the fields of messages, and a pair to ask over a socket."""
+"""Helpers of the tests of the public contract: the fields of messages, and a pair to ask over a socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a connection may hold, with the options of Serve's gRPC server: metadata, and probes of silent streams."""
+"""Limits of a connection with the options of Serve's gRPC server: metadata, and probes of silent streams."""
 
 from __future__ import annotations
 

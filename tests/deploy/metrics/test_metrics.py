@@ -226,7 +226,7 @@ def outlive_the_target(client: Client) -> None:
 def until_exported(
     endpoints: Endpoints, expected: dict[str, float], counting: Set[str] = frozenset()
 ) -> dict[str, float]:
-    """What is exported as soon as it is as expected and `counting` has begun, or when time has run out.
+    """Exported values once they are as expected and `counting` has begun, or when time has run out.
 
     Each process exports when its own period ends: an engine's counters may come later than its orchestrator's.
     """

@@ -1,4 +1,4 @@
-"""What a picture of rounds says of calls whose times the test chooses."""
+"""A picture of rounds shows calls whose times the test chooses."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.orchestrator.fakes import candidates, next_token, plain, request
 from tests.orchestrator.session.test_in_turn import GAMMA, PROMPT, Stage, kinds
 
 CONFIG = SpeculationConfig(policy="static", max_draft_tokens=GAMMA, guessers=("draft",))
-"""What is drawn is drafted in turn, whatever the service prefers."""
+"""Draws are drafted in turn, whatever the service prefers."""
 SEED = 5
 SAMPLED = {"sampling": Sampling(temperature=1.0), "verification": Verification.REJECTION}
 
@@ -240,7 +240,7 @@ def with_confidences(reply, *confidences):
 
 
 def test_no_draw_is_dropped_for_what_follows_it(tokenizer):
-    """What the draft thinks after a draw depends on the draw. This rule would drop all of them for the third."""
+    """The draft's law after a draw depends on the draw. This rule would drop all of them for the third."""
     stage = keeping(tokenizer, lambda confidences: min(confidences) > 0.5)
     stage.grown(with_confidences(stage.reply(), 0.9, 0.8, 0.1))
     assert len(stage.block) == 2

@@ -1,4 +1,4 @@
-"""What one session's guesses were worth decides what the next one's target is asked, in requests that verify alike."""
+"""The worth of one session's guesses decides the requests of the next session, if both verify alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What published checkpoints keep beside tokenizer.json is read, wherever it stands."""
+"""Files beside tokenizer.json in published checkpoints are read, wherever they stand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine whose passes wait says of them, and learns."""
+"""Reports and estimates of an engine whose passes wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a grammar forces: each token the only one that masks let through, and found without waiting."""
+"""Tokens that a grammar forces: each is the only one that masks let through, and is found without waiting."""
 
 from __future__ import annotations
 

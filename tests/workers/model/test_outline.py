@@ -1,4 +1,4 @@
-"""What a config.json alone says of a model."""
+"""The outline of a model from config.json alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rank 0 says is what its followers hear, and a heartbeat tells a death from a goodbye."""
+"""Followers get the commands of rank 0, and a heartbeat tells a death from a goodbye."""
 
 from __future__ import annotations
 
