@@ -216,6 +216,6 @@ def test_deterministic_passes_change_not_a_bit(family: str, checkpoint: Path, dt
         pytest.skip("its experts are summed in an order that depends on the other rows, which an engine warns of")
     runtime = checkpoints.runtime(checkpoint, dtype=dtype, deterministic=True)
     rng = random.Random(11)
-    at_once, grown, alone = ways(runtime, tokens(rng, 60), random_tree(rng, 8))
+    at_once, grown, alone = ways(runtime, tokens(rng, 24), random_tree(rng, 6))
     assert torch.equal(at_once, alone)
     assert torch.equal(grown, alone)

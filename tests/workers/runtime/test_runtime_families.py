@@ -16,7 +16,7 @@ from workers.step.rows import StepRows
 
 pytestmark = pytest.mark.thorough
 
-NUM_TOKENS = 64
+NUM_TOKENS = 40
 PROMPT_TOKENS = 40
 """Longer than the sliding windows of checkpoints.FAMILIES."""
 
