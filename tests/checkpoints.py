@@ -50,7 +50,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {},
     "gpt2": {},
 }
-"""What the family needs beyond SIZES; the sliding windows are shorter than the contexts of the tests."""
+"""Settings of each family beyond SIZES; the sliding windows are shorter than the contexts of the tests."""
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
 _ROUTED = _EXPERTS | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
 _LATENT = {

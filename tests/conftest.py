@@ -37,7 +37,7 @@ LONGEST = {"test_compiled_cpu.py", "test_chaos.py", "test_exactness.py"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """What is not run is not imported either, which takes seconds for whole programs."""
+    """Do not import modules without tests to run: whole programs take seconds."""
     chosen = config.option.markexpr
     if collection_path in THOROUGH and "not thorough" in chosen:
         return True
@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(item: pytest.Item) -> tuple[bool, bool, bool, bool]:
-    """What takes longest comes first, so that no process waits for it in the end; a shared cluster comes last, since a
+    """The longest come first, so that no process waits for them in the end; a shared cluster comes last, since a
     process has one at a time, and on it what single modules deploy before what several share."""
     names = getattr(item, "fixturenames", ())
     return "cluster" in names, "running" in names, "guarded" in names, item.path.name not in LONGEST

@@ -211,7 +211,7 @@ class Reference:
 FIRST_CONFIG: dict[str, Any] = {
     key: value for key, value in CONFIG.items() if key not in ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
 }
-"""Of EAGLE-1 and EAGLE-2, whose heads are alike: they differ in how trees grow."""
+"""Configuration of a head of EAGLE-1 or EAGLE-2. Their heads are alike; they differ in how trees grow."""
 
 
 def first_tensors_of(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:

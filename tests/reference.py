@@ -1,4 +1,4 @@
-"""What transformers generates, to compare with."""
+"""Outputs of transformers, to compare with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 
 def generate(path: Path, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """What transformers says, greedily, by the checkpoint at `path`."""
+    """Greedy output of transformers, by the checkpoint at `path`."""
     return _generated(path, tuple(prompt), num_tokens)
 
 

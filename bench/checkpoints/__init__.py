@@ -1,1 +1,1 @@
-"""Which of the most used checkpoints are served, what they need, and why others are not."""
+"""Survey of the most used checkpoints: which are served, what they need, and why others are not."""

@@ -13,14 +13,14 @@ from torch import Tensor
 
 Stored: TypeAlias = dict[str, Tensor]
 Weights: TypeAlias = tuple[Stored, Tensor]
-"""What is stored for a weight, by the end of the names, and the weight that it stands for."""
+"""The tensors stored for a weight, by the end of their names, and the weight that they stand for."""
 LINEAR = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
 """Ends of the names of weights that are quantized as matrices."""
 EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
 """Ends of the names of weights that MXFP4 is made for."""
 GROUP, BITS, PER_INT32 = 128, 4, 8
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight columns is in the lowest four bits of an integer, in the next, and so on."""
+"""Columns in the bits of an integer, four bits each, from the lowest."""
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 MX_BLOCK, MX_BIAS = 32, 127
 

@@ -46,7 +46,7 @@ STD = 0.1
 TYPES = {"kimi_k2": "deepseek_v3"}
 """transformers' type for a checkpoint that comes with code of its own."""
 PLACES = (("l4", 1), ("h100", 1), ("h200", 1), ("h200", 2), ("h200", 4), ("h200", 8), ("b300", 1), ("b300", 8))
-"""Where a checkpoint may go, in the order of preference."""
+"""GPUs that a checkpoint may run on, in the order of preference."""
 MANY = 100
 KV_TOKENS, STEP_TOKENS = 32_768, 2048
 """KV that has to fit beside the weights, and rows of a step."""
@@ -61,7 +61,7 @@ class Tried:
     stored_as: str
     outcome: str
     detail: str
-    """What it needs, or why it is refused."""
+    """The GPUs that it needs, or why it is refused."""
 
 
 def results_of(rows: Sequence[Tried]) -> list[Result]:

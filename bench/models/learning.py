@@ -93,7 +93,7 @@ class _Asked:
         self._plan = LearningPlan(num_steps=args.steps, batch=args.batch, learning_rate=args.learning_rate)
 
     def acceptance(self, draft: Path) -> float:
-        """Of a draft on held-out code, with the same seeds each time. Nothing of it is learnt from."""
+        """Acceptance rate of a draft on held-out code, with the same seeds each time. The draft never trains on it."""
         accepted = rejected = 0
         for text in self._measured(draft):
             accepted, rejected = accepted + text.num_accepted, rejected + text.num_rejected

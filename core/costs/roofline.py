@@ -18,7 +18,7 @@ from core.costs.pass_law import PassLaw
 GB = 10**9
 MEMORY_PACE, ARITHMETIC_PACE = 0.73, 0.7
 ALL_REDUCE_S = 17e-6
-"""Of one small all-reduce between the GPUs of a node by NCCL's ring, as published: 2.7 ms for the 160 of a 70B."""
+"""Time of one small all-reduce between the GPUs of a node by NCCL's ring, as published: 2.7 ms for the 160 of a 70B."""
 KV_SHARE = 0.9
 """Share of a GPU's memory for weights, a step and KV (`kv_memory_share`)."""
 ROW_BYTES_A_FEATURE = 48
@@ -69,11 +69,11 @@ class KVShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What decides how much memory and time a model needs."""
+    """Figures of a model that determine its memory and time."""
 
     num_parameters: int
     num_expert_parameters: int
-    """Those of routed experts, of which a row uses `expert_share`."""
+    """Parameters of routed experts. A row uses `expert_share` of them."""
     expert_share: float
     hidden_size: int
     vocab_size: int

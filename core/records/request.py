@@ -51,8 +51,9 @@ NO_QUOTA = Quota()
 
 
 EarlyStopping = Literal["never"] | bool
-"""As in transformers. True ends the search once as many outputs have ended as there are beams. False then goes on while
-the best beam, at its present length, scores higher than one of them; "never" while any length could make it do so."""
+"""The setting of transformers. True ends the search once as many outputs have ended as there are beams. False then goes
+on while the best beam, at its present length, scores higher than one of them; "never" while any length could make it do
+so."""
 
 
 @dataclass(frozen=True, slots=True)

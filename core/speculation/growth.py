@@ -61,7 +61,7 @@ class TreeSpec:
     measure: Measure = Measure.MARGIN
     """Measure of the confidences that the draft sends."""
     min_confidence: float = 0.0
-    """By `measure`: a node with less confidence gets no children."""
+    """A node whose confidence, by `measure`, is lower gets no children."""
 
     @classmethod
     def chain(cls, num_tokens: int, measure: Measure = Measure.MARGIN) -> TreeSpec:

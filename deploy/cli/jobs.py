@@ -44,7 +44,7 @@ def explain(error: OutriderError, client: Client, address: str) -> str:
 
 @dataclass(frozen=True)
 class CallOptions:
-    """Which server, what is asked of it, and how its streams are shown."""
+    """The server, the requests, and how streams are shown."""
 
     address: Annotated[str, Option(metavar="HOST:PORT", help="Address of the server.")] = (
         f"localhost:{DEFAULT_GRPC_PORT}"
@@ -133,7 +133,7 @@ class Job:
         return client.stream(None if has_other and not self.prompt else self.prompt, **self.fields)
 
     def read(self, stream: Stream, show: Callable[[Chunk], None]) -> Job:
-        """To the end, or until another thread closes the stream. Raises: OutriderError."""
+        """Read to the end, or until another thread closes the stream. Raises: OutriderError."""
         self.began_s = time.monotonic()
         with stream:
             for chunk in stream:

@@ -56,7 +56,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a caller has saved of an output."""
+    """An output that a caller has saved."""
 
     receipt: Mapping[str, Any]
     request: Mapping[str, Any] | None
@@ -183,7 +183,7 @@ def _source_of(body: Mapping[str, Any]) -> GenerateFields:
 
 
 def _of_chat(body: Mapping[str, Any]) -> GenerateFields:
-    """What the chat template is given of a chat by HTTP, as `deploy.http` has it, but for tools.
+    """Fields of a chat by HTTP: messages and arguments of its template, as in `deploy.http`, without tools.
 
     Raises: ConfigError.
     """

@@ -80,7 +80,7 @@ class Link(asyncio.Protocol):
         self._hello: pb.Hello | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open: dict[Stamp, _SentBatch] = {}
-        """By each request without a last reply."""
+        """The batch of each request without a last reply."""
         self._end: str | None = None
         self._may_write = asyncio.Event()
         self._may_write.set()

@@ -72,7 +72,7 @@ class Survey:
     timing: Timing
     """Pass times on this machine."""
     memory: Mapping[str, Memory]
-    """By role: target or draft."""
+    """Memory by role: target or draft."""
     num_tokens: Mapping[float, int]
     """The number of tokens written, by temperature."""
 

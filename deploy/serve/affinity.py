@@ -1,4 +1,4 @@
-"""Which replicas have recently computed a prefix of a prompt, and have room for one more session.
+"""Finds replicas that have recently computed a prefix of a prompt and have room for one more session.
 
 Knows names, hashes and counts; must not know Serve. Each orchestrator has its own instance, which sees neither the
 sessions of other orchestrators nor the prefixes that a replica has dropped. A wrong choice costs one prefill.

@@ -1,4 +1,4 @@
-"""Which replicas run and which are about to stop, for the sessions that hold leases on them.
+"""Tells sessions which of the replicas that they hold leases on are about to stop.
 
 Serve does not notify a replica's code that it drains, so its controller is asked for the status. This is the only
 module that does so.

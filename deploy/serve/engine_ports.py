@@ -129,7 +129,7 @@ class DraftEnginePort(EnginePort):
     _kinds = (DraftUpdate, Missing, Refused)
 
     def _move(self) -> None:
-        """As `EnginePort._move`, and end all leases: a session that rests may send no message for a long time."""
+        """Like `EnginePort._move`; also ends all leases: a session that rests may send no message for a long time."""
         super()._move()
         for lease in list(self._leases):
             lease.release()

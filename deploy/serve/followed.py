@@ -12,7 +12,7 @@ from core.config import EngineConfig
 
 
 class FollowedCheckpoint:
-    """Which checkpoint an engine's next life has, and whether there should be one."""
+    """The checkpoint that an engine's next process loads, and whether the engine should be restarted for it."""
 
     def __init__(self, model: str, *, follows_link: bool) -> None:
         """`model`: directory of the checkpoint, or a link to it."""

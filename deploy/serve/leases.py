@@ -177,7 +177,7 @@ class ServeLeases:
     async def take_target(
         self, session: str, tokens: Sequence[int] = (), adapter: Adapter | None = None
     ) -> ServeLease[TargetEnginePort]:
-        """As `core.ports.Leases`. Raises: Unavailable when no replica grants a lease in time."""
+        """See `core.ports.Leases`. Raises: Unavailable when no replica grants a lease in time."""
         return await self._target.take(session, tokens, adapter)
 
     async def load_adapter(self, adapter: Adapter) -> Adapter:

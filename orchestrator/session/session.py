@@ -334,7 +334,7 @@ class Session:
 
 
 def _wants(panel: Panel, policy: TreePolicy, drafts: Drafts | None) -> tuple[Want, ...]:
-    """What heads need with each verdict: features for one on a draft engine, guesses of one in the target's."""
+    """Fields of each verdict that heads need: features for one on a draft engine, guesses of one in the target's."""
     if policy.is_plain:
         return ()
     policy.expect_head(is_there=panel.awaits_guesses)

@@ -41,7 +41,7 @@ MAX_COMPOSITION = 4
 
 
 PROCESSOR_TEMPLATE = "chat_template.json"
-"""Where some multimodal checkpoints have their chat template, which transformers reads with their processor only."""
+"""File with the chat template of some multimodal checkpoints. transformers reads it only with their processor."""
 TEMPLATES = ("default", "tool_use")
 """Names of the chat templates used if a checkpoint has several. The second is used for requests with tools."""
 

@@ -27,10 +27,10 @@ LOST = WorkerLost("the replica died")
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of one call: how its tokens are cut into chunks, and after how many of them it fails with what."""
+    """The course of one call: how its tokens are cut into chunks, and the error after a number of them."""
 
     sizes: tuple[int, ...] = ()
-    """Of the first chunks; the rest come one by one."""
+    """Sizes of the first chunks; the rest come one by one."""
     num_chunks: int = NEVER
     error: Exception = LOST
 
@@ -90,7 +90,7 @@ class Relay:
         host, _, port = address.rpartition(":")
         self._server = (host, int(port))
         self.limits: list[int] = []
-        """Of the connections to come; after these there is none."""
+        """Limits of the connections to come; after these there is none."""
         self.num_resets = 0
         self._open: list[tuple[socket.socket, socket.socket]] = []
         self._listener = socket.create_server(("127.0.0.1", 0))

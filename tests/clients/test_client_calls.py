@@ -1,4 +1,4 @@
-"""What goes over the wire and back: statuses, trailers, tokens, addresses, deadlines, cancellation."""
+"""Calls over the wire and back: statuses, trailers, tokens, addresses, deadlines, cancellation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked for reaches the server's records, and everything that can be asked for can be asked."""
+"""Each field of the client reaches the server's records, and the client has every field of the server."""
 
 from __future__ import annotations
 

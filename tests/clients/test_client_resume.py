@@ -124,7 +124,7 @@ def test_a_beam_search_begins_again_until_it_has_an_output():
 
 @pytest.mark.parametrize("name", ["LENIENT_COUPLED", "LENIENT_REJECTION", "TYPICAL"])
 def test_a_stream_of_a_relaxed_rule_begins_again_but_does_not_go_on(name):
-    """What it has output depends on the guesses that were seen, so no server goes on with it; plainly it does not."""
+    """Its output depends on the guesses that were seen, so no server continues it; plain decoding does not."""
     speculation = pb.SpeculationParams(verification=f"VERIFICATION_{name}")
     stream = resumption(pb.GenerateRequest(text="x", speculation=speculation))
     stream.begin()

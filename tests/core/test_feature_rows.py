@@ -8,7 +8,7 @@ import pytest
 from core.records import Features
 
 FEATURES = Features(3, 2, bytes(12))
-"""Of the tokens 3, 4 and 5."""
+"""Features of the tokens 3, 4 and 5."""
 
 
 def test_features_that_end_where_they_should():

@@ -50,7 +50,7 @@ def test_rows_equal_single_draws_whatever_else_is_asked_for(seed, position, row,
 
 
 def test_bits_are_those_of_earlier_versions():
-    """What has been drawn with a seed is drawn with it for ever."""
+    """A seed's draws stay the same for ever."""
     keys = [noise.key(seed, 7, 1, Purpose.SHARED) for seed in (0, 5, 2**64 - 1)]
     assert hashlib.sha256(noise.gumbel_rows(keys, 30_001).tobytes()).hexdigest()[:16] == "e38c3e2888dbb44a"
 

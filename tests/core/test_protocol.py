@@ -1,4 +1,4 @@
-"""What becomes of a message is worked out here by hand; a token tree is written as (token, parent) pairs."""
+"""Outcomes of messages, worked out by hand; a token tree is written as (token, parent) pairs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def held(*tokens, spec=SPEC, guesses=(), last_round=4):
 
 
 def said(token):
-    """What the draft says after `token`: the next one, and the one after it."""
+    """The draft's candidates after `token`: the next one, and the one after it."""
     return Candidates((token + 1, token + 2), 0.75, shares=(0.75, 0.25))
 
 
@@ -248,7 +248,7 @@ def growing():
 
 
 def feed(known, *what_is_said):
-    """What the tree builder has had fed was computed."""
+    """Nodes that the tree builder has had fed were computed."""
     known.hold(what_is_said)
     known.builder.take(what_is_said)
 
@@ -351,7 +351,7 @@ def drawing(num_drawn, verification=Verification.REJECTION):
 )
 @pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
 def test_after_a_verdict_everything_is_drawn_anew_from_its_root_on(verification, suffix, num_tokens, guesses, pending):
-    """What was computed of committed tokens stays; of what was drawn after them nothing does (docs/exactness.md, 4)."""
+    """Results for committed tokens stay; those for draws after them do not (docs/exactness.md, 4)."""
     known = drawing(3, verification)
     rebased = known.rebase_to_grow(draft((5, 6), suffix), CHAIN)
     assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (num_tokens, guesses, pending)

@@ -34,7 +34,7 @@ class Listener:
 
 
 def listeners(root: int) -> list[Listener]:
-    """Of the process `root` and all its descendants."""
+    """Listeners of the process `root` and all its descendants."""
     owners = {inode: pid for pid in family(root) for inode in sockets(pid)}
     return [
         Listener(address, port, command(owners[inode]))

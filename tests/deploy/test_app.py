@@ -94,5 +94,5 @@ def test_engines_are_told_what_requests_call_their_model_and_a_shared_draft_its_
 
 
 def bound(application: Application) -> tuple:
-    """What the replicas of its deployment are made with."""
+    """The arguments of its deployment's replicas."""
     return application._bound_deployment.init_args

@@ -1,4 +1,4 @@
-"""What a call is named by: its caller's word, if it is fit to be one; and what a log line says of it."""
+"""A call is named by its caller's request id, if that is valid; log lines carry the name."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_what_is_called_servable_is_served(change: Change, tmp_path, capsys) -> 
     path = checkpoints.write("llama", tmp_path / "model")
     change(path)
     assert main.main(("check", "--target", str(path))) == 0
-    with LLM(path, settings={"target.engine.kv_cache_tokens": 256}) as llm:
+    with LLM(path, settings={"target.engine.kv_cache_tokens": 256, "target.engine.num_threads": 1}) as llm:
         assert llm.generate([1, 2], max_tokens=2, ignore_eos=True)[0].outputs[0].token_ids
 
 

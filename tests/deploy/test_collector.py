@@ -12,7 +12,7 @@ from deploy import ingress
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """What is frozen stays so: `tests/conftest.py` has frozen what tests import."""
+    """Frozen objects stay so: `tests/conftest.py` has frozen those that tests import."""
     before = gc.get_threshold()
     yield
     gc.set_threshold(*before)

@@ -1,4 +1,4 @@
-"""What a pair is served with where nothing is said: a table of machines, none of which need be here."""
+"""Default settings of a pair: a table of machines, none of which need be here."""
 
 from __future__ import annotations
 

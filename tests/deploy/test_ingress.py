@@ -1,4 +1,4 @@
-"""What clients meet, through Serve's own proxy."""
+"""The service as clients meet it, through Serve's own proxy."""
 
 from __future__ import annotations
 

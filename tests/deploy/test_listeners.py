@@ -1,4 +1,4 @@
-"""What `outrider serve` listens on: its own ports where it is told to, metrics, and nothing else without a token."""
+"""`outrider serve` listens on its own ports if told to, on that of metrics, and on no other without a token."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def asks_by_grpc(listener: Listener) -> bool:
 
 
 def code(channel: grpc.Channel, method: str) -> grpc.StatusCode:
-    """What an empty call without a token is told; an answer would be a door that stands open."""
+    """The status of an empty call without a token; an answer would mean an open door."""
     try:
         channel.unary_unary(method)(b"", timeout=60)
     except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""What pages of docs/howto have readers write does what they say; the backend's is tested beside the backends."""
+"""Examples in docs/howto do what their pages say; the backend's is tested beside the backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What documents name is there: files by their paths, and each other by links. The log is of its days, not asked."""
+"""Documents name files by paths that exist, and each other by links that work. The log is not checked."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.k8s.manifests import (
 
 SHARED_MEMORY = "/dev/shm"
 RANK_GIB = 1.0
-"""Of shared memory; NCCL's ranks take some hundred MiB each."""
+"""Shared memory of a rank; NCCL takes some hundred MiB."""
 
 
 def gpus_are_asked_for_where_they_are_used(objects: Objects) -> Iterator[str]:

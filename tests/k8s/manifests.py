@@ -147,7 +147,7 @@ def pods_of_replica(deployment: Any) -> int:
 
 
 def replica_resources(deployment: Any) -> Counter[str]:
-    """What Ray reserves for a replica in one pod, by the names of resources: for itself, and all ranks of a stage."""
+    """Resources that Ray reserves for a replica in one pod, by name: for itself, and all ranks of a stage."""
     if not hasattr(deployment, "engine"):
         return Counter(CPU=deployment.num_cpus)
     total: Counter[str] = Counter()
@@ -157,7 +157,7 @@ def replica_resources(deployment: Any) -> Counter[str]:
 
 
 def ray_resources(pod: Pod) -> dict[str, float]:
-    """What KubeRay tells Ray that a pod has: its own words, or the limits of its container."""
+    """Resources of a pod that KubeRay reports to Ray: its own settings, or the limits of its container."""
     limits = pod.ray["resources"]["limits"]
     said = (pod.group or {}).get("rayStartParams", {}).get("num-gpus", limits.get(GPU, 0))
     return {"CPU": cpus(limits["cpu"]), "GPU": float(said)}

@@ -46,7 +46,7 @@ def revisions_are_commits(objects: Objects) -> Iterator[str]:
 
 
 def jobs_are_named_by_what_they_fill(objects: Objects) -> Iterator[str]:
-    """Of another commit there is another job, or `kubectl apply` would change nothing."""
+    """Another commit needs another job, or `kubectl apply` would change nothing."""
     for role in _filled(objects):
         name = _jobs(objects)[role]["metadata"]["name"]
         if name != (wanted := f"fill-{role}-{_models(objects)[f'{role.upper()}_REVISION']}"):

@@ -20,11 +20,11 @@ SERIES = re.compile(rf"\b({EXPORTED_PREFIX}\w+)(?:\{{([^}}]*)\}})?")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"")
 GROUPING = re.compile(r"\bby \(([^)]*)\)")
 RELEASE = "kube-prometheus-stack"
-"""What its documentation calls the Helm release of that chart; its Prometheus looks at what is labelled with it."""
+"""The Helm release of that chart in its documentation; its Prometheus selects by this label."""
 CHOICES = {"namespace": "namespace", "ray_cluster": "cluster", MODEL_LABEL: "model"}
 """Labels, and the dashboard's variables for them."""
 TARGET_LABELS = {"namespace", "ray_cluster", "role", "endpoint", "job"}
-"""Of what a PodMonitor scrapes: the Prometheus operator's, and those of our relabelings."""
+"""Labels of a PodMonitor's targets: the Prometheus operator's, and those of our relabelings."""
 VOLUME_METRICS = {"kubelet_volume_stats_available_bytes", "kubelet_volume_stats_capacity_bytes"}
 FOREIGN = re.compile(r"\b(up|autoscaler_\w+|kubelet_\w+)\b")
 SEVERITIES = ("critical", "warning", "info")
@@ -137,7 +137,7 @@ def wrong_names(where: str, expression: str) -> Iterator[str]:
 
 
 def _series() -> dict[str, Any]:
-    """What Prometheus finds, by its name there."""
+    """Series that Prometheus finds, by name."""
     found = {}
     for metric in CATALOGUE:
         suffixes = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)

@@ -52,7 +52,7 @@ def openings_are_narrow(objects: Objects) -> Iterator[str]:
 
 
 def openings_are_for_both_families(objects: Objects) -> Iterator[str]:
-    """What leads to the world leads there by IPv6, too."""
+    """Openings to the world include IPv6."""
     for policy in of_kind(objects, "NetworkPolicy"):
         for rule in policy["spec"].get("egress", ()):
             blocks = {peer["ipBlock"]["cidr"] for peer in rule.get("to", ()) if "ipBlock" in peer}

@@ -1,4 +1,4 @@
-"""What every pod must be: locked down, probed, bounded. Each check is a pure function from objects to complaints."""
+"""Every pod must be locked down, probed and bounded. Each check is a pure function from objects to complaints."""
 
 from __future__ import annotations
 

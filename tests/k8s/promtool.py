@@ -23,7 +23,7 @@ RULES = "rules.yaml"
 
 
 def complaints(rules: Objects, cases: Sequence[Path]) -> str:
-    """What promtool says against the rules' form, or against how they come out in the cases; nothing if all is fine."""
+    """promtool's complaints about the rules' form, or about their results in the cases; none if all is well."""
     tool = find_promtool()
     with TemporaryDirectory(prefix="outrider-alerts-") as directory:
         here = Path(directory)

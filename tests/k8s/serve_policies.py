@@ -196,7 +196,7 @@ def ray_asks_for_its_token(objects: Objects) -> Iterator[str]:
 
 
 def callers_are_asked_for_tokens_that_are_there(objects: Objects) -> Iterator[str]:
-    """What is mounted and not asked for leaves the door open; a file that is not there keeps a pod from serving."""
+    """A mounted key that is not required leaves the door open; a missing file keeps a pod from serving."""
     for pod in worker_pods(objects):
         volumes = pod.spec.get("volumes", ())
         secrets = {each["name"] for each in volumes if each.get("secret", {}).get("secretName") == TOKENS}

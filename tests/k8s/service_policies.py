@@ -19,7 +19,7 @@ SERVICES = tuple(
 OPTIONAL_ROLES = ("draft",)
 """Whose pods may all go at once: streams go on without."""
 ENVOY_TIMEOUT = "15s"
-"""What Envoy gives a response, the longest stream included, where nothing else is said."""
+"""Envoy's default limit of a response, the longest stream included."""
 INSIDE = ("/-/healthz", "/-/routes", "/metrics", "/api/serve/applications/", "/ray.serve.RayServeAPIService/Healthz")
 """Paths of Serve, Ray and Prometheus."""
 ZONE = "topology.kubernetes.io/zone"
@@ -208,7 +208,7 @@ def _fits(path: str, match: Manifest) -> bool:
 
 
 def _seconds(duration: str) -> float:
-    """Of a duration of the Gateway API, such as 1h30m."""
+    """Seconds of a duration of the Gateway API, such as 1h30m."""
     return sum(int(count) * UNITS_S[unit] for count, unit in re.findall(r"(\d+)(h|ms|m|s)", duration))
 
 

@@ -1,4 +1,4 @@
-"""What the jobs of model-cache do to a volume, with a hub and a check that are scripts."""
+"""The jobs of model-cache fill a volume, with a hub and a check that are scripts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Volume:
 
 
 def command() -> list[str]:
-    """Of both jobs."""
+    """The command of both jobs."""
     listed, _ = yaml.safe_load_all((K8S / "components" / "model-cache" / "fill.yaml").read_text())
     found = [job["spec"]["template"]["spec"]["containers"][0]["command"] for job in listed["items"]]
     assert found[0] == found[1]

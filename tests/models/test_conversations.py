@@ -24,7 +24,9 @@ def test_both_sides_are_written_and_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr(conversations, "MAX_ANSWER_TOKENS", 6)
     prompts = conversations.code_prompts(random.Random(1))
     assert any("insort_right" in prompt for prompt in prompts)
-    with LLM(target, settings={"target.engine.kv_cache_tokens": 4096}, progress=False) as llm:
+    with LLM(
+        target, settings={"target.engine.kv_cache_tokens": 4096, "target.engine.num_threads": 1}, progress=False
+    ) as llm:
         found = list(conversations.conversations(llm, "user: ", random.Random(1)))
     assert {each["kind"] for each in found} >= {"code"}
     file = tmp_path / "chats.jsonl"

@@ -1,4 +1,4 @@
-"""What the tests of the orchestrator share."""
+"""Fixtures of the orchestrator's tests."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def next_token(prefix: Sequence[int]) -> int:
 
 
 def plain(prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """What any correct completion of `prompt` is."""
+    """The only correct completion of `prompt`."""
     return [*decode(next_token, tuple(prompt), num_tokens)]
 
 
@@ -85,7 +85,7 @@ class FakeTargetEngine(FakeEngine):
     """Accepts what equals its own next token."""
 
     num_cached = 0
-    """What each verdict says of its cache."""
+    """Number of cached tokens that each verdict reports."""
 
     def verify(self, request: VerifyRequest) -> VerifyReply:
         log = self._extend(request)
@@ -104,7 +104,7 @@ NUM_RANKS = 6
 
 
 def candidates(prefix: Sequence[int]) -> tuple[int, ...]:
-    """What the fake draft thinks likely after `prefix`, likeliest first."""
+    """The fake draft's candidates after `prefix`, likeliest first."""
     right = next_token(prefix) - 1
     first = 1 if len(prefix) % 3 == 0 else 0
     order = [right + first, right + 1 - first, *range(right + 2, right + NUM_RANKS)]
@@ -132,11 +132,11 @@ class FakeDraftEngine:
 
     @property
     def logs(self) -> dict[str, TokenLog]:
-        """Of its sessions."""
+        """The text of each of its sessions."""
         return {session: held.log for session, held in self.held.items()}
 
     def draft(self, request: DraftRequest) -> DraftReply:
-        """What grows by itself until it ends, each guess as good as sure."""
+        """Growth that continues until it ends, each guess nearly certain."""
         assert request.stamp.epoch == self.epoch, "a message for another incarnation"
         session = request.stamp.session
         if request.spec is not None:

@@ -117,7 +117,7 @@ async def test_the_refusal_says_how_long_the_queue_takes():
 
 
 async def test_the_first_refusal_says_how_long_those_in_progress_will_take():
-    """Of 11 tokens one comes each second, and nothing has ended yet."""
+    """One of 11 tokens comes each second, and nothing has ended yet."""
     world = World(max_sessions=1, max_queued=0)
     await world.ask("a", max_tokens=12)
     await world.clock.advance(1.0)

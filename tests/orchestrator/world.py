@@ -173,7 +173,7 @@ class FaultyWorld(World):
             self.handle(m.DraftLost(epoch))
 
     def _drop(self, kind: type[VerifyRequest] | type[DraftRequest]) -> None:
-        """What was on its way to a dead engine is lost with it."""
+        """Messages on their way to a dead engine are lost with it."""
         name = {VerifyRequest: "TargetReplied", DraftRequest: "DraftReplied"}[kind]
         self.waiting = [answer for answer in self.waiting if name not in answer.__code__.co_names]
 

@@ -224,7 +224,7 @@ def is_soon_free(llm):
 
 
 def test_it_closes_once_and_says_so():
-    llm = LLM(DEMO / "target", progress=False)
+    llm = LLM(DEMO / "target", settings={"target.engine.num_threads": 1}, progress=False)
     assert llm.config.draft is None
     assert len(llm.generate("a", max_tokens=2, ignore_eos=True)[0].token_ids) == 2
     llm.close()

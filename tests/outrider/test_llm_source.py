@@ -16,7 +16,8 @@ GREEDY = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
     path = checkpoints.write("bart", tmp_path_factory.mktemp("bart"), vocab_size=checkpoints.VOCAB_SIZE)
-    with LLM(path, progress=False, settings={"target.engine.kv_cache_tokens": 256}) as llm:
+    settings = {"target.engine.kv_cache_tokens": 256, "target.engine.num_threads": 1}
+    with LLM(path, progress=False, settings=settings) as llm:
         yield llm
 
 

@@ -1,4 +1,4 @@
-"""What the proto's comments say of ranges is what is enforced."""
+"""Ranges in the proto's comments are the ones that are enforced."""
 
 from __future__ import annotations
 

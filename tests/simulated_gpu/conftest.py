@@ -12,7 +12,7 @@ from tests.simulated_gpu.device import SimulatedGPU
 from tests.simulated_gpu.patches import simulated_gpu
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def gpu() -> Iterator[SimulatedGPU]:
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("there is no C++ compiler here")

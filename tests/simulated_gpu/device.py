@@ -34,12 +34,12 @@ class MixedDevices(RuntimeError):
 
 
 class NotRecordable(RuntimeError):
-    """What a CUDA graph cannot hold."""
+    """Raised for an operation that a CUDA graph cannot hold."""
 
 
 @dataclass
 class Counts:
-    """What the device was asked for."""
+    """Counts of the device's operations."""
 
     kernels: Counter[str] = field(default_factory=Counter)
     """By the name of the operator; those of replayed work are counted in `SimulatedGPU.recorded`."""
@@ -82,7 +82,7 @@ class SimulatedGPU(TorchDispatchMode):
         super().__init__()
         self.counts = Counts()
         self.recorded = Counts()
-        """Of the last replay."""
+        """Counts of the last replay."""
         self._pinned: list[Tensor] = []  # for good, so that no other tensor gets their addresses
         self._is_recording = False
 

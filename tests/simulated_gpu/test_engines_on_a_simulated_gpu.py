@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from workers.step.kv_dtype import FP8
 pytestmark = pytest.mark.thorough
 
 FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3")
+CONTAINED = {"mistral", "qwen3"}
+"""Families whose operators others have, too: a window, and norms of queries and keys."""
 SAMPLINGS = (
     Sampling(1.0, seed=1),
     Sampling(0.7, top_k=20, top_p=0.9, seed=2),
@@ -56,10 +59,12 @@ def prompt(seed: int, num_tokens: int = 20) -> list[int]:
     return random.Random(seed).choices(range(250), k=num_tokens)
 
 
-def drivers_of(engine: Any, rule: Verification = Verification.COUPLED) -> list[Driver]:
+def drivers_of(
+    engine: Any, rule: Verification = Verification.COUPLED, samplings: Sequence[Sampling] = SAMPLINGS
+) -> list[Driver]:
     return [
         Driver(engine, prompt(seed), sampling, rule, session=f"{rule}-{seed}", num_logprobs=2 if seed == 1 else None)
-        for seed, sampling in enumerate(SAMPLINGS)
+        for seed, sampling in enumerate(samplings)
     ]
 
 
@@ -86,7 +91,7 @@ def greedy_texts(engine: TargetEngine) -> list[list[int]]:
 
 
 def sampled_texts(engine: TargetEngine) -> list[list[int]]:
-    """Of coupled sampling with parameters of all kinds, in shared steps."""
+    """Texts of coupled sampling with parameters of all kinds, in shared steps."""
     drivers = drivers_of(engine)
     for block in (EMPTY_BLOCK, chain(1, 2, 3), TokenTree((1, 2, 3, 4), (ROOT, ROOT, 1, 0)), EMPTY_BLOCK):
         verify_together(drivers, [block] * len(drivers))
@@ -95,7 +100,10 @@ def sampled_texts(engine: TargetEngine) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("family", "compiled"),
-    [pytest.param(family, True, id=f"{family}-recorded") for family in FAMILIES]
+    [
+        pytest.param(family, True, id=f"{family}-recorded", marks=pytest.mark.slow if family in CONTAINED else ())
+        for family in FAMILIES
+    ]
     + [
         pytest.param(family, False, id=f"{family}-eager", marks=() if family == "llama" else pytest.mark.slow)
         for family in FAMILIES
@@ -118,6 +126,12 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.write("llama", tmp_path_factory.mktemp("llama"))
 
 
+@pytest.fixture(scope="module")
+def recorded(gpu: SimulatedGPU, llama: Path) -> TargetEngine:
+    """An engine whose steps are recorded. Each test has sessions of other names."""
+    return target_on(llama, "cuda", compile=True)
+
+
 @pytest.mark.parametrize(
     "compiled", [pytest.param(False, id="eager", marks=pytest.mark.slow), pytest.param(True, id="recorded")]
 )
@@ -134,8 +148,8 @@ def test_draft_and_target_write_what_they_write_on_a_cpu_by_every_rule(
 
 
 def rounds(target: TargetEngine, draft: DraftEngine, rule: Verification) -> list[list[int]]:
-    """The text of sessions of each sampling, whose chains and trees a draft with the same weights grows."""
-    verifying, drafting = drivers_of(target, rule), drivers_of(draft, rule)
+    """The text of sessions, one of them greedy, whose chains and trees a draft with the same weights grows."""
+    verifying, drafting = (drivers_of(engine, rule, SAMPLINGS[1::2]) for engine in (target, draft))
     verify_together(verifying, [EMPTY_BLOCK] * len(verifying))
     for growth in (TreeSpec.chain(3), wide(4, 2)):
         for verifier, drafter in zip(verifying, drafting, strict=True):
@@ -147,7 +161,7 @@ def rounds(target: TargetEngine, draft: DraftEngine, rule: Verification) -> list
 
 
 def step_counts(gpu: SimulatedGPU, drivers: list[Driver], block: TokenTree = EMPTY_BLOCK) -> Counts:
-    """Of one step that all of them share, after one like it."""
+    """Counts of one step that all drivers share, after one like it."""
     for _ in range(2):
         gpu.counts = Counts()
         verify_together(drivers, [block] * len(drivers))
@@ -166,30 +180,30 @@ BLOCKS = {"plain": EMPTY_BLOCK, "chain": chain(1, 2, 3), "tree": TokenTree((1, 2
     ],
 )
 def test_a_recorded_greedy_step_uploads_once_and_waits_once(
-    block: TokenTree, num_sessions: int, gpu: SimulatedGPU, llama: Path
+    block: TokenTree, num_sessions: int, gpu: SimulatedGPU, recorded: TargetEngine
 ) -> None:
-    engine = target_on(llama, "cuda", compile=True)
-    assert [type(backend) for backend in engine._runtime.backends._built][:1] == [CudaGraphBackend]
-    drivers = [Driver(engine, prompt(seed), session=str(seed)) for seed in range(num_sessions)]
+    assert [type(backend) for backend in recorded._runtime.backends._built][:1] == [CudaGraphBackend]
+    drivers = [Driver(recorded, prompt(seed), session=f"{block} {seed}") for seed in range(num_sessions)]
     verify_together(drivers, [EMPTY_BLOCK] * num_sessions)
     counts = step_counts(gpu, drivers, block)
     assert (counts.uploads, len(counts.waits), counts.replays) == (1, 1, 1)
     assert (gpu.recorded.uploads, gpu.recorded.waits) == (0, [])
 
 
-def test_steps_of_a_prompt_are_queued_before_the_last_one_is_read(gpu: SimulatedGPU, llama: Path) -> None:
+def test_steps_of_a_prompt_are_queued_before_the_last_one_is_read(gpu: SimulatedGPU, recorded: TargetEngine) -> None:
     """Nothing depends on the chunks before the last one: the host waits for the device once, after all three steps."""
-    engine = target_on(llama, "cuda", compile=True)
-    engine.add(Driver(engine, prompt(0, 40)).verify_request())
+    recorded.add(Driver(recorded, prompt(9, 40), session="prompt").verify_request())
     gpu.counts, seen = Counts(), []
-    while engine.has_work:
-        engine.step()
+    while recorded.has_work:
+        recorded.step()
         seen.append((gpu.counts.replays, len(gpu.counts.waits)))
     assert seen == [(1, 0), (2, 0), (3, 1)]
 
 
 @pytest.mark.parametrize("compiled", [pytest.param(False, id="eager", marks=pytest.mark.slow), True])
-def test_guesses_change_no_token_where_kv_is_rounded(compiled: bool, gpu: SimulatedGPU, llama: Path) -> None:
+def test_guesses_change_no_token_where_kv_is_rounded(
+    compiled: bool, gpu: SimulatedGPU, llama: Path, recorded: TargetEngine
+) -> None:
     """And the rounded KV is not that of a model without rounding."""
     rounded = target_on(llama, "cuda", compile=compiled, kv_dtype="fp8")
     assert {pool.dtype for pool in (*rounded._runtime.cache.keys, *rounded._runtime.cache.values)} == {FP8}
@@ -203,8 +217,7 @@ def test_guesses_change_no_token_where_kv_is_rounded(compiled: bool, gpu: Simula
         num_accepted += len(verdict.path)
     assert list(guided.log.tokens[40:]) == want[: len(guided.log) - 40]
     assert num_accepted >= 10
-    exact = target_on(llama, "cuda", compile=compiled)
-    assert logprobs_of(rounded) != logprobs_of(exact)
+    assert logprobs_of(rounded) != logprobs_of(recorded)
 
 
 def logprobs_of(engine: TargetEngine) -> Any:
@@ -221,7 +234,7 @@ KERNELS = {
     "gpt_neox": (17, 25),
     "deepseek_v3": (21, 56),
 }
-"""Of the model's own code in float32: outside of layers, and of each layer."""
+"""Kernels of the model's own code in float32: outside of layers, and in each layer."""
 
 
 @pytest.mark.parametrize("family", KERNELS)

@@ -70,6 +70,7 @@ def test_a_readback_waits_once(gpu: SimulatedGPU, rows: torch.Tensor) -> None:
 
 
 def test_an_upload_waits_unless_it_is_from_pinned_memory(gpu: SimulatedGPU) -> None:
+    gpu.counts = Counts()
     upload([1, 2], GPU)
     torch.zeros(2, device=GPU).copy_(torch.ones(2, pin_memory=True)[:2], non_blocking=True)
     assert (gpu.counts.uploads, gpu.counts.waits) == (2, [])

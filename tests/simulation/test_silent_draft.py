@@ -34,7 +34,7 @@ STOPPED_S, GOES_ON_S, ENDS_S = 0.4, 2.4, 2.8
 LATE_STREAM_S = 1.2
 NUM_STREAMS = 2
 TEXT = Text(SteadyLaw((1.0,), (1.0,), alpha=1.0))
-"""Of which a draft is always right."""
+"""Texts on which a draft is always right."""
 SETTLED_S = 0.5
 """Goal for the time until the pace is that of plain decoding."""
 

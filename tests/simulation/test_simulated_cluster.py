@@ -25,7 +25,7 @@ PASS_S = 5.0
 
 
 def run_bounded(main):
-    """What waits for ever, asking again and again, is no deadlock: it would never end."""
+    """A caller that waits for ever, asking again and again, is no deadlock: it would never end."""
 
     async def bounded():
         async with asyncio.timeout(1000.0):
@@ -238,7 +238,7 @@ def test_who_waits_for_many_steps_has_lost_no_engine_unless_that_stops_or_never_
 
 
 def test_an_engine_that_stands_still_reads_no_message_until_it_goes_on_or_dies():
-    """What it would only refuse is not answered either: nobody reads it."""
+    """Requests that it would only refuse are not answered either: nobody reads the answers."""
 
     async def main():
         targets = fleet(2)

@@ -207,7 +207,7 @@ class System:
             await loop.ask(lambda engine: engine.check_integrity())
 
     async def _held(self) -> list[str]:
-        """What is not free at the moment."""
+        """Resources that are not free at the moment."""
         held = [f"{self.service.num_sessions} sessions"] if self.service.num_sessions else []
         held += [f"{len(self.leases.open_leases)} leases"] if self.leases.open_leases else []
         for name, loop in self.leases.loops.items():

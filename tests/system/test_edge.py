@@ -1,4 +1,4 @@
-"""What callers can do to the service, and to each other, over the wire: by a client that reflection alone has told."""
+"""Limits of what callers can do to the service and to each other, over the wire, by a client built from reflection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client is told of how an output ended, as the proto's comments say it: ids, text, usage, and what matched."""
+"""Clients learn how an output ended, as the proto's comments say: ids, text, usage, and what matched."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def test_errors_of_anthropic_s_api_have_its_form_in_the_proxy_too(claude, guarde
 
 
 def test_a_reader_that_reads_nothing_costs_no_more_than_its_request_may_have(client, grpc_client):
-    """What waits for it is at most its `max_tokens`, and nobody else waits."""
+    """At most its `max_tokens` wait for it, and nobody else waits."""
     stream = client.completions.create(
         model=MODEL, prompt="a = ", max_tokens=600, stream=True, extra_body={"ignore_eos": True}
     )

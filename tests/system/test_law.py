@@ -59,7 +59,7 @@ def law_of(model, prompt):
 
 
 def _likely(model, prompts):
-    """Of each the three tokens that may follow."""
+    """The three tokens that may follow each."""
     with torch.no_grad():
         logits = model(torch.tensor(prompts)).logits[:, -1, : checkpoints.VOCAB_SIZE]
     return logits.topk(3).indices.tolist()

@@ -62,7 +62,7 @@ def test_a_draft_is_swapped_under_a_stream(folder, cluster):
 
 
 def epoch():
-    """Of the draft's engine; None while it loads."""
+    """Epoch of the draft's engine; None while it loads."""
     try:
         return asyncio.run(engine_of("draft"))._actor_id
     except RuntimeError:

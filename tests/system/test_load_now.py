@@ -1,4 +1,4 @@
-"""What a gateway's picker reads at the serving port, beside running streams: `GET /metrics`, current to the second."""
+"""A gateway's picker reads `GET /metrics` at the serving port beside running streams, current to the second."""
 
 from __future__ import annotations
 

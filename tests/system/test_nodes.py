@@ -43,7 +43,7 @@ def lives(actor: Any) -> bool:
 
 
 def role_of(actor: Any) -> str:
-    """Of an engine, or of a replica, whose class Serve names after its deployment."""
+    """The role of an engine, or of a replica, whose class Serve names after its deployment."""
     if actor.class_name in ENGINES:
         return ENGINES[actor.class_name]
     return actor.class_name.rpartition(":")[2] if actor.class_name.startswith("ServeReplica") else ""

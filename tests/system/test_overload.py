@@ -44,7 +44,7 @@ async def test_a_full_service_queues_some_and_refuses_the_rest_at_once_and_says_
 
 
 async def refusal(stub):
-    """Of a call that finds the queue full; one that comes before whoever is to fill it gives up in time."""
+    """The error of a call that finds the queue full; a call that comes before it is full gives up in time."""
     for _ in range(60):
         try:
             await stub.Generate(request(PROMPTS[0], 4), timeout=0.5)

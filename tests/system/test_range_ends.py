@@ -57,7 +57,7 @@ def penalties(name):
 
 
 def biased(*biases, **fields):
-    """Of "(", " the" or whatever tokens these are."""
+    """With biases of four tokens."""
     return replace(WARM, logit_bias=tuple(zip((40, 41, 42, 43), biases, strict=False)), **fields)
 
 
@@ -82,7 +82,7 @@ AT_THE_ENDS = [
         for t in (0.0, 1.0, 100.0)
     ],
 ]
-"""Of each range, and of some at once. What ends the output is tried below."""
+"""The ends of each range, and of some at once. Parameters that end the output are tested below."""
 
 
 class CountPenalties:
@@ -98,7 +98,7 @@ class CountPenalties:
 
 
 class OutputsBadWords:
-    """Of the output alone, as vLLM has it; transformers looks into the prompt, too."""
+    """Bad words of the output alone, as in vLLM; transformers also looks into the prompt."""
 
     def __init__(self, sampling, prompt_len):
         self._process = NoBadWordsLogitsProcessor([list(word) for word in sampling.bad_words])
@@ -109,7 +109,7 @@ class OutputsBadWords:
 
 
 def processors(sampling, prompt_len):
-    """What transformers makes of these parameters, in the order in which its `generate` applies them."""
+    """transformers' processors for these parameters, in the order in which its `generate` applies them."""
     found = LogitsProcessorList()
     if sampling.allowed_token_ids:
         found.append(PrefixConstrainedLogitsProcessor(lambda *_: list(sampling.allowed_token_ids), 1))

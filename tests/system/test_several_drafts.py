@@ -27,7 +27,7 @@ def other(tmp_path_factory):
 
 
 PLAIN: dict[Sampling, list[list[int]]] = {}
-"""What each test's outputs are to be; computed once."""
+"""Expected outputs of each test; computed once."""
 
 
 async def plain(sampling):

@@ -26,7 +26,7 @@ print(len(output.token_ids), llm.config.target.engine.model)
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """Of the distribution and its client, built from a copy, since setuptools writes where it builds."""
+    """Wheels of the distribution and its client, built from a copy, since setuptools writes where it builds."""
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheels")
     built = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
     for folder in (*OURS, "bench", "clients"):
@@ -39,7 +39,7 @@ def wheels(tmp_path_factory):
 
 
 def run(*command, cwd=ROOT, fails=False, **variables):
-    """What it printed; it sees none of the variables by which Python finds packages."""
+    """Its output; it sees none of the variables by which Python finds packages."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | variables
     done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True)
     assert (done.returncode != 0) is fails, done.stdout + done.stderr

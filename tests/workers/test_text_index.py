@@ -1,4 +1,4 @@
-"""What is looked up in a text, which may be shortened meanwhile."""
+"""Lookups in a text, which may be shortened meanwhile."""
 
 from __future__ import annotations
 

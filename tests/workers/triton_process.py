@@ -8,7 +8,7 @@ import sys
 
 
 def run(module: str, code: str, **variables: str) -> str:
-    """What `code` prints, in which the module is `t`; with these environment variables, and none of Triton's."""
+    """The output of `code`, in which the module is `t`; with these environment variables, and none of Triton's."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")} | variables
     done = subprocess.run(
         [sys.executable, "-c", f"import {module} as t; {code}"],

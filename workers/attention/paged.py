@@ -30,7 +30,7 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True)
 class PagedReads:
-    """Which rows of a step see which KV. `workers.step.paged_plan` explains the integers."""
+    """The KV that each row of a step sees. `workers.step.paged_plan` explains the integers."""
 
     num_tiles: Tensor  # [1] int32
     tiles: Tensor  # [N, 4] int32

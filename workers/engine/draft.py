@@ -49,7 +49,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         rank: Rank | None = None,
         on_loss: Callable[[str], None] = log_rank_lost,
     ) -> DraftEngine:
-        """As `TargetEngine.load`; `q_top_tokens` is the setting of that name. Raises: StartupError."""
+        """Like `TargetEngine.load`; `q_top_tokens` is the setting of that name. Raises: StartupError."""
         if config.head is not None:
             # a head's KV depends on features that its messages bring, not on tokens alone
             own = replace(config, share_prefixes=False)
@@ -62,11 +62,11 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return super().has_work or is_pending or self._num_growth_rows(self._growing()) > 0
 
     def stats(self) -> EngineStats:
-        """As `Engine.stats`; continuous growth counts as a job."""
+        """Like `Engine.stats`; continuous growth counts as a job."""
         return replace(super().stats(), num_jobs=len(self._jobs) + len(self._growing_jobs))
 
     def step(self) -> list[DraftReply]:
-        """As `Engine.step`; continuous growth fills the rest of the pass, the most probable nodes of all sessions
+        """Like `Engine.step`; continuous growth fills the rest of the pass, the most probable nodes of all sessions
         first."""
         self._plan_turns()
         self._plan_growth()

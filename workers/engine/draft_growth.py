@@ -176,7 +176,7 @@ class TreeJob(Job[DraftRequest]):
         return self._hold(len(self.builder.being_fed))
 
     def hold_next(self) -> list[Candidates]:
-        """As `hold_fed`, for the next token ahead; returns nothing if the draft does not continue with it."""
+        """Like `hold_fed`, for the next token ahead; returns nothing if the draft does not continue with it."""
         child = self.builder.child(self._tip, self.ahead[self._num_ahead_held]) if self._proposals else None
         if child is None or not self.builder.feed_only(child):
             return []

@@ -217,7 +217,7 @@ class VerifyJob(Job[VerifyRequest]):
         ]
 
     def committed_rows(self, first_row: int, outcome: Outcome) -> CommittedRows:
-        """What heads need of the verdict; `first_row` is the root's row in the pass. The log ends with the root."""
+        """The verdict's rows that heads need; `first_row` is the root's row in the pass. The log ends with the root."""
         rows = [first_row, *(first_row + 1 + node for node in outcome.path)]
         wants = self.request.wants
         guess = self._row_below_next(outcome) if Want.GUESSES in wants else None

@@ -80,7 +80,7 @@ class JudgedJob:
         return Refused(stamp, f"cannot be followed: {grammar.problem}", is_final=True, field=FIELD)
 
     def end(self, outcome: Outcome) -> VerdictEnd:
-        """What learning from live traffic keeps of this verdict."""
+        """The part of this verdict that learning from live traffic keeps."""
         held, block = self.job.held, self.block
         tokens = [*(block.tokens[node] for node in outcome.path), outcome.next_token]
         node = outcome.path[-1] if outcome.path else ROOT

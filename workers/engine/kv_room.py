@@ -159,7 +159,7 @@ class FirstComeKVRoom(KVRoom):
 
     @property
     def _num_spare_states(self) -> int:
-        """As `_num_spare`, for states of recurrent layers."""
+        """Like `_num_spare`, for states of recurrent layers."""
         running = (held for held in self._store if held.kv.blocks)
         return sum(max(0, 1 + held.num_guesses - len(held.kv.spare_states)) for held in running)
 

@@ -92,7 +92,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         """Called before verdicts are made, to take continuations offered since the step began."""
 
     def add(self, request: TargetRequest, arrived_s: float | None = None) -> None:
-        """As `Engine.add`; also accepts an offered continuation."""
+        """Like `Engine.add`; also accepts an offered continuation."""
         session = request.stamp.session
         if isinstance(request, Continuation):
             refused = self._refusal_of_offer(request)
@@ -134,7 +134,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         return replace(stats, num_kept_tokens=buffer.num_kept, num_unkept_tokens=buffer.num_lost)
 
     def warm_up(self, progress: Callable[[str], None], machine: str = "", known: Findings | None = None) -> Findings:
-        """As `Engine.warm_up`; also loads the adapters of the settings."""
+        """Like `Engine.warm_up`; also loads the adapters of the settings."""
         findings = super().warm_up(progress, machine, known)
         if self._grown is not None:
             self._grown.warm_up(progress)

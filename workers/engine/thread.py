@@ -159,7 +159,7 @@ class EngineLoop(Generic[Request, Reply]):
         return await self.ask(lambda _: target.add_adapter(weights))
 
     async def drop_adapter(self, digest: str) -> bool:
-        """As `TargetEngine.drop_adapter`. Raises: WorkerLost."""
+        """Call `TargetEngine.drop_adapter`. Raises: WorkerLost."""
         target = self._target
         return await self.ask(lambda _: target.drop_adapter(digest))
 

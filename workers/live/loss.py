@@ -1,11 +1,11 @@
-"""What a draft minimises on live traffic, from the target's likeliest tokens alone."""
+"""The loss that a draft minimises on live traffic, from the target's likeliest tokens alone."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 MIN_PROB = 1e-6
-"""Of all other tokens together, so that their logarithm is finite."""
+"""Least probability of all other tokens together, so that its logarithm is finite."""
 
 
 def missed_loss(logits: Tensor, top_ids: Tensor, top_logprobs: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ class LearningRounds:
         return f"{version} is handed over; {said}"
 
     def _compare(self, before: Path, version: Path, held_out: list[KeptText]) -> tuple[str, str]:
-        """What speaks against the new draft, if anything, and the figures. Its weights are measured as stored."""
+        """Why the new draft must not be used, or "", and the figures. Its weights are measured as stored."""
         models = [load_draft(each).to(self._device) for each in (before, version)]
         old, new = (agreement(model, held_out) for model in models)
         again = {tuple(text.token_ids) for text in held_out}
@@ -158,7 +158,7 @@ class LearningRounds:
         return "", said
 
     def _acceptance(self, texts: Sequence[KeptText], *, is_judged: bool) -> float | None:
-        """Of the last guesses. None if they are too few to judge a draft by, or if there are none."""
+        """Acceptance rate of the last guesses. None if there are none, or too few to judge a draft by."""
         most, accepted, num_guesses, num_tokens = self._terms.judge_guesses, 0, 0, 0
         for text in reversed(texts):
             accepted += text.num_accepted

@@ -34,7 +34,7 @@ class Versions:
             raise ConfigError(f"--versions: {directory} cannot be made: {error}") from error
 
         self.state = directory / "judged.json"
-        """What a new process needs to know of the version that is being judged."""
+        """File with the state of the version that is being judged, for a new process."""
 
     @property
     def served(self) -> Path:

@@ -49,7 +49,7 @@ class Checkpoint:
     mtp: MtpLayer | None = None
     """The layer if `config.model` is read for its MTP layer alone: `meta` and `rename` are then those of this layer."""
     joining: Rename | None = None
-    """Which of an MTP layer's `JOINING` a stored tensor is."""
+    """Returns the name in `JOINING` of an MTP layer's stored tensor."""
 
 
 def check(config: EngineConfig, *, of_mtp: bool = False) -> Checkpoint:

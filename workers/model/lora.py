@@ -65,9 +65,9 @@ class LoraWeights:
     """One rank's part of an adapter."""
 
     adapter: Adapter
-    """With the digest of its files."""
+    """Includes the digest of its files."""
     pairs: Mapping[str, LoraPair]
-    """By the names of the model's modules."""
+    """Its matrices, by the names of the model's modules."""
 
 
 def starting_adapters(config: EngineConfig) -> list[Adapter]:

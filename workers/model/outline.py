@@ -1,4 +1,4 @@
-"""What a config.json alone says of a model: whether it can be served, and the shapes that decide memory and time.
+"""Reads a config.json alone: whether the model can be served, and the shapes that determine memory and time.
 
 Needs no weights, no tokenizer and no memory to speak of. What only the files show is not checked.
 """

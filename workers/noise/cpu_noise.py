@@ -8,14 +8,13 @@ largest score is wanted, most of the noise is not computed (adr/noise).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from core.noise import Key
+from workers.native.compiler import compiled
 
 _CHUNK = 512
 """Number of Philox blocks, of four numbers each, that are computed at once: they fit into the L1 cache."""
@@ -54,23 +53,7 @@ _SLACK, _RELATIVE_SLACK = 1e-4, 1e-6
 """More than the error of rounding the noise, and its sum with a score, to float32."""
 
 
-def _compiled(signature: str) -> Callable[[Callable[..., Any]], Any]:
-    """Compile when the module is imported, and cache the result beside the module or in the user's cache folder.
-
-    If the cache cannot be written or read, compile without it. The error model is numpy's, because checking each
-    divisor for 0 would keep loops from being vectorized.
-    """
-
-    def compiled(function: Callable[..., Any]) -> Any:
-        try:
-            return numba.njit(signature, nogil=True, error_model="numpy", cache=True)(function)
-        except Exception:  # noqa: BLE001  no cache folder, a full disk, a truncated file
-            return numba.njit(signature, nogil=True, error_model="numpy")(function)
-
-    return compiled
-
-
-@_compiled("void(uint64[::1], uint64, uint64, uint64, uint64, uint64)")
+@compiled("void(uint64[::1], uint64, uint64, uint64, uint64, uint64)")
 def _fill_words(
     words: NDArray[np.uint64],
     first: np.uint64,
@@ -98,7 +81,7 @@ def _fill_words(
         words_2[block], words_3[block] = c2 | _EXPONENT_OF_2_52, c3 | _EXPONENT_OF_2_52
 
 
-@_compiled("void(uint64[::1], uint64[::1])")
+@compiled("void(uint64[::1], uint64[::1])")
 def _negate_logs(numbers: NDArray[np.uint64], exponents: NDArray[np.uint64]) -> None:
     """Replace positive float64 numbers x, given as bits, by -log(x); as `core.noise.log`."""
     for place in range(_NUM_AT_ONCE):
@@ -117,7 +100,7 @@ def _negate_logs(numbers: NDArray[np.uint64], exponents: NDArray[np.uint64]) -> 
         x[place] = -(s * (series * z + 1.0) * 2.0 + exponent * _LN_2)
 
 
-@_compiled("void(uint64[:, ::1], float32[:, ::1])")
+@compiled("void(uint64[:, ::1], float32[:, ::1])")
 def _fill(keys: NDArray[np.uint64], noise: NDArray[np.float32]) -> None:
     numbers, exponents = np.empty(_NUM_AT_ONCE, np.uint64), np.empty(_NUM_AT_ONCE, np.uint64)
     x = numbers.view(np.float64)
@@ -134,7 +117,7 @@ def _fill(keys: NDArray[np.uint64], noise: NDArray[np.float32]) -> None:
                 noise[number, start + place] = x[(place % 4) * _CHUNK + place // 4]
 
 
-@_compiled("float64(float64)")
+@compiled("float64(float64)")
 def _negative_log(x: float) -> float:
     """`_negate_logs` for one number."""
     mantissa, exponent = math.frexp(x)
@@ -146,7 +129,7 @@ def _negative_log(x: float) -> float:
     return -(s * (series * z + 1.0) * 2.0 + (exponent - is_low) * _LN_2)
 
 
-@_compiled("boolean(float32[::1], uint64[::1], int64, int64, float64)")
+@compiled("boolean(float32[::1], uint64[::1], int64, int64, float64)")
 def _is_near(scores: NDArray[np.float32], bits: NDArray[np.uint64], first: int, end: int, least: float) -> bool:
     """Whether a score of these blocks may reach `least` with its noise; `_best` repeats the test score by score."""
     bits_0, bits_1 = bits[:_CHUNK], bits[_CHUNK : 2 * _CHUNK]
@@ -160,7 +143,7 @@ def _is_near(scores: NDArray[np.float32], bits: NDArray[np.uint64], first: int, 
     return is_near
 
 
-@_compiled("Tuple((float32, int64))(float32[::1], uint64[::1], float32, int64, int64)")
+@compiled("Tuple((float32, int64))(float32[::1], uint64[::1], float32, int64, int64)")
 def _best(
     scores: NDArray[np.float32], bits: NDArray[np.uint64], best: np.float32, best_id: int, first_id: int
 ) -> tuple[np.float32, int]:
@@ -183,7 +166,7 @@ def _best(
     return best, best_id
 
 
-@_compiled("void(uint64[:, ::1], float32[:, ::1], int64[::1])")
+@compiled("void(uint64[:, ::1], float32[:, ::1], int64[::1])")
 def _draw(keys: NDArray[np.uint64], scores: NDArray[np.float32], ids: NDArray[np.int64]) -> None:
     bits = np.empty(_NUM_AT_ONCE, np.uint64)
     complements = bits.view(np.float64)

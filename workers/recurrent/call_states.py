@@ -1,4 +1,4 @@
-"""What a mixer gets in place of transformers' cache: the states of one call, one for each row of its batch."""
+"""Stands in for transformers' cache in a mixer's call: holds the states of one call, one for each row of its batch."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class BackendStack:
         self._adapters.drop(number)
 
     def uncalled(self, number: int) -> list[str]:
-        """As `Adapters.uncalled`."""
+        """See `Adapters.uncalled`."""
         return self._adapters.uncalled(number)
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ class Reads:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Where the rows of a step are written, and what each of them reads."""
+    """The slots that the rows of a step are written to, and those that each of them reads."""
 
     cache: KVCache
     write_slots: torch.Tensor  # [T]

@@ -84,7 +84,7 @@ class Readback:
         return self._add(tensor, Tensor.tolist)
 
     def add_bytes(self, tensor: Tensor) -> Callable[[], bytes]:
-        """As `add`, for the tensor's bytes."""
+        """Like `add`, for the tensor's bytes."""
         return self._add(tensor.contiguous().view(torch.uint8), lambda values: values.numpy().tobytes())
 
     def _add(self, tensor: Tensor, read: Callable[[Tensor], Any]) -> Callable[[], Any]:

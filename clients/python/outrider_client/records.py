@@ -111,7 +111,7 @@ class Finish:
     problem: str | None = None
     """Why no further token was possible, if the request's own constraints allowed none; the reason is then "length"."""
     score: float | None = None
-    """Of a beam search: the output's log probability over its length to the power of the length penalty."""
+    """Set by a beam search: the output's log probability over its length to the power of the length penalty."""
 
 
 @dataclass(frozen=True, slots=True)

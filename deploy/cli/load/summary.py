@@ -54,7 +54,7 @@ class Summary:
     outcomes: Mapping[str, int]
     errors: Mapping[str, int]
     latencies: Mapping[str, Latency]
-    """By name: ttft, itl, tpot, e2e; only those with values."""
+    """Latencies with values, by name: ttft, itl, tpot, e2e."""
     lateness_s: float
     """p99 of this program's delay in sending; if it is large, the client was the bottleneck."""
     prompt_tokens: int

@@ -1,4 +1,4 @@
-"""What a pair needs on GPUs that it has not run on: memory, time, replicas and money, from config.json alone.
+"""The needs of a pair on GPUs that it has not run on: memory, time, replicas and money, from config.json alone.
 
 Knows options and arithmetic; `needs_report` says the results. Imports torch only in the function that needs it.
 """
@@ -119,7 +119,7 @@ class Sizing:
     streams: int
     """Streams that a target's replica decodes at once."""
     requests_per_s: float
-    """What it can do, decoding plainly."""
+    """Capacity of a target's replica with plain decoding."""
     num_targets: int
     num_drafts: int
     dollars: float
@@ -130,8 +130,6 @@ class Sizing:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a pair needs."""
-
     target: Role
     draft: Role | None
     load: Sizing
@@ -140,7 +138,7 @@ class Needs:
 
 
 def needs_of(options: NeedsOptions, gpu: str) -> Needs:
-    """What the pair of `options` needs, with the target on `gpu`.
+    """The needs of the pair of `options`, with the target on `gpu`.
 
     Raises: ConfigError, which names the option; UnsupportedModel, CheckpointError for a model that cannot be served.
     """

@@ -80,7 +80,7 @@ MIN_TARGETS = 2
 MAX_SESSIONS = 62
 """Sessions of a target whose blocks fit into one pass."""
 RANK_CPUS, REPLICA_CPUS, RANK_GIB = 4, 4, 48
-"""Of a target's pod, as components/gpu-tensor-parallel has them."""
+"""CPUs and memory of a target's pod in components/gpu-tensor-parallel."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,7 +103,7 @@ class SampledBody(OpenAiBody):
     HAS_CHOICES: ClassVar[bool] = True
 
     use_beam_search: bool | None = None
-    """As in vLLM, with `best_of` beams, or else `n`."""
+    """The field of vLLM: a beam search with `best_of` beams, or else `n`."""
     best_of: int | None = None
     """Number of samples, of which the `n` with the largest mean log probability are returned; or the number of
     beams."""

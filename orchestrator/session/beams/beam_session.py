@@ -74,7 +74,7 @@ class BeamSession:
         ending_ids = eos | request.stop_token_ids
         self._beams = Beams(search, ending_ids, request.max_tokens, _num_forced(request, pair))
         self._tops: dict[tuple[int, ...], Likeliest] = {}
-        """What was likeliest where an output was extended, by the tokens before, if log probabilities are asked for."""
+        """The likeliest tokens after each extended output, by its tokens; kept if log probabilities are requested."""
         num_likeliest = max(Beams.num_likeliest(search, len(ending_ids)), request.num_logprobs or 0)
         spec = replace(SequenceSpec.of(request), num_likeliest=num_likeliest)
         self._target = TargetSide(SessionText(session_id, self._log, spec), pair.target.vocab_size)

@@ -1,4 +1,4 @@
-"""What is found out about a checkpoint: by tokens that it is served, why it is refused, and what it needs."""
+"""The survey finds by a checkpoint's tokens that it is served, why it is refused, and what it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `bench control` compares, how far its sweeps go, and what it reports."""
+"""Comparisons of `bench control`, the range of its sweeps, and its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What guessers cost and find: every one of the table is measured, and chance finds nothing."""
+"""Every guesser of the table is measured, and chance finds nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted when something is killed under streams, on streams made by hand."""
+"""Counts when something is killed under streams, on streams made by hand."""
 
 from __future__ import annotations
 

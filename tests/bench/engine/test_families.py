@@ -1,4 +1,4 @@
-"""What is found out about an architecture: that it is served, that it is refused, and why."""
+"""The benchmark finds whether an architecture is served or refused, and why."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_every_ratio_is_measured_and_those_with_goals_are_judged(tmp_path: Path)
 
 
 def test_ratios_are_of_one_repeat_and_the_faster_dtype() -> None:
-    """Of bfloat16, whose plain step takes 20 ms; at 1 GB of weights and 25 GB/s the least would be 40."""
+    """Result in bfloat16, whose plain step takes 20 ms; at 1 GB of weights and 25 GB/s the least would be 40."""
     sides = (
         "plain",
         "transformers",

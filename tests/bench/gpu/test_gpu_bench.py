@@ -1,4 +1,4 @@
-"""What is timed on a GPU does what it says, and its ratios are those of the times: on a CPU, with small models."""
+"""Timed functions do what they say, and ratios are those of the times: on a CPU, with small models."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def directory(tmp_path_factory) -> Path:
 
 
 def logits(model: Path, dtype=torch.float32) -> list[torch.Tensor]:
-    """What the checkpoint says after each token of each prompt, as computed by transformers."""
+    """The checkpoint's logits after each token of each prompt, as computed by transformers."""
     loaded, report = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]

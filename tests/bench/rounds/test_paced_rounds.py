@@ -1,4 +1,4 @@
-"""What is made of paced runs, on runs made by hand; and which cases there are."""
+"""Figures of paced runs, on runs made by hand; and the list of cases."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_draft_that_answers_after_the_verdict_was_awaited():
 
 
 def test_hits_and_others_are_taken_apart_by_themselves(case):
-    """Of two rounds one goes on with what grew."""
+    """One of two rounds continues with what grew."""
     growth = call(pb.CALL_GROWTH, 1.0, 1.7, 0.6, used=2)
     found = results(case, repeat() | {PIPELINED: [run(2.0, drafts=[growth])]})
     hit = found["a round beside its target pass, pipelined, hits"]

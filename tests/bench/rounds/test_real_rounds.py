@@ -1,4 +1,4 @@
-"""What is made of the runs of several systems, on runs made by hand."""
+"""Figures of the runs of several systems, on runs made by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of completions near and far, on runs made by hand."""
+"""Figures of completions near and far, on runs made by hand."""
 
 from __future__ import annotations
 

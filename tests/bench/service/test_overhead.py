@@ -1,4 +1,4 @@
-"""What is made of runs and traces, on such as are made by hand."""
+"""Figures of runs and traces that are made by hand."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TRACE = (
 
 
 def test_a_verdict_is_as_long_from_the_next_verification_as_link_and_orchestrator_take():
-    """Of the three hits 0.3, 0.7 and 1.1 ms; nine tenths of the way from the least to the most is 1.02."""
+    """The three hits take 0.3, 0.7 and 1.1 ms; nine tenths of the way from the least to the most is 1.02."""
     result = verdict_to_next("drafted", rounds_of(TRACE))
     assert (result.value, result.unit, result.goal, result.met) == (0.7, "ms", 0.5, False)
     assert result.settings == {"hits": 3, "rounds": 4, "p90_ms": 1.02, "orchestrator, ms": 0.3, "link, ms": 0.4}

@@ -80,7 +80,7 @@ class Decoder:
     gamma: int
     noise: NoiseTable
     sent_q: np.ndarray | None = None
-    """What the draft says it sampled from, when that is not `q`."""
+    """The law that the draft claims to have sampled from, if that is not `q`."""
     keep: Callable[[int, int], bool] = lambda last, token: True
     """Whether the draft keeps a guess; it stops before the first that it does not keep."""
     _guesses: dict = field(default_factory=dict)
@@ -149,7 +149,7 @@ def count(decoder, num_tokens, monkeypatch, verify=None):
 
 
 def p_value(counts, p):
-    """Of the hypothesis that the tokens follow the target."""
+    """p-value of the hypothesis that the tokens follow the target."""
     law = np.zeros_like(counts)
     for tokens in product(range(VOCAB_SIZE), repeat=counts.ndim):
         lasts = (FIRST_TOKEN, *tokens)
@@ -158,7 +158,7 @@ def p_value(counts, p):
 
 
 def p_value_of(counts, law):
-    """Of the hypothesis that they follow this law: Pearson's chi-squared, cells that expect under 10 pooled."""
+    """p-value of the hypothesis that they follow this law: Pearson's chi-squared, cells that expect under 10 pooled."""
     expected = counts.sum() * law
     if counts[expected == 0].any():
         return 0.0  # what never comes

@@ -1,4 +1,4 @@
-"""What is accepted: worked by hand, at the edges, and for corrupt blocks. Laws are tested in test_distribution.py."""
+"""Acceptance worked out by hand, at the edges, and for corrupt blocks. Laws are tested in test_distribution.py."""
 
 import math
 

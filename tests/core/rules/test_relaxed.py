@@ -130,7 +130,7 @@ def test_typical_gives_all_to_a_likely_guess_and_nothing_to_an_unlikely_one(gues
 
 
 def lenient_rejection_law(p, q, lenience):
-    """Of two tokens with chains of one guess: a guess that stands is followed by the bonus token, which p gives."""
+    """Law of two tokens with chains of one guess: an accepted guess is followed by the bonus token, which p gives."""
     accepted = np.minimum(q, p / lenience)
     residual = np.maximum(p - q, 0.0)
     mass = residual.sum(axis=1, keepdims=True)
@@ -198,7 +198,7 @@ def decode_against(adversary, rule, p, lenience, num_draws=NUM_DRAWS):
 
 
 def guesses_the_unlikeliest(seed, log_p, position):
-    """Of what will stand, knowing the noise: the likeliest to be told too often."""
+    """Estimates what will be accepted, knowing the noise: reports the likeliest too often."""
     scores = log_p.astype(np.float32) + lenient.noise.gumbel(seed, position, 0, lenient.Purpose.SHARED, VOCAB_SIZE)
     standing = np.flatnonzero(scores > scores.max() + np.log(0.5))
     return TokenTree.chain([int(standing[log_p[standing].argmin()])] if len(standing) else [])

@@ -1,4 +1,4 @@
-"""What each rule asks for, by its name; and that nobody asks which rule it is."""
+"""Each rule asks for what its name says, and no code asks which rule it is."""
 
 import numpy as np
 import pytest

@@ -83,7 +83,7 @@ def test_dropping_a_guess_may_look_at_q_but_not_at_the_guess(verify, monkeypatch
 @pytest.mark.thorough
 @pytest.mark.parametrize("verify", [verify_rejection, verify_block])
 def test_dropping_a_guess_may_not_look_at_the_q_that_follows_it(verify, monkeypatch):
-    """What the draft thinks next depends on the guess: a rule that looks ahead looks at the guess."""
+    """The draft's next law depends on the guess: a rule that looks ahead looks at the guess."""
 
     def is_sure_of_next_row(last, token):
         return P[token].max() > 0.5

@@ -51,9 +51,9 @@ class TreeDecoder(Decoder):
     keep_row: Callable[[int, int], bool] = lambda last, token: True
     """Whether a draw has a node. Its first draw has one in any case: else nothing would tell of the place."""
     told: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda draws: draws
-    """What the draft tells of its draws."""
+    """The draft's report of its draws."""
     number: Callable[[int, int], int] = lambda place, draw: MOST_DRAWS * place + draw
-    """Of a draw's noise."""
+    """Row of a draw's noise."""
     _orders: dict = field(default_factory=dict)
     _rows: dict = field(default_factory=dict)
     _laws: dict = field(default_factory=dict)
@@ -69,7 +69,7 @@ class TreeDecoder(Decoder):
         return self._rows[depth, place]
 
     def law_of(self, before, draws):
-        """What the draft tells of a place."""
+        """The draft's report of a place."""
         if (before, draws) not in self._laws:
             self._laws[before, draws] = replace(self.q_records[before], draws=self.told(draws))
         return self._laws[before, draws]

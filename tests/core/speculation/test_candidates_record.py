@@ -1,4 +1,4 @@
-"""What a draft has said, and of which tokens: what is held is what was fed and is still right."""
+"""The record of a draft's candidates holds those of tokens that were fed and are still right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_RANKS = 6
 
 
 def says(path):
-    """What a make-believe model says after a path: other candidates, another confidence each time."""
+    """Candidates of a make-believe model after a path: other candidates, another confidence each time."""
     random = Random(repr(tuple(path)))
     return Candidates(tuple(random.sample(range(9), NUM_RANKS)), random.random(), 3 * random.random())
 

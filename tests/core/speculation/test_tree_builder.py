@@ -24,7 +24,7 @@ TREE_SPEC = TreeSpec(rows_per_pass=4, max_depth=6, calibration=(0.0, 1.0), tail=
 
 
 def said_after(path):
-    """What a fake model says after a path: it is the same whenever it is asked."""
+    """Candidates of a fake model after a path, the same each time."""
     random = Random(str(tuple(path)))
     ranked = tuple(random.sample(range(1, 9), 4))
     first = random.uniform(0.2, 0.95)
@@ -49,7 +49,7 @@ def feed(builders, num_rows, prefixes=None):
 
 
 def said_of_all(one, prefix):
-    """What the fake model says after each node that is being fed."""
+    """Candidates of the fake model after each node that is being fed."""
     return [said_after((*prefix, *one.path(node))) for node in one.being_fed]
 
 
@@ -59,7 +59,7 @@ def paths(one, nodes=None):
 
 
 def chances(said, *rules):
-    """Of all candidates of each place, by the rule of each or of all."""
+    """Chances of all candidates of each place, by the rule of each or of all."""
     rules = rules or (TREE_SPEC,)
     return chances_of(said, [each.margin for each in said], [(rule, len(said) // len(rules)) for rule in rules])
 
@@ -420,7 +420,7 @@ LAWS = st.lists(st.tuples(st.floats(0.05, 1.0), st.floats(0.0, 2.0)), min_size=4
 
 
 def drawn_after(laws, depth, choice):
-    """What a draft says that samples: its candidates in order, and a draw that is any of them."""
+    """Report of a draft that samples: its candidates in order, and a draw that is any of them."""
     confidence, entropy = laws[min(depth, len(laws) - 1)]
     ranked = (10 * depth + 1, 10 * depth + 2, 10 * depth + 3)
     q = SparseDistribution(ranked, (confidence, (1 - confidence) * 0.75, (1 - confidence) * 0.25))

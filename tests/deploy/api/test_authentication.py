@@ -58,7 +58,7 @@ def test_an_rpc_is_answered_to_who_sends_a_token_and_to_nobody_else(tokens, meth
 
 
 def answered(reply: object) -> object:
-    """What a unary call gave, or a stream once it is read."""
+    """The result of a unary call, or of a stream once it is read."""
     return list(reply) if isinstance(reply, grpc.Call) and hasattr(reply, "__next__") else reply
 
 

@@ -21,7 +21,7 @@ class Serving:
     process: subprocess.Popen[bytes]
     port: int
     log: Path
-    """What it says."""
+    """Its output."""
 
 
 @contextmanager

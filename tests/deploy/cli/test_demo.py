@@ -1,4 +1,4 @@
-"""What the demo asks: a prompt or a chat, never both, which a server refuses."""
+"""The demo asks for a prompt or a chat, never both, which a server refuses."""
 
 from __future__ import annotations
 

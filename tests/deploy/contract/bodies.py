@@ -13,7 +13,7 @@ from tests.deploy.contract.fields import SAMPLING
 
 Fragment = dict[str, Any]
 Sent = Fragment | tuple[Fragment, Fragment]
-"""What a body has with the field; and what it has without, where that is not nothing."""
+"""Content of a body with the field; and without it, if that is not empty."""
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False}
 USER = {"role": "user", "content": "x"}

@@ -1,4 +1,4 @@
-"""What the tests of the public contract have in common: the fields of messages, and a pair to ask over a socket."""
+"""Helpers of the tests of the public contract: the fields of messages, and a pair to ask over a socket."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SAMPLING: Mapping[str, float] = {name: inside(ranges_of(Sampling)[name]) for nam
 
 
 def paths(kind: Descriptor, prefix: str = "") -> Iterator[str]:
-    """Of every field below `kind` that holds a value, as refusals name them, without indices."""
+    """Names of all fields below `kind` that hold a value, as in refusals, without indices."""
     for field in kind.fields:
         if _is_message(field):
             yield from paths(field.message_type, f"{prefix}{field.name}.")
@@ -52,7 +52,7 @@ def _is_message(field: FieldDescriptor) -> bool:
 
 
 def filled(given: Message, prefix: str = "") -> Iterator[str]:
-    """Of those, the fields that this message gives."""
+    """Names of the fields that this message gives."""
     for field, value in given.ListFields():
         if not _is_message(field):
             yield prefix + field.name

@@ -34,7 +34,7 @@ from tests.vocabularies import as_product, byte_level
 TEMPLATE = clients.TEMPLATE + "{{ messages | tojson }}{{ flag | default('') }}"
 """Whatever a chat says is in the prompt, tools and reasoning among it."""
 DRAWN = re.compile(r'"(id|item_id|call_id|created|created_at|request_id)":("[^"]*"|[0-9.]+)')
-"""What is new in each reply."""
+"""Fields that are new in each reply."""
 
 
 class Server:
@@ -71,7 +71,7 @@ class Server:
         return reply.status, text
 
     def outcome(self, path: str, fragment: Fragment) -> tuple[int, str, list[Any]]:
-        """Of a body that has `fragment`, too: the reply, and the records behind it."""
+        """The reply to a body that also has `fragment`, and the records behind it."""
         del self.script.requests[:]
         status, reply = self.post(path, {"seed": 7, **BARE[path], **fragment})
         return status, reply, [*self.script.requests]

@@ -44,7 +44,7 @@ from tests.deploy.contract.fields import PAIR, SAMPLING, inside
 OTHERS = {"logit_bias", "allowed_token_ids", "bad_words"}
 """Sampling parameters that are no numbers; `bad_words` has another form as `bad_word_ids`."""
 BESIDE = {"min_tokens", "suppressed_ids"}
-"""What the way a request stops adds to its sampling."""
+"""Sampling fields added by the way a request stops."""
 SPECULATION: Mapping[str, Any] = {
     "max_draft_tokens": inside(ranges_of(GenerationRequest)["max_draft_tokens"]),
     "lenience": inside(ranges_of(GenerationRequest)["lenience"]),

@@ -122,7 +122,7 @@ def stub(script: Script) -> Iterator[GenerationServiceStub]:
 
 
 def records(stub: GenerationServiceStub, script: Script, fields: Mapping[str, Any]) -> list[Any]:
-    """What came of the request behind the socket."""
+    """The request as it arrived behind the socket."""
     del script.requests[:]
     assert list(stub.GenerateStream(request_of(fields)))
     return [*script.requests]

@@ -43,7 +43,7 @@ class Node:
         self.path = directory / "raylet"
 
     def start(self, *options: str, modules: tuple[str, ...] = (IMPORTED,), **environment: str) -> Any:
-        """What a process says of itself; it lives until `end`."""
+        """A process's report on itself; it lives until `end`."""
         command = [*fork_server.command(modules).split(), *options, str(self._script), f"--raylet-name={self.path}"]
         started = subprocess.Popen(
             command,
@@ -83,7 +83,7 @@ def parent(pid: int) -> int:
 
 
 def logged(directory: Path) -> str:
-    """What the fork server has to say, as it does if it cannot fork."""
+    """The fork server's message, as it is if it cannot fork."""
     return "".join(log.read_text() for log in directory.glob("raylet.fork*.log"))
 
 

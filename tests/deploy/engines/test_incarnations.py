@@ -1,4 +1,4 @@
-"""What is said of an engine's death."""
+"""Messages about an engine's death."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def target(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(target):
-    """What one process says."""
+    """The reply of one process."""
     with LLM(target, progress=False) as llm:
         return {each: llm.generate(PROMPT, **fields(each, 48))[0].token_ids for each in TEMPERATURES}
 

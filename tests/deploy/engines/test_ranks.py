@@ -27,7 +27,7 @@ TEMPERATURES = (0.0, 0.8)
 
 @pytest.fixture(scope="module")
 def alone() -> dict[float, tuple[int, ...]]:
-    """What one process says."""
+    """The reply of one process."""
     with (
         served(demo_config(SETTINGS), lambda _: None) as endpoints,
         Client(f"localhost:{endpoints.grpc_port}") as client,

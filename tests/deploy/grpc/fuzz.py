@@ -34,7 +34,7 @@ from protos.outrider.v1 import generation_pb2 as pb
 from tests.deploy.grpc.rpc import METHODS, Recorded, Script, greeting, served
 
 ALLOWED = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "DEADLINE_EXCEEDED", 200, 400, 404, 405, 413, 504}
-"""What a caller may be told of a request of its own making; a status of gRPC or of HTTP."""
+"""Statuses of gRPC or HTTP that a caller's own request may end with."""
 INTS = (0, 1, 2, 3, 7, 64, 127, 128, 255, 256, 259, 260, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
 FLOATS = (0.0, -0.0, 1.0, 0.5, -1.0, 1e-320, 1e308, float("inf"), -float("inf"), float("nan"), 2.0, 100.0, 0.001)
 TEXTS = (
@@ -174,7 +174,7 @@ def _json(random: Random, depth: int = 0) -> Any:
 
 
 class Context:
-    """What Serve keeps of a call."""
+    """Serve's context of a call."""
 
     code: grpc.StatusCode | None = None
 
@@ -244,7 +244,7 @@ def odd_calls(random: Random, num: int) -> Iterator[tuple[str, bytes]]:
 
 
 async def fuzz(seed: int, *, num_structured: int = 0, num_mutated: int = 0, num_bodies: int = 0) -> Target:
-    """What the servicers say to so many calls of each kind."""
+    """Send this number of calls of each kind to the servicers. The target holds their replies."""
     target, random = Target(), Random(seed)
     for name, data in odd_calls(random, num_structured):
         await target.rpc(name, data)

@@ -192,7 +192,7 @@ CALLS: Mapping[str, Message] = {
     "Tokenize": generation_pb2.TokenizeRequest(text="say"),
     "Detokenize": generation_pb2.DetokenizeRequest(token_ids=ids_of("say")),
 }
-"""Of each RPC a message that is answered: what has to hold of all RPCs is tested with these."""
+"""A message of each RPC that is answered, for tests of what holds for all RPCs."""
 METHODS = {name: type(message) for name, message in CALLS.items()}
 HEALTH = {"Check": HealthCheckRequest, "List": HealthListRequest, "Watch": HealthCheckRequest}
 

@@ -1,4 +1,4 @@
-"""What one caller's calls leave to those of others, over a socket, with keys and the admission of an orchestrator."""
+"""One caller's calls leave room to those of others, over a socket, with keys and the admission of an orchestrator."""
 
 from __future__ import annotations
 

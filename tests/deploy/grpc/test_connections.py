@@ -1,4 +1,4 @@
-"""What a connection may hold, with the options of Serve's gRPC server: metadata, and probes of silent streams."""
+"""Limits of a connection with the options of Serve's gRPC server: metadata, and probes of silent streams."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_calls_without_a_message_are_bounded_and_leave_room_when_they_end():
 
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""Of HTTP/2, with settings that change nothing (RFC 9113, 3.4)."""
+"""The preface of HTTP/2, with settings that change nothing (RFC 9113, 3.4)."""
 MAX_CONCURRENT_STREAMS = 3
 """A setting's number."""
 

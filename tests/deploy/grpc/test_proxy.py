@@ -1,4 +1,4 @@
-"""What Serve's proxy makes of a client that goes away, and what deploy.grpc.proxy makes of that."""
+"""Serve's proxy and deploy.grpc.proxy handle a client that goes away."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 class Aborted(Exception):
-    """What gRPC raises where a call is aborted."""
+    """gRPC's exception for an aborted call."""
 
 
 class FakeContext:
@@ -590,7 +590,7 @@ async def test_a_file_that_was_left_since_the_proxy_began_says_that_its_node_is_
 
 
 def test_serve_s_proxy_is_what_makes_handlers_and_knows_whether_it_drains():
-    """What `add_health_service` rests on; should Ray change it, this says so before a cluster does."""
+    """`add_health_service` relies on this; if Ray changes it, this test says so before a cluster does."""
     assert callable(gRPCProxy._is_draining)
     assert inspect.isfunction(gRPCProxy.service_handler_factory)
 

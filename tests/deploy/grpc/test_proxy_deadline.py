@@ -21,7 +21,7 @@ WITHOUT = pb.GenerateRequest(text="a").SerializeToString()
 
 
 class FakeCall:
-    """What is behind the proxy: a first reply at once, a second when told; notes how it ended."""
+    """The server behind the proxy: a first reply at once, a second when told; notes how it ended."""
 
     def __init__(self):
         self.goes_on = asyncio.Event()
@@ -66,7 +66,7 @@ def on_virtual_time(test):
 
 
 async def all_of(answer):
-    """Of a unary call or a stream."""
+    """The replies of a unary call or a stream."""
     return [reply async for reply in answer] if inspect.isasyncgen(answer) else await answer
 
 

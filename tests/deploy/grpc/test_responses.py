@@ -1,4 +1,4 @@
-"""What of an output's end reaches its caller."""
+"""Fields of an output's end that reach its caller."""
 
 from __future__ import annotations
 

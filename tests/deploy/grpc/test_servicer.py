@@ -32,7 +32,7 @@ REQUEST = pb.GenerateRequest(text="say", request_id="mine", sampling=pb.Sampling
 
 
 class Context:
-    """What Serve keeps of a call."""
+    """Serve's context of a call."""
 
     def __init__(self, *metadata) -> None:
         self.metadata = metadata

@@ -531,7 +531,7 @@ def test_a_bad_word_is_masked_as_a_text_begins_with_it_and_as_it_follows_a_space
 
 
 NEGATIVE = 2**32 - 1
-"""What protobuf makes of a -1 in a uint32."""
+"""protobuf's value of a -1 in a uint32."""
 
 
 MINUS_ONES = [

@@ -1,4 +1,4 @@
-"""What cannot be decoded is refused with the field's name."""
+"""A message that cannot be decoded is refused with the field's name."""
 
 from __future__ import annotations
 

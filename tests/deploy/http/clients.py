@@ -31,7 +31,7 @@ TEMPLATE = (
     "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %};"
     "{% endfor %}{% if enable_thinking is defined and not enable_thinking %}quick{% endif %}"
 )
-"""Of Hermes's kind."""
+"""A chat template of Hermes's kind."""
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 NO_FORMATS = HttpConfig(tool_call_parser="none", reasoning_parser="none")
 
@@ -55,7 +55,7 @@ def said(
 
 
 def text_of_prompt(script: Script) -> str:
-    """Of the one request."""
+    """The prompt of the one request."""
     (request,) = script.requests
     return TOKENIZER.decode(request.prompt)
 

@@ -1,4 +1,4 @@
-"""What users of other servers send to completions and chats, and find in the replies."""
+"""Completions and chats take the fields that users of other servers send, and reply as they expect."""
 
 from __future__ import annotations
 
@@ -367,7 +367,7 @@ def test_what_would_change_something_is_not():
 
 
 async def test_nothing_but_an_event_s_bytes_reach_a_reader():
-    """What is left out is no empty piece either."""
+    """Omitted text does not come as an empty piece either."""
     silent = replace(greeting()[0], text="")
     _, body = await respond(servicer(Script(greeting()[0], silent, greeting()[1])), call(stream=True))
     assert body.count(b"data: ") == 3

@@ -31,7 +31,7 @@ def test_a_template_says_which_arguments_it_looks_for():
 
 
 async def prompts(template, effort, **kwargs):
-    """What the three bodies make of the effort."""
+    """The prompts of the three bodies with this effort."""
     script, extra = Script(*said("yes")), {"extra_body": {"chat_template_kwargs": kwargs}} if kwargs else {}
     async with by_openai(script, template=template) as client:
         given = {"model": "pair", "messages": HELLO}

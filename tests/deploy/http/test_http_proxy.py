@@ -1,4 +1,4 @@
-"""What the layer in Serve's HTTP proxy does with a call, with Serve's parts written down by the test."""
+"""The layer in Serve's HTTP proxy, with Serve's parts replaced by the test's."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ async def test_health_says_when_the_node_is_to_stop(layer, monkeypatch, tmp_path
 
 
 def test_serve_s_parts_are_where_they_are_looked_for(monkeypatch):
-    """What the layer rests on; should Ray change it, this says so before a cluster does."""
+    """The layer relies on this; if Ray changes it, this test says so before a cluster does."""
     monkeypatch.setattr("deploy.grpc.proxy.DEFAULT_GRPC_SERVER_OPTIONS", [])
     monkeypatch.setattr("uvicorn.config.HTTP_PROTOCOLS", dict(uvicorn.config.HTTP_PROTOCOLS))
     serve = FakeServe()

@@ -1,4 +1,4 @@
-"""What comes out of the endpoints, with completions that the test wrote down: no Ray, no models, no sockets."""
+"""Replies of the endpoints to completions that the test wrote down: no Ray, no models, no sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a terminal is told of a cluster; starting and stopping one is tried wherever tests use Ray."""
+"""Messages about a cluster on a terminal; starting and stopping one is tested wherever tests use Ray."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ laws = st.lists(st.tuples(token_ids, st.floats(0.01, 1)), min_size=1, max_size=5
         tuple(i for i, _ in entries), tuple(float(np.float32(p / sum(p for _, p in entries))) for _, p in entries)
     )
 )
-"""What something can have been drawn from."""
+"""Laws that a token can have been drawn from."""
 steadies = st.builds(
     TreeSpec,
     sizes,

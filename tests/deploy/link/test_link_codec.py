@@ -63,7 +63,7 @@ def test_what_is_left_to_its_default_arrives_as_the_default():
 
 
 def test_unsound_scores_are_told_from_none():
-    """Of a beam after which no token may come, and of one whose scores are NaN."""
+    """Scores of a beam after which no token may come, and of one whose scores are NaN."""
     verdict = Verdict(STAMP, (), 0, 1, likeliest=((), UNSOUND, ((7, -0.5),)))
     ((arrived,), _, _) = decode_replies(encode_replies([verdict]))
     assert [is_sound(each) for each in arrived.likeliest] == [True, False, True]

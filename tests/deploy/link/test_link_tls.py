@@ -47,13 +47,13 @@ def authority():
 
 @pytest.fixture
 def files(authority, tmp_path):
-    """Of the engine."""
+    """Certificate files of the engine."""
     return authority.issue(tmp_path / "engine")
 
 
 @pytest.fixture
 def certificates(authority, tmp_path):
-    """Of an orchestrator; both ends have certificates of their own."""
+    """Certificates of an orchestrator; both ends have certificates of their own."""
     return Certificates(authority.issue(tmp_path / "orchestrator"))
 
 
@@ -106,7 +106,7 @@ async def until_logged(caplog, text):
 
 
 def logged(caplog):
-    """What the engine's end has said."""
+    """The log of the engine's end."""
     return [record.getMessage() for record in caplog.records if record.name == server.__name__]
 
 

@@ -52,7 +52,7 @@ async def engine():
 
 @pytest.fixture(params=["plain", "tls"])
 def certificates(request, tmp_path_factory):
-    """What holds of links holds with TLS, too."""
+    """Tests of links run with TLS, too."""
     return Certificates(Authority().issue(tmp_path_factory.mktemp("tls"))) if request.param == "tls" else None
 
 

@@ -89,7 +89,7 @@ def test_each_is_recorded_by_a_meter_of_its_own_process(meters, catalogue):
 
 
 class Instrument:
-    """What Ray has for a metric, as far as it is used; refuses what Ray refuses."""
+    """Ray's metric, as far as it is used; refuses what Ray refuses."""
 
     def __init__(self, metric: instruments.Metric, model_name: str) -> None:
         self.values: dict[str | None, float] = {}
@@ -179,7 +179,7 @@ def check_an_idle_server(endpoints: Endpoints) -> None:
 
 
 def until_there(endpoints: Endpoints, wanted: set[tuple[str, str | None]]) -> dict[tuple[str, str | None], float]:
-    """What is exported, by name and label, as soon as all that is wanted is there; fails when time has run out."""
+    """The exported values, by name and label, once all that are wanted are there; fails when time has run out."""
     end = time.monotonic() + SCRAPE_TIMEOUT_S
     found: dict[tuple[str, str | None], float] = {}
     while not wanted <= set(found):
@@ -226,7 +226,7 @@ def outlive_the_target(client: Client) -> None:
 def until_exported(
     endpoints: Endpoints, expected: dict[str, float], counting: Set[str] = frozenset()
 ) -> dict[str, float]:
-    """What is exported as soon as it is as expected and `counting` has begun, or when time has run out.
+    """Exported values once they are as expected and `counting` has begun, or when time has run out.
 
     Each process exports when its own period ends: an engine's counters may come later than its orchestrator's.
     """

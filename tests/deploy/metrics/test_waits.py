@@ -1,4 +1,4 @@
-"""What a draft's autoscaling hears of waits, when a report of them fails."""
+"""Waits that a draft's autoscaling hears of when a report fails."""
 
 from __future__ import annotations
 

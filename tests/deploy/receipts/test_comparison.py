@@ -1,4 +1,4 @@
-"""What becomes of two receipts: which fields make another output right, and which one is named."""
+"""Comparison of two receipts: which fields make a different output right, and which one is named."""
 
 from __future__ import annotations
 

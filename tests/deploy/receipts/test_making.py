@@ -1,4 +1,4 @@
-"""What a receipt says of an output, worked out by hand."""
+"""Receipts of outputs, worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What replicas of engines say of themselves, without Ray; the rest is tried with it (test_leases)."""
+"""Replicas of engines report on themselves, without Ray; the rest is tested with it (test_leases)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Serve is told of autoscaling, and what our policies make of what it knows."""
+"""Serve gets the settings of autoscaling, and our policies decide by what it knows."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_second_signal_stops_at_once(serving):
 
 @pytest.fixture
 def answers(monkeypatch) -> list[int | Unavailable]:
-    """What `wind_down` gives, one after the other; the last again and again."""
+    """The results of `wind_down`, in order; the last again and again."""
     answers: list[int | Unavailable] = []
 
     def wind_down() -> int:
@@ -98,7 +98,7 @@ def answers(monkeypatch) -> list[int | Unavailable]:
 
 
 def drained(timeout_s: float = 60.0, stop_now: threading.Event | None = None) -> list[str]:
-    """What is reported; a wait of a minute fails by the test's own limit."""
+    """The reports; a wait of a minute fails by the test's own limit."""
     told: list[str] = []
     local.drain(timeout_s, stop_now or threading.Event(), told.append)
     return told

@@ -1,4 +1,4 @@
-"""What a picture of rounds says of calls whose times the test chooses."""
+"""A picture of rounds shows calls whose times the test chooses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def spans(pieces: list[Slice]) -> list[tuple[str, float, float]]:
 
 
 def arrows(shown: Timeline) -> list[tuple[str, float]]:
-    """What each arrow comes from, and when what it leads to begins."""
+    """The origin of each arrow, and the time at which its end begins."""
     return [(arrow.made.name, arrow.used.start_ns / 1e6) for arrow in shown.arrows]
 
 

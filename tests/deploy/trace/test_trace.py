@@ -11,7 +11,7 @@ from deploy.trace.timeline import Stream, timeline
 from tests.deploy.trace.traces import STREAM, chunk, prefill
 
 CHROME_COLORS = {"generic_work", "white", "rail_load", "grey", "yellow", "olive", "good", "terrible"}
-"""Of those that trace-viewer's color_scheme knows; others are shown in an arbitrary colour."""
+"""Colours in trace-viewer's color_scheme; others are shown in an arbitrary colour."""
 STREAMS = [STREAM, Stream("second & <last>", 1.005, STREAM.chunks)]
 
 

@@ -242,7 +242,7 @@ WRONG = {
     "too few": ([reply(message(name)) for name in "ab"], "c"),
     "others'": ([reply(message(name)) for name in "xyz"], "abc"),
 }
-"""What a call ends with, and which requests have lost the engine with it."""
+"""The error that a call ends with, and the requests that have lost the engine with it."""
 
 
 @pytest.mark.parametrize("wrong", WRONG)

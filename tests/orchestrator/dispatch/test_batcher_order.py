@@ -1,4 +1,4 @@
-"""What goes out with which call, and in which order beside everything else that the event loop has to do."""
+"""Messages go out in the right call and in the right order beside all other work of the event loop."""
 
 from __future__ import annotations
 

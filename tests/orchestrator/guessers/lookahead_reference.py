@@ -50,7 +50,7 @@ class Reference:
         return added
 
     def _answers(self) -> list[int]:
-        """What the model says behind the last level (inp_logits). A token of level k > 0 in column j attends to the
+        """The model's tokens after the last level (inp_logits). A token of level k > 0 in column j attends to the
         text, to the first j tokens of level 0, and to levels 1 to k of its own column."""
         trunk, *others = self.levels
         if not others:

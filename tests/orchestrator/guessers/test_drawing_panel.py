@@ -192,7 +192,7 @@ def test_what_was_drawn_before_an_error_is_sound(precision):
 
 
 def test_of_a_guess_and_a_law_that_promise_the_same_the_law_is_drawn_from(precision):
-    """What is drawn stands oftener than its likeliest token."""
+    """Draws are accepted more often than the likeliest token."""
     asked = panel(precision, a=StatesDistributions(FLAT), b=Proposes(Guesses.chain([8], [0.5])))
     assert [source for source, _ in asked.draw(TEXT, 0, always)] == ["a"]
 

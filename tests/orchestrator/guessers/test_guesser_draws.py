@@ -22,7 +22,7 @@ NUM_DRAWS = 2_500
 BOTH = pytest.mark.parametrize("verify", [pytest.param(verify_rejection, marks=pytest.mark.thorough), verify_block])
 P, Q = dirichlet(1), dirichlet(2)
 MEMORY = {last: truncate(log(row), 1 + last % 4, math.inf) if last else NO_Q for last, row in enumerate(Q)}
-"""Of some tokens much is known, of the first nothing."""
+"""Much is known about some tokens, nothing about the first."""
 
 
 @dataclass

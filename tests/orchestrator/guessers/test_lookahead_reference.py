@@ -47,7 +47,7 @@ def plainly(model, num_tokens):
 
 
 def tail_of(prompt, window, ngram):
-    """What our first window is: the end of the text, filled up with its last token."""
+    """Our first window: the end of the text, filled up with its last token."""
     num = window + ngram - 3
     return (prompt[-num:] + [prompt[-1]] * num)[:num]
 
@@ -130,7 +130,7 @@ def test_each_difference_saves_passes(shape):
 
 
 def passes(shape):
-    """Of all models: theirs as it is, with our first window, and ours as it is."""
+    """Passes of all models: theirs as it is, with our first window, and ours as it is."""
     total = {"theirs": 0.0, "our first window": 0, "ours": 0}
     num_draws = 4
     for model in MODELS.values():

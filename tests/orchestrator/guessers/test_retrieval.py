@@ -31,7 +31,7 @@ def index_of(*documents):
 
 
 def occurrences(documents, ending):
-    """What comes after it, wherever it is."""
+    """The tokens after `ending`, wherever it occurs."""
     size = len(ending)
     return [
         tuple(document[start + size :])

@@ -1,4 +1,4 @@
-"""What all policies have in common: what they learn, and that no token id reaches them."""
+"""All policies learn the same figures, and no token id reaches them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def leaves(kind, path, found):
 
 
 def parameters(protocol):
-    """What the methods of a protocol take."""
+    """Parameters of a protocol's methods."""
     found = set()
     for name, method in inspect.getmembers(protocol, inspect.isfunction):
         if name.startswith("_"):
@@ -246,7 +246,7 @@ def test_a_least_path_probability_is_a_probability(floor):
 
 
 def timeout_s(pass_s):
-    """Of a policy whose draft takes so long for a pass, when it has been asked for a block of four."""
+    """A policy whose draft takes this long for a pass, after a request for a block of four."""
     config = SpeculationConfig(policy="static", max_draft_tokens=4, pipelining=False)
     policy = Controller(config).policy(request())
     for _ in range(40):

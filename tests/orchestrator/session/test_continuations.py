@@ -66,7 +66,7 @@ class OfferingStage(Stage):
         return self.is_due
 
     def next_verdict(self, **changes):
-        """What the target says next, not delivered yet."""
+        """The target's next reply, not delivered yet."""
         self.now_s += 0.1
         asked = self.made or self.last(VerifyRequest)
         verdict = replace(self.target.verify(asked), timing=Timing(0.0, 0.05, 1, 1 + len(asked.block)))
@@ -213,7 +213,7 @@ def test_of_a_block_that_was_sent_again_each_offer_is_due(stage, is_lost):
 
 
 def test_a_round_without_a_verdict_before_it_has_no_time_to_wait_for(stage):
-    """Of the first message the prompt's length decides how long it takes."""
+    """The prompt's length determines the duration of the first message."""
     stage.is_due = False
     stage.grows_right(3)
     assert stage.moments == []

@@ -23,7 +23,7 @@ from tests.orchestrator.fakes import candidates, next_token, plain, request
 from tests.orchestrator.session.test_in_turn import GAMMA, PROMPT, Stage, kinds
 
 CONFIG = SpeculationConfig(policy="static", max_draft_tokens=GAMMA, guessers=("draft",))
-"""What is drawn is drafted in turn, whatever the service prefers."""
+"""Draws are drafted in turn, whatever the service prefers."""
 SEED = 5
 SAMPLED = {"sampling": Sampling(temperature=1.0), "verification": Verification.REJECTION}
 
@@ -71,7 +71,7 @@ def test_the_draft_alone_is_told_the_drafts_temperature(tokenizer, asked, settin
 
 
 def law_at(text):
-    """What the fake draft draws from after it."""
+    """The law that the fake draft draws from after it."""
     return SparseDistribution(candidates(text)[:2], (0.5, 0.5))
 
 
@@ -240,7 +240,7 @@ def with_confidences(reply, *confidences):
 
 
 def test_no_draw_is_dropped_for_what_follows_it(tokenizer):
-    """What the draft thinks after a draw depends on the draw. This rule would drop all of them for the third."""
+    """The draft's law after a draw depends on the draw. This rule would drop all of them for the third."""
     stage = keeping(tokenizer, lambda confidences: min(confidences) > 0.5)
     stage.grown(with_confidences(stage.reply(), 0.9, 0.8, 0.1))
     assert len(stage.block) == 2
@@ -419,7 +419,7 @@ def test_adaptive_draws_a_chain_where_branches_cost_more_than_they_bring(monkeyp
 
 
 def several(text, with_replacement):
-    """What a fake draft draws after it: the first two of three, in the order of drawing."""
+    """Draws of a fake draft after it: the first two of three, in the order of drawing."""
     ranked = candidates(text)[:3]
     draws = (ranked[0], ranked[0], ranked[1]) if with_replacement else ranked[:2]
     return SparseDistribution(ranked, (0.4, 0.3, 0.3), draws)

@@ -21,7 +21,7 @@ def rounds_seen(world):
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 9, 30])
 def test_the_policy_is_told_each_verdict_once_and_the_last_one_too(tokenizer, max_tokens):
-    """What no round follows says nothing of whether the next block was there."""
+    """The last round shows nothing about whether the next block was there."""
     world = World(request(max_tokens=max_tokens), tokenizer, gamma=3).start().run()
     seen, stats = rounds_seen(world), world.chunks[-1].stats
     assert len(seen) == stats.num_rounds

@@ -1,4 +1,4 @@
-"""What an engine is believed to hold: what a message brings, what an answer changes, how often it may be Missing."""
+"""The view of an engine: what a message brings, what an answer changes, how often it may be Missing."""
 
 from __future__ import annotations
 

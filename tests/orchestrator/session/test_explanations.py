@@ -1,4 +1,4 @@
-"""What a stream says of its decisions, where it is asked; and that it decides the same where it is not."""
+"""A stream explains its decisions if asked, and decides the same if not."""
 
 from __future__ import annotations
 

@@ -618,7 +618,7 @@ def test_the_end_closes_both_sides(stage):
 REPEATS = (45, 19, 5, 3, 6, 45)
 """The target goes on with 19, and with 5 as it did before, but then with something else."""
 FOUND = (5, 3, 6, 45, 19)
-"""What is looked up after the 19."""
+"""Tokens found by lookup after the 19."""
 LOOKS_UP = replace(CONFIG, guessers=("draft", "prompt_lookup"))
 
 

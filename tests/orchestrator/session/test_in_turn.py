@@ -73,7 +73,7 @@ class Stage:
 
     @property
     def guessed(self):
-        """What the draft guesses in a row now."""
+        """The draft's current guesses in a row."""
         text = [*PROMPT, *self.tokens]
         for _ in range(GAMMA):
             text.append(candidates(text)[0])

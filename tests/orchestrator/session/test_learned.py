@@ -1,4 +1,4 @@
-"""What one session's guesses were worth decides what the next one's target is asked, in requests that verify alike."""
+"""The worth of one session's guesses decides the requests of the next session, if both verify alike."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def served(policies, job=None, **guessers):
 
 
 def first_block(world):
-    """Of those with guesses."""
+    """The first block with guesses."""
     blocks = [each.block for each in world.sent if isinstance(each, VerifyRequest)]
     return next(block for block in blocks if len(block))
 

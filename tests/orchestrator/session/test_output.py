@@ -25,7 +25,7 @@ def commit(output, *tokens):
 
 
 def seen(chunk):
-    """What must have been cut at one place."""
+    """Counts that must agree on one end."""
     assert len(chunk.token_ids) == len(chunk.is_guess) == len(chunk.logprobs)
     return chunk.text, chunk.token_ids, chunk.finish_reason, chunk.matched_stop
 
@@ -60,7 +60,7 @@ def test_pieces_follow_each_other_until_there_are_as_many_tokens_as_asked_for():
     ],
 )
 def test_whatever_ends_an_output_first_cuts_all_of_it(changes, tokens, text, matched):
-    """What follows in the same verdict is dropped."""
+    """The rest of the same verdict is dropped."""
     growing = output(**changes)
     chunk = commit(growing, *tokens, D, D)
     assert seen(chunk) == (text, tokens, FinishReason.STOP, matched)

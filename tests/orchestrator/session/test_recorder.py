@@ -79,7 +79,7 @@ COUNTED = SpeculationStats(
     draft_time_s=7.0,
     hidden_draft_time_s=6.0,
 )
-"""Of 2, 2 and 3 s of drafting the first second of the block, from 110 to 111 s, is hidden by nothing."""
+"""Drafting takes 2, 2 and 3 s. Nothing hides the first second of the block, from 110 to 111 s."""
 
 
 @pytest.mark.parametrize("is_traced", [True, False])

@@ -212,7 +212,7 @@ def test_a_verdict_that_cannot_be_right_costs_the_target_its_lease_and_commits_n
 
 @pytest.mark.parametrize("path", [(1,), (0, 2), (0, 0), (0, 1, 3), (0, 1, -1), (0, 3), (2, 1)])
 def test_an_accepted_path_that_is_none_of_the_block_is_not_taken(tokenizer, path):
-    """Of a tree: 0 and 2 hang below the root, 1 below 0, 3 below 2."""
+    """Verdict on a tree: 0 and 2 hang below the root, 1 below 0, 3 below 2."""
     for accepted, is_path in ((path, False), ((0, 1), True), ((2, 3), True), ((2,), True), ((), True)):
         world = World(request(), tokenizer, with_draft=False).start()
         world.deliver()

@@ -1,4 +1,4 @@
-"""What a verdict says beside itself is believed only where it can be of the block."""
+"""Extra fields of a verdict are believed only if they can be about the block."""
 
 import pytest
 

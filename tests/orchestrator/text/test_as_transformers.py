@@ -84,14 +84,14 @@ def unigram(with_bytes: bool = False) -> list[tuple[str, float]]:
 
 
 def words() -> dict[str, int]:
-    """Of WordPiece: whole words, and letters that begin or go on with one."""
+    """A WordPiece vocabulary: whole words, and letters that begin or continue one."""
     letters = sorted({letter for text in TEXTS for letter in text.lower() if not letter.isspace()})
     tokens = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "hello", *letters, *(f"##{letter}" for letter in letters)]
     return {token: token_id for token_id, token in enumerate(dict.fromkeys(tokens))}
 
 
 def by_class(name: str, kind: Callable[[], Any], **settings: Any) -> Callable[[], Any]:
-    """Of a class of transformers, whose code puts the parts together."""
+    """A tokenizer of a transformers class, whose code puts the parts together."""
 
     def make() -> Any:
         parts = kind()
@@ -102,7 +102,7 @@ def by_class(name: str, kind: Callable[[], Any], **settings: Any) -> Callable[[]
 
 
 def of_parts(model: Callable[[], Any], *, decoder: Any, special: Any = None, **parts: Any) -> Callable[[], Any]:
-    """Of a tokenizer.json that no class knows, as most published ones are."""
+    """A tokenizer.json that no class knows, as most published ones are."""
 
     def make() -> Any:
         backend = Tokenizer(model())

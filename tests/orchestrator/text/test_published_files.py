@@ -1,4 +1,4 @@
-"""What published checkpoints keep beside tokenizer.json is read, wherever it stands."""
+"""Files beside tokenizer.json in published checkpoints are read, wherever they stand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ assert "torch" not in sys.modules
 
 
 def tokenizer(directory: Path, **files: Any) -> Tokenizer:
-    """Of a checkpoint with these files, each a .json by its name; a text is a template of Jinja."""
+    """A checkpoint with these files, each a .json by its name; a string is a Jinja template."""
     byte_level().save(str(directory / "tokenizer.json"))
     for name, content in {"tokenizer_config": {}, **files}.items():
         file = directory / (f"{name}.jinja" if isinstance(content, str) else f"{name}.json")

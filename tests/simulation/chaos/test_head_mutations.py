@@ -74,7 +74,7 @@ def features_shifted(patch):
 
 
 def features_doubled(patch):
-    """What a new target brings again is kept twice."""
+    """Features that a new target sends again are kept twice."""
 
     def add(self, features):
         self._pieces.append(features)

@@ -134,7 +134,7 @@ def wrong_block_after_an_offer(patch):
 
 
 def resend_with_the_wrong_base(patch):
-    """What an engine says it is missing is not sent again."""
+    """Tokens that an engine reports missing are not sent again."""
 
     def stubborn(self, num_tokens):
         self._num_resends += 1
@@ -183,7 +183,7 @@ def guessers_not_checked(patch):
 
 
 def guessers_not_guarded(patch):
-    """What a guesser raises ends its stream."""
+    """A guesser's exception ends its stream."""
     patch(Panel, "_answer", lambda self, source, guesser, text: guesser.propose(text) or NO_GUESSES)
 
 

@@ -1,4 +1,4 @@
-"""What a simulated engine takes into a pass: a pass takes a second, whatever its rows."""
+"""Requests that a simulated engine takes into a pass: a pass takes a second, whatever its rows."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_end_of_a_prompt_goes_in_chunks_as_its_beginning_did():
 
 
 def overtaken_prefill(later: VerifyRequest) -> tuple[object, object, int]:
-    """Of a prompt of 100 tokens, 32 a pass, and of what overtakes it in the first pass: the answers, and when."""
+    """Replies, with their times, to a prompt of 100 tokens, 32 a pass, and to what overtakes it in the first pass."""
     engine = target(max_step_tokens=32)
 
     async def both() -> tuple[object, object, int]:
@@ -122,7 +122,7 @@ def test_who_counts_on_a_prefill_that_is_under_way_is_told_how_far_it_is():
 
 
 def test_a_call_that_is_broken_off_is_told_of_none_of_its_requests():
-    """Of several that wait, not of those behind the first either."""
+    """Nor of requests that wait behind the first."""
     engine, taken = target(max_step_tokens=8), list[object]()
 
     async def break_off() -> None:

@@ -1,4 +1,4 @@
-"""What simulated models say: the target's text hangs on every token before it, the draft's ranks follow their law."""
+"""Simulated models: the target's text depends on every token before it, the draft's ranks follow their law."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_like_sequences_share_a_group_and_prefill_does_not() -> None:
 
 
 def test_branches_are_chains_that_read_what_is_above_them() -> None:
-    """Of the tree 0(1(3), 2(4)), 5 the first branch goes on the chain of tokens; where nodes are held none does."""
+    """In the tree 0(1(3), 2(4)), 5 the first branch continues the chain of tokens; if nodes are held none does."""
     cache = make_cache()
     (kv,) = fill(cache, [9])
     parents = (ROOT, 0, 0, 1, 2, ROOT)

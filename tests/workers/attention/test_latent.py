@@ -42,7 +42,7 @@ def rough(family: str, path: Path, **overrides: Any) -> tuple[Path, Any]:
 
 @pytest.mark.parametrize("family", LATENT)
 def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    """Of chunks, of a tree, and after its compaction and a roll-back."""
+    """Logits of chunks, of a tree, and after its compaction and a roll-back."""
     path, eager = rough(family, tmp_path)
     runtime, rng = checkpoints.runtime(path, block_tokens=4), random.Random(family)
     assert all(shape == LayerShape(1, 16 + 8, 16, values_in_keys=True) for shape in runtime.cache.shapes)

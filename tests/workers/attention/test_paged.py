@@ -79,7 +79,7 @@ def both(
     tiling: Tiling = NO_TILING,
     **kind: Any,
 ) -> list[Any]:
-    """What every row of the spans gets, by block tables and by gathering.  # 2 x [T, H, D]"""
+    """Outputs of all rows of the spans, by block tables and by gathering.  # 2 x [T, H, D]"""
     num_rows = sum(span.num_rows for span in spans)
     cache.reserve_all((span.kv, span.num_kv) for span in spans)
     query = torch.randn(1, heads, num_rows + num_padding, DIM, dtype=cache.keys[0].dtype)
@@ -111,7 +111,7 @@ def test_bfloat16_is_as_close_as_it_can_be() -> None:
 
 
 def test_a_node_sees_the_kv_up_to_its_root_and_its_lineage() -> None:
-    """Of the tree 0(1(3), 2) below two tokens; then of what is left of it when three nodes are held."""
+    """Reads of the tree 0(1(3), 2) below two tokens; then of its rest when three nodes are held."""
     cache = make_cache()
     (kv,) = fill(cache, [9])
     parents = (ROOT, 0, 0, 1)

@@ -5,6 +5,7 @@ Each runs in a process of its own, since Triton reads its settings once. `__main
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import random
@@ -40,21 +41,30 @@ CASES = {
     "fp8 latents": (2, 1, 24, 16, 16, {"wide": 32, "fp8": True}, "float32"),
     "half precision": (8, 2, 64, 64, 64, {"sinks": True}, "float16"),  # the interpreter takes bfloat16 for integers
 }
+QUICK = ("many heads", "blocks of one row", "large blocks", "latents", "all", "fp8 latents", "half precision")
+"""Each has something that no other case has. The other cases have one thing alone of what these have."""
 NODE = 20
 """Row of a node with children in `ragged`."""
 ERROR = {"float32": 2e-5, "float16": 2e-3}
 
 
-@pytest.fixture(scope="module")
-def errors() -> dict[str, float]:
-    """The largest error of each case."""
+@functools.cache
+def errors(*, is_quick: bool) -> dict[str, float]:
+    """The largest error of each quick case, or of each other one, by one process."""
+    cases = [case for case in CASES if (case in QUICK) == is_quick]
     is_gpu = torch.cuda.is_available()
-    return json.loads(run(__name__, "t.write_errors()", **({} if is_gpu else {"TRITON_INTERPRET": "1"})))
+    return json.loads(run(__name__, f"t.write_errors({cases})", **({} if is_gpu else {"TRITON_INTERPRET": "1"})))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_kernel_gives_what_plain_loops_give(case: str, errors: dict[str, float]) -> None:
-    assert errors[case] <= ERROR[CASES[case][-1]]
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
+)
+def test_the_kernel_gives_what_plain_loops_give(case: str) -> None:
+    assert errors(is_quick=case in QUICK)[case] <= ERROR[CASES[case][-1]]
+
+
+def test_so_it_does_without_splits() -> None:
+    assert errors(is_quick=True)["all, deterministic"] <= ERROR["float32"]
 
 
 @pytest.fixture(scope="module", params=[80, 90, 100])
@@ -77,12 +87,15 @@ def test_deterministic_blocks_are_summed_up_alike_masked_or_not(ptx: tuple[int, 
     assert "fma.rn.f32" not in found["deterministic"]
 
 
-def write_errors() -> None:
-    json.dump({case: largest_error(case) for case in CASES}, sys.stdout)
+def write_errors(cases: list[str]) -> None:
+    found = {case: largest_error(case) for case in cases}
+    if "all" in cases:
+        found["all, deterministic"] = largest_error("all", is_deterministic=True)
+    json.dump(found, sys.stdout)
 
 
 def largest_error(case: str, *, is_deterministic: bool = False) -> float:
-    """Of chunks, plain rows, chains and trees, of short and long sequences; relative to the largest output."""
+    """Over chunks, plain rows, chains and trees, of short and long sequences; relative to the largest output."""
     from tests.workers.attention.kernels import PlainKernel
     from workers.attention import triton_attention
     from workers.attention.paged import LayerKind
@@ -197,7 +210,7 @@ SETTINGS = {
     "VALUE_SIZE": 128, "BLOCK_TOKENS": 64, "NUM_WORDS": 8, "WORD_BITS": 32, "SPLITS": 32,
     "HAS_WINDOW": False, "HAS_SOFTCAP": False, "HAS_SINKS": False, "PRECISION": "tf32",
 }  # fmt: skip
-"""Of a target of 8B."""
+"""Constants of a target of 8B."""
 
 
 def write_ptx(capability: int) -> None:

@@ -76,7 +76,7 @@ def poisoned(engine, row):
 
 
 class Driver:
-    """What an orchestrator knows of one session on one engine."""
+    """An orchestrator's view of one session on one engine."""
 
     def __init__(
         self, engine, prompt, sampling=None, verification=Verification.COUPLED, session="s", num_logprobs=None
@@ -99,7 +99,7 @@ class Driver:
         return VerifyRequest(stamp, base, suffix, block, spec)
 
     def draft_request(self, growth):
-        """Of continuous growth, or of a chain of so many tokens."""
+        """A request for continuous growth, or for a chain of this number of tokens."""
         stamp, base, suffix, spec = self._message()
         return DraftRequest(stamp, base, suffix, TreeSpec.chain(growth) if isinstance(growth, int) else growth, spec)
 
@@ -137,7 +137,7 @@ class Driver:
 
 
 def tree_of(reply):
-    """What a draft has grown that tells of all it has."""
+    """The whole growth of a draft that reports all it has."""
     new_nodes = reply.new_nodes
     assert new_nodes.first == 0
     return TokenTree(tuple(new_nodes.tokens.tolist()), tuple(new_nodes.parents.tolist()), new_nodes.q)

@@ -43,7 +43,7 @@ def wide(num_rows=8, num_passes=3):
 
 
 def fresh_reply(engine, spec, committed, growth):
-    """What a session is answered that begins with this very request."""
+    """The reply to a session that begins with this very request."""
     log = TokenLog(committed)
     asked = DraftRequest(Stamp("fresh", EPOCH, 1), log.base(0), tuple(committed), growth, spec)
     reply = answer(engine, asked)
@@ -60,7 +60,7 @@ def fresh_candidates(engine, spec, committed, growth):
 
 
 def places_of(new_nodes, text=()):
-    """Of what was told of a tree anew: after each text the tokens by their ranks, and how sure the draft was there."""
+    """Newly reported nodes of a tree: after each text the tokens by their ranks, and the draft's confidence there."""
     texts, found = [], {}
     columns = (new_nodes.parents, new_nodes.tokens, new_nodes.ranks, new_nodes.confidences)
     for parent, token, rank, margin in zip(*(column.tolist() for column in columns), strict=True):

@@ -146,7 +146,7 @@ class World:
 
 @dataclass(frozen=True)
 class Pressure:
-    """What became of a load."""
+    """Outcome of a load."""
 
     num_output: int
     num_recomputed: int

@@ -68,7 +68,7 @@ class Offering(Driver):
 
 
 def steps(engine, num=1):
-    """What is answered in so many steps, by round."""
+    """Replies in this number of steps, by round."""
     found = {}
     for _ in range(num):
         for reply in engine.step():

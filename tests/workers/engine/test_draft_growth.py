@@ -79,7 +79,7 @@ def says(checkpoint):
 
 
 class Session:
-    """What an orchestrator knows of one session that is grown for: every node that it was told of, by its text."""
+    """An orchestrator's view of one session that is grown for: every node that it was told of, by its text."""
 
     def __init__(
         self, bench, name, prompt=PROMPT, sampling=GREEDY, tree_spec=TREE_SPEC, verification=Verification.COUPLED
@@ -541,7 +541,7 @@ def test_growth_that_is_over_ends_its_message_and_leaves_no_job(bench, says):
 
 
 def test_growth_that_is_over_from_the_beginning_is_told_so_at_once(bench):
-    """What is held is all that is to be fed."""
+    """Everything to be fed is held."""
     session = Session(bench, "s", tree_spec=SHALLOW)
     session.tell()
     bench.run()
@@ -663,7 +663,7 @@ def test_numbers_begin_anew_where_the_whole_text_is_sent_again(bench, says):
 
 
 def test_a_pass_takes_as_long_as_from_the_one_before_it(bench, monkeypatch):
-    """What is done between two passes is a part of what each costs; what an engine waits for is not."""
+    """Work between two passes is a part of their cost; an engine's waits are not."""
     now = itertools.count()
     for module in ("workers.engine.draft", "workers.engine.draft_growth", "workers.engine.base"):
         monkeypatch.setattr(f"{module}.monotonic", lambda: float(next(now)))

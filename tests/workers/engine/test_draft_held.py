@@ -1,4 +1,4 @@
-"""What a draft keeps from one request to the next changes nothing that it says: it only saves passes.
+"""Candidates that a draft keeps from one request to the next change no reply: they only save passes.
 
 Every reply of a session with a past is compared with what a session says that begins with the same text. Both run in
 deterministic steps, where a row's bits do not depend on its company: so equal means equal.

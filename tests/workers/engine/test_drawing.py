@@ -41,7 +41,7 @@ def load(checkpoint):
 
 @pytest.fixture(scope="module")
 def fresh(load):
-    """What a draft draws that begins with this text and remembers nothing."""
+    """Draws of a draft that begins with this text and remembers nothing."""
     engine = load(share_prefixes=False)
 
     def fresh(driver, growth):

@@ -23,7 +23,7 @@ def asked(*rounds):
 
 
 async def doubles(loop, *rounds):
-    """What a `FakeEngine` says to messages of these rounds."""
+    """Replies of a `FakeEngine` to messages of these rounds."""
     return [verdict.next_token for verdict in await replies_of(loop, asked(*rounds))]
 
 
@@ -222,7 +222,7 @@ class FakeReceiver:
 
     @property
     def rounds(self):
-        """Of the messages that it was told a reply to."""
+        """Rounds of the messages that it was told a reply to."""
         return [reply.stamp.round for reply in self.said]
 
     async def has_heard(self, num_replies):

@@ -1,4 +1,4 @@
-"""What a job says of the time that it took."""
+"""A job reports the time that it took."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def begun(engine):
 
 
 def verdicts(engine, drivers, blocks):
-    """Of one step."""
+    """Verdicts of one step."""
     for driver, block in zip(drivers, blocks, strict=True):
         engine.add(driver.verify_request(block))
     replies = step(engine)

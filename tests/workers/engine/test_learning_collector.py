@@ -1,4 +1,4 @@
-"""What a target keeps to learn from: places that no guess had, of callers who allow it, beside the same verdicts."""
+"""A target keeps places that no guess had, of callers who allow it, to learn from; verdicts stay the same."""
 
 from __future__ import annotations
 

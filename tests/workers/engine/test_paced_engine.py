@@ -1,4 +1,4 @@
-"""What an engine whose passes wait says of them, and learns."""
+"""Reports and estimates of an engine whose passes wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.runtime.pacer import Pacer
 
 PROMPT = [5, 17, 99, 4]
 STEP_TIMES_S = ((1, 0.001), (16, 0.004), (64, 0.016), (256, 0.032))
-"""Of a machine on which each row costs."""
+"""Pass times of a machine on which each row costs."""
 
 
 def load(checkpoint, paced_as):

@@ -1,4 +1,4 @@
-"""What prompts have in common is computed once, and nobody can tell from the output."""
+"""Common prefixes of prompts are computed once, and nobody can tell from the output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a target computes again when sessions need more KV than there is: by counts of rows, on real engines."""
+"""Rows that a target computes again when sessions need more KV than there is, on real engines."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_each_token_but_the_first_is_scored_and_the_output_is_as_without(checkpo
 
 
 def test_a_prefix_that_others_have_left_is_scored_all_the_same(checkpoint, expected):
-    """What is adopted has KV and no logits: an engine that adopts it would report the rest alone."""
+    """An adopted prefix has KV and no logits: an engine that adopts it would report the rest alone."""
     engine = load(checkpoint)
     Driver(engine, PROMPT, SAMPLED, session="first").run(2)
     other = Driver(engine, PROMPT, SAMPLED, session="second")
@@ -128,7 +128,7 @@ def test_a_prefill_that_is_preempted_is_scored_from_its_first_token(checkpoint, 
 
 
 def test_a_message_that_overtakes_another_has_the_whole_prompt_scored_again(checkpoint, expected, cut):
-    """What is held of it agrees, and would not be computed again for anybody else."""
+    """Its held tokens agree, and would not be computed again for anybody else."""
     cut(4)
     engine = load(checkpoint)
     driver = scoring(engine)

@@ -102,7 +102,7 @@ def once_in(numbers):
 
 
 def said(engine, with_blocks):
-    """What three sessions are told in three rounds: a prompt, and then a block that is right at first."""
+    """Replies to three sessions in three rounds: a prompt, and then a block that is right at first."""
     found = []
     drivers = [Driver(engine, prompt, session=f"{next(NAMES)}", num_logprobs=1) for prompt in PROMPTS]
     guesses = [[] for _ in drivers]

@@ -1,4 +1,4 @@
-"""What a target says beside its verdict: nothing unasked, and then its own token after every node of the block."""
+"""Extra fields of a verdict: none unless asked for, then the target's own token after every node of the block."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What an engine makes ready when it starts, so that no request pays for it."""
+"""An engine prepares at its start what no request should pay for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does not compile is named; what would take too much is stopped by the library's limits."""
+"""A grammar that does not compile is named; one that would take too much is stopped by the library's limits."""
 
 import json
 

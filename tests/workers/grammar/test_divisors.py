@@ -1,4 +1,4 @@
-"""What multipleOf may cost: the library has no bound of its own there."""
+"""Bounds on the cost of multipleOf, for which the library has none."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a grammar forces: each token the only one that masks let through, and found without waiting."""
+"""Tokens that a grammar forces: each is the only one that masks let through, and is found without waiting."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_an_output_that_the_grammar_forbids_is_a_problem():
 
 
 def test_grammars_that_cannot_be_followed_take_the_guesser_from_nobody_else():
-    """Of callers who send such grammars again and again, and one who sends another."""
+    """Callers send such grammars again and again, and one sends another."""
     grammars = Grammars(compiler, VOCAB_SIZE, 8)
     guessers, config = Guessers(None, grammars), SpeculationConfig()
 

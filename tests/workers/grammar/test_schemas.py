@@ -1,4 +1,4 @@
-"""What a JSON schema says is held to exactly, or refused before anything is computed."""
+"""A JSON schema is obeyed exactly, or refused before anything is computed."""
 
 import json
 

@@ -11,7 +11,7 @@ from workers.grammar.compiler import GrammarProblem
 from workers.grammar.state import GrammarState
 
 MOST_STATES = 158
-"""Of the library's lexer: enough for any one output, and not for many."""
+"""Limit of the library's lexer: enough for any one output, and not for many."""
 
 GRAMMARS = {
     "schema": schema(PERSON),
@@ -189,8 +189,8 @@ def test_a_limit_that_is_full_of_other_sequences_is_met_with_a_new_compilation()
 
 
 def test_a_limit_at_which_the_library_takes_a_token_as_little_without_an_error_is_noticed(monkeypatch):
-    """What outputs of a grammar share grows with each of them, until llguidance takes less than the grammar allows and
-    says nothing: an output was refused for what it had, and a guess that was right counted as forbidden.
+    """The state shared by a grammar's outputs grows with each of them, until llguidance takes less than the grammar
+    allows and says nothing: an output was refused for what it had, and a guess that was right counted as forbidden.
     """
     grammar, rng = GRAMMARS["schema"], random.Random(21)
     outputs = [walk(grammar, rng, 60) for _ in range(12)]

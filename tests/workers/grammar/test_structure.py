@@ -1,4 +1,4 @@
-"""What output must look like becomes a grammar that compiles, or is refused by the name of its field."""
+"""A structured output becomes a grammar that compiles, or is refused by the name of its field."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a template forces of an output that it does not bind: until the output has left it, and then nothing."""
+"""Tokens that a template expects of an output that it does not bind, until the output has left it."""
 
 from __future__ import annotations
 

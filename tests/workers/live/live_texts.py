@@ -11,7 +11,7 @@ TOP = (0.9, 0.08, 0.02)
 
 
 def follower(token):
-    """What the target says after a token."""
+    """The target's token after a token."""
     return (7 * token + 3) % 250
 
 

@@ -32,7 +32,7 @@ def link(checkpoint, tmp_path):
 
 
 class Traffic:
-    """What a target keeps, with this acceptance of 0 to 10 in ten guesses."""
+    """Texts that a target keeps, with this acceptance of 0 to 10 in ten guesses."""
 
     def __init__(self, directory):
         self.directory = directory

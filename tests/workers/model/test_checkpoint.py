@@ -1,4 +1,4 @@
-"""What is told of a checkpoint without reading its weights is what loading would tell, in the memory of the code."""
+"""Facts about a checkpoint without reading its weights are those that loading would find, in the memory of the code."""
 
 from __future__ import annotations
 

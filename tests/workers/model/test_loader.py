@@ -1,4 +1,4 @@
-"""What can be served is loaded without a word on the terminal; all else is refused in one line that says why."""
+"""A servable model is loaded without a word on the terminal; others are refused in one line that says why."""
 
 from __future__ import annotations
 

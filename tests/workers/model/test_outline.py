@@ -1,4 +1,4 @@
-"""What a config.json alone says of a model."""
+"""The outline of a model from config.json alone."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ def test_states_of_recurrent_layers_are_as_large_as_a_loaded_models(family: str,
 
 
 def test_a_published_state_is_known_from_the_configuration(tmp_path: Path) -> None:
-    """Of each of 36 layers 32 heads of 128 x 128 in float32, and a convolution's last four inputs."""
+    """States of 36 layers: 32 heads of 128 x 128 in float32, and a convolution's last four inputs each."""
     shape = outline_of(published("qwen3-next-80b-a3b-instruct", tmp_path)).shape
     assert shape.state_bytes == 36 * (32 * 128 * 128 * 4 + 8192 * 4 * 2)

@@ -127,14 +127,14 @@ def test_what_no_cache_can_keep_is_compiled_all_the_same(monkeypatch):
         return njit(*given, **options)
 
     monkeypatch.setattr(numba, "njit", fake_njit)
-    assert_doubles(cpu_noise._compiled("void(float64[::1])")(double))
+    assert_doubles(cpu_noise.compiled("void(float64[::1])")(double))
 
 
 def test_files_of_the_cache_that_were_cut_short_stop_no_engine(monkeypatch, tmp_path):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    cpu_noise._compiled("void(float64[::1])")(double)
+    cpu_noise.compiled("void(float64[::1])")(double)
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert len(files) == 2
     for file in files:
         file.write_bytes(b"")
-    assert_doubles(cpu_noise._compiled("void(float64[::1])")(double))
+    assert_doubles(cpu_noise.compiled("void(float64[::1])")(double))

@@ -1,4 +1,4 @@
-"""What the tests of ranks share."""
+"""Fixtures of the tests of ranks."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 def ranks(size: int, timeout_s: float = TIMEOUT_S) -> list[Rank]:
-    """Of a new group."""
+    """Ranks of a new group."""
     port = free_port()
     return [Rank(index, size, ADDRESS, port, timeout_s) for index in range(size)]
 

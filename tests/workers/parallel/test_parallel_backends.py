@@ -77,7 +77,7 @@ def cannot_record(config: EngineConfig, rank: Rank) -> str:
 
 
 def logits_of_steps(shared: ModelRuntime) -> torch.Tensor:
-    """Of plain steps, a chain and a tree, of two sequences."""
+    """Logits of plain steps, a chain and a tree, of two sequences."""
     rng = random.Random(3)
     a, b = held(shared, tokens(rng, 7)), held(shared, tokens(rng, 12))
     steps = [[StepRows(a, [1]), StepRows(b, [2])], [StepRows(a, [3], random_tree(rng, 6))], [StepRows(b, [4, 5, 6])]]

@@ -1,4 +1,4 @@
-"""What rank 0 says is what its followers hear, and a heartbeat tells a death from a goodbye."""
+"""Followers get the commands of rank 0, and a heartbeat tells a death from a goodbye."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COMMANDS = st.tuples(
 
 
 def visible(edits, step):
-    """Of a command, all that counts; sequences are compared by what they hold."""
+    """The relevant parts of a command; sequences are compared by what they hold."""
     spans = [
         (s.first_row, s.num_chain, s.num_cached_nodes, s.kv.num_tokens, [*s.parents], s.kv.blocks) for s in step.spans
     ]

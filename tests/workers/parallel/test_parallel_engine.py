@@ -108,7 +108,7 @@ def test_a_long_prompt_goes_in_chunks_beside_another_session(followers, checkpoi
 
 @pytest.mark.parametrize("free", [1 << 28, 1 << 50])
 def test_all_ranks_have_as_much_kv_as_the_one_with_the_least_memory(followers, checkpoint, monkeypatch, free):
-    """Of which this process, the first rank, claims to have less or more than the other."""
+    """This process, the first rank, claims to have less or more than the other."""
     monkeypatch.setattr(memory, "free_bytes", lambda *_: free)
     config = config_of(checkpoint, 2, kv_cache_tokens=None, kv_memory_share=0.001)
     with followers.engine(checkpoint, EPOCH, kv_cache_tokens=None, kv_memory_share=0.001) as engine:

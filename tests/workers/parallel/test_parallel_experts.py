@@ -157,8 +157,9 @@ def test_a_block_that_does_more_than_add_is_left_alone(tmp_path: Path) -> None:
     assert list(summed_blocks(model, shard._shards)) == []
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", [*checkpoints.EXPERTS, "ernie4_5_moe"])
+@pytest.mark.parametrize(
+    ("family", "way"), cases([*checkpoints.EXPERTS, "ernie4_5_moe"], {*IN_TURN, ("ernie4_5_moe", "slices")})
+)
 def test_in_bfloat16_some_weights_stay_in_float32_and_blocks_are_still_added_up_once(
     family: str, way: str, tmp_path: Path
 ) -> None:

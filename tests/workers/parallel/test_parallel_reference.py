@@ -38,7 +38,7 @@ torch.distributed.destroy_process_group()
 
 
 def reference_logits(path: Path, result: Path, *, by_expert: bool) -> torch.Tensor:
-    """Of all positions, by `DistributedConfig(tp_size=2)` in a world of its own."""
+    """Logits of all positions, by `DistributedConfig(tp_size=2)` in a world of its own."""
     port = str(free_port())
     processes = []
     for rank in range(2):

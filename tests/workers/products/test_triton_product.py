@@ -27,7 +27,7 @@ SIZES = {f"{rows}-{inputs}-{outputs}": (rows, inputs, outputs) for rows, inputs,
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, float]:
-    """What one process finds, for all tests: to start one takes longer than what it does."""
+    """Results of one process, for all tests: starting one takes longer than its work."""
     return json.loads(run(__name__, "t.write_found()", **INTERPRETED))
 
 

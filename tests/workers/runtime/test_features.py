@@ -24,7 +24,7 @@ LAYERS = (-1, 1, 0)
 
 
 def hidden_states(family, ids, **sizes):
-    """Of the same model by transformers, in the order of LAYERS.  # [tokens, layers * hidden]"""
+    """Hidden states of transformers' model, in the order of LAYERS.  # [tokens, layers * hidden]"""
     with torch.inference_mode():
         states = checkpoints.build(family, **sizes)(torch.tensor([ids]), output_hidden_states=True).hidden_states
     return torch.cat([states[layer][0] for layer in LAYERS], dim=-1)

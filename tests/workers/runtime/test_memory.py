@@ -178,7 +178,7 @@ def test_memory_of_a_host_is_taken_as_it_is_used() -> None:
 
 
 def resident_bytes(tensor: torch.Tensor) -> int:
-    """Of the pages that a tensor lies in, those that there is memory for."""
+    """Bytes of the tensor's pages that are in memory."""
     page = os.sysconf("SC_PAGE_SIZE")
     start = tensor.data_ptr() // page * page
     num_pages = -(-(tensor.data_ptr() + tensor.nbytes - start) // page)

@@ -49,7 +49,7 @@ def tokens(rng: random.Random, count: int) -> list[int]:
 
 @torch.inference_mode()
 def eager_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
-    """Of every position.  # [len(ids), vocab]"""
+    """Logits of every position.  # [len(ids), vocab]"""
     logits: torch.Tensor = model(torch.tensor([list(ids)])).logits[0, :, : checkpoints.VOCAB_SIZE]
     return logits
 

@@ -16,7 +16,7 @@ from workers.step.rows import StepRows
 
 pytestmark = pytest.mark.thorough
 
-NUM_TOKENS = 64
+NUM_TOKENS = 40
 PROMPT_TOKENS = 40
 """Longer than the sliding windows of checkpoints.FAMILIES."""
 
@@ -70,7 +70,7 @@ def generated(family: str, prompt: list[int]) -> list[int]:
 
 EVERY = (*checkpoints.FAMILIES, *checkpoints.RECURRENT)
 DETERMINISTIC = {*checkpoints.FAMILIES, "qwen3_5_text", "bamba", "lfm2", "mamba"}
-"""Of families with recurrent layers one of each kind; the others are slow."""
+"""One family with recurrent layers of each kind; the others are slow."""
 
 
 @pytest.mark.parametrize(

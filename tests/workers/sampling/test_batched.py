@@ -65,7 +65,7 @@ def drawn_tree(generator, log_p, seed, position, rule, unlikeness=0.7, num_token
 
 
 def tree(generator, num_nodes):
-    """Of likely tokens, a few of them twice, and of ids that are none."""
+    """Guesses of likely tokens, a few of them twice, and of ids that are none."""
     parents = tuple(int(generator.integers(ROOT, node)) for node in range(num_nodes))
     tokens = generator.choice([1, 1, 2, 3, 4, -7, 10**9], size=num_nodes)
     return TokenTree(tuple(map(int, tokens)), parents)

@@ -181,7 +181,7 @@ def test_top_p_among_equals_keeps_those_of_a_stable_sort(top_p, few, monkeypatch
 
 @pytest.mark.parametrize("top_p", [0.9999, 0.99999])
 def test_the_end_of_top_p_among_unlikely_tokens_is_that_of_the_reference(top_p):
-    """What is rounded to float32, `top_p` or the sum of all, moves it in every second row or so."""
+    """Rounding to float32, of `top_p` or of the sum, moves it in every second row or so."""
     logits = 4.0 * torch.randn(16, 20_000, generator=torch.Generator().manual_seed(0))
     rows = [Row(Sampling(top_p=top_p), 0, (), 0)] * len(logits)
     expected = np.stack([sampling.log_probs(row, rows[0].sampling, (), 0) for row in logits.numpy()])

@@ -30,7 +30,7 @@ SUBNORMAL = 5e-324
 SAMPLING = ranges_of(Sampling)
 ALMOST_ONE = math.nextafter(1.0, 0.0)
 TOLERANCE = 5e-6
-"""Of a chance: 1e-6 was seen, which is TOP_P_SLACK. A token of that chance may be kept by one side alone."""
+"""Tolerance of a chance: 1e-6 was seen, which is TOP_P_SLACK. A token of that chance may be kept by one side alone."""
 VALUES = {
     "temperature": (SAMPLING["temperature"].low, 1.0, SAMPLING["temperature"].high),
     "top_k": (0, 1, 40, VOCAB_SIZE, SAMPLING["top_k"].high),

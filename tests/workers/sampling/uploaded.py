@@ -1,4 +1,4 @@
-"""What is sent to a device before it is computed with, sent right away."""
+"""Sends values to a device at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a device, read back right away; and a count of how often anybody waits for one."""
+"""Reads back at once what is asked of a device, and counts the waits for one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workers.step.transfer import Readback
 
 
 def at_once(ask: Callable[..., Callable[[], Any]], *args: Any) -> Any:
-    """What `ask(*args, readback)` promises."""
+    """The result that `ask(*args, readback)` promises."""
     readback = Readback()
     found = ask(*args, readback)
     readback.wait()

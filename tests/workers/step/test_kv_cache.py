@@ -21,7 +21,7 @@ def make_cache(num_blocks: int = 12, block_tokens: int = 4) -> KVCache:
 
 
 def names(tags: list[int], block_tokens: int) -> list[BlockHash]:
-    """Of each whole block: all tags up to its end."""
+    """Contents of each whole block: all tags up to its end."""
     ends = range(block_tokens, len(tags) + 1, block_tokens)
     return [",".join(map(str, tags[:end])).encode() for end in ends]
 

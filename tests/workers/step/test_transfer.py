@@ -1,4 +1,4 @@
-"""What the host sees of the device is what is there, and it waits once a step to see it."""
+"""The host reads the device's values, and waits for them once a step."""
 
 from __future__ import annotations
 

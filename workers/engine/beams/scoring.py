@@ -56,7 +56,7 @@ class ScoringJob(VerifyJob):
         return rows
 
     def scored_rows(self) -> list[Row]:
-        """What the distribution of each row depends on."""
+        """The rows whose distributions are scored."""
         root, *new = self.draws(self.new_nodes)
         return [root, *new] if self.num_scored > len(new) else new
 

@@ -98,7 +98,7 @@ class MtpLayer:
         return None if own in JOINING else own
 
     def joining(self, name: str) -> str | None:
-        """Which of `JOINING` a stored tensor is."""
+        """The name in `JOINING` of a stored tensor; None if it is none of them."""
         own = _name_of_head(name, self.num_layers)
         return own if own in JOINING else None
 

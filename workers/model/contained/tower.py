@@ -33,7 +33,7 @@ def tower_class(config_class: Any, base: Any, plan: Mapping[str, str]) -> Any:
 
 
 class _Tower:
-    """What a tower's class has beside its family's."""
+    """Attributes of a tower's class that its family's class lacks."""
 
     base_class: Any
     model: Any

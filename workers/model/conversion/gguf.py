@@ -60,7 +60,7 @@ def convert_gguf(file: Path, out: Path, dtype: str, progress: Callable[[str], No
 
 
 def _open(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a file states, and its tensors. Raises: CheckpointError if it is no GGUF file or shorter than it says."""
+    """A file's metadata and tensors. Raises: CheckpointError if it is no GGUF file, or shorter than its header says."""
     try:
         from gguf import GGUFReader  # an optional package
     except ImportError as error:

@@ -19,12 +19,12 @@ from transformers.integrations.gguf import GGUF_ARCHS
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 MORE_TOKENS = "mtp."
-"""What transformers calls the layers that predict several tokens at once, which no model has."""
+"""transformers' prefix of layers that predict several tokens at once. Its models do not load them."""
 
 
 @dataclass(slots=True)
 class Source:
-    """Where one of the model's tensors comes from."""
+    """The source of one of the model's tensors."""
 
     converter: WeightConverter | None = None
     names: dict[str, str] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def read_weights(model: Any, architecture: str, tensors: Mapping[str, Any], dtyp
 
 
 def _sources(model: Any, architecture: str, stored: Iterable[str]) -> dict[str, Source]:
-    """By the model's names."""
+    """The source of each tensor, by its name in the model."""
     conversions = GGUF_ARCHS[architecture](model.config)
     renamings = [item for item in conversions if isinstance(item, WeightRenaming)]
     converters = [item for item in conversions if isinstance(item, WeightConverter)]

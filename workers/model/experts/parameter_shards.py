@@ -55,7 +55,7 @@ class ParameterShards:
     style: str
     """The plan's word for the module."""
     parts: Mapping[str, RankPart]
-    """By the parameter's name; all others are whole."""
+    """This rank's part of each parameter, by name; parameters without an entry are whole."""
     has_bias: ClassVar[bool] = True
     span: ClassVar[slice] = slice(None)
     """No parameter of another module is tied to one of these."""

@@ -95,7 +95,7 @@ class Gptq(Layout):
     bits: int
     group_size: int | None
     zero_offset: int
-    """What is added to stored zero points: 1 in the first version of the format, else 0."""
+    """Added to stored zero points: 1 in the first version of the format, else 0."""
     has_order: bool = False
     """Whether groups are of columns in another order (`desc_act`), which `g_idx` tells."""
 

@@ -1,4 +1,4 @@
-"""What a layout of quantized weights says: which tensors a weight has, their shapes, and how they become floats."""
+"""Layouts of quantized weights: which tensors a weight has, their shapes, and how they become floats."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StoredPart:
     """One of the tensors of a weight."""
 
     suffix: str
-    """What its name has after the name that all parts share."""
+    """The end of its name, after the part that all parts of a weight share."""
     types: frozenset[str]
     """Types that it may have, as safetensors names them."""
     is_optional: bool = False
@@ -41,7 +41,7 @@ class Layout(ABC):
     @property
     @abstractmethod
     def kind(self) -> str:
-        """As messages name it."""
+        """Its name in messages."""
 
     @property
     @abstractmethod
@@ -50,7 +50,7 @@ class Layout(ABC):
 
     @property
     def weight(self) -> str:
-        """What the weight's name has after the name that all parts share."""
+        """The end of the weight's name, after the part that all its parts share."""
         return ".weight"
 
     @property
@@ -65,7 +65,7 @@ class Layout(ABC):
 
     @abstractmethod
     def shapes(self, stored: Mapping[str, Shape]) -> Shapes:
-        """What the shapes of the parts mean and require. Some parts may have any."""
+        """The shapes that the parts imply and must have. Some parts may have any shape."""
 
     @abstractmethod
     def read(self, views: Mapping[str, Any], spans: Spans) -> Tensor:

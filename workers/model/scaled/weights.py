@@ -164,7 +164,7 @@ def _parts(weight: Weight, views: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def zero_biases(files: Sequence[Path], names: Iterable[str], scaled: ScaledWeights) -> set[str]:
-    """Those of `names` that are biases of zeros, as tools write them for GPTQ where a module has no bias."""
+    """The members of `names` that are biases of zeros. Tools write them for GPTQ where a module has no bias."""
     with ExitStack() as stack:
         found = views(files, stack, scaled)
         weights = [view.weight for view in found.values() if isinstance(view, ScaledView)]

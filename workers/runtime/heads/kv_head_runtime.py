@@ -203,7 +203,7 @@ class _Rows:
     wanted: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    """Where each row is stored."""
+    """The KV slot of each row."""
     states: list[bytes] = field(default_factory=list)
     """The target's features for rows of committed tokens."""
     committed: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Where the elements of a tensor are: the row of each, and its place in a register of the row.
+"""Places of a tensor's elements: the row of each, and its place in a register of the row.
 
 Knows integers; must not know operations.
 """

@@ -38,7 +38,7 @@ class NativeCode:
     """None if only its products are native code."""
     team: Team
     exchange: Exchange = ALONE
-    """What this rank shares with the model's other ranks."""
+    """Memory that this rank shares with the model's other ranks."""
 
 
 @torch.no_grad()

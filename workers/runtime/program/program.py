@@ -21,7 +21,7 @@ from workers.runtime.program.values import ALL, WANTED, Register, Stretch
 
 @dataclass(slots=True)
 class Program:
-    """What `machine.run` needs of a model, except a step's rows."""
+    """All inputs of `machine.run` except a step's rows."""
 
     stages: NDArray[np.int64]
     codes: NDArray[np.int64]

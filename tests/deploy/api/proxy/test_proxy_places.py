@@ -1,4 +1,4 @@
-"""What a proxy counts of its own refusals."""
+"""A proxy counts its own refusals."""
 
 from __future__ import annotations
 

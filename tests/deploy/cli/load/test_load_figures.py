@@ -1,4 +1,4 @@
-"""What a run comes to, on arrivals and streams that one can work out by hand."""
+"""Figures of a run, on arrivals and streams that one can work out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `outrider check` says of models, with and without their weights."""
+"""`outrider check` of models, with and without their weights."""
 
 from __future__ import annotations
 

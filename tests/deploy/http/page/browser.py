@@ -46,7 +46,7 @@ class Browser:
         self._call("POST", f"{self._path}/url", {"url": address})
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """What the script returns; the page's Content-Security-Policy does not hold for it."""
+        """The script's result; the page's Content-Security-Policy does not hold for it."""
         return self._call("POST", f"{self._path}/execute/sync", {"script": script, "args": arguments})
 
     def wait(self, expression: str) -> Any:

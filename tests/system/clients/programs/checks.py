@@ -1,4 +1,4 @@
-"""What each program here has in common: where the server is, what it asks, and how its checks are run.
+"""Helpers of all programs here: where the server is, what they ask, and how checks are run.
 
 A program is run in an environment that has its client and nothing of this project. The model writes nonsense, so that
 checks are of the protocol: forced calls, schemas, events, usage.
@@ -25,7 +25,7 @@ SCHEMA = {
     "required": ["city"],
     "additionalProperties": False,
 }
-"""Of which the model can write nothing that is long or wrong."""
+"""A schema whose outputs are all short and valid."""
 
 
 def run(names: Mapping[str, Any]) -> None:

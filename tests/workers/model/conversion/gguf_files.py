@@ -58,7 +58,7 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": DELTA_NET | {"expert_shared_feed_forward_length": 40},
     "minimax_m2": HEADS | {"rope.dimension_count": 8, "expert_gating_func": 2},
 }
-"""What files of an architecture state beyond what most do."""
+"""Metadata of an architecture's files beyond the usual."""
 GEMMA = {
     "tie_word_embeddings": True,
     "attn_logit_softcapping": 5.0,

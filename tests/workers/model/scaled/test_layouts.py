@@ -25,7 +25,7 @@ TENSORS = load_file(CASES)
 with safe_open(CASES, framework="pt") as opened:
     DECLARED: dict[str, dict[str, Any]] = {case: json.loads(said) for case, said in sorted(opened.metadata().items())}
 ROUNDED = {"NVFP4": 2**-8}
-"""What the library rounds to bfloat16."""
+"""Errors of the kinds that the library rounds to bfloat16."""
 cases = pytest.mark.parametrize("case", DECLARED)
 
 

@@ -48,7 +48,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What was compiled, kept from one test to the next."""
+    """Folder of compiled code, kept from one test to the next."""
     return tmp_path_factory.mktemp("compiled")
 
 

@@ -28,6 +28,8 @@ pytestmark = pytest.mark.thorough
 
 
 NUM_LAYERS = 6
+FAMILIES = ("gemma2", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen2")))
+"""gemma2 has two kinds of layers, gpt2 biases and other names."""
 MOST_GRAPHS = 8
 """One row and any number of rows, of each of two kinds of layers and of the last norm, and two to spare; layers that
 did not share their code would take 12."""
@@ -48,7 +50,7 @@ def runtime_of(path: Path, *kinds: Any, **settings: Any) -> ModelRuntime:
     return runtime
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.slow), "gemma2", "gpt2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_steps_and_batches_of_all_sizes_agree(family: str, tmp_path: Path) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -1,4 +1,4 @@
-"""What is recorded computes what the model does, whatever ran before it; what has no recording runs as it would.
+"""Recorded steps compute what the model does, whatever ran before; steps without a recording run as they would.
 
 A recording is here a function that is called again on the same tensors: no GPU is needed, and none has been seen.
 """
@@ -244,7 +244,7 @@ def fails(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def forgets(work: Callable[[], None]) -> Callable[[], None]:
-    """What it records does nothing."""
+    """Its recordings do nothing."""
     work()
     return lambda: None
 

@@ -1,4 +1,4 @@
-"""What was recorded of a model's code gives the bits of that code, and what cannot be recorded runs as it is."""
+"""Recorded code of a model gives the bits of that code; code that cannot be recorded runs as it is."""
 
 from __future__ import annotations
 
