@@ -39,7 +39,7 @@ from workers.engine.judging import JudgedJob, judge
 from workers.engine.kv_room import FirstComeKVRoom
 from workers.engine.sequences import HeldSequence
 from workers.heads import EngineHead, HeadWithKV, PrefixFeatures, load_engine_head
-from workers.live import LearningBuffer, VerdictCollector
+from workers.live import LearningBuffer, VerdictCollector, check_buffer
 from workers.model import LoadedModel, LoraWeights, starting_adapters
 from workers.parallel import Rank, load_runtime, log_rank_lost
 from workers.runtime import ModelRuntime, Scores, report_layers
@@ -66,6 +66,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
         Raises: StartupError.
         """
+        if config.learning_buffer is not None:  # before anything is loaded
+            check_buffer(_buffer_of(config.learning_buffer))
         heads: list[EngineHead | None] = []
 
         def load_head(loaded: LoadedModel) -> Sequence[LayerShape]:
@@ -353,8 +355,12 @@ def _collector(config: EngineConfig, epoch: int) -> VerdictCollector | None:
     """Raises: ConfigError."""
     if config.learning_buffer is None:
         return None
-    directory = Path(config.learning_buffer).expanduser()
-    return VerdictCollector(LearningBuffer(directory, config.learning_buffer_tokens, epoch))
+    buffer = LearningBuffer(_buffer_of(config.learning_buffer), config.learning_buffer_tokens, epoch)
+    return VerdictCollector(buffer)
+
+
+def _buffer_of(path: str) -> Path:
+    return Path(path).expanduser()
 
 
 def _nothing() -> None:
