@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 MAX_KERNEL_ERROR = 0.05
 """Largest allowed error of a row relative to its norm; rounding to bfloat16 gives about 0.01."""
 HEADS_PER_KV_HEAD = 4
+WINDOW, SOFTCAP = 7, 1.0
+"""Of the second kind of layer, which has sinks, too: shorter than the test's sequences, and below usual scores."""
 NUM_BLOCKS, NUM_TOKENS = 16, 96
 """Room for the test's sequences: this number of blocks, plus the blocks for this number of tokens."""
 
@@ -57,13 +59,16 @@ def difference(cache: KVCache, kernel: Kernel) -> str | None:
 
 @torch.inference_mode()
 def find_difference(cache: KVCache, kernel: Kernel) -> float:
-    """The largest error of a row relative to its norm, on KV of these shapes; NaN if there is any."""
+    """The largest error of a row relative to its norm, on KV of these shapes; NaN if there is any.
+
+    A window, a softcap and sinks are tried together, because each kind of layer is a kernel that has to be compiled.
+    """
     errors = [_errors(shape, cache, kernel) for shape in set(cache.shapes) - {LayerShape()}]
     return float(torch.cat(errors).max()) if errors else 0.0
 
 
 def _errors(shape: LayerShape, like: KVCache, kernel: Kernel) -> Tensor:
-    """Relative errors of the rows of two steps: one of plain rows, and one of chunks, chains and trees.  # [rows]"""
+    """Relative errors of the rows of plain steps and of chunks, chains and trees, by two kinds of layers.  # [rows]"""
     size = like.block_tokens
     cache = KVCache([shape], NUM_BLOCKS + NUM_TOKENS // size, size, like.keys[0].dtype, like.device)
     random = torch.Generator(like.device).manual_seed(0)
@@ -78,7 +83,12 @@ def _errors(shape: LayerShape, like: KVCache, kernel: Kernel) -> Tensor:
         Span(kvs[2], 74, 2, (ROOT, ROOT, 0, 1, 1)),
         Span(kvs[3], 81, 0, (ROOT, ROOT, 1), num_cached_nodes=1),
     ]
-    return torch.cat([_errors_of_step(shape, cache, spans, kernel, random) for spans in (plain, ragged)])
+    sinks = torch.randn(HEADS_PER_KV_HEAD * shape.num_kv_heads, device=like.device, generator=random)
+    scale = shape.key_dim**-0.5
+    kinds = Attention(scale), Attention(scale, WINDOW, SOFTCAP, sinks)
+    return torch.cat(
+        [_errors_of_step(shape, cache, spans, kernel, random, kind) for spans in (plain, ragged) for kind in kinds]
+    )
 
 
 def _computed(dtype: torch.dtype) -> torch.dtype:
@@ -94,7 +104,7 @@ def _sequence(cache: KVCache, num_tokens: int) -> SequenceKV:
 
 
 def _errors_of_step(
-    shape: LayerShape, cache: KVCache, spans: list[Span], kernel: Kernel, random: torch.Generator
+    shape: LayerShape, cache: KVCache, spans: list[Span], kernel: Kernel, random: torch.Generator, kind: Attention
 ) -> Tensor:
     cache.reserve_all((span.kv, span.num_kv) for span in spans)
     num_rows = sum(span.num_rows for span in spans)
@@ -113,7 +123,6 @@ def _errors_of_step(
     step = Step([0] * num_rows, [0] * num_rows, [], spans)
     *_, paged_plan = paged_inputs(step, cache, kernel, Tiling())
     plans = (paged_plan, plan_step(cache, spans, num_rows, Tiling()))  # kernel first: it has to store the KV itself
-    attention = Attention(shape.key_dim**-0.5)
-    got, want = (attention.run_layer(0, plan, query, key, value)[0].flatten(1).float() for plan in plans)
+    got, want = (kind.run_layer(0, plan, query, key, value)[0].flatten(1).float() for plan in plans)
     error: Tensor = torch.linalg.vector_norm(got - want, dim=1) / torch.linalg.vector_norm(want, dim=1)
     return error
