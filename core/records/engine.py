@@ -95,7 +95,7 @@ class SequenceSpec:
 class Stamp:
     """Key of a message. A reply carries the stamp of its request; replies with any other stamp are dropped."""
 
-    session: str
+    lease: str
     """Name of the session's lease on that engine. Unique per lease, so a late release cannot free a later lease."""
     epoch: int
     """Incarnation of the leased engine. An engine refuses other epochs."""

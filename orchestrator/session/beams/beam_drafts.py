@@ -175,7 +175,7 @@ class BeamDrafts:
 
     def _on_reply(self, event: m.DraftReplied) -> list[m.Command]:
         reply = event.reply
-        draft = next((each for each in self._all if each.is_from(reply.stamp.session, reply.stamp.epoch)), None)
+        draft = next((each for each in self._all if each.is_from(reply.stamp.lease, reply.stamp.epoch)), None)
         if draft is None or draft.awaited != reply.stamp:
             return []
         try:

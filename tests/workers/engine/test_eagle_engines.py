@@ -264,7 +264,7 @@ def test_sessions_of_one_pass_do_not_mix(target, written, model):
         target.add(request)
     verdicts = {}
     while len(verdicts) < len(drivers):
-        verdicts.update({reply.stamp.session: reply for reply in target.step()})
+        verdicts.update({reply.stamp.lease: reply for reply in target.step()})
     for driver in drivers:
         verdict = verdicts[driver.session]
         text = [*driver.log.tokens, verdict.next_token]
