@@ -77,7 +77,7 @@ def test_a_search_holds_one_place_however_many_outputs_it_returns() -> None:
     [
         ({"beam_width": 65}, "beams.beam_width"),
         ({"length_penalty": 2.0}, "beams.length_penalty"),
-        ({"early_stopping": True}, "beams.beam_width"),
+        ({"early_stopping": "never"}, "beams.beam_width"),
         ({"beam_width": 2, "n": 3}, "n"),
         ({"beam_width": 2, "length_penalty": float("nan")}, "beams.length_penalty"),
         ({"beam_width": 2, "temperature": 0.5}, "sampling.temperature"),
