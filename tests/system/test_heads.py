@@ -209,6 +209,7 @@ class CountsMissing:
         await self._port.release(sessions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["target", "draft"])
 async def test_a_target_that_loses_texts_for_lack_of_memory_changes_no_token(eagle_head, place):
     """The streams outgrow its KV. What is preempted is computed again, and with it the features that the head reads."""

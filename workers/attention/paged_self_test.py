@@ -127,10 +127,8 @@ def _errors_of_step(
     if shape.values_in_keys:
         value = key[..., : shape.value_dim]
     *_, paged_plan = paged_inputs(step, cache, kernel, Tiling())
-    plans = (
-        paged_plan,
-        plan_step(cache, step.spans, num_rows, Tiling()),
-    )  # kernel first: it has to store the KV itself
+    gathering = plan_step(cache, step.spans, num_rows, Tiling())
+    plans = (paged_plan, gathering)  # kernel first: it has to store the KV itself
     got, want = (kind.run_layer(0, plan, query, key, value)[0].flatten(1).float() for plan in plans)
     error: Tensor = torch.linalg.vector_norm(got - want, dim=1) / torch.linalg.vector_norm(want, dim=1)
     return error
