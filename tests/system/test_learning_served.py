@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 PROMPT = "def parse_args(self, args):\n    "
 FIELDS = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.8, "seed": 5}
 MAX_WAIT_S = 60.0
-MAX_LEARNING_S = 180.0
-NUM_PROMPTS, NUM_AT_ONCE = 24, 4
+MAX_LEARNING_S = 240.0
+NUM_PROMPTS, NUM_AT_ONCE = 64, 8
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,7 @@ def test_a_draft_is_swapped_under_a_stream(folder, cluster):
 
 def test_a_learner_beside_the_service_trains_a_draft_that_its_replicas_take_over(tmp_path, cluster):
     """From the buffer over the link to the verdict on the new draft. All the while no token changes."""
-    (tmp_path / "noisy").mkdir()
-    noisy_copy(DEMO / "draft", tmp_path / "noisy")
-    (tmp_path / "current").symlink_to(tmp_path / "noisy")
+    (tmp_path / "current").symlink_to(spoilt_draft(tmp_path))
     demo = demo_config([f"target.engine.learning_buffer={tmp_path / 'buffer'}"])
     draft = replace(demo.draft, engine=replace(demo.draft.engine, model=str(tmp_path / "current")), follows_link=True)
     speculation = SpeculationConfig(policy="static", guessers=("draft",))
@@ -89,6 +87,15 @@ def test_a_learner_beside_the_service_trains_a_draft_that_its_replicas_take_over
         assert learning.returncode == 0, said(tmp_path)
     assert "0001 is handed over; held out, " in said(tmp_path)
     assert re.search(r"0001 (stays|is taken back, .* is served again): acceptance 0\.\d+ -> 0\.\d+", said(tmp_path))
+
+
+def spoilt_draft(folder):
+    """So spoilt that a few steps make it better: its first guess is right at 0.26 of the places, and then at 0.40."""
+    draft = DEMO / "draft"
+    for number in range(3):
+        (folder / f"noisy {number}").mkdir()
+        draft = noisy_copy(draft, folder / f"noisy {number}")
+    return draft
 
 
 def outputs(client, prompts, **changes):
@@ -109,7 +116,7 @@ def until(is_reached, client, prompts, plain, folder):
 def learner(folder):
     """`outrider learn` in a process of its own, for one round."""
     places = ("--buffer", folder / "buffer", "--draft", folder / "current", "--versions", folder / "versions")
-    plan = ("--every-tokens", 2000, "--steps", 40, "--learning-rate", 1e-3)
+    plan = ("--every-tokens", 4000, "--steps", 40, "--learning-rate", 3e-4)
     judging = ("--judge-guesses", 1000, "--settle-s", 15, "--rounds", 1)
     command = [Path(sys.executable).parent / "outrider", "learn", *map(str, (*places, *plan, *judging))]
     with (folder / "said").open("w") as stderr, subprocess.Popen(command, stderr=stderr) as process:
