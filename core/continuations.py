@@ -32,7 +32,7 @@ class Continuations:
 
     def offer(self, continuation: Continuation) -> list[Refused]:
         """Store this offer. Return refusals for an earlier offer for the same verdict and for all offers after it."""
-        session, after = continuation.stamp.session, continuation.after
+        session, after = continuation.stamp.lease, continuation.after
         refused = self._drop(session, lambda kept: kept >= after)
         self._offers.setdefault(session, {})[after] = continuation
         return refused
@@ -50,10 +50,10 @@ class Continuations:
 
     def _take(self, stamp: Stamp) -> Continuation | None:
         """Remove and return the offer for the verdict on this message."""
-        offers = self._offers.get(stamp.session, {})
+        offers = self._offers.get(stamp.lease, {})
         offer = offers.pop(stamp.round, None)
         if not offers:
-            self._offers.pop(stamp.session, None)
+            self._offers.pop(stamp.lease, None)
         return offer
 
     def after_pass(
@@ -68,7 +68,7 @@ class Continuations:
         following: list[VerifyRequest] = []
         refused: list[Refused] = []
         for request, log, outcome in verified:
-            refused += self.drop(request.stamp.session, before=request.stamp.round)
+            refused += self.drop(request.stamp.lease, before=request.stamp.round)
             offer = self._take(request.stamp)
             if offer is None:
                 continue
@@ -81,7 +81,7 @@ class Continuations:
         if len(following) < len(verified):
             refused += [Refused(message.stamp, UNUSED) for message in following]
             for request, _, _ in verified:
-                refused += self.drop(request.stamp.session)
+                refused += self.drop(request.stamp.lease)
             return [0] * len(verified), [], refused
         return [message.stamp.round for message in following], following, refused
 

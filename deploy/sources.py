@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 import yaml
@@ -14,6 +15,7 @@ import yaml
 from core.errors import ConfigError
 
 DEFAULT = "default"
+MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,26 @@ class Setting:
             raise ConfigError(f"a setting is given as NAME=VALUE (for example target.num_replicas=2), got {text!r}")
         return cls(name, yaml_value(value, text), f"--set {text}")
 
+    def contradicts(self, later: Setting) -> bool:
+        """Whether applying `later` after this one loses a part of either, or replaces it."""
+        if later.name.startswith(f"{self.name}."):
+            part = _at(self.value, later.name[len(self.name) + 1 :])
+            return not isinstance(self.value, Mapping) or part not in (MISSING, later.value)
+        if self.name == later.name or self.name.startswith(f"{later.name}."):
+            return bool(_at(later.value, self.name[len(later.name) + 1 :]) != self.value)
+        return False
+
     @classmethod
     def of_flag(cls, name: str, text: str) -> Setting:
         """Parse the value of a flag that is named like the setting; the value is YAML. Raises: ConfigError."""
         return cls(name, yaml_value(text, f"--{name} {text}"), f"--{name}")
+
+
+def refuse_contradictions(settings: Sequence[Setting]) -> None:
+    """Raises: ConfigError, which names both sources, if two of these settings cannot both hold."""
+    for one, other in combinations(settings, 2):
+        if one.contradicts(other):
+            raise ConfigError(f"{one.source} and {other.source} contradict each other: give one of them")
 
 
 def yaml_value(text: str, item: str) -> object:
@@ -69,7 +87,8 @@ class Sources:
             if setting.name == name:
                 return setting.source
             if name.startswith(f"{setting.name}."):
-                return setting.source if _has(setting.value, name[len(setting.name) + 1 :]) else DEFAULT
+                part = _at(setting.value, name[len(setting.name) + 1 :])
+                return setting.source if part is not MISSING else DEFAULT
         if name in self.lines:
             return f"{self.file}:{self.lines[name]}"
         return self.built_in if name in self.built_in_names else DEFAULT
@@ -91,12 +110,13 @@ class Sources:
         return f":{self.lines[name]}" if name else ""
 
 
-def _has(value: object, path: str) -> bool:
-    for part in path.split("."):
+def _at(value: object, path: str) -> object:
+    """The part of a group at this path, the value itself at an empty one; MISSING if it has none."""
+    for part in filter(None, path.split(".")):
         if not isinstance(value, Mapping) or part not in value:
-            return False
+            return MISSING
         value = value[part]
-    return True
+    return value
 
 
 def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:

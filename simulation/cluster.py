@@ -99,15 +99,15 @@ class SimPort(Generic[Request, Reply]):
 
     async def _call(self, batch: Sequence[Request], take: Callable[[Reply], None]) -> None:
         asked = [request for request in batch if not isinstance(request, Continuation)]
-        sessions = {request.stamp.session for request in asked}
+        sessions = {request.stamp.lease for request in asked}
         if len(sessions) < len(asked) or sessions & self.unanswered:
             self._breaches.append(AssertionError(f"{sorted(sessions)} asked {self._engine!r} before it had answered"))
         self.unanswered |= sessions
 
         def take_answer(reply: Reply) -> None:
-            if reply.stamp.session in sessions:  # otherwise the reply is to an offer
-                sessions.remove(reply.stamp.session)
-                self.unanswered.discard(reply.stamp.session)
+            if reply.stamp.lease in sessions:  # otherwise the reply is to an offer
+                sessions.remove(reply.stamp.lease)
+                self.unanswered.discard(reply.stamp.lease)
             take(reply)
 
         try:

@@ -44,7 +44,7 @@ class Wire:
 
     async def grow(self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[Reply], None]) -> None:
         """Like `call`, for one request. As on a link, messages of a session stay in order. Raises: WorkerLost."""
-        session = request.stamp.session
+        session = request.stamp.lease
         await asyncio.sleep(self._arrival_s(session, is_back=False) - asyncio.get_running_loop().time())
         await _exchange(engine, [request], take, lambda: self._arrival_s(session, is_back=True))
 

@@ -67,5 +67,5 @@ def play(engine: TargetEngine, streams: Sequence[DrivenStream], blocks: Sequence
     while engine.has_work:
         for verdict in engine.step():
             assert isinstance(verdict, Verdict), verdict
-            stream, block = asked[verdict.stamp.session]
+            stream, block = asked[verdict.stamp.lease]
             stream.take(block, verdict)

@@ -152,8 +152,8 @@ def _stall(engine: TargetEngine, names: Any) -> float:
         while not is_answered:
             for verdict in engine.step():
                 assert isinstance(verdict, Verdict), verdict
-                is_served |= verdict.stamp.session == guest.name
-                if verdict.stamp.session == stream.name:
+                is_served |= verdict.stamp.lease == guest.name
+                if verdict.stamp.lease == stream.name:
                     is_answered = True
                     stream.take(EMPTY_BLOCK, verdict)
         times_s.append(time.perf_counter() - began_s)

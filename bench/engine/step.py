@@ -205,7 +205,7 @@ class StepSide:
             self._engine.add(request)
         replies = self._engine.step()
         whole = Cost.now() - began
-        verdicts = {reply.stamp.session: reply for reply in replies}
+        verdicts = {reply.stamp.lease: reply for reply in replies}
         for stream, block in zip(streams, blocks, strict=True):
             verdict = verdicts[stream.name]
             assert isinstance(verdict, Verdict), verdict

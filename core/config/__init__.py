@@ -4,7 +4,15 @@ Each class refuses unknown fields when `deploy.settings` reads it from a file, a
 made.
 """
 
-from core.config.engine import DECODE_TOKENS, DTYPES_ALLOWED, MIN_CHUNK_TOKENS, Dtype, EngineConfig
+from core.config.engine import (
+    DECODE_TOKENS,
+    DTYPES_ALLOWED,
+    FP8_CAPABILITY,
+    MIN_CHUNK_TOKENS,
+    Dtype,
+    EngineConfig,
+    KVDtype,
+)
 from core.config.http import AUTO, NONE, HttpConfig
 from core.config.limits import Limits
 from core.config.link import LINK_PORTS, LinkTls

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from core.config.checks import ABOVE_0, SHARE_ABOVE_0, Settings, at_least, check
 from core.config.link import LINK_PORTS, LinkTls
@@ -12,6 +12,8 @@ from core.ranges import Range
 
 Quantize = Literal["int8", "int4"]
 KVDtype = Literal["fp8"]
+FP8_CAPABILITY: Final = (8, 9)
+"""Least compute capability of a GPU that computes with e4m3."""
 Dtype = Literal["float32", "bfloat16"]
 DTYPES_ALLOWED = "bfloat16 or float32, to which weights in float16 are converted"
 DECODE_TOKENS = 32

@@ -125,6 +125,7 @@ class DraftConfig(WorkerConfig):
             return
         check(engine.layers is None, "engine.layers", "absent beside a head", engine.layers)
         check(engine.cascade_tokens == 0, "engine.cascade_tokens", "0 beside a head", engine.cascade_tokens)
+        check(engine.kv_dtype is None, "engine.kv_dtype", "absent beside a head, whose KV keeps dtype", engine.kv_dtype)
         num_ranks = engine.tensor_parallel
         check(num_ranks == 1, "engine.tensor_parallel", "1 beside a head", num_ranks)
 

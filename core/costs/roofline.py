@@ -38,18 +38,20 @@ class Gpu:
     memory_tb_s: float
     tflops: float
     dollars: float
+    capability: tuple[int, int]
+    """Compute capability."""
 
 
 GPUS: Mapping[str, Gpu] = MappingProxyType(
     {
-        "l4": Gpu(24, 0.30, 121, 0.7),
-        "a10g": Gpu(24, 0.60, 125, 1.0),
-        "l40s": Gpu(48, 0.864, 362, 1.5),
-        "a100": Gpu(80, 2.04, 312, 2.0),
-        "h100": Gpu(80, 3.35, 989, 3.0),
-        "h200": Gpu(141, 4.8, 989, 3.8),
-        "b200": Gpu(180, 8.0, 2250, 5.5),
-        "b300": Gpu(270, 8.0, 2250, 6.5),
+        "l4": Gpu(24, 0.30, 121, 0.7, (8, 9)),
+        "a10g": Gpu(24, 0.60, 125, 1.0, (8, 6)),
+        "l40s": Gpu(48, 0.864, 362, 1.5, (8, 9)),
+        "a100": Gpu(80, 2.04, 312, 2.0, (8, 0)),
+        "h100": Gpu(80, 3.35, 989, 3.0, (9, 0)),
+        "h200": Gpu(141, 4.8, 989, 3.8, (9, 0)),
+        "b200": Gpu(180, 8.0, 2250, 5.5, (10, 0)),
+        "b300": Gpu(270, 8.0, 2250, 6.5, (10, 3)),
     }
 )
 
@@ -79,9 +81,11 @@ class ModelShape:
     vocab_size: int
     layers: tuple[KVShape, ...]
     value_bytes: int
-    """Bytes of a weight, and of a number of the KV."""
+    """Bytes of a weight."""
     state_bytes: int = 0
     """Bytes of one state of all recurrent layers; 0 without such layers."""
+    kv_value_bytes: int = 2
+    """Bytes of a number of the KV."""
 
     @property
     def weight_bytes(self) -> int:
@@ -94,7 +98,7 @@ class ModelShape:
 
     def kv_bytes(self, num_ranks: int = 1) -> int:
         """Bytes of one token's KV on one rank."""
-        return sum(layer.values(num_ranks) for layer in self.layers) * self.value_bytes
+        return sum(layer.values(num_ranks) for layer in self.layers) * self.kv_value_bytes
 
     def read_bytes(self, num_rows: int) -> float:
         """Bytes of weights that a step reads. Rows choose their experts independently of each other."""

@@ -5,14 +5,12 @@ Grouped by audience: request and output (clients), engine (orchestrator and engi
 
 from core.records.adapter import Adapter, root_of
 from core.records.engine import (
-    MAX_FEATURE_TOKENS,
     UNSOUND,
     Base,
     Continuation,
     DraftReply,
     DraftRequest,
     DraftUpdate,
-    Features,
     Likeliest,
     Missing,
     Refused,
@@ -28,6 +26,7 @@ from core.records.engine import (
     is_last,
     is_sound,
 )
+from core.records.features import MAX_FEATURE_TOKENS, Features
 from core.records.model import STATES_BESIDE_GUESSES, Findings, ModelInfo, max_guesses
 from core.records.output import Chunk, FinishReason, Usage
 from core.records.receipt import Receipt

@@ -75,6 +75,8 @@ def _search(given: GivenBeams, num_outputs: int) -> BeamSearch:
     ranges = ranges_of(BeamSearch)
     width = within(given.beam_width, ranges["width"], WIDTH)
     penalty = within(given.length_penalty, ranges["length_penalty"], "beams.length_penalty")
+    if width is None and penalty is not None:
+        raise InvalidRequest("beams.length_penalty", f"must not be given without {WIDTH}")
     if width is None:
         raise InvalidRequest(WIDTH, "must be given")
     require(1 <= num_outputs <= width, "n", f"in [1, {width}] (the number of beams)", num_outputs)

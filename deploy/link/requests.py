@@ -65,11 +65,11 @@ def decode_requests(frame: bytes) -> list[Request]:
 
 
 def encode_stamp(stamp: Stamp) -> pb.Stamp:
-    return pb.Stamp(session=stamp.session, epoch=stamp.epoch, round=stamp.round)
+    return pb.Stamp(lease=stamp.lease, epoch=stamp.epoch, round=stamp.round)
 
 
 def decode_stamp(message: pb.Stamp) -> Stamp:
-    return Stamp(message.session, message.epoch, message.round)
+    return Stamp(message.lease, message.epoch, message.round)
 
 
 def _encode_verify(request: VerifyRequest) -> pb.VerifyRequest:

@@ -78,7 +78,7 @@ class Batcher(Generic[Request, Reply]):
                 self._is_offering = True
                 self._spawn(self._gather_offers())
             return
-        if _is_sent_alone(request) and not self._has_waiting(request.stamp.session):
+        if _is_sent_alone(request) and not self._has_waiting(request.stamp.lease):
             self._num_starting += 1
             self._spawn(self._send_alone(request))
             return
@@ -95,7 +95,7 @@ class Batcher(Generic[Request, Reply]):
         task.add_done_callback(self._tasks.discard)
 
     def _has_waiting(self, session: str) -> bool:
-        return any(request.stamp.session == session for request in self._waiting)
+        return any(request.stamp.lease == session for request in self._waiting)
 
     async def _send_alone(self, request: Request) -> None:
         self._num_starting -= 1
@@ -142,9 +142,9 @@ class Batcher(Generic[Request, Reply]):
 
     async def _send_offers(self) -> None:
         """Send the offers, except those of sessions whose message still waits: no offer may overtake its base."""
-        waiting = {request.stamp.session for request in self._waiting}
-        offers = [offer for offer in self._offers if offer.stamp.session not in waiting]
-        self._offers = [offer for offer in self._offers if offer.stamp.session in waiting]
+        waiting = {request.stamp.lease for request in self._waiting}
+        offers = [offer for offer in self._offers if offer.stamp.lease not in waiting]
+        self._offers = [offer for offer in self._offers if offer.stamp.lease in waiting]
         if offers:
             await self._send(offers)
 

@@ -192,7 +192,7 @@ class Runner:
 
     def _on_target_answer(self, request: TargetRequest, answer: VerifyReply | WorkerLost) -> None:
         stamp = request.stamp
-        if (running := self._leased.get(stamp.session)) is None:
+        if (running := self._leased.get(stamp.lease)) is None:
             return
         if isinstance(answer, WorkerLost):
             is_planned = isinstance(answer, WorkerStopping)
@@ -226,7 +226,7 @@ class Runner:
         self._handle(running.session.id, m.DraftLeased(lease.name, lease.epoch, number))
 
     def _draft(self, running: _Running, request: DraftRequest) -> None:
-        number = running.draft_of(request.stamp.session)
+        number = running.draft_of(request.stamp.lease)
         assert number is not None, "a session drafts only while it holds a lease"
         running.draft_sent_s[request.stamp] = self._clock.now()
         self._drafts[number % len(self._drafts)].calls_to(running.drafts[number]).put(request)
@@ -238,10 +238,10 @@ class Runner:
 
     def _on_draft_answer(self, request: DraftRequest, answer: DraftReply | WorkerLost) -> None:
         stamp = request.stamp
-        if (running := self._leased.get(stamp.session)) is None:
+        if (running := self._leased.get(stamp.lease)) is None:
             return
         if isinstance(answer, WorkerLost):
-            self._handle(running.session.id, m.DraftLost(stamp.epoch, running.draft_of(stamp.session) or 0))
+            self._handle(running.session.id, m.DraftLost(stamp.epoch, running.draft_of(stamp.lease) or 0))
             return
         sent_s = running.draft_sent_s.pop(stamp, 0.0) if is_last(answer) else running.draft_sent_s.get(stamp, 0.0)
         self._handle(running.session.id, m.DraftReplied(answer, sent_s, self._clock.now()))
@@ -252,7 +252,7 @@ class Runner:
             return
         del self._leased[lease.name]
         running.draft_sent_s = {
-            stamp: sent_s for stamp, sent_s in running.draft_sent_s.items() if stamp.session != lease.name
+            stamp: sent_s for stamp, sent_s in running.draft_sent_s.items() if stamp.lease != lease.name
         }
         self._drafts[command.draft % len(self._drafts)].give_back(lease)
 
@@ -260,7 +260,7 @@ class Runner:
 
     async def _report_late(self, stamp: Stamp, timeout_s: float) -> None:
         await self._clock.sleep(timeout_s)
-        if (running := self._leased.get(stamp.session)) is not None:
+        if (running := self._leased.get(stamp.lease)) is not None:
             self._handle(running.session.id, m.DraftLate(stamp))
 
     async def _end_at(self, session_id: str, deadline: float) -> None:

@@ -136,6 +136,11 @@ class Recorder:
         if call.call is Call.BLOCK:
             self.stats.record_draft(call.sent_s, call.received_s)
 
+    def beam_grown(self, call: CallTrace) -> None:
+        """Record growth below one beam. All beams grow at once, so the times are not added up as the draft's."""
+        if self._calls is not None:
+            self._calls.append(call)
+
     def draft_rested(self, reason: str) -> None:
         self._explain(f"the draft rests ({reason})")
 

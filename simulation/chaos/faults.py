@@ -115,7 +115,7 @@ class FaultyWire(Wire):
             await super().call(engine, batch, take)
             return
         fault = self._random.choice([*CallFault, *[CallFault.CORRUPT] * 3])
-        self._events.note(f"{kind} call {fault}", ", ".join(request.stamp.session for request in batch))
+        self._events.note(f"{kind} call {fault}", ", ".join(request.stamp.lease for request in batch))
         await self._before(fault, engine, batch)
         replies: list[Reply] = []
         await super().call(engine, batch, replies.append)
@@ -140,7 +140,7 @@ class FaultyWire(Wire):
 
         if self.draws_fault(self.rates.draft):
             fault = self._random.choice(GROWTH_FAULTS)
-            self._events.note(f"draft growth {fault}", request.stamp.session)
+            self._events.note(f"draft growth {fault}", request.stamp.lease)
             await self._before(fault, engine, [request])
         growing = asyncio.ensure_future(super().grow(engine, request, take_perhaps))
         try:
@@ -154,7 +154,7 @@ class FaultyWire(Wire):
         """The message, possibly with features that its engine must refuse."""
         if not (isinstance(request, DraftRequest) and request.features is not None):
             return request
-        features = self._features(request.features, "a head", FEATURE_CORRUPTIONS, request.stamp.session)
+        features = self._features(request.features, "a head", FEATURE_CORRUPTIONS, request.stamp.lease)
         return cast("Request", replace(request, features=features))
 
     def _with_bad_verdicts(self, take: Callable[[Reply], None]) -> Callable[[Reply], None]:
@@ -162,7 +162,7 @@ class FaultyWire(Wire):
 
         def take_perhaps(reply: Reply) -> None:
             if isinstance(reply, Verdict) and reply.features is not None:
-                session, corruptions = reply.stamp.session, VERDICT_FEATURE_CORRUPTIONS
+                session, corruptions = reply.stamp.lease, VERDICT_FEATURE_CORRUPTIONS
                 features = self._features(reply.features, "a session", corruptions, session)
                 reply = cast("Reply", replace(reply, features=features))
             take(reply)
@@ -184,7 +184,7 @@ class FaultyWire(Wire):
             yield reply
             return
         name = self._random.choice(("lost", "sent twice", *DRAFT_CORRUPTIONS))
-        self._events.note(f"draft's growth: {name}", reply.stamp.session)
+        self._events.note(f"draft's growth: {name}", reply.stamp.lease)
         if name == "sent twice":
             yield reply
             yield reply
@@ -231,7 +231,7 @@ class FaultyWire(Wire):
                 self._stray(self._again(engine, batch))
             case CallFault.FORGOTTEN:
                 for request in batch:
-                    engine.forget(request.stamp.session)
+                    engine.forget(request.stamp.lease)
             case CallFault.RAISED:
                 raise RuntimeError("no port should raise this")
 

@@ -154,7 +154,7 @@ class InvariantChecker:
                 raise problem
         for batcher in runner._targets._batchers.values():
             if len(waiting := batcher._waiting) > 1:
-                names = [request.stamp.session for request in waiting]
+                names = [request.stamp.lease for request in waiting]
                 require(len(set(names)) == len(names), f"a session asks twice: {names} wait for one engine")
         max_tasks = MAX_TASKS_A_SESSION + MAX_TASKS_A_DRAFT * (len(runner._drafts) - 1)
         num_live = sum(stream.is_live for stream in self.streams)

@@ -143,7 +143,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
     def forget(self, session: str) -> None:
         """Drop the state of an idle session, as a full engine does."""
-        if not any(job.request.stamp.session == session for job in self._jobs):
+        if not any(job.request.stamp.lease == session for job in self._jobs):
             self._sessions.pop(session, None)
 
     def _put(self, request: Request) -> None:
@@ -162,7 +162,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
     def _admit(self, request: Request) -> Job[Request] | Reply | None:
         """A job for this request; or its reply, if there is nothing to compute; None if the reply has been sent."""
         stamp = request.stamp
-        held, has_ended = self._sessions.get(stamp.session), stamp.session in self._ended
+        held, has_ended = self._sessions.get(stamp.lease), stamp.lease in self._ended
         refusal = refusal_of(
             request,
             held,
@@ -174,7 +174,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
         if (reply := refusal or missing_of(request, held)) is not None:
             return cast("Reply", reply)
         if request.base.num_tokens == 0 and request.spec is not None:
-            held = self._sessions.setdefault(stamp.session, HeldTokens(request.spec))
+            held = self._sessions.setdefault(stamp.lease, HeldTokens(request.spec))
             held.take_spec(request.spec)
         assert held is not None, "else its base is missing"
         self._supersede(held)

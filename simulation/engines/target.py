@@ -103,10 +103,10 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
 
     def _put(self, request: Any) -> None:
         if not isinstance(request, Continuation) or self.is_dead:
-            self._refuse(self._continuations.drop(request.stamp.session, before=request.stamp.round))
+            self._refuse(self._continuations.drop(request.stamp.lease, before=request.stamp.round))
             super()._put(request)
             return
-        session = request.stamp.session
+        session = request.stamp.lease
         held = self._sessions.get(session)
         refusal = refusal_of_offer(
             request,
@@ -123,7 +123,7 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
             self._reply(refusal)
 
     def has(self, stamp: Stamp) -> bool:
-        return super().has(stamp) or stamp.session in self._continuations.sessions
+        return super().has(stamp) or stamp.lease in self._continuations.sessions
 
     def kill(self) -> None:
         super().kill()

@@ -52,7 +52,7 @@ class FakeEngine:
     def add(self, request: Any, _arrived_s: float | None = None) -> None:
         if request.suffix[-1] == FAIL:
             raise RuntimeError("told to fail")
-        self._held.add(request.stamp.session)
+        self._held.add(request.stamp.lease)
         self._waiting.append(request)
 
     def step(self) -> list[Any]:

@@ -82,6 +82,11 @@ def test_a_missing_directory_is_named_by_its_setting(name):
         application.check_pair(config)
 
 
+def test_a_learning_buffer_that_cannot_be_written_is_named():
+    with pytest.raises(ConfigError, match=r"^target\.engine\.learning_buffer: /proc cannot be written"):
+        application.check_pair(demo_config(["target.engine.learning_buffer=/proc"]))
+
+
 def test_engines_are_told_what_requests_call_their_model_and_a_shared_draft_its_own_name():
     models = [
         {"model_name": "large", "target": {"engine": {"model": "/l"}}, "shared_draft": "small"},

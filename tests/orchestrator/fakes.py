@@ -69,8 +69,8 @@ class FakeEngine:
         assert request.suffix, "a message brings a token at least: the root"
         if request.base.num_tokens == 0:
             assert request.spec is not None, "a first message carries the spec"
-            self.logs[request.stamp.session] = TokenLog()
-        log = self.logs.get(request.stamp.session)
+            self.logs[request.stamp.lease] = TokenLog()
+        log = self.logs.get(request.stamp.lease)
         if log is None or not log.holds(request.base):
             return Missing(request.stamp, 0)
         log.truncate(request.base.num_tokens)
@@ -138,7 +138,7 @@ class FakeDraftEngine:
     def draft(self, request: DraftRequest) -> DraftReply:
         """Growth that continues until it ends, each guess nearly certain."""
         assert request.stamp.epoch == self.epoch, "a message for another incarnation"
-        session = request.stamp.session
+        session = request.stamp.lease
         if request.spec is not None:
             self.held[session] = HeldTokens(request.spec)
         if (missing := missing_of(request, self.held.get(session))) is not None:

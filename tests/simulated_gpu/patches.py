@@ -60,6 +60,7 @@ def _replaced(gpu: SimulatedGPU) -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "_lazy_init", lambda: None
     yield torch.cuda, "mem_get_info", lambda _: (1 << 28, 1 << 30)
     yield torch.cuda, "get_device_name", lambda _: "simulated"
+    yield torch.cuda, "get_device_capability", lambda _: (9, 0)
     yield torch.cuda, "Event", lambda: SimpleNamespace(record=lambda _: None, synchronize=lambda: None)
     yield torch.cuda, "current_stream", lambda _: None
     yield torch, "Generator", lambda _=HOST: generator(HOST)

@@ -82,9 +82,9 @@ def test_nothing_overtakes_what_belongs_to_the_same_session():
 
         await asyncio.gather(*map(grow, asked))
         for name in ("one", "other"):
-            in_order = [request for request in asked if request.stamp.session == name]
+            in_order = [request for request in asked if request.stamp.lease == name]
             for seen in (draft.asked, told, ended):
-                assert [request for request in seen if request.stamp.session == name] == in_order
+                assert [request for request in seen if request.stamp.lease == name] == in_order
         assert draft.asked != asked, "sessions wait for nobody else's messages"
 
     run_bounded(main)

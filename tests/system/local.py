@@ -51,12 +51,12 @@ class LocalPort:
 
     async def exchange(self, batch: Sequence[Any], take: Callable[[Any], None]) -> None:
         self.num_calls += 1
-        new = {request.stamp.session for request in batch} - self._known
+        new = {request.stamp.lease for request in batch} - self._known
         self._known |= new
         self._unheard |= new
 
         def heard(reply: Any) -> None:
-            self._unheard.discard(reply.stamp.session)
+            self._unheard.discard(reply.stamp.lease)
             take(reply)
 
         try:

@@ -9,7 +9,7 @@ import pytest
 from local import DEMO, request, system
 
 from core.config import EngineConfig, SpeculationConfig
-from core.records import Sampling, Verification
+from core.records import Missing, Sampling, Verification
 from orchestrator.text.tokenizer import Tokenizer
 from tests import eagle
 from workers.engine.draft import DraftEngine
@@ -191,6 +191,40 @@ async def test_an_eagle_head_that_pauses_goes_on_after_the_gap(eagle_head):
     async with system(speculation=adaptive, **eagle_places(eagle_head)["draft"]) as served:
         for _ in range(3):
             assert (await streams(served, sampling, verification))[0] == plain
+        await served.check_nothing_is_held()
+
+
+class CountsMissing:
+    """A target's port, and how often it answered that it has lost a text."""
+
+    def __init__(self, port):
+        self._port, self.num_missing = port, 0
+
+    async def exchange(self, batch, take):
+        def counted(reply):
+            self.num_missing += isinstance(reply, Missing)
+            take(reply)
+
+        await self._port.exchange(batch, counted)
+
+    async def release(self, sessions):
+        await self._port.release(sessions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["target", "draft"])
+async def test_a_target_that_loses_texts_for_lack_of_memory_changes_no_token(eagle_head, place):
+    """The streams outgrow its KV. What is preempted is computed again, and with it the features that the head reads."""
+    sampling, _ = SAMPLINGS["coupled"]
+    plain = await plain_outputs("coupled")
+    where = eagle_places(eagle_head)[place]
+    targets = {**where["targets"], "kv_cache_tokens": 96, "block_tokens": 4}
+    guessers = ("head",) if place == "target" else ("draft",)
+    async with system(speculation=replace(TREE, guessers=guessers), **{**where, "targets": targets}) as served:
+        served.leases.ports["target"] = port = CountsMissing(served.leases.ports["target"])
+        prompts = map(served.tokenizer.encode, PROMPTS)
+        assert await served.all_tokens(request(each, NUM_TOKENS, sampling=sampling) for each in prompts) == plain
+        assert port.num_missing
         await served.check_nothing_is_held()
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from core.errors import first_line
-from core.speculation import ROOT
+from core.speculation import ROOT, TokenTree
 from workers.attention.paged import Kernel, paged_inputs
 from workers.attention.seam import Attention
-from workers.step import KVCache, LayerShape, SequenceKV, Span, Step, Tiling, plan_step
+from workers.step import KVCache, LayerShape, SequenceKV, Step, StepRows, Tiling, flatten, plan_step
 from workers.step.kv_dtype import FP8, as_bits, as_stored
 
 logger = logging.getLogger(__name__)
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 MAX_KERNEL_ERROR = 0.05
 """Largest allowed error of a row relative to its norm; rounding to bfloat16 gives about 0.01."""
 HEADS_PER_KV_HEAD = 4
+WINDOW, SOFTCAP = 7, 1.0
+"""Of the second kind of layer, which has sinks, too: shorter than the test's sequences, and below usual scores."""
 NUM_BLOCKS, NUM_TOKENS = 16, 96
 """Room for the test's sequences: this number of blocks, plus the blocks for this number of tokens."""
 
@@ -57,13 +59,16 @@ def difference(cache: KVCache, kernel: Kernel) -> str | None:
 
 @torch.inference_mode()
 def find_difference(cache: KVCache, kernel: Kernel) -> float:
-    """The largest error of a row relative to its norm, on KV of these shapes; NaN if there is any."""
+    """The largest error of a row relative to its norm, on KV of these shapes; NaN if there is any.
+
+    A window, a softcap and sinks are tried together, because each kind of layer is a kernel that has to be compiled.
+    """
     errors = [_errors(shape, cache, kernel) for shape in set(cache.shapes) - {LayerShape()}]
     return float(torch.cat(errors).max()) if errors else 0.0
 
 
 def _errors(shape: LayerShape, like: KVCache, kernel: Kernel) -> Tensor:
-    """Relative errors of the rows of two steps: one of plain rows, and one of chunks, chains and trees.  # [rows]"""
+    """Relative errors of the rows of plain steps and of chunks, chains and trees, by two kinds of layers.  # [rows]"""
     size = like.block_tokens
     cache = KVCache([shape], NUM_BLOCKS + NUM_TOKENS // size, size, like.keys[0].dtype, like.device)
     random = torch.Generator(like.device).manual_seed(0)
@@ -71,19 +76,30 @@ def _errors(shape: LayerShape, like: KVCache, kernel: Kernel) -> Tensor:
         rows = torch.randn(pool[size:].shape, device=pool.device, generator=random)
         as_bits(pool[size:]).copy_(as_bits(as_stored(rows.to(_computed(pool.dtype)), pool.dtype)))
     kvs = [_sequence(cache, num_tokens) for num_tokens in (size + size // 4, size // 2, 2 * size, 3)]
-    plain = [Span(kv, row, 1) for row, kv in enumerate(kvs)]
-    ragged = [
-        Span(kvs[0], 0, 70),
-        Span(kvs[1], 70, 1, (ROOT, 0, 1)),
-        Span(kvs[2], 74, 2, (ROOT, ROOT, 0, 1, 1)),
-        Span(kvs[3], 81, 0, (ROOT, ROOT, 1), num_cached_nodes=1),
-    ]
-    return torch.cat([_errors_of_step(shape, cache, spans, kernel, random) for spans in (plain, ragged)])
+    plain = flatten([StepRows(kv, [0]) for kv in kvs])
+    ragged = flatten(
+        [
+            StepRows(kvs[0], [0] * 70),
+            StepRows(kvs[1], [0], _tree(ROOT, 0, 1)),
+            StepRows(kvs[2], [0, 0], _tree(ROOT, ROOT, 0, 1, 1)),
+            StepRows(kvs[3], [], _tree(ROOT, ROOT, 1), num_cached_nodes=1),
+        ]
+    )
+    sinks = torch.randn(HEADS_PER_KV_HEAD * shape.num_kv_heads, device=like.device, generator=random)
+    scale = shape.key_dim**-0.5
+    kinds = Attention(scale), Attention(scale, WINDOW, SOFTCAP, sinks)
+    return torch.cat(
+        [_errors_of_step(shape, cache, step, kernel, random, kind) for step in (plain, ragged) for kind in kinds]
+    )
 
 
 def _computed(dtype: torch.dtype) -> torch.dtype:
     """The type of a model that has KV of this type."""
     return torch.bfloat16 if dtype == FP8 else dtype
+
+
+def _tree(*parents: int) -> TokenTree:
+    return TokenTree(tuple(range(len(parents))), parents)
 
 
 def _sequence(cache: KVCache, num_tokens: int) -> SequenceKV:
@@ -94,10 +110,10 @@ def _sequence(cache: KVCache, num_tokens: int) -> SequenceKV:
 
 
 def _errors_of_step(
-    shape: LayerShape, cache: KVCache, spans: list[Span], kernel: Kernel, random: torch.Generator
+    shape: LayerShape, cache: KVCache, step: Step, kernel: Kernel, random: torch.Generator, kind: Attention
 ) -> Tensor:
-    cache.reserve_all((span.kv, span.num_kv) for span in spans)
-    num_rows = sum(span.num_rows for span in spans)
+    cache.reserve_all((span.kv, span.num_kv) for span in step.spans)
+    num_rows = len(step.ids)
     like = cache.keys[0]
     sizes = (
         (HEADS_PER_KV_HEAD * shape.num_kv_heads, shape.key_dim),
@@ -110,10 +126,9 @@ def _errors_of_step(
     )
     if shape.values_in_keys:
         value = key[..., : shape.value_dim]
-    step = Step([0] * num_rows, [0] * num_rows, [], spans)
     *_, paged_plan = paged_inputs(step, cache, kernel, Tiling())
-    plans = (paged_plan, plan_step(cache, spans, num_rows, Tiling()))  # kernel first: it has to store the KV itself
-    attention = Attention(shape.key_dim**-0.5)
-    got, want = (attention.run_layer(0, plan, query, key, value)[0].flatten(1).float() for plan in plans)
+    gathering = plan_step(cache, step.spans, num_rows, Tiling())
+    plans = (paged_plan, gathering)  # kernel first: it has to store the KV itself
+    got, want = (kind.run_layer(0, plan, query, key, value)[0].flatten(1).float() for plan in plans)
     error: Tensor = torch.linalg.vector_norm(got - want, dim=1) / torch.linalg.vector_norm(want, dim=1)
     return error

@@ -132,8 +132,8 @@ def _store(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _as_stored(new: tl.tensor, LARGEST: tl.constexpr) -> tl.tensor:
-    """Rounded to float8 e4m3, to the nearest even one and at most `LARGEST`; NaN stays. Converting it is then exact, on
-    any device. `LARGEST` 0: as it is."""
+    """Rounded to float8 e4m3, to the nearest even one and at most `LARGEST`; infinite numbers and NaN become NaN.
+    Converting it is then exact, on any device. `LARGEST` 0: as it is."""
     if LARGEST > 0:
         number = new.to(tl.float32)
         limited = tl.where(number > LARGEST, LARGEST, tl.where(number < -LARGEST, -LARGEST, number))
@@ -141,7 +141,7 @@ def _as_stored(new: tl.tensor, LARGEST: tl.constexpr) -> tl.tensor:
         normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)  # three binary digits
         small = (limited + 24576.0) - 24576.0  # multiples of 2 ** -9, below the normal numbers
         new = tl.where(tl.abs(limited) < 0.015625, small, normal)
-        new = tl.where(number == number, new, number)
+        new = tl.where(tl.abs(number) < float("inf"), new, number - number)
     return new
 
 

@@ -139,14 +139,14 @@ class Engine(ABC, Generic[Request, Reply]):
         `arrived_s`: monotonic time from which its wait is counted; now if None.
         """
         self._is_waiting = False
-        held = self._store.find(request.stamp.session)
+        held = self._store.find(request.stamp.lease)
         reply = self._refusal_of(request, held) or missing_of(request, held)
         if reply is not None:
             self._replies.append(reply)
             return
         if request.base.num_tokens == 0 and request.spec is not None:
             num_source = request.spec.num_source if self.info.max_source_tokens else 0
-            held = self._store.open(request.stamp.session, request.spec, tuple(request.suffix[:num_source]))
+            held = self._store.open(request.stamp.lease, request.spec, tuple(request.suffix[:num_source]))
             held.adapter = 0 if request.spec.adapter is None else self._adapters[request.spec.adapter.digest]
             held.grammar = self._grammars.state(request.spec.grammar, held.grammar)
         assert held is not None, "else its base is missing"
@@ -156,7 +156,7 @@ class Engine(ABC, Generic[Request, Reply]):
 
     def _refusal_of(self, request: Request, held: HeldSequence | None) -> Refused | None:
         """Why the message is stale, malformed or too long for this engine; None if it is acceptable."""
-        has_ended = self._store.has_ended(request.stamp.session)
+        has_ended = self._store.has_ended(request.stamp.lease)
         refusal = refusal_of(
             request,
             held,

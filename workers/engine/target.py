@@ -41,7 +41,7 @@ from workers.engine.judging import JudgedJob, judge
 from workers.engine.kv_room import FirstComeKVRoom
 from workers.engine.sequences import HeldSequence
 from workers.heads import EngineHead, HeadWithKV, PrefixFeatures, load_engine_head
-from workers.live import LearningBuffer, VerdictCollector
+from workers.live import LearningBuffer, VerdictCollector, check_buffer
 from workers.model import LoadedModel, LoraWeights, starting_adapters
 from workers.parallel import Rank, load_runtime, log_rank_lost
 from workers.runtime import ModelRuntime, Scores, report_layers
@@ -68,6 +68,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
         Raises: StartupError.
         """
+        if config.learning_buffer is not None:  # before anything is loaded
+            check_buffer(_buffer_of(config.learning_buffer))
         heads: list[EngineHead | None] = []
 
         def load_head(loaded: LoadedModel) -> Sequence[LayerShape]:
@@ -93,7 +95,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
     def add(self, request: TargetRequest, arrived_s: float | None = None) -> None:
         """Like `Engine.add`; also accepts an offered continuation."""
-        session = request.stamp.session
+        session = request.stamp.lease
         if isinstance(request, Continuation):
             refused = self._refusal_of_offer(request)
             self._replies += self._continuations.offer(request) if refused is None else [refused]
@@ -179,12 +181,12 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             self._answer(job, Missing(job.request.stamp, 0))
 
     def _refusal_of_offer(self, offer: Continuation) -> Refused | None:
-        held = self._store.find(offer.stamp.session)
+        held = self._store.find(offer.stamp.lease)
         return refusal_of_offer(
             offer,
             held,
             epoch=self.epoch,
-            has_ended=self._store.has_ended(offer.stamp.session),
+            has_ended=self._store.has_ended(offer.stamp.lease),
             is_verifying=any(job.held is held for job in self._jobs),
             vocab_size=self.info.vocab_size,
         )
@@ -209,7 +211,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         """Store for features of the tokens before the root, if a head reads them."""
         root = request.num_committed - 1
         head = self._grown if Want.GUESSES in request.wants else None
-        if Want.PREFIX_FEATURES in request.wants or (head is not None and head.lacks(request.stamp.session, root)):
+        if Want.PREFIX_FEATURES in request.wants or (head is not None and head.lacks(request.stamp.lease, root)):
             return PrefixFeatures(max(0, root - MAX_FEATURE_TOKENS))
         return None
 
@@ -340,7 +342,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     def _can_go_on(self, committed: Sequence[int], request: VerifyRequest) -> bool:
         """Whether the offered block may be verified: not after an end-of-sequence token, which may end the output."""
         is_end = not set(committed).isdisjoint(self.info.eos_token_ids)
-        return not is_end and self._refusal_of(request, self._store.find(request.stamp.session)) is None
+        return not is_end and self._refusal_of(request, self._store.find(request.stamp.lease)) is None
 
     def _roll_back(self, job: VerifyJob, path: Sequence[int]) -> None:
         """Keep only the KV of the accepted path: later rows must not attend to rejected tokens."""
@@ -359,8 +361,12 @@ def _collector(config: EngineConfig, epoch: int) -> VerdictCollector | None:
     """Raises: ConfigError."""
     if config.learning_buffer is None:
         return None
-    directory = Path(config.learning_buffer).expanduser()
-    return VerdictCollector(LearningBuffer(directory, config.learning_buffer_tokens, epoch))
+    buffer = LearningBuffer(_buffer_of(config.learning_buffer), config.learning_buffer_tokens, epoch)
+    return VerdictCollector(buffer)
+
+
+def _buffer_of(path: str) -> Path:
+    return Path(path).expanduser()
 
 
 def _nothing() -> None:

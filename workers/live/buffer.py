@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from core.errors import ConfigError
@@ -91,6 +92,17 @@ class KeptText:
         return cls(given["token_ids"], first, given["missed"], *tops, *counts)
 
 
+def check_buffer(directory: Path) -> None:
+    """Make the directory if it is missing. Raises: ConfigError unless files can be written to it."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _delete_stale(directory)
+        with TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise ConfigError(f"target.engine.learning_buffer: {directory} cannot be written: {error}") from error
+
+
 class LearningBuffer:
     """Writes texts on a thread of its own. `add` never waits and never raises."""
 
@@ -98,11 +110,7 @@ class LearningBuffer:
         """`epoch` tells the files of one target from those of another. Raises: ConfigError."""
         self._directory, self._max_tokens, self._epoch = directory, max_tokens, epoch
         self._file_tokens = min(MAX_FILE_TOKENS, max_tokens // NUM_FILES)
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _delete_stale(directory)
-        except OSError as error:
-            raise ConfigError(f"target.engine.learning_buffer: {directory} cannot be made: {error}") from error
+        check_buffer(directory)
         self.num_kept = 0
         """Number of tokens that the target chose and that are on disk."""
         self.num_lost = 0

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from core.errors import ConfigError
 
@@ -28,11 +29,13 @@ class Versions:
                 "name it as draft.engine.model, with draft.follows_link: true"
             )
         self._link, self._directory = link, directory
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--versions: {directory} cannot be made: {error}") from error
-
+        for option, folder in (("--versions", directory), ("--draft", link.parent)):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with TemporaryFile(dir=folder):
+                    pass
+            except OSError as error:
+                raise ConfigError(f"{option}: {folder} cannot be written: {error}") from error
         self.state = directory / "judged.json"
         """File with the state of the version that is being judged, for a new process."""
 

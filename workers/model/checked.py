@@ -5,7 +5,7 @@ Knows files, configurations and models without weights. Must not know how weight
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -74,14 +74,16 @@ def check(config: EngineConfig, *, of_mtp: bool = False) -> Checkpoint:
         elif model_config.model_type in MTP_KINDS:
             names = map(rename or str, tensor_names(files))
             rename = _both(rename, without_mtp(names, model_config.num_hidden_layers))
+        check_layers: Callable[[Any], None] = _nothing
         if config.layers is not None:
-            model_config, of_subset = _some_layers(model_config, config)
+            model_config, of_subset, check_layers = _some_layers(model_config, config)
             rename = _both(rename, of_subset)
         if config.tensor_parallel > 1:
             ModelShard(0, config.tensor_parallel, config.expert_parallel).check(model_config)
         meta = _meta_model(path, model_config, config)
         check_recurrent(meta, model_config, config.num_ranks)
         PipelineStage(0, config.pipeline_parallel).check(meta)
+        check_layers(meta)
         try:
             check_stored(path, files, meta, rename or str, scaled)
         except CheckpointError as error:
@@ -104,13 +106,18 @@ def _meta_model(path: Path, model_config: Any, config: EngineConfig) -> Any:
     return model
 
 
-def _some_layers(model_config: Any, config: EngineConfig) -> tuple[Any, Rename]:
-    """Configuration of the model with only `config.layers`, and its names for stored tensors."""
+def _nothing(_: Any) -> None:
+    """Default of the check of layers."""
+
+
+def _some_layers(model_config: Any, config: EngineConfig) -> tuple[Any, Rename, Callable[[Any], None]]:
+    """Configuration of the model with only `config.layers`, its names for stored tensors, and its check once built."""
     assert config.layers is not None
     subset = LayerSubset(config.layers)
     subset.check(model_config, config.model)
-    name, _ = layer_list(meta_model(model_config, config.dtype))
-    return subset.config_of(model_config), partial(subset.renamed, layers=name.rpartition(".")[2])
+    name, whole = layer_list(meta_model(model_config, config.dtype))
+    renamed = partial(subset.renamed, layers=name.rpartition(".")[2])
+    return subset.config_of(model_config), renamed, partial(subset.check_kept, whole)
 
 
 def _both(first: Rename | None, second: Rename) -> Rename:

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from core.config import EngineConfig
+from core.config import FP8_CAPABILITY, EngineConfig
 from core.errors import CheckpointError, ConfigError, UnsupportedModel, first_line
 from core.records import ModelInfo
 from workers.attention import ATTENTION, keep_latents
@@ -63,6 +63,7 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
     if config.num_ranks != (shard.num_ranks if shard else 1):
         name = "tensor_parallel" if config.tensor_parallel > 1 else "pipeline_parallel"
         raise ConfigError(f"{name} is {getattr(config, name)}, but this engine runs on its own")
+    _check_kv_dtype(config)
     progress(f"reading {Path(config.model) / 'config.json'}")
     checkpoint = check(config)
     model_config = checkpoint.model_config
@@ -84,6 +85,19 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
     loaded = _prepared(model, checkpoint, config, num_parameters, mixers, layers)
     progress(f"loaded {num_parameters / 1e6:.1f}M parameters, {loaded.info.dtype} on {loaded.info.device}")
     return replace(loaded, shard=shard, rename=checkpoint.rename)
+
+
+def _check_kv_dtype(config: EngineConfig) -> None:
+    """Raises: ConfigError for a GPU that cannot compute with KV of this type. Only the engine's own process sees it."""
+    if config.kv_dtype is None:
+        return
+    capability = torch.cuda.get_device_capability(config.device)
+    if capability < FP8_CAPABILITY:
+        least, found = (".".join(map(str, each)) for each in (FP8_CAPABILITY, capability))
+        raise ConfigError(
+            f"kv_dtype: {config.kv_dtype} needs a GPU of compute capability {least} or more, and "
+            f"{torch.cuda.get_device_name(config.device)} has {found}: leave it out"
+        )
 
 
 def load_mtp(config: EngineConfig) -> tuple[LoadedModel, MtpKind, dict[str, Tensor]]:

@@ -22,6 +22,7 @@ from workers.model.folder import quiet_transformers, read_config
 from workers.model.servable import check_architecture, check_recurrent, context_limit, probe_layers
 from workers.model.shards import ModelShard, PipelineStage
 from workers.recurrent import find_mixers, state_bytes
+from workers.step.kv_dtype import kv_dtype
 
 TOP_K = ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token")
 """Names of the number of experts that a row uses."""
@@ -64,10 +65,10 @@ def _outline(config: EngineConfig) -> Outline:
     PipelineStage(0, config.pipeline_parallel).check(model)
     if config.tensor_parallel > 1:
         ModelShard(0, config.tensor_parallel, config.expert_parallel).check(model_config)
-    return Outline(type(model).__name__, _shape(model, config.dtype), max_context, contained.limit, scaled is not None)
+    return Outline(type(model).__name__, _shape(model, config), max_context, contained.limit, scaled is not None)
 
 
-def _shape(model: Any, dtype: str) -> ModelShape:
+def _shape(model: Any, config: EngineConfig) -> ModelShape:
     experts = [value for name, value in model.named_parameters() if ".experts." in name]
     widest = max((value.shape[0] for value in experts), default=1)
     top_k = next((getattr(model.config, name) for name in TOP_K if getattr(model.config, name, None)), widest)
@@ -76,6 +77,7 @@ def _shape(model: Any, dtype: str) -> ModelShape:
     serve_as_decoder(model)
     recurrent: set[Any] = {module.layer_idx for _, module in find_mixers(model)}
     layers = probe_layers(model, model.config, recurrent)
+    dtype = getattr(torch, config.dtype)
     return ModelShape(
         num_parameters=num_parameters,
         num_expert_parameters=sum(value.numel() for value in experts),
@@ -83,6 +85,7 @@ def _shape(model: Any, dtype: str) -> ModelShape:
         hidden_size=model.config.hidden_size,
         vocab_size=model.config.vocab_size,
         layers=tuple(KVShape(layer.num_kv_heads, layer.key_dim, layer.value_dim) for layer in layers),
-        value_bytes=getattr(torch, dtype).itemsize,
+        value_bytes=dtype.itemsize,
         state_bytes=state_bytes(model),
+        kv_value_bytes=kv_dtype(config, dtype).itemsize,
     )

@@ -6,11 +6,13 @@ waiting; must not know commands or models.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Final, Self
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from workers.native.ranks.shared import PART, Exchange
 
 FOLDER: Final = Path("/dev/shm")  # noqa: S108  files there are memory
+PREFIX: Final = "outrider-ranks-"
 LINE: Final = 8
 """Words of a cache line."""
 MEETING, SENT, FIRST_RANK = 0, LINE, 2 * LINE
@@ -50,10 +53,14 @@ class SharedMemory:
 
     @classmethod
     def create(cls, num_ranks: int) -> Self:
-        """Raises: OSError if there is no such memory, or not enough."""
+        """Raises: OSError if there is no such memory, or not enough.
+
+        Its file is locked for as long as this process lives, so that the next group can tell what a killed one left.
+        """
         if platform.machine() not in ("x86_64", "AMD64"):  # others may see a message's number before the message
             raise OSError("messages need a processor that keeps the order of stores")
-        file, name = tempfile.mkstemp(prefix="outrider-ranks-", dir=FOLDER)
+        _delete_abandoned()
+        file, name = _locked_file()
         try:
             os.posix_fallocate(file, 0, _num_bytes(num_ranks))
             return cls(file, Path(name), 0, num_ranks)
@@ -107,6 +114,28 @@ class SharedMemory:
     def _of_ranks(self) -> NDArray[np.int64]:
         """A line for each rank.  # [ranks, words]"""
         return self._words[FIRST_RANK:].reshape(self._num_ranks, LINE)
+
+
+def _locked_file() -> tuple[int, str]:
+    """Raises: OSError."""
+    while True:
+        file, name = tempfile.mkstemp(prefix=PREFIX, dir=FOLDER)
+        fcntl.flock(file, fcntl.LOCK_SH)
+        if Path(name).exists():  # another group may have taken it for an abandoned one before it was locked
+            return file, name
+        os.close(file)
+
+
+def _delete_abandoned() -> None:
+    """Delete the files that nobody has locked any more: their rank 0 was killed before all ranks had opened them."""
+    for path in FOLDER.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # it is another user's, or is gone by now
+            file = os.open(path, os.O_RDWR)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(file)
 
 
 def _num_bytes(num_ranks: int) -> int:

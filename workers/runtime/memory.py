@@ -91,11 +91,13 @@ def num_kv_blocks(
     all_min: Callable[[int], int] = int,
     taken_bytes: Callable[[], int] = int,
     state_bytes: int = 0,
+    beside_bytes: int = 0,
 ) -> int:
     """Number of KV blocks: for `kv_cache_tokens` if set, else as many as fit into memory.
 
     `all_min` returns the smallest of all ranks' numbers. `taken_bytes` returns the bytes that this process takes on a
-    GPU besides KV. A recurrent state takes `state_bytes`; half of the memory is left for states.
+    GPU besides KV. A recurrent state takes `state_bytes`; half of the memory is left for states. `beside_bytes`: what
+    else is stored for each token in the same memory.
     Raises: NoRoomForKV; ConfigError if free memory is unknown.
     """
     if config.kv_cache_tokens is not None:
@@ -104,7 +106,7 @@ def num_kv_blocks(
     if state_bytes:
         allowed = min(allowed // 2, allowed - MIN_STATES * state_bytes)
         reason += f", {MIN_STATES} recurrent states take {MIN_STATES * state_bytes / GIB:.3g}"
-    of_token = max(1, token_bytes(layers, dtype))
+    of_token = max(1, token_bytes(layers, dtype) + beside_bytes)
     num_tokens = min(allowed // of_token, MAX_SLOTS)
     num_blocks = all_min(max(0, min(num_tokens // config.block_tokens - NUM_OWN_BLOCKS, MAX_BLOCKS)))
     if num_blocks < 1:

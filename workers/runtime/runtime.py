@@ -95,8 +95,8 @@ class ModelRuntime:
         taken = partial(bytes_beside_kv, loaded.model, config)
         of_state = sum(part.num_bytes for mixer in loaded.mixers for part in mixer.states)
         stored = kv_dtype(config, loaded.model.dtype)
-        wide_beside = [*beside] * (loaded.model.dtype.itemsize // stored.itemsize)  # what is beside it keeps its type
-        num_blocks = num_kv_blocks(config, (*loaded.layers, *wide_beside), stored, all_min, taken, of_state)
+        of_others = token_bytes(beside, loaded.model.dtype)
+        num_blocks = num_kv_blocks(config, loaded.layers, stored, all_min, taken, of_state, of_others)
         self.info = replace(
             loaded.info,
             kv_cache_tokens=num_blocks * config.block_tokens,

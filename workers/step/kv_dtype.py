@@ -29,8 +29,11 @@ def as_bits(pool: Tensor) -> Tensor:
 
 
 def as_stored(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows as they are stored. Larger numbers become the largest; NaN stays."""
-    return rows.float().clamp(-FP8_MAX, FP8_MAX).to(FP8) if dtype == FP8 else rows
+    """Rows as they are stored. Larger numbers become the largest; infinite ones become NaN and so stay an error."""
+    if dtype != FP8:
+        return rows
+    wide = rows.float()
+    return wide.clamp(-FP8_MAX, FP8_MAX).masked_fill(wide.isinf(), torch.nan).to(FP8)
 
 
 def store_rows(pool: Tensor, slots: Tensor, rows: Tensor) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed, nn
 from transformers import PreTrainedModel
 
-from core.errors import StartupError, first_line
+from core.errors import ConfigError, StartupError, first_line
 from workers.training.packing import KeptStates, PackedTexts, pack, sequences
 from workers.training.texts import TrainingText
 
@@ -141,6 +141,11 @@ class Trainer:
     def _resume(self, file: Path) -> None:
         if file.exists():
             kept = torch.load(file, map_location=_device_of(self._learner.module), weights_only=True)
+            if kept["step"] > self._plan.num_steps:
+                raise ConfigError(
+                    f"--steps {self._plan.num_steps}: the training in {file.parent} has made {kept['step']}; give as "
+                    "many at least, or name another --work"
+                )
             try:
                 self._learner.module.load_state_dict(kept["weights"])
             except (RuntimeError, KeyError) as error:

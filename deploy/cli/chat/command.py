@@ -16,7 +16,7 @@ from typer import Option
 
 from deploy.cli import terminal
 from deploy.cli.chat.conversation import FENCE, Conversation, command_in, read_input
-from deploy.cli.jobs import MAX_RETRIES, CallOptions, Job, bearer_token, explain, problem_of_token
+from deploy.cli.jobs import MAX_RETRIES, CallOptions, Job, bearer_token, explain, problem_of_call
 from outrider_client import Client, OutriderError, Retry
 
 EXIT_FAILED = 1
@@ -44,7 +44,7 @@ class ChatOptions(CallOptions):
 
 def chat(options: ChatOptions) -> int:
     """Returns the exit status."""
-    if (problem := problem_of_token()) is not None:
+    if (problem := problem_of_call(options)) is not None:
         terminal.say(f"outrider: {problem}")
         return EXIT_FAILED
     is_typed = sys.stdin.isatty() and sys.stdout.isatty()

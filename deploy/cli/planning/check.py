@@ -188,7 +188,7 @@ def _check_needs(options: CheckOptions, gpu: str) -> int:
 
 def _check_no_needs(options: CheckOptions) -> None:
     """Raises: ConfigError for options that mean nothing without --gpu."""
-    for name in ("draft_gpu", "rate", "acceptance", "dollars", "draft_dollars"):
+    for name in ("draft_gpu", "kv_dtype", "draft_kv_dtype", "rate", "acceptance", "dollars", "draft_dollars"):
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} needs --gpu")
     for name, path in (("--target", options.target), ("--draft", options.draft)):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from core.config import EngineConfig, SpeculationConfig
+from core.config import FP8_CAPABILITY, EngineConfig, KVDtype, SpeculationConfig
 from core.costs import GPUS, Placed
 from core.errors import ConfigError, UnsupportedModel
 from core.ranges import Range
@@ -59,6 +59,13 @@ class NeedsOptions:
     ] = None
     draft_gpu: Annotated[
         str | None, Option(metavar="GPU[:N]", help="GPUs of a draft's replica.", rich_help_panel=PANEL)
+    ] = None
+    kv_dtype: Annotated[
+        KVDtype | None,
+        Option(help="Type of the target's KV, in place of bfloat16 (target.engine.kv_dtype).", rich_help_panel=PANEL),
+    ] = None
+    draft_kv_dtype: Annotated[
+        KVDtype | None, Option(help="Type of the draft's KV (draft.engine.kv_dtype).", rich_help_panel=PANEL)
     ] = None
     rate: Annotated[
         float | None,
@@ -142,7 +149,7 @@ def needs_of(options: NeedsOptions, gpu: str) -> Needs:
 
     Raises: ConfigError, which names the option; UnsupportedModel, CheckpointError for a model that cannot be served.
     """
-    target = _role("target", options.target, gpu, options.dollars)
+    target = _role("target", options.target, gpu, options.dollars, options.kv_dtype)
     draft = _draft(options)
     _check_context(options, target)
     if draft is not None:
@@ -153,12 +160,12 @@ def needs_of(options: NeedsOptions, gpu: str) -> Needs:
 
 def _draft(options: NeedsOptions) -> Role | None:
     if options.draft is None:
-        if options.draft_gpu is not None or options.acceptance is not None:
-            raise ConfigError("--draft-gpu and --acceptance need --draft")
+        if any(each is not None for each in (options.draft_gpu, options.acceptance, options.draft_kv_dtype)):
+            raise ConfigError("--draft-gpu, --acceptance and --draft-kv-dtype need --draft")
         return None
     if options.draft_gpu is None:
         raise ConfigError("--draft-gpu is needed: the GPU that --draft will run on")
-    return _role("draft", options.draft, options.draft_gpu, options.draft_dollars)
+    return _role("draft", options.draft, options.draft_gpu, options.draft_dollars, options.draft_kv_dtype)
 
 
 def _check_context(options: NeedsOptions, target: Role) -> None:
@@ -177,14 +184,18 @@ def check_vocabularies(target: Role, draft: Role) -> None:
         check_same_vocabulary(target.model, draft.model)
 
 
-def _role(name: str, model: Path, gpu: str, dollars: float | None) -> Role:
+def _role(name: str, model: Path, gpu: str, dollars: float | None, kv_dtype: KVDtype | None) -> Role:
     """Raises: ConfigError, UnsupportedModel, CheckpointError."""
     from workers.model import outline_of  # imports torch
 
-    option = "--gpu" if name == "target" else "--draft-gpu"
+    prefix = "--" if name == "target" else "--draft-"
+    option = f"{prefix}gpu"
     kind, count = parse_gpu(option, gpu)
     sheet = GPUS[kind] if dollars is None else replace(GPUS[kind], dollars=dollars)
-    found = outline_of(EngineConfig(str(model), dtype="bfloat16", tensor_parallel=count))
+    if kv_dtype is not None and sheet.capability < FP8_CAPABILITY:
+        raise ConfigError(f"{prefix}kv-dtype {kv_dtype} needs a GPU of compute capability 8.9 or more, unlike {kind}")
+    config = EngineConfig(str(model), dtype="bfloat16", tensor_parallel=count, device="cuda", kv_dtype=kv_dtype)
+    found = outline_of(config)
     placed = Placed(found.shape, sheet, count)
     kv_tokens = placed.kv_tokens(STEP_TOKENS)
     if kv_tokens < 1:

@@ -38,8 +38,9 @@ def _role_lines(role: Role) -> Iterator[str]:
     yield f"  weights   {shape.weight_bytes / 1e9:,.1f} GB in bfloat16{each}{quantized}"
     yield f"  a step    {shape.step_bytes(STEP_TOKENS) / 1e9:,.1f} GB for {STEP_TOKENS:,} rows"
     fit = f"{role.kv_tokens:,} tokens fit: {role.kv_tokens / context:,.1f} contexts of {context:,}"
+    kept = ", in 8 bits" if shape.kv_value_bytes == 1 else ""
     if placed.model.kv_bytes(placed.count):
-        yield f"  KV        {placed.model.kv_bytes(placed.count) / 1e3:,.1f} kB a token on a GPU; {fit}"
+        yield f"  KV        {placed.model.kv_bytes(placed.count) / 1e3:,.1f} kB a token on a GPU{kept}; {fit}"
     if shape.state_bytes:
         streams = role.num_states // (STATES_BESIDE_GUESSES + BLOCK_GUESSES)
         each = f"{shape.state_bytes / 1e6:,.1f} MB each, {role.num_states:,} fit"

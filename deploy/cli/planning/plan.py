@@ -214,10 +214,15 @@ def _serve(options: PlanOptions, needs: Needs) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load(given.read_text())
     args = config["applications"][0]["args"]
     args["model_name"] = options.target_repo.partition("@")[0].rpartition("/")[2].lower()
-    for role, repository in (("target", options.target_repo), ("draft", options.draft_repo)):
+    for role, repository, kv_dtype in (
+        ("target", options.target_repo, options.kv_dtype),
+        ("draft", options.draft_repo, options.draft_kv_dtype),
+    ):
         args[role]["engine"]["model"] = f"/models/{repository}"
         least, most = _replicas(needs)[role]
         args[role]["autoscaling"] |= {"min_replicas": least, "max_replicas": most}
+        if kv_dtype is not None:
+            args[role]["engine"]["kv_dtype"] = kv_dtype
     args["target"]["autoscaling"]["sessions"] = min(MAX_SESSIONS, needs.load.streams)
     if needs.target.placed.count > 1:
         args["target"]["engine"]["tensor_parallel"] = needs.target.placed.count

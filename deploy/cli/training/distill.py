@@ -41,7 +41,10 @@ class DistillOptions(TrainingOptions):
     out: Annotated[Path, Option(metavar="OUT", help="Directory to write; must not exist.")]
     objective: Annotated[
         Literal["kl", "reverse_kl", "tv", "accepted", "coupled", "coupled_sampled"],
-        Option(help="What is minimised; the howto says which to choose."),
+        Option(
+            help="What is minimised. Keep kl: coupled takes 1.6 times as long for as many accepted guesses, "
+            "coupled_sampled gains half as much, and the others are for comparison."
+        ),
     ] = "kl"
     temperature: Annotated[
         float, number(Range(0.05, 10.0), "Temperature at which draft and target are compared", metavar="T")
@@ -80,6 +83,7 @@ def distill(options: DistillOptions) -> int:
     )
     watcher = Watcher(trained=Says(options.steps, "as the target's likeliest"))
     before, after = make_draft(job, options.out, _command(options, rate), watcher)
+    options.delete_work(options.out)
     sys.stdout.write(f"{options.out}: distilled; acceptance on held-out texts, before and after:\n")
     for (kind, temperature), found in after.items():
         figures = _figures(before[kind, temperature], found)

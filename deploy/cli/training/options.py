@@ -6,6 +6,7 @@ Knows options and files; must not know what is trained.
 from __future__ import annotations
 
 import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -49,10 +50,21 @@ class TrainingOptions:
     steps: Annotated[int, number(Range(1, 10**7, is_whole=True), "Steps of training")] = 2000
     batch: Annotated[int, number(Range(1, 4096, is_whole=True), "Sequences of 512 tokens a step and process")] = 4
     processes: Annotated[int, number(Range(1, 64, is_whole=True), "Processes that train, one for each GPU")] = 1
-    work: Annotated[Path | None, Option(metavar="DIR", help="Directory of the unfinished training; OUT.work.")] = None
+    work: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR",
+            help="Directory of the unfinished training, kept for more --steps; else OUT.work, deleted at the end.",
+        ),
+    ] = None
 
     def work_of(self, out: Path) -> Path:
         return self.work or out.with_name(f"{out.name}.work")
+
+    def delete_work(self, out: Path) -> None:
+        """Delete what the training has kept, unless the user has named its place."""
+        if self.work is None:
+            shutil.rmtree(self.work_of(out), ignore_errors=True)
 
     def engine(self) -> EngineConfig:
         return EngineConfig(str(self.target), dtype=self.dtype, device=self.device, num_threads=self.threads)
@@ -62,7 +74,9 @@ def check_out(out: Path) -> None:
     """Raises: ConfigError if the directory exists, or cannot be made."""
     check_folders(out)
     if out.exists():
-        raise ConfigError(f"{out} exists; give a directory that does not")
+        raise ConfigError(
+            f"{out} exists; give a directory that does not. A training that --work has kept goes on with more --steps"
+        )
 
 
 def texts_of(options: TrainingOptions, least: int) -> list[TrainingText]:

@@ -45,7 +45,7 @@ def _of_file(path: Path, tokenizer: Tokenizer, vocab_size: int) -> Iterator[Trai
         if part.strip():
             try:
                 yield from _checked(_of_value(json.loads(part) if is_jsonl else part, tokenizer), vocab_size)
-            except (ValueError, TypeError, KeyError, AttributeError, InvalidRequest) as error:
+            except (ValueError, TypeError, KeyError, InvalidRequest) as error:
                 problem = f"lacks {error}" if isinstance(error, KeyError) else str(error)
                 raise ConfigError(f"--data: {where}: {problem}") from error
 
@@ -64,14 +64,43 @@ def _of_value(value: Any, tokenizer: Tokenizer) -> Iterator[TrainingText]:
     if not isinstance(given, dict):
         raise TypeError("must be a JSON string or an object")
     if "messages" in given:
-        yield _text(*_conversation(given["messages"], tokenizer), {"kind": "chat", **given})
+        yield _text(*_conversation(_listed(given, "messages"), tokenizer), {"kind": "chat", **given})
     elif "token_ids" in given:
-        yield _text([int(each) for each in given["token_ids"]], [(int(a), int(b)) for a, b in given["spans"]], given)
+        spans = _listed(given, "spans")
+        if not all(isinstance(each, list) and len(each) == 2 and _are_ints(each) for each in spans):
+            raise TypeError(f"spans must be a list of [first, one after the last], got {spans!r}")
+        yield _text(_ids(given), [(first, end) for first, end in spans], given)
     elif "answer" in given:
-        prompt, answer = tokenizer.encode(given["prompt"]), tokenizer.encode(given["answer"], add_special_tokens=False)
+        prompt = tokenizer.encode(_string(given, "prompt"))
+        answer = tokenizer.encode(_string(given, "answer"), add_special_tokens=False)
         yield _text([*prompt, *answer], [(len(prompt), len(prompt) + len(answer))], given)
     else:
-        yield from _pieces(tokenizer.encode(given["text"] if "text" in given else given["prompt"]), given)
+        yield from _pieces(tokenizer.encode(_string(given, "text" if "text" in given else "prompt")), given)
+
+
+def _string(given: Mapping[str, Any], name: str) -> str:
+    """Raises: TypeError, KeyError."""
+    if not isinstance(value := given[name], str):
+        raise TypeError(f"{name} must be a string, got {value!r}")
+    return value
+
+
+def _listed(given: Mapping[str, Any], name: str) -> list[Any]:
+    """Raises: TypeError, KeyError."""
+    if not isinstance(value := given[name], list):
+        raise TypeError(f"{name} must be a list, got {value!r}")
+    return value
+
+
+def _ids(given: Mapping[str, Any]) -> list[int]:
+    ids = _listed(given, "token_ids")
+    if not _are_ints(ids):
+        raise TypeError("token_ids must be a list of integers")
+    return ids
+
+
+def _are_ints(values: Iterable[object]) -> bool:
+    return all(type(each) is int for each in values)
 
 
 def _pieces(token_ids: Sequence[int], given: Mapping[str, Any]) -> Iterator[TrainingText]:
@@ -85,15 +114,23 @@ def _text(token_ids: list[int], spans: list[tuple[int, int]], given: Mapping[str
 
     if any(not 0 <= first <= end <= len(token_ids) for first, end in spans):
         raise ValueError(f"spans must lie in its {len(token_ids)} tokens")
-    return TrainingText(token_ids, spans, str(given.get("kind", "text")), float(given.get("temperature", 0.0)))
+    temperature = given.get("temperature", 0.0)
+    if type(temperature) not in (int, float):
+        raise TypeError(f"temperature must be a number, got {temperature!r}")
+    return TrainingText(token_ids, spans, str(given.get("kind", "text")), float(temperature))
 
 
 def _conversation(
     messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """Token ids, and where the assistant's messages stand, each with the token that ends it."""
+    if tokenizer.template is None:
+        raise ValueError("messages: the target has no chat template; give prompt and answer, or text")
+    if not all(isinstance(each, dict) for each in messages):
+        raise TypeError("messages must be a list of objects")
     done, token_ids, spans = "", list[int](), list[tuple[int, int]]()
     for number in (number for number, each in enumerate(messages) if each["role"] == "assistant"):
+        _string(messages[number], "content")
         before = tokenizer.chat_text(messages[:number])
         answered = tokenizer.chat_text(messages[: number + 1], continues=True)
         finished = tokenizer.chat_text(messages[: number + 1])

@@ -13,7 +13,6 @@ from pydantic import AfterValidator, BeforeValidator, FailFast, Field, PlainVali
 from core.errors import InvalidRequest
 from deploy.api import GivenTool, json_object, template_call
 from deploy.http.bodies import (
-    MAX_SHOWN_CHARS,
     MAX_TOOLS,
     NO_VERBOSITY,
     Chat,
@@ -29,6 +28,7 @@ from deploy.http.bodies import (
     text_of,
 )
 from deploy.http.openai.bodies import NO_MODERATION, ROLES, OpenAiBody, RefusalPart, TextPart, structure_of_format
+from deploy.http.parsing import MAX_SHOWN_CHARS
 from deploy.http.tools import AUTO, NAMED, AskedTools, asked_tools
 from workers.grammar import Structure
 

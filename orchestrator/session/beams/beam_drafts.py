@@ -12,12 +12,13 @@ import math
 from collections.abc import Sequence
 
 from core.beams import Beam
-from core.records import DraftReply, DraftRequest, DraftUpdate, Missing, SequenceSpec, Stamp
+from core.records import Call, CallTrace, DraftReply, DraftRequest, DraftUpdate, Missing, SequenceSpec, Stamp
 from core.speculation import ROOT, USUAL_TAIL, TreeSpec
 from core.text import TokenLog
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.growth_check import CORRUPT, check_growth
 from orchestrator.session.engine_view import EngineView, SessionText
+from orchestrator.session.recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +85,7 @@ class BeamDraft:
         return DraftRequest(stamp, base, self._log.since(base.num_tokens), self._growth, spec)
 
     def replied(self, reply: DraftReply, vocab_size: int) -> DraftRequest | None:
-        """Take the guesses of a reply; return a message that is sent again. Raises: one of `CORRUPT`."""
-        if not self._view.answers(reply.stamp):
-            return None
+        """Take the guesses of the awaited reply; return a message that is sent again. Raises: one of `CORRUPT`."""
         if isinstance(reply, Missing) and self._view.must_resend(reply.held):
             return self._request()
         if not isinstance(reply, DraftUpdate):
@@ -114,9 +113,16 @@ class BeamDrafts:
     """The draft's leases of one beam search."""
 
     def __init__(
-        self, session_id: str, prompt: Sequence[int], spec: SequenceSpec, numbers: Sequence[int], vocab_size: int
+        self,
+        session_id: str,
+        prompt: Sequence[int],
+        spec: SequenceSpec,
+        numbers: Sequence[int],
+        vocab_size: int,
+        recorder: Recorder,
     ) -> None:
         """`numbers`: those of the leases; none without a draft."""
+        self._recorder = recorder
         self._all = [BeamDraft(number, session_id, prompt, spec.of_draft(None)) for number in numbers]
         self._vocab_size = vocab_size
         self._timeout_s = 0.0
@@ -161,21 +167,25 @@ class BeamDrafts:
             case m.DraftLost():
                 return self._leave(self._numbered(event.draft))
             case m.DraftReplied():
-                return self._on_reply(event.reply)
+                return self._on_reply(event)
             case m.DraftLate():
                 for draft in self._all:
                     draft.late()
         return []
 
-    def _on_reply(self, reply: DraftReply) -> list[m.Command]:
-        draft = next((each for each in self._all if each.is_from(reply.stamp.session, reply.stamp.epoch)), None)
-        if draft is None:
+    def _on_reply(self, event: m.DraftReplied) -> list[m.Command]:
+        reply = event.reply
+        draft = next((each for each in self._all if each.is_from(reply.stamp.lease, reply.stamp.epoch)), None)
+        if draft is None or draft.awaited != reply.stamp:
             return []
         try:
             again = draft.replied(reply, self._vocab_size)
         except (*CORRUPT, KeyError) as error:
             logger.warning("a draft's growth is corrupt: %r", error)
             return self._leave(draft)
+        if isinstance(reply, DraftUpdate):
+            call = CallTrace(Call.BLOCK, event.sent_s, event.received_s, len(reply.new_nodes), timing=reply.timing)
+            self._recorder.beam_grown(call)
         return [] if again is None else [again]
 
     def _leave(self, draft: BeamDraft) -> list[m.Command]:

@@ -79,7 +79,10 @@ class BeamSession:
         spec = replace(SequenceSpec.of(request), num_likeliest=num_likeliest)
         self._target = TargetSide(SessionText(session_id, self._log, spec), pair.target.vocab_size)
         numbers = _draft_numbers(request, search, pair)
-        self._drafts = BeamDrafts(session_id, request.prompt, SequenceSpec.of(request), numbers, pair.target.vocab_size)
+        self._recorder = Recorder(is_traced=request.wants_trace, is_explained=request.wants_explanation)
+        self.stats = self._recorder.stats
+        asked = request.prompt, SequenceSpec.of(request)
+        self._drafts = BeamDrafts(session_id, *asked, numbers, pair.target.vocab_size, self._recorder)
         most = pair.speculation.max_draft_tokens
         self._max_depth = most if request.max_draft_tokens is None else min(most, request.max_draft_tokens)
         self._ending_ids = ending_ids
@@ -92,8 +95,6 @@ class BeamSession:
         self._num_guesses = 0
         """Number of nodes of the block below the beams."""
         self._num_cached: int | None = None
-        self._recorder = Recorder(is_traced=request.wants_trace, is_explained=request.wants_explanation)
-        self.stats = self._recorder.stats
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self._target} {self._log}>"

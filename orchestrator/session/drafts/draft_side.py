@@ -300,7 +300,7 @@ class DraftSide:
         return self._machine.state is not Growing.ABSENT and self._view.name == name
 
     def _is_leased(self, stamp: Stamp) -> bool:
-        return (stamp.session, stamp.epoch) == (self._view.name, self._view.epoch)
+        return (stamp.lease, stamp.epoch) == (self._view.name, self._view.epoch)
 
     def used(self, block: SourcedBlock) -> None:
         """Record that this block is verified next. Its last nodes come from the last reported pass."""

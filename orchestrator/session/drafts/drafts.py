@@ -71,9 +71,9 @@ class Drafts:
             case m.DraftLost():
                 return self._all[event.draft].lost(event.epoch)
             case m.DraftReplied():
-                return self._by_lease(event.reply.stamp.session).replied(event)
+                return self._by_lease(event.reply.stamp.lease).replied(event)
             case m.DraftLate():
-                return self._by_lease(event.stamp.session).late(event.stamp)
+                return self._by_lease(event.stamp.lease).late(event.stamp)
 
     def _by_lease(self, name: str) -> DraftSide:
         return next((draft for draft in self._extra if draft.has_lease(name)), self._first)

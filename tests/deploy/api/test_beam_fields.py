@@ -14,9 +14,9 @@ from core.records import BeamSearch, GenerationRequest, ModelInfo, Sampling
 from deploy.api import Served
 from deploy.grpc import translate as grpc
 from deploy.http import translate as http
-from deploy.http.bodies import parse
 from deploy.http.openai.bodies import CompletionBody
 from deploy.http.openai.chat_body import ChatBody
+from deploy.http.parsing import parse
 from outrider_client import request as client
 from tests.vocabularies import as_product, byte_level
 
@@ -76,7 +76,8 @@ def test_a_search_holds_one_place_however_many_outputs_it_returns() -> None:
     ("fields", "field"),
     [
         ({"beam_width": 65}, "beams.beam_width"),
-        ({"length_penalty": 2.0}, "beams.beam_width"),
+        ({"length_penalty": 2.0}, "beams.length_penalty"),
+        ({"early_stopping": "never"}, "beams.beam_width"),
         ({"beam_width": 2, "n": 3}, "n"),
         ({"beam_width": 2, "length_penalty": float("nan")}, "beams.length_penalty"),
         ({"beam_width": 2, "temperature": 0.5}, "sampling.temperature"),

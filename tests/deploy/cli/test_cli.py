@@ -111,6 +111,21 @@ def test_a_call_without_a_prompt_or_with_one_input_for_two_is_refused(argv, prob
     assert problem in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [("generate", "say"), ("chat",)])
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ("--length-penalty 2", "--length-penalty must not be given without --beam-width"),
+        ("--no-draft --guesser prompt_lookup", "--guesser must not be given beside --no-draft, which makes no guesses"),
+        ("--no-draft --template a+", "--template must not be given beside --no-draft"),
+        ("--no-draft --draft-temperature 1", "--draft-temperature must not be given beside --no-draft"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused_by_name(command, flags, problem, capsys):
+    assert run(*command, *flags.split()) == 1
+    assert problem in capsys.readouterr().err
+
+
 def test_without_a_server_the_user_is_told_how_to_start_one(capsys):
     assert run("generate", "say", "--address", "localhost:1") == 1
     assert "start one with: outrider serve" in capsys.readouterr().err

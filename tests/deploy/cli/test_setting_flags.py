@@ -55,13 +55,43 @@ def test_a_flag_goes_before_the_environment_that_before_the_file_and_that_before
     assert sources.of("limits.max_sessions") == source.format(file=file)
 
 
-def test_among_flags_set_goes_first_and_dtype_before_all(tmp_path):
-    argv = ("--limits.max_sessions", "2", "--set", "limits.max_sessions=3", "--target.engine.dtype", "float32")
-    config, sources = explained(options(tmp_path, *argv, "--dtype", "bfloat16")[0])
-    assert config.limits.max_sessions == 3
-    assert sources.of("limits.max_sessions") == "--set limits.max_sessions=3"
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (
+            "--limits.max_sessions 2 --set limits.max_sessions=3",
+            "--limits.max_sessions and --set limits.max_sessions=3",
+        ),
+        ("--set limits.max_sessions=2 --set limits.max_sessions=3", "--set limits.max_sessions=2 and --set limits"),
+        ("--gamma 2 --speculation.max_draft_tokens 3", "--gamma and --speculation.max_draft_tokens"),
+        ("--dtype bfloat16 --target.engine.dtype float32", "--target.engine.dtype and --dtype"),
+        ("--target . --target.engine.model /b", "--target and --target.engine.model"),
+        ("--draft none --draft.engine.num_threads 2", "--draft and --draft.engine.num_threads"),
+        ("--draft . --set draft=null", "--draft and --set draft=null"),
+        ("--lora a=. --set target.engine.adapters={b:c}", "--lora and --set target.engine.adapters={b: c}"),
+        ("--lora a=. --lora a=/", "--lora a: has two directories, "),
+        ("--target.autoscaling {max_replicas:4} --target.autoscaling.max_replicas 2", "--target.autoscaling and "),
+        ("--target.autoscaling.min_replicas 2 --set target.autoscaling={max_replicas:4}", "min_replicas and --set "),
+        ("--pair demo --target .", "--pair demo and --target both name the target: give one of them"),
+        ("--pair demo --config {file}", "--pair demo and --config both name the target"),
+        ("--pair first --target.engine.model /b", "--pair first and --target.engine.model both name the target"),
+        ("--metrics-port 9000", "--metrics-port 9000 is --grpc-port, too"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused_by_name(tmp_path, monkeypatch, capsys, argv, named):
+    monkeypatch.chdir(tmp_path)
+    _, file = options(tmp_path)
+    assert main.main(["serve", *(word.replace(":", ": ").replace("{file}", str(file)) for word in argv.split())]) == 2
+    said = capsys.readouterr().err
+    assert named in said
+    assert said.count("\n") == 1
+
+
+def test_a_type_alone_makes_no_draft_and_may_be_said_twice(tmp_path):
+    argv = ("--dtype", "bfloat16", "--target.engine.dtype", "bfloat16")
+    config, sources = explained(options(tmp_path, *argv)[0])
     assert (config.target.engine.dtype, sources.of("target.engine.dtype")) == ("bfloat16", "--dtype")
-    assert config.draft is None  # a type alone makes no draft
+    assert config.draft is None
 
 
 def test_groups_and_parts_of_them_may_be_given(tmp_path):

@@ -29,7 +29,8 @@ from deploy import api
 from deploy.cli.replay import _asked
 from deploy.grpc import translate
 from deploy.grpc.responses import to_chunk
-from deploy.http.bodies import Speculation, parse
+from deploy.http.bodies import Speculation
+from deploy.http.parsing import parse
 from deploy.http.routes import COMPLETIONS
 from deploy.http.translate import to_requests
 from deploy.link.requests import decode_requests, encode_requests

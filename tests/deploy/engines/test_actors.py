@@ -56,7 +56,7 @@ async def closed(actor):
 
 async def test_replies_come_in_the_order_of_the_requests(target):
     replies = await replies_of(target._running, [verify_request("a", 7), verify_request("b", 3)])
-    assert [(reply.stamp.session, reply.next_token) for reply in replies] == [("a", 8), ("b", 4)]
+    assert [(reply.stamp.lease, reply.next_token) for reply in replies] == [("a", 8), ("b", 4)]
 
 
 async def test_released_sessions_are_gone_from_the_statistics(target):

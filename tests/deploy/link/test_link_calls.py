@@ -38,7 +38,7 @@ async def begin(link, engine, sessions, take):
 
 async def test_a_reply_is_passed_on_when_it_arrives_and_the_call_ends_with_the_last(link, engine):
     taken = []
-    call = await begin(link, engine, "ab", lambda reply: taken.append(reply.stamp.session))
+    call = await begin(link, engine, "ab", lambda reply: taken.append(reply.stamp.lease))
     engine.end("b")
     await until(lambda: taken == ["b"])
     assert not call.done()

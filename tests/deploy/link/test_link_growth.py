@@ -30,7 +30,7 @@ class FakeLoop:
 
     def post(self, batch, link):
         self.link = link
-        self.posted |= {each.stamp.session: each for each in batch}
+        self.posted |= {each.stamp.lease: each for each in batch}
 
     def tell(self, session, *firsts):
         self.link.take([DraftUpdate(self.posted[session].stamp, NewNodes(first), 2) for first in firsts])

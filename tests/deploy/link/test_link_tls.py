@@ -128,7 +128,7 @@ async def test_what_goes_over_the_link_cannot_be_read(files, certificates):
         link = await Link.open(replace(address, port=middle.sockets[0].getsockname()[1]), certificates)
         long_name = "a-session-that-would-be-seen"
         asked = replace(request(5), stamp=Stamp(long_name, EPOCH, 1))
-        assert (await replies_of(link, [asked]))[0].stamp.session == long_name
+        assert (await replies_of(link, [asked]))[0].stamp.lease == long_name
         assert len(seen) > 1000
         assert long_name.encode() not in seen
         link.close("the test is over")

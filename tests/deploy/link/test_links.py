@@ -77,7 +77,7 @@ async def next_tokens(link, *requests):
 
 async def test_replies_come_in_the_order_of_the_requests(link):
     replies = await replies_of(link, [request("a", 7), request("b", 3, TokenTree.chain([4, 5, 9]))])
-    assert [(reply.stamp.session, reply.next_token) for reply in replies] == [("a", 8), ("b", 6)]
+    assert [(reply.stamp.lease, reply.next_token) for reply in replies] == [("a", 8), ("b", 6)]
     assert replies[1].path == (0, 1)
     assert await replies_of(link, []) == []
 

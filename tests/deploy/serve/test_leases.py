@@ -132,7 +132,7 @@ async def test_leases_of_one_engine_share_its_port(leases):
     assert first.engine_id == second.engine_id
     assert first.port is second.port
     replies = await replies_of(first.port, [verify_request(first, 5), verify_request(second, 7)])
-    assert [(reply.stamp.session, reply.next_token) for reply in replies] == [(first.name, 6), (second.name, 8)]
+    assert [(reply.stamp.lease, reply.next_token) for reply in replies] == [(first.name, 6), (second.name, 8)]
     first.release()
     second.release()
 

@@ -53,8 +53,8 @@ class Engine:
         """Where each session puts its next request as soon as it has a reply."""
 
     async def call(self, batch, take):
-        self.calls.append([request.stamp.session for request in batch])
-        self.rounds += [(request.stamp.session, request.stamp.round) for request in batch]
+        self.calls.append([request.stamp.lease for request in batch])
+        self.rounds += [(request.stamp.lease, request.stamp.round) for request in batch]
         self._takes.append(take)
         self._answers.append(asyncio.get_running_loop().create_future())
         self._num_running += 1
@@ -68,10 +68,10 @@ class Engine:
 
     def deliver(self, request, answer):
         if self.goes_on_with is not None:
-            self.goes_on_with.put(message(request.stamp.session))
+            self.goes_on_with.put(message(request.stamp.lease))
             return
-        assert request.stamp.session not in self.delivered, "answered twice"
-        self.delivered[request.stamp.session] = answer
+        assert request.stamp.lease not in self.delivered, "answered twice"
+        self.delivered[request.stamp.lease] = answer
 
     async def answer(self, index, replies=None):
         if isinstance(replies, Exception):
@@ -261,7 +261,7 @@ async def test_a_call_that_fails_or_ends_too_soon_loses_the_engine_for_its_open_
 
 
 async def test_replies_to_joint_requests_of_a_call_come_together_and_all_others_at_once(engine):
-    batcher = Batcher(engine.call, engine.deliver, None, lambda request: request.stamp.session in "ab")
+    batcher = Batcher(engine.call, engine.deliver, None, lambda request: request.stamp.lease in "ab")
     put(batcher, "abc")
     await settle()
     await engine.step((0, "a"), (0, "c"))

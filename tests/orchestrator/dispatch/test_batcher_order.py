@@ -30,7 +30,7 @@ async def test_what_verdicts_lead_to_is_sent_in_one_call_before_anybody_else_is_
     happened = []
 
     async def call(batch, take):
-        happened.append([asked.stamp.session for asked in batch])
+        happened.append([asked.stamp.lease for asked in batch])
         if is_by_callback:
             asyncio.get_running_loop().call_soon(take_all, take, batch)
         for _ in range(1 + 2 * is_by_callback):
@@ -41,7 +41,7 @@ async def test_what_verdicts_lead_to_is_sent_in_one_call_before_anybody_else_is_
     def deliver(asked, _reply):
         if asked.stamp.round == 1:
             asyncio.get_running_loop().call_soon(happened.append, "a client is woken")
-            batcher.put(request(asked.stamp.session, 2))
+            batcher.put(request(asked.stamp.lease, 2))
 
     batcher = Batcher(call, deliver)
     for session in "abc":

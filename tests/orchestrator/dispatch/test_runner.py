@@ -49,13 +49,13 @@ class FakePort:
         self.ended = set()
 
     async def exchange(self, batch, take):
-        self.batches.append([item.stamp.session for item in batch])
+        self.batches.append([item.stamp.lease for item in batch])
         await asyncio.sleep(0)  # as every real call does, so that clients are woken between rounds
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
         for item in batch:
-            take(Refused(item.stamp, "over") if item.stamp.session in self.ended else self.answer(item))
+            take(Refused(item.stamp, "over") if item.stamp.lease in self.ended else self.answer(item))
 
     async def release(self, sessions):
         for session in sessions:

@@ -70,7 +70,7 @@ class OfferingStage(Stage):
         self.now_s += 0.1
         asked = self.made or self.last(VerifyRequest)
         verdict = replace(self.target.verify(asked), timing=Timing(0.0, 0.05, 1, 1 + len(asked.block)))
-        verified = [(asked, self.target.logs[asked.stamp.session], Outcome(verdict.path, verdict.next_token))]
+        verified = [(asked, self.target.logs[asked.stamp.lease], Outcome(verdict.path, verdict.next_token))]
         (continued,), following, refused = self.offers.after_pass(verified, lambda *_: True)
         self.refused += refused
         self.made = following[0] if following else None

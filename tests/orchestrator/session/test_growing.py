@@ -512,7 +512,7 @@ def test_after_another_lease_growth_begins_anew(stage):
     assert stage.session.stats.num_draft_failures == 1
     stage.event(m.DraftLeased("d2", 2))
     asked = stage.last(DraftRequest)
-    assert (asked.stamp.session, asked.stamp.epoch, asked.base.num_tokens) == ("d2", 2, 0)
+    assert (asked.stamp.lease, asked.stamp.epoch, asked.base.num_tokens) == ("d2", 2, 0)
     assert asked.growth.reports_all
     assert len(stage.session._blocks.tree) == 0
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from core.config import SpeculationConfig
-from core.records import DraftRequest, Features, VerifyRequest, Want
+from core.records import DraftRequest, DraftUpdate, Features, VerifyRequest, Want
 from core.speculation import ROOT, NewNodes
 from orchestrator.policy.policies import Controller
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.block_chooser import BlockChooser
-from tests.orchestrator.fakes import model_info, plain, request
+from tests.orchestrator.fakes import FakeTargetEngine, model_info, plain, request
 from tests.orchestrator.session.test_growing import PROMPT, Stage
 
 WIDTH = 2
@@ -51,6 +51,53 @@ def test_a_head_gets_features_up_to_the_last_token(stage):
     stage.verdict()
     assert stage.message.features == features(0, len(PROMPT))
     assert set(stage.last(VerifyRequest).wants) == {Want.FEATURES}
+
+
+OF_ANOTHER_ENGINE, OF_A_LOST_VERDICT = 1000, 2000
+
+
+def marked(known, mark):
+    """Features that tell which engine they are from."""
+    rows = [int.from_bytes(known.rows[at : at + 2], "little") + mark for at in range(0, len(known.rows), 2)]
+    return replace(known, rows=b"".join(row.to_bytes(2, "little") for row in rows))
+
+
+def test_after_a_swap_of_the_target_no_features_of_the_old_one_are_taken_in(stage):
+    """A session with an open message learns of the swap by it, an idle one by its next: no verdict lies between."""
+    for _ in range(2):
+        stage.verdict()
+    asked, known_end = stage.last(VerifyRequest), stage.message.features.end
+    stage.event(m.TargetLost(1, "it was swapped"))
+    late = stage.target.verify(asked)
+    late = replace(late, features=marked(features(known_end, asked.num_committed + len(late.path)), OF_A_LOST_VERDICT))
+    assert stage.event(m.TargetReplied(late)) == []
+    stage.target = FakeTargetEngine(epoch=2)
+    stage.event(m.TargetLeased("t2", 2))
+    assert stage.event(m.TargetReplied(late)) == [], "nor under the new lease"
+    stage.verdict(lambda known: marked(known, OF_ANOTHER_ENGINE))
+    sent = stage.message.features
+    assert sent.since(known_end) == marked(features(known_end, sent.end), OF_ANOTHER_ENGINE)
+    assert stage.tokens == TEXT[:3]
+
+
+def test_after_a_swap_of_its_engine_an_idle_head_is_sent_all_anew_and_its_old_guesses_are_stale(stage):
+    """Nothing tells the session while no message is open: the next one does, and takes nothing of the old engine for
+    granted."""
+    stage.verdict()
+    old = stage.message
+    update = DraftUpdate(old.stamp, NewNodes(0, (ROOT,), (7,), (0,), (0.9,), (0.9,)), old.num_committed - 1)
+    stage.event(m.DraftReplied(replace(update, is_over=True), 0.0, 0.1))
+    stage.verdict()
+    assert stage.message.stamp.epoch == 1, "nobody has told it"
+    stage.event(m.DraftLost(1))
+    stage.event(m.DraftLeased("d2", 2))
+    assert (stage.message.stamp.epoch, stage.message.base.num_tokens) == (2, 0)
+    assert stage.message.growth.reports_all
+    assert stage.message.features == features(0, stage.message.num_committed - 1)
+    num_stale = stage.session.stats.num_stale_replies
+    stage.event(m.DraftReplied(update, 0.0, 0.1))
+    assert stage.session.stats.num_stale_replies == num_stale + 1
+    assert len(stage.session._blocks.tree) == 0
 
 
 BAD = {

@@ -13,6 +13,7 @@ import torch
 
 from tests.workers.attention.kernels import PlainKernel
 from workers.attention import paged_self_test
+from workers.attention.paged import LayerKind
 from workers.attention.paged_self_test import difference, find_kernel
 from workers.step.kv_cache import KVCache, LayerShape
 
@@ -44,6 +45,17 @@ class IgnoresTrees(PlainKernel):
         return super().attend(query, keys, values, replace(reads, masks=masks), kind)
 
 
+class Ignores(PlainKernel):
+    """Does not know a setting of layers."""
+
+    def __init__(self, setting):
+        self._setting = setting
+
+    def attend(self, query, keys, values, reads, kind):
+        known = LayerKind(kind.scale, kind.window, kind.softcap, kind.sinks)
+        return super().attend(query, keys, values, reads, replace(known, **{self._setting: None}))
+
+
 class LeavesRowsUnwritten(PlainKernel):
     def attend(self, *args):
         output = super().attend(*args)
@@ -68,6 +80,9 @@ class Refuses(PlainKernel):
         (ForgetsTheNewestRow(), "off by"),
         (IgnoresTrees(), "off by"),
         (StoresNothing(), "off by"),
+        (Ignores("window"), "off by"),
+        (Ignores("softcap"), "off by"),
+        (Ignores("sinks"), "off by"),
         (LeavesRowsUnwritten(), "off by nan"),
         (Refuses(), "ptxas fatal: sm_75 is not supported"),
     ],

@@ -36,7 +36,7 @@ def answer(engine, request):
 
 def step(engine):
     """The last reply of one step to each session, by its name."""
-    return {reply.stamp.session: reply for reply in engine.step()}
+    return {reply.stamp.lease: reply for reply in engine.step()}
 
 
 def run(engine):
@@ -53,7 +53,7 @@ def answer_all(engine, requests):
     for request in requests:
         engine.add(request)
     replies = run(engine)
-    return [replies[request.stamp.session] for request in requests]
+    return [replies[request.stamp.lease] for request in requests]
 
 
 def has_grown(reply):

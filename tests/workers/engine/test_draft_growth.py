@@ -72,7 +72,7 @@ def says(checkpoint):
             for text, reply in zip(asked, answer_all(engine, requests), strict=True):
                 known[text, prompt_len, sampling] = reply.new_nodes.tokens.tolist()
             for request in requests:
-                engine._store.drop(request.stamp.session)
+                engine._store.drop(request.stamp.lease)
         return [known[text, prompt_len, sampling] for text in texts]
 
     return ranked
@@ -416,7 +416,7 @@ def test_a_session_that_is_preempted_while_nothing_grows_is_told_so(checkpoint):
 
 def answer_of(bench, request):
     """The reply to an ordinary request beside those that grow."""
-    asker = Session(bench, request.stamp.session)
+    asker = Session(bench, request.stamp.lease)
     bench.add(asker, request)
     for _ in range(100):
         if asker.ends:

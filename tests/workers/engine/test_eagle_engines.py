@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.config import EngineConfig
-from core.records import MAX_FEATURE_TOKENS, Sampling, Verdict, Want
+from core.records import MAX_FEATURE_TOKENS, Missing, Sampling, Verdict, Want
 from core.speculation import ROOT, TokenTree, TreeSpec
 from tests import checkpoints, eagle
 from tests.workers.engine.driving import EPOCH, Driver, answer, chain, tree_of, wrong
@@ -219,6 +219,32 @@ def test_a_preempted_draft_goes_on_from_what_it_is_sent(draft, target, written, 
     assert likeliest_of(drafted(draft, drafting, verdict)) == by_hand
 
 
+def test_a_target_that_lost_a_text_brings_its_features_again(checkpoint, head, draft, written, model):
+    """An older session takes the KV of this one, in the cache, too. The target then computes the text again, and both
+    heads guess from its features as if nothing had been lost."""
+    config = EngineConfig(
+        checkpoint, feature_layers=LAYERS, head=head, head_passes=4, block_tokens=4, kv_cache_tokens=48
+    )
+    target = native(TargetEngine.load(config, EPOCH, lambda _: None))
+    older, verifying = Driver(target, PROMPT[::-1], session="older"), Driver(target, PROMPT)
+    older.verify()
+    judged(target, verifying)
+    older.run(40)
+    missing = answer(target, verifying.verify_request())
+    assert isinstance(missing, Missing)
+    assert missing.held == 0
+    target.release(["older"])
+    verifying.held = 0
+    verdict = judged(target, verifying)
+    assert (verdict.num_cached, verdict.features.first) == (0, 0)
+    text = list(verifying.log.tokens)
+    by_hand = guessed_by_hand(written, model, text, 4)
+    agree(verdict.guesses, by_hand)
+    drafting = Driver(draft, PROMPT)
+    drafting.verified = text
+    assert likeliest_of(drafted(draft, drafting, verdict)) == by_hand
+
+
 def test_coupled_and_rejection_specs(target, draft):
     """Seeded guesses are the same at both places; a rule that needs q gets the likeliest tokens at the target."""
     verifying = Driver(target, PROMPT, SEEDED)
@@ -238,7 +264,7 @@ def test_sessions_of_one_pass_do_not_mix(target, written, model):
         target.add(request)
     verdicts = {}
     while len(verdicts) < len(drivers):
-        verdicts.update({reply.stamp.session: reply for reply in target.step()})
+        verdicts.update({reply.stamp.lease: reply for reply in target.step()})
     for driver in drivers:
         verdict = verdicts[driver.session]
         text = [*driver.log.tokens, verdict.next_token]

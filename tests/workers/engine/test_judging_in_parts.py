@@ -127,7 +127,7 @@ def test_sessions_of_several_parts_go_on_together_or_none_does(engine, judged):
         for driver in offering:
             after, driver.round = driver.round, driver.round + 1
             engine.add(Continuation(Stamp(driver.session, EPOCH, driver.round), after, EMPTY_BLOCK, is_open=True))
-        found = {reply.stamp.session: reply for reply in engine.step() if isinstance(reply, Verdict)}
+        found = {reply.stamp.lease: reply for reply in engine.step() if isinstance(reply, Verdict)}
         replies = [found[driver.session] for driver in drivers]
         continued = [reply.continued > 0 for reply in replies]
         assert continued == [offering is drivers] * len(blocks)

@@ -162,7 +162,7 @@ def grow_all(draft, drivers, spec):
     while draft.has_work:
         for reply in draft.step():
             assert isinstance(reply, DraftUpdate), reply
-            last[reply.stamp.session] = reply
+            last[reply.stamp.lease] = reply
         draft.check_integrity()
     assert len(last) == len(drivers)
     assert all(update.is_over for update in last.values())

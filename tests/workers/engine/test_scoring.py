@@ -253,7 +253,7 @@ def test_searches_share_a_pass_with_other_sessions_and_change_nothing(llama):
         llama.add(other.verify_request())
         llama.add(driver.request())
         num_steps = llama.stats().num_steps
-        replies = {reply.stamp.session: reply for reply in llama.step()}
+        replies = {reply.stamp.lease: reply for reply in llama.step()}
         assert llama.stats().num_steps == num_steps + 1
         driver.take(replies["beams"])
         other.log.extend([replies["other"].next_token])
@@ -279,7 +279,7 @@ def test_little_memory_changes_no_output(path):
         for _ in range(30):
             if not narrow.has_work or len(replies) == len(open_):
                 break
-            replies.update({reply.stamp.session: reply for reply in narrow.step()})
+            replies.update({reply.stamp.lease: reply for reply in narrow.step()})
             narrow.check_integrity()
         for each in open_:
             reply = replies.get(each.session)

@@ -120,7 +120,7 @@ def test_an_unknown_base_is_answered_with_what_is_held(engine):
     driver.verify()
     stranger = replace(driver.verify_request(), base=Base(6, 12345))
     assert answer(engine, stranger) == Missing(stranger.stamp, 0)
-    unknown = replace(driver.verify_request(), stamp=replace(stranger.stamp, session="other"))
+    unknown = replace(driver.verify_request(), stamp=replace(stranger.stamp, lease="other"))
     assert answer(engine, unknown) == Missing(unknown.stamp, 0)
     driver.log.extend([1, 2, 3])
     driver.held = 9
@@ -229,10 +229,10 @@ def test_more_than_fits_at_once_is_served_all_the_same(checkpoint, plain):
     while small.has_work:
         found = small.step()
         small.check_integrity()
-        small.release([reply.stamp.session for reply in found])
+        small.release([reply.stamp.lease for reply in found])
         replies += found
     assert not small.has_work
-    assert sorted(reply.stamp.session for reply in replies) == [*"01234567"]
+    assert sorted(reply.stamp.lease for reply in replies) == [*"01234567"]
     assert {reply.next_token for reply in replies} == {plain[SAMPLINGS[0]][0]}
     small.release([str(n) for n in range(8)])
     assert small.stats().num_free_blocks == small.stats().num_blocks

@@ -63,7 +63,7 @@ def steps_of(engine, requests, way):
             replies.update(step(engine))
         if seen is not None:
             assert seen == ([GPU], ["readback"])
-    return [replies[request.stamp.session] for request in requests]
+    return [replies[request.stamp.lease] for request in requests]
 
 
 def rounds(checkpoint, rule, way):

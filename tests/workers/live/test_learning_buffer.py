@@ -11,7 +11,9 @@ import time
 import pytest
 from live_texts import text_of, texts
 
+from core.config import EngineConfig
 from core.errors import ConfigError
+from workers.engine import TargetEngine
 from workers.live import KeptText, LearningBuffer, files_after, read_kept
 from workers.live import buffer as module
 
@@ -95,8 +97,14 @@ def test_a_slow_disk_never_holds_the_engine(tmp_path, monkeypatch):
 
 def test_a_directory_that_cannot_be_made_is_refused_at_start(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"target\.engine\.learning_buffer: .*file/in cannot be made"):
+    with pytest.raises(ConfigError, match=r"target\.engine\.learning_buffer: .*file/in cannot be written"):
         LearningBuffer(tmp_path / "file" / "in", 10_000, 1)
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_loaded():
+    """Not even root may write to /proc."""
+    with pytest.raises(ConfigError, match=r"^target\.engine\.learning_buffer: /proc cannot be written"):
+        TargetEngine.load(EngineConfig("/nowhere", learning_buffer="/proc"), 1, lambda _: None)
 
 
 def test_a_broken_file_and_one_that_is_gone_are_left_out(tmp_path, caplog):

@@ -60,6 +60,18 @@ def test_a_rank_that_has_not_read_a_command_is_waited_for_until_it_is_lost() -> 
             other.receive(lost)
 
 
+def test_what_a_killed_first_rank_left_is_deleted_by_the_next_and_what_a_living_one_has_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    (tmp_path / "outrider-ranks-left").write_bytes(b"")
+    (tmp_path / "notes").write_bytes(b"")
+    first, second = SharedMemory.create(2), SharedMemory.create(2)
+    assert set(tmp_path.iterdir()) == {first.path, second.path, tmp_path / "notes"}
+    first.send([1], wait)
+    assert SharedMemory.open(first.path, 1, 2).receive(wait) == [1], "it is locked, though its descriptor is closed"
+
+
 def test_without_room_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory.os, "posix_fallocate", lambda *_: _full())
     monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)

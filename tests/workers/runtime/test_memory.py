@@ -123,6 +123,14 @@ def test_states_take_what_kv_leaves_or_as_much_as_kv(
     assert num_states(EngineConfig("m"), 1 << 30, 0) == MIN_STATES
 
 
+def test_what_is_stored_beside_kv_keeps_its_own_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: 1 << 20)
+    config = EngineConfig("m", kv_cache_tokens=None, block_tokens=16)
+    of_kv = memory.token_bytes(LAYERS, torch.bfloat16)
+    twice = num_kv_blocks(config, LAYERS, torch.bfloat16, beside_bytes=of_kv)
+    assert twice == num_kv_blocks(config, LAYERS, torch.float32)
+
+
 def test_no_more_blocks_than_anybody_fills(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda *_: 1 << 50)
     assert num_kv_blocks(EngineConfig("m", kv_cache_tokens=None), LAYERS, torch.float32) == MAX_BLOCKS

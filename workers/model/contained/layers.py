@@ -18,6 +18,9 @@ from torch import nn
 
 from core.errors import ConfigError, UnsupportedModel
 
+FIRST_LAYERS = ("first_k_dense_replace", "num_dense_layers")
+"""Settings that are the number of first layers without experts."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSubset:
@@ -40,13 +43,28 @@ class LayerSubset:
         return found
 
     def _settings(self, model_config: Any) -> Mapping[str, Any]:
-        """Settings that differ: the number of layers, and each list with one entry for each layer."""
+        """Settings that differ: numbers of layers, and each list with one entry for each layer."""
         num_layers, usual = model_config.num_hidden_layers, type(model_config)()
         changed: dict[str, Any] = {"num_hidden_layers": len(self.indices)}
         for name, value in vars(model_config).items():
+            if name in FIRST_LAYERS and isinstance(value, int):
+                changed[name] = sum(index < value for index in self.indices)
             if isinstance(value, list) and len(value) == num_layers and not _has_own_length(name, value, usual):
                 changed[name] = [value[index] for index in self.indices]
         return changed
+
+    def check_kept(self, whole: Sequence[nn.Module], model: Any) -> None:
+        """Check that each layer of `model`, which has only these, is built as in the `whole` list of layers.
+
+        Raises: UnsupportedModel for a family that decides by a layer's number, in a way that `config_of` does not know.
+        """
+        _, kept = layer_list(model)
+        for number, index in enumerate(self.indices):
+            if not _are_alike(whole[index], kept[number], index, number):
+                raise UnsupportedModel(
+                    f"layers: {model.config.model_type} decides by a layer's number what it is, and layer {index} "
+                    f"would be another as the draft's layer {number}; choose others, or a draft of its own"
+                )
 
     def renamed(self, name: str, layers: str) -> str | None:
         """The subset model's name for a stored tensor; None if the tensor belongs to another layer.
@@ -77,6 +95,30 @@ class LayerSubset:
             setattr(parent, name.rpartition(".")[2], whole)
             for key, value in before.items():
                 setattr(model.config, key, value)
+
+
+def _are_alike(one: nn.Module, other: nn.Module, number: int, other_number: int) -> bool:
+    """Whether two layers have the same modules, shapes and settings, but for their numbers."""
+    modules, others = dict(one.named_modules()), dict(other.named_modules())
+    return modules.keys() == others.keys() and all(
+        type(module) is type(others[name])
+        and _shapes(module) == _shapes(others[name])
+        and _have_same_settings(module, others[name], number, other_number)
+        for name, module in modules.items()
+    )
+
+
+def _shapes(module: nn.Module) -> dict[str, Any]:
+    return {name: value.shape for name, value in module.named_parameters(recurse=False)}
+
+
+def _have_same_settings(one: nn.Module, other: nn.Module, number: int, other_number: int) -> bool:
+    settings, others = vars(one), vars(other)
+    return settings.keys() == others.keys() and all(
+        value == others[name] or (type(value) is int and (value, others[name]) == (number, other_number))
+        for name, value in settings.items()
+        if isinstance(value, int | float | str | None)
+    )
 
 
 def _has_own_length(name: str, value: list[Any], usual: Any) -> bool:

@@ -20,6 +20,7 @@ from workers.training.head.teaching import HeadLearner, HeadPlan, Steps, Teacher
 from workers.training.head.unrolling import unrolled
 from workers.training.head.writer import write_card, write_head, write_medusa
 from workers.training.job import TrainingJob, Watcher, digest, met, prepared, spread
+from workers.training.license import license_of
 from workers.training.packing import packed
 from workers.training.texts import by_kind, choose_vocabulary, held_out, trained
 from workers.training.trainer import Trainer
@@ -121,6 +122,7 @@ def _facts(job: HeadJob, model: Any, vocabulary: Sequence[int], command: str) ->
     own = trained(job.texts)
     return {
         "target": Path(job.target.model).name,
+        "license": license_of(Path(job.target.model)),
         "layers": ", ".join(map(str, tapped(model.config.num_hidden_layers))),
         "borrowed": ", and so is the output layer" if job.borrows_output else "",
         "num_draft": len(vocabulary),

@@ -16,7 +16,7 @@ from workers.training.head.eagle3 import HeadShape
 from workers.training.head.features import tapped
 
 EAGLE_ABOUT = """---
-license: apache-2.0
+license: {license}
 tags: [eagle3, speculative-decoding]
 ---
 # An EAGLE-3 head for {target}
@@ -25,7 +25,7 @@ One decoder layer that guesses what {target} says, from hidden states of three o
 {layers}). Embeddings are the target's{borrowed}. {num_draft} of its {num_vocab} tokens can be guessed.
 """
 MEDUSA_ABOUT = """---
-license: apache-2.0
+license: {license}
 tags: [medusa, speculative-decoding]
 ---
 # Medusa heads for {target}

@@ -125,14 +125,14 @@ class Reply(_message.Message):
     def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., draft_update: _Optional[_Union[DraftUpdate, _Mapping]] = ...) -> None: ...
 
 class Stamp(_message.Message):
-    __slots__ = ("session", "epoch", "round")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("lease", "epoch", "round")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
-    session: str
+    lease: str
     epoch: int
     round: int
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+    def __init__(self, lease: _Optional[str] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
 
 class Base(_message.Message):
     __slots__ = ("num_tokens", "prefix_hash")

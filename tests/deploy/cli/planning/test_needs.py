@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from core.errors import ConfigError
 from deploy.cli import main
@@ -79,6 +80,35 @@ def test_fewer_streams_share_a_replica_where_tokens_must_come_sooner(large: str)
     assert fast.requests_per_s < slow.requests_per_s
 
 
+def test_kv_in_8_bits_has_room_for_twice_as_many_tokens(large: str, small: str, capsys: Any) -> None:
+    pair = ("--target", large, "--draft", small, "--gpu", "h100:4", "--draft-gpu", "l4", *QUICK)
+    wide = needs(*pair)
+    narrow = needs(*pair, "--kv-dtype", "fp8", "--draft-kv-dtype", "fp8")
+    assert wide.draft is not None
+    assert narrow.draft is not None
+    for before, after in ((wide.target, narrow.target), (wide.draft, narrow.draft)):
+        assert after.kv_tokens == pytest.approx(2 * before.kv_tokens, abs=1)
+        assert after.outline.shape.weight_bytes == before.outline.shape.weight_bytes
+    assert run("check", *pair, "--kv-dtype", "fp8") == 0
+    assert "kB a token on a GPU, in 8 bits; " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ("--gpu a100:4 --kv-dtype fp8", "--kv-dtype fp8 needs a GPU of compute capability 8.9 or more, unlike a100"),
+        ("--gpu h100:4 --draft-gpu a10g --draft {} --draft-kv-dtype fp8", "--draft-kv-dtype fp8 needs"),
+        ("--gpu h100:4 --draft-kv-dtype fp8", "--draft-gpu, --acceptance and --draft-kv-dtype need --draft"),
+        ("--kv-dtype fp8", "--kv-dtype needs --gpu"),
+    ],
+)
+def test_kv_in_8_bits_is_refused_where_it_cannot_be(
+    large: str, small: str, capsys: Any, flags: str, problem: str
+) -> None:
+    assert run("check", "--target", large, *flags.format(small).split()) == 2
+    assert problem in capsys.readouterr().err
+
+
 def test_prices_may_be_given(small: str) -> None:
     assert needs("--target", small, "--gpu", "l4", "--dollars", "7", *QUICK).load.dollars == 7
 
@@ -106,7 +136,7 @@ def test_a_wrong_gpu_is_named(text: str) -> None:
     [
         (("--rate", "4"), "--rate needs --gpu"),
         ((), "--target"),
-        (("--gpu", "h200:4", "--draft-gpu", "l4"), "--draft-gpu and --acceptance need --draft"),
+        (("--gpu", "h200:4", "--draft-gpu", "l4"), "--draft-gpu, --acceptance and --draft-kv-dtype need --draft"),
         (("--gpu", "h200:4", "--measure"), "--gpu reads config.json alone"),
         (("--gpu", "h200:4", "--prompt-tokens", "200000"), "--prompt-tokens and --output-tokens: 200300 tokens"),
         (("--gpu", "h200:4", "--itl-ms", "0"), "--itl-ms"),
@@ -121,6 +151,16 @@ def test_a_wrong_option_is_named(argv: tuple[str, ...], field: str, large: str, 
 def test_a_draft_without_a_gpu_is_asked_for_one(large: str, small: str, capsys: Any) -> None:
     assert run("check", "--target", large, "--draft", small, "--gpu", "h200:4") == 2
     assert "--draft-gpu is needed" in capsys.readouterr().err
+
+
+def test_a_plan_sets_what_it_counted_with(large: str, small: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(ROOT)
+    repositories = ("--target-repo", f"a/b@{COMMIT}", "--draft-repo", f"a/c@{COMMIT}", "--out", str(tmp_path / "out"))
+    pair = ("--target", large, "--draft", small, "--gpu", "h200:4", "--draft-gpu", "l4")
+    assert run("plan", *QUICK, *pair, *repositories, "--kv-dtype", "fp8") == 0
+    args = yaml.safe_load((tmp_path / "out" / "serve.yaml").read_text())["applications"][0]["args"]
+    assert args["target"]["engine"]["kv_dtype"] == "fp8"
+    assert "kv_dtype" not in args["draft"]["engine"]
 
 
 @pytest.mark.parametrize(

@@ -65,13 +65,19 @@ def wait(_):
         ({"buffer": "nowhere"}, "--buffer: .*nowhere is not a directory: set target.engine.learning_buffer to it"),
         ({"draft": "buffer"}, "--draft: .*buffer must be a symbolic link to a checkpoint: ln -s CHECKPOINT"),
         ({"draft": "nowhere"}, "--draft: .*nowhere must be a symbolic link"),
-        ({"versions": "current/config.json"}, "--versions: .*config.json cannot be made: "),
+        ({"versions": "current/config.json"}, "--versions: .*config.json cannot be written: "),
+        ({"versions": "/proc"}, "--versions: /proc cannot be written: "),
     ],
 )
 def test_what_cannot_be_is_refused(folders, capsys, changed, problem):
     assert learn(folders, **changed) == 2
     said = capsys.readouterr().err
     assert re.search(problem, said), said
+
+
+def test_a_link_that_cannot_be_switched_is_refused_before_a_draft_is_trained(folders, capsys):
+    assert learn(folders, draft="/proc/self/cwd") == 2
+    assert re.search("--draft: /proc/self cannot be written: ", capsys.readouterr().err)
 
 
 def test_a_device_that_torch_does_not_know_is_refused_at_start(folders, capsys):

@@ -96,7 +96,15 @@ def test_other_forms(tokenizer, tmp_path):
         ('{"messages": [{"role": "user", "content": "A"}]}', "line 2: messages: none is the assistant's"),
         ('{"messages": [{"content": "A"}]}', "line 2: lacks 'role'"),
         ('{"token_ids": [1, 2], "spans": [[0, 3]]}', "line 2: spans must lie in its 2 tokens"),
-        ('{"text": 5}', "line 2: "),
+        ('{"text": 5}', "line 2: text must be a string, got 5"),
+        ('{"prompt": "A", "answer": ["B"]}', "line 2: answer must be a string, got ['B']"),
+        ('{"prompt": null, "answer": "B"}', "line 2: prompt must be a string, got None"),
+        ('{"messages": [{"role": "assistant", "content": 5}]}', "line 2: content must be a string, got 5"),
+        ('{"messages": ["A"]}', "line 2: messages must be a list of objects"),
+        ('{"messages": "A"}', "line 2: messages must be a list, got 'A'"),
+        ('{"token_ids": ["A"], "spans": []}', "line 2: token_ids must be a list of integers"),
+        ('{"token_ids": [1], "spans": [1]}', "line 2: spans must be a list of [first, one after the last], got [1]"),
+        ('{"text": "A", "temperature": "hot"}', "line 2: temperature must be a number, got 'hot'"),
         ('{"token_ids": [1, 304], "spans": []}', "line 2: token id 304 is not in the target's"),
         ('{"token_ids": [-1, 3], "spans": []}', "line 2: token id -1 is not in"),
     ],
@@ -107,6 +115,13 @@ def test_a_wrong_line_is_named(tokenizer, tmp_path, line, problem):
     with pytest.raises(ConfigError) as found:
         read_texts([path], tokenizer, VOCABULARY)
     assert str(found.value).startswith(f"--data: {path}, {problem}")
+
+
+def test_a_conversation_for_a_target_without_a_template_is_refused(tmp_path):
+    path = lines_at(tmp_path / "a.jsonl", {"messages": [{"role": "assistant", "content": "A"}]})
+    bare = Tokenizer.from_directory(checkpoints.write("llama", tmp_path / "target"))
+    with pytest.raises(ConfigError, match="line 1: messages: the target has no chat template; give prompt and answer"):
+        read_texts([path], bare, VOCABULARY)
 
 
 @pytest.fixture
@@ -128,6 +143,8 @@ def test_an_eagle_head_is_trained_and_goes_on(target, data, tmp_path, capsys):
     card = (tmp_path / "b/README.md").read_text()
     assert f"outrider train-head --kind eagle3 --target {target.name} --data data.jsonl" in card
     assert str(tmp_path) not in card
+    assert main.main([*argv, "--work", work, str(tmp_path / "c")]) == main.EXIT_NO_START
+    assert "--steps 4: the training in " in capsys.readouterr().err, "which has made 6"
 
 
 def test_medusa_heads_are_trained(target, data, tmp_path, capsys):
@@ -136,7 +153,11 @@ def test_medusa_heads_are_trained(target, data, tmp_path, capsys):
     assert "text, temperature 0: " in capsys.readouterr().out
     head = read_head(str(tmp_path / "a"), str(target))
     assert (head.is_medusa, head.num_heads, head.vocab_size) == (True, 2, VOCABULARY)
+    assert not (tmp_path / "a.work").exists()
+    assert main.main([*argv, str(tmp_path / "a")]) == main.EXIT_NO_START
+    assert "a exists; give a directory that does not. A training that --work has kept" in capsys.readouterr().err
     card = (tmp_path / "a/README.md").read_text()
+    assert card.startswith("---\nlicense: unknown\n"), "the target says nothing"
     assert f"outrider train-head --kind medusa --target {target.name} --data data.jsonl --heads 2" in card
 
 

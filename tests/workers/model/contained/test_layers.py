@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from core.config import DraftConfig, EngineConfig, TargetConfig
-from core.errors import ConfigError
+from core.errors import ConfigError, UnsupportedModel
 from tests.checkpoints import write
 from workers.model import check_checkpoint, load, survey
 from workers.model.contained.layers import LayerSubset, layer_list
@@ -21,10 +21,10 @@ CHOSEN = (0, 2, 3)
 IDS = [5, 17, 99, 4, 200, 31, 7, 8, 9, 1, 2, 3]
 
 
-def deep(family, path):
+def deep(family, path, **changes):
     extra = {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]}
     sizes = {"num_hidden_layers": NUM_LAYERS} | (extra if family == "gemma3_text" else {})
-    return write(family, path, **sizes)
+    return write(family, path, **sizes, **changes)
 
 
 def by_hand(path, chosen):
@@ -52,6 +52,28 @@ def test_it_is_what_transformers_computes_with_these_layers(tmp_path, family):
     torch.testing.assert_close(logits, expected[: len(logits)], rtol=1e-4, atol=1e-4)
     assert len(runtime.cache.keys) == len(CHOSEN)
     assert not torch.allclose(expected, by_hand(path, (0, 1, 2)), atol=1e-2), "which layers they are matters"
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize("num_dense", [1, 3])
+def test_first_layers_without_experts_stay_the_first(tmp_path, family, num_dense):
+    path = deep(family, tmp_path, first_k_dense_replace=num_dense)
+    config = EngineConfig(str(path), layers=CHOSEN, block_tokens=4, kv_cache_tokens=256)
+    runtime = ModelRuntime(load(config, lambda _: None), config)
+    logits = runtime.forward([StepRows(runtime.cache.new_sequence(), IDS)])[0]
+    torch.testing.assert_close(logits, by_hand(path, CHOSEN)[: len(logits)], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("refuse", [check_checkpoint, survey])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("qwen2_moe", {"decoder_sparse_step": 2}), ("gpt2", {"scale_attn_by_inverse_layer_idx": True})],
+)
+def test_a_layer_that_would_be_another_by_its_new_number_is_refused_by_name(tmp_path, family, changes, refuse):
+    path = deep(family, tmp_path, **changes)
+    with pytest.raises(UnsupportedModel, match=r"^layers: .* layer \d would be another as the draft's layer 1; choose"):
+        refuse(EngineConfig(str(path), layers=(0, 2, 3)))
+    assert survey(EngineConfig(str(path), layers=(0, 1))).layers == (0, 1), "where no number changes"
 
 
 def test_all_layers_are_the_whole_model(tmp_path):
