@@ -53,7 +53,7 @@ class LayerSubset:
                 changed[name] = [value[index] for index in self.indices]
         return changed
 
-    def check_kept(self, whole: Sequence[nn.Module], model: Any) -> None:
+    def check_kept(self, whole: nn.ModuleList, model: Any) -> None:
         """Check that each layer of `model`, which has only these, is built as in the `whole` list of layers.
 
         Raises: UnsupportedModel for a family that decides by a layer's number, in a way that `config_of` does not know.
