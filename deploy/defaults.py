@@ -95,7 +95,7 @@ def detect_facts(target: Path, draft: Path | None) -> Facts:
     """The facts of this machine and these checkpoints. Imports torch."""
     import torch
 
-    from workers.native.vectors import HAS_PAIRS
+    from workers.native import HAS_PAIRS
 
     dtypes = {"target": _stored_dtype(target)}
     if draft is not None:

@@ -20,10 +20,10 @@ from core.config import FleetConfig, ServiceConfig
 from core.errors import ConfigError
 from core.ranges import Range
 from deploy.cli.jobs import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
-from deploy.cli.listening import check_host, check_ports
 from deploy.cli.options import SettingFlags, number
+from deploy.cli.serving.listening import check_host, check_ports
+from deploy.cli.serving.signals import ignore_signals, restored_signal_handlers, wait_for_signal
 from deploy.cli.settings import setting_names
-from deploy.cli.signals import ignore_signals, restored_signal_handlers, wait_for_signal
 from deploy.cli.terminal import say
 from deploy.defaults import decide, describe_settings, detect_facts
 from deploy.settings import (

@@ -23,7 +23,7 @@ from pydantic import (
 from core.errors import InvalidRequest
 from core.records import SamplingFields, SpeculationFields
 from deploy.api import GivenBeams, ServiceTier
-from deploy.http.parsing import refusal_of
+from deploy.http.failures import refusal_of
 from deploy.http.tools import AskedTools
 from workers.grammar import Structure
 

@@ -31,11 +31,10 @@ from deploy.api import (
 )
 from deploy.http.anthropic import CountBody
 from deploy.http.bodies import Body
-from deploy.http.failures import BodyTooLong, Failure, UnknownPath, WrongMethod, code_of, failure_of
+from deploy.http.failures import AnyBody, BodyTooLong, Failure, UnknownPath, WrongMethod, code_of, failure_of, parse
 from deploy.http.openai import LoadAdapterBody, UnloadAdapterBody, load_adapter, model_card, unload_adapter
 from deploy.http.page import page_now
 from deploy.http.page.status import status_fields
-from deploy.http.parsing import AnyBody, parse
 from deploy.http.reply import Reply, ReplyOrder
 from deploy.http.routes import (
     COMPLETIONS,

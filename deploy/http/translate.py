@@ -17,8 +17,8 @@ from core.records import GIVEN_SAMPLING, GenerationRequest, Verification
 from deploy import api
 from deploy.api import Given, Served, given_sampling, require
 from deploy.http.bodies import EFFORT, Body, Speculation
+from deploy.http.failures import MAX_SHOWN_CHARS
 from deploy.http.output import Reading, calls_format, has_begun, reasoning_format
-from deploy.http.parsing import MAX_SHOWN_CHARS
 from deploy.http.structured import Held, held_to, refusal_of_tool
 from deploy.http.tools import AskedTools, require_calls
 

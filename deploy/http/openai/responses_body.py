@@ -27,8 +27,8 @@ from deploy.http.bodies import (
     strings,
     text_of,
 )
+from deploy.http.failures import MAX_SHOWN_CHARS
 from deploy.http.openai.bodies import NO_MODERATION, ROLES, OpenAiBody, RefusalPart, TextPart, structure_of_format
-from deploy.http.parsing import MAX_SHOWN_CHARS
 from deploy.http.tools import AUTO, NAMED, AskedTools, asked_tools
 from workers.grammar import Structure
 

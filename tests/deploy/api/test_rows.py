@@ -13,8 +13,8 @@ from core.records import Sampling
 from deploy.api import Served
 from deploy.grpc.translate import to_requests as of_message
 from deploy.http.anthropic import MessagesBody
+from deploy.http.failures import parse
 from deploy.http.openai import ChatBody, CompletionBody, ResponsesBody
-from deploy.http.parsing import parse
 from deploy.http.translate import prompt_of
 from deploy.http.translate import to_requests as of_body
 from protos.outrider.v1 import generation_pb2 as pb

@@ -14,9 +14,9 @@ from core.records import GenerationRequest, ModelInfo, Sampling
 from deploy.api import Served
 from deploy.grpc import translate as grpc
 from deploy.http import translate as http
+from deploy.http.failures import parse
 from deploy.http.openai.bodies import CompletionBody
 from deploy.http.openai.chat_body import ChatBody
-from deploy.http.parsing import parse
 from outrider_client import request as client
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.vocabularies import as_product, byte_level

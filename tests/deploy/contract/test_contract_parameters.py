@@ -30,7 +30,7 @@ from deploy.cli.replay import _asked
 from deploy.grpc import translate
 from deploy.grpc.responses import to_chunk
 from deploy.http.bodies import Speculation
-from deploy.http.parsing import parse
+from deploy.http.failures import parse
 from deploy.http.routes import COMPLETIONS
 from deploy.http.translate import to_requests
 from deploy.link.requests import decode_requests, encode_requests

@@ -8,8 +8,8 @@ from test_http_translate import CONFIG, NOW, chat, completion, served
 
 from core.errors import InvalidRequest
 from core.records import Grammar, GrammarKind
+from deploy.http.failures import parse
 from deploy.http.openai import CompletionBody
-from deploy.http.parsing import parse
 from deploy.http.translate import to_requests
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

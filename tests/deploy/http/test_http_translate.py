@@ -11,8 +11,8 @@ from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, 
 from core.errors import InvalidRequest
 from core.records import Grammar, GrammarKind, ModelInfo, Sampling, Verification
 from deploy.api import Served, sample_seed
+from deploy.http.failures import parse
 from deploy.http.openai import ChatBody, CompletionBody
-from deploy.http.parsing import parse
 from deploy.http.translate import to_requests
 from tests.vocabularies import as_product, byte_level
 

@@ -1,0 +1,1 @@
+"""What `serve` checks before it starts, and how it ends."""
