@@ -160,7 +160,7 @@ def test_what_the_grammar_of_an_output_forces_is_guessed(llm):
         ({"guessers": ("draft", "oracle")}, r"^guessers\[1\]: must be one of draft, .*, got 'oracle'"),
         ({"lenience": 0.5}, r"^lenience: must not be given with coupled"),
         ({"beam_width": 2, "n": 3}, r"^n: must be in \[1, 2\] \(the number of beams\)"),
-        ({"length_penalty": 1.0}, r"^beam_width: must be given"),
+        ({"length_penalty": 1.0}, r"^length_penalty: must not be given without beams.beam_width"),
         ({"beam_width": 2, "early_stopping": "soon"}, r"^early_stopping: .*'when_full' or 'never'"),
         ({"source": "a"}, r"^source: must not be given: .* without an encoder"),
         ({"source": (5,)}, r"^source: must not be given: .* without an encoder"),

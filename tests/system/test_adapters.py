@@ -10,7 +10,9 @@ from outrider import LLM, SamplingParams
 from tests.adapters import merge, write_adapter
 
 PROMPTS = ["import os", "def read_lines(path):", "class Point:\n    def __init__(self, x", "x = ["]
+ALONE = {"target.engine.deterministic": True, "target.engine.dtype": "float32", "target.engine.num_threads": 1}
 SETTINGS = {
+    "target.engine.dtype": "float32",
     "speculation.policy": "static",
     "speculation.breaker_rounds": 1000,
     "speculation.max_draft_tokens": 4,
@@ -56,7 +58,7 @@ def test_drafting_changes_no_token_of_any_adapter(llm, sampling):
 
 def test_they_are_the_tokens_of_the_merged_model(llm, paths, tmp_path):
     merged = merge(tmp_path / "merged", DEMO / "target", paths["a"])
-    with LLM(merged, settings={"target.engine.deterministic": True, "target.engine.num_threads": 1}) as alone:
+    with LLM(merged, settings=ALONE) as alone:
         want = alone.generate(PROMPTS, max_tokens=24, ignore_eos=True, **GREEDY)
     got = llm.generate(PROMPTS, params("a", **GREEDY))
     assert [each.token_ids for each in got] == [each.token_ids for each in want]

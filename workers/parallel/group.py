@@ -73,7 +73,7 @@ class RankGroup:
         """Connect to the other ranks. Raises: StartupError."""
         self.rank = rank
         self._device = torch.device(config.device)
-        self._timeout = timedelta(seconds=rank.timeout_s)
+        self._timeout = timedelta(seconds=rank.timeout_s * config.pipeline_parallel)  # stages wait for each other
         if dist.is_initialized():
             raise StartupError("this process is already in a group of ranks; start each rank in a process of its own")
         try:
@@ -121,7 +121,7 @@ class RankGroup:
             raise StartupError(f"the ranks of the model did not start together: {error}") from error
         finally:
             if memory is not None and index == 0:
-                memory.path.unlink()
+                memory.path.unlink(missing_ok=True)
         if memory is None or not is_shared:
             return None
         if self._device.type == "cpu" and self.pipeline.stage is None:

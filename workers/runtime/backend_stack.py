@@ -99,7 +99,7 @@ class BackendStack:
         """Build each compiled backend and compare its logits. One that fails is left out, and the log says why."""
         if not self._to_build and self._context.config.compile:
             config, is_recurrent = self._context.config, self._context.cache.states.is_used
-            what = "recurrent layers" if is_recurrent else f"{config.num_ranks} ranks"
+            what = "recurrent layers" if is_recurrent else f"{config.num_ranks} rank(s)"
             what = "an encoder-decoder" if decoder_of(self._context.model) is not None else what
             self._warn(name, f"no compiled backend suits {what} on {config.device}")
         while self._to_build:

@@ -41,7 +41,7 @@ def choose_tiling(config: EngineConfig) -> Tiling:
     if not config.deterministic:
         return CPU_BFLOAT16 if on_cpu and config.dtype == "bfloat16" and packed_weights.has_bfloat16() else NO_TILING
     if not on_cpu and not (config.compile and config.num_ranks == 1):
-        raise ConfigError(f"deterministic on {config.device} needs compile: true and tensor_parallel: 1")
+        raise ConfigError(f"deterministic on {config.device} needs compile: true and a single rank")
     if not on_cpu:
         return GPU_DETERMINISTIC
     if CPU_DETERMINISTIC.kv_tokens % config.block_tokens:

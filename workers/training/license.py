@@ -7,7 +7,7 @@ from pathlib import Path
 
 UNKNOWN = "unknown"
 HEADER = re.compile(r"\A---\n(.*?)^---$", re.DOTALL | re.MULTILINE)
-NAMED = re.compile(r"^license:\s*[\"']?([\w.+-]+)", re.MULTILINE)
+NAMED = re.compile(r"^license:[ \t]*[\"']?(\w[\w.+-]*)", re.MULTILINE)
 TEXTS = {"apache-2.0": re.compile(r"Apache License\s+Version 2\.0"), "mit": re.compile(r"\AMIT License")}
 
 

@@ -237,7 +237,7 @@ def test_deterministic_trees_are_their_chains_bit_for_bit(checkpoint: Path, dtyp
 
 
 def test_deterministic_is_refused_where_it_cannot_be_had() -> None:
-    with pytest.raises(ConfigError, match="needs compile: true and tensor_parallel: 1"):
+    with pytest.raises(ConfigError, match="needs compile: true and a single rank"):
         choose_tiling(EngineConfig(model="m", device="cuda", deterministic=True))
     with pytest.raises(ConfigError, match="divide 512"):
         choose_tiling(EngineConfig(model="m", block_tokens=24, deterministic=True))

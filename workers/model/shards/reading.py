@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from queue import SimpleQueue
+from threading import Lock
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from workers.model.experts import ParameterShards, each_expert, is_made
+from workers.model.scaled import ScaledView
 from workers.model.shards.sharding import Shard
 
 NUM_READERS: Final = 8
@@ -31,6 +34,8 @@ class TensorReader:
 
     def __init__(self, views: Mapping[str, Any], device: torch.device) -> None:
         self._views, self._device = views, device
+        self._one_in_floats = Lock()
+        """Held while a quantised tensor is in the host's memory as float32."""
         self._buffers = SimpleQueue[PinnedBuffers]()
         for _ in range(NUM_READERS if device.type == "cuda" else 0):
             self._buffers.put(PinnedBuffers(device))
@@ -48,12 +53,13 @@ class TensorReader:
         view, leaf = self._views[name], name.rpartition(".")[2]
         if is_made(view):
             return self._made(view, leaf, whole, shard)
-        part: Tensor = view[...] if shard is None else shard.of(leaf, view)
-        if self._device.type != "cuda":
-            return part.contiguous().to(self._device, whole.dtype)
-        value = torch.empty(part.shape, dtype=whole.dtype, device=self._device)
-        self._copy(part, value)
-        return value
+        with self._one_in_floats if isinstance(view, ScaledView) else nullcontext():
+            part: Tensor = view[...] if shard is None else shard.of(leaf, view)
+            if self._device.type != "cuda":
+                return part.contiguous().to(self._device, whole.dtype)
+            value = torch.empty(part.shape, dtype=whole.dtype, device=self._device)
+            self._copy(part, value)
+            return value
 
     def _made(self, view: Any, leaf: str, whole: Tensor, shard: Shard | None) -> Tensor:
         """Experts that have to be put together: one at a time is in the host's memory beside them."""

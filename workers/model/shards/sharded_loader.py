@@ -137,7 +137,7 @@ def read_by_tensor(
     scaled: ScaledWeights | None = None,
     rename: Rename = str,
 ) -> Any:
-    """Load the whole model. Each tensor goes to its device at once, so the host never holds more than one.
+    """Load the whole model. Each tensor goes to its device at once, so the host holds few beside the files.
 
     Raises: CheckpointError; UnsupportedModel if tensors have to be converted.
     """

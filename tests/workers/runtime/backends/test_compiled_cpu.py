@@ -277,7 +277,7 @@ def test_where_no_compiled_backend_is_for_the_settings_it_says_so_counts_and_ser
     with caplog.at_level(logging.WARNING, logger="workers"):
         runtime.warm_up(lambda _: None)
     assert (
-        "does not run compiled, so that every step takes longer: no compiled backend suits tensor_parallel 1 on cpu"
+        "does not run compiled, so that every step takes longer: no compiled backend suits 1 rank(s) on cpu"
         in caplog.text
     )
     runtime.forward([StepRows(runtime.cache.new_sequence(), [1])])
