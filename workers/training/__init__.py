@@ -10,7 +10,7 @@ from workers.training.draft import (
     make_draft,
 )
 from workers.training.head import Acceptance, HeadJob, HeadPlan, make_head
-from workers.training.job import Watcher, check_device
+from workers.training.job import TrainingJob, Watcher, check_device, delete_work
 from workers.training.texts import TrainingText
 from workers.training.trainer import Progress, optimizers_of
 
@@ -24,10 +24,12 @@ __all__ = [
     "HeadJob",
     "HeadPlan",
     "Progress",
+    "TrainingJob",
     "TrainingText",
     "Watcher",
     "accepted_by_rule",
     "check_device",
+    "delete_work",
     "make_draft",
     "make_head",
     "optimizers_of",

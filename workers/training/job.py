@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -65,12 +66,23 @@ def prepared(job: AnyJob) -> AnyJob:
         raise ConfigError("--data: too few texts: some must be held out, and the others have no token to be guessed")
     check_device(job.target.device, job.num_processes)
     check_checkpoint(job.target)
-    job = replace(job, work=job.work / digest(digest_of(job.target), job.target.dtype))
+    job = replace(job, work=_folder_of(job))
     try:
         job.work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--work: {job.work} cannot be made: {error.strerror}") from error
     return job
+
+
+def delete_work(job: TrainingJob) -> None:
+    """Delete what trainings of this target keep in the work directory, and the directory if nothing else is in it."""
+    shutil.rmtree(_folder_of(job), ignore_errors=True)
+    with suppress(OSError):
+        job.work.rmdir()
+
+
+def _folder_of(job: TrainingJob) -> Path:
+    return job.work / digest(digest_of(job.target), job.target.dtype)
 
 
 def check_device(device: str, num_processes: int = 1) -> None:

@@ -83,7 +83,7 @@ def distill(options: DistillOptions) -> int:
     )
     watcher = Watcher(trained=Says(options.steps, "as the target's likeliest"))
     before, after = make_draft(job, options.out, _command(options, rate), watcher)
-    options.delete_work(options.out)
+    options.delete_work(job)
     sys.stdout.write(f"{options.out}: distilled; acceptance on held-out texts, before and after:\n")
     for (kind, temperature), found in after.items():
         figures = _figures(before[kind, temperature], found)

@@ -1,4 +1,4 @@
-"""What the commands that train have in common: options, texts within a limit, and lines about progress.
+"""Options of all commands that train, their texts within a limit, and their lines about progress.
 
 Knows options and files; must not know what is trained.
 """
@@ -6,7 +6,6 @@ Knows options and files; must not know what is trained.
 from __future__ import annotations
 
 import shlex
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -22,7 +21,7 @@ from deploy.cli.terminal import say
 from deploy.cli.training.training_texts import TEXT_TOKENS, read_texts
 
 if TYPE_CHECKING:
-    from workers.training import Progress, TrainingText
+    from workers.training import Progress, TrainingJob, TrainingText
 
 SAY_EVERY = 10
 """Steps of training for which one line is written."""
@@ -61,10 +60,12 @@ class TrainingOptions:
     def work_of(self, out: Path) -> Path:
         return self.work or out.with_name(f"{out.name}.work")
 
-    def delete_work(self, out: Path) -> None:
+    def delete_work(self, job: TrainingJob) -> None:
         """Delete what the training has kept, unless the user has named its place."""
+        from workers.training import delete_work
+
         if self.work is None:
-            shutil.rmtree(self.work_of(out), ignore_errors=True)
+            delete_work(job)
 
     def engine(self) -> EngineConfig:
         return EngineConfig(str(self.target), dtype=self.dtype, device=self.device, num_threads=self.threads)

@@ -97,7 +97,7 @@ def _train(texts: Sequence[TrainingText], options: TrainHeadOptions) -> str:
     with progress("reading texts", len(texts)) as step_done:
         watcher = Watcher(step_done, Says(options.steps, "right by depth"))
         found = make_head(job, options.out, _command(options), watcher)
-    options.delete_work(options.out)
+    options.delete_work(job)
     lines = [
         f"{kind}, temperature {temperature:g}: {each.by_depth[0]:.2f} of first guesses right, "
         f"{each.tree:.2f} tokens a round with a tree of 16\n"

@@ -149,6 +149,10 @@ def test_an_eagle_head_is_trained_and_goes_on(target, data, tmp_path, capsys):
 
 def test_medusa_heads_are_trained(target, data, tmp_path, capsys):
     argv = ["train-head", "--kind", "medusa", "--target", str(target), "--data", str(data), *FAST, "--heads", "2"]
+    (tmp_path / "b.work").mkdir()
+    (tmp_path / "b.work/notes").touch()
+    assert main.main([*argv, str(tmp_path / "b")]) == 0
+    assert [each.name for each in (tmp_path / "b.work").iterdir()] == ["notes"], "another's files stay"
     assert main.main([*argv, str(tmp_path / "a")]) == 0
     assert "text, temperature 0: " in capsys.readouterr().out
     head = read_head(str(tmp_path / "a"), str(target))
