@@ -63,6 +63,10 @@ def test_every_decision_is_a_configuration_and_shares_add_up(num_gpus, dtypes):
 def test_a_processor_with_bfloat16_keeps_weights_of_16_bits(stored, dtype):
     found = chosen(Facts(0, 4, {"target": stored, "draft": "float32"}, has_bfloat16=True))
     assert (found["target.engine.dtype"], found["draft.engine.dtype"]) == (dtype, "float32")
+    _, reasons = decide(Facts(0, 4, {"target": stored}, has_bfloat16=True))
+    assert [reason.partition(";")[0] for reason in reasons[1:]] == (
+        ["target: float16 is rounded to bfloat16"] if stored == "float16" else []
+    )
 
 
 def test_reasons_say_what_was_seen():

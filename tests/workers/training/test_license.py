@@ -18,6 +18,8 @@ APACHE = Path(__file__).parents[3] / "LICENSE"
         ({"README.md": "---\ntags: [x]\nlicense: llama3.1\n---\n# A model"}, "llama3.1"),
         ({"README.md": "---\nlicense: 'mit'\n---\n", "LICENSE": APACHE.read_text()}, "mit"),
         ({"README.md": "# A model\nlicense: mit\n", "LICENSE": APACHE.read_text()}, "apache-2.0"),
+        ({"README.md": "---\nlicense:\n- mit\ntags: [x]\n---\n"}, "unknown"),
+        ({"README.md": "---\nlicense:\nlibrary_name: x\n---\n"}, "unknown"),
         ({"LICENSE.txt": "MIT License\n\nCopyright"}, "mit"),
         ({"LICENSE": "A licence of our own, unlike the Apache License"}, "unknown"),
     ],

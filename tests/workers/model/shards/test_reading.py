@@ -6,7 +6,8 @@ from collections import Counter
 from itertools import chain
 from pathlib import Path
 from threading import Barrier
-from typing import Any
+from time import sleep
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from core.config import EngineConfig
 from tests import checkpoints
 from workers.model import ModelShard
 from workers.model.experts.stacked import StackedView
+from workers.model.scaled import ScaledView
 from workers.model.shards import sharded_loader
 from workers.model.shards.reading import TensorReader
 from workers.model.shards.sharded_loader import read_by_tensor
@@ -37,6 +39,31 @@ def test_tensors_are_read_together_and_come_in_order() -> None:
     reader = TensorReader({name: MeetingView(barrier) for name in ("a", "b")}, torch.device("cpu"))
     wanted = [(name, torch.empty(3, device="meta", dtype=torch.bfloat16), None) for name in ("a", "b")]
     assert [value.dtype for value in reader.read_all(wanted)] == [torch.bfloat16] * 2
+
+
+class LoneView(ScaledView):
+    """A quantized tensor that takes some time to read, and notes how many are being read."""
+
+    __slots__ = ()
+    reading: ClassVar[list[str]] = []
+    most: ClassVar[list[int]] = []
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        self.reading.append("")
+        sleep(0.01)
+        self.most.append(len(self.reading))
+        self.reading.pop()
+        return torch.ones(3)
+
+    def get_shape(self) -> tuple[int, ...]:
+        return (3,)
+
+
+def test_one_quantized_tensor_is_in_memory_as_floats_at_a_time() -> None:
+    names = [f"{index}.weight" for index in range(6)]
+    reader = TensorReader({name: LoneView(Path(), Any, {}) for name in names}, torch.device("cpu"))
+    list(reader.read_all((name, torch.empty(3, device="meta"), None) for name in names))
+    assert LoneView.most == [1] * 6
 
 
 @pytest.fixture
