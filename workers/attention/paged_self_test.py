@@ -24,9 +24,9 @@ MAX_KERNEL_ERROR = 0.05
 """Largest allowed error of a row relative to its norm; rounding to bfloat16 gives about 0.01."""
 HEADS_PER_KV_HEAD = 4
 WINDOW, SOFTCAP = 7, 1.0
-"""Of the second kind of layer, which has sinks, too: shorter than the test's sequences, and below usual scores."""
+"""Window, shorter than the sequences, and softcap, below usual scores, of a second kind of layer. It also has sinks."""
 NUM_BLOCKS, NUM_TOKENS = 16, 96
-"""Room for the test's sequences: this number of blocks, plus the blocks for this number of tokens."""
+"""The test's sequences need at most this number of blocks, plus the blocks for this number of tokens."""
 
 
 def find_kernel(cache: KVCache, *, is_deterministic: bool = False) -> Kernel | None:

@@ -21,7 +21,7 @@ from core.config import EngineConfig
 from workers.model import reference_model
 
 RIDGE = 1e-3
-"""Of the mean square of the hidden states."""
+"""Regularization of the fit, as a share of the mean square of the hidden states."""
 HELD_OUT = 10
 """Each of this number of texts is left out of the fit, and tried afterwards."""
 

@@ -36,7 +36,7 @@ from workers.native.ranks.shared import ROUNDS
 from workers.native.registers import place
 from workers.native.vectors import HAS_PAIRS, PANEL
 
-MADE_OF: Final = "ab300dd3e629ccf6"
+MADE_OF: Final = "2c93ca192b279aad"
 """Digest of the files that this one compiles in: Numba compiles it again when its own text changes, and looks at no
 other. A test compares it."""
 ROWS, PRODUCTS, ATTENTION, EXCHANGES = range(4)

@@ -67,7 +67,7 @@ class RankGroup:
     """
 
     exchange: Exchange | None = None
-    """What native code of all ranks shares; None without such memory, with several stages, and on a GPU."""
+    """Memory that native code of all ranks shares; None without such memory, with several stages, and on a GPU."""
 
     def __init__(self, rank: Rank, config: EngineConfig, on_loss: Callable[[str], None]) -> None:
         """Connect to the other ranks. Raises: StartupError."""
@@ -86,7 +86,7 @@ class RankGroup:
                 dist.destroy_process_group()
             raise StartupError(
                 f"rank {rank.index} of {rank.size} did not meet the others at {rank.master_address}:{rank.master_port} "
-                f"within {rank.timeout_s:g} s: {first_line(error)}"
+                f"within {self._timeout.total_seconds():g} s: {first_line(error)}"
             ) from error
         self._is_ordered = config.deterministic and config.tensor_parallel > 2  # two summands have one order
         self._memory = self._share_memory(store, config.num_threads)

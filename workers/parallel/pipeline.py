@@ -22,7 +22,7 @@ Run: TypeAlias = Callable[[Callable[[], Any]], None]
 
 
 class Pipeline:
-    """One rank's connections to other stages (`workers.model.StageLinks`), and the group of its own stage."""
+    """One rank's connections to other stages (a `StageLinks`), and the group of its own stage."""
 
     def __init__(self, rank: int, config: EngineConfig, timeout: timedelta, run: Run) -> None:
         """Called on all ranks together. Ranks of a stage follow one another."""

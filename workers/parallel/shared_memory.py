@@ -84,7 +84,7 @@ class SharedMemory:
         self._of_ranks[self._rank, THREADS] = num_threads
 
     def exchange(self, limit_s: float) -> Exchange:
-        """What native code needs. Its threads wait at most about `limit_s` for those of other ranks."""
+        """Return what native code needs. Its threads wait for those of other ranks, about `limit_s` at most."""
         num_threads = int(self._of_ranks[:, THREADS].sum())
         meeting = self._words[MEETING : MEETING + LINE]
         state = [self._rank, self._num_ranks, num_threads, meeting.ctypes.data, 0, 1 + int(limit_s)]

@@ -28,7 +28,7 @@ from workers.training.packing import pack
 
 NUM_GUESSES = 6
 LENGTHS = range(1, NUM_GUESSES + 1)
-"""Of chains."""
+"""Lengths of the measured chains."""
 TEMPERATURES = (0.0, 0.7, 1.0)
 Texts = Mapping[float, tuple[Sequence[TargetText], TargetStates]]
 """Held-out texts by temperature, with the target's states of them."""
@@ -81,7 +81,7 @@ def _of(drafter: Drafter, texts: Texts, pair: Pair) -> Iterator[Result]:
 
 @torch.inference_mode()
 def _accepted(scores: Scores, use: Use, texts: Sequence[TargetText], states: TargetStates) -> list[list[int]]:
-    """By text and anchor."""
+    """Numbers of accepted guesses, by text and anchor."""
     found = []
     packs = [_training_text(each) for each in texts]
     for index, text in enumerate(texts):
@@ -93,7 +93,7 @@ def _accepted(scores: Scores, use: Use, texts: Sequence[TargetText], states: Tar
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of passes of the target with 1, 2, ... rows, of chains of 1, 2, ... guesses, and the target's weights."""
+    """Seconds of the target's passes by rows and of chains by guesses, both from 1, and the target's weights."""
 
     passes_s: Sequence[float]
     chains_s: Sequence[float]

@@ -28,7 +28,7 @@ from workers.training.packing import PackedTexts, pack
 
 RANK = 64
 UNROLLED = 3
-"""Of EAGLE-3's training; its chains are longer."""
+"""Number of unrolled steps in EAGLE-3's training. Measured chains are longer."""
 REPEATS = 40
 ROWS = [Row(Sampling(temperature=1.0), place, (), 0) for place in range(64)]
 
@@ -39,9 +39,9 @@ class Use:
 
     name: str
     seconds: Callable[[int], float]
-    """Of guessing a chain of this length."""
+    """Seconds that guessing a chain takes, by its length."""
     weights: Callable[[int], int]
-    """Number of weights that it reads."""
+    """Number of weights that guessing a chain reads, by its length."""
     reads_noise: bool = True
     num_free: int = 0
     """Tokens of the target's own that its guessing pass gives."""

@@ -25,7 +25,7 @@ from workers.training.trainer import Trainable, Trainer
 
 LENGTH, BATCH = 256, 2
 NUM_FILE_TEXTS, NUM_DRAWN_TEXTS, DRAWN_FROM = 384, 96, 32
-"""Pieces of files; at each temperature, texts that the target has drawn, after so many tokens of a piece."""
+"""Number of pieces of files, of texts that the target draws at each temperature, of tokens of a piece before a draw."""
 NUM_ANCHORS = 48
 """Blocks of a sequence in a step: rows of blocks cost more than those of the text."""
 

@@ -1,1 +1,1 @@
-"""What `serve` checks before it starts, and how it ends."""
+"""Checks of `serve` before it starts, and the signals that end it."""

@@ -26,7 +26,7 @@ NUM_READERS: Final = 8
 NUM_BUFFERS: Final = 2
 """Pinned buffers of a thread."""
 BUFFER_BYTES: Final = 1 << 22
-"""Of one buffer. torch keeps pinned memory for good, here 64 MiB a process."""
+"""Size of a pinned buffer. torch keeps pinned memory for good, here 64 MiB a process."""
 
 
 class TensorReader:
@@ -83,7 +83,7 @@ class TensorReader:
 
 
 class PinnedBuffers:
-    """Those that one thread uses at a time."""
+    """The pinned buffers that one thread uses at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

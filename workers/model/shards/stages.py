@@ -21,6 +21,7 @@ from workers.attention import LayerProbe
 from workers.model.contained import layer_list
 
 NUM_ROWS = 4
+"""Rows of the pass that checks a stage."""
 
 
 class StageLinks(Protocol):
@@ -163,7 +164,7 @@ class StageModel:
             )
 
     def _sent(self, fill: float) -> list[Tensor]:
-        """What this stage sends if the model's code begins with states that are all `fill`."""
+        """Return what this stage sends if the states that replace the embedding's are all `fill`."""
         self._fill, links = fill, _FixedLinks()
         hooks = list(self.hooks(links))
         try:

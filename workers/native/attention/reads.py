@@ -54,7 +54,7 @@ class _Numbers:
         self.item_bytes = 2 if is_short else 4
 
     def load(self, address: Any, count: Any = None) -> list[Any]:
-        """Two vectors of numbers, or one of pairs. If there is a `count`, only so many are read, and the rest is 0."""
+        """Load two vectors of numbers, or one of pairs. Numbers from `count` on are not read; they are 0."""
         if self.has_pairs:
             return [self._loaded(_BITS, address, count)]
         halves = [self.builder.add(address, I64(self.item_bytes * LANES * half)) for half in range(2)]
@@ -112,7 +112,7 @@ def _by_kind(builder: Any, is_short: Any, generate: Callable[[_Numbers], None]) 
 
 
 def _over_rows(generate_kind: Callable[[Any, Any, int, _Numbers], None], num_queries: int) -> Any:
-    """An intrinsic for so many queries over rows of keys or values, given by their byte offsets."""
+    """An intrinsic for `num_queries` queries over rows of keys or values, given by their byte offsets."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def over_rows(

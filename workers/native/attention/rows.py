@@ -17,7 +17,7 @@ from workers.native.intrinsics import bits_of, float_of, store_float, store_shor
 from workers.native.registers import place
 from workers.native.vectors import HAS_PAIRS
 
-MADE_OF: Final = "e9ecad3178a98cfb"
+MADE_OF: Final = "39bf69ff78c6a91d"
 """Digest of the files that this one compiles in (see `machine`)."""
 QUERIES: Final = 8
 """Queries over the same keys that are computed together, so that memory is read once for all of them."""
@@ -129,7 +129,7 @@ def _find(code: Any, read: Any, first_seen: int, blocks: Any, nodes: Any, offset
 
 @compiled("UniTuple(int64, 2)(int64, int64, int64)")
 def _row_and_head(number: int, num_rows: int, group: int) -> Any:
-    """Of rows' queries, which are counted by groups of heads, then by rows, then by heads."""
+    """Row and head of a query. Queries are counted by groups of heads, then by rows, then by heads."""
     of_group, inner = number // (num_rows * group), number % (num_rows * group)
     return inner // group, of_group * group + inner % group
 

@@ -18,7 +18,7 @@ from workers.native.attention.reads import (
 from workers.native.compiler import compiled
 from workers.native.vectors import HAS_PAIRS
 
-MADE_OF: Final = "bfe0be8449772953"
+MADE_OF: Final = "d2a5bd66d6310428"
 """Digest of the files that this one compiles in (see `machine`)."""
 STRETCH: Final = 128
 """Keys, or values, that all of these queries read before the next ones: they stay in the processor's first cache."""
