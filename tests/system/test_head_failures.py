@@ -154,6 +154,7 @@ async def test_a_head_that_was_scaled_to_zero_comes_back_and_guesses_again(plain
         leases, gate = served.leases, Gate(served.leases)
         stream = Reading(served, asked(served, drawn))
         await gate.pass_on(6)
+        await until_it_has_drafted(leases, "draft")
         new = another(leases.engines["draft"])
         await leases.kill("draft")
         await gate.pass_on(10)
@@ -163,7 +164,6 @@ async def test_a_head_that_was_scaled_to_zero_comes_back_and_guesses_again(plain
         gate.open()
         assert await stream.guesses_after(num_before) > 0
         assert stream.tokens == plain[drawn, 17]
-        assert sum(stream.is_guess[:num_before]) > 0
         await served.check_nothing_is_held()
 
 
