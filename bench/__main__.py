@@ -35,6 +35,7 @@ BENCHMARKS: Mapping[str, str] = {
     "control": "bench.control.control",
     "distant": "bench.service.distant",
     "divergence": "bench.engine.divergence",
+    "drafts": "bench.rounds.drafts",
     "draws": "bench.rounds.draws",
     "edge": "bench.service.edge",
     "families": "bench.engine.families",

@@ -59,6 +59,8 @@ class Scenario:
     """The law of agreement; None replays the demo pair at this temperature."""
     has_noise: bool = True
     """Whether the draft ranks candidates with the noise that it shares with the target."""
+    is_head: bool = False
+    """Whether the draft is a head with KV of its own, which reads the target's features."""
     load: Closed | Arrivals = field(default_factory=Closed)
     prompt_tokens: int = 128
     max_tokens: int = 160
@@ -78,6 +80,8 @@ class Scenario:
             num_drafts=self.num_drafts,
             num_orchestrators=self.num_orchestrators,
             has_noise=self.has_noise,
+            heads=frozenset({0}) if self.is_head else frozenset(),
+            reads_prefix=self.is_head,
             speculation=replace(self.speculation, verification=self.verification),
             limits=Limits(max_sessions=100_000),
         )

@@ -57,8 +57,8 @@ class Alternating:
     hard: Law
     num_tokens: int
 
-    def at(self, seed: int, index: int) -> Agreement:
-        return self._now(index).at(seed, index)
+    def at(self, seed: int, index: int, depth: int = 0) -> Agreement:
+        return self._now(index).at(seed, index, depth)
 
     def num_accepted_of_block(self, seed: int, index: int, num_guesses: int) -> int | None:
         return self._now(index).num_accepted_of_block(seed, index, num_guesses)

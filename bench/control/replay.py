@@ -32,7 +32,7 @@ class ReplayLaw:
 
     texts: Sequence[Sequence[Agreement]]
 
-    def at(self, seed: int, index: int) -> Agreement:
+    def at(self, seed: int, index: int, depth: int = 0) -> Agreement:  # noqa: ARG002
         positions = self.texts[seed]
         return positions[index % len(positions)]
 

@@ -95,28 +95,34 @@ def record(pair: ModelPair, windows: torch.Tensor) -> Traces:
 @torch.no_grad()
 def _record_one(pair: ModelPair, window: torch.Tensor, temperature: float, seed: int) -> dict[str, NDArray[np.uint8]]:
     """Record one text."""
-    tokens = torch.cat([window, _write(pair.target, window, temperature, seed)])
+    tokens = torch.cat([window, write(pair.target, window, temperature, seed)])
     logits = pair.draft(tokens[None]).logits[0, PROMPT_TOKENS - 1 : -1]  # [NUM_TOKENS, V]
-    text = tokens[PROMPT_TOKENS:].numpy()
-    log_q = _log_law(logits, temperature)
+    p_logits = pair.target(tokens[None]).logits[0, PROMPT_TOKENS - 1 : -1]
+    row = agreement(logits, p_logits, tokens[PROMPT_TOKENS:], temperature, seed)
+    return row if temperature == 0 else row | {"blocks": _judged_chains(pair, tokens, temperature, seed)}
+
+
+def agreement(
+    logits: torch.Tensor, p_logits: torch.Tensor, tokens: torch.Tensor, temperature: float, seed: int
+) -> dict[str, NDArray[np.uint8]]:
+    """The stored values of a text. `logits`: the draft's; `p_logits`: the target's  # [NUM_TOKENS, V] each"""
+    text, log_q = tokens.numpy(), _log_law(logits, temperature)
     scores = log_q + _gumbel(seed, temperature, log_q.shape[1])
     row = {
         Column.RANK: _rank(scores, text),
         Column.PLAIN_RANK: _rank(log_q, text),
         Column.CONFIDENCE: _first_share(scores if temperature else _log_law(logits, 1.0)),
     }
-    shares = _shares(scores if temperature else _log_law(logits, 1.0))
     row |= _confidence(_log_law(logits, temperature or 1.0))
     if temperature == 0:
-        is_same = (row[Column.RANK] == 0).astype(np.float64)
-        return _packed({**row, Column.ALPHA: is_same}) | shares
-    p_logits = pair.target(tokens[None]).logits[0, PROMPT_TOKENS - 1 : -1]
-    p, q = np.exp(_log_law(p_logits, temperature)), np.exp(log_q)
-    row[Column.ALPHA] = np.minimum(p, q).sum(axis=1)
-    return _packed(row) | shares | {"blocks": _judged_chains(pair, tokens, temperature, seed)}
+        row[Column.ALPHA] = (row[Column.RANK] == 0).astype(np.float64)
+    else:
+        row[Column.ALPHA] = np.minimum(np.exp(_log_law(p_logits, temperature)), np.exp(log_q)).sum(axis=1)
+    return _packed(row) | _shares(scores if temperature else _log_law(logits, 1.0))
 
 
-def _write(target: Any, window: torch.Tensor, temperature: float, seed: int) -> torch.Tensor:
+@torch.no_grad()
+def write(target: Any, window: torch.Tensor, temperature: float, seed: int) -> torch.Tensor:
     """The target's own text after `window`, with the noise of coupled mode. Positions count from the prompt's end."""
     cache, tokens = DynamicCache(), [window]
     for position in range(NUM_TOKENS):
@@ -151,7 +157,8 @@ def _rank(scores: Float64, tokens: NDArray[np.int64]) -> Float64:
 
 def _confidence(log_q: Float64) -> dict[Column, Float64]:
     q = np.exp(log_q)
-    return {Column.PLAIN_CONFIDENCE: q.max(axis=1), Column.ENTROPY: -(q * log_q).sum(axis=1)}
+    entropy = -np.multiply(q, log_q, where=q > 0, out=np.zeros_like(q)).sum(axis=1)
+    return {Column.PLAIN_CONFIDENCE: q.max(axis=1), Column.ENTROPY: entropy}
 
 
 def _first_share(scores: Float64) -> Float64:

@@ -7,12 +7,15 @@ from simulation.engines.features import FEATURE_LAYERS, FEATURE_WIDTH
 from simulation.engines.hardware import PRESETS, EngineLaw, Hardware, HopLaw, large_target, small_draft
 from simulation.engines.recorded import (
     COLUMNS,
+    HEAD_DEPTHS,
+    HEAD_TEMPERATURES,
     MAX_GAMMA,
     MAX_RANK,
     RECORDED_TEMPERATURES,
     SHARE_RANKS,
     SHARE_STEP,
     Column,
+    HeadLaw,
     TraceLaw,
 )
 from simulation.engines.target import SimTarget, logprob_of
@@ -23,6 +26,8 @@ __all__ = [
     "EOS",
     "FEATURE_LAYERS",
     "FEATURE_WIDTH",
+    "HEAD_DEPTHS",
+    "HEAD_TEMPERATURES",
     "MAX_GAMMA",
     "MAX_RANK",
     "PRESETS",
@@ -33,6 +38,7 @@ __all__ = [
     "Column",
     "EngineLaw",
     "Hardware",
+    "HeadLaw",
     "HopLaw",
     "Law",
     "SimDraft",

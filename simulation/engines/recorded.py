@@ -20,6 +20,11 @@ from simulation.engines.texts import NEVER_RANKED, Agreement
 DEMO_TRACES = Path(__file__).parents[1] / "traces" / "demo.npz"
 """Recording of the embedded demo pair: 40 held-out prompts, 160 tokens each, at three temperatures."""
 RECORDED_TEMPERATURES = (0.0, 0.7, 1.0)
+HEAD_TRACES = DEMO_TRACES.with_name("smollm2-head.npz")
+"""Recording of SmolLM2-135M-Instruct and its head: 24 prompts, 160 tokens each, at two temperatures."""
+HEAD_TEMPERATURES = (0.0, 0.8)
+HEAD_DEPTHS = 10
+"""Numbers of guesses since the last features for which a head's agreement is recorded, from 0."""
 MAX_RANK = 255
 """Stored rank that stands for itself and all above."""
 MAX_GAMMA = 8
@@ -64,14 +69,14 @@ class TraceLaw:
     shares: NDArray[np.uint8]  # [texts, tokens, SHARE_RANKS], -log(share / the first's) / SHARE_STEP
 
     @classmethod
-    def load(cls, temperature: float, path: Path = DEMO_TRACES) -> TraceLaw:
-        """Raises: KeyError if nothing was recorded at this temperature."""
-        traces, suffix = _read(path), f"@{temperature:g}"
+    def load(cls, temperature: float, path: Path = DEMO_TRACES, depth: int | None = None) -> TraceLaw:
+        """`depth`: of a head's guesses. Raises: KeyError if nothing was recorded at this temperature."""
+        traces, suffix = _read(path), f"{'' if depth is None else f'/{depth}'}@{temperature:g}"
         columns = {column: traces[f"{column}{suffix}"] for column in COLUMNS}
         return cls(columns, traces.get(f"blocks{suffix}"), traces[f"shares{suffix}"])
 
     @lru_cache(maxsize=1 << 16)  # noqa: B019  laws are few, and live as long as the program
-    def at(self, seed: int, index: int) -> Agreement:
+    def at(self, seed: int, index: int, depth: int = 0) -> Agreement:  # noqa: ARG002
         text, token = self._find(seed, index)
         values = {column: int(self.columns[column][text, token]) for column in COLUMNS}
         confidence = values[Column.CONFIDENCE] / COLUMNS[Column.CONFIDENCE]
@@ -98,6 +103,25 @@ class TraceLaw:
     def _find(self, seed: int, index: int) -> tuple[int, int]:
         num_texts, num_tokens = self.columns[Column.RANK].shape
         return (seed + index // num_tokens) % num_texts, index % num_tokens
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class HeadLaw:
+    """Agreement of a head, which falls with the number of guesses since the last features of the target."""
+
+    by_depth: tuple[TraceLaw, ...]
+    """The last one stands for all greater depths."""
+
+    @classmethod
+    def load(cls, temperature: float, path: Path = HEAD_TRACES) -> HeadLaw:
+        """Raises: KeyError if nothing was recorded at this temperature."""
+        return cls(tuple(TraceLaw.load(temperature, path, depth) for depth in range(HEAD_DEPTHS)))
+
+    def at(self, seed: int, index: int, depth: int = 0) -> Agreement:
+        return self.by_depth[min(depth, len(self.by_depth) - 1)].at(seed, index)
+
+    def num_accepted_of_block(self, _seed: int, _index: int, _num_guesses: int) -> int | None:
+        return None
 
 
 def _rank(value: int) -> int:

@@ -9,7 +9,7 @@ After a prefix that is not the target's own text the draft's candidates are arbi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -59,8 +59,9 @@ class Agreement:
 class Law(Protocol):
     """Agreement at every token of a text."""
 
-    def at(self, seed: int, index: int) -> Agreement:
-        """Agreement about output token `index` of text `seed`."""
+    def at(self, seed: int, index: int, depth: int = 0) -> Agreement:
+        """Agreement about output token `index` of text `seed`. `depth`: guesses since the last token of the text that
+        the draft was sent."""
         ...
 
     def num_accepted_of_block(self, seed: int, index: int, num_guesses: int) -> int | None:
@@ -77,7 +78,7 @@ class SteadyLaw:
     alpha: float = 0.78
 
     @lru_cache(maxsize=1 << 14)  # noqa: B019  the cache keeps each law, but they are few and needed to the end
-    def at(self, seed: int, index: int) -> Agreement:
+    def at(self, seed: int, index: int, depth: int = 0) -> Agreement:  # noqa: ARG002
         draws = [mix(seed, index, column) for column in range(4)]
         return Agreement(
             rank=_draw_rank(self.shares, fraction(draws[0])),
@@ -116,6 +117,8 @@ class TextPosition:
     """Whether the prefix is the target's own text."""
     next_token: int
     """The target's token after the prefix."""
+    depth: int = 0
+    """Number of guesses at the end of the prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,8 @@ class Text:
     def after(self, position: TextPosition, token: int) -> TextPosition:
         """The position after one more token."""
         is_true = position.is_true and token == position.next_token
-        return self._position(extended(position.prefix_hash, token), position.index + 1, position.seed, is_true)
+        prefix_hash, index = extended(position.prefix_hash, token), position.index + 1
+        return replace(self._position(prefix_hash, index, position.seed, is_true), depth=position.depth + 1)
 
     def samples(self, block: TokenTree, root: TextPosition) -> tuple[int, ...]:
         """The target's token after the root and after each node."""
@@ -182,9 +186,8 @@ class Text:
     def _agreement(self, position: TextPosition) -> Agreement:
         """Agreement at a position. Outside the target's text only confidence and entropy matter; they are taken from
         another position."""
-        return self.law.at(
-            position.seed, position.index if position.is_true else position.index + 1 + position.prefix_hash % 97
-        )
+        index = position.index if position.is_true else position.index + 1 + position.prefix_hash % 97
+        return self.law.at(position.seed, index, position.depth)
 
     def _position(self, prefix_hash: int, index: int, seed: int, is_true: bool) -> TextPosition:
         bits = mix(prefix_hash, seed)

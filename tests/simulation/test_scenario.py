@@ -139,7 +139,7 @@ def test_pipelined_is_theory_where_the_draft_is_far_ahead():
 class TwoOfFour:
     """Block verification accepts two guesses of each block, however long."""
 
-    def at(self, seed, index):
+    def at(self, seed, index, depth=0):
         return Agreement(rank=0, plain_rank=0, alpha=1.0, confidence=0.9)
 
     def num_accepted_of_block(self, seed, index, num_guesses):

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoTokenizer
 
 from bench.papers.acceptance import demo_model, prompt_tokens
-from bench.papers.noise.drafters import Drafter, Pair, Use, drafters, size_of
+from bench.papers.noise.drafters import DRAFTERS, EAGLE, ONE_LAYER, Drafter, Pair, Use, size_of
 from bench.papers.noise.networks import Scores
 from bench.papers.noise.rounds import TargetText, accepted_lengths, draw_texts, guesses_of, tokens_a_round
 from bench.papers.noise.training import BATCH, LENGTH, training_set
@@ -25,6 +25,8 @@ from deploy.settings import DEMO_DIRECTORY
 from workers.training import HeadPlan, TrainingText
 from workers.training.head.features import TargetStates, read_states
 from workers.training.packing import pack
+
+__all__ = ["EAGLE", "ONE_LAYER", "TEMPERATURES", "add_arguments", "measure", "title"]
 
 NUM_GUESSES = 6
 LENGTHS = range(1, NUM_GUESSES + 1)
@@ -36,6 +38,7 @@ Texts = Mapping[float, tuple[Sequence[TargetText], TargetStates]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=100, help="of training each one-pass drafter")
+    parser.add_argument("--drafters", choices=DRAFTERS, nargs="+", default=[*DRAFTERS], metavar="NAME")
     parser.add_argument("--work", type=Path, help="folder of the trained drafters, from which a later run goes on")
 
 
@@ -50,7 +53,12 @@ def measure(args: argparse.Namespace) -> list[Result]:
         texts = {each: _held_out(target, tokenizer, args, each, folder) for each in TEMPERATURES}
         plan = HeadPlan(num_steps=args.steps, length=LENGTH, batch=BATCH, unrolled=NUM_GUESSES)
         pair = Pair(target, draft, training_set(target, tokenizer, folder), plan)
-        return [each for one in drafters(pair) for each in _of(one, texts, pair)]
+        return [each for name in args.drafters for each in _of(DRAFTERS[name](pair), texts, pair)]
+
+
+def title(temperature: float, name: str) -> str:
+    """Name of the result of a drafter's use."""
+    return f"T = {temperature:g}, {name}: tokens a round"
 
 
 def _held_out(
@@ -76,7 +84,7 @@ def _of(drafter: Drafter, texts: Texts, pair: Pair) -> Iterator[Result]:
             accepted = _accepted(drafter.scores, use, drawn, states)
             settings = {**_figures(use, accepted, costs), "training_s": round(drafter.training_s)}
             tokens = round(tokens_a_round(accepted, NUM_GUESSES, use.num_free), 3)
-            yield Result(f"T = {temperature:g}, {use.name}: tokens a round", tokens, "tokens", settings=settings)
+            yield Result(title(temperature, use.name), tokens, "tokens", settings=settings)
 
 
 @torch.inference_mode()

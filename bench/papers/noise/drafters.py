@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.papers.noise.networks import BlockDrafter, LookAhead, Scores, embeddings_of
+from bench.papers.noise.networks import BlockDrafter, LookAhead, OneLayer, Scores, embeddings_of
 from bench.papers.noise.rounds import draw
 from bench.papers.noise.training import BlockLearner, TrainingSet, train
 from bench.results import say
@@ -29,7 +29,10 @@ from workers.training.packing import PackedTexts, pack
 RANK = 64
 UNROLLED = 3
 """Number of unrolled steps in EAGLE-3's training. Measured chains are longer."""
+STEPS_OF_ONE_LAYER = 2
+"""Steps of the separate draft's training for each of EAGLE-3's, which is unrolled and takes about as long."""
 REPEATS = 40
+EAGLE, ONE_LAYER = "EAGLE-3", "one layer"
 ROWS = [Row(Sampling(temperature=1.0), place, (), 0) for place in range(64)]
 
 
@@ -77,16 +80,6 @@ class Pair:
         return fastest_s(partial(_pass, self.target, num_rows))
 
 
-def drafters(pair: Pair) -> Iterator[Drafter]:
-    """Each is trained when it is asked for."""
-    yield _draft(pair)
-    yield _eagle(pair)
-    yield _medusa(pair)
-    yield _look_ahead(pair)
-    for rank in (0, RANK):
-        yield _block(pair, rank)
-
-
 def _draft(pair: Pair) -> Drafter:
     def scores(one: PackedTexts, anchors: Tensor, num: int) -> Tensor:
         logits: Tensor = pair.draft(input_ids=one.token_ids[None], use_cache=False).logits[0]
@@ -102,10 +95,24 @@ def _eagle(pair: Pair) -> Drafter:
     shape, teacher = shape_of(pair.target), pair.teacher
     head = Eagle3(shape, first_weights(pair.target, shape))
     steps = partial(unrolled, head, teacher)
-    training_s = _trained("EAGLE-3", HeadLearner(head, steps, teacher, replace(pair.plan, unrolled=UNROLLED)), pair)
+    training_s = _trained(EAGLE, HeadLearner(head, steps, teacher, replace(pair.plan, unrolled=UNROLLED)), pair)
     once = head.tensors()["fc.weight"].numel()
     a_step = size_of(head) - once + teacher.output.numel()
-    return _of_steps("EAGLE-3", steps, lambda num: once + num * a_step, pair, training_s)
+    return _of_steps(EAGLE, steps, lambda num: once + num * a_step, pair, training_s)
+
+
+def _one_layer(pair: Pair) -> Drafter:
+    network = OneLayer(pair.target)
+    plan = replace(pair.plan, num_steps=STEPS_OF_ONE_LAYER * pair.plan.num_steps)
+    training_s = _trained(ONE_LAYER, BlockLearner(network, pair.output, plan), pair)
+    one = two_rows(pair)
+
+    def guess(num: int) -> None:
+        for depth in range(num):
+            draw(network.scores(one, torch.tensor([-1]), 1)[0], ROWS[depth : depth + 1])
+
+    use = Use(ONE_LAYER, lambda num: fastest_s(partial(guess, num)), lambda num: num * network.weights())
+    return Drafter(network.scores, [use], training_s)
 
 
 def _medusa(pair: Pair) -> Drafter:
@@ -155,8 +162,20 @@ def _block(pair: Pair, rank: int) -> Drafter:
     return Drafter(network.scores, uses, training_s)
 
 
+DRAFTERS: Mapping[str, Callable[[Pair], Drafter]] = {
+    "draft": _draft,
+    EAGLE: _eagle,
+    ONE_LAYER: _one_layer,
+    "Medusa": _medusa,
+    "PaSS": _look_ahead,
+    "block": partial(_block, rank=0),
+    "block with B": partial(_block, rank=RANK),
+}
+"""Trained when they are called."""
+
+
 def _trained(name: str, learner: HeadLearner | BlockLearner, pair: Pair) -> float:
-    say(f"training {name}, {size_of(learner.module)} weights, {pair.plan.num_steps} steps")
+    say(f"training {name}, {size_of(learner.module)} weights, {learner.plan.num_steps} steps")
     return train(name, learner, pair.given)
 
 

@@ -35,13 +35,7 @@ class BlockDrafter(nn.Module):
     def __init__(self, target: Any, num_guesses: int, rank: int, num_layers: int = 2) -> None:
         """`rank`: of B; 0 for none."""
         super().__init__()
-        config = deepcopy(target.config)
-        config.num_hidden_layers = num_layers
-        self._body = AutoModel.from_config(config, dtype=torch.float32)
-        own = (*self._body.layers, self._body.norm)
-        for layer, first in zip(own, (*target.base_model.layers[-num_layers:], target.base_model.norm), strict=True):
-            layer.load_state_dict(first.state_dict())
-        self._body.embed_tokens = None  # rows are given as vectors
+        self._body = like_the_last_layers(target, num_layers)
         self._embeddings, self._output = embeddings_of(target)
         vocab_size, hidden = self._output.shape
         self._fuse = nn.Linear(NUM_FEATURES * hidden, hidden, bias=False)
@@ -101,6 +95,44 @@ class LookAhead(nn.Module):
         """`Scores` of these tokens."""
         blocks = self._look_ahead.weight[:num].expand(len(anchors), -1, -1)
         return self._states(self._embeddings[one.token_ids], blocks, one, anchors) @ self._output.T
+
+
+class OneLayer(nn.Module):
+    """A separate draft: a causal model of the target's last layer, with the target's embeddings and output layer. It
+    reads tokens alone, so in a round it guesses as it does along a text."""
+
+    def __init__(self, target: Any) -> None:
+        super().__init__()
+        self._body = like_the_last_layers(target, 1)
+        self._embeddings, self._output = embeddings_of(target)
+
+    def scores(self, one: PackedTexts, anchors: Tensor, num: int) -> Tensor:
+        """`Scores` of this model."""
+        rows = self._embeddings[one.token_ids]
+        states = self._body(
+            inputs_embeds=rows[None],
+            attention_mask=one.mask()[None, None],
+            position_ids=one.positions[None],
+            use_cache=False,
+        ).last_hidden_state[0]
+        logits: Tensor = states[anchors[:, None] + 1 + torch.arange(num)] @ self._output.T
+        return logits
+
+    def weights(self) -> int:
+        """Number of weights that a pass reads."""
+        return sum(each.numel() for each in self.parameters()) + self._output.numel()
+
+
+def like_the_last_layers(target: Any, num_layers: int) -> Any:
+    """A model of this many layers, which begin as the target's last, without embeddings: rows are given as vectors."""
+    config = deepcopy(target.config)
+    config.num_hidden_layers = num_layers
+    body = AutoModel.from_config(config, dtype=torch.float32)
+    own = (*body.layers, body.norm)
+    for layer, first in zip(own, (*target.base_model.layers[-num_layers:], target.base_model.norm), strict=True):
+        layer.load_state_dict(first.state_dict())
+    body.embed_tokens = None
+    return body
 
 
 def embeddings_of(target: Any) -> tuple[Tensor, Tensor]:

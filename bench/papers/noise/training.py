@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.papers.noise.networks import BlockDrafter, LookAhead
+from bench.papers.noise.networks import BlockDrafter, LookAhead, OneLayer
 from models.train.corpus import load_split
 from models.train.sampling import continue_prompts
 from models.train.steps import SAMPLED_TEMPERATURES
@@ -58,7 +58,7 @@ class BlockLearner:
     """A network in training that guesses blocks: first by KL, then by the chance that it draws the target's token with
     the target's noise."""
 
-    def __init__(self, network: BlockDrafter | LookAhead, output: Tensor, plan: HeadPlan) -> None:
+    def __init__(self, network: BlockDrafter | LookAhead | OneLayer, output: Tensor, plan: HeadPlan) -> None:
         """`output`: the target's output layer [V, hidden]."""
         self.module, self.plan, self.num_guesses = network, plan, plan.unrolled
         self._scores, self._output = network.scores, output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.papers.noise.networks import BlockDrafter, LookAhead
+from bench.papers.noise.networks import BlockDrafter, LookAhead, OneLayer
 from bench.papers.noise.rounds import TargetText, accepted_lengths, draw, draw_texts, guesses_of, tokens_a_round
 from bench.papers.noise.training import BlockLearner
 from core import noise
@@ -128,7 +129,22 @@ def test_look_ahead_rows_are_rows_of_the_targets_own_pass(target: Any, tmp_path:
     torch.testing.assert_close(network.scores(one, torch.tensor([5, 9]), NUM)[0], expected, rtol=1e-4, atol=1e-4)
 
 
-MADE = {"block": lambda target: BlockDrafter(target, NUM, 4, 1), "look-ahead": lambda target: LookAhead(target, NUM)}
+def test_a_separate_draft_reads_the_text_alone_as_a_model_of_the_last_layer_does(target: Any, tmp_path: Path) -> None:
+    network, one = OneLayer(target).requires_grad_(False), packed_of(target, range(40, 56), tmp_path)
+    scores = network.scores(one, torch.tensor([3, 7]), NUM)
+    torch.testing.assert_close(network.scores(changed(one, 99, 0), torch.tensor([3, 7]), NUM), scores)
+    smaller = deepcopy(target)
+    smaller.base_model.layers = smaller.base_model.layers[-1:]
+    smaller.base_model.layers[0].self_attn.layer_idx = 0
+    expected = smaller(input_ids=one.token_ids[None], use_cache=False).logits[0]
+    torch.testing.assert_close(scores, torch.stack([expected[4:7], expected[8:11]]), rtol=1e-4, atol=1e-4)
+
+
+MADE = {
+    "block": lambda target: BlockDrafter(target, NUM, 4, 1),
+    "look-ahead": lambda target: LookAhead(target, NUM),
+    "one layer": OneLayer,
+}
 
 
 @pytest.mark.parametrize("name", MADE)
