@@ -182,7 +182,7 @@ class RankGroup:
         Raises: StartupError with the first problem, or if the statements differ.
         """
         try:
-            received = self._gather_json([statement, of_stage, problem])
+            received = self.gather_json([statement, of_stage, problem])
         except WorkerLost as error:
             raise StartupError(f"the ranks of the model did not start together: {error}") from error
         for rank, (*_, trouble) in enumerate(received):
@@ -196,10 +196,11 @@ class RankGroup:
 
     def all_min(self, number: int) -> int:
         """The smallest of all ranks' numbers. Raises: WorkerLost."""
-        return min(int(received or 0) for (received,) in self._gather_json([str(number)]))
+        smallest: int = min(received for (received,) in self.gather_json([number]))
+        return smallest
 
-    def _gather_json(self, own: list[str | None]) -> list[list[str | None]]:
-        """All ranks' values, in the order of ranks."""
+    def gather_json(self, own: Sequence[Any]) -> list[list[Any]]:
+        """All ranks' values, in the order of ranks. Raises: WorkerLost."""
         sent = json.dumps(own).encode()
         longest = max(int(length) for length in self._gather_untimed(torch.tensor([len(sent)])))
         padded = torch.frombuffer(bytearray(sent.ljust(longest)), dtype=torch.uint8)

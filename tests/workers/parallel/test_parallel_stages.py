@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,25 +11,30 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from core.errors import StartupError, WorkerLost
-from core.records import Sampling
+from core.config import EngineConfig
+from core.errors import StartupError, UnsupportedModel, WorkerLost
+from core.records import Adapter, Sampling
 from tests import checkpoints
 from tests.adapters import merge, write_adapter
 from tests.workers.engine.driving import EPOCH, Driver
 from tests.workers.engine.test_engine_adapters import add, alone, driver
 from tests.workers.engine.test_target import random_tree
-from tests.workers.parallel.ranks import TIMEOUT_S, Followers, config_of, ranks
+from tests.workers.parallel.ranks import TIMEOUT_S, Followers, config_of, followed, ranks
 from tests.workers.parallel.test_parallel import assert_equal_to_one_rank, write
 from workers.engine.target import TargetEngine
+from workers.model import LoadedModel, loader
+from workers.parallel import Rank
 
 pytestmark = pytest.mark.thorough
 
 PROMPT = [5, 17, 99, 4, 200, 31]
 NOTICE_S = TIMEOUT_S / 2
+NOT_CALLED = "model.layers.1.mlp.down_proj"
 SHAPES = {
     "llama": ("llama", {"num_hidden_layers": 3}),
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
@@ -122,3 +128,30 @@ def test_an_adapter_is_read_by_the_stage_that_has_its_layers(followers: Follower
     merged = merge(tmp_path / "merged", path, adapter)
     with followers.engine(path, EPOCH, tensor_parallel=1, pipeline_parallel=2) as engine:
         assert driver(engine, add(engine, adapter)).run(8) == alone(merged, 8)
+
+
+def _multiplies_by_weights_itself(config: EngineConfig, rank: Rank) -> str:
+    """Follow with a model that multiplies by the weights of the module `NOT_CALLED` without calling it."""
+    load = loader.load
+
+    def load_and_bypass(*args: Any) -> LoadedModel:
+        loaded = load(*args)
+        module = loaded.model.get_submodule(NOT_CALLED)
+        module._call_impl = module.forward  # hooks are called there
+        return loaded
+
+    with patch.object(loader, "load", load_and_bypass):
+        return followed(config, rank)
+
+
+def test_an_adapter_on_a_module_that_a_later_stage_does_not_call_is_refused(
+    followers: Followers, tmp_path: Path
+) -> None:
+    path = checkpoints.write("llama", tmp_path / "llama")
+    adapter = Adapter("a", str(write_adapter(tmp_path / "a", path)))
+    settings = {"tensor_parallel": 1, "pipeline_parallel": 2}
+    with followers.runtime(path, role=_multiplies_by_weights_itself, **settings) as runtime:
+        with pytest.raises(UnsupportedModel, match=f"adapter 'a': the model does not call {re.escape(NOT_CALLED)}"):
+            runtime.add_adapter(1, runtime.read_adapter(adapter))
+        others = ("q_proj", "o_proj")
+        runtime.add_adapter(1, runtime.read_adapter(Adapter("b", str(write_adapter(tmp_path / "b", path, 1, others)))))
