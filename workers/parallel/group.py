@@ -29,6 +29,7 @@ from workers.native.ranks.shared import Exchange
 from workers.parallel.heartbeat import Heartbeat, HeartbeatListener, connect
 from workers.parallel.pipeline import Pipeline
 from workers.parallel.shared_memory import SharedMemory
+from workers.runtime import this_machine
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,8 @@ class RankGroup:
 
     exchange: Exchange | None = None
     """Memory that native code of all ranks shares; None without such memory, with several stages, and on a GPU."""
+    num_local: int
+    """Number of ranks on this rank's machine."""
 
     def __init__(self, rank: Rank, config: EngineConfig, on_loss: Callable[[str], None]) -> None:
         """Connect to the other ranks. Raises: StartupError."""
@@ -114,15 +117,17 @@ class RankGroup:
             logger.info("rank %d shares no memory with the others: %s", index, error)
         if index == 0:
             store.set("memory", "" if memory is None else str(memory.path))
+        own = this_machine()
         try:
-            is_shared = self.all_min(int(memory is not None))
+            is_shared, machines = zip(*self.gather_json([memory is not None, own]), strict=True)
         except WorkerLost as error:
             self.close()
             raise StartupError(f"the ranks of the model did not start together: {error}") from error
         finally:
             if memory is not None and index == 0:
                 memory.path.unlink(missing_ok=True)
-        if memory is None or not is_shared:
+        self.num_local = machines.count(own)
+        if memory is None or not all(is_shared):
             return None
         if self._device.type == "cpu" and self.pipeline.stage is None:
             self.exchange = memory.exchange(self.rank.timeout_s)

@@ -227,7 +227,7 @@ def _load(config: EngineConfig, group: RankGroup, progress: Callable[[str], None
     """
     stage, index = divmod(group.rank.index, config.tensor_parallel)
     part = PipelineStage(stage, config.pipeline_parallel)
-    shard = ModelShard(index, config.tensor_parallel, config.expert_parallel, part)
+    shard = ModelShard(index, config.tensor_parallel, config.expert_parallel, part, group.num_local)
     try:
         loaded = loader.load(config, progress, shard)
         statements = _fingerprints(config, loaded, shard)

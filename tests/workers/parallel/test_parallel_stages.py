@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
@@ -28,7 +28,9 @@ from tests.workers.parallel.ranks import TIMEOUT_S, Followers, config_of, follow
 from tests.workers.parallel.test_parallel import assert_equal_to_one_rank, write
 from workers.engine.target import TargetEngine
 from workers.model import LoadedModel, loader
-from workers.parallel import Rank
+from workers.parallel import Rank, group
+from workers.runtime import memory
+from workers.runtime.backends import packed_cpu
 
 pytestmark = pytest.mark.thorough
 
@@ -155,3 +157,30 @@ def test_an_adapter_on_a_module_that_a_later_stage_does_not_call_is_refused(
             runtime.add_adapter(1, runtime.read_adapter(adapter))
         others = ("q_proj", "o_proj")
         runtime.add_adapter(1, runtime.read_adapter(Adapter("b", str(write_adapter(tmp_path / "b", path, 1, others)))))
+
+
+def _on_another_machine(config: EngineConfig, rank: Rank) -> str:
+    with patch.object(group, "this_machine", lambda: "another machine"):
+        return followed(config, rank)
+
+
+@pytest.mark.parametrize(("role", "num_local"), [(followed, 2), (_on_another_machine, 1)])
+def test_the_ranks_of_a_machine_share_its_memory(
+    role: Callable[[EngineConfig, Rank], str],
+    num_local: int,
+    followers: Followers,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For KV, and for weights that are laid out again."""
+    divided_by = []
+
+    def free_bytes(_device: object, num_ranks: int) -> int:
+        divided_by.append(num_ranks)
+        return 1 << 28
+
+    for module in (memory, packed_cpu):
+        monkeypatch.setattr(module, "free_bytes", free_bytes)
+    settings = {"tensor_parallel": 1, "pipeline_parallel": 2, "kv_cache_tokens": None, "kv_memory_share": 0.001}
+    with followers.runtime(checkpoints.write("llama", tmp_path), role, **settings):
+        assert divided_by == [num_local] * 2
