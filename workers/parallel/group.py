@@ -12,7 +12,6 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
@@ -24,10 +23,11 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # its __init__ re-exports them
 
 from core.config import EngineConfig
-from core.errors import ConfigError, StartupError, WorkerLost, first_line
+from core.errors import StartupError, WorkerLost, first_line
 from workers.native.ranks.shared import Exchange
 from workers.parallel.heartbeat import Heartbeat, HeartbeatListener, connect
 from workers.parallel.pipeline import Pipeline
+from workers.parallel.rank import Rank
 from workers.parallel.shared_memory import SharedMemory
 from workers.runtime import this_machine
 
@@ -39,25 +39,6 @@ UNBOUNDED = timedelta(days=365)
 """Time limit of a wait for commands: an idle engine sends none, and the heartbeat reports its death."""
 FIRST_MESSAGE_INTS = 1024
 """Length of a command's first broadcast, in integers; a longer command takes a second one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """One process of a group, and the address where the group meets."""
-
-    index: int
-    """0 is the engine; the others follow it."""
-    size: int
-    master_address: str
-    """Address of rank 0's machine, as the others reach it."""
-    master_port: int
-    """A free port of rank 0's machine, on which rank 0 listens."""
-    timeout_s: float = 60.0
-    """Seconds within which the others must connect at start, and each collective of a step must end."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.size:
-            raise ConfigError(f"rank {self.index} is not below the number of ranks, {self.size}")
 
 
 class RankGroup:

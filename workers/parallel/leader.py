@@ -34,7 +34,8 @@ from core.errors import CheckpointError, ConfigError, StartupError
 from core.records import Adapter
 from workers.model import LoadedModel, LoraWeights, ModelShard, PipelineStage, loader
 from workers.parallel.commands import Command, KVEdit, pack_adapter, pack_step, unpack_adapter, unpack_step
-from workers.parallel.group import Rank, RankGroup
+from workers.parallel.group import RankGroup
+from workers.parallel.rank import Rank
 from workers.runtime import ModelRuntime, NoRoomForKV
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
 from workers.runtime.backend_stack import BackendStack

@@ -31,8 +31,7 @@ from tests.workers.parallel.test_parallel import (
 from tests.workers.parallel.test_parallel_group import NOTICE_S, PROMPT, led, quiet
 from tests.workers.runtime.test_runtime import assert_same
 from workers.engine.target import TargetEngine
-from workers.parallel import leader, shared_memory
-from workers.parallel.group import Rank
+from workers.parallel import Rank, leader, shared_memory
 from workers.runtime.backends import PackedBackend, ProgramBackend
 from workers.runtime.runtime import ModelRuntime
 from workers.step import StepRows
