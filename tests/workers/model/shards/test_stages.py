@@ -22,7 +22,7 @@ from workers.model.shards.stages import Elsewhere
 from workers.runtime.backends import ProgramBackend
 from workers.runtime.runtime import ModelRuntime
 
-SERVED = sorted({*checkpoints.FAMILIES, *checkpoints.EXPERTS})
+SERVED = sorted({*checkpoints.FAMILIES, *checkpoints.EXPERTS, "opt"})
 
 
 class Passed:
