@@ -203,16 +203,18 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         self._store.keep_rows(held, rebased.num_tokens, rebased.guesses)
         held.num_guesses = len(request.block) - len(held.tree)
         pending = [*self._store.rewind(held), *rebased.pending]
-        prefix = self._wanted_prefix(request)
+        prefix = self._wanted_prefix(request, len(pending))
         kind = ScoringJob if is_scoring else VerifyJob
         self._jobs.append(kind(request, held, pending, arrived_s, scores=scores, prefix=prefix))
 
-    def _wanted_prefix(self, request: VerifyRequest) -> PrefixFeatures | None:
-        """Store for features of the tokens before the root, if a head reads them."""
-        root = request.num_committed - 1
-        head = self._grown if Want.GUESSES in request.wants else None
-        if Want.PREFIX_FEATURES in request.wants or (head is not None and head.lacks(request.stamp.lease, root)):
-            return PrefixFeatures(max(0, root - MAX_FEATURE_TOKENS))
+    def _wanted_prefix(self, request: VerifyRequest, num_pending: int) -> PrefixFeatures | None:
+        """Store for features of the tokens before the root, if a head reads them.
+
+        The head in this engine knows those of tokens that were computed before: it gets them with each verdict.
+        """
+        is_read_here = self._grown is not None and Want.GUESSES in request.wants and num_pending > 1
+        if is_read_here or Want.PREFIX_FEATURES in request.wants:
+            return PrefixFeatures(max(0, request.num_committed - 1 - MAX_FEATURE_TOKENS))
         return None
 
     def _undo(self, job: Job[VerifyRequest], num_tokens: int, pending: list[int]) -> None:
