@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.costs.engine_cost import (
-    BRANCH_PASSES,
-    EXTRAPOLATION,
-    NUM_RECENT,
-    WIDTHS,
-    CostModel,
-    Curve,
-    EngineCost,
-    PassCost,
-)
+from core.costs.engine_cost import WIDTHS, CostModel, EngineCost
+from core.costs.pass_cost import BRANCH_PASSES, EXTRAPOLATION, NUM_RECENT, Curve, PassCost
 from core.records import Timing
 
 ROWS = (1, 4, 16, 48)
