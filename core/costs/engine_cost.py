@@ -9,6 +9,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class EngineCost:
     def __init__(self, prior_s: float) -> None:
         self.passes = PassCost(prior_s)
         self._wires: deque[float] = deque([0.001], maxlen=NUM_RECENT)
+        self._guessing: deque[float] = deque([0.0], maxlen=NUM_RECENT)
         self._last: Timing | None = None
 
     def __repr__(self) -> str:
@@ -40,19 +42,26 @@ class EngineCost:
         """
         return sorted(self._wires)[len(self._wires) // 4]
 
+    @property
+    def guessing_s(self) -> float:
+        """Seconds that the head in the engine takes after a pass; 0 unless most recent calls asked it."""
+        return median(self._guessing)
+
     def observe(self, timing: Timing, elapsed_s: float, branches: float = 0.0, *, is_call: bool = True) -> None:
         """Record one answered call; or, if not `is_call`, the engine's work since its last answer.
 
         `branches` is the number of branches in its passes, 0 if other sessions shared the passes. Sessions that share a
         pass report the same timing, which is counted once. A timing that claims more than `elapsed_s` plus one wire
         time is ignored; the wire time allows for a late previous answer. The head's time is none of the passes': it is
-        spent for any number of guesses, and would be taken for the price of the first.
+        spent for any number of guesses, and would be taken for the price of the first (`guessing_s`).
         """
         within_s, passes_s = timing.waited_s + timing.computed_s, timing.computed_s - timing.guessing_s
-        if timing.num_passes < 1 or min(timing.waited_s, passes_s) < 0 or within_s > elapsed_s + self.wire_s:
+        is_possible = min(timing.waited_s, timing.guessing_s, passes_s) >= 0 and within_s <= elapsed_s + self.wire_s
+        if timing.num_passes < 1 or not is_possible:
             return
         if is_call:
             self._wires.append(max(0.0, elapsed_s - within_s))
+            self._guessing.append(timing.guessing_s)
         if self._last is None or not _is_same(timing, self._last):
             self.passes.observe(timing.num_rows / timing.num_passes, passes_s / timing.num_passes, branches)
         self._last = timing
@@ -78,6 +87,8 @@ class CostModel:
     """Number of sessions that share a pass of the draft."""
     branch_s: float = 0.0
     """Seconds that a branch adds to a pass of the target."""
+    guessing_s: float = 0.0
+    """Seconds that the target's head takes before each verdict, for any number of guesses."""
 
     @property
     def is_shared(self) -> bool:
@@ -87,7 +98,11 @@ class CostModel:
     def verify_s(self, nodes: float, branches: float = 0.0) -> float:
         """Seconds of a round trip to the target with a block of `nodes` nodes, if all sessions send such a block."""
         pass_s = self.verify_pass_s(self.num_verifying * (nodes + 1.0)) + self.num_verifying * branches * self.branch_s
-        return pass_s + self.verify_wire_s
+        return pass_s + self._beside_pass_s
+
+    @property
+    def _beside_pass_s(self) -> float:
+        return self.guessing_s + self.verify_wire_s
 
     def verify_times(self, num_nodes: int) -> Floats:
         """Return `verify_s` of blocks of 0 to `num_nodes` nodes without branches.  # [num_nodes + 1]"""
@@ -123,7 +138,7 @@ class CostModel:
         hidden_s, drafting_s = 0.0, math.inf
         while hidden_s < drafting_s and groups < most:
             groups += 1
-            group_s = self.verify_pass_s(self.num_verifying / groups * (nodes + 1.0)) + self.verify_wire_s
+            group_s = self.verify_pass_s(self.num_verifying / groups * (nodes + 1.0)) + self._beside_pass_s
             drafting_s = num_passes * self.draft_pass_s(self.num_drafting / groups * rows) + self.draft_wire_s
             hidden_s = (groups - 1) * group_s
         return group_s + max(hidden_s, drafting_s)

@@ -254,6 +254,28 @@ def test_a_heads_time_is_not_the_price_of_the_first_guess():
     assert engine.wire_s == pytest.approx(0.001)
 
 
+def test_a_heads_time_is_part_of_rounds_while_most_calls_ask_it():
+    engine = EngineCost(0.01)
+    assert engine.guessing_s == 0
+    for _ in range(NUM_RECENT):
+        engine.observe(Timing(0.0, 0.011, 1, 2, guessing_s=0.0025), 0.012)
+    assert engine.guessing_s == 0.0025
+    for _ in range(NUM_RECENT // 2 + 1):  # plain decoding, which does not ask it
+        engine.observe(Timing(0.0, 0.008, 1, 1), 0.009)
+    assert engine.guessing_s == 0
+
+
+def test_a_heads_time_is_that_of_one_verdict_however_many_sessions_share_the_pass():
+    curve = Curve((1.0, 100.0), (0.001, 0.1))
+    without, with_head = (
+        CostModel(curve, curve, 0.002, 0.003, num_verifying=4.0, num_drafting=4.0, guessing_s=guessing_s)
+        for guessing_s in (0.0, 0.005)
+    )
+    assert with_head.verify_s(3) == pytest.approx(without.verify_s(3) + 0.005)
+    assert with_head.plain_rate == pytest.approx(1 / 0.011)
+    assert with_head.turn_s(3, 1, 3) > without.turn_s(3, 1, 3)
+
+
 @pytest.mark.parametrize(
     "timing",
     [
@@ -261,6 +283,7 @@ def test_a_heads_time_is_not_the_price_of_the_first_guess():
         Timing(1e6, 0.01, 1, 8),
         Timing(-5.0, 0.01, 1, 8),
         Timing(0.0, 0.01, 1, 8, guessing_s=1e6),
+        Timing(0.0, 0.01, 1, 8, guessing_s=-1e6),
     ],
 )
 def test_an_engine_that_claims_what_cannot_be_is_not_believed(timing):

@@ -553,6 +553,15 @@ def test_an_offer_is_due_within_two_passes_of_the_verdict_or_if_it_is_the_last(p
     assert not due(policy, 0.0075, is_more_to_come=False), "the verdict has been given, though it is not here yet"
 
 
+def test_offers_are_due_later_by_the_time_in_which_the_targets_head_guesses(policy):
+    policy.begin_drafting()
+    for _ in range(20):
+        policy._known.verify.observe(Timing(0.0, 0.009, 1, 1, guessing_s=0.004), 0.012)
+    policy._known._costs = None
+    assert not due(policy, 0.0065)
+    assert due(policy, 0.0075)
+
+
 def test_an_offer_for_a_pass_that_began_before_it_was_heard_of_is_due_one_way_earlier(policy):
     policy.begin_drafting()
     assert due(policy, 0.0005, is_continued=True)
