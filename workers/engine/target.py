@@ -18,13 +18,10 @@ from core.records import (
     Adapter,
     Continuation,
     EngineStats,
-    Features,
     Findings,
     Missing,
     Refused,
     TargetRequest,
-    Timing,
-    TokenLogprobs,
     Verdict,
     VerifyReply,
     VerifyRequest,
@@ -32,7 +29,7 @@ from core.records import (
     is_sound,
 )
 from core.rules import Outcome
-from core.speculation import Guesses, TokenTree
+from core.speculation import TokenTree
 from workers.engine.base import Engine
 from workers.engine.beams import ScoringJob, score
 from workers.engine.heads import HeadDraft, read_returned
@@ -69,7 +66,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         Raises: StartupError.
         """
         if config.learning_buffer is not None:  # before anything is loaded
-            check_buffer(_buffer_of(config.learning_buffer))
+            check_buffer(Path(config.learning_buffer).expanduser())
         heads: list[EngineHead | None] = []
 
         def load_head(loaded: LoadedModel) -> Sequence[LayerShape]:
@@ -88,7 +85,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         """The head, if it has KV of its own."""
         self.info = replace(self.info, head=head.name if head is not None else "")
         self._continuations = Continuations()
-        self._learning = _collector(config, epoch)
+        buffer = LearningBuffer.of(config, epoch)
+        self._learning = None if buffer is None else VerdictCollector(buffer)
         """Collects what drafts can learn from; None unless the settings have a buffer."""
         self.take_offers: Callable[[], None] = _nothing
         """Called before verdicts are made, to take continuations offered since the step began."""
@@ -241,7 +239,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         scoring = [job for job in jobs if isinstance(job, ScoringJob)]
         if not scoring:
             return self._judge(jobs, scores)
-        owners = [job for job in jobs for _ in range(_num_rows(job))]
+        owners = [job for job in jobs for _ in range(job.num_logits)]
         rows = [row for row, job in enumerate(owners) if isinstance(job, ScoringJob)]
         others = [row for row, job in enumerate(owners) if not isinstance(job, ScoringJob)]
         self._score(scoring, scores.take(rows).logits if others else scores.logits)
@@ -304,7 +302,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             judged, logprob_readers, continued, returned, strict=True
         ):
             timing = item.job.timing(guessing_s)
-            self._answer(item.job, self._verdict(item.job, outcome, tuple(logprobs()), timing, number, *for_heads))
+            self._answer(item.job, item.job.verdict(outcome, tuple(logprobs()), timing, number, *for_heads))
         self._replies += refused
         for request in following:
             super().add(request)
@@ -314,32 +312,6 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         if self._learning is None:
             return _nothing
         return self._learning.read([item.end(outcome) for item, outcome in judged if not item.may_hold_nan], readback)
-
-    @staticmethod
-    def _verdict(
-        job: VerifyJob,
-        outcome: Outcome,
-        logprobs: tuple[TokenLogprobs, ...],
-        timing: Timing,
-        continued: int,
-        features: Features | None,
-        guesses: Guesses,
-    ) -> Verdict:
-        return Verdict(
-            job.request.stamp,
-            outcome.path,
-            outcome.next_token,
-            len(job.held.log),
-            logprobs,
-            timing,
-            continued,
-            tuple(job.scores.found) if job.scores is not None else (),
-            outcome.num_relaxed,
-            job.samples_of(outcome),
-            job.num_adopted,
-            features,
-            guesses,
-        )
 
     def _can_go_on(self, committed: Sequence[int], request: VerifyRequest) -> bool:
         """Whether the offered block may be verified: not after an end-of-sequence token, which may end the output."""
@@ -352,23 +324,6 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         self._runtime.cache.compact(held.kv, len(held.log), path)
         held.log.extend(job.block.tokens[node] for node in path)
         self._runtime.cache.states.drop_early(held.kv, len(held.log))
-
-
-def _num_rows(job: VerifyJob) -> int:
-    """Number of the job's rows of logits."""
-    return job.num_scored if isinstance(job, ScoringJob) else 1 + len(job.block)
-
-
-def _collector(config: EngineConfig, epoch: int) -> VerdictCollector | None:
-    """Raises: ConfigError."""
-    if config.learning_buffer is None:
-        return None
-    buffer = LearningBuffer(_buffer_of(config.learning_buffer), config.learning_buffer_tokens, epoch)
-    return VerdictCollector(buffer)
-
-
-def _buffer_of(path: str) -> Path:
-    return Path(path).expanduser()
 
 
 def _nothing() -> None:
