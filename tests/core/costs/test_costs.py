@@ -187,7 +187,8 @@ def test_what_rounds_cost_counts_all_that_share_a_pass():
 
 @pytest.mark.parametrize(("num_passes", "round_ms"), [(3, 12.0), (5, 12.0), (6, 18.0), (8, 18.0), (30, 37.0)])
 def test_sessions_in_turn_hide_drafts_behind_each_others_verification(num_passes, round_ms):
-    """As simulated: 5 ms and 1 ms of way for a verification, 1 ms a pass and 1 ms of way for a draft, four sessions."""
+    """The setup of the simulation: four sessions; a verification takes 5 ms and 1 ms of way, a pass of the draft 1 ms
+    and 1 ms of way."""
     flat, thin = Curve((1.0, 100.0), (0.005, 0.005)), Curve((1.0, 100.0), (0.001, 0.001))
     shared = CostModel(flat, thin, 0.001, 0.001, num_verifying=4.0, num_drafting=4.0)
     assert 1e3 * shared.turn_s(num_passes, 1, num_passes) == pytest.approx(round_ms)

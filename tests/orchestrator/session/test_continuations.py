@@ -352,7 +352,7 @@ def test_more_is_offered_when_half_of_it_is_used(tokenizer):
 
 
 def test_one_step_is_offered_where_the_target_stops_behind_each_message_until_it_goes_on_again(tokenizer):
-    """As it does where another session in its passes offers nothing: all would be refused, round after round."""
+    """It stops if another session in its passes offers nothing: all offers would be refused, round after round."""
     stage = PlainStage(tokenizer, 4, max_tokens=40)
     counts = [stage.count(Continuation)]
     for is_stop in (True, True, True, True, False, False, True, True, True):
